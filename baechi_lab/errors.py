@@ -1,0 +1,73 @@
+"""One exception tree: everything that baechi_lab raises on purpose is a `BaechiLabError`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class BaechiLabError(Exception):
+    """Base of every error that this library raises on purpose."""
+
+
+class InvalidInput(BaechiLabError, ValueError):
+    """A value that a caller gave is not allowed; the message names field, value and what is allowed."""
+
+
+class CycleError(InvalidInput):
+    """The graph is not a DAG."""
+
+
+class CostError(InvalidInput):
+    """A duration or size is negative, NaN or infinite."""
+
+
+class UnknownOpError(InvalidInput):
+    """An index or name does not belong to the graph."""
+
+
+class DuplicateNameError(InvalidInput):
+    """Two operators, tensors of one producer, or devices share a name."""
+
+
+class ColocationError(InvalidInput):
+    """Operators that must share a device may not."""
+
+
+class FormatError(InvalidInput):
+    """A file is truncated, foreign, or does not follow its format."""
+
+
+class UnknownNameError(InvalidInput):
+    """No placer, pass, model or hardware of that name; the message suggests the nearest."""
+
+    @classmethod
+    def of(cls, what: str, name: object, known: Iterable[str]) -> UnknownNameError:
+        names = sorted(known)
+        near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return cls(f"unknown {what} {name!r}{hint} (known: {', '.join(names)})")
+
+
+class InfeasiblePlacement(BaechiLabError):
+    """No placement fits the memory (or the allowed devices).
+
+    `needed_bytes` is what had to be placed, `available_bytes` what each device could still hold.
+    """
+
+    def __init__(self, message: str, needed_bytes: int = 0, available_bytes: Sequence[int] = ()):
+        super().__init__(message)
+        self.needed_bytes = int(needed_bytes)
+        self.available_bytes = tuple(int(b) for b in available_bytes)
+
+
+class ExecutionError(BaechiLabError):
+    """A placed step could not be run on real devices."""
+
+
+class MissingPackage(BaechiLabError, ImportError):
+    """An optional package is not installed; the message says which `pip install` brings it."""
+
+    @classmethod
+    def of(cls, package: str, extra: str, purpose: str) -> MissingPackage:
+        return cls(f"{purpose} needs the package {package!r}: pip install 'baechi-lab[{extra}]'")

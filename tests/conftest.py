@@ -1,0 +1,46 @@
+"""What all tests share: markers that skip where the hardware is missing, and reproducible hypothesis runs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:
+    pass
+else:
+    # Machines differ in speed, so no deadline; in CI the same examples every time.
+    settings.register_profile(
+        "baechi_lab", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("baechi_lab")
+
+
+def _gpus() -> int:
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    return count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip `gpu` tests without a GPU and `ui` tests without a Chromium."""
+    if any(item.get_closest_marker("gpu") for item in items) and not _gpus():
+        _skip(items, "gpu", "no GPU is attached")
+    browsers = ("chromium", "chromium-browser", "google-chrome")
+    if any(item.get_closest_marker("ui") for item in items) and not any(map(shutil.which, browsers)):
+        _skip(items, "ui", "no Chromium is installed")
+
+
+def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:
+    for item in items:
+        if item.get_closest_marker(marker):
+            item.add_marker(pytest.mark.skip(reason=reason))

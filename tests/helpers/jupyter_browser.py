@@ -1,0 +1,157 @@
+"""A real JupyterLab on the loopback interface, and a page of Debian's Chromium in it; all files below a temp folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+CHROMIUM_ARGUMENTS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--disable-quic", "--no-first-run",
+]  # fmt: skip
+ROOT = Path(__file__).resolve().parents[2]
+ARTIFACTS = ROOT / "tests" / "artifacts"
+
+
+def _cell(number: int, text: str) -> dict:
+    empty = {"metadata": {}, "outputs": [], "execution_count": None}
+    return {"cell_type": "code", "id": f"cell{number}", "source": text, **empty}
+
+
+@dataclass
+class Lab:
+    """A running server: its address, token and notebook folder."""
+
+    url: str
+    token: str
+    folder: Path
+
+    def add_notebook(self, name: str, cells: list[str]) -> str:
+        """Write a notebook of code cells and return its address."""
+        kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+        document = {"cells": [_cell(i, text) for i, text in enumerate(cells)], "nbformat": 4, "nbformat_minor": 5}
+        document["metadata"] = {"kernelspec": kernel}
+        (self.folder / name).write_text(json.dumps(document))
+        return self.address(name)
+
+    def address(self, name: str) -> str:
+        """Where JupyterLab opens a notebook of the folder."""
+        return f"{self.url}/doc/tree/{name}?token={self.token}"
+
+
+def free_port() -> int:
+    """A port that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def running_lab(folder: Path):
+    """Start JupyterLab with its own configuration, data and runtime folders; stop it afterwards."""
+    port, token = free_port(), secrets.token_hex(16)
+    notebooks = folder / "notebooks"
+    notebooks.mkdir(parents=True, exist_ok=True)
+    notices = folder / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    notices.parent.mkdir(parents=True)
+    notices.write_text('{"fetchNews": "false", "checkForUpdates": false}')
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER")}
+    environment = {
+        **kept, "HOME": str(folder), "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "JUPYTER_DATA_DIR": str(folder / "data"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"), "IPYTHONDIR": str(folder / "ipython"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }  # fmt: skip
+    options = {
+        "ServerApp.ip": "127.0.0.1", "ServerApp.port": port, "ServerApp.port_retries": 0,
+        "IdentityProvider.token": token,
+        "ServerApp.root_dir": notebooks, "ServerApp.open_browser": False, "LabApp.collaborative": False,
+        "LabApp.expose_app_in_browser": True, "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
+        "LabApp.user_settings_dir": folder / "settings", "LabApp.workspaces_dir": folder / "workspaces",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "jupyterlab", "--allow-root", *(f"--{k}={v}" for k, v in options.items())]
+    with open(folder / "server.log", "wb") as log:
+        server = subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+    lab = Lab(f"http://127.0.0.1:{port}", token, notebooks)
+    try:
+        _await_server(lab, server, folder / "server.log")
+        yield lab
+    finally:
+        server.terminate()
+        try:
+            server.wait(15)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _await_server(lab: Lab, server: subprocess.Popen, log: Path, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if server.poll() is not None:
+            raise RuntimeError(f"JupyterLab ended with code {server.returncode}: {log.read_text()[-2000:]}")
+        try:
+            with urllib.request.urlopen(f"{lab.url}/api/status?token={lab.token}", timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise RuntimeError(f"JupyterLab did not answer within {seconds} s: {log.read_text()[-2000:]}")
+
+
+def missing() -> str:
+    """Why browser tests cannot run here; empty if they can."""
+    for package in ("playwright", "jupyterlab", "anywidget"):
+        try:
+            __import__(package)
+        except ImportError:
+            return f"the Python package {package} is not installed"
+    return "" if shutil.which("chromium") else "no chromium on the PATH"
+
+
+@contextmanager
+def browser_page(width: int = 1500, height: int = 1300):
+    """A page of a fresh headless Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=CHROMIUM_ARGUMENTS)
+        page = browser.new_page(viewport={"width": width, "height": height})
+        try:
+            yield page
+        finally:
+            browser.close()
+
+
+READY = """async () => {
+  const app = window.jupyterapp;
+  if (!app || !app.shell.currentWidget || !app.shell.currentWidget.context) return false;
+  const panel = app.shell.currentWidget;
+  await panel.context.ready;
+  await panel.sessionContext.ready;
+  return Boolean(panel.sessionContext.session && panel.sessionContext.session.kernel);
+}"""
+
+
+def open_notebook(page, address: str) -> None:
+    """Open a notebook and wait until it is connected to its kernel."""
+    page.goto(address)
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+    page.wait_for_function(READY, timeout=60_000)
+
+
+def run_all(page, last_output: str, timeout: float = 90_000) -> None:
+    """Run all cells and wait for a selector of the last one's output."""
+    page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
+    page.wait_for_selector(last_output, timeout=timeout)
