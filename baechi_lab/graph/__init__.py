@@ -1,0 +1,15 @@
+"""The shared vocabulary: records, file formats, generators. It knows no stage."""
+
+from .cluster import COMMUNICATION_MODES, Cluster, Device, Link
+from .costs import allowed_devices, durations
+from .files import load_graph, save_graph
+from .opgraph import CONTROL_BYTES, OpGraph
+from .placement import Placement
+from .step import Run, Step, TensorSpec
+from .timeline import MEMORY_CATEGORIES, MemoryLog, Timeline, Transfers, Violation
+
+__all__ = [
+    "COMMUNICATION_MODES", "CONTROL_BYTES", "MEMORY_CATEGORIES", "Cluster", "Device", "Link", "MemoryLog", "OpGraph",
+    "Placement", "Run", "Step", "TensorSpec", "Timeline", "Transfers", "Violation", "allowed_devices", "durations",
+    "load_graph", "save_graph",
+]  # fmt: skip

@@ -1,0 +1,247 @@
+"""Cluster: devices, and what it costs to move bytes between them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DuplicateNameError, InvalidInput, UnknownNameError
+from .csr import frozen
+from .units import format_bytes, parse_bytes
+
+COMMUNICATION_MODES = ("parallel", "sequential", "duplex")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device: `memory_bytes` of capacity, and `speed` relative to the reference device.
+
+    >>> Device("gpu:0", "gpu", 8 << 30).speed
+    1.0
+    """
+
+    name: str
+    kind: str
+    memory_bytes: int
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        for key in ("name", "kind"):
+            value = getattr(self, key)
+            if not isinstance(value, str) or not value:
+                raise InvalidInput(f"device {key} is {value!r}; it must be a non-empty text")
+        object.__setattr__(
+            self, "memory_bytes", parse_bytes(self.memory_bytes, f"memory_bytes of device {self.name!r}")
+        )
+        if self.memory_bytes < 0:
+            raise InvalidInput(f"memory_bytes of device {self.name!r} is {self.memory_bytes}; it must not be negative")
+        if isinstance(self.speed, bool) or not (isfinite(self.speed) and self.speed > 0):
+            raise InvalidInput(f"speed of device {self.name!r} is {self.speed}; it must be finite and above 0")
+        object.__setattr__(self, "speed", float(self.speed))
+
+
+@dataclass(frozen=True)
+class Link:
+    """The linear cost of one ordered device pair: `latency_us + us_per_byte * size_bytes`.
+
+    >>> Link(134.0, 0.0001754).cost_us(1 << 20)
+    317.9202...
+    """
+
+    latency_us: float
+    us_per_byte: float
+
+    def __post_init__(self) -> None:
+        for key in ("latency_us", "us_per_byte"):
+            value = getattr(self, key)
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float, np.number))
+                or not isfinite(value)
+                or value < 0
+            ):
+                raise InvalidInput(
+                    f"link {key} is {value!r}; it must be finite and not negative (a bandwidth of 0 has no link)"
+                )
+            object.__setattr__(self, key, float(value))  # 0 and 0.0 are one cost, and must have one hash
+
+    @classmethod
+    def from_bandwidth(cls, bytes_per_us: float, latency_us: float = 0.0) -> Link:
+        """A link of a given bandwidth in bytes per microsecond (1000 = 1 GB/s)."""
+        if not isfinite(bytes_per_us) or bytes_per_us <= 0:
+            raise InvalidInput(f"link bandwidth is {bytes_per_us}; it must be finite and above 0 bytes per microsecond")
+        return cls(latency_us, 1.0 / bytes_per_us)
+
+    def cost_us(self, size_bytes: int) -> float:
+        """Microseconds to move `size_bytes`."""
+        return self.latency_us + self.us_per_byte * size_bytes
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cluster:
+    """Devices, one `Link` per ordered pair, and a communication mode (`parallel`, `sequential`, `duplex`).
+
+    `link` is one Link for all pairs, or a square matrix: `link[a][b]` carries tensors from device `a` to `b`
+    (the diagonal is not used: on one device a tensor costs nothing).
+
+    Raises:
+        InvalidInput: no devices, a matrix of the wrong shape, an unknown mode. DuplicateNameError: device names.
+
+    >>> c = Cluster.uniform(2, memory_bytes="8GB", link=Link(10.0, 0.001))
+    >>> [d.name for d in c.devices], float(c.latency_us[0, 1]), float(c.latency_us[0, 0])
+    (['gpu:0', 'gpu:1'], 10.0, 0.0)
+    """
+
+    devices: tuple[Device, ...]
+    link: Link | Sequence[Sequence[Link]] = Link(0.0, 0.0)
+    comm: str = "sequential"
+
+    def __post_init__(self) -> None:
+        devices = tuple(self.devices)
+        object.__setattr__(self, "devices", devices)
+        if not devices:
+            raise InvalidInput("devices is empty; a cluster needs at least one device")
+        if not all(isinstance(d, Device) for d in devices):
+            raise InvalidInput(
+                f"devices holds {next(d for d in devices if not isinstance(d, Device))!r}; each must be a Device"
+            )
+        names = [d.name for d in devices]
+        if len(set(names)) != len(names):
+            twice = next(x for x in names if names.count(x) > 1)
+            raise DuplicateNameError(f"device name {twice!r} appears more than once; names must be distinct")
+        if self.comm not in COMMUNICATION_MODES:
+            raise UnknownNameError.of("communication mode", self.comm, COMMUNICATION_MODES)
+        object.__setattr__(self, "link", self._checked_links())
+
+    def _checked_links(self) -> Link | tuple[tuple[Link, ...], ...]:
+        if isinstance(self.link, Link):
+            return self.link
+        if not isinstance(self.link, (list, tuple)) or not all(isinstance(r, (list, tuple)) for r in self.link):
+            raise InvalidInput(
+                f"link is {type(self.link).__name__}; it must be a Link or a square list of lists of Link"
+            )
+        rows, n = tuple(tuple(r) for r in self.link), len(self.devices)
+        if len(rows) != n or any(len(r) != n for r in rows):
+            raise InvalidInput(f"link matrix has rows of {[len(r) for r in rows]}; {n} devices need {n} x {n}")
+        bad = [x for r in rows for x in r if not isinstance(x, Link)]
+        if bad:
+            raise InvalidInput(f"link matrix holds {bad[0]!r}; each entry must be a Link(latency_us, us_per_byte)")
+        return rows
+
+    # -- making one ----------------------------------------------------------------------------------
+
+    @classmethod
+    def uniform(
+        cls,
+        n: int,
+        *,
+        memory_bytes: int | str = 8 << 30,
+        link: Link = Link(134.0, 0.0001754),
+        comm: str = "sequential",
+        kind: str = "gpu",
+        speed: float = 1.0,
+    ) -> Cluster:
+        """`n` equal devices `kind:0 ..`; the default link is PCIe 3.0 through host memory (paper B, section 5.1)."""
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
+            raise InvalidInput(f"number of devices is {n!r}; it must be a whole number of at least 1")
+        memory = parse_bytes(memory_bytes)
+        return cls(tuple(Device(f"{kind}:{i}", kind, memory, speed) for i in range(n)), link, comm)
+
+    @classmethod
+    def from_tensorflow(cls, **options: Any) -> Cluster:
+        """The devices that TensorFlow sees here; see `baechi_lab.executors.tensorflow.devices.attached_cluster`."""
+        # A record that asks a stage: the name is part of the contract, the knowledge lives with the executors.
+        from ..executors.tensorflow.devices import attached_cluster
+
+        return attached_cluster(**options)
+
+    # -- views ---------------------------------------------------------------------------------------
+
+    @property
+    def n(self) -> int:
+        """Number of devices."""
+        return len(self.devices)
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    @cached_property
+    def latency_us(self) -> NDArray[np.float64]:
+        """float64[n, n], 0 on the diagonal."""
+        return self._matrix("latency_us")
+
+    @cached_property
+    def us_per_byte(self) -> NDArray[np.float64]:
+        """float64[n, n], 0 on the diagonal."""
+        return self._matrix("us_per_byte")
+
+    def _matrix(self, key: str) -> NDArray[np.float64]:
+        if isinstance(self.link, Link):
+            matrix = np.full((self.n, self.n), getattr(self.link, key), dtype=np.float64)
+        else:
+            matrix = np.array([[getattr(x, key) for x in row] for row in self.link], dtype=np.float64)
+        np.fill_diagonal(matrix, 0.0)
+        return frozen(matrix, np.float64)
+
+    @cached_property
+    def memory_bytes(self) -> NDArray[np.int64]:
+        """int64[n]."""
+        return frozen([d.memory_bytes for d in self.devices], np.int64)
+
+    @cached_property
+    def speed(self) -> NDArray[np.float64]:
+        """float64[n]."""
+        return frozen([d.speed for d in self.devices], np.float64)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(d.name for d in self.devices)
+
+    def index(self, name: str) -> int:
+        """Position of the device of that name."""
+        if name not in self.names:
+            raise UnknownNameError.of("device", name, self.names)
+        return self.names.index(name)
+
+    def link_between(self, source: int, target: int) -> Link:
+        """The link from device `source` to device `target`."""
+        return self.link if isinstance(self.link, Link) else self.link[source][target]
+
+    def replace(self, **changes: Any) -> Cluster:
+        """A new cluster with some fields replaced."""
+        return replace(self, **changes)
+
+    def with_memory(self, memory_bytes: int | str | Iterable[int | str]) -> Cluster:
+        """The same cluster with another memory size, for all devices or one each."""
+        one = isinstance(memory_bytes, (int, np.integer, str, float))
+        sizes = [memory_bytes] * self.n if one else list(memory_bytes)  # type: ignore[arg-type]
+        if len(sizes) != self.n:
+            raise InvalidInput(f"memory_bytes has {len(sizes)} entries for {self.n} devices")
+        devices = tuple(replace(d, memory_bytes=m) for d, m in zip(self.devices, sizes, strict=True))  # type: ignore[arg-type]
+        return self.replace(devices=devices)
+
+    # -- identity ------------------------------------------------------------------------------------
+
+    @cached_property
+    def content_key(self) -> str:
+        """Hash of everything that changes a cost."""
+        return hashlib.blake2b(repr((self.devices, self.link, self.comm)).encode(), digest_size=16).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cluster) and self.content_key == other.content_key
+
+    def __hash__(self) -> int:
+        return hash(self.content_key)
+
+    def __repr__(self) -> str:
+        same = len({(d.kind, d.memory_bytes, d.speed) for d in self.devices}) == 1
+        first = self.devices[0]
+        what = f"{self.n} x {first.kind} of {format_bytes(first.memory_bytes)}" if same else ", ".join(self.names)
+        return f"<Cluster {what}, {self.comm} transfers>"

@@ -1,0 +1,55 @@
+"""Binary min-heaps over plain arrays, ordered by (key, code), for compiled kernels.
+
+A heap lives in `keys[base : base + size]` and `codes[base : base + size]`; callers keep `size`. The codes make
+the order total, so what comes out does not depend on the order in which things went in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .jit import njit
+
+
+@njit(cache=True, inline="never")
+def push(keys: Any, codes: Any, base: int, size: int, key: float, code: int) -> int:
+    """Insert (key, code); returns the new size."""
+    i = size
+    while i > 0:
+        parent = (i - 1) >> 1
+        other = keys[base + parent]
+        if other < key or (other == key and codes[base + parent] < code):
+            break
+        keys[base + i] = other
+        codes[base + i] = codes[base + parent]
+        i = parent
+    keys[base + i] = key
+    codes[base + i] = code
+    return size + 1
+
+
+@njit(cache=True, inline="never")
+def pop(keys: Any, codes: Any, base: int, size: int) -> int:
+    """Remove the smallest (read it at `base` before); returns the new size."""
+    size -= 1
+    key, code = keys[base + size], codes[base + size]
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= size:
+            break
+        right = child + 1
+        if right < size and (
+            keys[base + right] < keys[base + child]
+            or (keys[base + right] == keys[base + child] and codes[base + right] < codes[base + child])
+        ):
+            child = right
+        if key < keys[base + child] or (key == keys[base + child] and code < codes[base + child]):
+            break
+        keys[base + i] = keys[base + child]
+        codes[base + i] = codes[base + child]
+        i = child
+    if size > 0:
+        keys[base + i] = key
+        codes[base + i] = code
+    return size

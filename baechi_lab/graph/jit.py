@@ -1,0 +1,54 @@
+"""numba's `njit` where numba is installed, otherwise a decorator that leaves the Python function as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+try:
+    from numba import njit as _njit
+    from numba.extending import register_jitable as _inside_kernels
+except ImportError:  # slower, but everything still works
+    _njit = _inside_kernels = None
+
+HAS_NUMBA = _njit is not None
+
+
+def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile a kernel (always call with options, for example `@njit(cache=True)`); `.py_func` is its Python form."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        if _njit is not None:
+            return _njit(**options)(function)  # type: ignore[no-any-return]
+        function.py_func = function  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+if HAS_NUMBA:
+
+    @_inside_kernels
+    def records(array: Any) -> Any:
+        """An array of a structured dtype whose entries have its fields as attributes: in compiled code, any."""
+        return array
+
+else:
+
+    def records(array: Any) -> Any:
+        """An array of a structured dtype whose entries have its fields as attributes, at the price of slow access."""
+        return array.view(np.dtype((_Row, array.dtype)))
+
+
+class _Row(np.void):  # type: ignore[misc]  # NumPy's own record class does the same
+    """One entry. Unlike in `numpy.record` a field goes before an attribute of NumPy's, such as `size` or `device`."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in (super().__getattribute__("dtype").names or ()):
+            return self[name]
+        return super().__getattribute__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value

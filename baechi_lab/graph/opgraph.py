@@ -1,0 +1,440 @@
+"""OpGraph: the operators of one training step and the tensors between them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import ColocationError, CostError, CycleError, DuplicateNameError, InvalidInput, UnknownOpError
+from .csr import distinct, frozen, offsets, topological_order, transpose
+
+if TYPE_CHECKING:
+    import networkx
+
+CONTROL_BYTES = 4
+"""Size of the tensor that stands for a control dependency (DESIGN section 3)."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OpGraph:
+    """A DAG of `n` operators; a tensor has one producer, a size, and any number of consumers.
+
+    Parameters (arrays are copied when needed and made read-only; `None` means the default):
+        names: `n` distinct operator names; the position of a name is the op's index.
+        duration_us: float64[n], microseconds on the reference device.
+        tensor_producer: int32[T], op that produces each tensor, ascending.
+        tensor_bytes: int64[T], size of each tensor.
+        consumer_ptr, consumers: int64[T+1] and int32[E]: ops that read tensor `t` are
+            `consumers[consumer_ptr[t]:consumer_ptr[t+1]]`, each once.
+        tensor_names: `T` names, distinct per producer (default "0", "1", ... per producer).
+        op_types: `n` type names (default "op").
+        duration_by_kind: device kind -> float64[n]; kinds not named use `duration_us`.
+        temp_bytes, persistent_bytes: int64[n] (default 0).
+        colocation: int32[n], index into `colocation_names`, -1 for none.
+        allowed: int32[n], index into `allowed_sets` (tuples of device names or kinds), -1 for any device.
+        forward_of: int32[n], the forward op that a backward op belongs to, -1 for none.
+        group_of: for a coarse graph, int32[original ops] -> op of this graph.
+        source_key: for a coarse graph, `key` of the original graph.
+
+    Raises:
+        CostError, CycleError, DuplicateNameError, UnknownOpError, ColocationError, InvalidInput.
+
+    >>> g = OpGraph.from_edges([5.0, 10.0, 5.0], [(0, 1, 8), (1, 2, 8)])
+    >>> g.n, g.edge_count, float(g.duration_us.sum())
+    (3, 2, 20.0)
+    """
+
+    names: tuple[str, ...]
+    duration_us: NDArray[Any]
+    tensor_producer: NDArray[Any]
+    tensor_bytes: NDArray[Any]
+    consumer_ptr: NDArray[Any]
+    consumers: NDArray[Any]
+    tensor_names: tuple[str, ...] = ()
+    op_types: tuple[str, ...] = ()
+    duration_by_kind: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    temp_bytes: NDArray[Any] = None  # type: ignore[assignment]
+    persistent_bytes: NDArray[Any] = None  # type: ignore[assignment]
+    colocation: NDArray[Any] = None  # type: ignore[assignment]
+    colocation_names: tuple[str, ...] = ()
+    allowed: NDArray[Any] = None  # type: ignore[assignment]
+    allowed_sets: tuple[tuple[str, ...], ...] = ()
+    forward_of: NDArray[Any] = None  # type: ignore[assignment]
+    group_of: NDArray[Any] | None = None
+    source_key: str | None = None
+    name: str = "graph"
+
+    def __post_init__(self) -> None:
+        n = len(self.names)
+        put = lambda key, value: object.__setattr__(self, key, value)  # noqa: E731
+        put("names", tuple(self.names))
+        put("op_types", tuple(self.op_types) if len(self.op_types) else ("op",) * n)
+        put("duration_us", frozen(self.duration_us, np.float64))
+        kinds = {k: frozen(v, np.float64) for k, v in sorted(self.duration_by_kind.items())}
+        put("duration_by_kind", MappingProxyType(kinds))
+        for key, dtype in (
+            ("tensor_producer", np.int32),
+            ("tensor_bytes", np.int64),
+            ("consumer_ptr", np.int64),
+            ("consumers", np.int32),
+        ):
+            put(key, _integers(key, getattr(self, key), dtype))
+        for key in ("temp_bytes", "persistent_bytes"):
+            given = getattr(self, key)
+            put(key, _integers(key, np.zeros(n) if given is None else given, np.int64))
+        for key in ("colocation", "allowed", "forward_of"):
+            given = getattr(self, key)
+            put(key, _integers(key, np.full(n, -1) if given is None else given, np.int32))
+        put("colocation_names", tuple(self.colocation_names))
+        put("allowed_sets", tuple(tuple(s) for s in self.allowed_sets))
+        if self.group_of is not None:
+            put("group_of", _integers("group_of", self.group_of, np.int32))
+        if not self.tensor_names:
+            put("tensor_names", default_tensor_names(self.tensor_producer))
+        put("tensor_names", tuple(self.tensor_names))
+        validate(self)
+
+    # -- shape ---------------------------------------------------------------------------------------
+
+    @property
+    def n(self) -> int:
+        """Number of operators."""
+        return len(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def tensor_count(self) -> int:
+        return len(self.tensor_producer)
+
+    @property
+    def edge_count(self) -> int:
+        """Number of (tensor, consumer) pairs."""
+        return len(self.consumers)
+
+    @cached_property
+    def edge_source(self) -> NDArray[Any]:
+        """int32[E], the producer of each (tensor, consumer) pair."""
+        return np.repeat(self.tensor_producer, np.diff(self.consumer_ptr))
+
+    @cached_property
+    def edge_tensor(self) -> NDArray[Any]:
+        """int32[E], the tensor of each (tensor, consumer) pair."""
+        return np.repeat(np.arange(self.tensor_count, dtype=np.int32), np.diff(self.consumer_ptr))
+
+    @cached_property
+    def output_ptr(self) -> NDArray[Any]:
+        """int64[n+1]: tensors `output_ptr[i]:output_ptr[i+1]` are produced by op `i`."""
+        return offsets(self.tensor_producer, self.n)
+
+    @cached_property
+    def inputs(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """CSR op -> tensors it reads: int64[n+1] pointers and int32[E] tensors, ascending."""
+        return transpose(self.consumer_ptr, self.consumers, self.n)
+
+    @cached_property
+    def order(self) -> NDArray[Any]:
+        """int32[n]: the ops in topological order, smallest index first among the ready."""
+        order = topological_order(self.n, self.edge_source, self.consumers)
+        if order is None:
+            raise CycleError(f"graph {self.name!r} has a cycle, for example {_a_cycle(self)}")
+        return frozen(order, np.int32)
+
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        """Operator name -> index."""
+        return {name: i for i, name in enumerate(self.names)}
+
+    # -- identity ------------------------------------------------------------------------------------
+
+    @cached_property
+    def key(self) -> str:
+        """Hash of the structure (names, tensors, consumers), not of the costs: what a placement is made for."""
+        digest = hashlib.blake2b("\0".join(self.names).encode(), digest_size=16)
+        for array in (self.tensor_producer, self.consumer_ptr, self.consumers):
+            digest.update(array.tobytes())
+        return digest.hexdigest()
+
+    @cached_property
+    def content_key(self) -> str:
+        """Hash of everything, costs included: what a cached result depends on."""
+        digest = hashlib.blake2b(self.key.encode(), digest_size=16)
+        for array in (
+            self.duration_us, *self.duration_by_kind.values(), self.tensor_bytes, self.temp_bytes,
+            self.persistent_bytes, self.colocation, self.allowed, self.forward_of,
+        ):  # fmt: skip
+            digest.update(array.tobytes())
+        if self.group_of is not None:
+            digest.update(self.group_of.tobytes())
+        text = (
+            self.tensor_names,
+            self.op_types,
+            tuple(self.duration_by_kind),
+            self.colocation_names,
+            self.allowed_sets,
+        )
+        digest.update(repr((text, self.source_key)).encode())
+        return digest.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpGraph) and self.content_key == other.content_key
+
+    def __hash__(self) -> int:
+        return hash(self.content_key)
+
+    def __repr__(self) -> str:
+        coarse = f", of {len(self.group_of)} original ops" if self.group_of is not None else ""
+        total = float(self.duration_us.sum())
+        return (
+            f"<OpGraph {self.name!r}: {self.n} ops{coarse}, {self.tensor_count} tensors, "
+            f"{self.edge_count} edges, {total:.6g} us of work>"
+        )
+
+    # -- parts ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def members(self) -> tuple[NDArray[Any], ...]:
+        """Per op, the indices of the original ops it holds (itself, in a graph that was never coarsened)."""
+        group = np.arange(self.n) if self.group_of is None else self.group_of
+        order = np.argsort(group, kind="stable")
+        pointer = offsets(group, self.n)
+        return tuple(order[pointer[i] : pointer[i + 1]] for i in range(self.n))
+
+    def outputs(self, op: int) -> range:
+        """The tensors that `op` produces."""
+        return range(int(self.output_ptr[op]), int(self.output_ptr[op + 1]))
+
+    def tensor_consumers(self, tensor: int) -> NDArray[Any]:
+        """The ops that read `tensor`."""
+        return self.consumers[self.consumer_ptr[tensor] : self.consumer_ptr[tensor + 1]]
+
+    def tensor_label(self, tensor: int) -> str:
+        """`producer:tensor`, for messages and charts."""
+        return f"{self.names[self.tensor_producer[tensor]]}:{self.tensor_names[tensor]}"
+
+    @cached_property
+    def successors(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """CSR op -> distinct successor ops."""
+        return _distinct_pairs(self.edge_source, self.consumers, self.n)
+
+    @cached_property
+    def predecessors(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """CSR op -> distinct predecessor ops."""
+        return _distinct_pairs(self.consumers, self.edge_source, self.n)
+
+    def replace(self, **columns: Any) -> OpGraph:
+        """A new graph with some columns replaced."""
+        return replace(self, **columns)
+
+    # -- other forms ---------------------------------------------------------------------------------
+
+    @classmethod
+    def from_edges(
+        cls,
+        duration_us: ArrayLike,
+        edges: Iterable[tuple[int, int, int]] = (),
+        *,
+        names: Sequence[str] | None = None,
+        **columns: Any,
+    ) -> OpGraph:
+        """A graph from `(producer, consumer, bytes)` triples; equal sizes of one producer are one tensor.
+
+        `duration_us` has one entry per op; other columns as in the constructor.
+
+        >>> OpGraph.from_edges([1, 1, 1], [(0, 1, 4), (0, 2, 4)]).tensor_count
+        1
+        """
+        duration = np.asarray(duration_us, dtype=np.float64).reshape(-1)
+        triples = np.array([tuple(e) for e in edges], dtype=np.float64).reshape(-1, 3)
+        producer, consumer, size = (triples[:, k] for k in range(3))
+        n = len(duration)
+        named = tuple(names) if names is not None else tuple(f"op{i}" for i in range(n))
+        _check_ids("edge", np.concatenate([producer, consumer]), n)
+        unique, tensor = np.unique(np.stack([producer, size], axis=1), axis=0, return_inverse=True)
+        pairs = np.unique(np.stack([tensor.reshape(-1), consumer], axis=1).astype(np.int64), axis=0)
+        return cls(
+            names=named,
+            duration_us=duration,
+            tensor_producer=unique[:, 0].astype(np.int32),
+            tensor_bytes=unique[:, 1],  # type: ignore[arg-type]  # converted and checked on construction
+            consumer_ptr=offsets(pairs[:, 0], len(unique)),
+            consumers=pairs[:, 1].astype(np.int32),
+            **columns,
+        )
+
+    def to_networkx(self) -> networkx.DiGraph:
+        """See `baechi_lab.graph.networkx_bridge`."""
+        from .networkx_bridge import to_networkx
+
+        return to_networkx(self)
+
+    @classmethod
+    def from_networkx(cls, graph: networkx.DiGraph, name: str | None = None) -> OpGraph:
+        """See `baechi_lab.graph.networkx_bridge`."""
+        from .networkx_bridge import from_networkx
+
+        return from_networkx(graph, name)
+
+
+def default_tensor_names(producer: NDArray[Any]) -> tuple[str, ...]:
+    """The position of each tensor among those of its producer, as text."""
+    if len(producer) == 0:
+        return ()
+    first = np.r_[True, producer[1:] != producer[:-1]]
+    start = np.maximum.accumulate(np.where(first, np.arange(len(producer)), 0))
+    text = {int(k): str(k) for k in np.unique(np.arange(len(producer)) - start)}
+    return tuple(text[int(k)] for k in np.arange(len(producer)) - start)
+
+
+def _integers(field_name: str, values: Any, dtype: Any) -> NDArray[Any]:
+    given = np.asarray(values)
+    if given.dtype.kind == "f":
+        if not np.all(np.isfinite(given)):
+            where = int(np.flatnonzero(~np.isfinite(given))[0])
+            raise CostError(f"{field_name}[{where}] is {given[where]}; it must be a finite whole number")
+        if np.any(given != np.floor(given)):
+            where = int(np.flatnonzero(given != np.floor(given))[0])
+            raise CostError(f"{field_name}[{where}] is {given[where]}; it must be a whole number")
+    elif given.dtype.kind not in "iub":
+        raise InvalidInput(f"{field_name} must hold whole numbers, not {given.dtype}")
+    return frozen(given if given.dtype.kind != "f" else given.astype(dtype), dtype)
+
+
+def _distinct_pairs(row: NDArray[Any], column: NDArray[Any], n: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    pair = distinct(row.astype(np.int64) * max(n, 1) + column)
+    return offsets(pair // max(n, 1), n), (pair % max(n, 1)).astype(np.int32)
+
+
+def _a_cycle(graph: OpGraph) -> str:
+    import networkx as nx
+
+    edges = nx.DiGraph(zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True))
+    ops = [graph.names[u] for u, _ in nx.find_cycle(edges)]
+    shown = ops if len(ops) <= 8 else [*ops[:7], "..."]
+    return " -> ".join([*shown, ops[0]])
+
+
+def _check_ids(what: str, ids: NDArray[Any], n: int, lowest: int = 0) -> None:
+    bad = np.flatnonzero((ids < lowest) | (ids >= n))
+    if len(bad):
+        raise UnknownOpError(f"{what} {int(bad[0])} names op {int(ids[bad[0]])}; the graph has ops 0..{n - 1}")
+
+
+def _check_length(field_name: str, value: Sequence[Any] | NDArray[Any], n: int, what: str) -> None:
+    if getattr(value, "ndim", 1) != 1 or len(value) != n:
+        raise InvalidInput(f"{field_name} has shape {np.shape(value)}; it must have one entry per {what}, ({n},)")
+
+
+def _check_cost(graph: OpGraph, field_name: str, values: NDArray[Any], name: Any) -> None:
+    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    if len(bad):
+        where = int(bad[0])
+        raise CostError(f"{field_name} of {name(where)} is {values[where]}; it must be finite and not negative")
+
+
+def _check_distinct(what: str, names: Iterable[Any], count: int) -> None:
+    listed = list(names)
+    if len(set(listed)) != count:
+        seen: set[Any] = set()
+        twice = next(x for x in listed if x in seen or seen.add(x))  # type: ignore[func-returns-value]
+        raise DuplicateNameError(f"{what} {twice!r} appears more than once; names must be distinct")
+
+
+def validate(graph: OpGraph) -> None:
+    """Check every rule of the record; called once, on construction."""
+    n, tensors = graph.n, len(graph.tensor_producer)
+    for key in ("duration_us", "temp_bytes", "persistent_bytes", "op_types", "colocation", "allowed", "forward_of"):
+        _check_length(key, getattr(graph, key), n, "op")
+    for key in ("tensor_bytes", "tensor_names"):
+        _check_length(key, getattr(graph, key), tensors, "tensor")
+    for kind, column in graph.duration_by_kind.items():
+        _check_length(f"duration_by_kind[{kind!r}]", column, n, "op")
+        _check_cost(graph, f"duration_by_kind[{kind!r}]", column, lambda i: f"op {graph.names[i]!r}")
+    bad = [x for x in graph.names if not isinstance(x, str) or not x]
+    if bad:
+        raise InvalidInput(f"op name {bad[0]!r} is not a text; every op needs a non-empty name")
+    _check_distinct("op name", graph.names, n)
+    for key in ("duration_us", "temp_bytes", "persistent_bytes"):
+        _check_cost(graph, key, getattr(graph, key), lambda i: f"op {graph.names[i]!r}")
+    _validate_tensors(graph)
+    _validate_groups(graph)
+    _ = graph.order  # raises CycleError
+
+
+def _validate_tensors(graph: OpGraph) -> None:
+    n, tensors = graph.n, len(graph.tensor_producer)
+    _check_ids("producer of tensor", graph.tensor_producer, n)
+    _check_ids("consumer entry", graph.consumers, n)
+    _check_cost(graph, "size_bytes", graph.tensor_bytes, lambda t: f"tensor {graph.tensor_label(t)!r}")
+    if np.any(np.diff(graph.tensor_producer) < 0):
+        raise InvalidInput("tensor_producer must be ascending: list the tensors of op 0 first, then those of op 1, ...")
+    pointer = graph.consumer_ptr
+    if (
+        len(pointer) != tensors + 1
+        or pointer[0] != 0
+        or pointer[-1] != len(graph.consumers)
+        or np.any(np.diff(pointer) < 0)
+    ):
+        raise InvalidInput(f"consumer_ptr must rise from 0 to {len(graph.consumers)} in {tensors + 1} entries")
+    row = np.repeat(np.arange(tensors), np.diff(pointer))
+    if len(row) and np.any((np.diff(row) == 0) & (np.diff(graph.consumers) <= 0)):
+        raise InvalidInput("the consumers of one tensor must be ascending and each named once")
+    if tensors and len(set(zip(graph.tensor_producer.tolist(), graph.tensor_names, strict=True))) != tensors:
+        _check_distinct("tensor name", (graph.tensor_label(t) for t in range(tensors)), tensors)
+
+
+def _validate_groups(graph: OpGraph) -> None:
+    n = graph.n
+    _check_ids("forward_of entry", graph.forward_of, n, lowest=-1)
+    own = np.flatnonzero(graph.forward_of == np.arange(n))
+    if len(own):
+        raise InvalidInput(f"forward_of of op {graph.names[own[0]]!r} names the op itself")
+    for key, table in (("colocation", graph.colocation_names), ("allowed", graph.allowed_sets)):
+        column = getattr(graph, key)
+        bad = np.flatnonzero((column < -1) | (column >= len(table)))
+        if len(bad):
+            raise InvalidInput(
+                f"{key} of op {graph.names[bad[0]]!r} is {column[bad[0]]}; there are {len(table)} entries"
+            )
+    _check_distinct("colocation group", graph.colocation_names, len(graph.colocation_names))
+    for codes in graph.allowed_sets:
+        if not codes or not all(isinstance(x, str) and x for x in codes):
+            raise InvalidInput(f"allowed {codes!r} must name at least one device or kind")
+    if graph.group_of is not None:
+        _check_ids("group_of entry", graph.group_of, n)
+        # Only a copy (`passes.replicate`) stands for no original op: the first copy does.
+        empty = np.setdiff1d(np.arange(n), graph.group_of)
+        if any("/replicate/_" not in graph.names[i] for i in empty.tolist()):
+            raise InvalidInput("group_of leaves an op of the coarse graph without members")
+    _check_colocated_allowed(graph)
+
+
+def _check_colocated_allowed(graph: OpGraph) -> None:
+    """Two ops of one group whose device lists are disjoint can never share a device.
+
+    Only lists that can be compared without a cluster are refused here: a device name and a kind may agree.
+    """
+    both = np.flatnonzero((graph.colocation >= 0) & (graph.allowed >= 0))
+    seen: dict[int, tuple[int, set[str]]] = {}
+    for i in both.tolist():
+        group, names = int(graph.colocation[i]), set(graph.allowed_sets[graph.allowed[i]])
+        first, common = seen.setdefault(group, (i, names))
+        if not common & names and not _may_agree(common | names):
+            raise ColocationError(
+                f"ops {graph.names[first]!r} and {graph.names[i]!r} share colocation group "
+                f"{graph.colocation_names[group]!r} but allow different devices: {sorted(common)} and {sorted(names)}"
+            )
+        seen[group] = (first, common & names or common)
+
+
+def _may_agree(names: set[str]) -> bool:
+    """A device name (`/gpu:0`, `gpu:0`) may be of a kind named elsewhere, so only a cluster can tell."""
+    return any(":" in x or "/" in x for x in names) and not all(":" in x or "/" in x for x in names)

@@ -1,0 +1,130 @@
+"""Placement: which device runs each op, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput
+from .csr import frozen
+from .opgraph import OpGraph
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Placement:
+    """The device index of every op; `Placement(device=array)` is one made by hand.
+
+    Parameters:
+        device: int32[n], index into the cluster's devices.
+        order: float64[n], the planned position of each op: among the ready ops of a device the lowest runs first.
+        priority: float64[n], the same said the other way round: the highest runs first. Give at most one of the two.
+        placer, params: the algorithm that made it and its parameters.
+        seconds: time the algorithm took.
+        graph_key: `OpGraph.key` of the graph it was made for; None fits any graph of that size.
+        group_of, source_key: for a placement of a coarse graph, how to read it for the original one.
+        info: what else the placer has to say (planned makespan, LP size, decision log, ...).
+
+    >>> Placement(device=[0, 0, 1]).n
+    3
+    """
+
+    device: NDArray[Any]
+    order: NDArray[Any] | None = None
+    priority: NDArray[Any] | None = None
+    placer: str = "hand"
+    params: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    graph_key: str | None = None
+    group_of: NDArray[Any] | None = None
+    source_key: str | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        given = np.asarray(self.device)
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise InvalidInput(f"device must be a list of device indices, not {given.dtype} of shape {given.shape}")
+        if given.size and given.min() < 0:
+            raise InvalidInput(f"device[{int(given.argmin())}] is {given.min()}; device indices start at 0")
+        object.__setattr__(self, "device", frozen(given, np.int32))
+        if self.order is not None and self.priority is not None:
+            raise InvalidInput("order and priority say the same thing in opposite directions; give one of them")
+        for key in ("order", "priority"):
+            value = getattr(self, key)
+            if value is None:
+                continue
+            column = frozen(value, np.float64)
+            if column.shape != self.device.shape or np.any(np.isnan(column)):
+                raise InvalidInput(
+                    f"{key} has shape {column.shape}; it must have one number per op, {self.device.shape}"
+                )
+            object.__setattr__(self, key, column)
+        if self.group_of is not None:
+            object.__setattr__(self, "group_of", frozen(self.group_of, np.int32))
+        object.__setattr__(self, "params", MappingProxyType(dict(self.params)))
+        object.__setattr__(self, "info", MappingProxyType(dict(self.info)))
+
+    @property
+    def n(self) -> int:
+        """Number of ops placed."""
+        return len(self.device)
+
+    @property
+    def rank(self) -> NDArray[Any] | None:
+        """float64[n], lowest runs first, from `order` or `priority`; None when nothing was planned."""
+        if self.order is not None:
+            return self.order
+        return None if self.priority is None else -self.priority
+
+    def on(self, graph: OpGraph) -> Placement:
+        """This placement read for `graph`: itself, or a placement of groups spread over the original ops.
+
+        Members of a group keep the group's planned position; ties go by op index.
+        Raises `InvalidInput` when it was made for another graph.
+        """
+        if self.graph_key == graph.key or (self.graph_key is None and self.n == graph.n):
+            return self
+        if self.group_of is not None and self.source_key == graph.key:
+            return replace(
+                self,
+                device=self.device[self.group_of],
+                order=None if self.order is None else self.order[self.group_of],
+                priority=None if self.priority is None else self.priority[self.group_of],
+                graph_key=graph.key,
+                group_of=None,
+                source_key=None,
+            )
+        made_for = f"{self.n} ops" + (f" (groups of {len(self.group_of)} ops)" if self.group_of is not None else "")
+        raise InvalidInput(f"the placement was made for another graph, of {made_for}; this graph has {graph.n} ops")
+
+    def checked(self, graph: OpGraph, devices: int) -> Placement:
+        """`on(graph)`, with every device index below `devices`."""
+        placed = self.on(graph)
+        if placed.n and placed.device.max() >= devices:
+            op = int(placed.device.argmax())
+            raise InvalidInput(
+                f"op {graph.names[op]!r} is placed on device {int(placed.device[op])}; the cluster has devices 0..{devices - 1}"
+            )
+        return placed
+
+    def replace(self, **changes: Any) -> Placement:
+        """A new placement with some fields replaced."""
+        return replace(self, **changes)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Placement):
+            return NotImplemented
+        same_rank = (self.rank is None) == (other.rank is None) and (
+            self.rank is None or other.rank is None or np.array_equal(self.rank, other.rank)
+        )
+        return same_rank and np.array_equal(self.device, other.device) and self.graph_key == other.graph_key
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        used = np.bincount(self.device).tolist() if self.n else []
+        return f"<Placement by {self.placer}: {self.n} ops, per device {used}, {self.seconds:.3g} s>"

@@ -1,0 +1,86 @@
+"""Step: a traced training step, free of any framework object; and Run, what executing it returned."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .timeline import Timeline
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A named tensor of the step's graph: `name` as in the GraphDef, `dtype` a NumPy or TensorFlow name, `shape`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Step:
+    """One training step as data: a serialized GraphDef, its inputs, outputs, and the state it starts from.
+
+    Function calls are inlined; variables are resource handle ops of the graph, named in `variables` with the
+    value that each had when the step was traced. Nothing here needs TensorFlow to be read, sent or stored.
+    """
+
+    name: str
+    graph_def: bytes
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    example_inputs: tuple[NDArray[Any], ...]
+    variables: tuple[TensorSpec, ...]
+    initial_values: tuple[NDArray[Any], ...]
+    slots: dict[str, str] = field(default_factory=dict)
+    """Optimizer slot variable -> the variable it belongs to (names as in `variables`)."""
+    updates: tuple[str, ...] = ()
+    """Ops that must run although no output needs them: variable assignments and other side effects."""
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def key(self) -> str:
+        """Hash of graph, inputs and variables' shapes (not their values)."""
+        digest = hashlib.blake2b(self.graph_def, digest_size=16)
+        digest.update(repr((self.inputs, self.outputs, self.variables, self.slots, self.updates)).encode())
+        return digest.hexdigest()
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all variables."""
+        return sum(v.nbytes for v in self.initial_values)
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.inputs)} inputs, {len(self.variables)} variables, {len(self.graph_def)} bytes of graph"
+        return f"<Step {self.name!r}: {sizes}>"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Run:
+    """What `bl.execute` returned.
+
+    `step_seconds` float64[steps] after warm-up; `outputs` what the step returned, per step from the very first
+    (warm-up included, so that losses can be compared); `status` is one of `ok`, `cancelled`, `out-of-memory`,
+    `died`, `timeout`; `moved_ops` lists ops that the runtime ran elsewhere than placed.
+    """
+
+    timeline: Timeline | None
+    step_seconds: NDArray[Any]
+    outputs: tuple[tuple[Any, ...], ...]
+    status: str = "ok"
+    message: str = ""
+    moved_ops: tuple[str, ...] = ()
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def median_seconds(self) -> float:
+        """Median measured step time; NaN when nothing was measured."""
+        return float(np.median(self.step_seconds)) if len(self.step_seconds) else float("nan")
+
+    def __repr__(self) -> str:
+        return f"<Run {self.status}: {len(self.step_seconds)} steps, median {self.median_seconds * 1e3:.4g} ms>"

@@ -1,0 +1,186 @@
+"""Timeline: what ran where and when, and how full each device was. Simulation and execution both make it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .csr import frozen
+
+if TYPE_CHECKING:
+    import os
+
+    import pandas
+
+MEMORY_CATEGORIES = ("persistent", "outputs", "temporary", "copies")
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken rule: `kind` (memory, precedence, overlap, transfer, colocation, allowed), where, when and what."""
+
+    kind: str
+    message: str
+    device: int = -1
+    time_us: float = float("nan")
+    op: int = -1
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers:
+    """One row per tensor sent: float64 times in microseconds; the tensor is there at `end_us`.
+
+    `start_us` is when the send starts, `receive_us` when the receiving side starts (later where it had to wait).
+    """
+
+    tensor: NDArray[Any]
+    source: NDArray[Any]
+    target: NDArray[Any]
+    start_us: NDArray[Any]
+    receive_us: NDArray[Any]
+    end_us: NDArray[Any]
+
+    def __post_init__(self) -> None:
+        for key in ("tensor", "source", "target"):
+            object.__setattr__(self, key, frozen(getattr(self, key), np.int32))
+        for key in ("start_us", "receive_us", "end_us"):
+            object.__setattr__(self, key, frozen(getattr(self, key), np.float64))
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    @classmethod
+    def none(cls) -> Transfers:
+        """No transfers."""
+        return cls(*([np.zeros(0)] * 6))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryLog:
+    """Changes of memory in the order in which they happened: at `time_us` on `device`, `delta` bytes of a category.
+
+    `category` indexes `MEMORY_CATEGORIES`; `op` is the op (for copies the consumer-side tensor's producer) that caused it.
+    """
+
+    device: NDArray[Any]
+    time_us: NDArray[Any]
+    category: NDArray[Any]
+    delta: NDArray[Any]
+    op: NDArray[Any]
+
+    def __post_init__(self) -> None:
+        for key, dtype in (
+            ("device", np.int32), ("time_us", np.float64), ("category", np.int8), ("delta", np.int64), ("op", np.int32),
+        ):  # fmt: skip
+            object.__setattr__(self, key, frozen(getattr(self, key), dtype))
+
+    def __len__(self) -> int:
+        return len(self.device)
+
+    @classmethod
+    def none(cls) -> MemoryLog:
+        """No changes."""
+        return cls(*([np.zeros(0)] * 5))  # type: ignore[arg-type]
+
+    def levels(self, device: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Times float64[k] and bytes int64[k, 4] held per category on `device` after each change."""
+        mine = np.flatnonzero(self.device == device)
+        change = np.zeros((len(mine), len(MEMORY_CATEGORIES)), dtype=np.int64)
+        change[np.arange(len(mine)), self.category[mine]] = self.delta[mine]
+        return self.time_us[mine], np.cumsum(change, axis=0)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Timeline:
+    """Op rows, transfer rows, memory and violations of one step.
+
+    `op`, `device` int32[k]; `start_us`, `end_us` float64[k]; `peak_bytes` int64[devices]; `origin` is
+    "simulated" or "measured"; `device_names` and `memory_bytes` describe the devices, `op_names` the graph.
+    """
+
+    op: NDArray[Any]
+    device: NDArray[Any]
+    start_us: NDArray[Any]
+    end_us: NDArray[Any]
+    transfers: Transfers
+    memory: MemoryLog
+    peak_bytes: NDArray[Any]
+    makespan_us: float
+    origin: str
+    op_names: tuple[str, ...]
+    device_names: tuple[str, ...]
+    memory_bytes: NDArray[Any]
+    tensor_producer: NDArray[Any]
+    tensor_bytes: NDArray[Any]
+    violations: tuple[Violation, ...] = ()
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key in ("op", "device", "tensor_producer"):
+            object.__setattr__(self, key, frozen(getattr(self, key), np.int32))
+        for key in ("start_us", "end_us"):
+            object.__setattr__(self, key, frozen(getattr(self, key), np.float64))
+        for key in ("peak_bytes", "memory_bytes", "tensor_bytes"):
+            object.__setattr__(self, key, frozen(getattr(self, key), np.int64))
+
+    @property
+    def feasible(self) -> bool:
+        """No rule was broken."""
+        return not self.violations
+
+    @cached_property
+    def busy_us(self) -> NDArray[Any]:
+        """float64[devices]: time each device computed."""
+        return np.bincount(self.device, self.end_us - self.start_us, minlength=len(self.device_names))
+
+    @property
+    def idle_us(self) -> NDArray[Any]:
+        """float64[devices]: time each device did not compute before the step ended."""
+        return self.makespan_us - self.busy_us
+
+    @cached_property
+    def moved_bytes(self) -> int:
+        """Bytes sent between devices."""
+        return int(self.tensor_bytes[self.transfers.tensor].sum())
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per op and per transfer: kind, name, device, target, start_us, end_us, duration_us, size_bytes."""
+        import pandas as pd
+
+        names, devices, moved = (
+            np.array(self.op_names, dtype=object),
+            np.array(self.device_names, dtype=object),
+            self.transfers,
+        )
+        ops = pd.DataFrame({
+            "kind": "op", "name": names[self.op], "device": devices[self.device], "target": devices[self.device],
+            "start_us": self.start_us, "end_us": self.end_us, "size_bytes": 0,
+        })  # fmt: skip
+        sent = pd.DataFrame({
+            "kind": "transfer", "name": names[self.tensor_producer[moved.tensor]], "device": devices[moved.source],
+            "target": devices[moved.target], "start_us": moved.start_us, "end_us": moved.end_us,
+            "size_bytes": self.tensor_bytes[moved.tensor],
+        })  # fmt: skip
+        table = pd.concat([ops, sent], ignore_index=True) if len(sent) else ops
+        table.insert(6, "duration_us", table["end_us"] - table["start_us"])
+        return table.sort_values(["start_us", "end_us"], kind="stable", ignore_index=True)
+
+    def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write a trace that Perfetto and chrome://tracing open; see `baechi_lab.graph.chrome_trace`."""
+        from .chrome_trace import write_chrome_trace
+
+        write_chrome_trace(self, path)
+
+    def __repr__(self) -> str:
+        broken = f", {len(self.violations)} violations" if self.violations else ""
+        return (
+            f"<Timeline {self.origin}: {self.makespan_us:.6g} us, {len(self.op)} ops on {len(self.device_names)} devices, "
+            f"{len(self.transfers)} transfers{broken}>"
+        )

@@ -1,0 +1,43 @@
+"""Bytes and microseconds as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import InvalidInput
+
+_FACTOR = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_bytes(value: int | float | str, field: str = "memory_bytes") -> int:
+    """Bytes from a number or a text such as `8GB`, `2400MB`, `8GiB`.
+
+    >>> parse_bytes("2.5kB")
+    2500
+    """
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([kmgt]i?)?b?\s*", value, re.IGNORECASE)
+        if not match:
+            raise InvalidInput(f"{field}: {value!r} is not an amount of memory; write for example 8GB, 2400MB or 8GiB")
+        return int(float(match[1]) * _FACTOR[(match[2] or "").lower()])
+    if isinstance(value, bool) or value != value or value in (float("inf"), float("-inf")):
+        raise InvalidInput(f"{field}: {value!r} is not a number of bytes")
+    return int(value)
+
+
+def format_bytes(value: float) -> str:
+    """`1234567` -> `1.23 MB`."""
+    size = float(value)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1000
+    return f"{size:.2f} TB"
+
+
+def format_us(value: float) -> str:
+    """`1234.5` -> `1.23 ms`."""
+    for factor, unit in ((1e6, "s"), (1e3, "ms")):
+        if abs(value) >= factor:
+            return f"{value / factor:.2f} {unit}"
+    return f"{value:.2f} us"

@@ -1,0 +1,183 @@
+"""Records are validated once, on construction: each mistake has its own clear error."""
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+
+
+def graph(duration=(1, 1, 1), edges=((0, 1, 4), (1, 2, 4)), **columns):
+    return bl.OpGraph.from_edges(list(duration), list(edges), **columns)
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "message"),
+    [
+        ({"edges": [(0, 1, 4), (1, 0, 4)]}, bl.CycleError, r"has a cycle, for example op0 -> op1 -> op0"),
+        ({"edges": [(1, 1, 4)]}, bl.CycleError, r"op1 -> op1"),
+        ({"duration": [1, -2, 1]}, bl.CostError, r"duration_us of op 'op1' is -2\.0; it must be finite and not negative"),
+        ({"duration": [1, float("nan"), 1]}, bl.CostError, r"duration_us of op 'op1' is nan"),
+        ({"duration": [1, float("inf"), 1]}, bl.CostError, r"is inf"),
+        ({"edges": [(0, 1, -4)]}, bl.CostError, r"size_bytes of tensor 'op0:0' is -4"),
+        ({"edges": [(0, 1, 0.5)]}, bl.CostError, r"tensor_bytes\[0\] is 0\.5; it must be a whole number"),
+        ({"edges": [(0, 3, 4)]}, bl.UnknownOpError, r"names op 3; the graph has ops 0\.\.2"),
+        ({"names": ["a", "b", "a"]}, bl.DuplicateNameError, r"op name 'a' appears more than once"),
+        ({"names": ["a", "", "c"]}, bl.InvalidInput, r"every op needs a non-empty name"),
+        ({"names": ["a", "b"]}, bl.InvalidInput, r"must have one entry per op"),
+        ({"temp_bytes": [0, -1, 0]}, bl.CostError, r"temp_bytes of op 'op1' is -1"),
+        ({"persistent_bytes": [0, 0]}, bl.InvalidInput, r"persistent_bytes has shape \(2,\)"),
+        ({"persistent_bytes": [0, np.nan, 0]}, bl.CostError, r"persistent_bytes\[1\] is nan"),
+        ({"duration_by_kind": {"cpu": [1, np.nan, 1]}}, bl.CostError, r"duration_by_kind\['cpu'\] of op 'op1' is nan"),
+        ({"forward_of": [-1, 9, -1]}, bl.UnknownOpError, r"forward_of entry 1 names op 9"),
+        ({"forward_of": [-1, 1, -1]}, bl.InvalidInput, r"forward_of of op 'op1' names the op itself"),
+        ({"colocation": [0, 0, 1], "colocation_names": ("a",)}, bl.InvalidInput, r"colocation of op 'op2' is 1"),
+        (
+            {
+                "colocation": [0, 0, -1], "colocation_names": ("w",), "allowed": [0, 1, -1],
+                "allowed_sets": (("cpu",), ("gpu",)),
+            },
+            bl.ColocationError,
+            r"ops 'op0' and 'op1' share colocation group 'w' but allow different devices",
+        ),
+        ({"allowed": [0, -1, -1], "allowed_sets": ((),)}, bl.InvalidInput, r"must name at least one device or kind"),
+        ({"group_of": [0, 1, 1]}, bl.InvalidInput, r"without members"),
+    ],
+)  # fmt: skip
+def test_bad_graphs(columns, error, message):
+    with pytest.raises(error, match=message):
+        graph(**columns)
+
+
+def test_edges_of_one_producer_and_size_are_one_tensor():
+    made = graph(duration=[1] * 4, edges=[(0, 1, 8), (0, 2, 8), (0, 3, 16)])
+    assert made.tensor_count == 2
+    assert made.edge_count == 3
+    assert made.tensor_consumers(0).tolist() == [1, 2]
+
+
+def test_views():
+    made = graph(duration=[1] * 4, edges=[(0, 2, 8), (1, 2, 8), (1, 2, 9), (2, 3, 1)])
+    pointer, tensors = made.inputs
+    assert tensors[pointer[2] : pointer[3]].tolist() == [0, 1, 2]
+    pointer, ops = made.predecessors
+    assert ops[pointer[2] : pointer[3]].tolist() == [0, 1]
+    assert list(made.outputs(1)) == [1, 2]
+    assert made.tensor_label(2) == "op1:1"
+    assert [m.tolist() for m in made.members] == [[0], [1], [2], [3]]
+    assert made.index["op3"] == 3
+
+
+def test_order_is_topological_smallest_index_first():
+    assert graph(duration=[1] * 4, edges=[(3, 0, 1), (2, 1, 1)]).order.tolist() == [2, 1, 3, 0]
+
+
+def test_arrays_cannot_be_written():
+    given = np.array([1.0, 1.0, 1.0])
+    made = graph(duration=given)
+    with pytest.raises(ValueError, match="read-only"):
+        made.duration_us[0] = 5
+    given[0] = 5
+    assert made.duration_us[0] == 1
+
+
+def test_keys_tell_structure_from_cost():
+    one, other = graph(), graph(duration=[1, 1, 2])
+    assert one.key == other.key
+    assert one.content_key != other.content_key
+    assert one == graph()
+    assert one != other
+    assert graph(names=["a", "b", "c"]).key != one.key
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: bl.Cluster.uniform(0), bl.InvalidInput, "number of devices is 0"),
+        (lambda: bl.Cluster(()), bl.InvalidInput, "devices is empty"),
+        (lambda: bl.Cluster.uniform(2, memory_bytes=-1), bl.InvalidInput, "memory_bytes of device 'gpu:0' is -1"),
+        (lambda: bl.Cluster.uniform(2, memory_bytes="8 bananas"), bl.InvalidInput, "write for example 8GB"),
+        (lambda: bl.Cluster.uniform(2, speed=0), bl.InvalidInput, "speed of device 'gpu:0' is 0"),
+        (lambda: bl.Cluster.uniform(2, comm="sequentail"), bl.UnknownNameError, "did you mean 'sequential'"),
+        (lambda: bl.Link(-1.0, 0.0), bl.InvalidInput, "link latency_us is -1.0"),
+        (lambda: bl.Link(0.0, float("inf")), bl.InvalidInput, "link us_per_byte is inf"),
+        (lambda: bl.Link.from_bandwidth(0.0), bl.InvalidInput, "link bandwidth is 0.0"),
+        (
+            lambda: bl.Cluster.uniform(2).replace(link=[[bl.Link(1, 1)] * 3] * 2),
+            bl.InvalidInput,
+            r"link matrix has rows of \[3, 3\]; 2 devices need 2 x 2",
+        ),
+        (lambda: bl.Cluster.uniform(2).replace(link=[[1, 2], [3, 4]]), bl.InvalidInput, "each entry must be a Link"),
+        (
+            lambda: bl.Cluster((bl.Device("a", "gpu", 1), bl.Device("a", "gpu", 1))),
+            bl.DuplicateNameError,
+            "device name 'a' appears more than once",
+        ),
+        (lambda: bl.Device("", "gpu", 1), bl.InvalidInput, "device name is ''"),
+        (lambda: bl.Cluster.uniform(2).with_memory([1]), bl.InvalidInput, "1 entries for 2 devices"),
+    ],
+)
+def test_bad_clusters(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_link_per_ordered_pair():
+    links = [[bl.Link(0, 0), bl.Link(1, 0.5)], [bl.Link(2, 0.25), bl.Link(0, 0)]]
+    cluster = bl.Cluster(tuple(bl.Device(f"gpu:{i}", "gpu", 10) for i in range(2)), links, "parallel")
+    assert cluster.latency_us.tolist() == [[0, 1], [2, 0]]
+    assert cluster.us_per_byte.tolist() == [[0, 0.5], [0.25, 0]]
+    assert cluster.link_between(1, 0).cost_us(8) == 2 + 0.25 * 8
+
+
+def test_memory_as_people_write_it():
+    assert bl.Cluster.uniform(1, memory_bytes="2400MB").memory_bytes.tolist() == [2_400_000_000]
+    assert bl.Cluster.uniform(1, memory_bytes="8GiB").memory_bytes.tolist() == [8 << 30]
+
+
+def test_an_op_that_no_device_may_run():
+    made = graph(allowed=[0, -1, -1], allowed_sets=(("tpu",),))
+    with pytest.raises(bl.InfeasiblePlacement, match="op 'op0' may run only on tpu; the cluster has gpu:0, gpu:1"):
+        bl.place(made, bl.Cluster.uniform(2), "m-etf")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"device": [0, -1]}, r"device\[1\] is -1"),
+        ({"device": [0.5]}, "must be a list of device indices"),
+        ({"device": [[0]]}, "must be a list of device indices"),
+        ({"device": [0, 1], "order": [1]}, "order has shape"),
+        ({"device": [0, 1], "priority": [1, np.nan]}, "priority has shape"),
+        ({"device": [0], "order": [1], "priority": [1]}, "give one of them"),
+    ],
+)
+def test_bad_placements(fields, message):
+    with pytest.raises(bl.InvalidInput, match=message):
+        bl.Placement(**fields)
+
+
+def test_a_placement_of_groups_is_a_placement_of_ops():
+    fine = graph(
+        duration=[1] * 4, edges=[(0, 1, 1), (1, 2, 1), (2, 3, 1)], colocation=[0, 0, 1, 1], colocation_names=("a", "b")
+    )
+    coarse = bl.optimize(fine, passes=("fusion",))
+    assert coarse.n == 2
+    placement = bl.Placement(
+        device=[1, 0], order=[0, 1], graph_key=coarse.key, group_of=coarse.group_of, source_key=coarse.source_key
+    )
+    assert placement.on(coarse) is placement
+    assert placement.on(fine).device.tolist() == [1, 1, 0, 0]
+    with pytest.raises(bl.InvalidInput, match="made for another graph"):
+        placement.on(graph())
+
+
+def test_timeline_as_a_table():
+    fine, cluster = graph(), bl.Cluster.uniform(2, link=bl.Link(3.0, 0.0))
+    timeline = bl.simulate(fine, cluster, bl.Placement(device=[0, 1, 1]))
+    table = timeline.to_pandas()
+    assert table["kind"].tolist() == ["op", "transfer", "op", "op"]
+    assert table["duration_us"].tolist() == [1, 3, 1, 1]
+    assert table["target"].tolist() == ["gpu:0", "gpu:1", "gpu:1", "gpu:1"]
+    assert timeline.busy_us.tolist() == [1, 2]
+    assert timeline.idle_us.tolist() == [6 - 1, 6 - 2]
+    assert timeline.moved_bytes == 4
