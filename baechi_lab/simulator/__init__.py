@@ -1,0 +1,13 @@
+"""Stage 4: a placement becomes a timeline. One event-driven simulator defines cost for every placer and picture."""
+
+from .bounds import Bounds, bounds
+from .ranks import critical_path, downward_rank, total_rank, upward_rank
+from .ratios import Ratios, ratios
+from .robustness import Robustness, robustness
+from .simulation import makespan_and_peak, simulate
+from .validity import check
+
+__all__ = [
+    "Bounds", "Ratios", "Robustness", "bounds", "check", "critical_path", "downward_rank", "makespan_and_peak", "ratios",
+    "robustness", "simulate", "total_rank", "upward_rank",
+]  # fmt: skip

@@ -1,0 +1,315 @@
+"""The event loop of DESIGN section 4 as compiled functions on record arrays; `reference.py` is its readable twin.
+
+State lives in four record arrays (ops, tensors, sends, devices), a log, and two heaps; no object crosses into the
+kernel. Record arrays keep what belongs together in one cache line, and passing few of them keeps calls cheap.
+Complexity: O((ops + edges) log ops), plus for `msr` the ready ops looked at per decision.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import Cluster, OpGraph, Placement, durations
+from ..graph.cluster import COMMUNICATION_MODES
+from ..graph.heaps import pop, push
+from ..graph.jit import njit, records
+
+PARALLEL, SEQUENTIAL, DUPLEX = (COMMUNICATION_MODES.index(m) for m in ("parallel", "sequential", "duplex"))
+BY_READY_TIME, BY_RANK, BY_IDLENESS = 0, 1, 2
+_PERSISTENT, _OUTPUTS, _TEMPORARY, _COPIES = 0, 1, 2, 3
+
+# Events of one instant come in this order: what ends frees memory before what starts takes it.
+_OP_END, _TRANSFER_END, _RECEIVE_START = 0, 1, 2
+_SHIFT = 40
+_MASK = (1 << _SHIFT) - 1
+
+OP = np.dtype([
+    ("device", "i4"), ("missing", "i4"), ("duration", "f8"), ("rank", "f8"), ("temp", "i8"), ("persistent", "i8"),
+    ("made", "i8"), ("first_output", "i8"), ("first_input", "i8"), ("start", "f8"), ("end", "f8"),
+])  # fmt: skip
+TENSOR = np.dtype([
+    ("producer", "i4"), ("local_left", "i4"), ("sends_left", "i4"), ("size", "i8"), ("first_consumer", "i8"),
+    ("first_send", "i8"),
+])  # fmt: skip
+SEND = np.dtype(
+    [("tensor", "i4"), ("target", "i4"), ("copy_left", "i4"), ("start", "f8"), ("receive", "f8"), ("end", "f8")]
+)
+DEVICE = np.dtype([
+    ("limit", "i8"), ("level", "i8"), ("peak", "i8"), ("broken_at", "f8"), ("broken_by", "i4"), ("running", "b1"),
+    ("ready_first", "i8"), ("ready_size", "i8"), ("out_queue", "f8"), ("in_queue", "f8"),
+])  # fmt: skip
+CHANGE = np.dtype([("device", "i4"), ("category", "i1"), ("op", "i4"), ("time", "f8"), ("delta", "i8")])
+
+
+class Scheduler(NamedTuple):
+    """How a device chooses: by ready time, by `rank` (lowest first), or by `score` plus `weight` per device it wakes."""
+
+    mode: int
+    rank: Any
+    score: Any
+    wake_ptr: Any
+    wake_device: Any
+    wake_weight: float
+
+
+class State(NamedTuple):
+    """What `run` works on and leaves its results in: see the dtypes above; entry n of `ops` and T of `tensors` end the rows."""
+
+    ops: Any
+    tensors: Any
+    devices: Any
+    consumers: Any
+    inputs: Any
+
+
+def make_state(graph: OpGraph, cluster: Cluster, placement: Placement, rank: Any = None) -> State:
+    """Record arrays for a graph, its placement and, where devices choose by rank, `rank` float64[n]."""
+    n, tensor_count = graph.n, graph.tensor_count
+    ops, tensors = np.zeros(n + 1, OP), np.zeros(tensor_count + 1, TENSOR)
+    devices = np.zeros(cluster.n, DEVICE)
+    ops["device"][:n] = placement.device
+    ops["duration"][:n] = durations(graph, cluster)[np.arange(n), placement.device]
+    if rank is not None and len(rank):
+        ops["rank"][:n] = rank
+    ops["temp"][:n], ops["persistent"][:n] = graph.temp_bytes, graph.persistent_bytes
+    ops["first_output"], ops["first_input"] = graph.output_ptr, graph.inputs[0]
+    np.add.at(ops["made"], graph.tensor_producer, graph.tensor_bytes)
+    tensors["producer"][:tensor_count], tensors["size"][:tensor_count] = graph.tensor_producer, graph.tensor_bytes
+    tensors["first_consumer"] = graph.consumer_ptr
+    devices["limit"] = cluster.memory_bytes
+    return State(records(ops), records(tensors), records(devices), graph.consumers, graph.inputs[1])
+
+
+@njit(cache=True)
+def plan_sends(ops: Any, tensors: Any, devices: int, consumers: Any) -> Any:
+    """Which tensor goes to which other device: SEND[k] by tensor, then destination; counts are set in `tensors`."""
+    readers = np.zeros(devices, np.int32)
+    count = 0
+    for t in range(len(tensors) - 1):
+        home = ops[tensors[t].producer].device
+        first = count
+        for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
+            d = ops[consumers[e]].device
+            readers[d] += 1
+            if d != home and readers[d] == 1:
+                count += 1
+        tensors[t].local_left, tensors[t].sends_left = readers[home], count - first
+        tensors[t + 1].first_send = count
+        for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
+            readers[ops[consumers[e]].device] = 0
+    sends = records(np.zeros(count, SEND))
+    for t in range(len(tensors) - 1):
+        k = tensors[t].first_send
+        if tensors[t + 1].first_send == k:
+            continue
+        for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
+            readers[ops[consumers[e]].device] += 1
+        for d in range(devices):
+            if readers[d] > 0 and d != ops[tensors[t].producer].device:
+                sends[k].tensor, sends[k].target, sends[k].copy_left = t, d, readers[d]
+                k += 1
+            readers[d] = 0
+    return sends
+
+
+@njit(cache=True)
+def _hold(devices: Any, log: Any, size: Any, d: int, category: int, delta: int, op: int, now: float) -> None:
+    """Change what device `d` holds; remember peak, first violation and, where there is room for one, the log."""
+    if delta == 0:
+        return
+    level = devices[d].level + delta
+    devices[d].level = level
+    if level > devices[d].peak:
+        devices[d].peak = level
+        if level > devices[d].limit and devices[d].broken_by < 0:
+            devices[d].broken_at, devices[d].broken_by = now, op
+    k = size[1]
+    if k < len(log):
+        log[k].device, log[k].category, log[k].op, log[k].time, log[k].delta = d, category, op, now, delta
+        size[1] = k + 1
+
+
+@njit(cache=True)
+def _make_ready(i: int, now: float, ops: Any, devices: Any, ready_key: Any, ready_op: Any, by_rank: bool) -> None:
+    d = ops[i].device
+    key = ops[i].rank if by_rank else now
+    devices[d].ready_size = push(ready_key, ready_op, devices[d].ready_first, devices[d].ready_size, key, i)
+
+
+@njit(cache=True)
+def _arrive(
+    t: int, d: int, now: float, ops: Any, tensors: Any, devices: Any, consumers: Any, ready_key: Any, ready_op: Any,
+    by_rank: bool,
+) -> None:  # fmt: skip
+    """Tensor `t` is on device `d`: its consumers there lack one input less."""
+    for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
+        i = consumers[e]
+        if ops[i].device == d:
+            ops[i].missing -= 1
+            if ops[i].missing == 0:
+                _make_ready(i, now, ops, devices, ready_key, ready_op, by_rank)
+
+
+@njit(cache=True)
+def _take_most_wanted(
+    d: int, devices: Any, ready_op: Any, score: Any, wake_ptr: Any, wake_device: Any, weight: float
+) -> int:
+    """Remove and return the ready op of device `d` with the highest score, idle devices that it wakes included."""
+    first, size = devices[d].ready_first, devices[d].ready_size
+    best, best_score = first, -np.inf
+    for k in range(first, first + size):
+        i = ready_op[k]
+        total = score[i]
+        for w in range(wake_ptr[i], wake_ptr[i + 1]):
+            if wake_device[w] != d and not devices[wake_device[w]].running:
+                total += weight
+        if total > best_score or (total == best_score and i < ready_op[best]):
+            best, best_score = k, total
+    op = ready_op[best]
+    ready_op[best] = ready_op[first + size - 1]
+    devices[d].ready_size = size - 1
+    return op
+
+
+@njit(cache=True)
+def _request_sends(
+    t: int, now: float, mode: int, latency: Any, per_byte: Any, ops: Any, tensors: Any, devices: Any, sends: Any,
+    event_time: Any, event_code: Any, size: Any,
+) -> None:  # fmt: skip
+    """A tensor is requested by every other device that reads it at the instant it is produced."""
+    d = ops[tensors[t].producer].device
+    for k in range(tensors[t].first_send, tensors[t + 1].first_send):
+        q = sends[k].target
+        cost = latency[d, q] + per_byte[d, q] * tensors[t].size
+        start = receive = now
+        if mode != PARALLEL:
+            start = max(now, devices[d].out_queue)
+            devices[d].out_queue = start + cost
+            # sequential: one queue per device, shared by sends and receives
+            receive = max(start, devices[q].out_queue if mode == SEQUENTIAL else devices[q].in_queue)
+            if mode == SEQUENTIAL:
+                devices[q].out_queue = receive + cost
+            else:
+                devices[q].in_queue = receive + cost
+        sends[k].start, sends[k].receive, sends[k].end = start, receive, receive + cost
+        size[0] = push(event_time, event_code, 0, size[0], receive, (_RECEIVE_START << _SHIFT) | k)
+        size[0] = push(event_time, event_code, 0, size[0], receive + cost, (_TRANSFER_END << _SHIFT) | k)
+
+
+@njit(cache=True)
+def _release_inputs(
+    op: int, now: float, ops: Any, tensors: Any, devices: Any, sends: Any, inputs: Any, log: Any, size: Any
+) -> None:
+    """The op has ended: inputs that nobody else waits for are freed, here or as a received copy."""
+    d = ops[op].device
+    for e in range(ops[op].first_input, ops[op + 1].first_input):
+        t = inputs[e]
+        producer = tensors[t].producer
+        if ops[producer].device == d:
+            tensors[t].local_left -= 1
+            if tensors[t].local_left == 0 and tensors[t].sends_left == 0:
+                _hold(devices, log, size, d, _OUTPUTS, -tensors[t].size, producer, now)
+        else:
+            k = tensors[t].first_send
+            while sends[k].target != d:
+                k += 1
+            sends[k].copy_left -= 1
+            if sends[k].copy_left == 0:
+                _hold(devices, log, size, d, _COPIES, -tensors[t].size, producer, now)
+
+
+@njit(cache=True)
+def _prepare(ops: Any, tensors: Any, devices: Any, log: Any, size: Any) -> None:
+    """Set what a run changes: inputs missing, empty queues, slices of the ready heaps, persistent bytes."""
+    for d in range(len(devices)):
+        devices[d].level = devices[d].peak = devices[d].ready_size = devices[d].ready_first = 0
+        devices[d].broken_at, devices[d].broken_by, devices[d].running = np.nan, -1, False
+        devices[d].out_queue = devices[d].in_queue = 0.0
+    for i in range(len(ops) - 1):
+        ops[i].missing = ops[i + 1].first_input - ops[i].first_input
+        devices[ops[i].device].ready_first += 1
+        _hold(devices, log, size, ops[i].device, _PERSISTENT, ops[i].persistent, i, 0.0)
+    first = 0
+    for d in range(len(devices)):
+        count = devices[d].ready_first
+        devices[d].ready_first = first
+        first += count
+
+
+@njit(cache=True)
+def _run(
+    ops: Any, tensors: Any, devices: Any, consumers: Any, inputs: Any, latency: Any, per_byte: Any, comm: int, mode: int,
+    score: Any, wake_ptr: Any, wake_device: Any, wake_weight: float, keep_log: bool,
+) -> Any:  # fmt: skip
+    n = len(ops) - 1
+    sends = plan_sends(ops, tensors, len(devices), consumers)
+    log = records(np.empty(4 * n + len(tensors) + 2 * len(sends) if keep_log else 0, CHANGE))
+    event_time, event_code = np.empty(n + 2 * len(sends) + 1), np.empty(n + 2 * len(sends) + 1, np.int64)
+    ready_key, ready_op = np.empty(n), np.empty(n, np.int64)
+    size = np.zeros(2, np.int64)  # events, log entries
+    by_rank = mode == BY_RANK
+    _prepare(ops, tensors, devices, log, size)
+    for i in range(n):
+        if ops[i].missing == 0:
+            _make_ready(i, 0.0, ops, devices, ready_key, ready_op, by_rank)
+    now = 0.0
+    while True:
+        for d in range(len(devices)):
+            if devices[d].running or devices[d].ready_size == 0:
+                continue
+            if mode == BY_IDLENESS:
+                op = _take_most_wanted(d, devices, ready_op, score, wake_ptr, wake_device, wake_weight)
+            else:
+                op = ready_op[devices[d].ready_first]
+                devices[d].ready_size = pop(ready_key, ready_op, devices[d].ready_first, devices[d].ready_size)
+            devices[d].running = True
+            ops[op].start, ops[op].end = now, now + ops[op].duration
+            _hold(devices, log, size, d, _OUTPUTS, ops[op].made, op, now)
+            _hold(devices, log, size, d, _TEMPORARY, ops[op].temp, op, now)
+            size[0] = push(event_time, event_code, 0, size[0], ops[op].end, (_OP_END << _SHIFT) | op)
+        if size[0] == 0:
+            return sends, log[: size[1]]
+        now = event_time[0]
+        while size[0] > 0 and event_time[0] == now:
+            kind, k = event_code[0] >> _SHIFT, event_code[0] & _MASK
+            size[0] = pop(event_time, event_code, 0, size[0])
+            if kind == _OP_END:
+                d = ops[k].device
+                devices[d].running = False
+                _hold(devices, log, size, d, _TEMPORARY, -ops[k].temp, k, now)
+                _release_inputs(k, now, ops, tensors, devices, sends, inputs, log, size)
+                for t in range(ops[k].first_output, ops[k + 1].first_output):
+                    _request_sends(
+                        t, now, comm, latency, per_byte, ops, tensors, devices, sends, event_time, event_code, size
+                    )
+                    if tensors[t].local_left == 0 and tensors[t].sends_left == 0:  # nobody reads it
+                        _hold(devices, log, size, d, _OUTPUTS, -tensors[t].size, k, now)
+                    _arrive(t, d, now, ops, tensors, devices, consumers, ready_key, ready_op, by_rank)
+            elif kind == _TRANSFER_END:
+                t = sends[k].tensor
+                tensors[t].sends_left -= 1
+                if tensors[t].sends_left == 0 and tensors[t].local_left == 0:
+                    producer = tensors[t].producer
+                    _hold(devices, log, size, ops[producer].device, _OUTPUTS, -tensors[t].size, producer, now)
+                _arrive(t, sends[k].target, now, ops, tensors, devices, consumers, ready_key, ready_op, by_rank)
+            else:
+                t = sends[k].tensor
+                _hold(devices, log, size, sends[k].target, _COPIES, tensors[t].size, tensors[t].producer, now)
+
+
+def run(
+    state: State, latency: Any, per_byte: Any, comm: str, scheduler: Scheduler, keep_log: bool
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Simulate one step: results are in `state.ops` and `state.devices`; returns sends (SEND) and log (CHANGE).
+
+    `latency` and `per_byte` are float64[D, D]. A state may be run again, with other durations if they are set before.
+    """
+    sends, log = _run(
+        state.ops, state.tensors, state.devices, state.consumers, state.inputs, latency, per_byte,
+        COMMUNICATION_MODES.index(comm), scheduler.mode, scheduler.score, scheduler.wake_ptr, scheduler.wake_device,
+        scheduler.wake_weight, keep_log,
+    )  # fmt: skip
+    return sends, log

@@ -1,0 +1,113 @@
+"""Memory by paper C's equation 2, beside our own rule, for a timeline that is already there.
+
+    rule        what a device holds                                                                limit
+    "tensors"   persistent bytes throughout; temporaries while an op runs; an output from the      peak <= memory
+                start of its producer to the last use or transfer; received copies (DESIGN 4)
+    "edges"     for every edge (tensor, consumer) whose consumer has not run, the tensor's bytes,   sum < memory
+                once per edge: from the end of the producer to the start of the consumer
+
+Equation 2 asks, for every device j and time l: the sum of t_e over the active edges e on j at l is below C_j. It knows no
+persistent bytes, temporaries or bytes being written, counts a tensor with k consumers k times, and frees inputs when an op
+starts. The paper does not say where an edge between two devices is held: here on the producer's until its transfer has
+ended, then on the consumer's. Held memory never changes when ops run, so the rule is a view of a finished timeline:
+O((edges + transfers) log edges).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import Cluster, MemoryLog, OpGraph, Timeline, Violation
+from ..graph.timeline import MEMORY_CATEGORIES
+from ..graph.units import format_bytes, format_us
+
+MEMORY_RULES = ("tensors", "edges")
+
+_OUTPUTS, _COPIES = MEMORY_CATEGORIES.index("outputs"), MEMORY_CATEGORIES.index("copies")
+
+
+def edge_memory(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> Timeline:
+    """The same ops and transfers with memory, peaks and memory violations by equation 2.
+
+    `timeline` is one of `graph` on `cluster`. What a device holds for its own producers is logged as outputs, what it
+    received as copies.
+
+    >>> from baechi_lab import Placement, simulate
+    >>> graph = OpGraph.from_edges([1, 5, 1, 1], [(0, 1, 30), (0, 2, 30), (1, 3, 8)], persistent_bytes=[99] * 4)
+    >>> cluster = Cluster.uniform(1, memory_bytes=30)
+    >>> held = edge_memory(graph, cluster, simulate(graph, cluster, Placement(device=[0, 0, 0, 0])))
+    >>> held.peak_bytes.tolist(), [v.time_us for v in held.violations]
+    ([30], [1.0])
+    """
+    log = _log(*_intervals(graph, timeline))
+    peaks, violations = np.zeros(cluster.n, dtype=np.int64), []
+    for d in range(cluster.n):
+        mine = np.flatnonzero(log.device == d)
+        level = np.cumsum(log.delta[mine])
+        peaks[d] = level.max(initial=0)
+        over = np.flatnonzero((level >= cluster.memory_bytes[d]) & (log.delta[mine] > 0))
+        if len(over):
+            violations.append(_violation(graph, cluster, d, log, int(mine[over[0]]), int(peaks[d])))
+    kept = tuple(v for v in timeline.violations if v.kind != "memory")
+    return dataclasses.replace(
+        timeline,
+        memory=log,
+        peak_bytes=peaks,
+        violations=(*kept, *violations),
+        info={**timeline.info, "memory_rule": "edges"},
+    )
+
+
+def _intervals(graph: OpGraph, timeline: Timeline) -> tuple[NDArray[Any], ...]:
+    """Device, begin, end, bytes, producer and category of everything held."""
+    device = np.empty(graph.n, dtype=np.int64)
+    start, finish = np.empty(graph.n), np.empty(graph.n)
+    device[timeline.op], start[timeline.op], finish[timeline.op] = timeline.device, timeline.start_us, timeline.end_us
+    source, target, size = graph.edge_source, graph.consumers, graph.tensor_bytes[graph.edge_tensor]
+    here, there = device[source], device[target]
+    remote, moved = here != there, timeline.transfers
+    width = len(timeline.device_names)
+    arrived = np.full(graph.tensor_count * width, np.nan)
+    arrived[moved.tensor.astype(np.int64) * width + moved.target] = moved.end_us
+    arrival = arrived[graph.edge_tensor[remote].astype(np.int64) * width + there[remote]]
+    left = start[target].copy()
+    left[remote] = arrival
+    return (
+        np.concatenate([here, there[remote]]),
+        np.concatenate([finish[source], arrival]),
+        np.concatenate([left, start[target][remote]]),
+        np.concatenate([size, size[remote]]),
+        np.concatenate([source, source[remote]]),
+        np.repeat([_OUTPUTS, _COPIES], [len(here), int(remote.sum())]),
+    )
+
+
+def _log(
+    device: NDArray[Any],
+    begin: NDArray[Any],
+    end: NDArray[Any],
+    size: NDArray[Any],
+    op: NDArray[Any],
+    kind: NDArray[Any],
+) -> MemoryLog:
+    """Changes in time order; at one instant what is freed comes first. What is held for no time leaves no trace."""
+    held = np.flatnonzero((end > begin) & (size > 0))
+    time = np.concatenate([end[held], begin[held]])
+    taken = np.repeat([0, 1], len(held))
+    order = np.lexsort((taken, time))
+    twice = np.concatenate([held, held])[order]
+    delta = np.where(taken[order] == 1, size[twice], -size[twice])
+    return MemoryLog(device[twice], time[order], kind[twice], delta, op[twice])
+
+
+def _violation(graph: OpGraph, cluster: Cluster, d: int, log: MemoryLog, at: int, peak: int) -> Violation:
+    op, time = int(log.op[at]), float(log.time_us[at])
+    message = (
+        f"the active edges on device {cluster.names[d]} are not below its {format_bytes(int(cluster.memory_bytes[d]))} at "
+        f"{format_us(time)}, when a tensor of op {graph.names[op]!r} comes in; their peak is {format_bytes(peak)}"
+    )
+    return Violation("memory", message, d, time, op)

@@ -1,0 +1,125 @@
+"""The simulator's readable twin: the same rules with dicts, lists and one heap. Slow, for tests and for teaching."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..graph import Cluster, OpGraph, durations
+
+
+@dataclass
+class ReferenceResult:
+    """Start and end per op, `(tensor, target) -> (send start, receive start, end)`, peak bytes per device."""
+
+    start: dict[int, float] = field(default_factory=dict)
+    end: dict[int, float] = field(default_factory=dict)
+    transfers: dict[tuple[int, int], tuple[float, float, float]] = field(default_factory=dict)
+    peak: list[int] = field(default_factory=list)
+
+
+def simulate_reference(
+    graph: OpGraph, cluster: Cluster, device: Sequence[int], key: Callable[[int, float], float] | None = None
+) -> ReferenceResult:
+    """Simulate; `key(op, ready time)` orders ready ops, lowest first (default: ready time); ties by op index."""
+    cost, rule = durations(graph, cluster), key or (lambda op, ready: ready)
+    result, held = ReferenceResult(peak=[0] * cluster.n), [0] * cluster.n
+    readers: dict[tuple[int, int], int] = defaultdict(int)  # (tensor, device) -> consumers not yet done there
+    sending: dict[int, int] = defaultdict(int)  # tensor -> transfers not yet done
+    missing = [0] * graph.n
+    out_free = [0.0] * cluster.n
+    in_free = out_free if cluster.comm == "sequential" else [0.0] * cluster.n
+    ready: list[list[tuple[float, int]]] = [[] for _ in range(cluster.n)]
+    busy = [False] * cluster.n
+    events: list[
+        tuple[float, int, int, int]
+    ] = []  # time, kind (0 op end, 1 transfer end, 2 receive start), tensor or op, target
+
+    def hold(d: int, amount: int) -> None:
+        held[d] += amount
+        result.peak[d] = max(result.peak[d], held[d])
+
+    def home(t: int) -> int:
+        return device[graph.tensor_producer[t]]
+
+    def release_output(t: int) -> None:
+        if readers[t, home(t)] == 0 and sending[t] == 0:
+            hold(home(t), -int(graph.tensor_bytes[t]))
+
+    def arrive(t: int, d: int, now: float) -> None:
+        for i in graph.tensor_consumers(t).tolist():
+            if device[i] == d:
+                missing[i] -= 1
+                if missing[i] == 0:
+                    heapq.heappush(ready[d], (rule(i, now), i))
+
+    def request(t: int, d: int, now: float) -> None:
+        a = home(t)
+        price = float(cluster.latency_us[a, d] + cluster.us_per_byte[a, d] * graph.tensor_bytes[t])
+        start = receive = now
+        if cluster.comm != "parallel":
+            start = max(now, out_free[a])
+            out_free[a] = start + price
+            receive = max(start, in_free[d])
+            in_free[d] = receive + price
+        result.transfers[t, d] = (start, receive, receive + price)
+        heapq.heappush(events, (receive, 2, t, d))
+        heapq.heappush(events, (receive + price, 1, t, d))
+
+    def finish(i: int, now: float) -> None:
+        d = device[i]
+        busy[d] = False
+        hold(d, -int(graph.temp_bytes[i]))
+        pointer, tensors = graph.inputs
+        for t in tensors[pointer[i] : pointer[i + 1]].tolist():
+            readers[t, d] -= 1
+            if home(t) == d:
+                release_output(t)
+            elif readers[t, d] == 0:
+                hold(d, -int(graph.tensor_bytes[t]))
+        for t in graph.outputs(i):
+            for target in sorted({device[j] for j in graph.tensor_consumers(t).tolist()} - {d}):
+                sending[t] += 1
+                request(t, target, now)
+            release_output(t)
+            arrive(t, d, now)
+
+    for t in range(graph.tensor_count):
+        for i in graph.tensor_consumers(t).tolist():
+            readers[t, device[i]] += 1
+            missing[i] += 1
+    for i in range(graph.n):
+        hold(device[i], int(graph.persistent_bytes[i]))
+        if missing[i] == 0:
+            heapq.heappush(ready[device[i]], (rule(i, 0.0), i))
+    now = 0.0
+    while True:
+        for d in range(cluster.n):
+            if not busy[d] and ready[d]:
+                _, i = heapq.heappop(ready[d])
+                busy[d] = True
+                result.start[i], result.end[i] = now, now + float(cost[i, d])
+                hold(d, int(sum(graph.tensor_bytes[t] for t in graph.outputs(i))) + int(graph.temp_bytes[i]))
+                heapq.heappush(events, (result.end[i], 0, i, 0))
+        if not events:
+            return result
+        now = events[0][0]
+        while events and events[0][0] == now:
+            _, kind, which, target = heapq.heappop(events)
+            if kind == 0:
+                finish(which, now)
+            elif kind == 1:
+                sending[which] -= 1
+                release_output(which)
+                arrive(which, target, now)
+            else:
+                hold(target, int(graph.tensor_bytes[which]))
+
+
+def reference_makespan(graph: OpGraph, cluster: Cluster, device: Sequence[int]) -> float:
+    """Makespan in microseconds under first-in-first-out scheduling."""
+    return float(np.max(list(simulate_reference(graph, cluster, device).end.values()), initial=0.0))

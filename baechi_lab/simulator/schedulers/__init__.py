@@ -1,0 +1,35 @@
+"""Schedulers: how a device chooses among its ready ops. One small object each, by name or as an object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import InvalidInput, UnknownNameError
+from ...graph import Placement
+from .base import SchedulerLike, by_rank
+from .fifo import Fifo
+from .msr import Msr
+from .pct import Pct, path_computation_time
+from .planned import Planned
+
+__all__ = [
+    "SCHEDULERS", "Fifo", "Msr", "Pct", "Planned", "SchedulerLike", "by_rank", "make_scheduler", "path_computation_time",
+]  # fmt: skip
+
+SCHEDULERS: dict[str, Any] = {"fifo": Fifo, "planned": Planned, "pct": Pct, "msr": Msr}
+
+
+def make_scheduler(scheduler: Any, placement: Placement) -> SchedulerLike:
+    """A scheduler object from a name, an object, or None (planned where there is a plan, else fifo)."""
+    if scheduler is None:
+        return Fifo() if placement.rank is None else Planned()
+    if isinstance(scheduler, str):
+        if scheduler not in SCHEDULERS:
+            raise UnknownNameError.of("scheduler", scheduler, SCHEDULERS)
+        made: SchedulerLike = SCHEDULERS[scheduler]()
+        return made
+    if not hasattr(scheduler, "prepare"):
+        raise InvalidInput(
+            f"scheduler is {scheduler!r}; it must be a name ({', '.join(SCHEDULERS)}) or a scheduler object"
+        )
+    return scheduler  # type: ignore[no-any-return]

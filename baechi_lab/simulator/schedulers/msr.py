@@ -1,0 +1,58 @@
+"""`msr`: Maximum Successor Rank first (paper C section 4.2, doi:10.1145/3154842.3154843).
+
+Among the ready ops of a device the one that does most for the others runs first. Equation 13, with p(i) the device of i:
+
+    MSR(i) = sum over successors j of (alpha + beta [p(j) != p(i)] + gamma [j has one predecessor]
+                                       + delta [p(j) is idle and j has one predecessor]).
+
+All but the last term is computed once per placement; the last is looked up when a device decides: a device is idle when
+it runs nothing at that moment. The deciding device itself is never idle, as it is about to run the op.
+O(ready ops x their successors' devices) per decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InvalidInput
+from ...graph import Cluster, OpGraph, Placement
+from ...graph.csr import offsets
+from ...params import Params
+from .. import kernel
+from .base import NO_COLUMN
+
+
+@dataclass(frozen=True)
+class Msr(Params):
+    """Most successors, other devices and idle devices first (paper C, equation 13); weights as in the paper."""
+
+    name = "msr"
+    alpha: float = 1.0
+    beta: float = 1.0
+    gamma: float = 1.0
+    delta: float = 5.0
+
+    def validate(self) -> None:
+        for key, value in self.get_params().items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value) or value < 0:
+                raise InvalidInput(f"{key} of scheduler 'msr' is {value!r}; it must be a number of at least 0")
+
+    def prepare(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> kernel.Scheduler:
+        self.validate()
+        score, pointer, woken = self.terms(graph, placement.device)
+        return kernel.Scheduler(kernel.BY_IDLENESS, NO_COLUMN, score, pointer, woken, float(self.delta))
+
+    def terms(
+        self, graph: OpGraph, device: NDArray[Any]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int32]]:
+        """Score float64[n] without the idle term, and CSR op -> devices of the successors that it alone makes ready."""
+        pointer, successor = graph.successors
+        op = np.repeat(np.arange(graph.n), np.diff(pointer))
+        alone = np.diff(graph.predecessors[0])[successor] == 1
+        gain = self.alpha + self.beta * (device[op] != device[successor]) + self.gamma * alone
+        score = np.bincount(op, gain, minlength=graph.n).astype(np.float64)
+        return score, offsets(op[alone], graph.n), device[successor[alone]].astype(np.int32)

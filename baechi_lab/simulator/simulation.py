@@ -1,0 +1,96 @@
+"""`simulate`: a placement becomes a timeline, by the rules of DESIGN section 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import UnknownNameError
+from ..graph import Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers, Violation
+from ..graph.units import format_bytes, format_us
+from . import kernel
+from .memory_rules import MEMORY_RULES, edge_memory
+from .schedulers import make_scheduler
+
+
+def simulate(
+    graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: Any = None, *, memory_rule: str = "tensors"
+) -> Timeline:
+    """Simulate one step of `graph` under `placement`.
+
+    A placement of a coarse graph may be simulated on the coarse or on the original graph. `scheduler` is "fifo",
+    "planned", "pct", "msr" or a scheduler object; by default "planned" where the placement has an order or
+    priorities, else "fifo". Memory above a device's limit is a `Violation` in the result, never an error.
+    `memory_rule="edges"` counts memory by equation 2 of paper C instead; see `memory_rules`.
+
+    Raises:
+        InvalidInput: the placement was made for another graph or names a device that the cluster lacks.
+
+    >>> from baechi_lab import Cluster, Link, OpGraph, Placement
+    >>> g = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 2)])
+    >>> c = Cluster.uniform(2, memory_bytes=100, link=Link(4.0, 0.0), comm="parallel")
+    >>> simulate(g, c, Placement(device=[0, 0, 1, 0])).makespan_us
+    28.0
+    """
+    if memory_rule not in MEMORY_RULES:
+        raise UnknownNameError.of("memory rule", memory_rule, MEMORY_RULES)
+    placed = placement.checked(graph, cluster.n)
+    timeline = _timeline(graph, cluster, placed, *_run(graph, cluster, placed, scheduler, keep_log=True))
+    return edge_memory(graph, cluster, timeline) if memory_rule == "edges" else timeline
+
+
+def makespan_and_peak(
+    graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: Any = None
+) -> tuple[float, Any]:
+    """Only the makespan in microseconds and peak bytes int64[devices]: what a search needs per evaluation."""
+    state, _, _ = _run(graph, cluster, placement.checked(graph, cluster.n), scheduler, keep_log=False)
+    return float(state.ops["end"].max(initial=0.0)), state.devices["peak"].copy()
+
+
+def _run(graph: OpGraph, cluster: Cluster, placed: Placement, scheduler: Any, keep_log: bool) -> Any:
+    chosen = make_scheduler(scheduler, placed).prepare(graph, cluster, placed)
+    state = kernel.make_state(graph, cluster, placed, chosen.rank)
+    return state, *kernel.run(state, cluster.latency_us, cluster.us_per_byte, cluster.comm, chosen, keep_log)
+
+
+def _timeline(graph: OpGraph, cluster: Cluster, placed: Placement, state: Any, sends: Any, log: Any) -> Timeline:
+    ops = state.ops[:-1]
+    return Timeline(
+        op=np.arange(graph.n, dtype=np.int32),
+        device=placed.device,
+        start_us=ops["start"],
+        end_us=ops["end"],
+        transfers=Transfers(
+            sends["tensor"],
+            placed.device[graph.tensor_producer[sends["tensor"]]],
+            sends["target"],
+            sends["start"],
+            sends["receive"],
+            sends["end"],
+        ),
+        memory=MemoryLog(log["device"], log["time"], log["category"], log["delta"], log["op"]),
+        peak_bytes=state.devices["peak"],
+        makespan_us=float(ops["end"].max(initial=0.0)),
+        origin="simulated",
+        op_names=graph.names,
+        device_names=cluster.names,
+        memory_bytes=cluster.memory_bytes,
+        tensor_producer=graph.tensor_producer,
+        tensor_bytes=graph.tensor_bytes,
+        violations=_violations(graph, cluster, placed, state.devices),
+    )
+
+
+def _violations(graph: OpGraph, cluster: Cluster, placed: Placement, devices: Any) -> tuple[Violation, ...]:
+    from .validity import constraint_violations
+
+    found = list(constraint_violations(graph, cluster, placed.device))
+    for d in np.flatnonzero(devices["broken_by"] >= 0).tolist():
+        op, time = int(devices["broken_by"][d]), float(devices["broken_at"][d])
+        message = (
+            f"device {cluster.names[d]} exceeds its {format_bytes(int(cluster.memory_bytes[d]))} at {format_us(time)} "
+            f"when op {graph.names[op]!r} takes memory; its peak is {format_bytes(int(devices['peak'][d]))}"
+        )
+        found.append(Violation("memory", message, d, time, op))
+    return tuple(found)

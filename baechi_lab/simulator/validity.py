@@ -1,0 +1,281 @@
+"""`check`: is a timeline what the rules of DESIGN section 4 demand? Written from the rules alone.
+
+It shares no code with the event loop: starts and transfers are taken from the timeline and every rule is tested on
+them; transfer queues are replayed from the production times, memory is rebuilt as intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import Cluster, OpGraph, Placement, Timeline, Violation, allowed_devices, durations
+
+_TOLERANCE = 1e-9  # relative to the makespan: sums of microseconds are floating point
+
+
+def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Timeline) -> tuple[Violation, ...]:
+    """Every broken rule of `timeline` for `placement` of `graph`, an empty tuple when it is valid.
+
+    Tests: each op once, on its device, for its duration; precedence; one op at a time; no idling beside a ready
+    op; transfer rules of the cluster's communication mode; memory; colocation; allowed devices.
+
+    Raises `InvalidInput` when placement and graph do not belong together.
+
+    >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
+    >>> g, c = OpGraph.from_edges([1, 1], [(0, 1, 4)]), Cluster.uniform(2)
+    >>> check(g, c, Placement(device=[0, 1]), simulate(g, c, Placement(device=[0, 1])))
+    ()
+    """
+    placed = placement.checked(graph, cluster.n)
+    slack = _TOLERANCE * max(timeline.makespan_us, 1.0)
+    found = list(constraint_violations(graph, cluster, placed.device))
+    found += _op_rows(graph, cluster, placed, timeline, slack)
+    if any(v.kind == "rows" for v in found):
+        return tuple(found)  # without one row per op nothing else can be judged
+    start, end = _by_op(graph, timeline)
+    found += _one_at_a_time(graph, cluster, placed, start, end, slack)
+    transfers = _transfer_of_edge(graph, placed, timeline)
+    found += _transfer_rows(graph, cluster, placed, timeline, end, slack)
+    found += _precedence(graph, cluster, placed, timeline, start, end, transfers, slack)
+    found += _queues(graph, cluster, placed, timeline, end, slack)
+    found += _memory(graph, cluster, placed, timeline, start, end, transfers)
+    return tuple(found)
+
+
+def constraint_violations(graph: OpGraph, cluster: Cluster, device: NDArray[Any]) -> Iterator[Violation]:
+    """Colocation and allowed devices: the rules that need no timeline."""
+    grouped = np.flatnonzero(graph.colocation >= 0)
+    home = np.full(len(graph.colocation_names), -1, dtype=np.int64)
+    home[graph.colocation[grouped][::-1]] = device[grouped][::-1]  # the first member decides
+    for i in grouped[device[grouped] != home[graph.colocation[grouped]]].tolist():
+        group = graph.colocation_names[graph.colocation[i]]
+        where, there = cluster.names[device[i]], cluster.names[home[graph.colocation[i]]]
+        message = f"op {graph.names[i]!r} is on {where} but its colocation group {group!r} is on {there}"
+        yield Violation("colocation", message, int(device[i]), op=i)
+    if graph.allowed_sets:
+        mask = allowed_devices(graph, cluster)
+        for i in np.flatnonzero(~mask[np.arange(graph.n), device]).tolist():
+            able = [name for name, ok in zip(cluster.names, mask[i], strict=True) if ok]
+            message = f"op {graph.names[i]!r} is on {cluster.names[device[i]]}; it may run on {', '.join(able)}"
+            yield Violation("allowed", message, int(device[i]), op=i)
+
+
+def _by_op(graph: OpGraph, timeline: Timeline) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    start, end = np.empty(graph.n), np.empty(graph.n)
+    start[timeline.op], end[timeline.op] = timeline.start_us, timeline.end_us
+    return start, end
+
+
+def _op_rows(
+    graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, slack: float
+) -> Iterator[Violation]:
+    rows = np.bincount(timeline.op, minlength=graph.n)
+    for i in np.flatnonzero(rows != 1).tolist():
+        yield Violation("rows", f"op {graph.names[i]!r} has {rows[i]} rows in the timeline, not one", op=i)
+    if len(timeline.op) != graph.n or np.any(rows != 1):
+        return
+    expected = durations(graph, cluster)[timeline.op, timeline.device]
+    for k in np.flatnonzero(timeline.device != placed.device[timeline.op]).tolist():
+        i = int(timeline.op[k])
+        message = f"op {graph.names[i]!r} ran on device {timeline.device[k]}, placed on {placed.device[i]}"
+        yield Violation("rows", message, int(timeline.device[k]), float(timeline.start_us[k]), i)
+    wrong = np.abs(timeline.end_us - timeline.start_us - expected) > slack
+    for k in np.flatnonzero(wrong | (timeline.start_us < 0)).tolist():
+        i = int(timeline.op[k])
+        message = (
+            f"op {graph.names[i]!r} runs {timeline.start_us[k]}..{timeline.end_us[k]} us; it takes {expected[k]} us"
+        )
+        yield Violation("duration", message, int(timeline.device[k]), float(timeline.start_us[k]), i)
+    if abs(timeline.end_us.max(initial=0.0) - timeline.makespan_us) > slack:
+        yield Violation(
+            "makespan", f"makespan is {timeline.makespan_us} us; the last op ends at {timeline.end_us.max(initial=0.0)}"
+        )
+
+
+def _one_at_a_time(
+    graph: OpGraph, cluster: Cluster, placed: Placement, start: NDArray[Any], end: NDArray[Any], slack: float
+) -> Iterator[Violation]:
+    order = np.lexsort((end, start, placed.device))
+    first, second = order[:-1], order[1:]
+    bad = (placed.device[first] == placed.device[second]) & (start[second] < end[first] - slack)
+    for a, b in zip(first[bad].tolist(), second[bad].tolist(), strict=True):
+        d = int(placed.device[b])
+        message = f"ops {graph.names[a]!r} and {graph.names[b]!r} overlap on {cluster.names[d]}"
+        yield Violation("overlap", message, d, float(start[b]), b)
+
+
+def _transfer_of_edge(graph: OpGraph, placed: Placement, timeline: Timeline) -> NDArray[np.int64]:
+    """int64[E]: the transfer row that brings an edge's tensor to its consumer; -1 on one device, -2 when missing."""
+    sent = timeline.transfers
+    devices = int(max(placed.device.max(initial=0), sent.target.max(initial=0))) + 1
+    have = sent.tensor.astype(np.int64) * devices + sent.target
+    order = np.argsort(have, kind="stable")
+    remote = placed.device[graph.edge_source] != placed.device[graph.consumers]
+    want = graph.edge_tensor.astype(np.int64) * devices + placed.device[graph.consumers]
+    at = np.minimum(np.searchsorted(have[order], want), max(len(have) - 1, 0))
+    row = np.full(graph.edge_count, -1, dtype=np.int64)
+    if len(have):
+        row[remote] = np.where(have[order][at] == want, order[at], -2)[remote]
+    else:
+        row[remote] = -2
+    return row
+
+
+def _transfer_rows(
+    graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, end: NDArray[Any], slack: float
+) -> Iterator[Violation]:
+    sent = timeline.transfers
+    cost = cluster.latency_us[sent.source, sent.target]
+    cost = cost + cluster.us_per_byte[sent.source, sent.target] * graph.tensor_bytes[sent.tensor]
+    pair = sent.tensor.astype(np.int64) * cluster.n + sent.target
+    _, first = np.unique(pair, return_index=True)
+    again = np.ones(len(sent), dtype=bool)
+    again[first] = False
+    used = np.isin(pair, graph.edge_tensor.astype(np.int64) * cluster.n + placed.device[graph.consumers])
+    rules = (
+        (again, "is sent there twice; the receiver caches it"),
+        (sent.source != placed.device[graph.tensor_producer[sent.tensor]], "does not start where it was produced"),
+        (sent.source == sent.target, "is sent to its own device"),
+        (~used, "is sent to a device where nobody reads it"),
+        (sent.start_us < end[graph.tensor_producer[sent.tensor]] - slack, "is sent before it is produced"),
+        (sent.receive_us < sent.start_us - slack, "is received before it is sent"),
+        (np.abs(sent.end_us - sent.receive_us - cost) > slack, "does not take the time that the link costs"),
+    )
+    for broken, what in rules:
+        for k in np.flatnonzero(broken).tolist():
+            label = graph.tensor_label(int(sent.tensor[k]))
+            message = f"tensor {label!r} to {cluster.names[sent.target[k]]} {what}"
+            yield Violation("transfer", message, int(sent.target[k]), float(sent.start_us[k]))
+
+
+def _precedence(
+    graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, start: NDArray[Any], end: NDArray[Any],
+    transfer: NDArray[Any], slack: float,
+) -> Iterator[Violation]:  # fmt: skip
+    there = end[graph.edge_source].copy()
+    remote = transfer >= 0
+    there[remote] = timeline.transfers.end_us[transfer[remote]]
+    for e in np.flatnonzero(transfer == -2).tolist():
+        label, i = graph.tensor_label(int(graph.edge_tensor[e])), int(graph.consumers[e])
+        yield Violation(
+            "transfer", f"tensor {label!r} never reaches op {graph.names[i]!r}", int(placed.device[i]), op=i
+        )
+    for e in np.flatnonzero((start[graph.consumers] < there - slack) & (transfer != -2)).tolist():
+        label, i = graph.tensor_label(int(graph.edge_tensor[e])), int(graph.consumers[e])
+        message = f"op {graph.names[i]!r} starts at {start[i]} us; its input {label!r} is there at {there[e]} us"
+        yield Violation("precedence", message, int(placed.device[i]), float(start[i]), i)
+    ready = np.zeros(graph.n)
+    np.maximum.at(ready, graph.consumers, there)
+    yield from _idling(graph, cluster, placed, start, end, ready, slack)
+
+
+def _idling(
+    graph: OpGraph, cluster: Cluster, placed: Placement, start: NDArray[Any], end: NDArray[Any], ready: NDArray[Any],
+    slack: float,
+) -> Iterator[Violation]:  # fmt: skip
+    """A device never idles while it has a ready op: no idle time lies between an op's ready time and its start."""
+    for d in range(cluster.n):
+        mine = np.flatnonzero(placed.device == d)
+        mine = mine[np.lexsort((end[mine], start[mine]))]
+        busy_until = np.r_[0.0, np.maximum.accumulate(end[mine])]
+        gap = np.maximum(np.r_[start[mine], np.inf] - busy_until, 0.0)[:-1]  # idle time just before each op
+        idle_before = np.r_[0.0, np.cumsum(gap)]
+        position = np.searchsorted(start[mine], ready[mine], side="left")  # ops that start before it is ready
+        until_ready = idle_before[position] + np.clip(ready[mine] - busy_until[position], 0.0, None)
+        waited = idle_before[1:] - until_ready
+        for k in np.flatnonzero(waited > slack * max(len(mine), 1)).tolist():
+            i = int(mine[k])
+            message = f"device {cluster.names[d]} idles {waited[k]:.6g} us although op {graph.names[i]!r} is ready"
+            yield Violation("idling", message, d, float(ready[i]), i)
+
+
+def _queues(
+    graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, end: NDArray[Any], slack: float
+) -> Iterator[Violation]:
+    """Replay the requests in order of (production time, producer, tensor, destination).
+
+    Ops of no duration may cause each other within one instant; among them the timeline's own order is taken.
+    """
+    sent = timeline.transfers
+    producer = graph.tensor_producer[sent.tensor]
+    instant = durations(graph, cluster)[producer, placed.device[producer]] == 0
+    sends, receives = np.where(instant, sent.start_us, -1.0), np.where(instant, sent.receive_us, -1.0)
+    order = np.lexsort((sent.target, sent.tensor, producer, receives, sends, end[producer]))
+    out_free = [0.0] * cluster.n
+    in_free = out_free if cluster.comm == "sequential" else [0.0] * cluster.n
+    size = graph.tensor_bytes
+    for k in order.tolist():
+        a, b, t = int(sent.source[k]), int(sent.target[k]), int(sent.tensor[k])
+        start = receive = float(end[producer[k]])
+        if cluster.comm != "parallel":
+            cost = float(cluster.latency_us[a, b] + cluster.us_per_byte[a, b] * size[t])
+            start = max(start, out_free[a])
+            out_free[a] = start + cost
+            receive = max(start, in_free[b])
+            in_free[b] = receive + cost
+        if abs(sent.start_us[k] - start) > slack or abs(sent.receive_us[k] - receive) > slack:
+            message = (
+                f"tensor {graph.tensor_label(t)!r} to {cluster.names[b]} is sent at {sent.start_us[k]} and received "
+                f"from {sent.receive_us[k]} us; with {cluster.comm} transfers that is {start} and {receive}"
+            )
+            yield Violation("transfer", message, b, float(sent.start_us[k]))
+
+
+def _memory(
+    graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, start: NDArray[Any], end: NDArray[Any],
+    transfer: NDArray[Any],
+) -> Iterator[Violation]:  # fmt: skip
+    """Rebuild what each device holds as intervals [taken, given back) and compare with its limit."""
+    sent, home = timeline.transfers, placed.device[graph.tensor_producer]
+    gone = end[graph.tensor_producer].copy()
+    local = transfer == -1
+    np.maximum.at(gone, graph.edge_tensor[local], end[graph.consumers[local]])
+    np.maximum.at(gone, sent.tensor, sent.end_us)
+    copy_gone = sent.end_us.copy()
+    remote = transfer >= 0
+    np.maximum.at(copy_gone, transfer[remote], end[graph.consumers[remote]])
+    device = np.concatenate([placed.device, placed.device, home, sent.target])
+    taken = np.concatenate([np.zeros(graph.n), start, start[graph.tensor_producer], sent.receive_us])
+    back = np.concatenate([np.full(graph.n, np.inf), end, gone, copy_gone])
+    size = np.concatenate(
+        [graph.persistent_bytes, graph.temp_bytes, graph.tensor_bytes, graph.tensor_bytes[sent.tensor]]
+    )
+    cause = np.concatenate(
+        [np.arange(graph.n), np.arange(graph.n), graph.tensor_producer, graph.tensor_producer[sent.tensor]]
+    )
+    for d in range(cluster.n):
+        mine = np.flatnonzero((device == d) & (size > 0))
+        peak, at, who = _peak(taken[mine], back[mine], size[mine])
+        if peak > cluster.memory_bytes[d]:
+            op = int(cause[mine[who]])
+            message = (
+                f"device {cluster.names[d]} holds {peak} bytes at {at} us, when op {graph.names[op]!r} takes memory; "
+                f"it has {int(cluster.memory_bytes[d])}"
+            )
+            yield Violation("memory", message, d, at, op)
+
+
+def _peak(taken: NDArray[Any], back: NDArray[Any], size: NDArray[Any]) -> tuple[int, float, int]:
+    """Highest level, its time and the interval that reached it; what ends at an instant goes before what starts.
+
+    An interval of no length (zero-duration ops) is counted on what is held just before anything else of that
+    instant starts: at least that much was held, whatever the order within the instant.
+    """
+    if len(size) == 0:
+        return 0, 0.0, -1
+    point = taken == back
+    time = np.concatenate([back[~point], taken[point], taken[~point]])
+    rank = np.repeat([0, 1, 2], [np.sum(~point), np.sum(point), np.sum(~point)])
+    change = np.concatenate([-size[~point], np.zeros(np.sum(point), dtype=np.int64), size[~point]])
+    extra = np.concatenate(
+        [np.zeros(np.sum(~point), dtype=np.int64), size[point], np.zeros(np.sum(~point), dtype=np.int64)]
+    )
+    which = np.concatenate([np.flatnonzero(~point), np.flatnonzero(point), np.flatnonzero(~point)])
+    order = np.lexsort((rank, time))
+    level = np.cumsum(change[order]) + extra[order]
+    top = int(np.argmax(level))
+    return int(level[top]), float(time[order][top]), int(which[order][top])

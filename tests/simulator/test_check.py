@@ -1,0 +1,99 @@
+"""`check` must find every rule broken: take a valid timeline, break one thing, and look at what it says."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+
+GRAPH = bl.OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 2), (1, 3, 1), (2, 3, 1)])
+CLUSTER = bl.Cluster.uniform(2, memory_bytes=100, link=bl.Link(4.0, 0.0), comm="sequential")
+PLACEMENT = bl.Placement(device=[0, 0, 1, 0])
+TIMELINE = bl.simulate(GRAPH, CLUSTER, PLACEMENT)
+
+
+def kinds(timeline, placement=PLACEMENT, cluster=CLUSTER, graph=GRAPH):
+    return {v.kind for v in bl.check(graph, cluster, placement, timeline)}
+
+
+def moved(**changes):
+    return replace(TIMELINE, transfers=replace(TIMELINE.transfers, **changes))
+
+
+def shifted(op, by):
+    start, end = TIMELINE.start_us.copy(), TIMELINE.end_us.copy()
+    start[op] += by
+    end[op] += by
+    return replace(TIMELINE, start_us=start, end_us=end, makespan_us=float(end.max()))
+
+
+def test_the_timeline_is_valid():
+    assert kinds(TIMELINE) == set()
+
+
+def test_start_before_the_input_is_there():
+    assert "precedence" in kinds(shifted(3, -1.0))
+
+
+def test_start_later_than_needed():
+    assert "idling" in kinds(shifted(3, +1.0))
+
+
+def test_two_ops_at_once():
+    assert "overlap" in kinds(shifted(1, -3.0))
+
+
+def test_wrong_duration():
+    end = TIMELINE.end_us.copy()
+    end[3] += 2
+    assert kinds(replace(TIMELINE, end_us=end, makespan_us=float(end.max()))) == {"duration"}
+
+
+def test_wrong_makespan():
+    assert kinds(replace(TIMELINE, makespan_us=1.0)) == {"makespan"}
+
+
+def test_missing_op():
+    rows = {k: getattr(TIMELINE, k)[:-1] for k in ("op", "device", "start_us", "end_us")}
+    assert "rows" in kinds(replace(TIMELINE, **rows))
+
+
+def test_ran_elsewhere():
+    assert "rows" in kinds(replace(TIMELINE, device=[0, 1, 1, 0]))
+
+
+def test_missing_transfer():
+    keys = ("tensor", "source", "target", "start_us", "receive_us", "end_us")
+    assert "transfer" in kinds(moved(**{k: getattr(TIMELINE.transfers, k)[:-1] for k in keys}))
+
+
+def test_transfer_sent_twice():
+    keys = ("tensor", "source", "target", "start_us", "receive_us", "end_us")
+    rows = {k: np.r_[getattr(TIMELINE.transfers, k), getattr(TIMELINE.transfers, k)[:1]] for k in keys}
+    assert "transfer" in kinds(moved(**rows))
+
+
+@pytest.mark.parametrize("key", ["start_us", "receive_us", "end_us"])
+def test_transfer_at_another_time(key):
+    assert "transfer" in kinds(moved(**{key: getattr(TIMELINE.transfers, key) + 1.0}))
+
+
+def test_transfers_that_should_have_waited():
+    graph = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 1), (0, 2, 2)])
+    three = bl.Cluster.uniform(3, link=bl.Link(4.0, 0.0), comm="sequential")
+    placement = bl.Placement(device=[0, 1, 2])
+    unqueued = bl.simulate(graph, three.replace(comm="parallel"), placement)
+    assert kinds(unqueued, placement, three, graph) == {"transfer"}
+
+
+def test_memory_is_rebuilt_not_believed():
+    tight = CLUSTER.with_memory(1)
+    assert "memory" in kinds(replace(TIMELINE, violations=()), cluster=tight)
+
+
+def test_colocation_and_allowed():
+    graph = GRAPH.replace(
+        colocation=[0, -1, 0, -1], colocation_names=("w",), allowed=[-1, 0, -1, -1], allowed_sets=(("gpu:1",),)
+    )
+    assert kinds(TIMELINE, graph=graph) == {"colocation", "allowed"}

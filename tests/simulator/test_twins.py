@@ -1,0 +1,58 @@
+"""Random graphs: the compiled event loop, its readable twin and the validity check agree, ties included."""
+
+import numpy as np
+import pytest
+from random_cases import random_cluster, random_graph
+
+import baechi_lab as bl
+from baechi_lab.simulator.reference import simulate_reference
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_kernel_twin_and_check_agree(seed):
+    rng = np.random.default_rng(seed)
+    for case in range(60):
+        graph = random_graph(rng, zero=case % 2 == 0)
+        cluster = random_cluster(rng)
+        device = rng.integers(0, cluster.n, graph.n)
+        priority = rng.integers(0, 4, graph.n) if case % 3 == 0 else None
+        placement = bl.Placement(device=device, priority=priority)
+        timeline = bl.simulate(graph, cluster, placement)
+        key = None if priority is None else lambda op, ready, p=priority: -float(p[op])
+        twin = simulate_reference(graph, cluster, device.tolist(), key)
+        assert timeline.start_us.tolist() == [twin.start[i] for i in range(graph.n)]
+        assert timeline.end_us.tolist() == [twin.end[i] for i in range(graph.n)]
+        assert timeline.peak_bytes.tolist() == twin.peak
+        moved = timeline.transfers
+        rows = zip(
+            moved.tensor.tolist(), moved.target.tolist(), moved.start_us, moved.receive_us, moved.end_us, strict=True
+        )
+        assert {(t, d): (a, b, c) for t, d, a, b, c in rows} == twin.transfers
+        assert bl.check(graph, cluster, placement, timeline) == ()
+        for d in range(cluster.n):
+            _, levels = timeline.memory.levels(d)
+            assert levels.sum(axis=1).max(initial=0) == timeline.peak_bytes[d]
+            assert levels.min(initial=0) >= 0
+        assert bl.bounds(graph, cluster).best <= timeline.makespan_us * (1 + 1e-12)
+
+
+def test_same_input_same_output():
+    rng = np.random.default_rng(1)
+    graph, cluster = random_graph(rng, 30), random_cluster(rng)
+    placement = bl.Placement(device=rng.integers(0, cluster.n, graph.n))
+    first, second = bl.simulate(graph, cluster, placement), bl.simulate(graph, cluster, placement)
+    for key in ("start_us", "end_us", "peak_bytes"):
+        assert getattr(first, key).tobytes() == getattr(second, key).tobytes()
+    assert first.memory.delta.tobytes() == second.memory.delta.tobytes()
+
+
+@pytest.mark.parametrize("speed", [0.5, 2.0, 8.0])
+def test_speed_scales_the_makespan_when_communication_is_free(speed):
+    rng = np.random.default_rng(7)
+    for _ in range(20):
+        graph = random_graph(rng)
+        slow = bl.Cluster.uniform(3, link=bl.Link(0.0, 0.0))
+        fast = bl.Cluster.uniform(3, link=bl.Link(0.0, 0.0), speed=speed)
+        placement = bl.Placement(device=rng.integers(0, 3, graph.n))
+        expected = bl.simulate(graph, slow, placement).makespan_us / speed
+        assert bl.simulate(graph, fast, placement).makespan_us == pytest.approx(expected)
