@@ -1,0 +1,100 @@
+"""What theory promises for a graph on a cluster, next to what a placement achieved (paper B sections 2.3 to 2.5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
+from .bounds import bounds
+from .simulation import simulate
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """`rho` = longest transfer / shortest op; proven ratios to the optimum (NaN where they do not exist).
+
+    `sct_assumption`: rho <= 1. `sct_share`: share of edges whose transfer is no longer than either of its ops.
+    `memory_factor` is K = n M / sum d_i. `premises` lists what the proofs demand and this case lacks: where it is not
+    empty the ratios are numbers, not guarantees. `achieved`: makespan over the best lower bound, an upper limit of
+    the true ratio (NaN without a placement).
+    """
+
+    rho: float
+    sct_assumption: bool
+    sct_share: float
+    etf: float
+    sct: float
+    m_sct: float
+    memory_factor: float
+    premises: tuple[str, ...]
+    achieved: float
+
+
+def ratios(graph: OpGraph, cluster: Cluster, placement: Placement | None = None) -> Ratios:
+    """Proven approximation ratios of ETF, SCT and m-SCT, and the gap that `placement` achieved.
+
+    - ETF: `2 + rho - 1/n`.
+    - SCT on n devices: `1 + (1 - 1/n) beta` with `beta = (2 + 2 rho) / (2 + rho)`.
+    - m-SCT: `1 + (1 - 1/n) beta + (1 - beta/n) / (K - 1)`, for K > 1.
+
+    >>> from baechi_lab import Cluster, Link, OpGraph
+    >>> g = OpGraph.from_edges([2, 4], [(0, 1, 1)])
+    >>> r = ratios(g, Cluster.uniform(4, link=Link(2.0, 0.0), comm="parallel"))
+    >>> r.rho, r.etf, round(r.sct, 6)
+    (1.0, 2.75, 2.0)
+    """
+    n = cluster.n
+    cost = _transfer_us(graph, cluster)
+    compute = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf).min(axis=1, initial=np.inf)
+    shortest, longest = float(compute.min(initial=np.inf)), float(cost.max(initial=0.0))
+    rho = 0.0 if longest == 0 else longest / shortest if shortest > 0 else np.inf
+    beta = 2.0 if np.isinf(rho) else (2 + 2 * rho) / (2 + rho)
+    needed = int((graph.persistent_bytes + graph.temp_bytes).sum() + graph.tensor_bytes.sum())
+    factor = float(cluster.memory_bytes.sum() / needed) if needed else np.inf
+    sct = 1 + (1 - 1 / n) * beta
+    fits = cost <= np.minimum(compute[graph.edge_source], compute[graph.consumers])
+    return Ratios(
+        rho=rho,
+        sct_assumption=rho <= 1,
+        sct_share=float(fits.mean()) if len(fits) else 1.0,
+        etf=2 + rho - 1 / n,
+        sct=sct,
+        m_sct=sct + (1 - beta / n) / (factor - 1) if factor > 1 else np.nan,
+        memory_factor=factor,
+        premises=_missing_premises(graph, cluster, rho),
+        achieved=_achieved(graph, cluster, placement),
+    )
+
+
+def _transfer_us(graph: OpGraph, cluster: Cluster) -> Any:
+    off = ~np.eye(cluster.n, dtype=bool)
+    if cluster.n == 1:
+        return np.zeros(graph.edge_count)
+    size = graph.tensor_bytes[graph.edge_tensor]
+    # the slowest pair for each size: latency and bandwidth may be worst on different links
+    return (cluster.latency_us[off][:, None] + cluster.us_per_byte[off][:, None] * np.unique(size)).max(axis=0)[
+        np.searchsorted(np.unique(size), size)
+    ]
+
+
+def _missing_premises(graph: OpGraph, cluster: Cluster, rho: float) -> tuple[str, ...]:
+    same = len({(d.kind, d.memory_bytes, d.speed) for d in cluster.devices}) == 1
+    checks = (
+        (rho <= 1, "transfers no longer than the shortest op (SCT assumption)"),
+        (cluster.comm == "parallel", "parallel transfers"),
+        (same, "equal devices"),
+        (not graph.colocation_names, "no colocation groups"),
+        (not graph.allowed_sets, "every op allowed on every device"),
+    )
+    return tuple(what for holds, what in checks if not holds)
+
+
+def _achieved(graph: OpGraph, cluster: Cluster, placement: Placement | None) -> float:
+    if placement is None:
+        return float("nan")
+    best = bounds(graph, cluster).best
+    makespan = simulate(graph, cluster, placement).makespan_us
+    return makespan / best if best > 0 else 1.0

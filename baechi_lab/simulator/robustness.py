@@ -1,0 +1,108 @@
+"""`robustness`: what a placement costs when the profile was wrong (paper B, Figure 8, for any placement).
+
+Every duration is multiplied by its own factor and every link by one, drawn uniformly from `1 - error` to `1 + error`; the
+placement stays, the simulation runs again. The factors of one sample are the same ones at every error, scaled, so that
+the curve over the error is smooth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput
+from ..graph import Cluster, OpGraph, Placement, durations
+from . import kernel
+from .schedulers import make_scheduler
+from .simulation import makespan_and_peak
+
+if TYPE_CHECKING:
+    import pandas
+
+ERRORS = (0.05, 0.1, 0.2, 0.4, 0.8)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Robustness:
+    """Makespans under sampled profile errors, simulated.
+
+    `errors` float64[e]; `makespan_us` float64[e, samples]; `nominal_us` without an error.
+    """
+
+    errors: NDArray[np.float64]
+    makespan_us: NDArray[np.float64]
+    nominal_us: float
+
+    def quantile(self, q: float, error: float | None = None) -> float:
+        """The `q` quantile of the makespan in microseconds at one error (default: the largest)."""
+        row = len(self.errors) - 1 if error is None else self._row(error)
+        return float(np.quantile(self.makespan_us[row], q, method="inverted_cdf"))
+
+    def _row(self, error: float) -> int:
+        near = np.flatnonzero(np.isclose(self.errors, error))
+        if not len(near):
+            raise InvalidInput(f"error is {error}; sampled were {', '.join(f'{e:g}' for e in self.errors)}")
+        return int(near[0])
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per error: mean, p10, p50, p90 and worst makespan, each relative to the one without an error."""
+        import pandas as pd
+
+        scale = self.nominal_us if self.nominal_us > 0 else 1.0
+        at = lambda q: np.quantile(self.makespan_us, q / 100, axis=1, method="inverted_cdf") / scale  # noqa: E731
+        columns = {f"p{q}": at(q) for q in (10, 50, 90)}
+        worst, mean = self.makespan_us.max(axis=1) / scale, self.makespan_us.mean(axis=1) / scale
+        return pd.DataFrame({"error": self.errors, "mean": mean, **columns, "worst": worst})
+
+    def __repr__(self) -> str:
+        scale = self.nominal_us if self.nominal_us > 0 else 1.0
+        shown = ", ".join(f"+-{e:.0%}: x{self.quantile(0.9, e) / scale:.3g}" for e in self.errors)
+        return f"<Robustness: {self.nominal_us:.6g} us; 90th percentile at {shown}>"
+
+
+def robustness(
+    graph: OpGraph, cluster: Cluster, placement: Placement, *, error: float | Sequence[float] = ERRORS, samples: int = 100,
+    seed: int = 0, scheduler: Any = None,
+) -> Robustness:  # fmt: skip
+    """Makespan of `placement` when durations and links differ from the profile by up to `error`.
+
+    Parameters: `error` one number or several, each from 0 to below 1; `samples` per error; `scheduler` as in `simulate`.
+    Raises `InvalidInput` for parameters out of range or a placement of another graph.
+
+    >>> from baechi_lab import Cluster, OpGraph, Placement
+    >>> graph = OpGraph.from_edges([10, 10], [(0, 1, 8)])
+    >>> found = robustness(graph, Cluster.uniform(1), Placement(device=[0, 0]), error=0.1, samples=50)
+    >>> found.nominal_us, bool(18 <= found.makespan_us.min() <= found.makespan_us.max() <= 22)
+    (20.0, True)
+    """
+    errors = np.atleast_1d(np.asarray(error, dtype=np.float64))
+    if isinstance(samples, bool) or not isinstance(samples, (int, np.integer)) or samples < 1:
+        raise InvalidInput(f"samples is {samples!r}; it must be a whole number of at least 1")
+    placed = placement.checked(graph, cluster.n)
+    nominal, _ = makespan_and_peak(graph, cluster, placed, scheduler)
+    chosen = make_scheduler(scheduler, placed).prepare(graph, cluster, placed)
+    state = kernel.make_state(graph, cluster, placed, chosen.rank)
+    found = np.empty((len(errors), samples))
+    for e, size in enumerate(errors.tolist()):
+        table, latency, per_byte = sample_costs(graph, cluster, size, samples, seed)
+        for k in range(samples):
+            state.ops["duration"][:-1] = table[k, np.arange(graph.n), placed.device]
+            kernel.run(state, latency[k], per_byte[k], cluster.comm, chosen, keep_log=False)
+            found[e, k] = state.ops["end"].max(initial=0.0)
+    return Robustness(errors, found, nominal)
+
+
+def sample_costs(
+    graph: OpGraph, cluster: Cluster, error: float, samples: int, seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Durations float64[samples, n, D], latencies and costs per byte float64[samples, D, D] under profile errors."""
+    if not 0 <= error < 1:
+        raise InvalidInput(f"error is {error}; it must be at least 0 and below 1")
+    rng = np.random.default_rng(seed)
+    of_ops = 1.0 + error * rng.uniform(-1.0, 1.0, size=(samples, graph.n, 1))
+    of_links = 1.0 + error * rng.uniform(-1.0, 1.0, size=(samples, cluster.n, cluster.n))
+    return durations(graph, cluster) * of_ops, cluster.latency_us * of_links, cluster.us_per_byte * of_links

@@ -1,0 +1,149 @@
+"""Bounds: by hand, and never above the optimum of brute force over every placement and order."""
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+
+from baechi_lab import Cluster, Device, Link, OpGraph, Placement, bounds, simulate
+from baechi_lab.errors import InvalidInput
+from baechi_lab.graph import generators
+from baechi_lab.simulator.bounds_merge import forced_merges, merge_problem, propagate
+from baechi_lab.simulator.bounds_paid import paid_bounds
+
+COMMS = ("parallel", "sequential", "duplex")
+
+
+def linear_extensions(graph):
+    edges = list(zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True))
+    for order in permutations(range(graph.n)):
+        place_of = np.argsort(order)
+        if all(place_of[u] < place_of[v] for u, v in edges):
+            yield place_of
+
+
+def optimum(graph, cluster):
+    """The least makespan over all lawful placements and priority orders, memory respected (infinite: none fits)."""
+    best, orders = np.inf, list(linear_extensions(graph))
+    for device in product(range(cluster.n), repeat=graph.n):
+        homes = {}
+        if not all(
+            homes.setdefault(g, d) == d for g, d in zip(graph.colocation.tolist(), device, strict=True) if g >= 0
+        ):
+            continue
+        for order in orders:
+            timeline = simulate(graph, cluster, Placement(device=device, order=order))
+            if timeline.feasible:
+                best = min(best, timeline.makespan_us)
+    return best
+
+
+def small_case(seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(3, 6))
+    graph = generators.random_dag(
+        n, degree=float(rng.uniform(0.5, 2.0)), second_output=0.3, duration_us=(1, 20), size_bytes=(10, 100),
+        colocation_groups=seed % 2, grouped=0.5, persistent_bytes=(1, 100), seed=seed,
+    )  # fmt: skip
+    if seed % 5 == 0:
+        graph = graph.replace(duration_us=np.where(rng.random(n) < 0.3, 0.0, graph.duration_us))
+    speeds = (1.0, 1.0 + seed % 3, 1.0)[: 2 + (seed % 7 == 0)]
+    devices = tuple(Device(f"gpu:{k}", "gpu", 1 << 30, s) for k, s in enumerate(speeds))
+    cluster = Cluster(devices, Link(float(rng.choice([0, 2, 10, 30])), 0.02), COMMS[seed % 3])
+    if seed % 4 == 0:
+        cluster = cluster.with_memory(int(0.75 * (graph.persistent_bytes.sum() + graph.tensor_bytes.sum())))
+    return graph, cluster
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_bound_is_above_the_optimum(seed):
+    graph, cluster = small_case(seed)
+    best = optimum(graph, cluster)
+    for name, value in bounds(graph, cluster, effort="high", time_limit=2).items():
+        assert value <= best * (1 + 1e-9) + 1e-9, name
+
+
+def test_high_effort_often_proves_the_optimum():
+    tight = 0
+    for seed in range(20):
+        graph, cluster = small_case(seed)
+        tight += bounds(graph, cluster, effort="high", time_limit=2).best >= 0.99 * optimum(graph, cluster)
+    assert tight >= 10
+
+
+def test_fork_join_with_dear_transfers_is_serial():
+    # Ops 5, 10, 10, 5, transfers of 100: whoever splits pays 100, so everything is on one device: 30.
+    graph = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
+    cluster = Cluster.uniform(2, memory_bytes=100, link=Link(100.0, 0.0))
+    found = bounds(graph, cluster, effort="high")
+    # critical path 5 + 10 + 5, work 30 / 2; ops 1 and 2 local to op 3: 5 + 10 + 10 before it starts, then 5.
+    assert found["critical-path"] == 20 and found["work"] == 15
+    assert found["local-or-paid"] == 30 and found["forced-merges"] == pytest.approx(30, rel=0.01)
+
+
+def test_local_or_paid_takes_the_best_number_of_local_producers():
+    # Three producers of 10 and a reader of 1, transfers of 15: all local 30; one paid: max(20, 10 + 15) = 25; + 1.
+    graph = OpGraph.from_edges([10, 10, 10, 1], [(0, 3, 1), (1, 3, 1), (2, 3, 1)])
+    for comm in COMMS:
+        cluster = Cluster.uniform(3, link=Link(15.0, 0.0), comm=comm)
+        assert paid_bounds(graph, cluster)["local-or-paid"] == 26.0
+
+
+def test_transfers_to_one_device_queue():
+    # Four producers of 10, transfers of 8. Parallel: one local, three arrive at 18; two local end at 20.
+    # Queued and fractional: x local of 4: 10 x against 10 + 8 (4 - x): x = 42 / 18 = 7/3, 23.33; then 1.
+    graph = OpGraph.from_edges([10, 10, 10, 10, 1], [(k, 4, 1) for k in range(4)])
+    found = {c: paid_bounds(graph, Cluster.uniform(4, link=Link(8.0, 0.0), comm=c))["local-or-paid"] for c in COMMS}
+    assert found["parallel"] == 19.0
+    assert found["sequential"] == found["duplex"] == pytest.approx(70 / 3 + 1)
+
+
+def test_staggered_work_of_a_tree():
+    # Root 10, four leaves of 10, transfers of 6. One device 50. Two: the second starts at 16: (50 + 0 + 16) / 2 = 33;
+    # three: (50 + 16 + 16) / 3 = 27.33; the minimum over 1 .. 3 devices counts.
+    graph = OpGraph.from_edges([10] * 5, [(0, k, 1) for k in range(1, 5)])
+    cluster = Cluster.uniform(3, link=Link(6.0, 0.0))
+    assert paid_bounds(graph, cluster)["staggered-work"] == pytest.approx(82 / 3)
+
+
+def test_memory_forces_a_cut():
+    # 60 + 60 bytes on devices of 100: the edge is paid, 10 + 7 + 10.
+    graph = OpGraph.from_edges([10, 10], [(0, 1, 1)], persistent_bytes=[60, 60])
+    cluster = Cluster.uniform(2, memory_bytes=100, link=Link(7.0, 0.0))
+    assert bounds(graph, cluster)["memory-cut"] == 27
+    assert bounds(graph, cluster, effort="high").best == pytest.approx(27)
+
+
+def test_compiled_and_readable_propagation_agree():
+    for seed in range(6):
+        graph, cluster = small_case(seed)
+        x = merge_problem(graph, cluster)
+        n = graph.n
+        for limit in (0.4, 0.7, 0.9):
+            answers = []
+            for function in (propagate, propagate.py_func):
+                unit, head, tail = x.unit.copy(), np.zeros(n), np.zeros(n)
+                fits = function(
+                    limit * x.p.sum(), x.order, x.p, x.held, *x.before, *x.after, unit, np.zeros(len(x.before[1]), np.int8),
+                    head, tail, x.ancestors, x.descendants, x.devices, x.memory, x.queued, 30,
+                )  # fmt: skip
+                answers.append((bool(fits), unit.tolist(), head.tolist(), tail.tolist()))
+            assert answers[0] == answers[1]
+
+
+def test_high_effort_is_never_below_normal_and_respects_its_limit():
+    graph = generators.layered_dag(200, seed=1)
+    cluster = Cluster.uniform(3)
+    normal, high = bounds(graph, cluster), bounds(graph, cluster, effort="high", time_limit=0.5)
+    assert {k: v for k, v in high.items() if k != "forced-merges"} == dict(normal)
+    assert high["forced-merges"] >= normal.best
+    assert forced_merges(graph, cluster, 5.0, 5.0) == 5.0
+
+
+def test_degenerate_graphs_and_wrong_effort():
+    for graph in (OpGraph.from_edges([]), OpGraph.from_edges([4]), OpGraph.from_edges([0, 0], [(0, 1, 1)])):
+        for devices in (1, 2):
+            found = bounds(graph, Cluster.uniform(devices), effort="high")
+            assert found.best == graph.duration_us.sum()
+    with pytest.raises(InvalidInput, match="effort"):
+        bounds(OpGraph.from_edges([1]), Cluster.uniform(1), effort="low")

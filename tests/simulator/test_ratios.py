@@ -1,0 +1,64 @@
+"""rho, the SCT assumption and the proven ratios (DESIGN section 6), by hand."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+
+
+def cluster(devices=2, latency=2.0, comm="parallel", memory=10**9):
+    return bl.Cluster.uniform(devices, memory_bytes=memory, link=bl.Link(latency, 0.0), comm=comm)
+
+
+def test_formulas():
+    graph = bl.OpGraph.from_edges([4, 8], [(0, 1, 1)], persistent_bytes=[99, 100])
+    found = bl.ratios(graph, cluster(4, memory=100))
+    beta = (2 + 2 * 0.5) / (2 + 0.5)
+    assert found.rho == 2 / 4
+    assert found.etf == 2 + 0.5 - 1 / 4
+    assert found.sct == pytest.approx(1 + (1 - 1 / 4) * beta)
+    assert found.memory_factor == 4 * 100 / (99 + 100 + 1)
+    assert found.m_sct == pytest.approx(found.sct + (1 - beta / 4) / (2 - 1))
+    assert found.premises == ()
+    assert math.isnan(found.achieved)
+
+
+def test_premises_that_fail_are_named():
+    graph = bl.OpGraph.from_edges([1, 8, 8], [(0, 1, 1), (1, 2, 1)], colocation=[0, 0, -1], colocation_names=("w",))
+    found = bl.ratios(graph, cluster(comm="sequential"))
+    assert not found.sct_assumption
+    assert found.sct_share == 0.5  # the edge between the two ops of 8
+    assert len(found.premises) == 3
+    assert math.isnan(bl.ratios(graph, cluster(memory=0)).m_sct)
+
+
+def test_zero_durations_leave_no_ratio_for_etf():
+    found = bl.ratios(bl.OpGraph.from_edges([0, 1], [(0, 1, 1)]), cluster())
+    assert found.rho == math.inf
+    assert found.sct == 1 + (1 - 1 / 2) * 2
+
+
+def test_achieved_gap():
+    graph = bl.OpGraph.from_edges([4, 4])
+    assert bl.ratios(graph, cluster(), bl.Placement(device=[0, 0])).achieved == 8 / 4
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_etf_and_sct_keep_their_promise_where_the_premises_hold(seed):
+    """Against the best simulated placement, which is no better than the optimum of the theorem."""
+    rng = np.random.default_rng(seed)
+    n, devices = int(rng.integers(2, 7)), int(rng.integers(2, 4))
+    edges = [(i, j, 1) for i in range(n) for j in range(i + 1, n) if rng.random() < 0.5]
+    graph, clu = bl.OpGraph.from_edges(rng.integers(3, 9, n).astype(float), edges), cluster(devices)
+    found = bl.ratios(graph, clu)
+    assert found.premises == ()
+    best = min(
+        bl.simulate(graph, clu, bl.Placement(device=list(d))).makespan_us
+        for d in itertools.product(range(devices), repeat=n)
+    )
+    for placer, ratio in (("etf", found.etf), ("m-etf", found.etf), ("sct", found.sct), ("m-sct", found.m_sct)):
+        planned = bl.place(graph, clu, placer).info["planned_makespan_us"]
+        assert planned <= ratio * best * (1 + 1e-9)
