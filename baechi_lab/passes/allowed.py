@@ -1,0 +1,88 @@
+"""What ops that share a device may run on: the meet of their `allowed` lists, as far as it can be written down.
+
+An op may run on a device whose name or kind its list holds. Two lists of names, or two lists of kinds, meet in their
+intersection; a list that contains another meets it in the other. A device name and a kind ("gpu:1" and "gpu") may agree
+or not, which only a cluster can tell, and no list says "both": such ops keep their own lists (`UNCLEAR`), and
+`baechi_lab.graph.allowed_devices` combines them where the cluster is known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ColocationError
+from ..graph import OpGraph
+
+ANY, UNCLEAR = -1, -2
+Names = tuple[str, ...]
+
+
+class Meets:
+    """Meets of `allowed` lists, as codes into a growing table; `ANY` is no restriction."""
+
+    def __init__(self, table: tuple[Names, ...]):
+        self.table = list(table)
+        self._code = {names: k for k, names in reversed(list(enumerate(table)))}
+        self._known: dict[tuple[int, int], int | None] = {}
+
+    def meet(self, a: int, b: int) -> int | None:
+        """The code of the meet: `UNCLEAR` when no list says it, None when nothing is left."""
+        if a == b or b == ANY:
+            return a
+        if a == ANY:
+            return b
+        if UNCLEAR in (a, b):
+            return UNCLEAR
+        if (a, b) not in self._known:
+            self._known[a, b] = self._compute(self.table[a], self.table[b])
+        return self._known[a, b]
+
+    def _compute(self, first: Names, second: Names) -> int | None:
+        common = tuple(x for x in first if x in second)
+        if len({*map(_is_name, first), *map(_is_name, second)}) == 1 or len(common) in (
+            len(set(first)),
+            len(set(second)),
+        ):
+            if not common:
+                return None
+            if common not in self._code:
+                self._code[common] = len(self.table)
+                self.table.append(common)
+            return self._code[common]
+        return UNCLEAR
+
+
+def _is_name(text: str) -> bool:
+    """Device names carry an index or a path (`gpu:0`, `/gpu:0`); kinds do not. As `OpGraph` tells them apart."""
+    return ":" in text or "/" in text
+
+
+def common_allowed(graph: OpGraph, group: NDArray[Any], groups: int) -> tuple[NDArray[np.int32], Meets]:
+    """Per group the code of what all of its members may run on (`ANY`, `UNCLEAR` included), and the table of codes.
+
+    `group`: int[n], -1 for none. Raises `ColocationError` naming two ops whose lists can never agree.
+    """
+    meets = Meets(graph.allowed_sets)
+    found = np.full(groups, ANY, dtype=np.int32)
+    member = np.flatnonzero((group >= 0) & (graph.allowed >= 0))
+    width = len(graph.allowed_sets) + 1
+    pair, first = np.unique(group[member].astype(np.int64) * width + graph.allowed[member], return_index=True)
+    for key, op in zip(pair.tolist(), member[first].tolist(), strict=True):
+        at, code = divmod(key, width)
+        met = meets.meet(int(found[at]), code)
+        if met is None:
+            raise ColocationError(
+                f"op {graph.names[op]!r} allows only {', '.join(graph.allowed_sets[code])}, but it must share a device "
+                f"with ops that allow only {', '.join(meets.table[found[at]])}"
+            )
+        found[at] = met
+    return found, meets
+
+
+def spread(graph: OpGraph, group: NDArray[Any], found: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Per op the code of its group's common list; its own where it has no group or the common list is unclear."""
+    code = np.where(group >= 0, found[group], UNCLEAR) if len(found) else np.full(graph.n, UNCLEAR)
+    return np.where(code == UNCLEAR, graph.allowed, code).astype(np.int32)

@@ -1,0 +1,32 @@
+"""Connected components of a list of pairs, by array operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def components(n: int, a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.int64]:
+    """int64[n]: the smallest node that each node is connected to by the pairs `(a[k], b[k])`.
+
+    Every root with a smaller neighbour hooks onto it, then paths are halved until they are flat. Of the roots of an
+    unfinished component all but local minima vanish per round: O((n + pairs) log n).
+
+    >>> components(5, np.array([3, 4]), np.array([1, 3])).tolist()
+    [0, 1, 2, 1, 1]
+    """
+    label = np.arange(n, dtype=np.int64)
+    while True:
+        left, right = label[a], label[b]
+        open_pairs = left != right
+        if not open_pairs.any():
+            return label
+        a, b, left, right = a[open_pairs], b[open_pairs], left[open_pairs], right[open_pairs]
+        np.minimum.at(label, np.maximum(left, right), np.minimum(left, right))
+        while True:
+            shorter = label[label]
+            if np.array_equal(shorter, label):
+                break
+            label = shorter

@@ -1,0 +1,260 @@
+"""Coarsening: one op per group of ops, with costs and memory that mean the same as before.
+
+What a group costs follows from the rules of DESIGN section 4, applied to its members one after another in topological
+order on one device:
+
+    duration        sum over the members (also per device kind)
+    persistent      sum
+    tensors         a tensor that another group reads stays a tensor of its own (one entry per reading group); a tensor
+                    that only members read becomes part of the group's temporary bytes
+    temporary       so that the group's peak is the peak of its members. While a coarse op runs, the simulator counts
+                    its outputs, its inputs and its temporary bytes. While the members run one by one, outputs appear
+                    one by one, tensors between members live from producer to last reader, and an input that nobody
+                    else reads dies early. Hence
+
+                        temp = max(0, max over members i of (temp_i + live_i) - outputs - own inputs)
+
+                    with live_i the bytes of inner tensors, of outputs produced so far and of own inputs still needed
+                    while i runs, and own inputs the tensors from outside that only this group reads.
+
+The formula hides nothing and doubles nothing wherever it is not cut at 0; where it is, the coarse op's outputs alone
+are more than its members ever hold at once, and the coarse peak is too high, never too low. Contracting step by
+step or at once gives valid graphs of equal sums; the peak is exact for the order in which the members were run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ColocationError, InvalidInput
+from ..graph import OpGraph
+from ..graph.csr import distinct, offsets
+from ..graph.opgraph import default_tensor_names
+from .allowed import UNCLEAR, common_allowed
+from .components import components
+
+Ints = NDArray[np.int64]
+
+
+def contract(graph: OpGraph, group: NDArray[Any]) -> OpGraph:
+    """The coarse graph with one op per distinct value of `group` (int[n]), numbered by their smallest member.
+
+    A group is named after its longest member (ties: smallest index) and has its type. It inherits every colocation
+    group of its members (which thereby become one), the meet of their allowed lists, and a `forward_of` on which
+    more than half of its members agree. The graph itself is returned when every group has one member.
+
+    O((ops + edges) log).
+
+    Raises:
+        InvalidInput: wrong length. CycleError: the groups form a cycle. ColocationError: their lists conflict.
+
+    >>> g = OpGraph.from_edges([1.0, 2.0, 4.0], [(0, 1, 8), (1, 2, 8)])
+    >>> contract(g, np.array([0, 1, 1])).duration_us.tolist()
+    [1.0, 6.0]
+    """
+    label = number_groups(graph, group)
+    count = int(label.max()) + 1 if graph.n else 0
+    if count == graph.n:
+        return graph
+    pairs = group_edges(label, graph.edge_tensor, label[graph.edge_source], label[graph.consumers])
+    size = np.bincount(label, minlength=count)
+    inner_only = np.ones(graph.tensor_count, dtype=np.bool_)
+    inner_only[pairs.tensor] = False
+    # The outputs of a group of one stay as they are, those that nobody reads included.
+    kept = ~inner_only | (size[label[graph.tensor_producer]] == 1)
+    temp = member_peak(graph, label, count, kept)
+    return coarse_graph(
+        graph,
+        label,
+        count,
+        kept,
+        pairs,
+        temp_bytes=temp,
+        persistent_bytes=grouped_sum(graph.persistent_bytes, label, count),
+    )
+
+
+@dataclass(frozen=True)
+class GroupEdges:
+    """Which groups read a tensor from another group: distinct pairs, ordered by tensor, then group."""
+
+    tensor: Ints
+    reader: Ints
+
+
+def number_groups(graph: OpGraph, group: NDArray[Any]) -> Ints:
+    """int64[n]: groups renumbered 0, 1, ... by their smallest member."""
+    given = np.asarray(group)
+    if given.shape != (graph.n,) or (given.size and given.dtype.kind not in "iu"):
+        raise InvalidInput(
+            f"group has shape {given.shape} of {given.dtype}; it must hold one whole number per op, ({graph.n},)"
+        )
+    _, first, inverse = np.unique(given, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[inverse.reshape(-1)]
+
+
+def group_edges(label: Ints, tensor: NDArray[Any], source: Ints, reader: Ints) -> GroupEdges:
+    """Distinct (tensor, reading group) pairs of the edges whose producer is in another group."""
+    outside = source != reader
+    width = len(label) + 1
+    key = distinct(tensor[outside].astype(np.int64) * width + reader[outside])
+    return GroupEdges(key // width, key % width)
+
+
+def grouped_sum(values: NDArray[np.int64], label: Ints, count: int) -> NDArray[np.int64]:
+    """Exact sums per group (floats would lose bytes beyond 2^53)."""
+    total = np.zeros(count, dtype=np.int64)
+    np.add.at(total, label, values)
+    return total
+
+
+def _sums(values: NDArray[np.float64], label: Ints, count: int) -> NDArray[np.float64]:
+    return np.bincount(label, values, count).astype(np.float64)
+
+
+def member_peak(
+    graph: OpGraph, label: Ints, count: int, kept: NDArray[np.bool_], size: Ints | None = None
+) -> NDArray[np.int64]:
+    """int64[count]: temporary bytes per group by the module's formula; `kept` marks tensors that stay tensors.
+
+    `size`: bytes per tensor where they are not the graph's. Tensors that leave their group without being kept (the
+    gradients of forward-only placement) live until their group has ended.
+    """
+    n, producer = graph.n, graph.tensor_producer
+    size = graph.tensor_bytes if size is None else size
+    position = np.empty(n, dtype=np.int64)
+    position[graph.order] = np.arange(n)
+    # Give every member a slot: groups one after another, members in topological order.
+    by_group = np.lexsort((position, label))
+    slot = np.empty(n, dtype=np.int64)
+    slot[by_group] = np.arange(n)
+    bounds = offsets(label[by_group], count)
+    home = label[producer]
+    reader, tensor = graph.consumers, graph.edge_tensor
+    inside = label[reader] == home[tensor]
+    last = slot[producer].copy()
+    np.maximum.at(last, tensor[inside], slot[reader[inside]])
+    leaves = kept.copy()
+    leaves[tensor[~inside]] = True
+    last[leaves] = bounds[home[leaves] + 1] - 1
+    change = np.zeros(n + 1, dtype=np.int64)
+    np.add.at(change, slot[producer], size)
+    np.add.at(change, last + 1, -size)
+    counted = grouped_sum(size[kept], home[kept], count)
+    own, user = _own_inputs(graph, label, kept)
+    until = np.zeros(graph.tensor_count, dtype=np.int64)
+    np.maximum.at(until, tensor, slot[reader])
+    np.add.at(change, bounds[user], size[own])
+    np.add.at(change, until[own] + 1, -size[own])
+    np.add.at(counted, user, size[own])
+    held = np.cumsum(change[:n]) + graph.temp_bytes[by_group]
+    return np.maximum(np.maximum.reduceat(held, bounds[:-1]) - counted, 0)
+
+
+def _own_inputs(graph: OpGraph, label: Ints, kept: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Tensors whose readers are all in one group, other than the producer's: the tensors, and that group."""
+    begin, end = graph.consumer_ptr[:-1], graph.consumer_ptr[1:]
+    read = np.flatnonzero(end > begin)
+    if not len(read):
+        return read, read
+    readers = label[graph.consumers]
+    low, high = np.minimum.reduceat(readers, begin[read]), np.maximum.reduceat(readers, begin[read])
+    own = (low == high) & (low != label[graph.tensor_producer[read]]) & kept[read]
+    return read[own], low[own]
+
+
+def coarse_graph(
+    graph: OpGraph,
+    label: Ints,
+    count: int,
+    kept: NDArray[np.bool_],
+    pairs: GroupEdges,
+    leader: Ints | None = None,
+    **bytes_columns: NDArray[np.int64],
+) -> OpGraph:
+    """Assemble the coarse graph: tensors `kept`, read as `pairs` say; `leader` (the longest) names each group."""
+    tensors = np.flatnonzero(kept)
+    home = label[graph.tensor_producer[tensors]]
+    order = np.argsort(home, kind="stable")
+    tensors, home = tensors[order], home[order]
+    number = np.full(graph.tensor_count, -1, dtype=np.int64)
+    number[tensors] = np.arange(len(tensors))
+    row = number[pairs.tensor]
+    by_tensor = np.lexsort((pairs.reader, row))
+    leading = _longest(graph, label, count) if leader is None else leader
+    found, meets = common_allowed(graph, label, count)
+    if np.any(found == UNCLEAR):
+        at = int(np.flatnonzero(found == UNCLEAR)[0])
+        raise ColocationError(
+            f"the ops merged into {graph.names[leading[at]]!r} name devices and kinds in ways that no list combines"
+        )
+    colocation, colocation_names = _colocation(graph, label, count)
+    return OpGraph(
+        names=tuple([graph.names[i] for i in leading.tolist()]),
+        op_types=tuple([graph.op_types[i] for i in leading.tolist()]),
+        duration_us=_sums(graph.duration_us, label, count),
+        duration_by_kind={kind: _sums(us, label, count) for kind, us in graph.duration_by_kind.items()},
+        tensor_producer=home.astype(np.int32),
+        tensor_bytes=graph.tensor_bytes[tensors],
+        tensor_names=_tensor_names(graph, tensors, home, label, count),
+        consumer_ptr=offsets(row, len(tensors)),
+        consumers=pairs.reader[by_tensor].astype(np.int32),
+        colocation=colocation,
+        colocation_names=colocation_names,
+        allowed=found,
+        allowed_sets=tuple(meets.table),
+        forward_of=_forward_of(graph, label, count),
+        group_of=(label if graph.group_of is None else label[graph.group_of]).astype(np.int32),
+        source_key=graph.key if graph.group_of is None else graph.source_key,
+        name=graph.name,
+        **bytes_columns,
+    )
+
+
+def _longest(graph: OpGraph, label: Ints, count: int) -> Ints:
+    """The longest member of each group, ties by index."""
+    order = np.lexsort((-graph.duration_us, label))
+    return order[offsets(label[order], count)[:-1]]
+
+
+def _tensor_names(graph: OpGraph, tensors: Ints, home: Ints, label: Ints, count: int) -> tuple[str, ...]:
+    """Names as they were; in a group of several, with the producing op in front, so that they stay distinct."""
+    several = np.bincount(label, minlength=count)[home] > 1
+    names = [
+        graph.tensor_label(t) if long else graph.tensor_names[t]
+        for t, long in zip(tensors.tolist(), several.tolist(), strict=True)
+    ]
+    if len(set(zip(home.tolist(), names, strict=True))) < len(names):  # names that hold colons themselves
+        return default_tensor_names(home.astype(np.int32))
+    return tuple(names)
+
+
+def _colocation(graph: OpGraph, label: Ints, count: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+    """Colocation groups that meet in one coarse op become one, named after the first of them."""
+    member = np.flatnonzero(graph.colocation >= 0)
+    code, at = graph.colocation[member].astype(np.int64), label[member]
+    root = np.full(count, len(graph.colocation_names), dtype=np.int64)
+    np.minimum.at(root, at, code)
+    joined = components(len(graph.colocation_names), code, root[at])
+    used = distinct(joined[code])
+    column = np.full(count, -1, dtype=np.int32)
+    column[at] = np.searchsorted(used, joined[code])
+    return column, tuple(graph.colocation_names[k] for k in used.tolist())
+
+
+def _forward_of(graph: OpGraph, label: Ints, count: int) -> NDArray[np.int32]:
+    """The group that holds the forward ops of more than half of a group's members."""
+    member = np.flatnonzero(graph.forward_of >= 0)
+    source, target = label[member], label[graph.forward_of[member]]
+    other = source != target
+    pair, votes = np.unique(source[other] * (count + 1) + target[other], return_counts=True)
+    found = np.full(count, -1, dtype=np.int32)
+    won = 2 * votes > np.bincount(label, minlength=count)[pair // (count + 1)]
+    found[pair[won] // (count + 1)] = pair[won] % (count + 1)
+    return found

@@ -1,0 +1,221 @@
+"""Co-placement (paper B, section 3.2): ops that would only make each other wait for a transfer."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput
+from ..graph import OpGraph
+from ..graph.csr import distinct
+from .allowed import Meets
+from .base import Pass
+from .forward_only import backward_ops, helper_ops
+
+
+@dataclass(frozen=True)
+class CoPlacement(Pass):
+    r"""Put an op with its only reader, and a backward op with its forward op, into one group.
+
+    Rules: (i, `chains`) an op whose outputs are all read by exactly one op joins that op's group; (ii, `backward`) a
+    backward op joins the group of its forward op; (iii, `constants`, not in the paper) an op that reads nothing and
+    belongs to no group joins the one group that holds all of its readers; (iv, `cells`) the ops of one cell join: those
+    whose name (for a backward op, its forward op's) agrees up to a component that matches the regular expression
+    `cells`; members of a given group are left out of this rule. The groups of the result are the closure of the rules
+    and of the given colocation groups, by union-find in op order, and are written as colocation groups. Two ops whose
+    allowed lists conflict are never joined.
+
+    `cells`: paper B "applies the co-placement optimization to LSTM cell operators and also to attention operators"
+    (section 5.1). In its TensorFlow 1.12 an LSTM cell is one object per layer, called at every time step, so the
+    default takes all that is unrolled below one component (`encoder/layer1/t7/...` belongs to `encoder/layer1`).
+    r"t\d+" makes every time step a cell of its own, None none at all. `operators`, likewise by name, are those that
+    were one operator in TensorFlow 1.12 and are a dozen here, batch normalizations: they count as one op in rule (i).
+
+    `readers`: who counts in rule (i). "forward", the default: of a forward op only forward readers, and a backward op
+    with a `forward_of` follows that and nobody else; paper B places "only forward operators" and lets the others
+    follow (section 3.3). "all" counts backward readers too and lets gradients chain, so that through rule (ii) whole
+    models may end as one group. Rule (i) looks at `operators` and given groups as single ops, and once more at each op
+    by itself; a given group (a variable) that a single op, operator or cell reads joins that first.
+
+    `largest`: with a share such as 0.25, a join that would give one group more than that share of all work is left
+    out (rules i and iii). The paper has no such limit and had to switch co-placement off for Inception-V3, where it
+    "generated a massive operator group" (section 5.4); None is the paper's rule.
+
+    O((ops + edges) log ops).
+    """
+
+    name: ClassVar[str] = "coplacement"
+    chains: bool = True
+    backward: bool = True
+    constants: bool = True
+    cells: str | None = r"[^/]+(?=/t\d+/)"
+    operators: str | None = r"([^/]+_)?(batch_normalization|bn)(_\d+)*"
+    readers: str = "forward"
+    largest: float | None = None
+
+    def validate(self) -> None:
+        for field, pattern in (("cells", self.cells), ("operators", self.operators)):
+            try:
+                re.compile(pattern or "")
+            except (re.error, TypeError) as error:
+                text = f"{field} is {pattern!r}; it must be a regular expression or None: {error}"
+                raise InvalidInput(text) from error
+        if self.readers not in ("forward", "all"):
+            raise InvalidInput(f"readers is {self.readers!r}; it must be 'forward' or 'all'")
+        if self.largest is not None and (isinstance(self.largest, bool) or not 0 < self.largest <= 1):
+            raise InvalidInput(
+                f"largest is {self.largest!r}; it must be a share of the work above 0 and at most 1, or None"
+            )
+
+    def apply(self, graph: OpGraph) -> OpGraph:
+        joined = _Groups(graph)
+        joined.join_all(*_given_groups(graph))
+        if self.backward:
+            member = np.flatnonzero(graph.forward_of >= 0)
+            joined.join_all(member, graph.forward_of[member])
+        limit = None if self.largest is None else self.largest * float(graph.duration_us.sum())
+        whole = np.arange(graph.n)
+        if self.operators is not None:
+            member, head = _cells(graph, self.operators)
+            whole[member] = head
+            joined.join_all(member, head, limit)
+        if self.chains:
+            self._join_variables(graph, joined, limit)
+        units = joined.roots()
+        if self.cells is not None:
+            joined.join_all(*_cells(graph, self.cells), limit)
+        if self.chains:
+            self._join_variables(graph, joined, limit)
+            for unit in (whole, units):
+                joined.join_all(*_only_readers(graph, unit, self.readers), limit)
+        if self.constants:
+            _join_constants(graph, joined, limit)
+        return _as_colocation(graph, joined.roots())
+
+    def _join_variables(self, graph: OpGraph, joined: _Groups, limit: float | None) -> None:
+        """Rule (i) for given groups: one that a single group reads joins it."""
+        unit = joined.roots()
+        source, reader = _only_readers(graph, unit, self.readers)
+        given = np.isin(source, unit[graph.colocation >= 0])
+        joined.join_all(source[given], reader[given], limit)
+
+
+def _given_groups(graph: OpGraph) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Every member of a colocation group, and the group's first member."""
+    member = np.flatnonzero(graph.colocation >= 0)
+    first = np.full(len(graph.colocation_names), graph.n, dtype=np.int64)
+    np.minimum.at(first, graph.colocation[member], member)
+    return member, first[graph.colocation[member]]
+
+
+def _cells(graph: OpGraph, pattern: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Ops of cells, and the first op of each one's cell."""
+    component, first = re.compile(rf"^(?:.*/)?(?:{pattern})(?=/)"), dict[str, int]()
+    forward = np.where(graph.forward_of >= 0, graph.forward_of, np.arange(graph.n)).tolist()
+    member, head = [], []
+    for op in np.flatnonzero(graph.colocation < 0).tolist():
+        cell = component.match(graph.names[forward[op]])
+        if cell:
+            member.append(op)
+            head.append(first.setdefault(cell[0], op))
+    return np.array(member, dtype=np.int64), np.array(head, dtype=np.int64)
+
+
+def _only_readers(graph: OpGraph, cell: NDArray[Any], readers: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Ops of cells that one other cell reads, and an op of that cell; an op of no cell is its own.
+
+    `readers="forward"`: only forward ops count as readers of forward ops, and a backward op with a `forward_of` follows
+    that and no reader.
+    """
+    source, reader = graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64)
+    if readers == "forward":
+        descends = backward_ops(graph)
+        backward = descends | helper_ops(graph, descends)
+        counts = (backward[source] == backward[reader]) & (graph.forward_of[source] < 0)
+        source, reader = source[counts], reader[counts]
+    pair = cell[source] * np.int64(graph.n + 1) + cell[reader]
+    pair = distinct(pair[cell[source] != cell[reader]])
+    source, reader = pair // (graph.n + 1), pair % (graph.n + 1)
+    only = np.bincount(source, minlength=graph.n)[source] == 1
+    return source[only], reader[only]
+
+
+def _join_constants(graph: OpGraph, joined: _Groups, limit: float | None) -> None:
+    """Rule (iii): single ops that read nothing join the group that holds all of their readers."""
+    pointer, successor = (a.tolist() for a in graph.successors)
+    roots = joined.roots()
+    size, root = np.bincount(roots, minlength=graph.n), roots.tolist()
+    for op in np.flatnonzero((np.diff(graph.inputs[0]) == 0) & (size == 1)).tolist():
+        readers = {root[reader] for reader in successor[pointer[op] : pointer[op + 1]]}
+        if root[op] == op and len(readers) == 1:
+            joined.join(op, readers.pop(), limit)
+
+
+class _Groups:
+    """Union-find over ops; every set keeps its smallest member as root, its work, and what it may run on."""
+
+    def __init__(self, graph: OpGraph):
+        self.parent = list(range(graph.n))
+        self.work = graph.duration_us.tolist()
+        self.code = graph.allowed.tolist()
+        self.meets = Meets(graph.allowed_sets)
+
+    def root(self, op: int) -> int:
+        parent = self.parent
+        while parent[op] != op:
+            parent[op] = op = parent[parent[op]]
+        return op
+
+    def join_all(self, left: NDArray[Any], right: NDArray[Any], limit: float | None = None) -> None:
+        """Join the pairs in order."""
+        for a, b in zip(left.tolist(), right.tolist(), strict=True):
+            self.join(a, b, limit)
+
+    def join(self, a: int, b: int, limit: float | None) -> None:
+        """Join the sets of two ops, unless their lists conflict or the work would exceed `limit`."""
+        a, b = self.root(a), self.root(b)
+        if a == b or (limit is not None and self.work[a] + self.work[b] > limit):
+            return
+        met = self.meets.meet(self.code[a], self.code[b])
+        if met is not None:
+            low, high = min(a, b), max(a, b)
+            self.parent[high] = low
+            self.work[low] += self.work[high]
+            self.code[low] = met
+
+    def roots(self) -> NDArray[np.int64]:
+        """int64[n]: the smallest member of every op's set."""
+        return np.array([self.root(op) for op in range(len(self.parent))], dtype=np.int64)
+
+
+def _as_colocation(graph: OpGraph, root: NDArray[np.int64]) -> OpGraph:
+    """The sets of two and more as colocation groups, ordered and named by their first member."""
+    size = np.bincount(root, minlength=graph.n) if graph.n else root
+    # A group of one that was given stays: whether to drop it is the colocation pass's business.
+    grouped = (size[root] > 1) | (graph.colocation >= 0)
+    heads, column = np.unique(root[grouped], return_inverse=True)
+    colocation = np.full(graph.n, -1, dtype=np.int32)
+    colocation[grouped] = column.reshape(-1)
+    names = _names(graph, heads, colocation)
+    if np.array_equal(colocation, graph.colocation) and names == graph.colocation_names:
+        return graph
+    return graph.replace(colocation=colocation, colocation_names=names)
+
+
+def _names(graph: OpGraph, heads: NDArray[np.int64], colocation: NDArray[np.int32]) -> tuple[str, ...]:
+    """The name of the first given group in each set, else `with/<first member>`."""
+    given: dict[int, str] = {}
+    for op in np.flatnonzero(graph.colocation >= 0).tolist():
+        given.setdefault(int(colocation[op]), graph.colocation_names[graph.colocation[op]])
+    taken, names = set(given.values()), []
+    for k, head in enumerate(heads.tolist()):
+        name = given.get(k, f"with/{graph.names[head]}")
+        while k not in given and name in taken:
+            name += "'"
+        taken.add(name)
+        names.append(name)
+    return tuple(names)

@@ -1,0 +1,148 @@
+"""Fusion by the safe-degree rule (paper B, section 3.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import OpGraph
+from ..graph.csr import distinct
+from .allowed import UNCLEAR, common_allowed, spread
+from .base import Pass
+from .components import components
+from .contraction import contract
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Fusion(Pass):
+    """Merge directly connected ops of one group where no cycle can appear.
+
+    Ops of one colocation (or co-placement) group that are joined by an edge `src -> dst` are merged if `src` has no
+    other successor or `dst` no other predecessor; without that, a second path from `src` to `dst` could become a
+    cycle. Repeated until no edge qualifies. The rule needs no search for paths, and misses some merges that a
+    search would find.
+
+    All edges that qualify by their source are merged at once: merging one leaves the other sources with their one
+    successor, so any order of doing them is safe, and so is doing them together; likewise for targets. The two
+    kinds take turns, O((ops + edges) log) each, on graphs that shrink; where many turns would be needed (ladders), one
+    edge after another is merged with a work list that always moves the smaller set, O(edges log ops).
+    """
+
+    name: ClassVar[str] = "fusion"
+
+    def apply(self, graph: OpGraph) -> OpGraph:
+        found, meets = common_allowed(graph, graph.colocation, len(graph.colocation_names))
+        # Ops of one group whose allowed lists cannot be combined into one list must stay apart.
+        code = spread(graph, graph.colocation, found)
+        codes = len(meets.table) - UNCLEAR
+        key = np.where(graph.colocation >= 0, graph.colocation * np.int64(codes) + (code - UNCLEAR), -1)
+        return contract(graph, fuse(graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64), key))
+
+
+TURNS = 12
+"""Turns of the array form before the work list takes over."""
+
+
+def fuse(source: Ints, target: Ints, key: Ints, turns: int = TURNS) -> Ints:
+    """int64[n]: the smallest op of every op's merged group; ops merge only with ops of the same key, -1 with none.
+
+    >>> fuse(np.array([0, 1]), np.array([1, 2]), np.array([5, 5, 7])).tolist()
+    [0, 0, 2]
+    """
+    n = len(key)
+    label, quiet = np.arange(n, dtype=np.int64), 0
+    source, target = _distinct(source, target, n)
+    for turn in range(turns):
+        side = source if turn % 2 == 0 else target
+        degree = np.bincount(side, minlength=n)
+        chosen = (degree[side] == 1) & (key[source] == key[target]) & (key[source] >= 0)
+        quiet = 0 if chosen.any() else quiet + 1
+        if quiet == 2:
+            return label
+        joined = components(n, source[chosen], target[chosen])
+        label = joined[label]
+        source, target = _distinct(joined[source], joined[target], n)
+    return _fuse_one_by_one(source, target, key)[label]
+
+
+def _distinct(source: Ints, target: Ints, n: int) -> tuple[Ints, Ints]:
+    pair = source * max(n, 1) + target
+    pair = distinct(pair[source != target])
+    return pair // max(n, 1), pair % max(n, 1)
+
+
+def _fuse_one_by_one(source: Ints, target: Ints, key: Ints) -> Ints:
+    """One merge at a time until no edge qualifies; neighbours move from the op with fewer to the one with more."""
+    n = len(key)
+    after: dict[int, set[int]] = {}
+    before: dict[int, set[int]] = {}
+    for u, v in zip(source.tolist(), target.tolist(), strict=True):
+        after.setdefault(u, set()).add(v)
+        before.setdefault(v, set()).add(u)
+    keys, merged = key.tolist(), np.arange(n, dtype=np.int64)
+    parent: dict[int, int] = {}
+    nodes = sorted({*after, *before})
+    for node in nodes:
+        after.setdefault(node, set())
+        before.setdefault(node, set())
+    waiting = list(reversed(nodes))
+    while waiting:
+        node = waiting.pop()
+        if node in parent:
+            continue
+        other = _partner(node, after, before, keys)
+        if other < 0:
+            continue
+        keep, gone = (node, other) if _degree(node, after, before) >= _degree(other, after, before) else (other, node)
+        touched = _absorb(keep, gone, after, before)
+        parent[gone] = keep
+        # Only ops next to the two can have lost a neighbour, and so have become mergeable.
+        waiting += sorted(touched, reverse=True)
+        waiting.append(keep)
+    for node in nodes:
+        top = node
+        while top in parent:
+            top = parent[top]
+        merged[node] = top
+    first = np.full(n, n, dtype=np.int64)
+    np.minimum.at(first, merged, np.arange(n))
+    return first[merged]
+
+
+def _degree(node: int, after: dict[int, set[int]], before: dict[int, set[int]]) -> int:
+    return len(after[node]) + len(before[node])
+
+
+def _partner(node: int, after: dict[int, set[int]], before: dict[int, set[int]], keys: list[int]) -> int:
+    """A neighbour that the rule allows `node` to be merged with, -1 for none. Both of the edge's ends look for it."""
+    if keys[node] < 0:
+        return -1
+    if len(after[node]) == 1:
+        (only,) = after[node]
+        if keys[only] == keys[node]:
+            return only
+    if len(before[node]) == 1:
+        (only,) = before[node]
+        if keys[only] == keys[node]:
+            return only
+    return -1
+
+
+def _absorb(keep: int, gone: int, after: dict[int, set[int]], before: dict[int, set[int]]) -> set[int]:
+    """Move the neighbours of `gone` to `keep`; returns the neighbours that both had (they now have one fewer)."""
+    shared: set[int] = set()
+    for mine, theirs in ((after, before), (before, after)):
+        for neighbour in mine.pop(gone):
+            theirs[neighbour].discard(gone)
+            if neighbour == keep:
+                continue
+            if keep in theirs[neighbour]:
+                shared.add(neighbour)
+            theirs[neighbour].add(keep)
+            mine[keep].add(neighbour)
+    return shared

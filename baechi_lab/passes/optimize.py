@@ -1,0 +1,63 @@
+"""`optimize`: the passes wired together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import InvalidInput
+from ..graph import Cluster, OpGraph
+from .base import Pass
+from .forward_only import ForwardOnly
+from .peak import single_device_peak
+from .registry import make_pass
+
+PASSES = ("colocation", "coplacement", "fusion")
+
+
+def optimize(
+    graph: OpGraph,
+    cluster: Cluster | None = None,
+    passes: Sequence[str | Pass] = PASSES,
+    forward_only: bool | str = "auto",
+) -> OpGraph:
+    """A smaller graph to place: `passes` in order, by name or as pass objects.
+
+    `forward_only` places the forward ops only (`baechi_lab.passes.forward_only`): True, False, or "auto", which
+    is on only when a `cluster` is given and every one of its devices could hold the whole model (the exact peak of
+    running it on one device; paper B, section 3.3). Without a cluster nothing is known about memory, and "auto" is off.
+    Backward ops are folded into their forward ops before the first "fusion" among `passes`, after the passes that
+    look at the whole graph.
+
+    The result is a DAG; its `group_of` leads from the ops of `graph` (or, when that is coarse, of the graph it was made
+    from) to its own ops, so a placement of it is a placement of the original.
+
+    Raises:
+        UnknownNameError: no pass of that name. InvalidInput: bad argument. ColocationError: conflicting constraints.
+
+    >>> from baechi_lab.graph.generators import unrolled_rnn
+    >>> graph = unrolled_rnn(10, 2)
+    >>> optimize(graph).n < graph.n
+    True
+    """
+    if not isinstance(graph, OpGraph):
+        raise InvalidInput(f"graph is a {type(graph).__name__}; it must be an OpGraph")
+    if cluster is not None and not isinstance(cluster, Cluster):
+        raise InvalidInput(f"cluster is a {type(cluster).__name__}; it must be a Cluster or None")
+    if isinstance(passes, (str, Pass)):
+        raise InvalidInput(f"passes is {passes!r}; it must be a list of passes, for example [{passes!r}]")
+    if not (isinstance(forward_only, bool) or forward_only == "auto"):
+        raise InvalidInput(f'forward_only is {forward_only!r}; it must be True, False or "auto"')
+    chosen = [make_pass(p) for p in passes]
+    if fits_everywhere(graph, cluster) if forward_only == "auto" else forward_only:
+        fusions = [k for k, p in enumerate(chosen) if p.name == "fusion"]
+        chosen.insert(fusions[0] if fusions else len(chosen), ForwardOnly())
+    for step in chosen:
+        graph = step.apply(graph)
+    return graph
+
+
+def fits_everywhere(graph: OpGraph, cluster: Cluster | None) -> bool:
+    """Could every device of the cluster run the whole model? False when there is no cluster to ask."""
+    return cluster is not None and bool(np.all(cluster.memory_bytes >= single_device_peak(graph)))

@@ -1,0 +1,144 @@
+"""Cheap sources on every device that reads them, instead of being sent.
+
+A constant costs next to nothing to produce and a whole latency to send; TensorFlow itself copies constants this way when
+it divides a graph among devices. Every source that may be copied gets one copy per reading group (a colocation group, or
+a single op), colocated with it, so that a simulation never sends it. Copies are named as TensorFlow names its own,
+`name/replicate/_1`; executors and exporters run the original op, since the first copy stands for it (`group_of`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput
+from ..graph import OpGraph
+from ..graph.csr import offsets
+from .base import Pass
+
+TYPES = ("Const", "HostConst")
+
+
+@dataclass(frozen=True)
+class Replicate(Pass):
+    """Constants and other cheap sources exist on every device that reads them, instead of being sent.
+
+    A source is copied when it reads nothing, keeps no persistent bytes, is in no colocation group, may run anywhere,
+    is of one of `types`, takes at most `max_duration_us` and makes at most `max_bytes`. O(ops + edges). A graph that was
+    coarsened before keeps its groups: only their sources that are whole ops of such a type are copied.
+    """
+
+    name: ClassVar[str] = "replicate"
+    types: tuple[str, ...] = TYPES
+    max_duration_us: float = 20.0
+    max_bytes: int = 1 << 16
+
+    def validate(self) -> None:
+        if isinstance(self.types, str) or not all(isinstance(t, str) for t in self.types):
+            raise InvalidInput(f"types is {self.types!r}; it must be a list of op types, for example ('Const',)")
+        for key in ("max_duration_us", "max_bytes"):
+            if not getattr(self, key) >= 0:
+                raise InvalidInput(f"{key} is {getattr(self, key)!r}; it must be at least 0")
+
+    def apply(self, graph: OpGraph) -> OpGraph:
+        chosen = self._sources(graph)
+        reader = _reading_groups(graph)
+        pairs = np.unique(
+            np.stack([graph.edge_source, reader[graph.consumers]], axis=1)[chosen[graph.edge_source]], axis=0
+        )
+        if len(pairs) == 0:
+            return graph
+        return _copied(graph, chosen, reader, pairs)
+
+    def _sources(self, graph: OpGraph) -> NDArray[np.bool_]:
+        made = np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n)
+        typed = np.array([t in self.types for t in graph.op_types], dtype=np.bool_)
+        quick = graph.duration_us <= self.max_duration_us
+        for column in graph.duration_by_kind.values():
+            quick &= column <= self.max_duration_us
+        free = (graph.persistent_bytes == 0) & (graph.colocation < 0) & (graph.allowed < 0)
+        return typed & quick & free & (made <= self.max_bytes) & (np.diff(graph.inputs[0]) == 0)
+
+
+def _reading_groups(graph: OpGraph) -> NDArray[np.int64]:
+    """int64[n]: the colocation group of each op, a number of its own for ops without."""
+    return np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
+
+
+def _copied(graph: OpGraph, chosen: NDArray[np.bool_], reader: NDArray[np.int64], pairs: NDArray[Any]) -> OpGraph:
+    """One op per (source, reading group) in `pairs`: the first one is the source itself, the others are new."""
+    n = graph.n
+    first = np.r_[True, pairs[1:, 0] != pairs[:-1, 0]]
+    op = pairs[:, 0].copy()
+    op[~first] = n + np.arange(int((~first).sum()))
+    origin = np.concatenate([np.arange(n), pairs[~first, 0]])
+    begins = np.flatnonzero(first)
+    number = np.arange(len(pairs)) - np.repeat(begins, np.diff(np.append(begins, len(pairs))))
+    names = [
+        *graph.names,
+        *(f"{graph.names[s]}/replicate/_{k}" for s, k in zip(pairs[~first, 0], number[~first], strict=True)),
+    ]
+    column, labels = _colocated(graph, pairs, op, len(origin))
+    group_of = np.arange(n) if graph.group_of is None else graph.group_of
+    take = {
+        key: getattr(graph, key)[origin]
+        for key in ("duration_us", "temp_bytes", "persistent_bytes", "allowed", "forward_of")
+    }
+    return OpGraph(
+        names=tuple(names),
+        op_types=tuple(graph.op_types[i] for i in origin.tolist()),
+        duration_by_kind={k: v[origin] for k, v in graph.duration_by_kind.items()},
+        colocation=column,
+        colocation_names=labels,
+        allowed_sets=graph.allowed_sets,
+        group_of=group_of,
+        source_key=graph.source_key or graph.key,
+        name=graph.name,
+        **take,
+        **_tensors(graph, chosen, reader, pairs, op),
+    )
+
+
+def _colocated(
+    graph: OpGraph, pairs: NDArray[Any], op: NDArray[Any], count: int
+) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+    """Every copy in the group of its reader; readers without a group get one."""
+    known = len(graph.colocation_names)
+    lone = np.unique(pairs[pairs[:, 1] >= known, 1]) - known  # reading ops that have no group yet
+    number = np.full(graph.n, -1, dtype=np.int64)
+    number[lone] = known + np.arange(len(lone))
+    column = np.concatenate([graph.colocation, np.full(count - graph.n, -1)]).astype(np.int32)
+    column[lone] = number[lone]
+    column[op] = np.where(pairs[:, 1] < known, pairs[:, 1], number[np.maximum(pairs[:, 1] - known, 0)])
+    return column, (*graph.colocation_names, *(f"reads constants: {graph.names[i]}" for i in lone.tolist()))
+
+
+def _tensors(
+    graph: OpGraph, chosen: NDArray[np.bool_], reader: NDArray[np.int64], pairs: NDArray[Any], op: NDArray[Any]
+) -> dict[str, Any]:
+    """Each copy makes its source's tensors for the readers of its group."""
+    width = int(reader.max(initial=0)) + 1
+    producer = graph.edge_source.astype(np.int64)
+    copied = chosen[producer]
+    key = producer[copied] * width + reader[graph.consumers[copied]]
+    at = np.searchsorted(pairs[:, 0].astype(np.int64) * width + pairs[:, 1], key)
+    maker = producer.copy()
+    maker[copied] = op[at]
+    # A tensor of the new graph is (maker, old tensor); tensors that nobody reads stay with their producer.
+    edges = np.stack([maker, graph.edge_tensor, graph.consumers], axis=1)
+    unread = np.flatnonzero(np.diff(graph.consumer_ptr) == 0)
+    alone = np.stack([graph.tensor_producer[unread], unread], axis=1)
+    made = np.unique(np.concatenate([edges[:, :2], alone]), axis=0)
+    edges = edges[np.lexsort((edges[:, 2], edges[:, 1], edges[:, 0]))]
+    scale = graph.tensor_count + 1
+    of = np.searchsorted(made[:, 0] * scale + made[:, 1], edges[:, 0] * scale + edges[:, 1])
+    return {
+        "tensor_producer": made[:, 0].astype(np.int32),
+        "tensor_bytes": graph.tensor_bytes[made[:, 1]],
+        "tensor_names": tuple(graph.tensor_names[t] for t in made[:, 1].tolist()),
+        "consumer_ptr": offsets(of, len(made)),
+        "consumers": edges[:, 2].astype(np.int32),
+    }
