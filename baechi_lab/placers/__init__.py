@@ -1,0 +1,46 @@
+"""Stage 3: a graph and a cluster become a placement. One algorithm per file, found by name in the registry."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..graph import Cluster, OpGraph, Placement
+from .base import Placer
+from .registry import list_placers, make_placer, placer_names
+
+__all__ = ["ListScheduler", "Placer", "list_placers", "make_placer", "place", "placer_names"]
+
+
+def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **params: Any) -> Placement:
+    """Place `graph` on `cluster` with a registered placer (parameters by keyword) or a placer object.
+
+    A placement of a coarse graph remembers its groups, so it can be simulated and run on the original graph too.
+
+    Raises:
+        UnknownNameError: no such placer or parameter. InvalidInput: a parameter out of range.
+        InfeasiblePlacement: the placer found nothing that fits memory and allowed devices.
+
+    >>> from baechi_lab import Cluster, OpGraph
+    >>> place(OpGraph.from_edges([1, 1]), Cluster.uniform(2), "m-etf").device.tolist()
+    [0, 1]
+    """
+    made = make_placer(placer, **params)
+    began = time.perf_counter()
+    found = made.assign(graph, cluster)
+    return found.replace(
+        placer=made.name,
+        params=made.get_params(),
+        seconds=time.perf_counter() - began,
+        graph_key=graph.key,
+        group_of=graph.group_of,
+        source_key=graph.source_key,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ListScheduler":
+        from .parametric import ListScheduler
+
+        return ListScheduler
+    raise AttributeError(f"module 'baechi_lab.placers' has no attribute {name!r}")

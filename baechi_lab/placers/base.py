@@ -1,0 +1,27 @@
+"""What every placer is: a small parameter object with one method."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from ..graph import Cluster, OpGraph, Placement
+from ..params import Params
+
+
+class Placer(Params):
+    """Subclass as a frozen dataclass whose fields are the parameters; the docstring's first line is the listing.
+
+    `anytime` placers improve until `time_limit`; `uses_memory` is False for the classical ones that ignore limits.
+    """
+
+    name: ClassVar[str]
+    anytime: ClassVar[bool] = False
+    uses_memory: ClassVar[bool] = True
+
+    @abstractmethod
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        """Choose a device (and, where the algorithm plans one, an order) for every op.
+
+        Raises `InfeasiblePlacement` when it finds none.
+        """

@@ -1,0 +1,52 @@
+"""A memory-aware plan must hold in simulation: verify it, plan more carefully, then repair, then say why not.
+
+The plan's own memory timeline is exact for the plan; the simulation starts transfers when tensors are produced and
+may order ops differently, so its peaks can be higher. Each further attempt plans with less memory than the devices
+have, by what the last one exceeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..errors import InfeasiblePlacement
+from ..graph import Cluster, OpGraph, Placement
+from ..graph.units import format_bytes
+from ..simulator import makespan_and_peak
+
+ATTEMPTS = 4
+
+
+def within_memory(graph: OpGraph, cluster: Cluster, attempt: Callable[[Cluster, bool], Placement]) -> Placement:
+    """The first placement of `attempt(limits, careful)` that keeps within memory when simulated, else a repaired one.
+
+    `info["attempts"]` counts the plans made, `info["repaired"]` tells of a repair.
+    Raises `InfeasiblePlacement` with what was needed and what each device has.
+    """
+    limit = cluster.memory_bytes.copy()
+    best, least = None, None
+    for number in range(1, ATTEMPTS + 1):
+        plan = attempt(cluster if number == 1 else cluster.with_memory(limit.tolist()), number > 1)
+        _, peak = makespan_and_peak(graph, cluster, plan)
+        over = np.maximum(peak - cluster.memory_bytes, 0)
+        if not over.any():
+            return plan.replace(info={**plan.info, "attempts": number})
+        if least is None or over.sum() < least:
+            best, least = plan, int(over.sum())
+        limit = np.maximum(limit - over, 0)
+    return _repaired(graph, cluster, best)
+
+
+def _repaired(graph: OpGraph, cluster: Cluster, start: Placement | None) -> Placement:
+    from .repair import packing_proof, repair
+
+    found = repair(graph, cluster, start)
+    if found is not None:
+        return found.replace(info={**found.info, "attempts": ATTEMPTS, "repaired": True})
+    needed = int(graph.persistent_bytes.sum())
+    has = ", ".join(f"{d.name} {format_bytes(d.memory_bytes)}" for d in cluster.devices)
+    why = packing_proof(graph, cluster) or "no placement that fits was found"
+    message = f"{why}; the graph keeps {format_bytes(needed)} persistently, the devices have {has}"
+    raise InfeasiblePlacement(message, needed, cluster.memory_bytes.tolist())

@@ -1,0 +1,86 @@
+"""m-TOPO: fill the devices one after the other, in topological order (paper B section 2.2, the strawman).
+
+The cap per device is `sum_i d_i / n + max_i d_i` with `d_i` the bytes of op `i` (persistent, outputs, temporary); where
+devices differ in memory, device `p` gets the share `memory_p / sum of memory` of the sum instead of `1/n`. A colocation
+group is placed as one when its first op is met. O(ops + devices x groups).
+
+Deviations: a device never holds more persistent bytes than it has; a group that fits on no later device goes back
+to fill a gap on an earlier one, and where the caps leave no room at all, to the device filled least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import Cluster, OpGraph, Placement, allowed_devices
+from .base import Placer
+from .feasible import within_memory
+from .problem import groups_of, output_bytes
+
+
+@dataclass(frozen=True)
+class MTopo(Placer):
+    """Fill devices in topological order up to a balanced memory cap (paper B's strawman)."""
+
+    name = "m-topo"
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        return within_memory(graph, cluster, lambda limits, careful: _fill(graph, limits))
+
+
+def caps(cluster: Cluster, need: NDArray[np.int64]) -> NDArray[np.float64]:
+    """float64[devices]: bytes that m-TOPO puts on each device, for `need` int64[groups]."""
+    memory = cluster.memory_bytes.astype(np.float64)
+    share = memory / memory.sum() if memory.sum() > 0 else np.full(cluster.n, 1.0 / cluster.n)
+    return need.sum() * share + need.max(initial=0)
+
+
+def _fill(graph: OpGraph, cluster: Cluster) -> Placement:
+    group = groups_of(graph)
+    count = int(group.max(initial=-1)) + 1
+    need, held, allowed = np.zeros(count, np.int64), np.zeros(count, np.int64), np.ones((count, cluster.n), np.bool_)
+    np.add.at(need, group, graph.persistent_bytes + output_bytes(graph) + graph.temp_bytes)
+    np.add.at(held, group, graph.persistent_bytes)
+    np.logical_and.at(allowed, group, allowed_devices(graph, cluster))
+    _, first = np.unique(group[graph.order], return_index=True)
+    sequence = np.argsort(first, kind="stable")  # groups in the order in which their first op comes
+    home = _assign(sequence, need, held, allowed, caps(cluster, need), cluster.memory_bytes)
+    position = np.empty(graph.n, dtype=np.int64)
+    position[graph.order] = np.arange(graph.n)
+    return Placement(device=home[group], order=position)
+
+
+def _assign(
+    sequence: NDArray[Any],
+    need: NDArray[Any],
+    held: NDArray[Any],
+    allowed: NDArray[Any],
+    cap: NDArray[Any],
+    limit: NDArray[Any],
+) -> NDArray[np.int32]:
+    devices = len(cap)
+    used, promised, current = [0] * devices, [0] * devices, 0
+    home = np.zeros(len(need), dtype=np.int32)
+    able, needs, holds = allowed.tolist(), need.tolist(), held.tolist()
+    room, most = cap.tolist(), limit.tolist()
+    for g in sequence.tolist():
+
+        def fits(p: int, g: int = g) -> bool:
+            return able[g][p] and used[p] + needs[g] <= room[p] and promised[p] + holds[g] <= most[p]
+
+        while current < devices - 1 and able[g][current] and not fits(current):
+            current += 1
+        p = next((p for p in [*range(current, devices), *range(current)] if fits(p)), -1)
+        if p < 0:
+            p = min(
+                range(devices),
+                key=lambda p: (not able[g][p], max(promised[p] + holds[g] - most[p], 0), used[p] - room[p], p),
+            )
+        home[g] = p
+        used[p] += needs[g]
+        promised[p] += holds[g]
+    return home

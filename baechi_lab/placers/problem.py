@@ -1,0 +1,80 @@
+"""What list schedulers share: a graph and a cluster as arrays, groups with what must be promised for them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..graph import Cluster, OpGraph, allowed_devices, durations
+from ..graph.cluster import COMMUNICATION_MODES
+from ..graph.csr import offsets
+
+
+class Problem(NamedTuple):
+    """Arrays for the kernels; every op is in one group (its colocation group or itself; `members` in CSR form).
+
+    `table` float64[n, D] durations; `allowed` bool[n, D]; `group` int32[n]; per group `promised` persistent bytes,
+    and `reserve` bytes (largest temporary + largest output, paper B section 4.2; 0 without reservation);
+    `made` int64[n] output bytes per op; `limit` int64[D].
+    """
+
+    table: Any
+    allowed: Any
+    group: Any
+    group_size: Any
+    member_ptr: Any
+    members: Any
+    promised: Any
+    reserve: Any
+    made: Any
+    temp: Any
+    limit: Any
+    producer: Any
+    size_bytes: Any
+    consumer_ptr: Any
+    consumers: Any
+    output_ptr: Any
+    input_ptr: Any
+    inputs: Any
+    latency: Any
+    per_byte: Any
+    comm: int
+
+
+UNLIMITED = np.iinfo(np.int64).max // 4
+
+
+def groups_of(graph: OpGraph) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """int32[n]: colocation groups, every other op a group of its own, numbered by first member."""
+    own = np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
+    _, first, group = np.unique(own, return_index=True, return_inverse=True)
+    position = np.empty(len(first), dtype=np.int32)
+    position[np.argsort(first, kind="stable")] = np.arange(len(first))
+    return position[group.reshape(-1)]
+
+
+def output_bytes(graph: OpGraph) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """int64[n]: bytes of all outputs of each op."""
+    total = np.zeros(graph.n, dtype=np.int64)
+    np.add.at(total, graph.tensor_producer, graph.tensor_bytes)
+    return total
+
+
+def make_problem(graph: OpGraph, cluster: Cluster, *, limited: bool = True, reservation: bool = False) -> Problem:
+    """Arrays of `graph` on `cluster`; `limited=False` leaves memory out (the classical algorithms)."""
+    group, made = groups_of(graph), output_bytes(graph)
+    count = int(group.max(initial=-1)) + 1
+    promised, largest_temp, largest_output = (np.zeros(count, dtype=np.int64) for _ in range(3))
+    np.add.at(promised, group, graph.persistent_bytes)
+    np.maximum.at(largest_temp, group, graph.temp_bytes)
+    np.maximum.at(largest_output, group, made)
+    reserve = largest_temp + largest_output if reservation else np.zeros(count, dtype=np.int64)
+    limit = cluster.memory_bytes if limited else np.full(cluster.n, UNLIMITED)
+    size, members = np.bincount(group, minlength=count), np.argsort(group, kind="stable")
+    return Problem(
+        durations(graph, cluster), allowed_devices(graph, cluster), group, size, offsets(group, count), members, promised,
+        reserve, made, graph.temp_bytes, limit, graph.tensor_producer, graph.tensor_bytes, graph.consumer_ptr,
+        graph.consumers, graph.output_ptr, *graph.inputs, cluster.latency_us, cluster.us_per_byte,
+        COMMUNICATION_MODES.index(cluster.comm),
+    )  # fmt: skip

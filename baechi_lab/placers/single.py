@@ -1,0 +1,61 @@
+"""`single`: everything on one device, the rival that every split must beat.
+
+The device is the one with the smallest sum of durations (ties by device index). An op that may not run there goes
+to its fastest allowed device, with its colocation group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import InfeasiblePlacement, InvalidInput
+from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
+from ..graph.units import format_bytes
+from ..simulator import makespan_and_peak
+from .base import Placer
+from .problem import groups_of
+
+
+@dataclass(frozen=True)
+class Single(Placer):
+    """Everything on the one device that runs it fastest (`device=` names another)."""
+
+    name = "single"
+    device: str | int | None = None
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        placement = Placement(device=self._devices(graph, cluster))
+        _, peak = makespan_and_peak(graph, cluster, placement)
+        if np.any(peak > cluster.memory_bytes):
+            d = int(np.argmax(peak - cluster.memory_bytes))
+            raise InfeasiblePlacement(
+                f"device {cluster.names[d]} needs {format_bytes(int(peak[d]))} to run everything and has "
+                f"{format_bytes(int(cluster.memory_bytes[d]))}",
+                int(peak[d]),
+                cluster.memory_bytes.tolist(),
+            )
+        return placement
+
+    def _devices(self, graph: OpGraph, cluster: Cluster) -> np.ndarray:
+        if graph.n == 0:
+            return np.zeros(0, dtype=np.int32)
+        allowed, group = allowed_devices(graph, cluster), groups_of(graph)
+        groups = int(group.max()) + 1
+        cost = np.where(allowed, durations(graph, cluster), 0.0)
+        total = np.stack([np.bincount(group, cost[:, d], groups) for d in range(cluster.n)], axis=1)
+        able = np.ones((groups, cluster.n), dtype=bool)
+        np.logical_and.at(able, group, allowed)
+        chosen = self._chosen(cluster, total.sum(axis=0), able.sum(axis=0))
+        fallback = np.argmin(np.where(able, total, np.inf), axis=1)
+        return np.where(able[:, chosen], chosen, fallback)[group].astype(np.int32)
+
+    def _chosen(self, cluster: Cluster, total: np.ndarray, able: np.ndarray) -> int:
+        if self.device is None:
+            return int(np.lexsort((np.arange(cluster.n), total, -able))[0])
+        if isinstance(self.device, str):
+            return cluster.index(self.device)
+        if not 0 <= self.device < cluster.n:
+            raise InvalidInput(f"device is {self.device}; the cluster has devices 0..{cluster.n - 1}")
+        return self.device

@@ -1,0 +1,81 @@
+"""What must hold for every placer on every graph: valid, deterministic, never below a bound, groups together."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import baechi_lab as bl
+from baechi_lab.simulator.reference import simulate_reference
+
+PLACERS = ["single", "m-topo", "m-etf", "m-sct", "etf", "sct", "post-adjusted", "hash", "heft", "critical-path"]
+LIMITED = ["single", "m-topo", "m-etf", "m-sct"]
+
+
+@st.composite
+def graphs(draw):
+    n = draw(st.integers(0, 10))
+    pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
+    chosen = draw(st.lists(st.sampled_from(pairs), max_size=2 * n, unique=True)) if pairs else []
+    small = st.integers(0, 9)
+    column = st.lists(small, min_size=n, max_size=n)
+    return bl.OpGraph.from_edges(
+        [float(x) for x in draw(column)],
+        [(i, j, draw(st.integers(0, 20))) for i, j in chosen],
+        temp_bytes=draw(column),
+        persistent_bytes=draw(column),
+        colocation=draw(st.lists(st.integers(-1, 1), min_size=n, max_size=n)),
+        colocation_names=("a", "b"),
+        allowed=draw(st.lists(st.sampled_from([-1, -1, -1, 0]), min_size=n, max_size=n)),
+        allowed_sets=(("gpu:0",),),
+    )
+
+
+@st.composite
+def clusters(draw, memory_bytes=10**6):
+    return bl.Cluster.uniform(
+        draw(st.integers(1, 4)),
+        memory_bytes=memory_bytes,
+        link=bl.Link(draw(st.integers(0, 5)), draw(st.sampled_from([0.0, 0.5, 1.0]))),
+        comm=draw(st.sampled_from(["parallel", "sequential", "duplex"])),
+    )
+
+
+@pytest.mark.parametrize("placer", PLACERS)
+@settings(max_examples=40, deadline=None)
+@given(graph=graphs(), cluster=clusters())
+def test_with_ample_memory(placer, graph, cluster):
+    first, again = bl.place(graph, cluster, placer), bl.place(graph, cluster, placer)
+    assert first.device.tobytes() == again.device.tobytes()
+    timeline = bl.simulate(graph, cluster, first)
+    assert timeline.violations == ()
+    assert bl.check(graph, cluster, first, timeline) == ()
+    assert timeline.makespan_us >= bl.bounds(graph, cluster).best * (1 - 1e-12)
+    for group in range(2):
+        assert len(set(first.device[graph.colocation == group].tolist())) <= 1
+
+
+@pytest.mark.parametrize("placer", LIMITED)
+@settings(max_examples=60, deadline=None)
+@given(graph=graphs(), cluster=clusters(), share=st.floats(0.0, 1.0))
+def test_under_tight_memory_valid_or_infeasible(placer, graph, cluster, share):
+    alone = simulate_reference(graph, cluster, [0] * graph.n).peak[0]
+    tight = cluster.with_memory(int(share * alone))
+    try:
+        placement = bl.place(graph, tight, placer)
+    except bl.InfeasiblePlacement as error:
+        assert error.available_bytes == tuple(tight.memory_bytes.tolist())
+        return
+    timeline = bl.simulate(graph, tight, placement)
+    assert bl.check(graph, tight, placement, timeline) == ()
+    assert np.all(timeline.peak_bytes <= tight.memory_bytes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(graph=graphs(), cluster=clusters(), data=st.data())
+def test_any_placement_by_hand_is_simulated_as_its_twin_says(graph, cluster, data):
+    device = data.draw(st.lists(st.integers(0, cluster.n - 1), min_size=graph.n, max_size=graph.n))
+    timeline = bl.simulate(graph, cluster, bl.Placement(device=np.array(device, dtype=int)))
+    twin = simulate_reference(graph, cluster, device)
+    assert timeline.end_us.tolist() == [twin.end[i] for i in range(graph.n)]
+    assert timeline.peak_bytes.tolist() == twin.peak

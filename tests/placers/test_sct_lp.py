@@ -1,0 +1,173 @@
+"""The SCT linear program: by hand, across solvers, against its cvxpy twin, and as a bound."""
+
+import itertools
+
+import numpy as np
+import pytest
+from random_cases import random_graph
+
+import baechi_lab as bl
+from baechi_lab.graph.csr import topological_order
+from baechi_lab.placers.favourites import favourites
+from baechi_lab.placers.sct_lp import sct_problem, sct_program
+from baechi_lab.placers.sct_reductions import _starts, earliest_joint_start, reduce_problem
+from baechi_lab.placers.sct_solver import solve_sct
+
+
+def cluster(devices=2, latency=0.0):
+    return bl.Cluster.uniform(devices, link=bl.Link(latency, 1.0), comm="parallel")
+
+
+def test_fork_join_is_no_bound_where_the_assumption_fails():
+    # DESIGN section 4: 5, 10, 10, 5 with transfers of 100 has LP 120 (half of each branch is paid), optimum 30
+    g = bl.OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 100), (0, 2, 101), (1, 3, 100), (2, 3, 100)])
+    solution = solve_sct(sct_problem(g, bl.Cluster.uniform(2, link=bl.Link(100.0, 0.0), comm="parallel")))
+    assert solution.objective_us == pytest.approx(5 + 10 + 5 + 100)
+
+
+def test_a_chain_pays_nothing():
+    g = bl.OpGraph.from_edges([1, 2, 3], [(0, 1, 9), (1, 2, 9)])
+    found = favourites(g, cluster())
+    assert found.solution.objective_us == pytest.approx(6)
+    assert found.child.tolist() == [1, 2, -1]
+    assert found.parent.tolist() == [-1, 0, 1]
+
+
+def test_several_tensors_of_one_pair():
+    g = bl.OpGraph.from_edges([1, 1], [(0, 1, 5), (0, 1, 7)])
+    assert sct_problem(g, cluster()).transfer.tolist() == [7]
+    assert sct_problem(g, cluster().replace(comm="sequential")).transfer.tolist() == [5 + 7]
+
+
+def test_edges_inside_a_group_cost_nothing():
+    g = bl.OpGraph.from_edges([1, 1], [(0, 1, 5)], colocation=[0, 0], colocation_names=("w",))
+    assert sct_problem(g, cluster()).transfer.tolist() == [0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_optimum_does_not_depend_on_the_solver(seed):
+    graph = random_graph(np.random.default_rng(seed), 30, zero=False)
+    results = [favourites(graph, cluster(3, 1.0), solver=s) for s in ("highs", "highs-ipm", "clarabel")]
+    for other in results[1:]:
+        assert other.solution.objective_us == pytest.approx(results[0].solution.objective_us, rel=1e-5, abs=1e-5)
+        assert other.child.tolist() == results[0].child.tolist()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_at_most_one_favourite_each_way(seed):
+    graph = random_graph(np.random.default_rng(seed), 40)
+    for threshold in (0.0, 0.1, 0.5, 0.9):
+        found = favourites(graph, cluster(3, 1.0), threshold=threshold)
+        children = found.child[found.child >= 0]
+        assert len(set(children.tolist())) == len(children)
+        for i in np.flatnonzero(found.child >= 0):
+            assert found.parent[found.child[i]] == i
+        if threshold < 0.5:
+            assert found.conflicts == 0
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_lp_is_below_every_makespan_where_the_assumption_holds(seed):
+    """Every transfer at most as long as the shortest op, and as many devices as ops."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 6))
+    edges = [(i, j, int(rng.integers(0, 5))) for i in range(n) for j in range(i + 1, n) if rng.random() < 0.5]
+    graph, clu = bl.OpGraph.from_edges(rng.integers(4, 9, n).astype(float), edges), cluster(3)
+    objective = solve_sct(sct_problem(graph, clu)).objective_us
+    best = min(
+        bl.simulate(graph, clu, bl.Placement(device=list(d))).makespan_us for d in itertools.product(range(3), repeat=n)
+    )
+    assert objective <= best * (1 + 1e-9)
+
+
+def plain_optimum(problem):
+    """w of the whole program: no reduction, no weights, no code of the solver module but the call of HiGHS."""
+    from scipy.optimize import linprog
+
+    program = sct_program(problem)
+    result = linprog(
+        program.cost, -program.matrix, -program.row_lower, bounds=np.c_[program.lower, program.upper], method="highs"
+    )
+    return result.fun
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_reductions_leave_the_optimum(seed):
+    rng = np.random.default_rng(seed)
+    problem = sct_problem(random_graph(rng, 60, zero=bool(seed % 2)), cluster(3, float(rng.integers(0, 3))))
+    reduced = reduce_problem(problem)
+    expected = plain_optimum(problem)
+    assert plain_optimum(reduced.problem) == pytest.approx(expected, rel=1e-7, abs=1e-6)
+    assert solve_sct(problem).objective_us == pytest.approx(expected, rel=1e-7, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_x_is_feasible_and_reaches_the_objective(seed):
+    graph = random_graph(np.random.default_rng(seed), 60, zero=bool(seed % 2))
+    problem = sct_problem(graph, cluster(3, 1.0))
+    solution, n = solve_sct(problem), graph.n
+    saved = 1 - solution.x
+    assert saved.min(initial=0) >= 0
+    assert saved.max(initial=0) <= 1
+    for end in (problem.source, problem.target):
+        assert np.bincount(end, weights=saved, minlength=n).max(initial=0) <= 1 + 1e-6
+    finish = problem.compute.copy()
+    for i in graph.order:
+        into = np.flatnonzero(problem.target == i)
+        arrive = finish[problem.source[into]] + problem.transfer[into] * solution.x[into]
+        finish[i] += arrive.max(initial=0.0)
+    assert finish.max(initial=0.0) == pytest.approx(solution.objective_us, rel=1e-6, abs=1e-5)
+
+
+def test_one_saving_is_shared():
+    # two inputs there at 0, transfers of 4: half of each is saved, 0 + 4 * 0.5 = 2; then one at 1, transfer 3:
+    # (4 - t) / 4 + (1 + 3 - t) / 3 = 1 at t = (1 + 4 / 3 - 1 + 1) / (1 / 4 + 1 / 3) = 4 - 12 / 7
+    assert earliest_joint_start(np.array([0.0, 0.0]), np.array([4.0, 4.0])) == pytest.approx(2)
+    assert earliest_joint_start(np.array([0.0, 1.0]), np.array([4.0, 3.0])) == pytest.approx(4 - 12 / 7)
+    assert earliest_joint_start(np.array([5.0, 1.0]), np.array([0.0, 1.0])) == 5
+
+
+def test_an_edge_that_never_binds_goes():
+    # d starts after a and b, 10 + 10, whatever is saved; the input from c is there at 1 + 5 even if paid in full
+    g = bl.OpGraph.from_edges([10, 10, 1, 1], [(0, 1, 5), (1, 3, 5), (2, 3, 5)])
+    reduced = reduce_problem(sct_problem(g, cluster()))
+    assert len(reduced.edge) == 0
+    assert reduced.free.tolist() == [True, True, False]
+    assert reduced.problem.compute.max() == 10 + 10 + 1
+    # what is left over of the savings: d's is used by b, so c pays
+    assert solve_sct(sct_problem(g, cluster())).x.tolist() == [0, 0, 1]
+
+
+def test_equal_paths_keep_what_decides():
+    """Zero transfers make bounds equal: dropping all of them would lose the path."""
+    g = bl.OpGraph.from_edges([1, 2, 4], [(0, 1, 0), (0, 2, 0), (1, 2, 0)])
+    assert solve_sct(sct_problem(g, cluster())).objective_us == pytest.approx(1 + 2 + 4)
+
+
+def test_a_long_op_without_edges_decides():
+    g = bl.OpGraph.from_edges([1, 2, 9, 8], [(0, 1, 5)])
+    assert solve_sct(sct_problem(g, cluster())).objective_us == pytest.approx(9)
+
+
+def test_no_edges_and_no_ops():
+    assert solve_sct(sct_problem(bl.OpGraph.from_edges([3.0, 4.0]), cluster())).objective_us == pytest.approx(4)
+    assert solve_sct(sct_problem(bl.OpGraph.from_edges([]), cluster())).objective_us == 0
+
+
+def test_a_solution_is_remembered_by_content():
+    problem = [sct_problem(random_graph(np.random.default_rng(3), 30), cluster(3, lat)) for lat in (1.0, 1.0, 2.0)]
+    first = solve_sct(problem[0])
+    assert solve_sct(problem[1]) is first
+    assert solve_sct(problem[2]) is not first
+    assert solve_sct(problem[0], "highs-ipm") is not first
+
+
+def test_the_kernel_and_its_python_form_agree():
+    for seed in range(20):
+        problem = sct_problem(random_graph(np.random.default_rng(seed), 40), cluster(3, 1.0))
+        edges = np.argsort(problem.target, kind="stable")
+        pointer = np.r_[0, np.cumsum(problem.in_degree)]
+        order = topological_order(len(problem.compute), problem.source, problem.target).astype(np.int64)
+        given = (order, pointer, edges, problem.source, problem.compute, problem.transfer)
+        for fast, readable in zip(_starts(*given), _starts.py_func(*given), strict=True):
+            assert fast.tolist() == readable.tolist()
