@@ -1,0 +1,70 @@
+"""`batch-split`: the ops of the highest total rank to the fastest device, the next batch to the next, and so on.
+
+Idea (paper C section 3.2.1, doi:10.1145/3154842.3154843): ops on long paths matter most, and a total rank (longest path
+through the op) says so without looking for the path itself. Units are taken by total rank, highest first, each to the
+fastest device that has room; a batch ends where a device is full. O(groups log groups + groups x devices).
+
+As in the paper only memory ends a batch: where one device can hold the whole graph, all of it goes to the fastest.
+`batches="work"` ends a batch when the device has its share of the work, in proportion to its speed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import UnknownNameError
+from ..graph import Cluster, OpGraph, Placement
+from ..graph.jit import njit
+from .base import Placer
+from .feasible import within_memory
+from .partition import by_rank, emptiest, feasible, make_units, put
+
+BATCHES = ("memory", "work")
+
+
+@dataclass(frozen=True)
+class BatchSplit(Placer):
+    """Highest total rank first, each to the fastest device with room (paper C)."""
+
+    name = "batch-split"
+    batches: str = "memory"
+
+    def validate(self) -> None:
+        if self.batches not in BATCHES:
+            raise UnknownNameError.of("kind of batches", self.batches, BATCHES)
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        return within_memory(graph, cluster, lambda limits, careful: self._plan(graph, limits))
+
+    def _plan(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        units = make_units(graph, cluster)
+        # A device that has worked for this long has its share: all devices together get the whole graph done in it.
+        share = np.inf if self.batches == "memory" else units.cost.min(axis=1).sum() / max(units.pace.sum(), 1e-300)
+        home = _fill(
+            by_rank(units), units.cost, units.pace, share, units.able, units.held, units.need, units.limit
+        )  # fmt: skip
+        return Placement(device=home[units.group])
+
+
+@njit(cache=True)
+def _fill(sequence: Any, cost: Any, pace: Any, share: float, able: Any, held: Any, need: Any, limit: Any) -> Any:
+    """int32[G]: the fastest feasible device per unit (ties: faster for the whole graph, then device index)."""
+    devices = len(limit)
+    home, mask, load = np.full(len(sequence), -1, np.int32), np.zeros(devices, np.bool_), np.zeros(devices)
+    used_held, used = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
+    for g in sequence:
+        roomy = feasible(g, able, held, need, used_held, used, limit, mask)
+        best = -1
+        for d in range(devices):
+            if not mask[d] or not roomy or load[d] >= share:
+                continue
+            if best < 0 or cost[g, d] < cost[g, best] or (cost[g, d] == cost[g, best] and pace[d] > pace[best]):
+                best = d
+        if best < 0:
+            best = emptiest(mask, used, limit)
+        load[best] += cost[g, best]
+        put(g, best, held, need, used_held, used, home)
+    return home

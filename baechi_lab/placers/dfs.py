@@ -1,0 +1,122 @@
+"""`dfs`: walk the graph depth first and place each op where traffic x execution time is least.
+
+Idea (paper C section 3.3.2, doi:10.1145/3154842.3154843): an op that is visited right after its producer finds it placed, so
+the traffic score keeps neighbours together. The walk starts at the source of the highest total rank, visits
+successors by total rank, and goes on with the next source. A visited unit goes to the device with the least
+
+    traffic(i, l) x execTime(i, l)                                                               (equation 11),
+
+both as in `mite`. O(ops log ops + (groups + edges) x devices).
+
+Where products are equal (0 on every device that needs no transfer) the execution time decides, then the speed for the
+whole graph, then the device index: the paper leaves it open. Nothing in equation 11 spreads work, so only memory limits
+and groups move an op away from the fastest device that its inputs are on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import Cluster, OpGraph, Placement
+from ..graph.jit import njit
+from ..simulator.ranks import total_rank
+from .base import Placer
+from .feasible import within_memory
+from .partition import emptiest, feasible, incoming, make_units, put, traffic
+
+
+@dataclass(frozen=True)
+class Dfs(Placer):
+    """Depth first from the source of the longest path, each op where traffic x execution time is least (paper C)."""
+
+    name = "dfs"
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        return within_memory(graph, cluster, lambda limits, careful: _plan(graph, limits))
+
+
+def _plan(graph: OpGraph, cluster: Cluster) -> Placement:
+    units = make_units(graph, cluster)
+    home = _choose(
+        walk(graph), units.group, units.cost, units.pace, units.able, units.held, units.need, units.limit,
+        *incoming(graph, units.group), cluster.latency_us, cluster.us_per_byte,
+    )  # fmt: skip
+    return Placement(device=home[units.group])
+
+
+def walk(graph: OpGraph) -> NDArray[np.int64]:
+    """int64[n]: the ops in the order of the visit.
+
+    >>> walk(OpGraph.from_edges([1, 1, 5, 1], [(0, 1, 1), (0, 2, 1), (3, 2, 1)])).tolist()
+    [0, 2, 1, 3]
+    """
+    pointer, successor = graph.successors
+    rank = total_rank(graph)
+    op = np.repeat(np.arange(graph.n), np.diff(pointer))
+    by_rank = np.lexsort((successor, -rank[successor], op))
+    sources = np.flatnonzero(np.diff(graph.inputs[0]) == 0)
+    return _visit(sources[np.lexsort((sources, -rank[sources]))], pointer, successor[by_rank])
+
+
+@njit(cache=True)
+def _visit(sources: Any, pointer: Any, successor: Any) -> Any:
+    n = len(pointer) - 1
+    found, seen, done = np.empty(n, np.int64), np.zeros(n, np.bool_), 0
+    stack, place = (
+        np.empty(n, np.int64),
+        np.empty(n, np.int64),
+    )  # the path walked, and the next successor of each op on it
+    for s in sources:
+        if seen[s]:
+            continue
+        stack[0], place[0], depth = s, pointer[s], 1
+        seen[s], found[done] = True, s
+        done += 1
+        while depth > 0:
+            top = stack[depth - 1]
+            if place[depth - 1] == pointer[top + 1]:
+                depth -= 1
+                continue
+            v = successor[place[depth - 1]]
+            place[depth - 1] += 1
+            if not seen[v]:
+                seen[v], found[done] = True, v
+                done += 1
+                stack[depth], place[depth] = v, pointer[v]
+                depth += 1
+    return found
+
+
+@njit(cache=True)
+def _choose(
+    visit: Any, group: Any, cost: Any, pace: Any, able: Any, held: Any, need: Any, limit: Any, pointer: Any, source: Any,
+    size: Any, latency: Any, per_byte: Any,
+) -> Any:  # fmt: skip
+    devices = len(limit)
+    home, mask, moved = np.full(len(need), -1, np.int32), np.zeros(devices, np.bool_), np.zeros(devices)
+    used_held, used = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
+    for i in visit:
+        g = group[i]
+        if home[g] >= 0:
+            continue
+        roomy = feasible(g, able, held, need, used_held, used, limit, mask)
+        traffic(g, pointer, source, size, home, latency, per_byte, moved)
+        best = -1
+        for d in range(devices):
+            if not mask[d] or not roomy:
+                continue
+            if best < 0:
+                best = d
+                continue
+            score, least = moved[d] * cost[g, d], moved[best] * cost[g, best]
+            faster = cost[g, d] < cost[g, best] or (cost[g, d] == cost[g, best] and pace[d] > pace[best])
+            if score < least or (score == least and faster):
+                best = d
+        if best < 0:
+            best = emptiest(mask, used, limit)
+        put(g, best, held, need, used_held, used, home)
+    return home

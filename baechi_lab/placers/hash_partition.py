@@ -1,0 +1,82 @@
+"""`hash`: a random device per colocation group, with odds in proportion to the devices' capacity.
+
+Idea (paper C section 3.1, doi:10.1145/3154842.3154843): spread the graph evenly without looking at it. A group's draw is
+a hash of the seed and the name of its first op, so it does not depend on the rest of the graph; devices that are
+not allowed or have no room left are excluded. O(groups x devices).
+
+The paper's capacity is memory; `capacity="speed"` spreads work instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput, UnknownNameError
+from ..graph import Cluster, OpGraph, Placement
+from ..graph.jit import njit
+from .base import Placer
+from .feasible import within_memory
+from .partition import feasible, make_units, put
+
+CAPACITIES = ("memory", "speed")
+
+
+@dataclass(frozen=True)
+class Hash(Placer):
+    """A random device per group, odds by memory (or speed): blind to the graph (paper C's baseline)."""
+
+    name = "hash"
+    seed: int = 0
+    capacity: str = "memory"
+
+    def validate(self) -> None:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)) or self.seed < 0:
+            raise InvalidInput(f"seed is {self.seed!r}; it must be a whole number of at least 0")
+        if self.capacity not in CAPACITIES:
+            raise UnknownNameError.of("capacity", self.capacity, CAPACITIES)
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        return within_memory(graph, cluster, lambda limits, careful: self._plan(graph, limits))
+
+    def _plan(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        units = make_units(graph, cluster)
+        _, first = np.unique(units.group, return_index=True)
+        draw = self.draws([graph.names[i] for i in first.tolist()])
+        weight = units.pace if self.capacity == "speed" else cluster.memory_bytes.astype(np.float64)
+        home = _spread(draw, weight, units.able, units.held, units.need, units.limit)
+        return Placement(device=home[units.group])
+
+    def draws(self, names: list[str]) -> NDArray[np.float64]:
+        """float64[k] in [0, 1): one number per name."""
+        key = int(self.seed).to_bytes(16, "little")
+        made = b"".join([hashlib.blake2b(name.encode(), digest_size=8, key=key).digest() for name in names])
+        return np.frombuffer(made, dtype="<u8") / 2.0**64
+
+
+@njit(cache=True)
+def _spread(draw: Any, weight: Any, able: Any, held: Any, need: Any, limit: Any) -> Any:
+    """int32[G]: for each unit the feasible device into whose share of the weights its draw falls."""
+    devices = len(limit)
+    home, mask = np.full(len(draw), -1, np.int32), np.zeros(devices, np.bool_)
+    used_held, used = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
+    for g in range(len(draw)):
+        feasible(g, able, held, need, used_held, used, limit, mask)
+        total, last = 0.0, -1
+        for d in range(devices):
+            if mask[d]:
+                total += weight[d]
+                last = d
+        below = 0.0
+        for d in range(devices):
+            if mask[d]:
+                below += weight[d]
+                if draw[g] * total < below:
+                    last = d
+                    break
+        put(g, last, held, need, used_held, used, home)
+    return home

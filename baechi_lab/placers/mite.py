@@ -1,0 +1,86 @@
+"""`mite`: Memory, Importance, Traffic, Execution time: the device with the least product of the four.
+
+Idea (paper C section 3.3.1, doi:10.1145/3154842.3154843): units are taken by total rank, so that those on long paths
+choose first, and unit i goes to the device l with the least
+
+    mem(l) x imp(i, l) x traffic(i, l) x execTime(i, l)                                           (equation 8),
+
+mem: utilization of l; imp = 1 - rank(i) / max rank x speed(l) / max speed (equation 9); traffic: time to bring the inputs
+that are placed already (equation 10; a unit's inputs from inside do not count); execTime: duration on l over the
+largest on any device. O(groups log groups + (groups + edges) x devices).
+
+Where products are equal, most often 0 because some device needs no transfer, the product without traffic decides,
+then the speed, then the device index: the paper leaves it open. Utilization counts the unit itself, as otherwise
+every empty device would have the product 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..graph import Cluster, OpGraph, Placement
+from ..graph.jit import njit
+from .base import Placer
+from .feasible import within_memory
+from .partition import by_rank, emptiest, feasible, incoming, make_units, put, traffic
+
+
+@dataclass(frozen=True)
+class Mite(Placer):
+    """Least memory use x unimportance x traffic x execution time, long paths first (paper C)."""
+
+    name = "mite"
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        return within_memory(graph, cluster, lambda limits, careful: _plan(graph, limits))
+
+
+def _plan(graph: OpGraph, cluster: Cluster) -> Placement:
+    units = make_units(graph, cluster)
+    edges = incoming(graph, units.group)
+    importance = units.rank / max(units.rank.max(initial=0.0), 1e-300)
+    home = _choose(
+        by_rank(units), units.cost, units.pace, importance, units.able, units.held, units.need, units.limit, *edges,
+        cluster.latency_us, cluster.us_per_byte,
+    )  # fmt: skip
+    return Placement(device=home[units.group])
+
+
+@njit(cache=True)
+def _choose(
+    sequence: Any, cost: Any, pace: Any, importance: Any, able: Any, held: Any, need: Any, limit: Any, pointer: Any,
+    source: Any, size: Any, latency: Any, per_byte: Any,
+) -> Any:  # fmt: skip
+    devices = len(limit)
+    home, mask, moved = np.full(len(sequence), -1, np.int32), np.zeros(devices, np.bool_), np.zeros(devices)
+    used_held, used = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
+    for g in sequence:
+        roomy = feasible(g, able, held, need, used_held, used, limit, mask)
+        traffic(g, pointer, source, size, home, latency, per_byte, moved)
+        slowest = 0.0
+        for d in range(devices):
+            if able[g, d]:
+                slowest = max(slowest, cost[g, d])
+        best, least, least_rest = -1, np.inf, np.inf
+        for d in range(devices):
+            if not mask[d] or not roomy:
+                continue
+            memory = (used[d] + need[g]) / limit[d] if limit[d] > 0 else 1.0
+            time = cost[g, d] / slowest if slowest > 0 else 1.0
+            rest = memory * (1.0 - importance[g] * pace[d]) * time
+            score = rest * moved[d]
+            equal = best >= 0 and score == least
+            if (
+                best < 0
+                or score < least
+                or (equal and rest < least_rest)
+                or (equal and rest == least_rest and pace[d] > pace[best])
+            ):
+                best, least, least_rest = d, score, rest
+        if best < 0:
+            best = emptiest(mask, used, limit)
+        put(g, best, held, need, used_held, used, home)
+    return home

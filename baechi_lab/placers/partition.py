@@ -1,0 +1,134 @@
+"""What the partitioners of paper C share: colocation groups as units, which devices have room, traffic between devices.
+
+A partitioner gives every unit a device, one unit after the other; a scheduler (`fifo`, `pct`, `msr`) then orders the ops
+of each device. A device is feasible for a unit when it is allowed for all members and has room: for the persistent
+bytes, which stay throughout, and for all bytes (outputs and temporaries too), by which the paper counts utilization.
+Where no device has room for all bytes, those with room for the persistent ones are feasible, the emptiest first:
+outputs are given back while the step runs, so that the sum may exceed the memory. `feasible.py` simulates the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import Cluster, OpGraph, allowed_devices, durations
+from ..graph.jit import njit
+from ..simulator.ranks import total_rank
+from .problem import groups_of, output_bytes
+
+
+class Units(NamedTuple):
+    """Units to place, `G` of them, on `D` devices.
+
+    `group` int32[n] unit of each op; `cost` float64[G, D] duration of all members; `able` bool[G, D]; `held`, `need`
+    int64[G] persistent and all bytes; `rank` float64[G] largest total rank of a member (paper C, equations 5 and 6);
+    `first` int64[G] topological position of the first member; `limit` int64[D]; `pace` float64[D] speed of each
+    device for the whole graph, 1 for the fastest.
+    """
+
+    group: Any
+    cost: Any
+    able: Any
+    held: Any
+    need: Any
+    rank: Any
+    first: Any
+    limit: Any
+    pace: Any
+
+
+def make_units(graph: OpGraph, cluster: Cluster) -> Units:
+    """Colocation groups, and ops of none, with what a partitioner must know. `InfeasiblePlacement`: no allowed device."""
+    group, table = groups_of(graph), durations(graph, cluster)
+    count = int(group.max(initial=-1)) + 1
+    cost = np.stack([np.bincount(group, table[:, d], minlength=count) for d in range(cluster.n)], axis=1)
+    able, rank, first = np.ones((count, cluster.n), np.bool_), np.zeros(count), np.full(count, graph.n)
+    held, need = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    np.logical_and.at(able, group, allowed_devices(graph, cluster))
+    np.add.at(held, group, graph.persistent_bytes)
+    np.add.at(need, group, graph.persistent_bytes + output_bytes(graph) + graph.temp_bytes)
+    np.maximum.at(rank, group, total_rank(graph))
+    position = np.empty(graph.n, dtype=np.int64)
+    position[graph.order] = np.arange(graph.n)
+    np.minimum.at(first, group, position)
+    return Units(group, cost, able, held, need, rank, first, cluster.memory_bytes, _pace(table, cluster))
+
+
+def _pace(table: NDArray[np.float64], cluster: Cluster) -> NDArray[np.float64]:
+    total = table.sum(axis=0)
+    return total.min() / total if np.all(total > 0) else cluster.speed / cluster.speed.max()
+
+
+def by_rank(units: Units) -> NDArray[np.int64]:
+    """int64[G]: units by total rank, highest first; ties in topological order."""
+    return np.lexsort((units.first, -units.rank))
+
+
+@njit(cache=True)
+def feasible(g: int, able: Any, held: Any, need: Any, used_held: Any, used: Any, limit: Any, mask: Any) -> bool:
+    """Set `mask` bool[D] to the feasible devices of unit `g`; whether they have room for all of its bytes."""
+    roomy = holds = False
+    for d in range(len(limit)):
+        mask[d] = able[g, d] and used_held[d] + held[g] <= limit[d] and used[d] + need[g] <= limit[d]
+        roomy = roomy or mask[d]
+    if roomy:
+        return True
+    for d in range(len(limit)):
+        mask[d] = able[g, d] and used_held[d] + held[g] <= limit[d]
+        holds = holds or mask[d]
+    if not holds:
+        mask[:] = able[g]
+    return False
+
+
+@njit(cache=True)
+def emptiest(mask: Any, used: Any, limit: Any) -> int:
+    """The device of `mask` with the lowest utilization; ties by device index."""
+    best, least = -1, np.inf
+    for d in range(len(limit)):
+        level = used[d] / limit[d] if limit[d] > 0 else np.inf
+        if mask[d] and (best < 0 or level < least):
+            best, least = d, level
+    return best
+
+
+@njit(cache=True)
+def put(g: int, d: int, held: Any, need: Any, used_held: Any, used: Any, home: Any) -> None:
+    """Place unit `g` on device `d`."""
+    home[g] = d
+    used_held[d] += held[g]
+    used[d] += need[g]
+
+
+class Edges(NamedTuple):
+    """Edges into each unit from others, CSR: `pointer` int64[G + 1], `source` int32[k] units, `size` int64[k] bytes."""
+
+    pointer: Any
+    source: Any
+    size: Any
+
+
+def incoming(graph: OpGraph, group: NDArray[Any]) -> Edges:
+    """The edges that a unit reads from other units."""
+    source, target = group[graph.edge_source], group[graph.consumers]
+    between = np.flatnonzero(source != target)
+    order = between[np.argsort(target[between], kind="stable")]
+    count = int(group.max(initial=-1)) + 1
+    pointer = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum(np.bincount(target[order], minlength=count), out=pointer[1:])
+    return Edges(pointer, source[order], graph.tensor_bytes[graph.edge_tensor[order]])
+
+
+@njit(cache=True)
+def traffic(g: int, pointer: Any, source: Any, size: Any, home: Any, latency: Any, per_byte: Any, out: Any) -> None:
+    """Equation 10: `out` float64[D], time to bring the inputs of `g` that are placed already to each device."""
+    out[:] = 0.0
+    for e in range(pointer[g], pointer[g + 1]):
+        p = home[source[e]]
+        if p >= 0:
+            for d in range(len(out)):
+                if d != p:
+                    out[d] += latency[p, d] + per_byte[p, d] * size[e]

@@ -1,0 +1,133 @@
+"""The partitioners' readable twins: the equations of paper C as they stand, with lists and dicts. Slow, for tests.
+
+Each returns the device of every op. `memory`: bytes per device; the feasibility rule is that of `partition.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ..graph import Cluster, OpGraph
+from .partition import Units, by_rank, make_units
+
+
+class _Devices:
+    """What is on each device, and which devices are feasible for a unit."""
+
+    def __init__(self, units: Units):
+        self.units, self.count = units, len(units.limit)
+        self.on: list[list[int]] = [[] for _ in range(self.count)]
+        self.home: dict[int, int] = {}
+
+    def put(self, g: int, d: int) -> None:
+        self.on[d].append(g)
+        self.home[g] = d
+
+    def bytes_on(self, d: int, column: str) -> int:
+        return sum(int(getattr(self.units, column)[g]) for g in self.on[d])
+
+    def utilization(self, d: int, extra: int = 0) -> float:
+        limit = int(self.units.limit[d])
+        return (self.bytes_on(d, "need") + extra) / limit if limit else float("inf")
+
+    def choose(self, g: int, score: Callable[[int], tuple[float, ...]]) -> None:
+        """Place unit `g` on the feasible device of the least score, or the emptiest where no device has room for all."""
+        allowed = [d for d in range(self.count) if self.units.able[g, d]]
+        fits = {
+            column: [
+                d
+                for d in allowed
+                if self.bytes_on(d, column) + int(getattr(self.units, column)[g]) <= self.units.limit[d]
+            ]
+            for column in ("held", "need")
+        }
+        both = [d for d in fits["held"] if d in fits["need"]]
+        if both:
+            self.put(g, min(both, key=lambda d: (*score(d), d)))
+        else:
+            self.put(g, min(fits["held"] or allowed, key=lambda d: (self.utilization(d), d)))
+
+    def traffic(self, graph: OpGraph, cluster: Cluster, g: int, d: int) -> float:
+        """Equation 10."""
+        total = 0.0
+        for e in range(graph.edge_count):
+            source = int(self.units.group[graph.edge_source[e]])
+            p = self.home.get(source, d)
+            if self.units.group[graph.consumers[e]] == g and source != g and p != d:
+                size = int(graph.tensor_bytes[graph.edge_tensor[e]])
+                total += float(cluster.latency_us[p, d] + cluster.us_per_byte[p, d] * size)
+        return total
+
+    def per_op(self) -> list[int]:
+        return [self.home[g] for g in self.units.group.tolist()]
+
+
+def batch_split_reference(graph: OpGraph, cluster: Cluster) -> list[int]:
+    """By total rank, each unit to the fastest feasible device."""
+    units = make_units(graph, cluster)
+    state = _Devices(units)
+    for g in by_rank(units).tolist():
+        state.choose(g, lambda d, g=g: (float(units.cost[g, d]), -float(units.pace[d])))  # type: ignore[misc]
+    return state.per_op()
+
+
+def balance_reference(graph: OpGraph, cluster: Cluster, placed: Iterable[tuple[int, int]]) -> list[int]:
+    """Equation 7 for every unit that is not among `placed` (unit, device)."""
+    units = make_units(graph, cluster)
+    state = _Devices(units)
+    for g, d in placed:
+        state.put(g, d)
+
+    def done(g: int, d: int) -> float:
+        return sum(float(units.cost[j, d]) for j in state.on[d]) + float(units.cost[g, d])
+
+    for g in by_rank(units).tolist():
+        if g not in state.home:
+            state.choose(g, lambda d, g=g: (done(g, d),))  # type: ignore[misc]
+    return state.per_op()
+
+
+def mite_reference(graph: OpGraph, cluster: Cluster) -> list[int]:
+    """Equations 8 to 10."""
+    units = make_units(graph, cluster)
+    state = _Devices(units)
+    longest = max(units.rank.tolist(), default=0.0)
+
+    def score(g: int, d: int) -> tuple[float, ...]:
+        slowest = max(float(units.cost[g, p]) for p in range(cluster.n) if units.able[g, p])
+        memory = state.utilization(d, int(units.need[g])) if units.limit[d] else 1.0
+        importance = 1 - (float(units.rank[g]) / longest if longest else 0.0) * float(units.pace[d])
+        time = float(units.cost[g, d]) / slowest if slowest else 1.0
+        rest = memory * importance * time
+        return rest * state.traffic(graph, cluster, g, d), rest, -float(units.pace[d])
+
+    for g in by_rank(units).tolist():
+        state.choose(g, lambda d, g=g: score(g, d))  # type: ignore[misc]
+    return state.per_op()
+
+
+def dfs_reference(graph: OpGraph, cluster: Cluster) -> list[int]:
+    """Equation 11, by recursion."""
+    from ..simulator.ranks import total_rank
+
+    units, rank = make_units(graph, cluster), total_rank(graph).tolist()
+    state, seen = _Devices(units), set()
+    pointer, successor = graph.successors
+
+    def visit(i: int) -> None:
+        seen.add(i)
+        g = int(units.group[i])
+        if g not in state.home:
+            cost = units.cost[g].tolist()
+            state.choose(
+                g, lambda d: (state.traffic(graph, cluster, g, d) * cost[d], cost[d], -float(units.pace[d]))
+            )  # fmt: skip
+        for j in sorted(successor[pointer[i] : pointer[i + 1]].tolist(), key=lambda j: (-rank[j], j)):
+            if j not in seen:
+                visit(j)
+
+    sources = [i for i in range(graph.n) if len(graph.inputs[1][graph.inputs[0][i] : graph.inputs[0][i + 1]]) == 0]
+    for i in sorted(sources, key=lambda i: (-rank[i], i)):
+        if i not in seen:
+            visit(i)
+    return state.per_op()
