@@ -1,0 +1,186 @@
+"""`contiguous`: cut an order of the graph into one run per device, as layers are divided by hand.
+
+Idea: put the colocation groups in a line so that edges run forward, and cut the line at `devices - 1` places such that
+no device has more than a given share of the work and the bytes that cross the cuts cost least. With f_d(j) the least
+cost of giving the first j groups to the first d devices and c(j) the cost of the tensors that cross place j,
+
+    f_d(j) = c(j) + min { f_{d-1}(i) : i <= j, work(i..j) <= cap_d, bytes(i..j) <= memory_d },
+
+solved by dynamic programming in O(devices * groups), since the feasible i form a window that moves forward. The lines
+tried: topological order, the same with every backward op beside its forward op (a layer's training ops stay together),
+depth first, and breadth first; the caps: 1 to 4 times the fair share. The simulation picks among the cuts.
+
+Source: the dynamic programs for pipelines, as in Narayanan et al. 2019, doi:10.1145/3341301.3359646, with the work of a
+device as a cap and the transfers as the cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput
+from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
+from ..graph.jit import njit
+from .base import Placer
+from .feasible import within_memory
+from .memory_order import depth_first_order
+from .problem import groups_of
+from .search_evaluate import make_model, make_work
+from .search_orders import best_of, topological_position, usual_orders
+
+CAPS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0, 4.0)
+
+
+@dataclass(frozen=True)
+class Contiguous(Placer):
+    """Layer-wise: the best cut of a topological order into one run per device, by dynamic programming.
+
+    `caps`: the most work a device may get, as multiples of its fair share; each is tried.
+    """
+
+    name = "contiguous"
+    caps: tuple[float, ...] = CAPS
+
+    def validate(self) -> None:
+        if not self.caps or any(not 1 <= c < np.inf for c in self.caps):
+            raise InvalidInput(f"caps is {self.caps}; it must hold numbers of at least 1")
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        return within_memory(graph, cluster, lambda limits, careful: self._plan(graph, limits))
+
+    def _plan(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        if graph.n == 0:
+            return Placement(device=np.zeros(0, dtype=np.int32))
+        model = make_model(graph, cluster)
+        splits = list(contiguous_splits(graph, cluster, self.caps))
+        best = best_of(model, make_work(model), splits, usual_orders(graph, cluster))
+        if best is None:
+            return Placement(device=allowed_devices(graph, cluster).argmax(axis=1))
+        return Placement(device=best.device, order=best.rank, info={"split": best.name, "splits": len(splits)})
+
+
+def contiguous_splits(
+    graph: OpGraph, cluster: Cluster, caps: tuple[float, ...] = CAPS
+) -> Iterator[tuple[str, NDArray[np.int32]]]:
+    """Distinct (name, device int32[n]) for every line and cap for which cuts exist."""
+    group, able = groups_of(graph), allowed_devices(graph, cluster)
+    count = int(group.max()) + 1
+    work = np.bincount(group, durations(graph, cluster).min(axis=1) * cluster.speed.max(), count)
+    held = np.bincount(group, graph.persistent_bytes, count).astype(np.int64)
+    homes = np.ones((count, cluster.n), dtype=np.bool_)
+    np.logical_and.at(homes, group, able)
+    seen: set[bytes] = set()
+    for name, place in lines(graph).items():
+        line = _line_of_groups(group, place, count)
+        cross = _crossing_cost(graph, cluster, group, line)
+        for cap in caps:
+            most = cap * work.sum() * cluster.speed / cluster.speed.sum() + work.max(initial=0.0) * 1e-9
+            cuts = _cut(work[line], held[line], cross, most, cluster.memory_bytes)
+            if cuts[-1] < 0:
+                continue
+            home = np.empty(count, dtype=np.int64)
+            home[line] = np.searchsorted(cuts, np.arange(count), side="right")
+            home = np.where(homes[np.arange(count), home], home, homes.argmax(axis=1))
+            device = home[group].astype(np.int32)
+            if device.tobytes() not in seen:
+                seen.add(device.tobytes())
+                yield f"{name} line, cap {cap:g}", device
+
+
+def lines(graph: OpGraph) -> dict[str, NDArray[np.float64]]:
+    """Lines of the ops: a position float64[n] each."""
+    position = topological_position(graph).astype(np.float64)
+    found: dict[str, NDArray[Any]] = {
+        "topological": position,
+        "depth-first": depth_first_order(graph),
+        "layer": _level(graph),
+    }
+    paired = graph.forward_of >= 0
+    if paired.any():
+        for name in list(found):
+            folded = found[name].copy()
+            folded[paired] = found[name][graph.forward_of[paired]]
+            found[f"folded {name}"] = folded
+    return found
+
+
+def _level(graph: OpGraph) -> NDArray[np.float64]:
+    """float64[n]: edges on the longest path before each op."""
+    from ..simulator.paths import heads_and_tails
+
+    head, _ = heads_and_tails(graph, np.ones(graph.n))
+    return head
+
+
+def _line_of_groups(group: NDArray[np.int32], place: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """Groups by the mean position of their ops; ties by group index."""
+    mean = np.bincount(group, place, count) / np.bincount(group, minlength=count)
+    return np.argsort(mean, kind="stable")
+
+
+def _crossing_cost(
+    graph: OpGraph, cluster: Cluster, group: NDArray[np.int32], line: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """float64[groups + 1]: cost of the tensors that cross the place before each position of the line."""
+    count = len(line)
+    spot = np.empty(count, dtype=np.int64)
+    spot[line] = np.arange(count)
+    if graph.edge_count == 0 or cluster.n == 1:
+        return np.zeros(count + 1)
+    off = ~np.eye(cluster.n, dtype=bool)
+    cost = cluster.latency_us[off].mean() + cluster.us_per_byte[off].mean() * graph.tensor_bytes
+    home, reader = spot[group[graph.tensor_producer]], spot[group[graph.consumers]]
+    low, high = home.copy(), home.copy()
+    np.minimum.at(low, graph.edge_tensor, reader)
+    np.maximum.at(high, graph.edge_tensor, reader)
+    step = np.zeros(count + 2)
+    np.add.at(step, low + 1, cost)
+    np.add.at(step, high + 1, -cost)
+    return np.maximum(np.cumsum(step)[: count + 1], 0.0)
+
+
+@njit(cache=True)
+def _cut(work: Any, held: Any, cross: Any, cap: Any, memory: Any) -> Any:
+    """int64[D]: where each device's run ends, the last at the end of the line; -1 at the end when no cuts fit.
+
+    The window of places where the run of device d that ends at j may begin is [low, j]; both ends move forward, so a
+    queue of candidates with rising cost keeps its minimum at the front.
+    """
+    n, devices = len(work), len(cap)
+    load, bytes_before = np.zeros(n + 1), np.zeros(n + 1, np.int64)
+    for j in range(n):
+        load[j + 1] = load[j] + work[j]
+        bytes_before[j + 1] = bytes_before[j] + held[j]
+    cost = np.full(n + 1, np.inf)
+    cost[0] = 0.0
+    came = np.full((devices, n + 1), -1, np.int64)
+    queue = np.empty(n + 1, np.int64)
+    for d in range(devices):
+        new = np.full(n + 1, np.inf)
+        first, last, low = 0, 0, 0
+        for j in range(n + 1):
+            while last > first and cost[queue[last - 1]] > cost[j]:
+                last -= 1
+            queue[last] = j
+            last += 1
+            while load[j] - load[low] > cap[d] or bytes_before[j] - bytes_before[low] > memory[d]:
+                low += 1
+            while queue[first] < low:
+                first += 1
+            i = queue[first]
+            if cost[i] < np.inf:
+                new[j] = cost[i] + (0.0 if j in (0, i, n) else cross[j])
+                came[d, j] = i
+        cost = new
+    cuts = np.full(devices, -1, np.int64)
+    if cost[n] < np.inf:
+        j = n
+        for d in range(devices - 1, -1, -1):
+            cuts[d] = j
+            j = came[d, j]
+    return cuts

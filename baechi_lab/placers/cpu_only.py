@@ -1,0 +1,34 @@
+"""`cpu-only`: everything on the CPU, where large models fit that no accelerator holds (paper H, section 3, baselines)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..errors import InvalidInput
+from ..graph import Cluster, OpGraph, Placement, durations
+from .base import Placer
+from .single import Single
+
+
+def only_kind(graph: OpGraph, cluster: Cluster, kind: str, name: str) -> Placement:
+    """Everything on the fastest device of `kind`; ops that may not run there go to their fastest allowed device.
+
+    Raises `InvalidInput` when the cluster has no such device, `InfeasiblePlacement` when memory does not suffice.
+    """
+    mine = [d for d, device in enumerate(cluster.devices) if device.kind.lower() == kind]
+    if not mine:
+        kinds = ", ".join(sorted({d.kind for d in cluster.devices}))
+        raise InvalidInput(f"placer {name!r} needs a device of kind {kind!r}; the cluster has devices of kind {kinds}")
+    total = durations(graph, cluster).sum(axis=0)
+    return Single(device=min(mine, key=lambda d: (total[d], d))).assign(graph, cluster)
+
+
+@dataclass(frozen=True)
+class CpuOnly(Placer):
+    """Everything on the fastest device of kind 'cpu'."""
+
+    name: ClassVar[str] = "cpu-only"
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        return only_kind(graph, cluster, "cpu", self.name)

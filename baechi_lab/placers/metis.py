@@ -1,0 +1,132 @@
+"""`metis`: balance the work and cut the fewest bytes, blind to the order of the ops.
+
+The graph is read as undirected: a vertex per colocation group, weighted by its work (and, where memory is tight, by the
+bytes that it keeps); an edge weighted by what it costs to cut. METIS (Karypis and Kumar 1998,
+doi:10.1137/S1064827595287997) divides it recursively and by k-way refinement with several tolerances and seeds; the
+simulation picks among the partitions. Needs the package `pymetis` (extra `solvers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput, MissingPackage
+from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
+from ..graph.csr import offsets
+from .base import Placer
+from .feasible import within_memory
+from .problem import groups_of
+from .search_evaluate import make_model, make_work
+from .search_orders import best_of, usual_orders
+
+IMBALANCE = (0.03, 0.1, 0.3)
+_TOP = 1 << 20
+
+
+@dataclass(frozen=True)
+class Metis(Placer):
+    """METIS: equal work on every device, fewest bytes between them (needs pymetis).
+
+    `imbalance`: the excess over the fair share that a device may have; each is tried.
+    """
+
+    name = "metis"
+    imbalance: tuple[float, ...] = IMBALANCE
+    seed: int = 0
+
+    def validate(self) -> None:
+        if not self.imbalance or any(not 0 < x < np.inf for x in self.imbalance):
+            raise InvalidInput(f"imbalance is {self.imbalance}; it must hold numbers above 0")
+        if self.seed < 0:
+            raise InvalidInput(f"seed is {self.seed}; it must be at least 0")
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        _pymetis()
+        return within_memory(graph, cluster, lambda limits, careful: self._plan(graph, limits, careful))
+
+    def _plan(self, graph: OpGraph, cluster: Cluster, careful: bool) -> Placement:
+        if graph.n == 0:
+            return Placement(device=np.zeros(0, dtype=np.int32))
+        model = make_model(graph, cluster)
+        parts = list(metis_partitions(graph, cluster, self.imbalance, self.seed, by_bytes=careful))
+        best = best_of(model, make_work(model), parts, usual_orders(graph, cluster))
+        if best is None:
+            return Placement(device=allowed_devices(graph, cluster).argmax(axis=1))
+        return Placement(device=best.device, order=best.rank, info={"partition": best.name})
+
+
+def _pymetis() -> Any:
+    try:
+        import pymetis
+    except ImportError as error:
+        raise MissingPackage.of("pymetis", "solvers", "placer 'metis'") from error
+    return pymetis
+
+
+def metis_partitions(
+    graph: OpGraph, cluster: Cluster, imbalance: tuple[float, ...] = IMBALANCE, seed: int = 0, *, by_bytes: bool = False,
+    parts: int | None = None,
+) -> Iterator[tuple[str, NDArray[np.int32]]]:  # fmt: skip
+    """(name, device int32[n]) for each tolerance and both of METIS's methods.
+
+    `by_bytes` balances bytes instead of work; `parts` uses only that many devices, the first ones.
+    """
+    pymetis = _pymetis()
+    group, able = groups_of(graph), allowed_devices(graph, cluster)
+    count = int(group.max()) + 1
+    homes = np.ones((count, cluster.n), dtype=np.bool_)
+    np.logical_and.at(homes, group, able)
+    pointer, neighbour, cost = _cut_costs(graph, cluster, group, count)
+    load = graph.persistent_bytes if by_bytes else durations(graph, cluster).min(axis=1)
+    weight = _integers(np.bincount(group, load, count), _TOP)
+    room = cluster.memory_bytes if by_bytes else cluster.speed
+    parts = cluster.n if parts is None else parts
+    useful = np.flatnonzero(room[:parts] > 0)  # METIS refuses parts of size 0, and more parts than vertices
+    if not 1 < len(useful) <= count:
+        home = useful[np.arange(count) % len(useful)] if len(useful) else np.zeros(count, dtype=np.int64)
+        home = np.where(homes[np.arange(count), home], home, homes.argmax(axis=1))
+        yield "one group per device", home[group].astype(np.int32)
+        return
+    share = (room[useful] / room[useful].sum()).tolist()
+    for tolerance in imbalance:
+        for recursive in (False, True):
+            options = pymetis.Options(ufactor=max(1, round(tolerance * 1000)), seed=seed, numbering=0)
+            _, part = pymetis.part_graph(
+                len(useful), pymetis.CSRAdjacency(pointer, neighbour), vweights=weight, eweights=cost, tpwgts=share,
+                recursive=recursive, options=options,
+            )  # fmt: skip
+            home = useful[np.asarray(part, dtype=np.int64)]
+            home = np.where(homes[np.arange(count), home], home, homes.argmax(axis=1))
+            method = "recursive" if recursive else "k-way"
+            yield f"{method}, {parts} parts, imbalance {tolerance:g}", home[group].astype(np.int32)
+
+
+def _cut_costs(
+    graph: OpGraph, cluster: Cluster, group: NDArray[np.int32], count: int
+) -> tuple[list[int], list[int], list[int]]:
+    """The undirected graph of groups in CSR form, each edge with the (scaled) time to send what it carries.
+
+    A tensor with several readers is sent once per device: each of its edges carries an equal part of its cost.
+    """
+    off = ~np.eye(cluster.n, dtype=bool)
+    latency, per_byte = (float(a[off].mean()) if off.any() else 0.0 for a in (cluster.latency_us, cluster.us_per_byte))
+    cost = (latency + per_byte * graph.tensor_bytes) / np.maximum(np.diff(graph.consumer_ptr), 1)
+    a, b = group[graph.edge_source].astype(np.int64), group[graph.consumers].astype(np.int64)
+    apart = a != b
+    a, b, each = a[apart], b[apart], cost[graph.edge_tensor][apart]
+    key = np.concatenate([a * count + b, b * count + a])
+    unique, place = np.unique(key, return_inverse=True)
+    total = np.bincount(place.reshape(-1), np.concatenate([each, each]), len(unique))
+    return offsets(unique // count, count).tolist(), (unique % count).tolist(), _integers(total, 1 << 16, lowest=1)
+
+
+def _integers(value: NDArray[Any], top: int, lowest: int = 0) -> list[int]:
+    """Scaled so that the largest becomes `top`."""
+    largest = float(value.max(initial=0.0))
+    scale = top / largest if largest > 0 else 0.0
+    return np.maximum(np.rint(value * scale), lowest).astype(np.int64).tolist()

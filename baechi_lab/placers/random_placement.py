@@ -1,0 +1,48 @@
+"""`random`: a device per colocation group, drawn with equal odds: the floor that every learned placement must beat.
+
+Each group draws among the devices that all of its members may run on (H's initial policy without its networks). A draw
+whose simulation exceeds a memory limit is thrown away, at most `attempts` times; then the last one is repaired.
+O(attempts x (groups + one simulation)).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ..errors import InvalidInput
+from ..graph import Cluster, OpGraph, Placement, allowed_devices
+from ..simulator import makespan_and_peak
+from .base import Placer
+from .feasible import within_memory
+from .problem import groups_of
+
+
+@dataclass(frozen=True)
+class Random(Placer):
+    """A random allowed device for every colocation group (`seed=`), drawn again where memory does not suffice."""
+
+    name: ClassVar[str] = "random"
+    seed: int = 0
+    attempts: int = 10
+
+    def validate(self) -> None:
+        for key, low in (("seed", 0), ("attempts", 1)):
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
+                raise InvalidInput(f"{key} is {value!r}; it must be a whole number of at least {low}")
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        rng = np.random.default_rng(self.seed)
+        group = groups_of(graph)
+        able = np.ones((int(group.max(initial=-1)) + 1, cluster.n), dtype=np.bool_)
+        np.logical_and.at(able, group, allowed_devices(graph, cluster))
+        for draw in range(1, self.attempts + 1):
+            home = np.where(able, rng.random(able.shape), -1.0).argmax(axis=1)
+            placement = Placement(device=home[group], info={"draws": draw})
+            _, peak = makespan_and_peak(graph, cluster, placement)
+            if np.all(peak <= cluster.memory_bytes):
+                return placement
+        return within_memory(graph, cluster, lambda limits, careful: placement)
