@@ -1,0 +1,176 @@
+"""`auto`: ask every fast placer, simulate what they say, take the best.
+
+Idea: no rule wins everywhere (paper C compares six partitioners under three schedulers and finds no winner), simulating
+is cheap, so the portfolio tries all: every fast registered placer, on the graph and on its optimized form, under every
+scheduler. Of the placements that break no rule the fastest wins; by construction `auto` is never worse than any of them.
+A dynamic scheduler's decisions are kept as the placement's planned order, so the result needs no scheduler beside it.
+
+`info["table"]` keeps one row per attempt. Complexity: the sum of the placers, spread over threads.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import BaechiLabError, InfeasiblePlacement, InvalidInput
+from ..graph import Cluster, OpGraph, Placement
+from ..graph.units import format_bytes
+from ..simulator import simulate
+from ..simulator.schedulers import SCHEDULERS
+from .base import Placer
+from .registry import make_placer, placer_class, placer_names
+
+LP_PLACERS = ("sct", "m-sct")
+LP_OPS = 1500
+"""Most ops for which a linear program is solved: above that it takes longer than all the others together."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One row of the table: who, on which graph, under which scheduler, and what came out (or why nothing did)."""
+
+    placer: str
+    graph: str
+    scheduler: str
+    makespan_us: float
+    peak_bytes: int
+    feasible: bool
+    place_seconds: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Auto(Placer):
+    """The best of every fast placer, on the raw and the optimized graph, under every scheduler (a portfolio).
+
+    Parameters:
+        placers: names to ask; None means every registered placer that is fast.
+        optimized: also place the optimized graph. lp_ops: most ops for which a linear program is solved.
+        workers: threads; None means one per core.
+    """
+
+    name = "auto"
+    placers: tuple[str, ...] | None = None
+    optimized: bool = True
+    lp_ops: int = LP_OPS
+    workers: int | None = None
+
+    def validate(self) -> None:
+        for name in self.placers or ():
+            if name == self.name:
+                raise InvalidInput("placers names 'auto' itself; name the placers that it should ask")
+            placer_class(name)
+        if self.workers is not None and (not isinstance(self.workers, int) or self.workers < 1):
+            raise InvalidInput(f"workers is {self.workers!r}; it must be a whole number of at least 1, or None")
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        if graph.n == 0:
+            return Placement(device=np.zeros(0, dtype=np.int32), info={"table": ()})
+        found = [pair for some in self._run(self._jobs(graph, cluster)) for pair in some]
+        table = tuple(asdict(attempt) for attempt, _ in found)
+        fits = [(attempt, placed) for attempt, placed in found if placed is not None and attempt.feasible]
+        if not fits:
+            return self._mended(graph, cluster, found).replace(info={"table": table, "winner": "repair"})
+        attempt, placed = min(fits, key=lambda pair: pair[0].makespan_us)  # ties: the first
+        winner = f"{attempt.placer} on the {attempt.graph} graph, {attempt.scheduler}"
+        return placed.replace(info={"table": table, "winner": winner})
+
+    def _names(self, graph: OpGraph) -> list[str]:
+        return fast_placers(graph, self.lp_ops) if self.placers is None else list(self.placers)
+
+    def _jobs(self, graph: OpGraph, cluster: Cluster) -> list[Callable[[], list[tuple[Attempt, Placement | None]]]]:
+        return [
+            lambda name=name, what=what, form=form: _attempts(name, what, form, graph, cluster)  # type: ignore[misc]
+            for what, form in forms_of(graph, cluster, self.optimized).items()
+            for name in self._names(form)
+        ]
+
+    def _run(self, jobs: list[Callable[[], Any]]) -> list[Any]:
+        """All jobs' results in the order of the jobs, whatever the order in which threads finish."""
+        with ThreadPoolExecutor(self.workers or os.cpu_count() or 1) as pool:
+            return list(pool.map(lambda job: job(), jobs))
+
+    def _mended(self, graph: OpGraph, cluster: Cluster, found: list[tuple[Attempt, Placement | None]]) -> Placement:
+        from .repair import packing_proof, repair
+
+        placed = [(a.peak_bytes, k) for k, (a, p) in enumerate(found) if p is not None]
+        start = found[min(placed)[1]][1] if placed else None
+        mended = repair(graph, cluster, start)
+        if mended is not None:
+            return mended
+        needed = int(graph.persistent_bytes.sum())
+        why = packing_proof(graph, cluster) or "neither a rule nor the repair found a placement that fits"
+        raise InfeasiblePlacement(
+            f"{why}; the graph keeps {format_bytes(needed)} persistently", needed, cluster.memory_bytes.tolist()
+        )
+
+
+def fast_placers(graph: OpGraph, lp_ops: int = LP_OPS) -> list[str]:
+    """Every registered placer that answers at once on a graph of this size."""
+    fast = [n for n in placer_names() if n != Auto.name and not placer_class(n).anytime]
+    return [n for n in fast if n not in LP_PLACERS or graph.n <= lp_ops]
+
+
+def forms_of(graph: OpGraph, cluster: Cluster, optimized: bool = True) -> dict[str, OpGraph]:
+    """The graphs to place: the optimized one where it is smaller, and the given one."""
+    if graph.group_of is not None:
+        return {"given": graph}
+    if optimized:
+        from ..passes import optimize
+
+        coarse = optimize(graph, cluster)
+        if coarse.n < graph.n:
+            return {"optimized": coarse, "raw": graph}
+    return {"raw": graph}
+
+
+def proposal(name: str, form: OpGraph, graph: OpGraph, cluster: Cluster) -> Placement:
+    """What the placer `name` says about `form`, read for `graph`."""
+    placed = make_placer(name).assign(form, cluster)
+    placed = placed.replace(graph_key=form.key, group_of=form.group_of, source_key=form.source_key)
+    return placed if form is graph else placed.on(graph)
+
+
+def _attempts(
+    name: str, what: str, form: OpGraph, graph: OpGraph, cluster: Cluster
+) -> list[tuple[Attempt, Placement | None]]:  # fmt: skip
+    """What `name` says about `form`, simulated on `graph` under every scheduler."""
+    began = time.perf_counter()
+    try:
+        placed = proposal(name, form, graph, cluster)
+    except BaechiLabError as error:  # a placer that finds nothing, or lacks its package, is a row without a placement
+        took = time.perf_counter() - began
+        return [(Attempt(name, what, "", float("inf"), 0, False, took, str(error)), None)]
+    took = time.perf_counter() - began
+    rows: list[tuple[Attempt, Placement | None]] = []
+    for scheduler in SCHEDULERS:
+        if scheduler == "planned" and placed.rank is None:
+            continue
+        timeline = simulate(graph, cluster, placed, scheduler)
+        peak = int(timeline.peak_bytes.max(initial=0))
+        attempt = Attempt(name, what, scheduler, timeline.makespan_us, peak, timeline.feasible, took)
+        rows.append((attempt, _frozen(graph, placed, scheduler, timeline)))
+    return rows
+
+
+def _frozen(graph: OpGraph, placed: Placement, scheduler: str, timeline: Any) -> Placement:
+    """`placed` with the order in which `scheduler` ran the ops as its plan.
+
+    A device that takes its ready ops in that order makes the same choices: what it ran next started first.
+    """
+    if scheduler == "planned":
+        return placed
+    if scheduler == "fifo":
+        return placed.replace(order=None, priority=None)
+    position = np.empty(graph.n)
+    position[graph.order] = np.arange(graph.n)
+    order = np.empty(graph.n)
+    order[np.lexsort((position, timeline.end_us, timeline.start_us))] = np.arange(graph.n)
+    return placed.replace(order=order, priority=None)

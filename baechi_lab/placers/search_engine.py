@@ -1,0 +1,156 @@
+"""The parts of a search: what is searched (`Space`), how much may be spent (`Budget`), and one line of work (`Walk`)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import Cluster, OpGraph, allowed_devices
+from .problem import groups_of
+from .search_anneal import Samples, anneal, back_to_best, make_state, make_units, no_samples, settle
+from .search_coarsen import coarsen
+from .search_evaluate import make_model, make_work, memory_matters
+from .search_orders import Candidate, topological_position
+
+SLICE_SECONDS = 0.03
+"""How long compiled code runs before time, callback and interruption are looked at."""
+
+SLICE_STEPS = 2000
+"""The same where simulations are counted, so that the temperatures do not depend on the machine."""
+
+LEVELS = ((48, 0.02, 0.002), (150, 0.01, 0.001), (500, 0.005, 0.0005))
+"""One cycle: about how many units, and first and last temperature in units of the makespan."""
+
+
+class Budget:
+    """Seconds or simulations, whichever is given; `evaluations` makes a search reproducible on any machine."""
+
+    def __init__(self, seconds: float | None, evaluations: int | None):
+        self.seconds, self.evaluations = seconds, evaluations
+        self.began = time.perf_counter()
+        self.stopped = False
+
+    @property
+    def elapsed(self) -> float:
+        return time.perf_counter() - self.began
+
+    def part(self, share: float, among: int) -> Budget:
+        """A budget of `share` of this one: its seconds side by side, its simulations divided `among` walks."""
+        seconds = None if self.seconds is None else self.seconds * share
+        count = None if self.evaluations is None else max(int(self.evaluations * share / among), 1)
+        return Budget(seconds, count)
+
+    def spent(self, used: int) -> float:
+        """Share of the budget that is gone (1: all), given the simulations done."""
+        if self.stopped:
+            return 1.0
+        by_count = 0.0 if self.evaluations is None else used / max(self.evaluations, 1)
+        by_time = 0.0 if self.seconds is None else self.elapsed / max(self.seconds, 1e-9)
+        return min(1.0, max(by_count, by_time))
+
+
+class Space:
+    """The problem as arrays, shared by all walks (nothing here changes)."""
+
+    def __init__(self, graph: OpGraph, cluster: Cluster, samples: Samples | None = None):
+        self.graph, self.cluster = graph, cluster
+        self.model = make_model(graph, cluster)
+        self.samples = no_samples(graph.n, cluster.n) if samples is None else samples
+        if samples is not None:  # the longest path after an op must hold for every sample
+            least = np.minimum(self.samples.table.min(axis=0), self.model.table)
+            self.model = make_model(graph, cluster, least)._replace(table=self.model.table)
+        self.track = memory_matters(self.model)
+        self.position = topological_position(graph)
+        self.group = groups_of(graph)
+        self.allowed = allowed_devices(graph, cluster)
+        off = ~np.eye(cluster.n, dtype=bool)
+        latency, per_byte = (
+            float(a[off].mean()) if off.any() else 0.0 for a in (cluster.latency_us, cluster.us_per_byte)
+        )
+        cost = (latency + per_byte * graph.tensor_bytes) / np.maximum(np.diff(graph.consumer_ptr), 1)
+        self.edge_cost = cost[graph.edge_tensor]
+        self.work = self.model.table.min(axis=1) + 1e-9
+        self.groups = make_units(self.group, self.position, self.allowed)
+
+    def units(self, device: NDArray[np.int32], wanted: int, rng: np.random.Generator) -> Any:
+        """Units that move together: about `wanted`, each within one device of `device`; all groups where they are few."""
+        if wanted >= len(self.groups.ptr) - 1:
+            return self.groups
+        graph = self.graph
+        label = coarsen(
+            self.group, device, graph.edge_source, graph.consumers, self.edge_cost, self.work, wanted, rng
+        )  # fmt: skip
+        return make_units(label, self.position, self.allowed)
+
+
+@dataclass
+class Walk:
+    """One line of search: its own candidate, scratch space and random numbers; `best` is what it has found."""
+
+    space: Space
+    rng: np.random.Generator
+    name: str = ""
+    by_rank: bool = False
+    state: Any = None
+    used: int = 0
+
+    def __post_init__(self) -> None:
+        self.work = make_work(self.space.model)
+        self.weight = np.array([1.0, 1e30 if self.space.track else 0.0, 0.0])  # no byte above a limit is worth any time
+        self.pace = 50
+
+    def begin(self, start: Candidate) -> None:
+        """Search on from `start`."""
+        space = self.space
+        self.name, self.by_rank = start.name, start.rank is not None
+        self.state = make_state(start.device, start.rank)
+        settle(space.model, self.work, self.state, space.samples, self.by_rank, space.track, self.weight)
+        self.used += 1
+
+    @property
+    def cost(self) -> float:
+        """Cost of the best candidate: its time, plus a prohibitive amount for every byte above a limit."""
+        return float(self.state.cost[1])
+
+    @property
+    def best(self) -> Candidate:
+        """The best candidate so far."""
+        rank = self.state.best_position.astype(np.float64) if self.by_rank else None
+        over = float(self.state.cost[3]) if self.space.track else 0.0
+        return Candidate(self.name, self.state.best_device.copy(), rank, float(self.state.cost[2]), over)
+
+    def cycle(self, share: Budget, levels: Any = LEVELS) -> None:
+        """Coarse to fine: anneal on every level with an equal part of `share`, each time from the best candidate."""
+        count = len(levels)
+        before = self.used
+        for k, (wanted, hot, cold) in enumerate(levels):
+            back_to_best(self.state)
+            units = self.space.units(self.state.device, wanted, self.rng)
+            if len(units.ptr) < 2:
+                return
+            self._anneal(units, hot, cold, share, before, k / count, (k + 1) / count)
+        back_to_best(self.state)
+
+    def _anneal(
+        self, units: Any, hot: float, cold: float, share: Budget, before: int, first: float, last: float
+    ) -> None:
+        scale = float(self.state.cost[2])
+        while (gone := share.spent(self.used - before)) < last:
+            part = min(max((gone - first) / (last - first), 0.0), 1.0)
+            temperature = scale * hot * (cold / hot) ** part
+            steps = self.pace
+            if share.evaluations is not None:
+                left = int(np.ceil(last * share.evaluations)) - (self.used - before)
+                steps = max(1, min(1 + share.evaluations // 60, SLICE_STEPS, left))
+            began = time.perf_counter()
+            space = self.space
+            self.used += anneal(
+                space.model, self.work, units, self.state, space.samples, self.by_rank, space.track, self.weight,
+                temperature, temperature, steps, False, self.rng,
+            )  # fmt: skip
+            took = max(time.perf_counter() - began, 1e-6)
+            self.pace = max(5, min(200_000, int(steps * SLICE_SECONDS / took)))

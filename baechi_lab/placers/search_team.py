@@ -1,0 +1,115 @@
+"""Several walks on one problem, in threads: trials of the best starts, then rounds in which they share what they find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import numpy as np
+
+from ..graph import Placement
+from ..simulator.schedulers.pct import path_computation_time
+from .search_engine import Budget, Space, Walk
+from .search_orders import Candidate, measure
+from .search_starts import choose
+
+STARTS = 4
+"""Starts that get a first, short annealing."""
+
+TRIAL = 0.1
+"""Share of the budget for these."""
+
+TELL_SECONDS = 0.2
+"""How often progress is reported."""
+
+
+class Team:
+    """`workers` walks on `space` within `budget`; `tell(best cost, simulations)` hears of progress."""
+
+    def __init__(
+        self, space: Space, workers: int, seed: int, budget: Budget, tell: Callable[[float, int], None]
+    ):  # fmt: skip
+        self.space, self.budget, self.tell = space, budget, tell
+        self.walks = [Walk(space, np.random.default_rng([seed, k])) for k in range(workers)]
+        self.before = 0
+
+    @property
+    def used(self) -> int:
+        """Simulations of all walks."""
+        return sum(walk.used for walk in self.walks)
+
+    @property
+    def leader(self) -> Walk:
+        """The walk with the best candidate."""
+        return min((w for w in self.walks if w.state is not None), key=lambda w: w.cost)
+
+    def search(self, candidates: Sequence[Candidate], before: int) -> None:
+        """Spend the budget, starting from `candidates` (best first); `before`: simulations already spent of it."""
+        self.before = before
+        self._rounds(self._trials(sorted(candidates, key=lambda c: c.key)))
+
+    def _spent(self) -> float:
+        return self.budget.spent(self.before + self.used)
+
+    def _trials(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """A short annealing of the best starts; the results, best first."""
+        chosen = choose(candidates, max(STARTS, len(self.walks)))
+        share = TRIAL * (1.0 - self._spent())
+        done: list[tuple[float, Candidate]] = []
+        for k in range(0, len(chosen), len(self.walks)):
+            batch = chosen[k : k + len(self.walks)]
+            for walk, start in zip(self.walks, batch, strict=False):
+                walk.begin(start)
+            self._together(self.walks[: len(batch)], share * len(batch) / len(chosen))
+            done += [(walk.cost, walk.best) for walk in self.walks[: len(batch)]]
+        done.sort(key=lambda x: x[0])
+        return [candidate for _, candidate in done]
+
+    def _rounds(self, candidates: Sequence[Candidate]) -> None:
+        """Cycles of all walks until the budget is spent; those that fall behind continue from the leader."""
+        for k, walk in enumerate(self.walks):
+            walk.begin(candidates[min(k, len(candidates) - 1)])
+        rounds = self._round_count()
+        for number in range(rounds):
+            left = 1.0 - self._spent()
+            if left <= 0.0:
+                break
+            for walk in self.walks:
+                self._reorder(walk)
+            self._together(self.walks, left / (rounds - number))
+            leader = self.leader
+            for walk in self.walks:
+                if walk is not leader and (number >= rounds // 2 or walk.cost > 1.05 * leader.cost):
+                    walk.begin(leader.best)
+
+    def _round_count(self) -> int:
+        """About one cycle per second and more for long searches, at least two."""
+        if self.budget.seconds is not None:
+            return max(2, min(12, round(self.budget.seconds / 1.5)))
+        return max(2, min(12, (self.budget.evaluations or 0) // 10_000))
+
+    def _reorder(self, walk: Walk) -> None:
+        """Ops have moved since the priorities were computed: take those of the present assignment if they are better."""
+        if not walk.by_rank or len(self.space.samples.table):
+            return
+        best = walk.best
+        placed = Placement(device=best.device)
+        rank = -path_computation_time(self.space.graph, self.space.cluster, placed)
+        again = measure(self.space.model, walk.work, best.name, best.device, rank, best.makespan_us)
+        if again.key < best.key:
+            walk.begin(again)
+
+    def _together(self, walks: Sequence[Walk], share: float) -> None:
+        """Every walk does one cycle with its part of `share` of the whole budget."""
+        parts = [self.budget.part(share, len(walks)) for _ in walks]
+        with ThreadPoolExecutor(len(walks)) as pool:
+            running = {pool.submit(w.cycle, part) for w, part in zip(walks, parts, strict=True)}
+            try:
+                while running and not self.budget.stopped:
+                    done, running = wait(running, timeout=TELL_SECONDS)
+                    for future in done:
+                        future.result()
+                    self.tell(self.leader.cost, self.used)
+            finally:  # also when interrupted or asked to stop
+                for part in parts:
+                    part.stopped = True

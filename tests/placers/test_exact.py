@@ -1,0 +1,156 @@
+"""The exact placer against hand-made optima and brute force over every placement and order."""
+
+import importlib.util
+import sys
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+
+if importlib.util.find_spec("ortools") is None:
+    pytest.skip("OR-tools is not installed", allow_module_level=True)
+
+from baechi_lab import Cluster, Device, Link, OpGraph, Placement, bounds, check, place, simulate
+from baechi_lab.errors import ExecutionError, InfeasiblePlacement, InvalidInput, MissingPackage
+from baechi_lab.graph import generators
+from baechi_lab.placers.exact import model_size
+from baechi_lab.placers.exact_model import scaled_times
+from baechi_lab.placers.exact_process import SolverProcess
+
+COMMS = ("parallel", "sequential", "duplex")
+
+
+def exact(graph, cluster, **options):
+    return place(graph, cluster, "exact", **{"time_limit": 60, "warm_start": 0.0, **options})
+
+
+def topological_orders(graph):
+    edges = list(zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True))
+    for order in permutations(range(graph.n)):
+        place_of = np.argsort(order)
+        if all(place_of[u] < place_of[v] for u, v in edges):
+            yield place_of
+
+
+def brute_force(graph, cluster):
+    """The least feasible makespan over all placements and all priority orders."""
+    best = np.inf
+    orders = list(topological_orders(graph))
+    for device in product(range(cluster.n), repeat=graph.n):
+        for order in orders:
+            timeline = simulate(graph, cluster, Placement(device=device, order=order))
+            if timeline.feasible:
+                best = min(best, timeline.makespan_us)
+    return best
+
+
+def test_fork_join_of_the_design():
+    # Fork-join 5, 10, 10, 5 with transfers of 100: splitting costs more than it saves, 30 on one device.
+    graph = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 2)])
+    found = exact(graph, Cluster.uniform(2, memory_bytes=100, link=Link(100.0, 0.0)))
+    assert found.info["status"] == "OPTIMAL" and found.info["gap"] == 0
+    assert simulate(graph, Cluster.uniform(2, link=Link(100.0, 0.0)), found).makespan_us == 30
+    # With transfers of 4 it pays: op 2 runs from 5 + 4 = 9 to 19 on the second device, where op 1's tensor arrives at
+    # 15 + 4 = 19 and op 3 ends at 24.
+    cheap = Cluster.uniform(2, memory_bytes=100, link=Link(4.0, 0.0))
+    assert simulate(graph, cheap, exact(graph, cheap)).makespan_us == 24
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_equals_brute_force(seed):
+    rng = np.random.default_rng(seed)
+    graph = generators.random_dag(
+        5, degree=1.2, second_output=0.3, duration_us=(1, 20), size_bytes=(10, 100), temp_bytes=(1, 50),
+        persistent_bytes=(1, 100), colocation_groups=2, seed=seed,
+    )  # fmt: skip
+    graph = graph.replace(duration_us=np.round(graph.duration_us))
+    devices = [Device("a", "gpu", 1 << 30), Device("b", "gpu", 1 << 30, speed=1.0 if seed % 2 else 2.0)]
+    cluster = Cluster(tuple(devices), Link(float(rng.integers(0, 8)), 0.1), COMMS[seed % 3])
+    if seed % 4 != 3:
+        total = int(graph.persistent_bytes.sum() + graph.tensor_bytes.sum())
+        cluster = cluster.with_memory(int(0.7 * total))
+    expected = brute_force(graph, cluster)
+    if np.isinf(expected):
+        with pytest.raises(InfeasiblePlacement):
+            exact(graph, cluster)
+        return
+    found = exact(graph, cluster)
+    timeline = simulate(graph, cluster, found)
+    assert timeline.makespan_us == pytest.approx(expected, rel=1e-9)
+    assert found.info["status"] == "OPTIMAL" and not check(graph, cluster, found, timeline)
+
+
+@pytest.mark.parametrize("comm", COMMS)
+def test_strict_and_relaxed_models_bracket_the_optimum(comm):
+    """The strict model's optimum is what the simulator can reach; the relaxed one's is never above it."""
+    request = {"within_us": 1000.0, "lowest": 0, "seconds": 60.0, "seed": 0, "workers": 1}
+    with SolverProcess() as solver:
+        for seed in range(3):
+            graph = generators.random_dag(4, degree=1.0, duration_us=(1, 20), size_bytes=(10, 100), seed=seed)
+            graph = graph.replace(duration_us=np.round(graph.duration_us))
+            cluster = Cluster.uniform(2, memory_bytes=1 << 30, link=Link(2.0, 0.1), comm=comm)
+            scale = scaled_times(graph, cluster, 1000.0).scale
+            start = {"device": [0] * 4, "start_us": [0.0] * 4, "end_us": [0.0] * 4, "horizon": round(1000 * scale)}
+            answers = [solver.solve(graph, cluster, {**request, **start, "strict": strict}) for strict in (False, True)]
+            assert [answer["status"] for answer in answers] == ["OPTIMAL", "OPTIMAL"]
+            relaxed, strict = (answer["bound"] / scale for answer in answers)
+            assert relaxed <= strict + 1e-9 and strict == pytest.approx(brute_force(graph, cluster))
+
+
+def test_times_are_scaled_exactly_where_a_small_scale_is_enough():
+    graph, cluster = OpGraph.from_edges([1.5, 2.25], [(0, 1, 10)]), Cluster.uniform(2, link=Link(0.25, 0.1))
+    times = scaled_times(graph, cluster, 10.0)
+    assert times.exact and times.scale == 4 and times.duration[:, 0].tolist() == [6, 9]
+    assert times.transfer[0, 0, 1] == 5  # 0.25 + 10 * 0.1 = 1.25
+    rounded = scaled_times(OpGraph.from_edges([np.pi]), cluster, 10.0)
+    assert not rounded.exact and rounded.scale == 1e5
+
+
+def test_rounded_times_leave_a_valid_bound():
+    graph = OpGraph.from_edges(np.array([np.pi, np.e, np.sqrt(2.0), np.sqrt(3.0)]))
+    cluster = Cluster.uniform(2)
+    found = exact(graph, cluster)
+    # pi + sqrt 2 = 4.5558 and e + sqrt 3 = 4.4503 divide best.
+    best = np.pi + np.sqrt(2.0)
+    assert simulate(graph, cluster, found).makespan_us == pytest.approx(best)
+    assert best - 0.01 < found.info["bound_us"] <= best and found.info["scale_error_us"] > 0
+
+
+def test_no_time_returns_the_start_with_its_gap():
+    graph = generators.layered_dag(30, seed=1)
+    cluster = Cluster.uniform(2, memory_bytes=1 << 40)
+    found = exact(graph, cluster, time_limit=0)
+    assert found.info["status"] == "FEASIBLE" and found.info["bound_us"] >= bounds(graph, cluster).best
+    gap = simulate(graph, cluster, found).makespan_us / found.info["bound_us"] - 1
+    assert found.info["gap"] == pytest.approx(gap) and gap > 0
+
+
+def test_too_large_instances_say_so_with_their_size():
+    graph, cluster = generators.layered_dag(500, seed=1), Cluster.uniform(2)
+    with pytest.raises(InvalidInput, match=rf"500 ops.*{model_size(graph, cluster)}"):
+        exact(graph, cluster)
+
+
+def test_degenerate_graphs():
+    for cluster in (Cluster.uniform(1), Cluster.uniform(2)):
+        assert exact(OpGraph.from_edges([]), cluster).n == 0
+        assert exact(OpGraph.from_edges([0, 0], [(0, 1, 4)]), cluster).info["status"] == "OPTIMAL"
+
+
+def test_a_missing_ortools_is_one_sentence(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "ortools" else find(name, *a))
+    with pytest.raises(MissingPackage, match="solvers"):
+        exact(OpGraph.from_edges([1]), Cluster.uniform(1))
+
+
+def test_the_solver_stays_in_its_own_process():
+    # OR-tools and highspy cannot be imported into one process.
+    exact(OpGraph.from_edges([2, 2, 3], [(0, 1, 4)]), Cluster.uniform(2))
+    assert "ortools" not in sys.modules
+
+
+def test_a_solver_that_dies_is_an_error_with_its_reason():
+    graph, cluster = OpGraph.from_edges([1]), Cluster.uniform(1)
+    with SolverProcess() as solver, pytest.raises(ExecutionError, match="horizon"):
+        solver.solve(graph, cluster, {"within_us": 1.0})

@@ -1,0 +1,211 @@
+"""Search: the fast evaluation equals the simulator, and what is found keeps every rule and is never worse than its start."""
+
+import numpy as np
+import pytest
+
+from baechi_lab import Cluster, Link, OpGraph, Placement, bounds, check, place, simulate
+from baechi_lab.errors import InfeasiblePlacement, InvalidInput, UnknownNameError
+from baechi_lab.graph import generators
+from baechi_lab.placers.search_coarsen import coarsen
+from baechi_lab.placers.search_evaluate import evaluate, make_model, make_work, overflow, positions
+from baechi_lab.placers.search_starts import coarse_form
+from baechi_lab.simulator import makespan_and_peak
+
+COMMS = ("parallel", "sequential", "duplex")
+COSTS = [((0, 50), (0, 1000)), (5, (10, 1000)), ((1, 100), 4)]
+LINKS = (Link(0.0, 0.0), Link(10.0, 0.01), Link(1.0, 0.0))
+
+
+def random_case(seed):
+    rng = np.random.default_rng(seed)
+    n, devices = int(rng.integers(1, 40)), int(rng.integers(1, 5))
+    duration, size = COSTS[seed % 3]
+    graph = generators.random_dag(
+        n, degree=float(rng.uniform(0, 3)), second_output=0.3, temp_bytes=(0, 1000), persistent_bytes=(0, 1000),
+        duration_us=duration, size_bytes=size, seed=seed,
+    )  # fmt: skip
+    if seed % 2:  # whole numbers and zeros make ties
+        graph = graph.replace(duration_us=np.where(rng.random(n) < 0.3, 0, np.round(graph.duration_us)))
+    cluster = Cluster.uniform(devices, memory_bytes=4000, link=LINKS[seed // 3 % 3], comm=COMMS[seed // 9 % 3])
+    return graph, cluster, rng.integers(0, devices, n).astype(np.int32), np.round(10 * rng.random(n))
+
+
+@pytest.mark.parametrize("seed", range(108))
+def test_evaluation_equals_the_simulator(seed):
+    graph, cluster, device, rank = random_case(seed)
+    model = make_model(graph, cluster)
+    work, order = make_work(model), positions(rank, graph.n)
+    for by_rank in (False, True):
+        placement = Placement(device=device, order=rank if by_rank else None)
+        makespan, peak = makespan_and_peak(graph, cluster, placement)
+        assert evaluate(model, work, device, *order, by_rank, True, np.inf, np.inf) == makespan
+        assert work.peak.tolist() == peak.tolist()
+        assert overflow(model, work) == np.maximum(peak - cluster.memory_bytes, 0).sum()
+        assert evaluate(model, work, device, *order, by_rank, False, np.inf, np.inf) == makespan
+        # A cutoff just above changes nothing, one below is noticed.
+        assert evaluate(model, work, device, *order, by_rank, False, makespan + 1e-6, np.inf) == makespan
+        if makespan > 0:
+            assert evaluate(model, work, device, *order, by_rank, False, 0.999 * makespan, np.inf) == np.inf
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_compiled_and_readable_evaluation_agree(seed):
+    graph, cluster, device, rank = random_case(seed)
+    model = make_model(graph, cluster)
+    compiled, readable = make_work(model), make_work(model)
+    arguments = (device, *positions(rank, graph.n), bool(seed % 2), True, np.inf, np.inf)
+    assert evaluate(model, compiled, *arguments) == evaluate.py_func(model, readable, *arguments)
+    assert compiled.start.tolist() == readable.start.tolist()
+
+
+def two_chains():
+    """Two chains of 10, 10 that meet in an op of 10; 3 us per transfer."""
+    edges = [(0, 2, 1), (1, 3, 1), (2, 4, 1), (3, 4, 1)]
+    return OpGraph.from_edges([10] * 5, edges), Cluster.uniform(2, memory_bytes=100, link=Link(3.0, 0.0))
+
+
+def test_two_chains_meet_after_one_transfer():
+    # One device: 50. A chain each: 10 + 10, then 3 for the transfer, then 10.
+    graph, cluster = two_chains()
+    found = place(graph, cluster, "search", time_limit=None, evaluations=2000)
+    assert simulate(graph, cluster, found).makespan_us == 33.0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_same_seed_and_evaluations_same_placement(workers):
+    graph = generators.layered_dag(60, seed=3)
+    cluster = Cluster.uniform(3, memory_bytes=1 << 40)
+    first, second = (
+        place(graph, cluster, "search", time_limit=None, evaluations=3000, seed=5, workers=workers) for _ in range(2)
+    )
+    assert first == second
+    assert simulate(graph, cluster, first).makespan_us <= first.info["start_us"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_keeps_memory_and_colocation_and_improves_on_its_start(seed):
+    graph = generators.random_dag(
+        30, colocation_groups=4, persistent_bytes=(10, 100), temp_bytes=(10, 100), size_bytes=(10, 100),
+        duration_us=(1, 50), seed=seed,
+    )  # fmt: skip
+    _, peak = makespan_and_peak(graph, Cluster.uniform(1, memory_bytes=1 << 30), Placement(device=[0] * 30))
+    cluster = Cluster.uniform(2, memory_bytes=int(0.75 * peak[0]), link=Link(5.0, 0.0), comm=COMMS[seed % 3])
+    start = place(graph, cluster, "m-etf")
+    before = simulate(graph, cluster, start).makespan_us
+    found = place(graph, cluster, "search", time_limit=None, evaluations=1500, start=start)
+    timeline = simulate(graph, cluster, found)
+    assert timeline.feasible and not check(graph, cluster, found, timeline)
+    assert bounds(graph, cluster).best - 1e-9 <= timeline.makespan_us <= before
+
+
+def test_a_time_limit_of_0_returns_the_start():
+    graph, cluster = two_chains()
+    start = Placement(device=[0, 1, 1, 0, 0])
+    assert place(graph, cluster, "search", time_limit=0, start=start).device.tolist() == [0, 1, 1, 0, 0]
+    ruled = place(graph, cluster, "search", time_limit=0, start="m-etf")
+    assert ruled.device.tolist() == place(graph, cluster, "m-etf").device.tolist()
+
+
+def test_a_start_beyond_memory_is_repaired_or_refused_by_name():
+    graph = OpGraph.from_edges([1, 1], persistent_bytes=[60, 60])
+    start = Placement(device=[0, 0], placer="mine")
+    cluster = Cluster.uniform(2, memory_bytes=100)
+    assert sorted(place(graph, cluster, "search", time_limit=0.01, start=start).device.tolist()) == [0, 1]
+    with pytest.raises(InfeasiblePlacement, match=r"'mine'.*60"):
+        place(graph, Cluster.uniform(2, memory_bytes=50), "search", time_limit=0.01, start=start)
+
+
+def test_large_graphs_are_searched_in_their_optimized_form_first():
+    graph = generators.unrolled_rnn(ops=1600, layers=2)
+    cluster = Cluster.uniform(2, memory_bytes=1 << 40)
+    assert graph.n >= 1500 and coarse_form(graph, cluster).n < graph.n / 3
+    first, second = (place(graph, cluster, "search", time_limit=None, evaluations=600) for _ in range(2))
+    assert first == second and simulate(graph, cluster, first).feasible
+    assert simulate(graph, cluster, first).makespan_us <= first.info["start_us"]
+
+
+def test_never_worse_than_the_portfolio():
+    for seed in range(3):
+        graph = generators.layered_dag(80, seed=seed)
+        cluster = Cluster.uniform(3, memory_bytes=1 << 40, comm=COMMS[seed])
+        best = simulate(graph, cluster, place(graph, cluster, "auto")).makespan_us
+        found = place(graph, cluster, "search", time_limit=None, evaluations=2000)
+        assert simulate(graph, cluster, found).makespan_us <= best * (1 + 1e-12)
+
+
+def test_callback_reports_progress_and_stops():
+    graph = generators.layered_dag(50, seed=1)
+    seen = []
+
+    def stop_at_second(progress):
+        seen.append(progress)
+        return len(seen) == 2
+
+    cluster = Cluster.uniform(2, memory_bytes=1 << 40)
+    found = place(graph, cluster, "search", time_limit=None, evaluations=10**9, callback=stop_at_second)
+    assert len(seen) >= 2 and "simulations" in str(seen[-1])
+    assert simulate(graph, cluster, found).makespan_us <= seen[0].makespan_us
+
+
+def test_an_interrupt_returns_the_best_so_far():
+    graph = generators.layered_dag(50, seed=1)
+
+    def interrupt(progress):
+        raise KeyboardInterrupt
+
+    cluster = Cluster.uniform(2, memory_bytes=1 << 40)
+    found = place(graph, cluster, "search", time_limit=None, evaluations=10**9, callback=interrupt)
+    assert found.info["interrupted"] and simulate(graph, cluster, found).feasible
+
+
+def test_p90_takes_the_placement_that_errors_hurt_less():
+    graph = generators.layered_dag(40, seed=2, duration_us=(10, 100), size_bytes=4)
+    cluster = Cluster.uniform(2, memory_bytes=1 << 40, link=Link(8.0, 0.0))
+    options = {"time_limit": None, "evaluations": 1500, "objective": "p90", "error": 0.5}
+    found, again = (place(graph, cluster, "search", **options) for _ in range(2))
+    assert found == again
+    from baechi_lab.placers.search import SAMPLES, error_samples
+
+    samples = error_samples(graph, cluster, 0.5, SAMPLES, 0)
+    model = make_model(graph, cluster)
+    work, order = make_work(model), positions(found.rank, graph.n)
+    times = []
+    for k in range(SAMPLES):
+        one = model._replace(table=samples.table[k], latency=samples.latency[k], per_byte=samples.per_byte[k])
+        device = np.array(found.device)
+        times.append(evaluate(one, work, device, *order, found.rank is not None, False, np.inf, np.inf))
+    # The 90th percentile of 16 samples is the 15th of them.
+    assert sorted(times)[14] == pytest.approx(found.info["history"][-1][2])
+
+
+@pytest.mark.parametrize("comm", COMMS)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_degenerate_graphs(devices, comm):
+    cluster = Cluster.uniform(devices, memory_bytes=1000, comm=comm)
+    for graph in (OpGraph.from_edges([]), OpGraph.from_edges([3]), OpGraph.from_edges([0, 0], [(0, 1, 1)])):
+        found = place(graph, cluster, "search", time_limit=None, evaluations=60)
+        assert simulate(graph, cluster, found).makespan_us == graph.duration_us.sum()
+
+
+def test_parameters_are_checked():
+    graph, cluster = two_chains()
+    for bad in (
+        {"time_limit": -1}, {"time_limit": None}, {"objective": "p50"}, {"schedulers": ("msr",)}, {"workers": 0},
+        {"evaluations": -1}, {"seed": -1},
+    ):  # fmt: skip
+        with pytest.raises(InvalidInput):
+            place(graph, cluster, "search", **bad)
+    with pytest.raises(UnknownNameError, match="m-etf"):
+        place(graph, cluster, "search", time_limit=0, start="m-etff")
+
+
+def test_coarsening_merges_along_heavy_edges_within_a_device():
+    # 0-1 heavy, 1-2 crosses devices, 2-3 heavy, 3-4 light, 4-5 heavy: one round makes three pairs.
+    source, target = np.array([0, 1, 2, 3, 4]), np.array([1, 2, 3, 4, 5])
+    device = np.array([0, 0, 1, 1, 1, 1])
+    label = coarsen(
+        np.arange(6), device, source, target, np.array([9.0, 99.0, 9.0, 1.0, 9.0]), np.ones(6), 3,
+        np.random.default_rng(0),
+    )  # fmt: skip
+    assert label[0] == label[1] and label[2] == label[3] and label[4] == label[5]
+    assert len(set(label.tolist())) == 3
