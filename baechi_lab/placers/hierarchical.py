@@ -1,0 +1,239 @@
+"""`hierarchical`: the Hierarchical Planner, a policy that learns to group ops and to place the groups.
+
+Idea: a feed-forward Grouper assigns every op to a group, a sequence-to-sequence Placer assigns every group to a device;
+both are trained together by REINFORCE on the step times of the placements that they sample. See `planner/`: what the
+networks read (`embeddings`), the networks (`networks`), learning (`reinforce`), step times (`reward`).
+
+Complexity per update: two passes over the networks, O(ops x groups + groups^2 x hidden), and m * k step times.
+Source: Mirhoseini, Goldie, Pham, Steiner, Le and Dean, "A hierarchical model for device placement", ICLR 2018 (H below).
+
+Deviations: step times are simulated unless `reward` says otherwise; a colocation group counts as one op; an op that its
+group's device may not run goes to its fastest allowed device, as TensorFlow does for ops without a GPU kernel (H, section
+3); one controller in place of four asynchronous ones, so that a seed repeats a run. H does not state the decay of the
+baseline nor the range of the initial weights.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InfeasiblePlacement, InvalidInput
+from ..graph import Cluster, OpGraph, Placement, Step
+from ..graph.units import format_us
+from .base import Placer
+
+GROUPINGS = ("learned", "random", "scopes", "none")
+_WHOLE = {
+    "seed": 0, "groups": 1, "grouper_hidden": 1, "placer_hidden": 1, "type_embedding": 1, "vocabulary": 1, "outputs": 0,
+    "neighbours": 0, "group_samples": 1, "placement_samples": 1, "noise_updates": 0, "checkpoint_every": 1,
+    "reward_steps": 1, "reward_warmup": 0,
+}  # fmt: skip
+_ABOVE_ZERO = ("temperature", "tanh_constant", "learning_rate", "gradient_norm")
+_BUDGETS = (
+    "time_limit",
+    "updates",
+    "workers",
+    "callback",
+    "checkpoint",
+    "checkpoint_every",
+    "resume",
+    "step",
+    "reward",
+)
+
+
+@dataclass(frozen=True)
+class PlannerProgress:
+    """What a callback gets after every update: seconds and samples spent, last mean reward, best step time so far."""
+
+    seconds: float
+    updates: int
+    samples: int
+    reward: float
+    best_seconds: float
+
+    def __str__(self) -> str:
+        best = format_us(self.best_seconds * 1e6) if np.isfinite(self.best_seconds) else "nothing valid yet"
+        return f"{self.seconds:.1f} s, {self.updates} updates, {self.samples} samples, best {best}"
+
+
+@dataclass(frozen=True)
+class Hierarchical(Placer):
+    """Hierarchical Planner: learns by reinforcement to group ops and to place the groups (needs TensorFlow).
+
+    Parameters:
+        time_limit: seconds for training, or None. updates: policy updates, or None; at least one must end the run.
+        grouping: "learned"; "random" groups; "scopes", groups by name scope as in ColocRL; "none", the Simple Planner,
+            which places every op by itself; or a group number per op. More groups than ops are as many as ops.
+        reward: "simulated", "measured" (runs `step` by `bl.execute`), or a function of a placement that returns seconds.
+        workers: threads for simulations (default: one per core).
+        callback: called with a `PlannerProgress` after every update; returning True stops the run.
+        checkpoint: `.npz` file written every `checkpoint_every` updates and at the end. resume: one to go on from;
+            `updates` counts those done before.
+
+    `info`: `rewards` (mean per update), `valid` samples, `best_seconds` and `entropy` per update, `samples`, `updates`,
+    `train_seconds`, `best_us`, and `groups` int[n], the group of each op in the best placement.
+
+    Raises:
+        InfeasiblePlacement: nothing fits, or no sample did. InvalidInput: a parameter out of range, a foreign checkpoint.
+    """
+
+    name: ClassVar[str] = "hierarchical"
+    anytime: ClassVar[bool] = True
+    time_limit: float | None = 60.0
+    updates: int | None = 1000  # H, section 3, "Overhead": results are after 1000 updates
+    seed: int = 0
+    grouping: str | Sequence[int] = "learned"
+    groups: int = 256  # H, section 3, "Architecture": best of 64 to 1024
+    grouper_hidden: int = 64  # H, section 3, "Architecture"
+    placer_hidden: int = 256  # H, section 3, "Architecture"
+    type_embedding: int = 20  # H, section 2
+    vocabulary: int = 200  # H, section 2: the most common op types
+    outputs: int = 6  # H, section 2: outputs per op that are looked at
+    neighbours: int = 6  # H, section 2: incoming and outgoing edges, 6 each way
+    temperature: float = 10.0  # H, section 3, "Training Details", and equation 1
+    tanh_constant: float = 5.0  # H, section 3, "Training Details", and equation 1
+    learning_rate: float = 0.1  # H, section 3, "Training Details": Adam, fixed
+    gradient_norm: float = 1.0  # H, section 3, "Training Details": clipping
+    group_samples: int = 1  # H, section 3, "Training Details": m of equations 4 and 6
+    placement_samples: int = 4  # H, section 3, "Training Details": k of equations 4 and 6
+    noise_updates: int = 500  # H, section 3, "Training Details": noise, and learning from invalid placements
+    noise_amplitude: float = 0.1  # H, section 3, "Training Details"
+    baseline_decay: float = 0.9  # H, section 2: an exponential moving average; the decay is not stated
+    invalid_reward: float = -10.0  # H, section 3, "Measuring Reward"
+    reward: str | Callable[[Placement], float] = "simulated"
+    step: Step | None = field(default=None, repr=False)
+    reward_steps: int = 5  # H, section 3, "Measuring Reward": median of 5 steps
+    reward_warmup: int = 5  # H, section 3, "Measuring Reward": the first 5 are discarded
+    workers: int | None = None
+    callback: Callable[[PlannerProgress], Any] | None = field(default=None, compare=False)
+    checkpoint: str | os.PathLike[str] | None = None
+    checkpoint_every: int = 50
+    resume: str | os.PathLike[str] | None = None
+
+    def validate(self) -> None:
+        for key, low in _WHOLE.items():
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
+                raise InvalidInput(f"{key} is {value!r}; it must be a whole number of at least {low}")
+        for key in _ABOVE_ZERO:
+            self._number(key, lambda x: x > 0, "above 0")
+        self._number("noise_amplitude", lambda x: x >= 0, "of at least 0")
+        self._number("baseline_decay", lambda x: 0 <= x < 1, "from 0 to below 1")
+        self._number("invalid_reward", lambda x: x <= 0, "of at most 0")
+        self._validate_budget()
+        if isinstance(self.grouping, str) and self.grouping not in GROUPINGS:
+            raise InvalidInput(
+                f"grouping is {self.grouping!r}; it must be one of {', '.join(GROUPINGS)}, or a group number per op"
+            )
+        if not callable(self.reward) and self.reward not in ("simulated", "measured"):
+            raise InvalidInput(f"reward is {self.reward!r}; it must be 'simulated', 'measured' or a function")
+        if self.reward == "measured" and self.step is None:
+            raise InvalidInput("reward is 'measured' and step is None; give the training step that is to be run")
+
+    def _number(self, key: str, allowed: Callable[[float], bool], what: str) -> None:
+        value = getattr(self, key)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not (np.isfinite(value) and allowed(value))
+        ):
+            raise InvalidInput(f"{key} is {value!r}; it must be a finite number {what}")
+
+    def _validate_budget(self) -> None:
+        if self.time_limit is None and self.updates is None:
+            raise InvalidInput("time_limit and updates are both None; at least one must end the training")
+        if self.time_limit is not None:
+            self._number("time_limit", lambda x: x >= 0, "of at least 0")
+        for key in ("updates", "workers"):
+            value = getattr(self, key)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidInput(f"{key} is {value!r}; it must be a whole number of at least 1, or None")
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        from .packing import packing_proof
+        from .planner.embeddings import make_units
+        from .planner.networks import tensorflow
+        from .planner.reinforce import Trainer
+
+        if graph.n == 0:
+            return Placement(device=np.zeros(0, dtype=np.int32), info={"updates": 0, "samples": 0})
+        if (why := packing_proof(graph, cluster)) is not None:
+            raise InfeasiblePlacement(why, int(graph.persistent_bytes.sum()), cluster.memory_bytes.tolist())
+        tensorflow()
+        began = time.perf_counter()
+        units = make_units(graph, cluster, self.vocabulary, self.outputs, self.neighbours)
+        trainer = Trainer(self, units, cluster.n, self._reward(graph, cluster), self._fixed(graph, units))
+        self._train(trainer, began, self._belongs(graph, cluster))
+        return self._best(trainer, graph, cluster, time.perf_counter() - began)
+
+    def _reward(self, graph: OpGraph, cluster: Cluster) -> Any:
+        from .planner.reward import MeasuredReward, SimulatedReward, executed
+
+        if callable(self.reward):
+            return MeasuredReward(graph, self.reward)
+        if self.step is not None and self.reward == "measured":
+            return MeasuredReward(graph, executed(self.step, cluster, self.reward_steps, self.reward_warmup))
+        return SimulatedReward(graph, cluster, self.workers)
+
+    def _fixed(self, graph: OpGraph, units: Any) -> NDArray[np.int64] | None:
+        from .planner.groupings import given_grouping, random_grouping, scope_grouping
+
+        if not isinstance(self.grouping, str):
+            return given_grouping(graph, units, self.grouping)
+        groups = min(self.groups, units.total)
+        if self.grouping == "random":
+            return random_grouping(units, groups, self.seed)
+        return scope_grouping(graph, units, groups) if self.grouping == "scopes" else None
+
+    def _belongs(self, graph: OpGraph, cluster: Cluster) -> dict[str, Any]:
+        """What a checkpoint may be continued with: everything that decides a run, except how long it goes on."""
+        kept = {k: v for k, v in self.get_params().items() if k not in _BUDGETS}
+        if not isinstance(self.grouping, str):
+            kept["grouping"] = np.asarray(self.grouping).tolist()
+        return {**kept, "graph": graph.content_key, "cluster": cluster.content_key}
+
+    def _train(self, trainer: Any, began: float, belongs: dict[str, Any]) -> None:
+        from .planner.checkpoint import load, save
+
+        if self.resume is not None:
+            load(self.resume, trainer, belongs)
+        while self.updates is None or trainer.updates < self.updates:
+            trainer.update()
+            seconds = time.perf_counter() - began
+            stop = self.callback is not None and self.callback(self._progress(trainer, seconds)) is True
+            if self.checkpoint is not None and trainer.updates % self.checkpoint_every == 0:
+                save(self.checkpoint, trainer, belongs)
+            if stop or (self.time_limit is not None and seconds >= self.time_limit):
+                break
+        if self.checkpoint is not None:
+            save(self.checkpoint, trainer, belongs)
+
+    def _progress(self, trainer: Any, seconds: float) -> PlannerProgress:
+        return PlannerProgress(
+            seconds, trainer.updates, trainer.samples, trainer.history.reward[-1], trainer.best_seconds
+        )  # fmt: skip
+
+    def _best(self, trainer: Any, graph: OpGraph, cluster: Cluster, seconds: float) -> Placement:
+        if not np.isfinite(trainer.best_seconds):
+            raise InfeasiblePlacement(
+                f"none of the {trainer.samples} placements that the planner sampled in {trainer.updates} updates was valid; "
+                "give it more updates, or use a placer that counts memory",
+                int(graph.persistent_bytes.sum()),
+                cluster.memory_bytes.tolist(),
+            )
+        history = trainer.history
+        info = {
+            "best_us": trainer.best_seconds * 1e6, "updates": trainer.updates, "samples": trainer.samples,
+            "train_seconds": seconds, "rewards": tuple(history.reward), "valid": tuple(history.valid),
+            "best_seconds": tuple(history.best_seconds), "entropy": tuple(history.entropy),
+            "groups": tuple(trainer.best_group[trainer.units.of].tolist()),
+        }  # fmt: skip
+        return Placement(device=trainer.best_device, info=info)

@@ -1,0 +1,1 @@
+"""The parts of the Hierarchical Planner (paper H): embeddings, groupings, networks, rewards, REINFORCE, checkpoints."""

@@ -1,0 +1,139 @@
+"""What the planner's networks read: a vector per operation and a vector per group (paper H, section 2).
+
+A *unit* is what is grouped: a colocation group, or an op of none (TensorFlow runs colocated ops together whatever a
+placement says). A unit looks like its longest op, with the edges of all of its members.
+
+Deviations: graphs keep sizes in bytes, not shapes, so each of the six outputs is one number, log2(1 + bytes) / 32,
+in place of four dimensions, and a group counts its outputs in 16 classes of size; BFS indices are divided by the number
+of units, because a network cannot read raw indices in the ten thousands. O(ops + edges), plus O(groups^2) per sample.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import Cluster, OpGraph, allowed_devices, durations
+from ...graph.csr import distinct
+from ..problem import groups_of
+
+SIZE_CLASSES = 16
+"""H, section 2: the vector of a group's output shapes is of size 16."""
+
+
+class Units(NamedTuple):
+    """Units of a graph: `of` int32[n] unit of each op, `edges` int64[2, E] distinct edges between units, `type` int32[U],
+    `types` how many, `features` float32[U, F] outputs and adjacency, `sizes` float32[U, 16] outputs by class,
+    `fallback` int32[U] fastest allowed device, `able` bool[U, D]."""
+
+    of: NDArray[np.int32]
+    edges: NDArray[np.int64]
+    type: NDArray[np.int32]
+    types: int
+    features: NDArray[np.float32]
+    sizes: NDArray[np.float32]
+    fallback: NDArray[np.int32]
+    able: NDArray[np.bool_]
+
+    @property
+    def total(self) -> int:
+        """Number of units."""
+        return len(self.type)
+
+
+def make_units(graph: OpGraph, cluster: Cluster, vocabulary: int, outputs: int, neighbours: int) -> Units:
+    """The units of a graph of at least one op. `vocabulary` most frequent types, the rest share one; `outputs` sizes
+    and `neighbours` adjacent units each way are kept per unit."""
+    of = groups_of(graph)
+    count, table = int(of.max()) + 1, durations(graph, cluster)
+    able, cost = np.ones((count, cluster.n), dtype=np.bool_), np.zeros((count, cluster.n))
+    np.logical_and.at(able, of, allowed_devices(graph, cluster))
+    np.add.at(cost, of, table)
+    longest = np.lexsort((np.arange(graph.n), -table.min(axis=1), of))
+    _, first = np.unique(of[longest], return_index=True)
+    head = longest[first]
+    kind, kinds = _type_indices(graph, vocabulary)
+    pair = distinct(of[graph.edge_source].astype(np.int64) * count + of[graph.consumers])
+    edges = np.stack([pair // count, pair % count])
+    edges = edges[:, edges[0] != edges[1]]
+    features = np.concatenate([_output_sizes(graph, head, outputs), _adjacency(edges, count, neighbours)], axis=1)
+    fallback = np.where(able, cost, np.inf).argmin(axis=1).astype(np.int32)
+    return Units(of, edges, kind[head], kinds, features.astype(np.float32), _size_classes(graph, of), fallback, able)
+
+
+def _type_indices(graph: OpGraph, vocabulary: int) -> tuple[NDArray[np.int32], int]:
+    """int32[n] index of each op's type by frequency (ties by name), and how many there are."""
+    names, inverse, times = np.unique(np.array(graph.op_types), return_inverse=True, return_counts=True)
+    place = np.empty(len(names), dtype=np.int32)
+    place[np.lexsort((names, -times))] = np.arange(len(names))
+    kept = min(len(names), vocabulary + 1)
+    return np.minimum(place[inverse.reshape(-1)], kept - 1), kept
+
+
+def _output_sizes(graph: OpGraph, head: NDArray[np.int64], outputs: int) -> NDArray[np.float64]:
+    """float64[U, 1 + outputs]: number of outputs, then their sizes; -1 where there are fewer (H, section 2)."""
+    number = np.diff(graph.output_ptr)[head]
+    tensor = graph.output_ptr[head][:, None] + np.arange(outputs)
+    there = np.arange(outputs) < number[:, None]
+    size = np.log2(1.0 + graph.tensor_bytes) / 32 if graph.tensor_count else np.zeros(1)
+    sizes = np.where(there, size[np.where(there, tensor, 0)], -1.0)
+    return np.concatenate([np.minimum(number, outputs)[:, None] / max(outputs, 1), sizes], axis=1)
+
+
+def _adjacency(edges: NDArray[np.int64], count: int, neighbours: int) -> NDArray[np.float64]:
+    """float64[U, 2 * neighbours]: BFS indices of predecessors and successors over `count`; -1 where there are fewer."""
+    index = _bfs_index(edges, count)
+    result = np.full((count, 2 * neighbours), -1.0)
+    for column, (mine, other) in ((0, edges[::-1]), (neighbours, edges)):
+        order = np.lexsort((index[other], mine))
+        row, value = mine[order], index[other][order]
+        start = np.r_[True, row[1:] != row[:-1]] if len(row) else np.zeros(0, dtype=bool)
+        rank = np.arange(len(row)) - np.maximum.accumulate(np.where(start, np.arange(len(row)), 0))
+        kept = rank < neighbours
+        result[row[kept], column + rank[kept]] = value[kept] / count
+    return result
+
+
+def _bfs_index(edges: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """int64[U]: position in a breadth-first traversal from the units that read nothing, level by level."""
+    order = np.argsort(edges[0], kind="stable")
+    target = edges[1][order].tolist()
+    pointer = np.r_[0, np.cumsum(np.bincount(edges[0], minlength=count))].tolist()
+    sources = np.flatnonzero(np.bincount(edges[1], minlength=count) == 0).tolist()
+    index = np.full(count, -1, dtype=np.int64)
+    queue, seen = list(sources), [False] * count
+    for u in queue:
+        seen[u] = True
+    for start in range(count):  # units that only a cycle of colocation groups reaches come last
+        if start >= len(queue):
+            queue.extend(u for u in range(count) if not seen[u])
+        u = queue[start]
+        index[u] = start
+        for v in target[pointer[u] : pointer[u + 1]]:
+            if not seen[v]:
+                seen[v] = True
+                queue.append(v)
+    return index
+
+
+def _size_classes(graph: OpGraph, of: NDArray[np.int32]) -> NDArray[np.float32]:
+    """float32[U, 16]: how many outputs each unit has of under 4 bytes, under 16, under 64, ..."""
+    sizes = np.zeros((int(of.max()) + 1, SIZE_CLASSES), dtype=np.float32)
+    kind = np.minimum(np.log2(1.0 + graph.tensor_bytes) / 2, SIZE_CLASSES - 1).astype(np.int64)
+    np.add.at(sizes, (of[graph.tensor_producer], kind), 1.0)
+    return sizes
+
+
+def group_embeddings(units: Units, group: NDArray[np.int64], groups: int) -> NDArray[np.float32]:
+    """float32[groups, types + 16 + groups] for a group per unit: log(1 + count) per op type and per output size, and a
+    1 for every group that it has edges to (H, section 2)."""
+    kinds = np.zeros((groups, units.types), dtype=np.float32)
+    np.add.at(kinds, (group, units.type), 1.0)
+    sizes = np.zeros((groups, SIZE_CLASSES), dtype=np.float32)
+    np.add.at(sizes, group, units.sizes)
+    touches = np.zeros((groups, groups), dtype=np.float32)
+    touches[group[units.edges[0]], group[units.edges[1]]] = 1.0
+    np.fill_diagonal(touches, 0.0)
+    return np.concatenate([np.log1p(kinds), np.log1p(sizes), touches], axis=1)

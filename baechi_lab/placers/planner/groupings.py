@@ -1,0 +1,73 @@
+"""Fixed groupings, which the Placer network places without a Grouper: random (H, Table 2), by name scope, or by hand.
+
+ColocRL (Mirhoseini et al. 2017, arXiv:1706.04972) places groups that people made by name; here the deepest level of name
+scopes that yields at most the wanted number of groups.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InvalidInput
+from ...graph import OpGraph
+from .embeddings import Units
+
+_PREFIXES = ("gradient_tape", "gradients", "optimizer")
+
+
+def random_grouping(units: Units, groups: int, seed: int) -> NDArray[np.int64]:
+    """int64[U]: a group per unit with equal odds (H, section 3: the randomized groupings of Table 2)."""
+    return np.random.default_rng(seed).integers(0, groups, units.total)
+
+
+def scope_grouping(graph: OpGraph, units: Units, groups: int) -> NDArray[np.int64]:
+    """int64[U]: units by name scope of their first op, as deep as `groups` allow; backward ops with their forward scope.
+
+    Where even the outermost scopes are too many, the surplus shares the last group.
+    """
+    _, first = np.unique(units.of, return_index=True)
+    parts = [_scope(graph.names[i]) for i in first.tolist()]
+    chosen = _numbered(parts, 1)
+    for depth in range(2, max(map(len, parts)) + 1):
+        deeper = _numbered(parts, depth)
+        if deeper.max() >= groups:
+            break
+        chosen = deeper
+    return np.minimum(chosen, groups - 1)
+
+
+def _scope(name: str) -> tuple[str, ...]:
+    """The scopes around an op; its own name stands for a scope where it has none.
+
+    >>> _scope("gradient_tape/encoder/layer2/MatMul")
+    ('encoder', 'layer2')
+    """
+    parts = name.split("/")
+    while len(parts) > 2 and parts[0] in _PREFIXES:
+        parts = parts[1:]
+    return tuple(parts[:-1] or parts)
+
+
+def _numbered(parts: list[tuple[str, ...]], depth: int) -> NDArray[np.int64]:
+    numbers: dict[tuple[str, ...], int] = {}
+    return np.array([numbers.setdefault(p[:depth], len(numbers)) for p in parts], dtype=np.int64)
+
+
+def given_grouping(graph: OpGraph, units: Units, given: object) -> NDArray[np.int64]:
+    """int64[U] from a group number per op; ops of one colocation group must agree."""
+    group = np.asarray(given)
+    if group.shape != (graph.n,) or group.dtype.kind not in "iu" or (group.size and group.min() < 0):
+        raise InvalidInput(
+            f"grouping is an array of {group.dtype} of shape {group.shape}; it must hold one group number "
+            f"from 0 on per op, {graph.n}"
+        )
+    _, first = np.unique(units.of, return_index=True)
+    mine = group[first].astype(np.int64)
+    apart = np.flatnonzero(mine[units.of] != group)
+    if len(apart):
+        name = graph.names[apart[0]]
+        raise InvalidInput(
+            f"grouping separates op {name!r} from the others of its colocation group; they must share one"
+        )
+    return mine

@@ -1,0 +1,162 @@
+"""REINFORCE (Williams 1992, doi:10.1007/BF00992696) for the planner's networks: paper H, equations 2 to 6.
+
+One update: draw `m` groupings and for each of them `k` placements, ask for their step times, and move the weights along
+`grad log p (R - B)`, with `R = -sqrt(seconds)`, -10 for what is not valid, and `B` the moving average of `R`. The best
+placement seen is kept. Update `u` takes its random numbers from `(seed, u)`, so a run that is continued from a
+checkpoint does what an uninterrupted one would have done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .adam import Adam
+from .embeddings import Units, group_embeddings
+from .networks import Weights, functions, grouper_weights, placer_weights, tensorflow
+from .reward import Reward
+
+if TYPE_CHECKING:
+    from ..hierarchical import Hierarchical
+
+
+@dataclass
+class History:
+    """Per update: mean reward, valid samples, best seconds so far, and mean entropy of the Placer's choices."""
+
+    reward: list[float] = field(default_factory=list)
+    valid: list[int] = field(default_factory=list)
+    best_seconds: list[float] = field(default_factory=list)
+    entropy: list[float] = field(default_factory=list)
+
+
+class Trainer:
+    """The state of one training run; `update()` does one policy update."""
+
+    def __init__(
+        self, params: Hierarchical, units: Units, devices: int, reward: Reward, fixed: NDArray[np.int64] | None
+    ):
+        self.params, self.units, self.devices, self.reward, self.fixed = params, units, devices, reward, fixed
+        self.simple = params.grouping == "none"
+        self.groups = self._group_count()
+        self.weights = self._initial()
+        self.adam = Adam(self.weights, params.learning_rate)
+        self.baseline = float("nan")
+        self.samples = 0
+        self.best_device = np.zeros(0, dtype=np.int32)
+        self.best_group = np.zeros(0, dtype=np.int64)
+        self.best_seconds = float("inf")
+        self.history = History()
+        self.types = np.eye(units.types, dtype=np.float32)[units.type]
+
+    @property
+    def updates(self) -> int:
+        """Policy updates done."""
+        return len(self.history.reward)
+
+    def _group_count(self) -> int:
+        if self.simple:
+            return self.devices  # H, section 3: a Grouper that predicts placements
+        if self.fixed is not None:
+            return int(self.fixed.max()) + 1
+        return min(self.params.groups, self.units.total)
+
+    def _initial(self) -> Weights:
+        p, units = self.params, self.units
+        rng = np.random.default_rng([p.seed, 1 << 30])
+        weights: Weights = {}
+        if self.fixed is None:
+            width = units.features.shape[1]
+            weights |= grouper_weights(rng, width, units.types, self.groups, p.grouper_hidden, p.type_embedding)
+        if not self.simple:
+            width = units.types + units.sizes.shape[1] + self.groups
+            weights |= placer_weights(rng, width, self.devices, p.placer_hidden)
+        return weights
+
+    def update(self) -> None:
+        """Sample, measure, learn; extends `history`."""
+        tf = tensorflow()
+        p = self.params
+        rng = np.random.default_rng([p.seed, self.updates])
+        tensors = {name: tf.constant(value) for name, value in self.weights.items()}
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(tensors)
+            group, log_group, entropy = self._grouped(tensors, rng)
+            home, log_home, entropy = (group, None, entropy) if self.simple else self._placed(tensors, rng, group)
+            device = self._devices(group, home)
+            seconds = self.reward(device.reshape(-1, len(self.units.of))).reshape(device.shape[:2])
+            advantage = self._advantage(seconds)
+            loss = 0.0
+            if log_group is not None:  # equation 4: a grouping answers for the mean of its placements
+                loss -= tf.reduce_mean(log_group * tf.constant(advantage.mean(axis=1), tf.float32))
+            if log_home is not None:  # equation 6
+                loss -= tf.reduce_mean(log_home * tf.constant(advantage, tf.float32))
+        if np.any(advantage):
+            gradient = tape.gradient(loss, tensors)
+            self.adam.step(self.weights, {k: g.numpy() for k, g in gradient.items()}, p.gradient_norm)
+        self._keep(seconds, device, group, float(entropy))
+
+    def _noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """H, section 3: normal noise, scaled to a largest amplitude, during the first updates."""
+        if self.updates >= self.params.noise_updates or self.params.noise_amplitude == 0:
+            return np.zeros(shape, dtype=np.float32)
+        noise = rng.standard_normal(shape, dtype=np.float32)
+        return noise * np.float32(self.params.noise_amplitude / np.abs(noise).max())
+
+    def _grouped(self, tensors: Any, rng: np.random.Generator) -> tuple[NDArray[np.int64], Any, Any]:
+        """`m` groupings int64[m, U] and their log probabilities; the Simple Planner draws all m * k at once."""
+        p, count = self.params, self.units.total
+        if self.fixed is not None:
+            return np.repeat(self.fixed[None], p.group_samples, axis=0), None, 0.0
+        draws = p.group_samples * (p.placement_samples if self.simple else 1)
+        group, log_p, entropy = functions()[0](
+            tensors, self.types, self.units.features, self._noise(rng, (count, self.groups)),
+            rng.random((draws, count), dtype=np.float32),
+        )  # fmt: skip
+        return group.numpy().astype(np.int64), log_p, entropy
+
+    def _placed(self, tensors: Any, rng: np.random.Generator, group: NDArray[np.int64]) -> tuple[Any, Any, Any]:
+        """`k` placements of each grouping: int32[m, k, groups], log probabilities [m, k]."""
+        p = self.params
+        read = np.stack([group_embeddings(self.units, g, self.groups) for g in group], axis=1)
+        shape = (self.groups, len(group), p.placement_samples, self.devices)
+        noise, gumbel = self._noise(rng, shape), rng.gumbel(size=shape).astype(np.float32)
+        constants = np.float32(p.temperature), np.float32(p.tanh_constant)
+        home, log_p, entropy = functions()[1](tensors, read, noise, gumbel, *constants)
+        return home.numpy().transpose(1, 2, 0), log_p, entropy
+
+    def _devices(self, group: NDArray[np.int64], home: NDArray[Any]) -> NDArray[np.int32]:
+        """int32[m, k, n]: each op on its group's device, or where that is not allowed on its fastest allowed one."""
+        units = self.units
+        chosen = home[:, None] if self.simple else np.take_along_axis(home, group[:, None], axis=2)
+        lawful = units.able[np.arange(units.total), chosen]
+        return np.where(lawful, chosen, units.fallback)[..., units.of].astype(np.int32)
+
+    def _advantage(self, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+        """`R - B`, 0 for samples that must not count; moves the baseline."""
+        p = self.params
+        valid = np.isfinite(seconds)
+        reward = np.where(valid, -np.sqrt(np.where(valid, seconds, 0.0)), p.invalid_reward)
+        counts = valid | (self.updates < p.noise_updates)  # H, section 3: only valid placements later on
+        self.history.reward.append(float(reward.mean()))
+        if not counts.any():
+            return np.zeros_like(reward)
+        mean = float(reward[counts].mean())
+        if np.isnan(self.baseline):
+            self.baseline = mean
+        advantage = np.where(counts, reward - self.baseline, 0.0)
+        self.baseline += (1.0 - p.baseline_decay) * (mean - self.baseline)
+        return advantage
+
+    def _keep(self, seconds: NDArray[np.float64], device: Any, group: Any, entropy: float) -> None:
+        i, j = np.unravel_index(int(np.argmin(seconds)), seconds.shape)
+        self.samples += seconds.size
+        if seconds[i, j] < self.best_seconds:
+            self.best_seconds, self.best_device = float(seconds[i, j]), device[i, j].copy()
+            self.best_group = group[i].copy()
+        self.history.valid.append(int(np.isfinite(seconds).sum()))
+        self.history.best_seconds.append(self.best_seconds)
+        self.history.entropy.append(entropy)

@@ -1,0 +1,187 @@
+"""The Hierarchical Planner learns, repeats under a seed, resumes as if never stopped, and answers bad input clearly."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from baechi_lab import Cluster, Link, OpGraph, Placement, check, place, simulate
+from baechi_lab.errors import FormatError, InfeasiblePlacement, InvalidInput
+from baechi_lab.graph import generators
+from baechi_lab.placers.hierarchical import Hierarchical
+from baechi_lab.placers.planner.adam import Adam
+from baechi_lab.placers.planner.embeddings import group_embeddings, make_units
+from baechi_lab.placers.planner.groupings import random_grouping, scope_grouping
+from baechi_lab.placers.planner.reward import SimulatedReward
+
+SMALL = {
+    "time_limit": None, "updates": 40, "groups": 8, "placer_hidden": 12, "grouper_hidden": 12, "temperature": 1.0,
+    "learning_rate": 0.01, "placement_samples": 24, "noise_updates": 0, "baseline_decay": 0.5, "workers": 1,
+}  # fmt: skip
+GRAPH = generators.layered_dag(8, seed=3, duration_us=(10, 100), size_bytes=(100, 1000))
+CLUSTER = Cluster.uniform(2, memory_bytes=1 << 40, link=Link(5.0, 0.01))
+
+
+def learned(graph=GRAPH, cluster=CLUSTER, **changes):
+    pytest.importorskip("tensorflow")
+    return place(graph, cluster, "hierarchical", **{**SMALL, **changes})
+
+
+def every_placement(n, devices=2):
+    return np.array(list(itertools.product(range(devices), repeat=n)), dtype=np.int32)
+
+
+def test_reaches_the_optimum_of_a_small_graph_in_most_seeds():
+    optimum = SimulatedReward(GRAPH, CLUSTER, 1)(every_placement(8)).min() * 1e6
+    runs = [learned(seed=seed) for seed in range(3)]
+    assert sum(run.info["best_us"] == pytest.approx(optimum) for run in runs) >= 2
+    for run in runs:
+        timeline = simulate(GRAPH, CLUSTER, run)
+        assert timeline.makespan_us == pytest.approx(run.info["best_us"])
+        assert not check(GRAPH, CLUSTER, run, timeline)
+        best = run.info["best_seconds"]
+        assert all(b <= a for a, b in itertools.pairwise(best)) and len(best) == 40
+        assert run.info["samples"] == 40 * 24
+
+
+def test_the_policy_itself_improves():
+    # Every op a group of its own: what the policy samples in the end is faster on average than uniform placements.
+    uniform = -np.sqrt(SimulatedReward(GRAPH, CLUSTER, 1)(every_placement(8))).mean()
+    run = learned(grouping=list(range(8)), updates=60)
+    assert np.mean(run.info["rewards"][-10:]) > uniform + 3e-4
+    assert run.info["entropy"][-1] < run.info["entropy"][0]
+
+
+def test_same_seed_same_run_and_resume_equals_uninterrupted(tmp_path):
+    file = tmp_path / "run.npz"
+    noisy = {"noise_updates": 6, "seed": 4}
+    whole = learned(updates=10, **noisy)
+    again = learned(updates=10, **noisy)
+    learned(updates=4, checkpoint=file, **noisy)
+    resumed = learned(updates=10, resume=file, **noisy)
+    for other in (again, resumed):
+        assert other == whole
+        for key in ("rewards", "valid", "best_seconds", "entropy", "samples", "groups", "updates"):
+            assert other.info[key] == whole.info[key]
+    assert learned(updates=4, seed=5, noise_updates=6).info["rewards"] != whole.info["rewards"][:4]
+    with pytest.raises(InvalidInput, match="was made with seed 4, this run has 5; they must agree"):
+        learned(resume=file, noise_updates=6, seed=5)
+    file.write_bytes(file.read_bytes()[:500])
+    with pytest.raises(FormatError, match="cannot read checkpoint"):
+        learned(resume=file, **noisy)
+
+
+def test_invalid_placements_get_the_penalty_and_later_teach_nothing():
+    # Two ops of 60 bytes on devices of 100: half of the samples put both on one device.
+    graph = OpGraph.from_edges([1e6, 1e6], persistent_bytes=[60, 60])
+    cluster = Cluster.uniform(2, memory_bytes=100)
+    reward = SimulatedReward(graph, cluster, 1)
+    assert reward(every_placement(2)).tolist() == [np.inf, 1.0, 1.0, np.inf]
+    run = learned(graph, cluster, grouping="none", updates=5)
+    for mean, valid in zip(run.info["rewards"], run.info["valid"], strict=True):
+        assert mean == pytest.approx((valid * -1.0 + (24 - valid) * -10.0) / 24)
+    assert set(run.device.tolist()) == {0, 1}
+    # All valid placements take 1 s, so without noise every advantage is 0 and the policy never moves.
+    assert len(set(np.round(run.info["entropy"], 6))) == 1
+    taught = learned(graph, cluster, grouping="none", updates=5, noise_updates=5, noise_amplitude=0.0)
+    assert len(set(np.round(taught.info["entropy"], 6))) > 1
+
+
+def test_groups_learned_given_random_and_by_scope():
+    names = ["a/x/1", "a/x/2", "a/y/1", "b/x/1", "gradient_tape/a/x/3", "plain"]
+    graph = OpGraph.from_edges([1.0] * 6, [(0, 1, 4)], names=names)
+    units = make_units(graph, CLUSTER, 200, 6, 6)
+    # Two levels: a/x (with its backward op), a/y, b/x, plain. One level: a, b, plain.
+    assert scope_grouping(graph, units, 4).tolist() == [0, 0, 1, 2, 0, 3]
+    assert scope_grouping(graph, units, 3).tolist() == [0, 0, 0, 1, 0, 2]
+    assert random_grouping(units, 3, 1).tolist() == random_grouping(units, 3, 1).tolist()
+    assert learned(graph, grouping=[0, 0, 1, 1, 2, 3], updates=2).info["groups"] == (0, 0, 1, 1, 2, 3)
+    with pytest.raises(InvalidInput, match="it must hold one group number from 0 on per op, 6"):
+        learned(graph, grouping=[0, 1])
+
+
+def test_embeddings_by_hand():
+    # 0 -> 1 (15 bytes) and 0 -> 2 (the same tensor): log2(16) / 32 = 0.125; one output of six.
+    graph = OpGraph.from_edges([1.0, 1.0, 1.0], [(0, 1, 15), (0, 2, 15)], op_types=("A", "B", "B"))
+    units = make_units(graph, CLUSTER, 200, 2, 2)
+    third = pytest.approx(1 / 3), pytest.approx(2 / 3)
+    assert units.features[0].tolist() == [0.5, 0.125, -1, -1, -1, *third]
+    assert units.features[1].tolist() == [0, -1, -1, 0, -1, -1, -1]
+    assert units.type.tolist() == [1, 0, 0]  # B is more frequent
+    read = group_embeddings(units, np.array([0, 1, 1]), 2)
+    log2, log3 = (pytest.approx(np.log(k)) for k in (2, 3))
+    assert read[0].tolist() == [0, log2, 0, 0, log2, *[0] * 13, 0, 1]  # log2(16) / 2 = class 2 of 16
+    assert read[1].tolist() == [log3, 0, *[0] * 16, 0, 0]
+
+
+def test_adam_by_hand():
+    # Gradient 8 is clipped to 1. Step 1: m / (1 - 0.9) = 1, v / (1 - 0.999) = 1, so x moves by the rate.
+    weights = {"x": np.array([1.0], dtype=np.float32)}
+    adam = Adam(weights, 0.25)
+    adam.step(weights, {"x": np.array([8.0], dtype=np.float32)}, 1.0)
+    assert weights["x"][0] == pytest.approx(0.75, abs=1e-6)
+    # Step 2, gradient 0: m = 0.09 / (1 - 0.81), v = 0.000999 / (1 - 0.998001): 0.25 * 0.473684 / sqrt(0.49975).
+    adam.step(weights, {"x": np.array([0.0], dtype=np.float32)}, 1.0)
+    assert weights["x"][0] == pytest.approx(0.75 - 0.25 * 0.4736842 / 0.7069300, abs=1e-5)
+
+
+def test_colocation_and_allowed_devices_are_kept():
+    graph = generators.random_dag(12, colocation_groups=2, seed=1)
+    kind = np.where((np.arange(12) % 4 == 0) & (graph.colocation < 0), 0, -1)
+    graph = graph.replace(allowed=kind, allowed_sets=(("gpu:1",),))
+    run = learned(graph, updates=3)
+    assert not check(graph, CLUSTER, run, simulate(graph, CLUSTER, run))
+
+
+def test_rewards_from_a_function_and_the_callback():
+    seen = []
+
+    def run_it(placement: Placement) -> float:
+        if placement.device[0] == 1:
+            raise InfeasiblePlacement("no room")
+        return 4.0 if placement.device.any() else 9.0
+
+    done = learned(grouping="none", updates=50, reward=run_it, callback=lambda p: seen.append(p) or p.updates == 3)
+    assert done.info["best_us"] == 4e6 and done.info["updates"] == 3 == len(seen)
+    assert seen[-1].best_seconds == 4.0 and seen[-1].samples == 72 and "3 updates" in str(seen[-1])
+
+
+def test_workers_do_not_change_rewards():
+    devices = np.random.default_rng(0).integers(0, 2, (37, 8))
+    assert SimulatedReward(GRAPH, CLUSTER, 3)(devices).tolist() == SimulatedReward(GRAPH, CLUSTER, 1)(devices).tolist()
+
+
+def test_degenerate_cases():
+    one = learned(OpGraph.from_edges([5.0]), Cluster.uniform(1), updates=2)
+    assert (one.device.tolist(), one.info["best_us"]) == ([0], pytest.approx(5.0))  # 8 groups, one op: one group
+    assert learned(OpGraph.from_edges([])).n == 0
+    with pytest.raises(InfeasiblePlacement, match=r"needs|more than|fit"):
+        learned(OpGraph.from_edges([1.0], persistent_bytes=[500]), Cluster.uniform(2, memory_bytes=100))
+    never = lambda placement: float("inf")  # noqa: E731
+    with pytest.raises(InfeasiblePlacement, match="none of the 48 placements that the planner sampled in 2 updates"):
+        learned(grouping="none", updates=2, reward=never)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"groups": 0}, "groups is 0; it must be a whole number of at least 1"),
+        ({"temperature": 0.0}, "temperature is 0.0; it must be a finite number above 0"),
+        ({"time_limit": None, "updates": None}, "time_limit and updates are both None"),
+        ({"grouping": "magic"}, "grouping is 'magic'; it must be one of learned, random, scopes, none"),
+        ({"reward": "measured"}, "reward is 'measured' and step is None"),
+        ({"baseline_decay": 1.0}, "baseline_decay is 1.0; it must be a finite number from 0 to below 1"),
+    ],
+)
+def test_bad_parameters(changes, message):
+    with pytest.raises(InvalidInput, match=message):
+        replace(Hierarchical(), **changes).validate()
+
+
+def test_defaults_are_the_papers():
+    # H: section 2 (embeddings), section 3 (architecture, training details, measuring reward).
+    p = Hierarchical()
+    assert (p.grouper_hidden, p.groups, p.placer_hidden, p.type_embedding) == (64, 256, 256, 20)
+    assert (p.temperature, p.tanh_constant, p.learning_rate, p.gradient_norm) == (10.0, 5.0, 0.1, 1.0)
+    assert (p.group_samples, p.placement_samples, p.noise_updates, p.invalid_reward) == (1, 4, 500, -10.0)
