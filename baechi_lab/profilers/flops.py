@@ -1,0 +1,255 @@
+"""Floating-point operations of one op from the shapes of its inputs and outputs.
+
+A multiply-add counts as two. Convolutions count every position of the kernel, padding included (the usual upper
+count). Their gradients each do the same products as the forward convolution. Element-wise ops count a fixed number
+per output element, reductions one per input element, data movement none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+Shape = Sequence[int]
+Shapes = Sequence[Shape]
+
+METADATA_OPS = frozenset(
+    [
+        "Const",
+        "VarHandleOp",
+        "NoOp",
+        "Placeholder",
+        "Identity",
+        "IdentityN",
+        "StopGradient",
+        "PreventGradient",
+        "Reshape",
+        "ExpandDims",
+        "Squeeze",
+        "Shape",
+        "ShapeN",
+        "Size",
+        "Rank",
+        "ReadVariableOp",
+        "VariableShape",
+        "BroadcastGradientArgs",
+        "ConcatOffset",
+        "Assert",
+        "ControlTrigger",
+        "DestroyResourceOp",
+        "EnsureShape",
+        "Bitcast",
+        "TensorListReserve",
+        "EmptyTensorList",
+        "TensorListLength",
+        "TensorListElementShape",
+        "TensorListGetItem",
+        "TensorListSetItem",
+        "TensorListPushBack",
+        "TensorListPopBack",
+    ]
+)
+"""Ops that move no data: they compute shapes, or pass on a buffer."""
+
+_PER_ELEMENT = {
+    "Exp": 10, "Log": 10, "Log1p": 10, "Expm1": 10, "Tanh": 10, "Sigmoid": 10, "Erf": 10, "Pow": 10, "Sin": 10,
+    "Cos": 10, "Softplus": 10, "Elu": 10, "Selu": 10, "Gelu": 10, "Sqrt": 4, "Rsqrt": 4, "RealDiv": 4, "Div": 4,
+    "DivNoNan": 4, "Reciprocal": 4, "Softmax": 15, "LogSoftmax": 15, "TanhGrad": 3, "SigmoidGrad": 3, "RsqrtGrad": 4,
+    "SquaredDifference": 2, "FloorMod": 4, "FloorDiv": 4,
+}  # fmt: skip
+"""FLOPs per output element; transcendental functions as polynomial evaluations of about ten operations."""
+
+_NO_ARITHMETIC = METADATA_OPS | frozenset(
+    [
+        "Transpose",
+        "Concat",
+        "ConcatV2",
+        "Slice",
+        "StridedSlice",
+        "StridedSliceGrad",
+        "Split",
+        "SplitV",
+        "Pack",
+        "Unpack",
+        "Pad",
+        "PadV2",
+        "MirrorPad",
+        "Tile",
+        "Fill",
+        "ZerosLike",
+        "OnesLike",
+        "Gather",
+        "GatherV2",
+        "GatherNd",
+        "ResourceGather",
+        "ScatterNd",
+        "Cast",
+        "OneHot",
+        "Range",
+        "AssignVariableOp",
+        "Reverse",
+        "ReverseV2",
+        "SpaceToBatchND",
+        "BatchToSpaceND",
+        "BroadcastTo",
+        "Select",
+        "SelectV2",
+        "Where",
+        "While",
+        "StatelessWhile",
+        "If",
+        "StatelessIf",
+        "Case",
+        "StatelessCase",
+        "TensorListStack",
+        "TensorListFromTensor",
+    ]
+)
+
+_REDUCTIONS = frozenset(
+    [
+        "Sum",
+        "Mean",
+        "Prod",
+        "Max",
+        "Min",
+        "All",
+        "Any",
+        "ArgMax",
+        "ArgMin",
+        "BiasAddGrad",
+        "L2Loss",
+        "EuclideanNorm",
+        "Cumsum",
+    ]
+)
+
+_RANDOM = ("Random", "StatelessRandom", "TruncatedNormal", "StatelessTruncatedNormal", "Multinomial")
+
+
+def flops(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+    """FLOPs of one run of a NodeDef whose data inputs and outputs have these shapes."""
+    rule = _RULES.get(node.op)
+    if rule is not None:
+        return float(rule(node, inputs, outputs))
+    if node.op in _NO_ARITHMETIC:
+        return 0.0
+    if node.op in _REDUCTIONS:
+        return float(prod(inputs[0]) if inputs else 0)
+    if node.op.startswith(_RANDOM):
+        return 10.0 * sum(prod(s) for s in outputs)
+    if node.op.startswith(("ResourceApply", "AssignAdd", "AssignSub")):
+        return _update(node, inputs)
+    return float(_PER_ELEMENT.get(node.op, 1) * sum(prod(s) for s in outputs))
+
+
+def is_matrix_product(op: str) -> bool:
+    """Does this op run on the matrix units (where a device has them)?"""
+    return op in _MATRIX
+
+
+def _update(node: Any, inputs: Shapes) -> float:
+    """Fused optimizer updates touch every element of the gradient a few times; plain ones once."""
+    per_element = {"ResourceApplyAdam": 16, "ResourceApplyRMSProp": 12, "ResourceApplyMomentum": 4}.get(node.op, 2)
+    return float(per_element * max((prod(s) for s in inputs), default=0))
+
+
+def _matmul(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+    if len(inputs) < 2 or len(inputs[0]) < 2:
+        return 0.0
+    transposed = node.attr["transpose_a"].b or node.attr["adj_x"].b
+    inner = inputs[0][-2] if transposed else inputs[0][-1]
+    return 2.0 * prod(outputs[0]) * inner
+
+
+def _einsum(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+    """Two per element of the joint index space; an ellipsis counts as the output's remaining dimensions."""
+    equation = node.attr["equation"].s.decode().replace(" ", "")
+    sizes: dict[str, int] = {}
+    for term, shape in zip(equation.split("->")[0].split(","), inputs, strict=False):
+        head, _, tail = term.partition("...")
+        sizes.update(zip(head, shape, strict=False))
+        if tail:
+            sizes.update(zip(tail, shape[-len(tail) :], strict=False))
+    result = equation.partition("->")[2].replace("...", "")
+    batch = prod(outputs[0][: max(len(outputs[0]) - len(result), 0)]) if "..." in equation and outputs else 1
+    return 2.0 * prod(sizes.values()) * batch
+
+
+def _conv(filter_shape: Shape, output: Shape, channels: int) -> float:
+    """`2 * output elements * (kernel positions * input channels)`; the last is the output channel."""
+    if not filter_shape or not channels:
+        return 0.0
+    return 2.0 * prod(output) * prod(filter_shape[:-1])
+
+
+def _conv_forward(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+    return _conv(inputs[1], outputs[0], len(inputs[1]))
+
+
+def _conv_backprop_input(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+    return _conv(inputs[1], inputs[2], len(inputs[1]))
+
+
+def _conv_backprop_filter(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+    return _conv(outputs[0], inputs[2], len(outputs[0]))
+
+
+def _depthwise(filter_shape: Shape, output: Shape) -> float:
+    return 2.0 * prod(output) * prod(filter_shape[:-2])
+
+
+def _pool(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+    window = prod(node.attr["ksize"].list.i) or 1
+    return float(window * prod(outputs[0]))
+
+
+def _pool_grad(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+    window = prod(node.attr["ksize"].list.i) or 1
+    return float(window * prod(inputs[-1]))
+
+
+def _times(factor: float) -> Callable[[Any, Shapes, Shapes], float]:
+    return lambda node, inputs, outputs: factor * prod(inputs[0]) if inputs else 0.0
+
+
+def _add_n(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+    return float((len(inputs) - 1) * prod(outputs[0]))
+
+
+def _cross_entropy(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+    return 20.0 * prod(inputs[0])
+
+
+_MATRIX: dict[str, Callable[[Any, Shapes, Shapes], float]] = {
+    "MatMul": _matmul,
+    "BatchMatMul": _matmul,
+    "BatchMatMulV2": _matmul,
+    "BatchMatMulV3": _matmul,
+    "Einsum": _einsum,
+    "Conv1D": _conv_forward,
+    "Conv2D": _conv_forward,
+    "Conv3D": _conv_forward,
+    "Conv2DBackpropInput": _conv_backprop_input,
+    "Conv3DBackpropInputV2": _conv_backprop_input,
+    "Conv2DBackpropFilter": _conv_backprop_filter,
+    "Conv3DBackpropFilterV2": _conv_backprop_filter,
+}
+
+_RULES: dict[str, Callable[[Any, Shapes, Shapes], float]] = {
+    **_MATRIX,
+    "DepthwiseConv2dNative": lambda node, i, o: _depthwise(i[1], o[0]),
+    "DepthwiseConv2dNativeBackpropInput": lambda node, i, o: _depthwise(i[1], i[2]),
+    "DepthwiseConv2dNativeBackpropFilter": lambda node, i, o: _depthwise(o[0], i[2]),
+    "MaxPool": _pool,
+    "AvgPool": _pool,
+    "MaxPoolV2": _pool,
+    "MaxPoolGrad": _pool_grad,
+    "AvgPoolGrad": _pool_grad,
+    "FusedBatchNormV3": _times(8),
+    "FusedBatchNormGradV3": _times(14),
+    "AddN": _add_n,
+    "SoftmaxCrossEntropyWithLogits": _cross_entropy,
+    "SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,
+}

@@ -1,0 +1,90 @@
+"""Which optimizer slot (momentum, velocity, ...) belongs to which variable.
+
+Keras optimizers say so: they keep, per kind of slot, a list that runs parallel to their trainable variables.
+Where nobody says so, data flow does: a slot is a variable that is read only to update itself and exactly one
+other variable of its shape. Fused update ops (`ResourceApplyAdam`, ...) name the variable first and its slots after.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from .nodes import data_inputs, split
+
+
+def keras_slots(candidate: Any) -> dict[int, int]:
+    """Slot -> variable by `id` of their handles, of a Keras optimizer; empty for anything else."""
+    trainable = getattr(candidate, "_trainable_variables", None)
+    if not hasattr(candidate, "apply_gradients") or not trainable:
+        return {}
+    slots: dict[int, int] = {}
+    for held in vars(candidate).values():
+        if held is trainable or not isinstance(held, (list, tuple)) or len(held) != len(trainable):
+            continue
+        for slot, variable in zip(held, trainable, strict=True):
+            if hasattr(slot, "path") and slot is not variable:
+                slots[id(slot.value.handle)] = id(variable.value.handle)
+    return slots
+
+
+def optimizer_slots(graph_def: Any, shapes: dict[str, tuple[int, ...]], told: dict[str, str]) -> dict[str, str]:
+    """Slot -> variable by name; `told` wins, the rest is inferred from the graph where it is unambiguous."""
+    slots = dict(told)
+    inferred = {**_by_data_flow(graph_def, shapes), **_by_fused_update(graph_def, shapes)}
+    owners = set(slots.values())
+    for slot, variable in inferred.items():
+        if slot not in slots and slot not in owners:
+            slots[slot] = variable
+    return dict(sorted(slots.items()))
+
+
+def _by_fused_update(graph_def: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
+    slots = {}
+    for node in graph_def.node:
+        if node.op.startswith(("ResourceApply", "ResourceSparseApply")):
+            handles = [p for p, _ in data_inputs(node) if p in shapes]
+            slots.update({s: handles[0] for s in handles[1:] if shapes[s] == shapes[handles[0]]})
+    return slots
+
+
+def _by_data_flow(graph_def: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
+    """Follow each variable's value forward, through update arithmetic only, to the variables that it is assigned to."""
+    nodes = {n.name: n for n in graph_def.node}
+    arithmetic = _update_region(graph_def)
+    reads: dict[str, list[str]] = defaultdict(list)
+    reach: dict[str, set[str]] = defaultdict(set)  # op -> variables that are assigned from its value
+    for node in reversed(graph_def.node):
+        sources = list(data_inputs(node))
+        if node.op.startswith("Assign") and sources and sources[0][0] in shapes:
+            targets = {sources[0][0]}
+            sources = sources[1:]
+        elif node.op == "ReadVariableOp":
+            reads[split(node.input[0])[0]].append(node.name)
+            continue
+        elif node.name in arithmetic:
+            targets = reach[node.name]
+        else:
+            continue
+        for producer, _ in sources:
+            reach[producer] |= targets
+    update_reads = {v: [r for r in rs if r in arithmetic] for v, rs in reads.items()}
+    slots = {}
+    for variable, shape in shapes.items():
+        if not shape or variable not in nodes or len(update_reads.get(variable, [])) != len(reads.get(variable, [])):
+            continue
+        targets = set().union(*(reach[r] for r in reads[variable])) if reads.get(variable) else set()
+        others = {t for t in targets - {variable} if shapes[t] == shape}
+        if variable in targets and len(others) == 1:
+            slots[variable] = others.pop()
+    return slots
+
+
+def _update_region(graph_def: Any) -> set[str]:
+    """Ops that no gradient op reads, directly or through others, and that are no gradient ops themselves."""
+    before_gradient: set[str] = set()
+    for node in reversed(graph_def.node):
+        if node.name in before_gradient or "gradient_tape/" in node.name or "gradients/" in node.name:
+            before_gradient.add(node.name)
+            before_gradient.update(split(r)[0] for r in node.input)
+    return {n.name for n in graph_def.node} - before_gradient

@@ -1,0 +1,104 @@
+"""Loops, conditionals and their gradients cost what their bodies run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.profilers.bodies import Library
+from baechi_lab.profilers.hardware import Hardware
+from baechi_lab.profilers.structure import read_structure
+
+tf = pytest.importorskip("tensorflow")
+
+FREE_LAUNCH = Hardware("unit", 1e6, 1e6, 1e6, 1e30, 0.0, 10**9, "1 FLOP lasts 1 us, bytes are free")
+
+
+def profiled(fn, *inputs):
+    step = bl.trace(fn, *inputs)
+    structure = read_structure(step)
+    return structure, Library(structure.graph_def), bl.profile(step, mode="estimated", hardware=FREE_LAUNCH)
+
+
+def ops(structure, kind):
+    return [(i, n) for i, n in enumerate(structure.nodes) if n.op.removeprefix("Stateless") == kind]
+
+
+def test_a_loop_lasts_its_rounds():
+    def step(x):
+        for _ in tf.range(5):
+            x = tf.matmul(x, x)
+        return x
+
+    structure, library, graph = profiled(step, np.ones((4, 4), np.float32))
+    ((i, node),) = ops(structure, "While")
+    assert library.rounds(node) == 5
+    products = [b for b in library.body_ops(node) if b.node.op == "MatMul"]
+    assert [(b.inputs, b.times) for b in products] == [([(4, 4), (4, 4)], 5)]
+    # per round: 2 * 4^3 = 128 FLOPs for the product, one each for the counters and the comparison
+    others = sum(b.times for b in library.body_ops(node) if b.node.op in ("AddV2", "Less", "LogicalAnd"))
+    metadata = 0.25 * sum(b.times for b in library.body_ops(node) if b.node.op == "Identity")
+    assert graph.duration_us[i] == pytest.approx(5 * 128 + others + metadata)
+
+
+def test_the_gradient_of_a_loop_runs_as_many_rounds():
+    w = tf.Variable(np.eye(4, dtype=np.float32))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            for _ in tf.range(3):
+                x = tf.matmul(x, w)
+            loss = tf.reduce_sum(x)
+        return tape.gradient(loss, w)
+
+    structure, library, _ = profiled(step, np.ones((2, 4), np.float32))
+    loops = ops(structure, "While")
+    assert [library.rounds(node) for _, node in loops] == [3, 3]
+    products = [sum(b.times for b in library.body_ops(node) if b.node.op == "MatMul") for _, node in loops]
+    assert products == [3, 6]  # x @ w forward; the gradients of x and of w backward
+
+
+def test_loops_within_loops_multiply():
+    def step(x):
+        for _ in tf.range(3):
+            for _ in tf.range(4):
+                x = tf.matmul(x, x)
+        return x
+
+    structure, library, _ = profiled(step, np.ones((2, 2), np.float32))
+    ((_, node),) = ops(structure, "While")
+    assert sum(b.times for b in library.body_ops(node) if b.node.op == "MatMul") == 12
+
+
+def test_a_loop_without_a_known_bound_counts_one_round():
+    def step(x):
+        while tf.reduce_sum(x) < 100.0:
+            x = x * 2.0
+        return x
+
+    structure, library, _ = profiled(step, np.ones(3, np.float32))
+    ((_, node),) = ops(structure, "While")
+    assert library.rounds(node) == 1
+
+
+def test_branches_share_one_run():
+    def step(x):
+        return tf.matmul(x, x) if tf.reduce_sum(x) > 0 else tf.matmul(tf.matmul(x, x), x)
+
+    structure, library, _ = profiled(tf.function(step), np.ones((2, 2), np.float32))
+    ((_, node),) = ops(structure, "If")
+    assert sum(b.times for b in library.body_ops(node) if b.node.op == "MatMul") == (1 + 2) / 2
+
+
+def test_keras_recurrent_layer():
+    model = tf.keras.Sequential([tf.keras.Input((7, 4)), tf.keras.layers.LSTM(6)])
+    model.compile("sgd", "mse")
+    step = bl.trace(model, np.ones((5, 7, 4), np.float32), np.ones((5, 6), np.float32))
+    structure = read_structure(step)
+    library = Library(structure.graph_def)
+    forward = next(n for n in structure.nodes if n.op == "While")
+    products = [(b.inputs, b.times) for b in library.body_ops(forward) if b.node.op == "MatMul"]
+    assert products == [([(5, 4), (4, 24)], 7), ([(5, 6), (6, 24)], 7)]  # input and recurrent kernels, four gates
+    named = {f.signature.name for f in structure.graph_def.library.function}
+    assert len(named) == 4  # condition and body of the loop and of its gradient; no leftovers of tracing

@@ -1,0 +1,53 @@
+"""FLOP counts by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from baechi_lab.profilers.flops import flops, is_matrix_product
+
+tf = pytest.importorskip("tensorflow")
+
+
+def node(op, **attrs):
+    made = tf.compat.v1.NodeDef(name="n", op=op)
+    for key, value in attrs.items():
+        if isinstance(value, bool):
+            made.attr[key].b = value
+        elif isinstance(value, str):
+            made.attr[key].s = value.encode()
+        else:
+            made.attr[key].list.i.extend(value)
+    return made
+
+
+CASES = [
+    # op, attributes, input shapes, output shapes, FLOPs
+    ("MatMul", {}, [(3, 4), (4, 5)], [(3, 5)], 2 * 3 * 5 * 4),
+    ("MatMul", {"transpose_a": True}, [(4, 3), (4, 5)], [(3, 5)], 2 * 3 * 5 * 4),
+    ("BatchMatMulV2", {"adj_y": True}, [(7, 3, 4), (7, 5, 4)], [(7, 3, 5)], 2 * 7 * 3 * 5 * 4),
+    ("Einsum", {"equation": "abc,cd->abd"}, [(2, 3, 4), (4, 5)], [(2, 3, 5)], 2 * 2 * 3 * 4 * 5),
+    ("Einsum", {"equation": "...c,cd->...d"}, [(2, 3, 4), (4, 5)], [(2, 3, 5)], 2 * 2 * 3 * 4 * 5),
+    # 1 x 8 x 8 x 16 outputs, each 3 x 3 positions x 4 channels
+    ("Conv2D", {}, [(1, 8, 8, 4), (3, 3, 4, 16)], [(1, 8, 8, 16)], 2 * 8 * 8 * 16 * 9 * 4),
+    ("Conv2DBackpropInput", {}, [(4,), (3, 3, 4, 16), (1, 8, 8, 16)], [(1, 8, 8, 4)], 2 * 8 * 8 * 16 * 9 * 4),
+    ("Conv2DBackpropFilter", {}, [(1, 8, 8, 4), (4,), (1, 8, 8, 16)], [(3, 3, 4, 16)], 2 * 8 * 8 * 16 * 9 * 4),
+    # each of the 4 x 2 output channels sums 3 x 3 positions of its own input channel
+    ("DepthwiseConv2dNative", {}, [(1, 8, 8, 4), (3, 3, 4, 2)], [(1, 8, 8, 8)], 2 * 8 * 8 * 8 * 9),
+    ("MaxPool", {"ksize": [1, 3, 3, 1]}, [(1, 9, 9, 2)], [(1, 3, 3, 2)], 9 * 3 * 3 * 2),
+    ("AddV2", {}, [(10, 10), (10, 10)], [(10, 10)], 100),
+    ("AddN", {}, [(10,), (10,), (10,)], [(10,)], 20),
+    ("Mean", {}, [(10, 10), (1,)], [(10,)], 100),
+    ("Tanh", {}, [(5,)], [(5,)], 50),
+    ("Reshape", {}, [(5, 2), (1,)], [(10,)], 0),
+    ("ConcatV2", {}, [(5, 2), (5, 2), ()], [(10, 2)], 0),
+]
+
+
+@pytest.mark.parametrize(("op", "attrs", "inputs", "outputs", "expected"), CASES)
+def test_flops(op, attrs, inputs, outputs, expected):
+    assert flops(node(op, **attrs), inputs, outputs) == expected
+
+
+def test_matrix_products():
+    assert is_matrix_product("Conv2DBackpropFilter") and not is_matrix_product("DepthwiseConv2dNative")

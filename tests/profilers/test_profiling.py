@@ -1,0 +1,278 @@
+"""bl.profile: structure, colocation, pairing, estimated and measured costs of traced steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.profilers.hardware import GPU_LAUNCH_US, HARDWARE, HOST_OP_US, Hardware
+from baechi_lab.profilers.measured import read_traces
+from baechi_lab.profilers.pairing import is_backward, paired_share
+from baechi_lab.profilers.profiling import profile_with_report
+from baechi_lab.profilers.structure import read_structure
+
+tf = pytest.importorskip("tensorflow")
+
+
+@pytest.fixture(scope="module")
+def product():
+    """`y = relu(x @ w)` with x float32[4, 8], w float32[8, 16]; and the gradient step on w."""
+    w = tf.Variable(np.ones((8, 16), np.float32), name="w")
+
+    def product_step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.relu(tf.matmul(x, w)))
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        return loss
+
+    return bl.trace(product_step, np.ones((4, 8), np.float32))
+
+
+def op(graph, op_type, prefix=""):
+    (found,) = [i for i, t in enumerate(graph.op_types) if t == op_type and graph.names[i].startswith(prefix)]
+    return found
+
+
+def test_roofline_of_a_matrix_product(product):
+    graph = bl.profile(product, mode="estimated", hardware="v100")
+    forward = op(graph, "MatMul", "MatMul")
+    # FLOPs: 2 * 4 * 16 * 8 = 1024 at 15.7 TFLOP/s = 0.0000652 us
+    # bytes: (4 * 8 + 8 * 16 + 4 * 16) * 4 = 896 at 900 GB/s = 0.000996 us, which is longer
+    assert graph.duration_us[forward] == pytest.approx(GPU_LAUNCH_US + 896 / 900e9 * 1e6, rel=1e-12)
+    assert graph.duration_us[op(graph, "ReadVariableOp")] == HOST_OP_US
+    assert graph.duration_us[op(graph, "VarHandleOp")] == 0
+    assert list(graph.duration_by_kind) == ["gpu"]
+
+
+def test_tensors_carry_real_bytes(product):
+    graph = bl.profile(product, mode="estimated")
+    sizes = {graph.tensor_label(t): int(graph.tensor_bytes[t]) for t in range(graph.tensor_count)}
+    by_op = {graph.op_types[p]: int(b) for p, b in zip(graph.tensor_producer, graph.tensor_bytes, strict=True)}
+    assert by_op["Relu"] == 4 * 16 * 4 and by_op["VarHandleOp"] == 8, sizes
+    assert int(graph.persistent_bytes[op(graph, "VarHandleOp")]) == 8 * 16 * 4 == int(graph.persistent_bytes.sum())
+
+
+def test_a_compute_bound_product_lasts_its_flops():
+    w = tf.Variable(np.zeros((2048, 2048), np.float32))
+    graph = bl.profile(lambda x: x @ w, np.zeros((2048, 2048), np.float32), mode="estimated", hardware="a100")
+    # 2 * 2048^3 FLOPs at 156 TFLOP/s (TF32) = 110.1 us; 3 * 2048^2 * 4 bytes at 2039 GB/s = 24.7 us
+    assert graph.duration_us[op(graph, "MatMul")] == pytest.approx(GPU_LAUNCH_US + 2 * 2048**3 / 156e12 * 1e6)
+
+
+def test_control_dependencies_are_tensors_of_four_bytes():
+    v = tf.Variable(np.ones(100, np.float32), name="v")
+
+    def step(x):
+        before = v.read_value()
+        v.assign(x)
+        return before
+
+    graph = bl.profile(step, np.zeros(100, np.float32), mode="estimated")
+    read, write = op(graph, "ReadVariableOp"), op(graph, "AssignVariableOp")
+    edges = {
+        (int(s), int(c)): int(graph.tensor_bytes[t])
+        for s, t, c in zip(graph.edge_source, graph.edge_tensor, graph.consumers, strict=True)
+    }
+    assert edges[read, write] == 4
+
+
+def test_estimates_for_several_kinds(product):
+    both = bl.profile(product, mode="estimated", hardware=["k40", "h200"])
+    assert set(both.duration_by_kind) == {"k40", "h200"}
+    np.testing.assert_array_equal(both.duration_us, both.duration_by_kind["k40"])
+    assert np.all(both.duration_by_kind["h200"] <= both.duration_by_kind["k40"])
+    mixed = bl.profile(product, mode="estimated", hardware={"gpu": "a100", "cpu": "cpu-core"})
+    assert set(mixed.duration_by_kind) == {"gpu", "cpu"}
+
+
+def test_profile_is_deterministic_and_traces_by_itself(batch, make_mlp):
+    model = make_mlp("adam")
+    a = bl.profile(model, *batch, mode="estimated")
+    b = bl.profile(bl.trace(model, *batch), mode="estimated")
+    assert a == b and a.n == b.n > 50
+
+
+def test_colocation_joins_a_variable_its_slots_and_their_ops(batch, make_mlp):
+    step = bl.trace(make_mlp("adam"), *batch)
+    graph = bl.profile(step, mode="estimated")
+    kernel = graph.index["hidden/kernel" if "hidden/kernel" in graph.index else "mlp/hidden/kernel"]
+    group = graph.colocation[kernel]
+    members = {graph.names[i] for i in np.flatnonzero(graph.colocation == group)}
+    slots = {s for s, v in step.slots.items() if v == graph.names[kernel]}
+    assert len(slots) == 2 and slots <= members
+    for i, name in enumerate(graph.names):
+        if graph.op_types[i] in ("ReadVariableOp", "AssignVariableOp", "AssignSubVariableOp", "AssignAddVariableOp"):
+            tensors = graph.inputs[1][graph.inputs[0][i] : graph.inputs[0][i + 1]]
+            handles = {p for p in graph.tensor_producer[tensors] if graph.op_types[p] == "VarHandleOp"}
+            assert {graph.colocation[h] for h in handles} == {graph.colocation[i]}, name
+    assert graph.colocation_names[group] == graph.names[kernel]
+
+
+def test_an_op_over_two_variables_joins_their_groups():
+    a, b = tf.Variable(1.0, name="a"), tf.Variable(2.0, name="b")
+
+    def step(x):
+        for _ in tf.range(3):
+            a.assign_add(x)
+            b.assign_add(a)
+        return a + b
+
+    graph = bl.profile(step, np.float32(1), mode="estimated")
+    assert graph.colocation[graph.index["a"]] == graph.colocation[graph.index["b"]] >= 0
+    assert graph.colocation[op(graph, "While")] == graph.colocation[graph.index["a"]]
+
+
+def test_every_backward_op_of_inception_has_its_forward_op(inception):
+    graph, report = profile_with_report(inception[2], mode="estimated")
+    assert report.backward_ops > 4000 and report.paired_ops == report.backward_ops
+    assert report.paired_share == paired_share(graph) == 1.0
+    assert report.open_shapes == 0
+    seen = 0
+    for i, name in enumerate(graph.names):
+        if graph.op_types[i] in ("Conv2DBackpropInput", "Conv2DBackpropFilter"):
+            forward = graph.forward_of[i]
+            assert graph.op_types[forward] == "Conv2D"
+            assert name.startswith("gradient_tape/" + graph.names[forward] + "/")
+            seen += 1
+    assert seen == 2 * 94 - 1  # two gradients for each of 94 convolutions, but none for the pixels
+
+
+def test_only_gradient_ops_are_paired(inception):
+    graph = bl.profile(inception[2], mode="estimated")
+    paired = [graph.names[i] for i in np.flatnonzero(graph.forward_of >= 0)]
+    assert all(is_backward(name) or name.startswith("AddN") for name in paired)
+    assert not any(is_backward(graph.names[f]) for f in graph.forward_of[graph.forward_of >= 0])
+
+
+def test_gradients_of_called_functions_find_the_right_call():
+    w, v = tf.Variable(np.ones((4, 3), np.float32)), tf.Variable(np.ones((3, 2), np.float32))
+
+    @tf.function
+    def layer(a, k):
+        return tf.nn.relu(a @ k)
+
+    @tf.function
+    def net(a):
+        return layer(layer(a, w), v)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(net(x))
+        return tape.gradient(loss, (w, v))
+
+    graph = bl.profile(step, np.ones((5, 4), np.float32), mode="estimated")
+    relus = sorted((i for i, t in enumerate(graph.op_types) if t == "Relu"), key=lambda i: graph.names[i])
+    grads = [i for i, t in enumerate(graph.op_types) if t == "ReluGrad"]
+    assert len(relus) == len(grads) == 2 and paired_share(graph) == 1.0
+    pairs = {int(graph.forward_of[g]): g for g in grads}
+    assert set(pairs) == set(relus)
+    for forward, backward in pairs.items():
+        reads = graph.tensor_producer[graph.inputs[1][graph.inputs[0][backward] : graph.inputs[0][backward + 1]]]
+        assert forward in reads  # ReluGrad reads the output of its own Relu
+
+
+def test_measured_profile_of_inception(inception):
+    graph, report = profile_with_report(
+        inception[2], mode="measured", device="/device:CPU:0", warmup=1, runs=2, progress=False
+    )
+    assert report.mode == "measured" and report.device == "/device:CPU:0"
+    assert set(graph.duration_by_kind) == {"cpu"}
+    convolutions = [i for i, t in enumerate(graph.op_types) if t == "Conv2D"]
+    assert len(convolutions) == 94 and np.all(graph.duration_us[convolutions] > 0)
+    assert report.unmeasured_ops <= 2  # the fed inputs
+    estimated = bl.profile(inception[2], mode="estimated")
+    assert graph.key == estimated.key
+    np.testing.assert_array_equal(graph.tensor_bytes, estimated.tensor_bytes)
+    handles = [i for i, t in enumerate(graph.op_types) if t == "VarHandleOp"]
+    assert graph.persistent_bytes[handles].sum() == inception[2].parameter_bytes
+    assert graph.temp_bytes.sum() > 0
+
+
+def test_ops_that_the_runtime_would_fuse_are_measured_apart():
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([tf.keras.Input((16, 16, 3)), layers.Conv2D(8, 3), layers.Flatten(), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    data = (np.ones((2, 16, 16, 3), np.float32), np.ones((2, 2), np.float32))
+    graph, report = profile_with_report(model, *data, device="/device:CPU:0", warmup=0, runs=1, progress=False)
+    for kind in ("Conv2D", "BiasAdd", "Conv2DBackpropFilter", "BiasAddGrad"):
+        assert all(graph.duration_us[i] > 0 for i, t in enumerate(graph.op_types) if t == kind), kind
+    assert report.unmeasured_ops == len(data)
+
+
+def test_hardware_table():
+    for name in ("rtx2080", "k40", "v100", "a100", "h100", "h200", "cpu-core"):
+        found = Hardware.named(name)
+        found.validate()
+        assert found is HARDWARE[name] and len(found.source) > 40
+        assert found.device().memory_bytes == found.memory_bytes
+    with pytest.raises(bl.UnknownNameError, match="did you mean 'rtx2080'"):
+        Hardware.named("rtx-2080")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "mesured"}, "did you mean 'measured'"),
+        ({"mode": "estimated", "hardware": "v10"}, "unknown hardware 'v10'"),
+        ({"mode": "estimated", "hardware": []}, "hardware is empty"),
+        ({"mode": "estimated", "hardware": 3}, "hardware is 3"),
+        ({"mode": "measured", "runs": 0}, "runs is 0"),
+        ({"mode": "measured", "warmup": -1}, "warmup is -1"),
+        ({"mode": "measured", "device": "/device:TPU:7"}, "unknown device '/device:TPU:7'"),
+    ],
+)
+def test_bad_options(product, options, message):
+    with pytest.raises(bl.InvalidInput, match=message):
+        bl.profile(product, progress=False, **options)
+
+
+def test_inputs_beside_a_traced_step_are_refused(product):
+    with pytest.raises(bl.InvalidInput, match="has its inputs"):
+        bl.profile(product, np.ones(3), mode="estimated")
+
+
+def test_custom_hardware_is_validated(product):
+    broken = Hardware("mine", 1e12, 1e12, 1e12, 0.0, 1.0, 10**9)
+    with pytest.raises(bl.InvalidInput, match="bandwidth is 0"):
+        bl.profile(product, mode="estimated", hardware=broken)
+
+
+def gpu_trace(entries):
+    """RunMetadata with (device, node name, microseconds) entries."""
+    metadata = tf.compat.v1.RunMetadata()
+    devices = {}
+    for device, name, microseconds in entries:
+        if device not in devices:
+            devices[device] = metadata.step_stats.dev_stats.add(device=device)
+        devices[device].node_stats.add(node_name=name, op_end_rel_micros=microseconds)
+    return metadata
+
+
+def test_kernels_of_one_op_are_summed_and_traces_averaged(product):
+    structure = read_structure(product)
+    host, every, one = (
+        "/job:localhost/replica:0/task:0/device:GPU:0",
+        "/device:GPU:0/stream:all",
+        "/device:GPU:0/stream:7",
+    )
+    first = gpu_trace([(host, "MatMul", 3), (every, "MatMul:MatMul", 40), (every, "MatMul:MatMul", 60), (one, "MatMul", 60),
+                       (host, "Relu", 2), ("/device:GPU:0/memcpy", "Relu", 500)])  # fmt: skip
+    second = gpu_trace([(host, "MatMul", 3), (every, "MatMul:MatMul", 50), (host, "Relu", 4)])
+    found = read_traces(structure, [first, second], on_gpu=True)
+    assert found.duration_us[structure.index["MatMul"]] == (40 + 60 + 50) / 2  # kernels, not the 3 us of their launch
+    assert found.duration_us[structure.index["Relu"]] == (2 + 4) / 2  # no kernel: what the host took
+    assert found.seen.sum() == 2
+
+
+def test_a_gpu_trace_without_kernels_is_refused(product):
+    trace = gpu_trace([("/job:localhost/replica:0/task:0/device:GPU:0", "MatMul", 3)])
+    with pytest.raises(bl.ExecutionError, match="no GPU kernel"):
+        read_traces(read_structure(product), [trace], on_gpu=True)
+
+
+@pytest.mark.gpu
+def test_measured_on_a_gpu(product):
+    graph, report = profile_with_report(product, mode="measured", progress=False)
+    assert report.device == "/device:GPU:0" and set(graph.duration_by_kind) == {"gpu"}
+    assert graph.duration_us[op(graph, "Relu")] > 0

@@ -1,0 +1,315 @@
+"""bl.trace: the traced step, run in a plain session, trains exactly as the function that was traced."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+
+tf = pytest.importorskip("tensorflow")
+keras = tf.keras
+
+_SPEC = importlib.util.spec_from_file_location("step_sessions", Path(__file__).parent / "step_sessions.py")
+step_sessions = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(step_sessions)
+run_step, nodes_of = step_sessions.run_step, step_sessions.nodes_of
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
+    "adamw-clipped": lambda: keras.optimizers.AdamW(0.01, clipnorm=1.0, use_ema=True),
+    "accumulating": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    "loss-scaling": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01)),
+}
+SLOTS_PER_WEIGHT = {
+    "sgd": 0,
+    "nesterov": 1,
+    "adam": 2,
+    "rmsprop": 3,
+    "adamw-clipped": 3,
+    "accumulating": 3,
+    "loss-scaling": 2,
+}
+
+
+def eager_losses(model, data, steps=5):
+    """The loss of each batch, from Keras's own training loop."""
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # the same kernels as in run_step
+    try:
+        losses = []
+        for _ in range(steps):
+            model.reset_metrics()
+            losses.append(float(model.train_on_batch(*data)))
+        return losses
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False, **before})
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_keras_losses_weights_and_slots(name, batch, make_mlp):
+    model = make_mlp(OPTIMIZERS[name](), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3))
+    step = bl.trace(model, *batch)
+    outputs, values = run_step(step)
+    np.testing.assert_allclose(outputs[:, 0], eager_losses(model, batch), rtol=1e-6)
+    for weight in model.weights:
+        if weight.path in values:
+            np.testing.assert_allclose(values[weight.path], weight.numpy(), rtol=1e-5, atol=1e-6, err_msg=weight.path)
+    trainable = {w.path for w in model.trainable_weights}
+    assert trainable <= set(values) and set(step.slots.values()) <= trainable
+    assert Counter(Counter(step.slots.values()).values()) == (
+        {SLOTS_PER_WEIGHT[name]: len(trainable)} if SLOTS_PER_WEIGHT[name] else {}
+    )
+
+
+def test_inception_v3_losses(inception):
+    model, data, step = inception
+    outputs, _ = run_step(step, steps=5)
+    np.testing.assert_allclose(outputs[:, 0], eager_losses(model, data), rtol=1e-5)
+    assert len(step.slots) == len(model.trainable_weights) == 190
+    assert step.parameter_bytes >= 4 * model.count_params()
+
+
+def test_graph_is_inlined_ordered_and_shaped(inception):
+    _, _, step = inception
+    nodes = nodes_of(step)
+    assert not {n.op for n in nodes.values()} & {"PartitionedCall", "StatefulPartitionedCall", "IdentityN"}
+    seen = set()
+    for node in nodes.values():
+        assert {r.lstrip("^").split(":")[0] for r in node.input} <= seen, node.name
+        assert "_output_shapes" in node.attr or node.op in ("NoOp", "AssignVariableOp", "AssignSubVariableOp"), (
+            node.name
+        )
+        assert not node.device
+        seen.add(node.name)
+    convolution = next(n for n in nodes.values() if n.op == "Conv2D")  # Keras numbers layers per process
+    first = convolution.attr["_output_shapes"].list.shape[0]
+    assert [d.size for d in first.dim] == [2, 37, 37, 32]  # 75 pixels, valid 3 x 3 kernel, stride 2: (75 - 3) // 2 + 1
+
+
+def test_tracing_does_not_train(batch, make_mlp):
+    model = make_mlp("adam")
+    before = [w.numpy() for w in model.weights]
+    bl.trace(model, *batch)
+    for old, new in zip(before, model.weights, strict=True):
+        np.testing.assert_array_equal(old, new.numpy())
+
+
+def test_model_takes_batch_as_tuple_and_sample_weights(batch, make_mlp):
+    x, y = batch
+    model = make_mlp("sgd")
+    assert len(bl.trace(model, (x, y)).inputs) == 2
+    weights = np.linspace(0.0, 1.0, 8, dtype=np.float32)
+    outputs, _ = run_step(bl.trace(model, x, y, weights), steps=1)
+    assert outputs[0, 0] == pytest.approx(float(model.train_on_batch(x, y, weights)), rel=1e-6)
+
+
+def test_model_with_its_own_train_step(batch):
+    class Counting(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            x, _ = data
+            self.dense.bias.assign_add(tf.ones(3))
+            return {"total": tf.reduce_sum(self(x) * 0 + self.dense.bias)}
+
+    model = Counting()
+    model.compile("sgd", "mse")
+    outputs, _ = run_step(bl.trace(model, *batch), steps=3)
+    assert outputs[:, 0].tolist() == [24 * 1, 24 * 2, 24 * 3]  # 8 rows x 3 columns of the bias, which grows by 1
+
+
+def test_calls_are_inlined_and_orders_kept():
+    v = tf.Variable(1.0, name="v")
+
+    @tf.function
+    def read():
+        return v.read_value() * 1.0
+
+    @tf.function
+    def grow(x):
+        v.assign_add(x)
+        return read()
+
+    def step(x):
+        before = read()
+        first = grow(x)
+        v.assign_add(x)
+        return before, first, read()
+
+    step = bl.trace(step, np.float32(10.0))
+    outputs, values = run_step(step, steps=2)
+    assert outputs.tolist() == [[1, 11, 21], [21, 31, 41]]
+    assert values == {"v": 41.0}
+    assert not any("Call" in n.op for n in nodes_of(step).values())
+
+
+def test_loops_and_conditionals_stay_one_op():
+    u = tf.Variable(np.eye(6, dtype=np.float32) * 0.5, name="u")
+    c = tf.Variable(0, name="c")
+
+    @tf.function
+    def step(x):
+        c.assign_add(1)
+        with tf.GradientTape() as tape:
+            h = x
+            for _ in tf.range(4):
+                h = tf.tanh(h @ u)
+            loss = tf.reduce_sum(h**2) * 2.0 if c % 2 == 0 else tf.reduce_sum(h)
+        u.assign_sub(0.01 * tape.gradient(loss, u))
+        return loss
+
+    x = np.random.default_rng(0).random((3, 6), dtype=np.float32)
+    traced = bl.trace(step, x)
+    kinds = Counter(n.op.removeprefix("Stateless") for n in nodes_of(traced).values())
+    assert kinds["While"] == 2 and kinds["If"] >= 1 and not {"Switch", "Merge", "Enter"} & set(kinds)
+    outputs, _ = run_step(traced)
+    np.testing.assert_allclose(outputs[:, 0], [float(step(x)) for _ in range(5)], rtol=1e-6)
+
+
+def test_hand_written_slots_are_found_by_data_flow():
+    rng = np.random.default_rng(0)
+    w = tf.Variable(rng.random((6, 5), dtype=np.float32), name="w")
+    k = tf.Variable(rng.random((5, 6), dtype=np.float32), name="k")
+    fast, slow = (tf.Variable(tf.zeros_like(w), name=n) for n in ("fast", "slow"))
+    count = tf.Variable(0.0, name="count")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ w @ k) ** 2)
+        gw, gk = tape.gradient(loss, (w, k))
+        count.assign_add(1.0)
+        fast.assign(0.9 * fast + gw)
+        slow.assign(0.99 * slow + gw * gw)
+        w.assign_sub(0.1 * fast / (tf.sqrt(slow) + 1e-3) / count)
+        k.assign_sub(0.1 * gk)
+        return loss
+
+    traced = bl.trace(step, rng.random((4, 6), dtype=np.float32))
+    assert traced.slots == {"fast": "w", "slow": "w"}
+
+
+def test_open_sizes_are_those_of_the_example():
+    w = tf.Variable(np.ones((6, 2), np.float32), name="w")
+    fn = tf.function(lambda x: x @ w, input_signature=[tf.TensorSpec((None, 6), tf.float32)])
+    step = bl.trace(fn, np.ones((5, 6), np.float32), name="open")
+    assert step.name == "open" and step.outputs[0].shape == (5, 2) and step.inputs[0].shape == (5, 6)
+
+
+def test_variables_made_by_the_first_call():
+    class Lazy:
+        total = None
+
+        @tf.function
+        def step(self, x):
+            if self.total is None:
+                self.total = tf.Variable(1.0, name="total")
+            self.total.assign_add(tf.reduce_sum(x))
+            return self.total.read_value()
+
+    lazy = Lazy()
+    step = bl.trace(lazy.step, np.ones(3, np.float32))
+    outputs, _ = run_step(step, steps=2)
+    assert outputs[:, 0].tolist() == [4, 7]
+
+
+def test_keras_names_reach_plain_functions(batch):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="only")], name="net")
+    optimizer = keras.optimizers.Adam(0.01)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            scores = model(x, training=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, scores))
+        weights = model.trainable_weights
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+
+    traced = bl.trace(step, *batch)
+    assert {"net/only/kernel", "net/only/bias"} <= {v.name for v in traced.variables}
+    assert sorted(traced.slots.values()) == ["net/only/bias"] * 2 + ["net/only/kernel"] * 2
+
+
+def test_a_closure_over_a_name_that_is_not_set_yet():
+    def step(x):
+        return x * 2.0 if x.shape.rank == 0 else later(x)
+
+    traced = bl.trace(step, np.float32(3))
+    later = tf.reduce_sum
+    assert run_step(traced, steps=1)[0].tolist() == [[6]] and later is tf.reduce_sum
+
+
+def test_inputs_may_be_nested():
+    step = bl.trace(lambda d, pair: d["a"] + pair[0] * pair[1], {"a": np.float32(1)}, (np.float32(2), np.float32(3)))
+    assert len(step.inputs) == 3 and run_step(step, steps=1)[0].tolist() == [[7]]
+
+
+def test_captured_constants_become_part_of_the_graph():
+    table = tf.constant([1.0, 2.0, 3.0])
+    step = bl.trace(lambda k: tf.gather(table, k), np.int32(2))
+    assert not step.variables and run_step(step, steps=1)[0].tolist() == [[3]]
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs", "message"),
+    [
+        (lambda: lambda x: x.numpy() + 1, (np.ones(2),), "cannot be traced: AttributeError"),
+        (
+            lambda: lambda x: x @ tf.ones((5, 5)),
+            (np.ones((3, 3), np.float32),),
+            "Dimensions must be equal, but are 3 and 5",
+        ),
+        (lambda: lambda a, b: a, (np.ones(2),), "missing a required argument: 'b'"),
+        (lambda: lambda x: tf.py_function(lambda a: a, [x], tf.float64), (np.ones(2),), "py_function"),
+        (lambda: lambda x: None, (np.ones(2),), "nothing to run"),
+        (lambda: 5, (), "give a function"),
+        (lambda: keras.Sequential([keras.layers.Dense(2)]), (np.ones((1, 2)), np.ones((1, 2))), "is not compiled"),
+        (lambda: lambda x: x, (tf.TensorSpec((None, 2), tf.float32),), "leaves a size open"),
+        (lambda: lambda x: x, (np.array([object()]),), "Python objects"),
+    ],
+)
+def test_untraceable_steps_get_one_sentence(make, inputs, message):
+    with pytest.raises(bl.InvalidInput, match=message) as caught:
+        bl.trace(make(), *inputs)
+    assert "\n" not in str(caught.value)
+
+
+def test_tables_are_refused():
+    values = tf.lookup.KeyValueTensorInitializer([1, 2], [3, 4])
+    table = tf.lookup.StaticHashTable(values, 0)
+    with pytest.raises(bl.InvalidInput, match="not a variable"):
+        bl.trace(lambda k: table.lookup(k), np.array([1, 2], np.int32))
+
+
+def test_autograph_errors_are_the_user_s():
+    def step(x):
+        while True:
+            x = x + 1
+            if tf.reduce_sum(x) > 3:
+                break
+        return x
+
+    with pytest.raises(bl.InvalidInput, match="while loop started as non-Tensor"):
+        bl.trace(step, np.ones(2))
+
+
+def test_whatever_the_step_raises_is_one_sentence(tmp_path):
+    """An error that is neither TensorFlow's nor Keras': the step opens a file that is not there."""
+
+    def reads_a_file(x):
+        return x * len((tmp_path / "missing").read_text())
+
+    with pytest.raises(bl.InvalidInput, match=r"cannot be traced: FileNotFoundError"):
+        bl.trace(reads_a_file, np.ones(2, np.float32))
