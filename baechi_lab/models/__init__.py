@@ -1,0 +1,17 @@
+"""Benchmark models: TensorFlow training steps written from the papers that define them, and their expert placements.
+
+>>> import baechi_lab as bl
+>>> "gnmt" in bl.models.names()
+True
+"""
+
+from __future__ import annotations
+
+from .building import build
+from .experts import expert, model_of
+from .registry import make_model
+from .registry import model_names as names
+from .statistics import describe
+from .statistics import table as list
+
+__all__ = ["build", "describe", "expert", "list", "make_model", "model_of", "names"]

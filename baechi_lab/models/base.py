@@ -1,0 +1,63 @@
+"""What every benchmark model is: a small parameter object that makes its training step and knows its expert."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput
+from ..graph import OpGraph
+from ..params import Params
+from .scopes import assign_by_scope
+
+if TYPE_CHECKING:
+    from .training import TrainingStep
+
+PROJECTIONS = ("whole", "steps")
+"""Output layer on the whole sequence at once, or per time step."""
+
+OPTIMIZERS = ("sgd", "momentum", "rmsprop", "adam")
+
+
+class Model(Params):
+    """Subclass as a frozen dataclass whose fields are the parameters; the docstring's first line is the listing."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def training_step(self) -> TrainingStep:
+        """Create the variables (seeded) and the `tf.function` of one training step. Needs TensorFlow."""
+
+    @classmethod
+    def expert(cls, graph: OpGraph, devices: int, attention: str = "last") -> NDArray[np.int32]:
+        """int32[n]: the device that a human expert gives each op; here all ops go to device 0 (papers B 5.3, H 4).
+
+        `graph` is this model's profiled graph, `devices` >= 1 the number of devices. `attention` says whether the
+        attention between decoder and encoder goes with the "last" or the "first" layer, where a model has it.
+        """
+        return assign_by_scope(graph, devices, lambda parts: 0)
+
+    def check_whole(self, field: str, low: int = 1) -> int:
+        """The parameter, refused with `InvalidInput` unless it is a whole number of at least `low`."""
+        value = getattr(self, field)
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
+            raise InvalidInput(
+                f"{field} of model {self.name!r} is {value!r}; it must be a whole number of at least {low}"
+            )
+        return int(value)
+
+    def check_among(self, field: str, known: tuple[object, ...]) -> None:
+        """Refuse a parameter that is none of `known`."""
+        value = getattr(self, field)
+        if value not in known:
+            allowed = ", ".join(repr(k) for k in known)
+            raise InvalidInput(f"{field} of model {self.name!r} is {value!r}; it must be one of {allowed}")
+
+    def check_common(self) -> None:
+        """The parameters that all models have."""
+        self.check_whole("batch_size")
+        self.check_whole("seed", low=0)
+        self.check_among("optimizer", OPTIMIZERS)

@@ -1,0 +1,80 @@
+"""The training step of a Keras image classifier, with names and weights that do not depend on what ran before.
+
+Needs TensorFlow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from .training import TrainingStep, glorot, make_step
+
+if TYPE_CHECKING:
+    from .inception_v3 import InceptionV3
+    from .resnet import ResNet
+
+_AUTOMATIC = re.compile(r"_\d+$")
+
+
+def image_step(model: InceptionV3 | ResNet, make: Callable[[], Any]) -> TrainingStep:
+    """Forward in training mode, softmax cross entropy, backward and update of the Keras model that `make()` returns.
+
+    It returns class probabilities float32[batch, classes]; images are float32[batch, size, size, 3].
+    """
+    with tf.device("/CPU:0"):
+        network = _renumbered(make())
+    _seed_weights(network, model.seed)
+
+    def loss(images: Any, labels: Any) -> Any:
+        probabilities = network(images, training=True)
+        with tf.name_scope("loss"):
+            return tf.reduce_mean(tf.keras.losses.sparse_categorical_crossentropy(labels, probabilities))
+
+    random = np.random.default_rng(model.seed + 1)
+    images = random.standard_normal((model.batch_size, model.image_size, model.image_size, 3), dtype=np.float32)
+    labels = random.integers(0, model.classes, model.batch_size, dtype=np.int32)
+    variables = [v.value for v in network.trainable_variables]
+    return make_step(model.name, loss, variables, (images, labels), ("images", "labels"), model.optimizer)
+
+
+def _renumbered(model: Any) -> Any:
+    """The same model with automatic layer names (`conv2d_94`) counted from 0: Keras counts over the whole process."""
+    seen: Counter[str] = Counter()
+    names: dict[str, str] = {}
+    for layer in model.layers:
+        base = _AUTOMATIC.sub("", layer.name)
+        if base == to_snake_case(type(layer).__name__):
+            names[layer.name] = f"{base}_{seen[base]}" if seen[base] else base
+            seen[base] += 1
+    if all(old == new for old, new in names.items()):
+        return model
+
+    def renamed(layer: Any) -> Any:
+        config = layer.get_config()
+        return type(layer).from_config(config | {"name": names.get(layer.name, layer.name)})
+
+    return tf.keras.models.clone_model(model, clone_function=renamed)
+
+
+def to_snake_case(class_name: str) -> str:
+    """The name that Keras gives a layer of that class.
+
+    >>> to_snake_case("BatchNormalization"), to_snake_case("Conv2D"), to_snake_case("MaxPooling2D")
+    ('batch_normalization', 'conv2d', 'max_pooling2d')
+    """
+    spaced = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", class_name)
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", spaced).lower()
+
+
+def _seed_weights(network: Any, seed: int) -> None:
+    """Draw every kernel anew: Keras' own initializers take their seed from the process."""
+    random = np.random.default_rng(seed)
+    for variable in network.trainable_variables:
+        if len(variable.shape) >= 2:
+            variable.assign(glorot(random, tuple(variable.shape)))

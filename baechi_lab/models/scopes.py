@@ -1,0 +1,133 @@
+"""Expert rules: from the name scopes of a model's layers to a device for every op.
+
+The models open one name scope per layer (`encoder/layer2/t7/MatMul`). TensorFlow repeats that scope in the backward
+ops (`gradient_tape/encoder/layer2/t7/MatMul/MatMul_1`), and the updates carry the variable's name
+(`optimizer/encoder/layer2/kernel/...`). A rule reads the scope; ops without one (sums of gradients, inputs,
+constants that the tracer added) follow the ops that read them, then those that feed them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput
+from ..graph import OpGraph
+
+Rule = Callable[[tuple[str, ...]], int | None]
+"""Scope parts of an op -> device index, or None when the scope says nothing."""
+
+_PREFIXES = ("gradient_tape", "gradients", "optimizer")
+_LAYER = re.compile(r"layer(\d+)$")
+
+
+def scope_parts(name: str) -> tuple[str, ...]:
+    """The layer scope of an op's name, without the prefixes of backward and update ops.
+
+    >>> scope_parts("gradient_tape/encoder/layer2/t7/MatMul/MatMul_1")[:2]
+    ('encoder', 'layer2')
+    """
+    parts = tuple(name.split("/"))
+    while len(parts) > 1 and parts[0] in _PREFIXES:
+        parts = parts[1:]
+    return parts
+
+
+def layer_number(parts: tuple[str, ...]) -> int | None:
+    """The `k` of the first `layer<k>` in a scope, None when there is none.
+
+    >>> layer_number(("encoder", "layer2", "t7")), layer_number(("projection", "t7"))
+    (2, None)
+    """
+    for part in parts:
+        found = _LAYER.match(part)
+        if found:
+            return int(found.group(1))
+    return None
+
+
+def layer_count(graph: OpGraph) -> int:
+    """How many layers the graph's scopes name (at least 1)."""
+    numbers = (layer_number(scope_parts(name)) for name in graph.names)
+    return 1 + max((k for k in numbers if k is not None), default=0)
+
+
+def layered_rule(layers: int, devices: int, first: tuple[str, ...], last: tuple[str, ...]) -> Rule:
+    """One device per layer, `first` scopes with the first layer and `last` scopes with the last one.
+
+    With fewer devices than layers, neighbouring layers share a device; further devices stay empty.
+
+    >>> rule = layered_rule(4, 2, first=("embedding",), last=("projection",))
+    >>> [rule(("encoder", f"layer{k}")) for k in range(4)], rule(("embedding",)), rule(("projection", "t3"))
+    ([0, 0, 1, 1], 0, 1)
+    """
+    used = min(devices, layers)
+
+    def rule(parts: tuple[str, ...]) -> int | None:
+        number = layer_number(parts)
+        if number is not None:
+            return number * used // layers
+        if parts[0] in first:
+            return 0
+        return used - 1 if parts[0] in last else None
+
+    return rule
+
+
+def translation_rule(layers: int, devices: int, attention: str) -> Rule:
+    """`layered_rule` with the embedding first, the projection last, and the attention as asked."""
+    if attention == "first":
+        return layered_rule(layers, devices, ("embedding", "attention"), ("projection",))
+    if attention == "last":
+        return layered_rule(layers, devices, ("embedding",), ("attention", "projection"))
+    raise InvalidInput(f"attention is {attention!r}; it must be 'first' or 'last', the layer that it is placed with")
+
+
+def assign_by_scope(graph: OpGraph, devices: int, rule: Rule) -> NDArray[np.int32]:
+    """int32[n]: the rule's device for every op that it knows, its neighbours' for the others; groups stay together."""
+    if isinstance(devices, bool) or not isinstance(devices, (int, np.integer)) or devices < 1:
+        raise InvalidInput(f"devices is {devices!r}; it must be a whole number of at least 1")
+    device = _from_names(graph, rule)
+    _join_groups(graph, device)
+    _follow(device, graph.order[::-1], *graph.successors)
+    _follow(device, graph.order, *graph.predecessors)
+    device[device < 0] = 0
+    _join_groups(graph, device)
+    return device.astype(np.int32)
+
+
+def _from_names(graph: OpGraph, rule: Rule) -> NDArray[np.int64]:
+    found = np.full(graph.n, -1, dtype=np.int64)
+    for op, name in enumerate(graph.names):
+        chosen = rule(scope_parts(name))
+        if chosen is not None:
+            found[op] = chosen
+    paired = (found < 0) & (graph.forward_of >= 0)
+    found[paired] = found[graph.forward_of[paired]]
+    return found
+
+
+def _join_groups(graph: OpGraph, device: NDArray[np.int64]) -> None:
+    """Give every colocation group the device that most of its placed members have (ties: the lowest)."""
+    placed = (graph.colocation >= 0) & (device >= 0)
+    if not placed.any():
+        return
+    votes = np.zeros((len(graph.colocation_names), int(device.max()) + 1), dtype=np.int64)
+    np.add.at(votes, (graph.colocation[placed], device[placed]), 1)
+    voted = np.flatnonzero(votes.any(axis=1))
+    decided = np.isin(graph.colocation, voted)
+    device[decided] = votes.argmax(axis=1)[graph.colocation[decided]]
+
+
+def _follow(
+    device: NDArray[np.int64], order: NDArray[np.int32], pointer: NDArray[np.int64], neighbour: NDArray[np.int32]
+) -> None:
+    """Give an op without a device that of its first neighbour that has one, in the order given."""
+    for op in order[device[order] < 0].tolist():
+        near = device[neighbour[pointer[op] : pointer[op + 1]]]
+        near = near[near >= 0]
+        if len(near):
+            device[op] = near[0]

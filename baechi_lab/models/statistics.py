@@ -1,0 +1,114 @@
+"""How large each benchmark model is: `bl.models.describe` traces one, `bl.models.list` reads what was traced before.
+
+`python -m baechi_lab.models.statistics` traces all of them again (a few minutes) and rewrites `sizes.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..graph import OpGraph
+from .registry import make_model
+
+if TYPE_CHECKING:
+    import pandas
+
+LISTED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("gnmt", {}),
+    ("gnmt", {"sequence_length": 50}),
+    ("inception_v3", {}),
+    ("mlp", {}),
+    ("nmt", {"layers": 2}),
+    ("nmt", {"layers": 4}),
+    ("nmt", {"layers": 8}),
+    ("resnet", {"depth": 50}),
+    ("resnet", {"depth": 152}),
+    ("rnnlm", {}),
+    ("transformer", {}),
+)
+"""The models of `bl.models.list()`: every one with its defaults, and the variants that the papers use."""
+
+_STORED = "sizes.json"
+_NOT_COMPUTED = frozenset({"Const", "VarHandleOp", "Placeholder", "ReadVariableOp"})
+
+
+def describe(name: str, **params: Any) -> dict[str, Any]:
+    """What one training step of a model consists of, traced now. Needs TensorFlow.
+
+    Returns a record: `model`, `params` (as given), `ops` and `edges` of its OpGraph, `parameters` (trained numbers),
+    `flops` (floating point operations of forward, backward and update), `activation_bytes` (results of forward ops
+    that the backward pass reads).
+
+    >>> describe("mlp", layers=1, units=4, inputs=3, classes=2)["parameters"]  # 3*4+4 + 4*2+2
+    26
+    """
+    from ..profilers import profile, trace
+    from ..profilers.estimated import work
+    from ..profilers.structure import read_structure
+
+    training = make_model(name, **params).training_step()
+    step = trace(training.function, *training.inputs, name=name)
+    graph = profile(step, mode="estimated")
+    return {
+        "model": name,
+        "params": dict(params),
+        "ops": graph.n,
+        "edges": graph.edge_count,
+        "parameters": sum(int(np.prod(v.shape)) for v in training.variables),
+        "flops": float(work(read_structure(step)).flops.sum()),
+        "activation_bytes": activation_bytes(graph),
+    }
+
+
+def activation_bytes(graph: OpGraph) -> int:
+    """Bytes of the tensors that forward ops compute and backward ops read, each once.
+
+    Whatever depends on a backward op (sums of gradients have no telling name) is not forward.
+    """
+    from ..profilers.pairing import is_backward
+
+    backward = np.array([is_backward(name) for name in graph.names], dtype=np.bool_)
+    later, (pointer, before) = backward.copy(), graph.predecessors
+    for op in graph.order.tolist():
+        later[op] |= later[before[pointer[op] : pointer[op + 1]]].any()
+    forward = np.array([kind not in _NOT_COMPUTED for kind in graph.op_types], dtype=np.bool_) & ~later
+    kept = np.unique(graph.edge_tensor[backward[graph.consumers]])
+    return int(graph.tensor_bytes[kept[forward[graph.tensor_producer[kept]]]].sum())
+
+
+def table() -> pandas.DataFrame:
+    """Ops, parameters, FLOPs and activation bytes of the benchmark models, one row each, as stored.
+
+    They were traced with TensorFlow 2.21, for the default and for the papers' parameters; `describe(name, **params)`
+    traces a model anew.
+
+    >>> table().columns.tolist()
+    ['model', 'params', 'ops', 'edges', 'parameters', 'flops', 'activation_bytes']
+    """
+    import pandas
+
+    rows = json.loads(files(__package__).joinpath(_STORED).read_text(encoding="utf-8"))
+    return pandas.DataFrame([row | {"params": _as_text(row["params"])} for row in rows])
+
+
+def _as_text(params: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in params.items())
+
+
+def store(path: Path, listed: Iterable[tuple[str, dict[str, Any]]] = LISTED) -> None:
+    """Trace the listed models and write their records."""
+    from tqdm.auto import tqdm
+
+    rows = [describe(name, **params) for name, params in tqdm(list(listed), desc="trace")]
+    text = "[\n" + ",\n".join("  " + json.dumps(row) for row in rows) + "\n]\n"
+    path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    store(Path(__file__).with_name(_STORED))
