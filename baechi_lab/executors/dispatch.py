@@ -1,0 +1,125 @@
+"""`bl.execute`: one front for the backends that can run a placed step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InvalidInput, UnknownNameError
+from ..graph.cluster import Cluster
+from ..graph.opgraph import OpGraph
+from ..graph.placement import Placement
+from ..graph.step import Run, Step
+
+if TYPE_CHECKING:
+    from .tensorflow.client import Worker
+    from .tensorflow.cluster import LocalCluster
+    from .tensorflow.execution import StepResult
+
+BACKENDS = ("tensorflow", "tensorflow-cluster")
+
+
+def execute(
+    step: Step,
+    placement: Placement,
+    steps: int = 20,
+    *,
+    warmup: int = 3,
+    traced: int = 3,
+    cluster: Cluster | LocalCluster | None = None,
+    graph: OpGraph | None = None,
+    inputs: Sequence[Any] | None = None,
+    timeout: float | None = None,
+    on_step: Callable[[StepResult], None] | None = None,
+    cancel: threading.Event | None = None,
+    backend: str | None = None,
+    workers: Sequence[str] = (),
+    virtual: int | None = None,
+    memory_limit: int | str | None = None,
+    kind: str = "auto",
+    threads: int | None = None,
+    return_variables: bool = False,
+    progress: bool = True,
+    worker: Worker | None = None,
+) -> Run:
+    """Run a placed training step on real devices, in a process of its own, and measure it.
+
+    The process runs `warmup` steps, then `traced` steps under a full trace (the one of median length becomes the
+    Timeline), then `steps` measured ones. Whatever becomes of it - a crash, exhausted memory, a hang - the caller
+    gets a Run with what was measured so far; Ctrl-C ends the process and is raised as usual.
+
+    Args:
+        step: what `bl.trace` returned.
+        placement: of the step's graph, or of a coarse graph of it.
+        steps, warmup, traced: how many steps of each sort.
+        cluster: names the devices. None: attached GPUs (split when there are too few), else logical CPU devices.
+            A `bl.LocalCluster` runs on its workers.
+        graph: the graph that the placement was made for, when it is not the one that `bl.profile(step)` makes.
+        inputs: one batch, or a list of batches used in turn; None for the example inputs.
+        timeout: seconds for everything, starting the process included; then status `timeout`.
+        on_step: called with a `StepResult` after every step.
+        cancel: an event that, once set, ends the run with status `cancelled`.
+        backend: `tensorflow`, or `tensorflow-cluster` for TensorFlow servers at the addresses `workers`
+            (host:port, as `baechi-lab worker --bind` prints them); None chooses by `cluster` and `workers`.
+        virtual, memory_limit: split each GPU into parts with that much memory; without a GPU, `virtual` is the
+            number of logical CPU devices.
+        kind: `auto`, `cpu` or `gpu`.
+        threads: ops that run at a time in the process (default: one per logical CPU device; each op uses one thread).
+        return_variables: put the variables after the last step into `run.info["variables"]`.
+        progress: show a progress bar (in notebooks and on terminals).
+        worker: an open `baechi_lab.executors.Worker` to use again, which saves the seconds that TensorFlow takes to
+            start; after any status but `ok` it is closed.
+
+    Returns:
+        a Run: `step_seconds` of the measured steps, `outputs` of all, the measured Timeline, `status`, `message`,
+        `moved_ops` that did not run where placed.
+
+    Raises:
+        InvalidInput: a placement for another graph, inputs that do not match, a bad option.
+        ExecutionError: a device that the runtime lacks, limits above the card, a worker that does not answer, a
+            placed graph that TensorFlow refuses; all before the first step.
+
+    >>> import numpy as np, tensorflow as tf, baechi_lab as bl
+    >>> w = tf.Variable(2.0)
+    >>> step = bl.trace(lambda x: w.assign_sub(x), np.float32(0.5))
+    >>> graph = bl.profile(step, mode="estimated")
+    >>> run = execute(step, bl.Placement(device=[0] * graph.n), steps=3)  # doctest: +SKIP
+    >>> run.status, len(run.step_seconds)  # doctest: +SKIP
+    ('ok', 3)
+    """
+    from .tensorflow.cluster import LocalCluster
+    from .tensorflow.devices import device_options
+    from .tensorflow.execution import execute as run_tensorflow
+
+    if getattr(step, "framework", "tensorflow") == "torch":
+        from .torch import execute as run_torch
+
+        _refuse(inputs=inputs, backend=backend, workers=workers or None, virtual=virtual, memory_limit=memory_limit,
+                threads=threads, worker=worker)  # fmt: skip
+        return run_torch(
+            step, placement, steps, warmup=warmup, cluster=cluster, graph=graph, timeout=timeout, on_step=on_step,
+            cancel=cancel,
+        )  # fmt: skip
+    if isinstance(cluster, LocalCluster):
+        workers, cluster = cluster.addresses, cluster.cluster
+    chosen = backend or ("tensorflow-cluster" if workers else "tensorflow")
+    if chosen not in BACKENDS:
+        raise UnknownNameError.of("backend", chosen, BACKENDS)
+    if (chosen == "tensorflow-cluster") != bool(workers):
+        raise InvalidInput(
+            f"backend {chosen!r} with workers={list(workers)!r}; 'tensorflow-cluster' needs the addresses of its "
+            "workers (or cluster=bl.LocalCluster(n)), 'tensorflow' takes none"
+        )
+    options = device_options(virtual, memory_limit, kind, threads, workers)
+    return run_tensorflow(
+        step, placement, steps=steps, warmup=warmup, traced=traced, cluster=cluster, graph=graph, inputs=inputs,
+        timeout=timeout, on_step=on_step, cancel=cancel, return_variables=return_variables, options=options,
+        progress=progress, worker=worker,
+    )  # fmt: skip
+
+
+def _refuse(**options: Any) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidInput(f"{name} is {value!r}; that option is for TensorFlow steps, not for a PyTorch step")

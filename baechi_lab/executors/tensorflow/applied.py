@@ -1,0 +1,194 @@
+"""`bl.apply`: a placed step that is called like the original one, in the caller's own process and loop.
+
+Unlike `bl.execute` nothing is isolated or measured here: the step runs in a TensorFlow session of this process and
+keeps its variables from call to call. A session has devices of its own, so that the caller's TensorFlow may already
+be in use.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ExecutionError, InvalidInput
+from ...graph.cluster import Cluster
+from ...graph.opgraph import OpGraph
+from ...graph.placement import Placement
+from ...graph.step import Step
+from ..inputs import checked_batch
+from ..structure import graph_of
+from .devices import device_options, select
+from .session import PlacedSession, first_line, node_of, place_graph, session_config
+
+
+def apply(
+    step: Step,
+    placement: Placement,
+    *,
+    cluster: Cluster | None = None,
+    graph: OpGraph | None = None,
+    virtual: int | None = None,
+    memory_limit: int | str | None = None,
+    kind: str = "auto",
+    threads: int | None = None,
+) -> PlacedStep:
+    """The step under a placement, to be called in a training loop.
+
+    Arguments as in `bl.execute`. The variables start from the values that they had when the step was traced.
+
+    Raises:
+        InvalidInput: a placement for another graph, a bad option.
+        ExecutionError: a device that the runtime lacks, or a placed graph that TensorFlow refuses.
+
+    >>> placed_step = apply(step, placement)  # doctest: +SKIP
+    >>> for x, y in batches:  # doctest: +SKIP
+    ...     loss = placed_step(x, y)
+    >>> placed_step.restore(model)  # doctest: +SKIP
+    """
+    import tensorflow as tf
+
+    if not isinstance(step, Step):
+        raise InvalidInput(f"step is a {type(step).__name__}; give what bl.trace returns")
+    graph = graph_of(step) if graph is None else graph
+    placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
+    names = None if cluster is None else [(d.name, d.memory_bytes) for d in cluster.devices]
+    options = device_options(virtual, memory_limit, kind, threads)
+    chosen = select(names, options, int(placed.device.max(initial=0)) + 1)
+    device_of = {name: chosen.devices[d] for name, d in zip(graph.names, placed.device.tolist(), strict=True)}
+    config = session_config(chosen.cpus, soft=chosen.soft, threads=chosen.threads)
+    chosen.apply(config)
+    # This is the caller's training loop, not a measurement: an op may use every core.
+    config.intra_op_parallelism_threads = 0
+    try:
+        session = PlacedSession(place_graph(step, device_of), config)
+        session.start(step.initial_values)
+    except (tf.errors.OpError, ValueError) as error:
+        raise ExecutionError(f"TensorFlow refuses the placed step: {first_line(error)}") from error
+    return PlacedStep(step, session)
+
+
+class PlacedStep:
+    """A training step on its devices; call it with a batch. Made by `bl.apply`; a context manager."""
+
+    def __init__(self, step: Step, session: PlacedSession) -> None:
+        self.step = step
+        self._session = session
+        self._open = True
+
+    def __call__(self, *batch: Any) -> Any:
+        """Run one step. Returns what the step returns: one value, or a tuple of them.
+
+        Raises `InvalidInput` for a batch that does not match, `ExecutionError` when TensorFlow fails.
+        """
+        import tensorflow as tf
+
+        self._check_open()
+        arrays = checked_batch(self.step, batch)
+        try:
+            outputs = self._session.call(arrays)
+        except tf.errors.OpError as error:
+            raise ExecutionError(f"the placed step failed: {first_line(error)}") from error
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    @property
+    def moved_ops(self) -> tuple[str, ...]:
+        """Ops that run with their variable and not where the placement wanted them."""
+        return self._session.placed.moved
+
+    @property
+    def variables(self) -> dict[str, NDArray[Any]]:
+        """The current value of every variable, by its name in the step."""
+        self._check_open()
+        values = self._session.values()
+        return {node_of(spec.name): value for spec, value in zip(self.step.variables, values, strict=True)}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the variables as `.npz` (written beside and renamed); `load` reads it back."""
+        target = Path(path)
+        values = {f"variable_{i}": value for i, value in enumerate(self.variables.values())}
+        try:
+            with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}-", delete=False) as stream:
+                np.savez(stream, **values)  # type: ignore[arg-type]
+            os.replace(stream.name, target)
+        except OSError as error:
+            raise ExecutionError(f"cannot write {target}: {error.strerror or error}") from error
+
+    def load(self, values: str | os.PathLike[str] | Mapping[str, NDArray[Any]]) -> None:
+        """Set the variables from a file that `save` wrote, or from names and values as `variables` gives them."""
+        names = [node_of(spec.name) for spec in self.step.variables]
+        if not isinstance(values, Mapping):
+            with np.load(values, allow_pickle=False) as stored:
+                values = {name: stored[f"variable_{i}"] for i, name in enumerate(names) if f"variable_{i}" in stored}
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise InvalidInput(f"no value for variable {missing[0]!r}; all {len(names)} variables need one")
+        kept = [_fitting(values[n], v, n, self.step.name) for n, v in zip(names, self.step.initial_values, strict=True)]
+        self._session.assign(kept)
+
+    def restore(self, model: Any) -> int:
+        """Copy the variables back into what the step was traced from; returns how many were copied.
+
+        `model` is a Keras model (its optimizer's variables included) or an iterable of variables. Raises
+        `InvalidInput` when a variable of the step has no counterpart of its name and shape there.
+        """
+        theirs = _by_name(model)
+        mine = self.variables
+        for name, value in mine.items():
+            if name not in theirs or tuple(theirs[name].shape) != value.shape:
+                raise InvalidInput(f"variable {name!r} of shape {value.shape} has no counterpart to copy it to")
+        for name, value in mine.items():
+            theirs[name].assign(value)
+        return len(mine)
+
+    def close(self) -> None:
+        """Free the session; can be called twice."""
+        if self._open:
+            self._session.close()
+        self._open = False
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ExecutionError("this placed step was closed; make a new one with bl.apply")
+
+    def __enter__(self) -> PlacedStep:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<PlacedStep {self.step.name!r}: {len(self.step.variables)} variables, {len(self.step.inputs)} inputs>"
+
+
+def _fitting(value: Any, wanted: NDArray[Any], name: str, step: str) -> NDArray[Any]:
+    array = np.asarray(value)
+    array = array.view(wanted.dtype) if array.dtype.kind == "V" else array
+    if array.shape != wanted.shape:
+        raise InvalidInput(f"variable {name!r} has shape {array.shape}; step {step!r} needs {wanted.shape}")
+    return array.astype(wanted.dtype)
+
+
+def _by_name(model: Any) -> dict[str, Any]:
+    """Variables by the names that tracing gives them: a Keras variable's path, else its name, as a legal op name."""
+    found: list[Any] = list(_variables(model))
+    optimizer = getattr(model, "optimizer", None)
+    found += list(_variables(optimizer)) if optimizer is not None else []
+    named: dict[str, Any] = {}
+    for variable in found:
+        path = getattr(variable, "path", None) or variable.name.split(":")[0]
+        named.setdefault(re.sub(r"[^A-Za-z0-9_.\-/]", "_", path).strip("/"), variable)
+    return named
+
+
+def _variables(owner: Any) -> Iterable[Any]:
+    return owner.variables if hasattr(owner, "variables") else owner

@@ -1,0 +1,202 @@
+"""The caller's side of a worker process: start it, talk to it, and survive whatever becomes of it.
+
+One loop over non-blocking pipes, no threads. However the exchange ends (an answer, a crash, garbage, a timeout,
+cancellation, Ctrl-C), `Worker.close` kills the worker's process group and closes every file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from ...errors import ExecutionError, FormatError
+from .messages import Decoder, Message, encode
+
+WORKER = (sys.executable, "-m", "baechi_lab.executors.tensorflow.worker")
+_POLL_SECONDS = 0.05
+_CHUNK = 1 << 16
+
+
+class WorkerEnded(Exception):
+    """The exchange ended without its last answer: `status` as in `Run.status`, `message` one sentence."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class Worker:
+    """A worker process; a context manager that leaves nothing behind.
+
+    On Linux the kernel ends it with the thread that made it: keep it to one thread, or to the main one.
+
+    >>> with Worker() as worker:  # doctest: +SKIP
+    ...     [m.kind for m in worker.exchange(Message("devices", {"options": {}}), {"devices", "failed"})]
+    ['devices']
+    """
+
+    def __init__(self, command: Sequence[str] = WORKER, environment: dict[str, str] | None = None) -> None:
+        self._process = subprocess.Popen(
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=worker_environment(environment), start_new_session=True,
+        )  # fmt: skip
+        self._decoder = Decoder()
+        self._said: deque[bytes] = deque(maxlen=64)
+        for stream in self._streams():
+            os.set_blocking(stream.fileno(), False)
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Has the process not ended yet?"""
+        return self._process.poll() is None
+
+    def exchange(
+        self,
+        request: Message,
+        last: set[str],
+        timeout: float | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Generator[Message, None, None]:
+        """Send a request and yield the answers up to the first whose kind is in `last`.
+
+        Raises `WorkerEnded` when the worker ends, talks garbage, or `timeout` seconds or `cancel` come first.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pending = memoryview(encode(request))
+        process = self._process
+        if any(stream.closed for stream in self._streams()):
+            raise WorkerEnded("died", "the worker process has ended")
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ, "answers")  # type: ignore[arg-type]
+            selector.register(process.stderr, selectors.EVENT_READ, "log")  # type: ignore[arg-type]
+            selector.register(process.stdin, selectors.EVENT_WRITE, "requests")  # type: ignore[arg-type]
+            while True:
+                self._check(deadline, timeout, cancel)
+                for key, _ in selector.select(_POLL_SECONDS):
+                    if key.data == "requests":
+                        pending = self._write(pending)
+                        if not pending:
+                            selector.unregister(process.stdin)  # type: ignore[arg-type]
+                        continue
+                    data = _read(key.fd)
+                    if not data:
+                        selector.unregister(key.fileobj)
+                        if key.data == "answers":
+                            raise WorkerEnded("died", self._how_it_ended())
+                    elif key.data == "log":
+                        self._said.append(data)
+                    else:
+                        for message in self._decode(data):
+                            yield message
+                            if message.kind in last:
+                                return
+
+    def _check(self, deadline: float | None, timeout: float | None, cancel: threading.Event | None) -> None:
+        if cancel is not None and cancel.is_set():
+            raise WorkerEnded("cancelled", "cancelled by the caller")
+        if deadline is not None and time.monotonic() > deadline:
+            raise WorkerEnded("timeout", f"no result within {timeout:g} s; the worker was killed")
+
+    def _write(self, pending: memoryview) -> memoryview:
+        try:
+            return pending[os.write(self._process.stdin.fileno(), pending[: 1 << 20]) :]  # type: ignore[union-attr]
+        except BlockingIOError:
+            return pending
+        except BrokenPipeError as error:
+            raise WorkerEnded("died", self._how_it_ended()) from error
+
+    def _decode(self, data: bytes) -> Iterator[Message]:
+        try:
+            yield from self._decoder.feed(data)
+        except FormatError as error:
+            raise WorkerEnded("died", f"the worker sent something that is no message: {error}") from error
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            return "the worker closed its output without finishing"
+        if self._process.stderr is not None and not self._process.stderr.closed:
+            while data := _read(self._process.stderr.fileno()):
+                self._said.append(data)
+        how = f"ended with exit code {code}"
+        if code < 0:
+            how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
+            how += "; the system does that when memory runs out" if code == -signal.SIGKILL else ""
+        said = self.last_words()
+        return f"the worker {how}" + (f"; it last said: {said}" if said else "")
+
+    def last_words(self) -> str:
+        """The last line that the worker wrote to its error stream."""
+        lines = b"".join(self._said).decode("utf-8", "replace").splitlines()
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+
+    def _streams(self) -> list[IO[bytes]]:
+        process = self._process
+        return [s for s in (process.stdin, process.stdout, process.stderr) if s is not None]
+
+    def close(self) -> None:
+        """Kill the worker and whatever it started, reap it, close every file. Can be called twice."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in self._streams():
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:  # fmt: skip
+        self.close()
+
+
+def _read(fd: int) -> bytes:
+    """What a non-blocking pipe holds: b"" at its end or when there is nothing."""
+    try:
+        return os.read(fd, _CHUNK)
+    except BlockingIOError:
+        return b""
+
+
+def worker_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment of a worker: the caller's, able to import this package, TensorFlow's log at warnings."""
+    home = str(Path(__file__).resolve().parents[3])
+    paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    # Without FAIL_FAST a session waits for ever for a cluster's worker that died.
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1", "GRPC_FAIL_FAST": "true"}
+    return {**quiet, **os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **(extra or {})}
+
+
+def ask(request: Message, answer: str, timeout: float | None = None) -> Message:
+    """One request to a fresh worker; its `answer` message, or `ExecutionError`."""
+    with Worker() as worker:
+        try:
+            for message in worker.exchange(request, {answer, "failed"}, timeout):
+                if message.kind == "failed":
+                    raise ExecutionError(message.header["message"])
+                if message.kind == answer:
+                    return message
+        except WorkerEnded as ended:
+            raise ExecutionError(ended.message) from ended
+    raise ExecutionError(f"the worker gave no {answer!r} answer")

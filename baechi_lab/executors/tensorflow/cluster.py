@@ -1,0 +1,138 @@
+"""`bl.LocalCluster(n)`: n TensorFlow workers on this machine, each single-threaded and on a core of its own.
+
+On a machine without GPUs this is a real n-device cluster: one op at a time per worker, and transfers that go
+through TensorFlow's own rendezvous and the loopback network. The workers listen on loopback only; TensorFlow's
+servers have no authentication, so every user of this machine can reach them (see `server`).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from types import TracebackType
+from typing import IO
+
+from ...errors import ExecutionError, InvalidInput
+from ...graph.cluster import Cluster, Device, Link
+from .client import worker_environment
+from .devices import cpu_memory
+
+LOOPBACK_LINK = Link(400.0, 0.0008)
+"""A round guess for two loopback workers (0.4 ms a message, 1.25 GB/s) until `bl.measure_link` replaces it."""
+
+
+class LocalCluster:
+    """`n` single-threaded TensorFlow workers on loopback; a context manager.
+
+    Args:
+        n: number of workers.
+        memory_bytes: memory that each device is said to have (TensorFlow enforces none on a CPU); default an even
+            share of the machine.
+        link, comm: of the `cluster` record.
+        timeout: seconds for all workers to start.
+
+    Raises `InvalidInput` for a bad `n`, `ExecutionError` when a worker does not start.
+
+    >>> with LocalCluster(2) as local:  # doctest: +SKIP
+    ...     run = bl.execute(step, placement, cluster=local)
+    """
+
+    def __init__(
+        self,
+        n: int = 2,
+        *,
+        memory_bytes: int | str | None = None,
+        link: Link = LOOPBACK_LINK,
+        comm: str = "sequential",
+        timeout: float = 120.0,
+    ) -> None:
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise InvalidInput(f"n is {n!r}; it must be a whole number of at least 1")
+        memory = cpu_memory() // n if memory_bytes is None else memory_bytes
+        names = (f"/job:worker/task:{i}/device:CPU:0" for i in range(n))
+        self.cluster = Cluster(tuple(Device(name, "cpu", memory) for name in names), link, comm)  # type: ignore[arg-type]
+        self._logs: list[IO[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for core in range(n):
+                self._start(core)
+            deadline = time.monotonic() + timeout
+            self.addresses = tuple(self._address(i, deadline) for i in range(n))
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, core: int) -> None:
+        log = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker writes to it
+        self._logs.append(log)
+        command = [sys.executable, "-m", "baechi_lab.executors.tensorflow.server", "127.0.0.1:0", str(core)]
+        self._processes.append(
+            subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=worker_environment({"CUDA_VISIBLE_DEVICES": ""}),
+                start_new_session=True,
+            )
+        )
+
+    def _address(self, index: int, deadline: float) -> str:
+        """The address that a worker prints once it listens."""
+        import selectors
+
+        process = self._processes[index]
+        if process.stdout is None:
+            raise ExecutionError(f"worker {index} has no output")
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while time.monotonic() < deadline:
+                if not selector.select(0.1):
+                    continue
+                line = process.stdout.readline().decode("utf-8", "replace").strip()
+                if line.startswith("worker "):
+                    return line.removeprefix("worker ")
+                if not line:
+                    raise ExecutionError(f"worker {index} ended before it listened: {self._last_words(index)}")
+        raise ExecutionError(f"worker {index} did not start in time: {self._last_words(index)}")
+
+    def _last_words(self, index: int) -> str:
+        self._logs[index].seek(0)
+        lines = self._logs[index].read().decode("utf-8", "replace").splitlines()
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it said nothing")
+
+    @property
+    def n(self) -> int:
+        """Number of workers."""
+        return len(self._processes)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers."""
+        return tuple(p.pid for p in self._processes)
+
+    def close(self) -> None:
+        """End the workers; can be called twice."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+        for process in self._processes:
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+        for log in self._logs:
+            log.close()
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:  # fmt: skip
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<LocalCluster of {self.n} workers: {', '.join(self.addresses)}>"

@@ -1,0 +1,290 @@
+"""Which TensorFlow devices a placement's indices stand for.
+
+Names: `gpu:1` is a whole attached GPU, `gpu:0/2` the third memory-limited part of the first one, `cpu:3` a logical
+CPU device of the process, `/job:worker/task:1/device:CPU:0` a device of a cluster. Logical CPU devices share the
+machine's cores and memory: TensorFlow enforces no limit on them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import ExecutionError, InvalidInput
+from ...graph.cluster import Cluster, Device, Link
+from ...graph.units import format_bytes, parse_bytes
+from .messages import Message
+
+PCIE = Link(134.0, 0.0001754)
+"""PCIe 3.0 through host memory (paper B, section 5.1)."""
+
+LOCAL = "/job:localhost/replica:0/task:0/device:"
+_NAME = re.compile(
+    r"(?:/job:localhost(?:/replica:0)?/task:0)?/?(?:device:)?(?P<kind>cpu|gpu):(?P<index>\d+)(?:/(?P<part>\d+))?", re.I
+)
+_TASK = re.compile(
+    r"/job:worker(?:/replica:0)?/task:(?P<task>\d+)(?:/device)?[:/](?P<kind>cpu|gpu):(?P<index>\d+)", re.I
+)
+
+
+@dataclass
+class Selection:
+    """TensorFlow devices by placement index, and what the session needs to have them.
+
+    `parts` gives, per visible GPU, the memory limits in bytes of its parts (empty: the whole card).
+    """
+
+    devices: list[str]
+    cpus: int = 1
+    parts: dict[int, list[int]] = field(default_factory=dict)
+    soft: bool = False
+    threads: int | None = None
+    workers: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def target(self) -> str:
+        """The session's target: the first worker's master, or this process."""
+        return f"grpc://{self.workers[0]}" if self.workers else ""
+
+    def apply(self, config: Any) -> None:
+        """Add the GPUs to a ConfigProto."""
+        if self.workers:
+            return
+        if not self.parts:
+            config.device_count["GPU"] = 0
+            return
+        config.gpu_options.visible_device_list = ",".join(str(g) for g in sorted(self.parts))
+        config.intra_op_parallelism_threads = 0
+        if any(self.parts.values()):
+            for gpu in sorted(self.parts):
+                virtual = config.gpu_options.experimental.virtual_devices.add()
+                virtual.memory_limit_mb.extend([b / (1 << 20) for b in self.parts[gpu]])
+
+
+# -- in the worker ---------------------------------------------------------------------------------------
+
+
+def gpu_memory() -> list[int]:
+    """Total bytes of every GPU that both TensorFlow and CUDA show; empty on a machine without."""
+    import tensorflow as tf
+
+    if not tf.config.list_physical_devices("GPU"):
+        return []
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    count, size, device = ctypes.c_int(), ctypes.c_size_t(), ctypes.c_int()
+    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return []
+    sizes = []
+    for index in range(count.value):
+        cuda.cuDeviceGet(ctypes.byref(device), index)
+        cuda.cuDeviceTotalMem_v2(ctypes.byref(size), device)
+        sizes.append(int(size.value))
+    return sizes
+
+
+def cpu_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def select(names: Sequence[tuple[str, int]] | None, options: Mapping[str, Any], needed: int) -> Selection:
+    """The devices for a placement over `needed` indices.
+
+    `names` has (device name, memory bytes) of a cluster, or is None for the attached ones: GPUs where there are any
+    (split when there are too few), logical CPU devices otherwise. `options`: `virtual`, `memory_limit`, `kind`,
+    `threads`, `workers`.
+    """
+    if options.get("workers"):
+        return _select_tasks(names, options, needed)
+    gpus = gpu_memory() if options.get("kind") != "cpu" else []
+    if options.get("kind") == "gpu" and not gpus:
+        raise ExecutionError("kind is 'gpu' but this machine has no attached GPU; logical CPU devices are kind='cpu'")
+    if names is None:
+        chosen = attached_names(gpus, needed, options.get("virtual"), options.get("memory_limit"))
+        notes = (
+            []
+            if len(chosen) == 0 or "/" not in chosen[0][0]
+            else [f"{len(gpus)} GPU(s) split into {len(chosen)} parts"]
+        )
+        selection = _select_local(chosen, gpus)
+        selection.notes += notes
+    else:
+        selection = _select_local(list(names), gpus)
+    selection.threads = options.get("threads")
+    return selection
+
+
+def attached_names(
+    gpus: Sequence[int], needed: int | None, virtual: int | None, limit: int | None
+) -> list[tuple[str, int]]:  # fmt: skip
+    """(name, memory bytes) of the attached devices: whole GPUs, parts of GPUs, or logical CPU devices."""
+    if not gpus:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        count = virtual or needed or cores
+        return [(f"cpu:{i}", limit or cpu_memory() // count) for i in range(count)]
+    count = virtual or needed or len(gpus)
+    if limit is None and virtual is None and count <= len(gpus):
+        return [(f"gpu:{i}", gpus[i]) for i in range(count)]
+    each = math.ceil(count / len(gpus))
+    # CUDA and its libraries need some of the card for themselves.
+    share = limit or int(min(gpus) * 0.9 / each)
+    for gpu, total in enumerate(gpus):
+        if share * min(each, count) > total:
+            raise ExecutionError(
+                f"{each} parts of {format_bytes(share)} need {format_bytes(share * each)}; "
+                f"GPU {gpu} has {format_bytes(total)}"
+            )
+    return [(f"gpu:{i // each}/{i % each}", share) for i in range(count)]
+
+
+def _select_local(names: Sequence[tuple[str, int]], gpus: Sequence[int]) -> Selection:
+    parsed = [_NAME.fullmatch(name) for name, _ in names]
+    for (name, _), found in zip(names, parsed, strict=True):
+        if found is None:
+            raise ExecutionError(f"device {name!r} is no TensorFlow device; names are cpu:N, gpu:N or gpu:N/part")
+        if found["kind"].lower() == "gpu" and int(found["index"]) >= len(gpus):
+            has = f"{len(gpus)} GPU(s)" if gpus else "no GPU; execute without a cluster to use logical CPU devices"
+            raise ExecutionError(f"device {name!r} is not attached: this machine has {has}")
+    parts = _gpu_parts(names, parsed, gpus)
+    first, at = {}, 0
+    for gpu in sorted(parts):
+        first[gpu] = at
+        at += max(1, len(parts[gpu]))
+    devices = [
+        f"{LOCAL}CPU:{m['index']}"
+        if m["kind"].lower() == "cpu"
+        else f"{LOCAL}GPU:{first[int(m['index'])] + int(m['part'] or 0)}"
+        for m in parsed
+        if m is not None
+    ]
+    cpus = 1 + max((int(m["index"]) for m in parsed if m is not None and m["kind"].lower() == "cpu"), default=0)
+    return Selection(devices, cpus, parts, soft=bool(parts))
+
+
+def _gpu_parts(names: Sequence[tuple[str, int]], parsed: Sequence[Any], gpus: Sequence[int]) -> dict[int, list[int]]:
+    """Memory limits of the parts of every GPU in use."""
+    parts: dict[int, dict[int, int]] = {}
+    for (_, limit), found in zip(names, parsed, strict=True):
+        if found["kind"].lower() == "gpu":
+            here = parts.setdefault(int(found["index"]), {})
+            if found["part"] is not None:
+                here[int(found["part"])] = limit
+    for gpu, limits in parts.items():
+        if sum(limits.values()) > gpus[gpu]:
+            raise ExecutionError(
+                f"the parts of gpu:{gpu} have memory limits of {format_bytes(sum(limits.values()))} together; "
+                f"the card has {format_bytes(gpus[gpu])}"
+            )
+    return {
+        g: [limits.get(p, min(limits.values())) for p in range(max(limits, default=-1) + 1)]
+        for g, limits in parts.items()
+    }
+
+
+def _select_tasks(names: Sequence[tuple[str, int]] | None, options: Mapping[str, Any], needed: int) -> Selection:
+    workers = tuple(options["workers"])
+    given = (
+        [name for name, _ in names] if names else [f"/job:worker/task:{i}/device:CPU:0" for i in range(len(workers))]
+    )
+    if needed > len(given):
+        raise ExecutionError(f"the placement uses {needed} devices; the cluster has {len(given)}")
+    devices, soft = [], False
+    for name in given:
+        found = _TASK.fullmatch(name)
+        if found is None or int(found["task"]) >= len(workers):
+            raise ExecutionError(
+                f"device {name!r} is none of the cluster's: /job:worker/task:0..{len(workers) - 1}/device:CPU:0"
+            )
+        kind = found["kind"].upper()
+        soft = soft or kind == "GPU"
+        devices.append(f"/job:worker/replica:0/task:{found['task']}/device:{kind}:{found['index']}")
+    return Selection(devices, soft=soft, workers=workers)
+
+
+def serve(request: Message, send: Any) -> None:
+    """The `devices` request: (name, kind, memory bytes) of what is attached."""
+    options = request.header["options"]
+    gpus = gpu_memory() if options.get("kind") != "cpu" else []
+    if options.get("kind") == "gpu" and not gpus:
+        raise ExecutionError("kind is 'gpu' but this machine has no attached GPU; logical CPU devices are kind='cpu'")
+    names = attached_names(gpus, None, options.get("virtual"), options.get("memory_limit"))
+    selection = _select_local(names, gpus)
+    if selection.parts:
+        names = _real_memory(names, selection)
+    send("devices", {"devices": [list(entry) for entry in names]})
+
+
+def _real_memory(names: Sequence[tuple[str, int]], selection: Selection) -> list[tuple[str, int]]:
+    """The bytes that TensorFlow's allocator gets on each GPU, from a session of its own."""
+    import tensorflow as tf
+
+    from .session import session_config
+
+    config = session_config(selection.cpus)
+    selection.apply(config)
+    with tf.compat.v1.Session(graph=tf.Graph(), config=config) as session:
+        limits = {d.name: int(d.memory_limit_bytes) for d in session.list_devices()}
+    missing = [d for d in selection.devices if d not in limits]
+    if missing:
+        raise ExecutionError(
+            f"CUDA shows a GPU but TensorFlow has no {missing[0]!r}; its CUDA libraries may be missing"
+        )
+    return [(name, limits[device]) for (name, _), device in zip(names, selection.devices, strict=True)]
+
+
+# -- in the caller ---------------------------------------------------------------------------------------
+
+
+def device_options(
+    virtual: int | None = None,
+    memory_limit: int | str | None = None,
+    kind: str = "auto",
+    threads: int | None = None,
+    workers: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Checked options of `execute` and `Cluster.from_tensorflow`, ready to be sent."""
+    for name, value in (("virtual", virtual), ("threads", threads)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least 1")
+    if kind not in ("auto", "cpu", "gpu"):
+        raise InvalidInput(f"kind is {kind!r}; it must be 'auto', 'cpu' or 'gpu'")
+    limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
+    if limit is not None and limit <= 0:
+        raise InvalidInput(f"memory_limit is {memory_limit!r}; it must be above 0")
+    return {"virtual": virtual, "memory_limit": limit, "kind": kind, "threads": threads, "workers": list(workers)}
+
+
+def attached_cluster(
+    virtual: int | None = None,
+    memory_limit: int | str | None = None,
+    kind: str = "auto",
+    link: Link = PCIE,
+    comm: str = "sequential",
+    timeout: float = 120.0,
+) -> Cluster:
+    """The devices that TensorFlow has on this machine, asked in a process of their own.
+
+    `virtual=4, memory_limit="2400MB"` splits each GPU into memory-limited parts; without a GPU `virtual` is the
+    number of logical CPU devices (default: one per core), which share the machine's memory evenly. `link` is an
+    assumption (PCIe 3.0) until it is measured with `bl.measure_link`.
+
+    Raises `ExecutionError` for limits above the card or when TensorFlow cannot start, `InvalidInput` for bad values.
+
+    >>> attached_cluster(virtual=2, kind="cpu").names  # doctest: +SKIP
+    ('cpu:0', 'cpu:1')
+    """
+    from .client import ask
+
+    options = device_options(virtual, memory_limit, kind)
+    answer = ask(Message("devices", {"options": options}), "devices", timeout)
+    found = [Device(name, name.split(":")[0], memory) for name, memory in answer.header["devices"]]
+    return Cluster(tuple(found), link, comm)

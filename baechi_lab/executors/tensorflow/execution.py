@@ -1,0 +1,230 @@
+"""`execute`: check a placed step, run it in a worker process, and collect what was measured into a `Run`."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ExecutionError, InvalidInput
+from ...graph.cluster import Cluster
+from ...graph.opgraph import OpGraph
+from ...graph.placement import Placement
+from ...graph.step import Run, Step
+from ...graph.timeline import Timeline
+from ..inputs import checked_batches
+from ..structure import graph_of
+from .client import Worker, WorkerEnded
+from .messages import Message
+from .timeline import to_timeline
+from .trace import Trace
+from .transport import step_arrays, step_header
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One step as it happened: `phase` is `warmup`, `traced` or `measured`; `outputs` is what the step returned."""
+
+    index: int
+    phase: str
+    seconds: float
+    outputs: tuple[Any, ...]
+
+
+@dataclass
+class _Collected:
+    """What the worker has sent so far."""
+
+    devices: list[str] = field(default_factory=list)
+    memory_bytes: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+    steps: list[StepResult] = field(default_factory=list)
+    trace: Trace | None = None
+    variables: tuple[NDArray[Any], ...] = ()
+
+
+def execute(
+    step: Step,
+    placement: Placement,
+    *,
+    steps: int = 20,
+    warmup: int = 3,
+    traced: int = 3,
+    cluster: Cluster | None = None,
+    graph: OpGraph | None = None,
+    inputs: Sequence[Any] | None = None,
+    timeout: float | None = None,
+    on_step: Callable[[StepResult], None] | None = None,
+    cancel: threading.Event | None = None,
+    return_variables: bool = False,
+    options: dict[str, Any] | None = None,
+    progress: bool = True,
+    worker: Worker | None = None,
+) -> Run:
+    """See `baechi_lab.executors.execute`; `options` come from `device_options`, `worker` is one to use again."""
+    from tqdm.auto import tqdm
+
+    if not isinstance(step, Step):
+        raise InvalidInput(
+            f"step is a {type(step).__name__}; give what bl.trace returns (bl.torch.execute runs PyTorch)"
+        )
+    for name, value, least in (("steps", steps, 0), ("warmup", warmup, 0), ("traced", traced, 0)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least {least}")
+    if timeout is not None and not timeout > 0:
+        raise InvalidInput(f"timeout is {timeout!r}; it must be above 0 seconds, or None")
+    graph = graph_of(step) if graph is None else graph
+    placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
+    batches = checked_batches(step, inputs)
+    _check_workers((options or {}).get("workers", ()))
+    names = None if cluster is None else [[d.name, d.memory_bytes] for d in cluster.devices]
+    header = {
+        **step_header(step), "op_names": list(graph.names), "devices": names,
+        "steps": int(steps), "warmup": int(warmup), "traced": int(traced),
+        "options": options or {}, "return_variables": return_variables,
+    }  # fmt: skip
+    fed = (array for batch in batches for array in batch)
+    request = Message("execute", header, (placed.device, *step_arrays(step), *fed))
+    got = _Collected()
+    # `disable=None`: no bar where stderr is neither a terminal nor a notebook.
+    bar = tqdm(
+        total=warmup + traced + steps, desc="execute", unit="step", leave=False, disable=None if progress else True
+    )
+    used = worker or Worker()
+    try:
+        status, message = _converse(used, request, got, timeout, cancel, _advancing(bar, on_step))
+    except ExecutionError:
+        # The worker refused the request and waits for the next.
+        raise
+    except BaseException:
+        used.close()
+        raise
+    finally:
+        bar.close()
+        if worker is None:
+            used.close()
+    if status != "ok":
+        used.close()
+    return _run(step, graph, placed, cluster, got, status, message)
+
+
+def _check_workers(addresses: Sequence[str], seconds: float = 3.0) -> None:
+    """Connect to each worker of a cluster once: TensorFlow itself would wait for a missing one without end."""
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+        except (OSError, ValueError) as error:
+            raise ExecutionError(
+                f"worker {address!r} does not answer ({error}); start it with: baechi-lab worker --bind {address}"
+            ) from error
+
+
+def _advancing(bar: Any, on_step: Callable[[StepResult], None] | None) -> Callable[[StepResult], None]:
+    """`on_step` after the bar has moved."""
+
+    def advance(result: StepResult) -> None:
+        bar.update()
+        if on_step is not None:
+            on_step(result)
+
+    return advance
+
+
+def _converse(
+    worker: Worker,
+    request: Message,
+    got: _Collected,
+    timeout: float | None,
+    cancel: threading.Event | None,
+    on_step: Callable[[StepResult], None],
+) -> tuple[str, str]:
+    """Fill `got` from the worker's messages; status and message of the run."""
+    try:
+        with closing(worker.exchange(request, {"done", "failed"}, timeout, cancel)) as answers:
+            for message in answers:
+                if message.kind == "failed":
+                    return _failed(message, got)
+                _take(message, got)
+                if message.kind == "step":
+                    on_step(got.steps[-1])
+    except WorkerEnded as ended:
+        return ended.status, ended.message
+    return "ok", "; ".join(got.notes)
+
+
+def _take(message: Message, got: _Collected) -> None:
+    header = message.header
+    if message.kind == "ready":
+        got.devices, got.memory_bytes = header["devices"], header["memory_bytes"]
+        got.moved, got.notes = header["moved"], header["notes"]
+    elif message.kind == "step":
+        outputs = tuple(a[()] if a.ndim == 0 else a for a in message.arrays)
+        got.steps.append(StepResult(header["index"], header["phase"], header["seconds"], outputs))
+    elif message.kind == "timeline":
+        got.moved = sorted({*got.moved, *header["moved"]})
+        got.trace = Trace(*message.arrays)
+    elif message.kind == "variables":
+        got.variables = message.arrays
+
+
+def _failed(message: Message, got: _Collected) -> tuple[str, str]:
+    """A refusal, or a failure before the first step, is the caller's error; a later failure ends the run."""
+    status, text = message.header["status"], message.header["message"]
+    if status == "refused" or (status == "error" and not got.steps):
+        raise ExecutionError(text)
+    return ("died" if status == "error" else status), text
+
+
+def _run(
+    step: Step, graph: OpGraph, placed: Placement, cluster: Cluster | None, got: _Collected, status: str, message: str
+) -> Run:  # fmt: skip
+    if got.moved:
+        shown = ", ".join(got.moved[:3]) + (", ..." if len(got.moved) > 3 else "")
+        moved = f"{len(got.moved)} ops ran elsewhere than placed: {shown}"
+        message = f"{message}; {moved}" if message else moved
+    measured = [s.seconds for s in got.steps if s.phase == "measured"]
+    info: dict[str, Any] = {
+        "devices": tuple(got.devices),
+        "warmup_seconds": [s.seconds for s in got.steps if s.phase == "warmup"],
+        "traced_seconds": [s.seconds for s in got.steps if s.phase == "traced"],
+    }
+    if got.variables:
+        info["variables"] = {spec.name: value for spec, value in zip(step.variables, got.variables, strict=True)}
+    return Run(
+        timeline=_timeline(step, graph, placed, cluster, got),
+        step_seconds=np.array(measured, dtype=np.float64),
+        outputs=tuple(s.outputs for s in got.steps),
+        status=status,
+        message=message,
+        moved_ops=tuple(got.moved),
+        info=info,
+    )
+
+
+def _timeline(
+    step: Step, graph: OpGraph, placed: Placement, cluster: Cluster | None, got: _Collected
+) -> Timeline | None:  # fmt: skip
+    if got.trace is None:
+        return None
+    names, memory = list(got.devices), list(got.memory_bytes)
+    if cluster is not None:
+        names[: cluster.n] = cluster.names
+        memory[: cluster.n] = cluster.memory_bytes.tolist()
+    extra = [d for d in range(cluster.n if cluster is not None else 0, len(names)) if np.any(got.trace.device == d)]
+    last = max([*extra, int(placed.device.max(initial=0)), (cluster.n if cluster is not None else 1) - 1])
+    at = graph.index
+    held = [
+        (int(placed.device[at[spec.name]]), at[spec.name], int(value.nbytes))
+        for spec, value in zip(step.variables, step.initial_values, strict=True)
+        if spec.name in at
+    ]
+    copied = any("/job:worker" in d for d in got.devices)
+    return to_timeline(got.trace.first(last + 1), graph, names[: last + 1], memory[: last + 1], held, copied)

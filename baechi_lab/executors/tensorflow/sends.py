@@ -1,0 +1,104 @@
+"""The tensors that a traced step sent between devices.
+
+The partition graphs say what was sent: every cut tensor has a Send node on one device and a Recv node on the other.
+Between tasks the runtime records RecvTensor rows with bytes and times. Between devices of one process it records
+none: a send is a hand-over in memory, drawn from the producer's end to the moment at which the first consumer was
+scheduled, whichever input it waited for last (an upper bound of the transfer's end).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .kernels import Kernel
+
+CONTROL = -1
+"""Output slot of a control dependency."""
+_SENDS, _RECEIVES = ("_Send", "_HostSend"), ("_Recv", "_HostRecv")
+_ROW = re.compile(r"(?P<edge>edge_\d+_\S+) from (?P<source>\S+) to (?P<target>\S+)")
+
+Edge = tuple[str, int]
+"""Name of the edge in the rendezvous, and the target device."""
+
+
+@dataclass(frozen=True)
+class Send:
+    """One tensor sent to one device; `consumers` are the nodes that read it there."""
+
+    producer: int
+    slot: int
+    source: int
+    target: int
+    consumers: tuple[str, ...]
+
+
+def read_sends(metadata: Any, op_at: Mapping[str, int], device_at: Mapping[str, int]) -> dict[Edge, Send]:
+    """What was sent from op to op; values fed by the caller or returned to it are left out."""
+    sources: dict[Edge, tuple[int, int, int]] = {}
+    receivers: dict[Edge, str] = {}
+    readers: dict[str, list[str]] = {}
+    for part in metadata.partition_graphs:
+        nodes = {node.name: node for node in part.node}
+        for node in part.node:
+            for name in node.input:
+                readers.setdefault(name.lstrip("^").split(":")[0], []).append(node.name)
+            if node.op not in _SENDS and node.op not in _RECEIVES:
+                continue
+            here, there = (device_at.get(node.attr[k].s.decode()) for k in ("send_device", "recv_device"))
+            if here is None or there is None or here == there:
+                continue
+            edge = (node.attr["tensor_name"].s.decode(), there)
+            if node.op in _SENDS:
+                sources[edge] = (*_producer(nodes, node.input[0], op_at), here)
+            else:
+                receivers[edge] = node.name
+    found = {}
+    for edge, (op, slot, here) in sources.items():
+        consumers = tuple(readers.get(receivers.get(edge, ""), ()))
+        if op >= 0 and any(name in op_at for name in consumers):
+            found[edge] = Send(op, slot, here, edge[1], consumers)
+    return found
+
+
+def _producer(nodes: Mapping[str, Any], tensor: str, op_at: Mapping[str, int]) -> tuple[int, int]:
+    """Op and output slot behind a Send's input; a control edge is sent as a constant that waits for the op."""
+    name, _, slot = tensor.partition(":")
+    if name in op_at:
+        return op_at[name], int(slot or 0)
+    for waited in nodes[name].input if name in nodes else ():
+        if waited.startswith("^") and waited[1:] in op_at:
+            return op_at[waited[1:]], CONTROL
+    return -1, 0
+
+
+def received(
+    metadata: Any, sends: Mapping[Edge, Send], device_at: Mapping[str, int]
+) -> Iterator[tuple[Edge, int, float, float]]:
+    """(edge, bytes, start, end) of every RecvTensor row, on the receiver's clock."""
+    for rows in metadata.step_stats.dev_stats:
+        for stats in rows.node_stats:
+            label = _ROW.search(stats.timeline_label) if stats.node_name == "RecvTensor" else None
+            edge = (label["edge"], device_at.get(label["target"], -1)) if label else ("", -1)
+            if edge in sends:
+                size = stats.output[0].tensor_description.allocation_description.requested_bytes if stats.output else 0
+                start = float(stats.all_start_micros)
+                yield edge, size, start, start + stats.all_end_rel_micros
+
+
+def handed_over(sends: Mapping[Edge, Send], kernels: Sequence[Kernel]) -> Iterator[tuple[Send, int, float, float]]:
+    """(send, bytes, start, end) of tensors sent within a process."""
+    scheduled = {(kernel.node, kernel.device): kernel.scheduled_us for kernel in kernels}
+    ended = {kernel.op: kernel.end_us for kernel in kernels}
+    size = {
+        (kernel.op, output.slot): output.tensor_description.allocation_description.requested_bytes
+        for kernel in kernels
+        for output in kernel.stats.output
+    }
+    for send in sends.values():
+        if send.producer in ended:
+            start = ended[send.producer]
+            used = [scheduled[n, send.target] for n in send.consumers if (n, send.target) in scheduled]
+            yield send, size.get((send.producer, send.slot), 0), start, max(start, min(used, default=start))

@@ -1,0 +1,104 @@
+"""One worker of a TensorFlow cluster: `baechi-lab worker --bind 127.0.0.1:2222`.
+
+TensorFlow's servers have NO AUTHENTICATION AND NO ENCRYPTION: whoever can connect to the port can run any op,
+reading and writing files included, as the user who started it. Bind to loopback, or to a network that only trusted
+machines reach.
+
+The server starts knowing nobody: the session that uses it sends the whole ClusterSpec, so that a worker needs no
+list of the others. That is why its own job is called `unassigned`: TensorFlow refuses a ClusterSpec that repeats the
+name with which a server booted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import threading
+
+from ...errors import ExecutionError, InvalidInput
+
+LOOPBACK = "127.0.0.1"
+_BIND = re.compile(r"(?:(?P<host>[A-Za-z0-9_.\-]+|\[[0-9A-Fa-f:]+\]):)?(?P<port>\d{1,5})")
+
+
+def parse_bind(bind: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `port` (then loopback); port 0 means any free one.
+
+    >>> parse_bind("2222")
+    ('127.0.0.1', 2222)
+    """
+    found = _BIND.fullmatch(bind.strip()) if isinstance(bind, str) else None
+    if found is None or int(found["port"]) > 65535:
+        raise InvalidInput(f"bind is {bind!r}; write host:port or port, for example 127.0.0.1:2222")
+    return found["host"] or LOOPBACK, int(found["port"])
+
+
+def start(host: str, port: int, threads: int = 1) -> str:
+    """Start the server in this process and return its address `host:port`.
+
+    Raises `ExecutionError` when the port is taken or the address is not one of this machine.
+    """
+    free = _free_port(host, port)
+    # Otherwise a session that this worker leads waits for ever for another worker that died.
+    os.environ.setdefault("GRPC_FAIL_FAST", "true")
+    import tensorflow as tf
+
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads, intra_op_parallelism_threads=threads)
+    config.gpu_options.allow_growth = True
+    address = f"{host}:{free}"
+    try:
+        # The server lives until the process ends: TensorFlow cannot stop one.
+        _RUNNING.append(tf.distribute.Server({"unassigned": [address]}, "unassigned", 0, config=config))
+    except tf.errors.OpError as error:
+        raise ExecutionError(f"a TensorFlow server cannot start on {address}: {error.message}") from error
+    return address
+
+
+_RUNNING: list[object] = []
+
+
+def _free_port(host: str, port: int) -> int:
+    """Check that the address can be bound: TensorFlow itself would only log and hang or abort."""
+    try:
+        with socket.create_server(
+            (host.strip("[]"), port), family=socket.AF_INET6 if "[" in host else socket.AF_INET
+        ) as probe:
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise ExecutionError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+def main(bind: str = LOOPBACK + ":0", threads: int = 1, core: int | None = None, follow_stdin: bool = False) -> int:
+    """Run one worker until it is stopped; prints its address on a line of its own.
+
+    `bind` is `host:port` (loopback unless a host is named); `threads` ops run at a time; `core` pins the process to
+    one processor core; `follow_stdin` ends it when its stdin does. Raises `InvalidInput`, `ExecutionError`.
+    """
+    host, port = parse_bind(bind)
+    if core is not None and hasattr(os, "sched_setaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {allowed[core % len(allowed)]})
+    if host not in (LOOPBACK, "localhost", "[::1]"):
+        print(
+            f"warning: TensorFlow's servers have no authentication; everyone who reaches {host} can run code as you",
+            file=sys.stderr,
+        )
+    print(f"worker {start(host, port, threads)}", flush=True)
+    if follow_stdin:
+        sys.stdin.buffer.read()
+        os._exit(0)
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        os._exit(130)
+    return 0
+
+
+if __name__ == "__main__":
+    # How LocalCluster starts its workers: the core to run on, then the end of stdin ends it.
+    try:
+        main(sys.argv[1], core=int(sys.argv[2]), follow_stdin=True)
+    except (ExecutionError, InvalidInput) as problem:
+        sys.exit(str(problem))

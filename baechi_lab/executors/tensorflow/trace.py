@@ -1,0 +1,147 @@
+"""RunMetadata -> the plain arrays of one traced step, with clock offsets removed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .clocks import clock_offsets
+from .kernels import Kernel, read_kernels
+from .sends import Edge, Send, handed_over, read_sends, received
+
+PERSISTENT, OUTPUTS, TEMPORARY, COPIES = range(4)
+"""Positions in `graph.timeline.MEMORY_CATEGORIES`."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One traced step: times in microseconds of the first task's clock, ops and devices by index."""
+
+    op: NDArray[np.int32]
+    device: NDArray[np.int32]
+    start_us: NDArray[np.float64]
+    end_us: NDArray[np.float64]
+    transfers: NDArray[np.float64]
+    """float64[k, 7]: producer, output slot, bytes, source, target, start, end."""
+    memory: NDArray[np.float64]
+    """float64[k, 5]: device, time, category, delta, op; in order of time."""
+    in_use: NDArray[np.int64]
+    """int64[devices]: most bytes that the device's allocator reported in use, 0 where it does not report."""
+    offsets_us: NDArray[np.float64]
+    """float64[devices]: clock offsets that were removed."""
+
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """The fields in order, to be sent; `Trace(*arrays)` is the inverse."""
+        return tuple(getattr(self, f.name) for f in fields(self))
+
+    @property
+    def span_us(self) -> float:
+        """From the first start to the last end of an op."""
+        return float(self.end_us.max(initial=0.0) - self.start_us.min(initial=np.inf)) if len(self.op) else 0.0
+
+    def first(self, devices: int) -> Trace:
+        """The rows of the first devices only."""
+        ran, sent = self.device < devices, (self.transfers[:, 3] < devices) & (self.transfers[:, 4] < devices)
+        return Trace(
+            self.op[ran], self.device[ran], self.start_us[ran], self.end_us[ran], self.transfers[sent],
+            self.memory[self.memory[:, 0] < devices], self.in_use[:devices], self.offsets_us[:devices],
+        )  # fmt: skip
+
+
+def read_trace(metadata: Any, names: Sequence[str], placed: NDArray[np.int32], devices: Sequence[str]) -> Trace:
+    """The rows of a RunMetadata for the ops `names`, placed on `placed`, over `devices` (full TensorFlow names)."""
+    op_at = {name: i for i, name in enumerate(names)}
+    device_at = {name: i for i, name in enumerate(devices)}
+    kernels = read_kernels(metadata, op_at, device_at, placed)
+    sends = read_sends(metadata, op_at, device_at)
+    arrived = {edge: (size, start, end) for edge, size, start, end in received(metadata, sends, device_at)}
+    offset = _offsets(devices, kernels, sends, arrived)
+    table = np.array([(k.op, k.device, k.start_us, k.end_us) for k in kernels], dtype=np.float64).reshape(-1, 4)
+    where = table[:, 1].astype(np.int32)
+    moves = [*_between_tasks(sends, arrived, kernels, offset)]
+    within = {edge: send for edge, send in sends.items() if edge not in arrived}
+    for send, size, start, end in handed_over(within, kernels):
+        shift = offset[send.source]
+        moves.append((send.producer, send.slot, size, send.source, send.target, start - shift, end - shift))
+    moves.sort(key=lambda row: (row[5], row[0], row[4]))
+    return Trace(
+        op=table[:, 0].astype(np.int32), device=where,
+        start_us=table[:, 2] - offset[where], end_us=table[:, 3] - offset[where],
+        transfers=np.array(moves, dtype=np.float64).reshape(-1, 7),
+        memory=_memory(kernels, offset), in_use=_in_use(kernels, len(devices)), offsets_us=offset,
+    )  # fmt: skip
+
+
+def _offsets(
+    devices: Sequence[str],
+    kernels: Sequence[Kernel],
+    sends: Mapping[Edge, Send],
+    arrived: Mapping[Edge, tuple[int, float, float]],
+) -> NDArray[np.float64]:
+    """Microseconds to subtract from the clock of each device's task."""
+    found = [re.search(r"/task:(\d+)", name) for name in devices]
+    task = np.array([int(m[1]) if m else 0 for m in found])
+    ended = {kernel.op: kernel.end_us for kernel in kernels}
+    sent = [
+        (int(task[sends[edge].source]), int(task[sends[edge].target]), ended[sends[edge].producer], end)
+        for edge, (_, _, end) in arrived.items()
+        if sends[edge].producer in ended
+    ]
+    return np.array(clock_offsets(sent, int(task.max(initial=0)) + 1))[task]
+
+
+def _between_tasks(
+    sends: Mapping[Edge, Send],
+    arrived: Mapping[Edge, tuple[int, float, float]],
+    kernels: Sequence[Kernel],
+    offset: NDArray[np.float64],
+) -> Iterator[tuple[float, ...]]:
+    """Rows of tensors that a RecvTensor row tells of; the start is the sender's, no earlier than the tensor's end."""
+    ended = {kernel.op: kernel.end_us - offset[kernel.device] for kernel in kernels}
+    for edge, (size, start, end) in arrived.items():
+        send = sends[edge]
+        there = end - offset[send.target]
+        sent = min(max(start - offset[send.target], ended.get(send.producer, start - offset[send.target])), there)
+        yield send.producer, send.slot, size, send.source, send.target, sent, there
+
+
+def _memory(kernels: Sequence[Kernel], offset: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(device, time, category, delta, op) of every allocation, in order of time."""
+    rows = [
+        (kernel.device, time - offset[kernel.device], category, delta, kernel.op)
+        for kernel in kernels
+        for used in kernel.stats.memory
+        for time, category, delta in _changes(used.allocation_records, kernel.end_us)
+    ]
+    return np.array(sorted(rows, key=lambda row: row[1]), dtype=np.float64).reshape(-1, 5)
+
+
+def _changes(records: Sequence[Any], end_us: float) -> Iterator[tuple[int, int, int]]:
+    """(time, category, delta) of a kernel's allocations; temporary are those freed before the kernel ended.
+
+    A record of negative bytes frees the first allocation of that size that is still there.
+    """
+    freed = [(r.alloc_micros, -r.alloc_bytes) for r in records if r.alloc_bytes < 0]
+    for record in records:
+        time, size = record.alloc_micros, record.alloc_bytes
+        if size <= 0:
+            continue
+        match = next((f for f in freed if f[1] == size and f[0] >= time), None)
+        category = TEMPORARY if match is not None and match[0] <= end_us else OUTPUTS
+        yield time, category, size
+        if match is not None:
+            freed.remove(match)
+            yield match[0], category, -size
+
+
+def _in_use(kernels: Sequence[Kernel], devices: int) -> NDArray[np.int64]:
+    most = np.zeros(devices, dtype=np.int64)
+    for kernel in kernels:
+        for used in kernel.stats.memory:
+            most[kernel.device] = max(most[kernel.device], used.allocator_bytes_in_use)
+    return most

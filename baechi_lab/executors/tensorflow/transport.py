@@ -1,0 +1,42 @@
+"""A step as the header and arrays of a message, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph.step import Step, TensorSpec
+
+_SPECS = ("inputs", "outputs", "variables")
+
+
+def step_header(step: Step) -> dict[str, Any]:
+    """Everything of a step that is text."""
+    specs = {key: [[s.name, s.dtype, list(s.shape)] for s in getattr(step, key)] for key in _SPECS}
+    return {"name": step.name, "updates": list(step.updates), **specs}
+
+
+def step_arrays(step: Step) -> tuple[NDArray[Any], ...]:
+    """The graph's bytes, then the variables' values."""
+    return (np.frombuffer(step.graph_def, np.uint8), *step.initial_values)
+
+
+def read_step(header: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> tuple[Step, tuple[NDArray[Any], ...]]:
+    """The step of a message, and the arrays that follow it: batches of inputs, of which the first is its example."""
+    specs = {key: tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in header[key]) for key in _SPECS}
+    values = 1 + len(specs["variables"])
+    rest = tuple(arrays[values:])
+    step = Step(
+        name=header["name"],
+        graph_def=arrays[0].tobytes(),
+        inputs=specs["inputs"],
+        outputs=specs["outputs"],
+        example_inputs=rest[: len(specs["inputs"])],
+        variables=specs["variables"],
+        initial_values=tuple(arrays[1:values]),
+        updates=tuple(header["updates"]),
+    )
+    return step, rest

@@ -1,0 +1,93 @@
+"""The worker process: `python -m baechi_lab.executors.tensorflow.worker` reads requests on stdin, answers on stdout.
+
+It has a TensorFlow runtime of its own, because logical devices and memory limits can only be set before TensorFlow
+starts, and because a crash, a hang or an exhausted memory must not take the caller along. It ends when its caller
+does: the kernel kills it with its parent (Linux), and the end of stdin ends it everywhere.
+
+Requests: `devices`, `profile` and `execute`. Answers: `devices`; `profile`; `ready`, `step` ..., `timeline`, `done`;
+`failed`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from ...errors import BaechiLabError, FormatError
+from .messages import Message, Send, read_message, write_message
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Serve requests until stdin ends."""
+    die_with_parent()
+    answers = private_stdout()
+    requests: queue.Queue[Message] = queue.Queue()
+    threading.Thread(target=_read_requests, args=(sys.stdin.buffer, requests), daemon=True).start()
+
+    def send(kind: str, header: dict[str, Any] | None = None, arrays: Any = ()) -> None:
+        write_message(answers, kind, header or {}, arrays)
+
+    while True:
+        request = requests.get()
+        handle(request, send)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends (Linux; elsewhere the end of stdin does it)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def private_stdout() -> BinaryIO:
+    """The answers' stream; whatever else writes to stdout from now on goes to stderr."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return answers
+
+
+def _read_requests(stream: BinaryIO, requests: queue.Queue[Message]) -> None:
+    while True:
+        try:
+            request = read_message(stream)
+        except FormatError as error:
+            print(error, file=sys.stderr, flush=True)
+            request = None
+        if request is None:
+            os._exit(0)
+        requests.put(request)
+
+
+def handle(request: Message, send: Send) -> None:
+    """Answer one request; what goes wrong becomes a `failed` message with a status."""
+    import tensorflow as tf
+
+    from . import devices, profiling, running
+    from .session import first_line
+
+    handlers: dict[str, Callable[[Message, Send], None]] = {
+        "devices": devices.serve,
+        "execute": running.serve,
+        "profile": profiling.serve,
+    }
+    try:
+        handlers[request.kind](request, send)
+    except BaechiLabError as error:
+        send("failed", {"status": "refused", "message": str(error)})
+    except (tf.errors.ResourceExhaustedError, MemoryError) as error:
+        send("failed", {"status": "out-of-memory", "message": first_line(error)})
+    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
+        send("failed", {"status": "died", "message": first_line(error)})
+    except (tf.errors.OpError, ValueError, TypeError, KeyError) as error:
+        send("failed", {"status": "error", "message": first_line(error)})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""The measured Timeline of one PyTorch step.
+
+Forward calls are observed by the session, backward calls by hooks on their autograd nodes (a backward row spans from
+the first of its nodes to the last). On GPUs the marks are CUDA events on the streams that do the work, read after the
+step against one event per GPU that was recorded at its start; on the CPU they are the host's clock. Transfers between
+CPU devices move nothing and take no time.
+
+Memory: persistent bytes, outputs from their call to the end of its backward call, and received copies on GPUs; where
+every device is a GPU of its own, the peak is the allocator's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from ...graph import MEMORY_CATEGORIES, Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
+from ...profilers.torch_graph import backward_ops
+from ...torch.assigner import distribution
+from ...torch.records import Trace
+from ...torch.runtime.intercept import Interceptor
+from ...torch.runtime.sequence import inputs_of, nodes_between
+from ...torch.runtime.session import Observer
+from ...torch.runtime.transport import StreamTransport
+
+Mark = Any
+"""A CUDA event with its device, or the host's clock in nanoseconds."""
+
+
+class Measurement(Observer):
+    """Observes one step of a distributed model; `timeline` reads it out afterwards."""
+
+    def __init__(self, model: nn.Module, found: Trace, graph: OpGraph, placement: Placement, cluster: Cluster):
+        self.found, self.graph, self.placement, self.cluster = found, graph, placement, cluster
+        self.distribution = distribution(model)
+        self.session = self.distribution.session
+        self.backward = backward_ops(found) if graph.n > len(found.calls) else {}
+        self.start_marks: dict[int, Mark] = {}
+        self.stop_marks: dict[int, Mark] = {}
+        self.sent: list[tuple[int, int, int, int, Mark, Mark]] = []
+        self.lock = threading.Lock()
+        self.local = threading.local()
+        self.bases: dict[int, torch.cuda.Event] = {}
+        self.base_ns = 0
+        self.session.observer = self
+        self.extra: Interceptor | None = None
+        if self.distribution.interceptor is None:  # everything on one device: nothing is intercepted, so do it now
+            self.extra = Interceptor(model, found.layers, self.session).install()
+        if isinstance(self.session.transport, StreamTransport):
+            self.session.transport.on_send = self._on_send
+
+    def remove(self) -> None:
+        """Stop observing."""
+        self.session.observer = None
+        if self.extra is not None:
+            self.extra.remove()
+        if isinstance(self.session.transport, StreamTransport):
+            self.session.transport.on_send = None
+
+    def begin(self) -> None:
+        """The step starts now."""
+        for device in {torch.device(d) for d in self.session.plan.devices if d.startswith("cuda")}:
+            index = device.index or 0
+            torch.cuda.reset_peak_memory_stats(device)
+            self.bases[index] = torch.cuda.Event(enable_timing=True)
+            self.bases[index].record(torch.cuda.current_stream(device))
+        self.base_ns = time.perf_counter_ns()
+
+    # -- the observer --------------------------------------------------------------------------------
+
+    def start(self, op: int, taken: Any) -> None:
+        self.local.stop = inputs_of(taken) if torch.is_grad_enabled() else set()
+        self.start_marks[op] = self._mark(op)
+
+    def stop(self, op: int, taken: Any, outputs: Any) -> None:
+        self.stop_marks[op] = self._mark(op)
+        if op in self.backward:
+            for node in nodes_between(outputs, self.local.stop):
+                self._hook(node, op)
+
+    def _hook(self, node: Any, op: int) -> None:
+        back = self.backward[op]
+
+        def before(gradients: Any) -> None:
+            with self.lock:
+                self.start_marks.setdefault(back, self._mark(op))
+
+        def after(into: Any, outof: Any) -> None:
+            self.stop_marks[back] = self._mark(op)
+
+        node.register_prehook(before)
+        node.register_hook(after)
+
+    def _mark(self, op: int) -> Mark:
+        device = torch.device(self.session.plan.devices[self.session.plan.device[op]])
+        if device.type != "cuda":
+            return time.perf_counter_ns()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(device))
+        return event, device.index or 0
+
+    def _on_send(self, op: int, target: int, size: int, start: Mark, stop: Mark) -> None:
+        with self.lock:
+            self.sent.append((op, self.session.plan.device[op] if op >= 0 else -1, target, size, start, stop))
+
+    # -- reading it out ------------------------------------------------------------------------------
+
+    def _us(self, mark: Mark) -> float:
+        if isinstance(mark, tuple):
+            event, index = mark
+            return float(self.bases[index].elapsed_time(event)) * 1e3
+        return (mark - self.base_ns) / 1e3
+
+    def timeline(self) -> Timeline:
+        """The record; ops that did not run have no row."""
+        ops = np.array(sorted(op for op in self.stop_marks if op in self.start_marks), dtype=np.int32)
+        start = np.maximum([self._us(self.start_marks[op]) for op in ops], 0.0) if len(ops) else np.zeros(0)
+        end = np.maximum([self._us(self.stop_marks[op]) for op in ops], start) if len(ops) else np.zeros(0)
+        device = self.placement.device[ops]
+        ended = np.zeros(self.graph.n)
+        ended[ops] = end
+        transfers = self._transfers(ended, set(ops.tolist()))
+        memory = self._memory(ops, start, ended, transfers)
+        peak, source = self._peak(memory)
+        return Timeline(
+            op=ops, device=device, start_us=start, end_us=end, transfers=transfers, memory=memory, peak_bytes=peak,
+            makespan_us=float(max(end.max(initial=0.0), transfers.end_us.max(initial=0.0))), origin="measured",
+            op_names=self.graph.names, device_names=self.cluster.names, memory_bytes=self.cluster.memory_bytes,
+            tensor_producer=self.graph.tensor_producer, tensor_bytes=self.graph.tensor_bytes,
+            info={"clock": "cuda events" if self.bases else "host", "peak": source},
+        )  # fmt: skip
+
+    def _crossing(self, ran: set[int]) -> list[tuple[int, int, int, int]]:
+        """`(tensor, producer, source, target)` of every tensor that another device reads, each once per target."""
+        graph, device = self.graph, self.placement.device
+        seen: dict[tuple[int, int], tuple[int, int, int, int]] = {}
+        for tensor, producer, consumer in zip(
+            graph.edge_tensor.tolist(), graph.edge_source.tolist(), graph.consumers.tolist(), strict=True
+        ):
+            a, b = int(device[producer]), int(device[consumer])
+            if a != b and producer in ran and graph.tensor_names[tensor] != "control":
+                seen.setdefault((tensor, b), (tensor, producer, a, b))
+        return list(seen.values())
+
+    def _transfers(self, ended: NDArray[np.float64], ran: set[int]) -> Transfers:
+        rows = []
+        sent = {(op, target, size): (start, stop) for op, _, target, size, start, stop in self.sent}
+        for tensor, producer, source, target in self._crossing(ran):
+            marks = sent.get((producer, target, int(self.graph.tensor_bytes[tensor])))
+            if marks is None:  # between CPU devices, or a gradient, which autograd sends by itself
+                rows.append((tensor, source, target, ended[producer], ended[producer]))
+            else:
+                begin = self._us(marks[0])
+                rows.append((tensor, source, target, begin, max(begin, self._us(marks[1]))))
+        if not rows:
+            return Transfers.none()
+        column = [np.array(c) for c in zip(*rows, strict=True)]
+        return Transfers(column[0], column[1], column[2], column[3], column[3], column[4])
+
+    def _memory(
+        self, ops: NDArray[np.int32], start: NDArray[np.float64], ended: NDArray[np.float64], sent: Transfers
+    ) -> MemoryLog:
+        persistent, outputs, _, copies = range(len(MEMORY_CATEGORIES))
+        rows: list[tuple[float, int, int, int, int, int]] = []  # time, frees first, device, category, delta, op
+        held = np.bincount(self.placement.device, self.graph.persistent_bytes, minlength=self.cluster.n)
+        rows += [(0.0, 0, d, persistent, int(held[d]), -1) for d in range(self.cluster.n)]
+        last = float(ended.max(initial=0.0))
+        begin = dict(zip(ops.tolist(), start.tolist(), strict=True))
+        for i, call in enumerate(self.found.calls):
+            if i in begin and call.output_bytes:
+                device = int(self.placement.device[i])
+                rows.append((begin[i], 1, device, outputs, call.output_bytes, i))
+                freed = float(ended[self.backward[i]]) if i in self.backward else last
+                rows.append((max(freed, begin[i]), 0, device, outputs, -call.output_bytes, i))
+        if self.bases:
+            for k in range(len(sent)):
+                tensor = int(sent.tensor[k])
+                size, device = int(self.graph.tensor_bytes[tensor]), int(sent.target[k])
+                readers = [
+                    r for r in self.graph.tensor_consumers(tensor).tolist() if self.placement.device[r] == device
+                ]
+                freed = max(float(sent.end_us[k]), *(float(ended[r]) for r in readers))
+                producer = int(self.graph.tensor_producer[tensor])
+                rows.append((float(sent.receive_us[k]), 1, device, copies, size, producer))
+                rows.append((freed, 0, device, copies, -size, producer))
+        rows.sort(key=lambda row: row[:2])  # at one instant, frees come first
+        device_of, time_of, category_of, delta_of, op_of = (np.array([r[k] for r in rows]) for k in (2, 0, 3, 4, 5))
+        return MemoryLog(device_of, time_of, category_of, delta_of, op_of)
+
+    def _peak(self, memory: MemoryLog) -> tuple[NDArray[np.int64], str]:
+        devices = [torch.device(d) for d in self.session.plan.devices]
+        if all(d.type == "cuda" for d in devices) and len(set(devices)) == len(devices):
+            return np.array([torch.cuda.max_memory_allocated(d) for d in devices], dtype=np.int64), "allocator"
+        peak = np.zeros(self.cluster.n, dtype=np.int64)
+        for d in range(self.cluster.n):
+            _, levels = memory.levels(d)
+            peak[d] = levels.sum(axis=1).max(initial=0)
+        return peak, "accounted from the sizes of parameters and outputs"

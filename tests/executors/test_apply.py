@@ -1,0 +1,94 @@
+"""`bl.apply`: a placed step in the caller's own loop, its variables saved, loaded and copied back."""
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+
+tf = pytest.importorskip("tensorflow")
+
+
+@pytest.fixture(scope="module")
+def keras_case():
+    """A compiled Keras model, its traced step, a batch, and the same model trained 50 steps without placement."""
+    import keras
+
+    def build():
+        keras.utils.set_random_seed(11)
+        model = keras.Sequential([
+            keras.layers.Input((10,)), keras.layers.Dense(16, activation="relu", name="hidden"),
+            keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(3, name="logits"),
+        ])  # fmt: skip
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer=keras.optimizers.Adam(0.01), loss=loss)
+        return model
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(32, 10)).astype(np.float32), rng.integers(0, 3, 32)
+    model, reference = build(), build()
+    step = bl.trace(model, x, y)
+    for _ in range(50):
+        reference.train_on_batch(x, y)
+    return model, step, (x, y), reference.evaluate(x, y, verbose=0)
+
+
+def halves(step):
+    graph = bl.profile(step, mode="estimated")
+    return bl.Placement(device=np.arange(graph.n) * 2 // graph.n)
+
+
+def test_model_evaluates_as_if_it_had_been_trained_unplaced(keras_case):
+    model, step, batch, expected = keras_case
+    with bl.apply(step, halves(step), kind="cpu") as placed_step:
+        losses = [float(placed_step(*batch)) for _ in range(50)]
+        assert placed_step.restore(model) == len(step.variables)
+    assert losses[-1] < losses[0]
+    assert model.evaluate(*batch, verbose=0) == pytest.approx(expected, rel=1e-3)
+    assert int(model.optimizer.iterations) == 50
+
+
+def test_called_like_the_original(step, placement, unplaced_losses, example_batch):
+    with bl.apply(step, placement, kind="cpu") as placed_step:
+        assert placed_step.moved_ops == ()
+        losses = [float(placed_step(*example_batch)) for _ in range(5)]
+    np.testing.assert_allclose(losses, unplaced_losses[:5], rtol=1e-6)
+
+
+def test_save_and_load(step, placement, example_batch, tmp_path):
+    with bl.apply(step, placement, kind="cpu") as first, bl.apply(step, placement, kind="cpu") as second:
+        for _ in range(3):
+            first(*example_batch)
+        first.save(tmp_path / "values.npz")
+        second.load(tmp_path / "values.npz")
+        for name, value in first.variables.items():
+            np.testing.assert_array_equal(second.variables[name], value)
+        assert float(first(*example_batch)) == float(second(*example_batch))
+    assert [p.name for p in tmp_path.iterdir()] == ["values.npz"]
+
+
+def test_two_placed_steps_share_nothing(step, placement, example_batch, unplaced_losses):
+    with bl.apply(step, placement, kind="cpu") as first, bl.apply(step, placement, kind="cpu") as second:
+        first(*example_batch)
+        first(*example_batch)
+        assert float(second(*example_batch)) == pytest.approx(unplaced_losses[0], rel=1e-6)
+
+
+def test_refusals(step, placement, example_batch):
+    x, y = example_batch
+    with bl.apply(step, placement, kind="cpu") as placed_step:
+        with pytest.raises(bl.InvalidInput, match=r"input 'y:0' has shape \(8, 3\)"):
+            placed_step(x, y[:, :3])
+        with pytest.raises(bl.InvalidInput, match="variable 'w0' of shape \\(16, 16\\) has no counterpart"):
+            placed_step.restore([tf.Variable(1.0, name="other")])
+        with pytest.raises(bl.InvalidInput, match="no value for variable 'w0'; all 3 variables"):
+            placed_step.load({})
+        with pytest.raises(bl.InvalidInput, match=r"variable 'w0' has shape \(2,\)"):
+            placed_step.load({f"w{i}": np.zeros(2) for i in range(3)})
+    with pytest.raises(bl.ExecutionError, match="was closed"):
+        placed_step(x, y)
+    placed_step.close()
+
+
+def test_device_that_the_runtime_lacks(step, placement):
+    with pytest.raises(bl.ExecutionError, match="'gpu:0' is not attached"):
+        bl.apply(step, placement, cluster=bl.Cluster.uniform(2, kind="gpu"), kind="cpu")

@@ -1,0 +1,133 @@
+"""`bl.LocalCluster` and `backend="tensorflow-cluster"`: real transfers, faults, addresses."""
+
+import os
+import signal
+import socket
+import time
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.executors.tensorflow import server
+
+pytest.importorskip("tensorflow")
+
+
+@pytest.fixture(scope="module")
+def local():
+    with bl.LocalCluster(2, memory_bytes="2GB") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cluster_run(local, step, placement):
+    return bl.execute(step, placement, steps=4, warmup=2, traced=3, cluster=local)
+
+
+def test_record_names_the_workers_devices(local):
+    assert local.cluster.names == ("/job:worker/task:0/device:CPU:0", "/job:worker/task:1/device:CPU:0")
+    assert local.cluster.memory_bytes.tolist() == [2_000_000_000] * 2
+    assert all(address.startswith("127.0.0.1:") for address in local.addresses)
+
+
+def test_workers_are_single_threaded_on_a_core_each(local):
+    cores = [os.sched_getaffinity(pid) for pid in local.pids]
+    assert all(len(c) == 1 for c in cores)
+    if len(os.sched_getaffinity(0)) > 1:
+        assert cores[0] != cores[1]
+
+
+def test_losses_equal_the_unplaced_step(cluster_run, unplaced_losses):
+    assert cluster_run.status == "ok" and cluster_run.moved_ops == ()
+    np.testing.assert_allclose([float(o[0]) for o in cluster_run.outputs], unplaced_losses[:9], rtol=1e-6)
+
+
+def test_transfers_carry_the_tensors_bytes(cluster_run, ops, placement):
+    """Every tensor that the placement cuts is received once per reading device, after its producer has ended."""
+    moved, end = cluster_run.timeline.transfers, {}
+    for op, ended in zip(cluster_run.timeline.op.tolist(), cluster_run.timeline.end_us.tolist(), strict=True):
+        end[op] = ended
+    free = {t for t in range(ops.tensor_count) if ops.tensor_names[t] == "^"}
+    free |= {t for t, p in enumerate(ops.tensor_producer.tolist()) if ops.op_types[p] == "Const"}
+    cut = {
+        (t, int(placement.device[c]))
+        for t, p, c in zip(ops.edge_tensor.tolist(), ops.edge_source.tolist(), ops.consumers.tolist(), strict=True)
+        if placement.device[p] != placement.device[c] and t not in free
+    }
+    measured = list(zip(moved.tensor.tolist(), moved.target.tolist(), strict=True))
+    assert cut == {pair for pair in measured if pair[0] not in free} and len(measured) == len(set(measured))
+    for t, start, arrived in zip(moved.tensor.tolist(), moved.start_us.tolist(), moved.end_us.tolist(), strict=True):
+        assert arrived >= start >= end[int(ops.tensor_producer[t])] - 1.0
+
+
+def test_one_op_at_a_time_on_each_device(cluster_run):
+    """Kernels of one worker do not overlap (2 us: the clock's ticks at both ends)."""
+    timeline = cluster_run.timeline
+    for device in range(2):
+        mine = np.flatnonzero(timeline.device == device)
+        mine = mine[np.argsort(timeline.start_us[mine], kind="stable")]
+        assert np.all(timeline.start_us[mine][1:] >= timeline.end_us[mine][:-1] - 2.0)
+
+
+def test_copies_are_counted_where_they_arrive(cluster_run):
+    copies = cluster_run.timeline.memory.category == 3
+    assert copies.any() and cluster_run.timeline.memory.delta[copies].sum() == 0
+
+
+def test_workers_serve_one_execution_after_another(local, step, placement, unplaced_losses):
+    run = bl.execute(step, placement, steps=1, warmup=0, traced=0, workers=local.addresses)
+    assert float(run.outputs[0][0]) == pytest.approx(unplaced_losses[0], rel=1e-6)
+
+
+def test_more_devices_than_workers(local, step, ops):
+    with pytest.raises(bl.InvalidInput, match=r"is placed on device 2; the cluster has devices 0\.\.1"):
+        bl.execute(step, bl.Placement(device=[2] * ops.n), cluster=local)
+
+
+def test_worker_killed_mid_step(step, placement):
+    with bl.LocalCluster(2) as local:
+
+        def kill(result):
+            if result.index == 2:
+                os.kill(local.pids[1], signal.SIGKILL)
+
+        run = bl.execute(step, placement, steps=10**6, warmup=0, traced=1, cluster=local, on_step=kill, timeout=60)
+        assert run.status == "died" and 3 <= len(run.outputs) < 10**6
+        assert run.message and run.timeline is not None
+        with pytest.raises(bl.ExecutionError, match=r"does not answer .* start it with: baechi-lab worker --bind 127"):
+            bl.execute(step, placement, cluster=local)
+    assert all(not os.path.exists(f"/proc/{pid}") for pid in local.pids)
+
+
+def test_address_that_does_not_answer(step, placement):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    start = time.monotonic()
+    with pytest.raises(bl.ExecutionError, match=f"worker '127.0.0.1:{port}' does not answer"):
+        bl.execute(step, placement, workers=[f"127.0.0.1:{port}"] * 2)
+    assert time.monotonic() - start < 30
+
+
+def test_port_taken():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(bl.ExecutionError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+            server.main(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("bind", ["", "host:", "1.2.3.4:99999", "a b:1", "[::1]", ":22"])
+def test_bad_bind(bind):
+    with pytest.raises(bl.InvalidInput, match="write host:port or port"):
+        server.main(bind)
+
+
+def test_bind_is_loopback_unless_a_host_is_named():
+    assert server.parse_bind("2222") == ("127.0.0.1", 2222)
+    assert server.parse_bind("10.0.0.7:2222") == ("10.0.0.7", 2222)
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, True])
+def test_bad_number_of_workers(n):
+    with pytest.raises(bl.InvalidInput, match="whole number of at least 1"):
+        bl.LocalCluster(n)

@@ -1,0 +1,224 @@
+"""`bl.execute` on logical CPU devices: results, measured timeline, refusals."""
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.executors.structure import graph_of
+
+
+def test_losses_equal_the_unplaced_step(run, unplaced_losses):
+    assert run.status == "ok"
+    assert len(run.step_seconds) == 4 and np.all(run.step_seconds > 0)
+    assert len(run.outputs) == 2 + 2 + 4  # warm-up, traced, measured
+    np.testing.assert_allclose([float(o[0]) for o in run.outputs], unplaced_losses[:8], rtol=1e-6)
+
+
+def test_variables_come_back_trained(run, step):
+    import tensorflow as tf
+
+    variables = [tf.Variable(v) for v in step.initial_values]
+    x, y = step.example_inputs
+    for _ in range(8):
+        with tf.GradientTape() as tape:
+            hidden = x
+            for variable in variables:
+                hidden = tf.nn.tanh(hidden @ variable)
+            loss = tf.reduce_mean((hidden - y) ** 2)
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.5 * gradient)
+    for spec, variable in zip(step.variables, variables, strict=True):
+        np.testing.assert_allclose(run.info["variables"][spec.name], variable.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_nothing_moves_when_resources_stay_together(run):
+    assert run.moved_ops == () and run.message == ""
+
+
+def test_timeline_has_every_op_on_its_device(run, ops, placement):
+    timeline = run.timeline
+    assert timeline.origin == "measured"
+    where = dict(zip(timeline.op.tolist(), timeline.device.tolist(), strict=True))
+    missing = {ops.names[i] for i in range(ops.n) if i not in where}
+    assert missing == set()
+    assert all(placement.device[op] == device for op, device in where.items())
+    assert np.all(timeline.end_us >= timeline.start_us)
+    assert timeline.start_us.min() == 0.0
+    assert timeline.makespan_us >= timeline.end_us.max()
+
+
+def test_timeline_ops_start_after_their_producers(run, ops):
+    """A tensor is read after its producer has ended (1 us for the clock's ticks)."""
+    start = dict(zip(run.timeline.op.tolist(), run.timeline.start_us.tolist(), strict=True))
+    end = dict(zip(run.timeline.op.tolist(), run.timeline.end_us.tolist(), strict=True))
+    for source, target in zip(ops.edge_source.tolist(), ops.consumers.tolist(), strict=True):
+        # A consumer of a small constant may read a copy on its own device.
+        if ops.op_types[source] != "Const":
+            assert start[target] >= end[source] - 1.0, (ops.names[source], ops.names[target])
+
+
+def test_transfers_are_those_that_the_placement_cuts(run, ops, placement):
+    """One transfer per tensor and other device that reads it, with the tensor's own bytes."""
+    device = placement.device
+    cut = {
+        (t, int(device[p]), int(device[c]))
+        for t, p, c in zip(ops.edge_tensor.tolist(), ops.edge_source.tolist(), ops.consumers.tolist(), strict=True)
+        if device[p] != device[c]
+    }
+    moved = run.timeline.transfers
+    measured = set(zip(moved.tensor.tolist(), moved.source.tolist(), moved.target.tolist(), strict=True))
+    # TensorFlow may copy constants of up to 16 bytes instead of sending them, and merges control dependencies.
+    free = {
+        t
+        for t, p in enumerate(ops.tensor_producer.tolist())
+        if ops.tensor_names[t] == "^" or (ops.op_types[p] == "Const" and ops.tensor_bytes[t] <= 16)
+    }
+    assert len(cut) > 5 and {m for m in measured if m[0] not in free} == {c for c in cut if c[0] not in free}
+    assert np.all(moved.end_us >= moved.start_us)
+
+
+def test_memory_holds_the_variables_throughout(run, ops, placement, step):
+    weights_on = np.zeros(2, dtype=np.int64)
+    for spec, value in zip(step.variables, step.initial_values, strict=True):
+        weights_on[placement.device[ops.index[spec.name]]] += value.nbytes
+    for device in range(2):
+        _, levels = run.timeline.memory.levels(device)
+        assert levels[:, 0].max() == weights_on[device]
+        assert run.timeline.peak_bytes[device] >= weights_on[device]
+        assert levels.sum(axis=1).min() >= 0
+
+
+def test_ops_that_touch_a_variable_follow_it_and_are_listed(step, ops, worker):
+    """Alternate all ops: those that TensorFlow must keep with their variable move, and the run says so."""
+    device = np.arange(ops.n) % 2
+    run = bl.execute(step, bl.Placement(device=device), steps=1, warmup=0, kind="cpu", worker=worker)
+    expected = {
+        ops.names[c]
+        for s, c in zip(ops.edge_source.tolist(), ops.consumers.tolist(), strict=True)
+        if ops.op_types[s] == "VarHandleOp" and device[s] != device[c]
+    }
+    assert expected and set(run.moved_ops) == expected
+    assert run.message.startswith(f"{len(expected)} ops ran elsewhere than placed: ")
+
+
+def test_batches_are_used_in_turn(step, placement, example_batch, worker):
+    """With the second batch's targets equal to the first's outputs the losses alternate between two series."""
+    x, y = example_batch
+    run = bl.execute(step, placement, steps=3, warmup=0, traced=0, inputs=[(x, y), (x, -y)], kind="cpu", worker=worker)
+    losses = [float(o[0]) for o in run.outputs]
+    assert run.timeline is None
+    hidden = x
+    for value in step.initial_values:
+        hidden = np.tanh(hidden @ value)
+    assert losses[0] == pytest.approx(float(np.mean((hidden - y) ** 2)), rel=1e-5)
+    assert losses[1] != pytest.approx(losses[0], rel=1e-3)
+
+
+def test_on_step_sees_every_step_as_it_happens(step, placement, worker):
+    seen = []
+    run = bl.execute(step, placement, steps=2, warmup=1, kind="cpu", on_step=seen.append, worker=worker)
+    assert [s.phase for s in seen] == ["warmup", "traced", "traced", "traced", "measured", "measured"]
+    assert [s.outputs for s in seen] == list(run.outputs)
+
+
+def test_one_worker_runs_step_after_step(step, placement, worker, unplaced_losses):
+    """Each run starts from the step's own values: nothing is left in the worker by the run before."""
+    for _ in range(2):
+        run = bl.execute(step, placement, steps=1, warmup=0, traced=0, kind="cpu", worker=worker)
+        assert float(run.outputs[0][0]) == pytest.approx(unplaced_losses[0], rel=1e-6)
+
+
+def test_coarse_placement_is_spread_over_its_members(step, ops, worker):
+    """Two groups, first and second half: the placement of the groups runs as one of the ops."""
+    group = (np.arange(ops.n) >= ops.n // 2).astype(np.int32)
+    coarse = bl.Placement(device=[0, 1], group_of=group, source_key=ops.key, graph_key="coarse")
+    run = bl.execute(step, coarse, steps=1, warmup=0, kind="cpu", worker=worker)
+    moved = {ops.index[name] for name in run.moved_ops}
+    for op, device in zip(run.timeline.op.tolist(), run.timeline.device.tolist(), strict=True):
+        assert device == group[op] or op in moved
+
+
+# -- refusals: one clear sentence before anything runs --------------------------------------------------
+
+
+def test_placement_for_another_graph(step):
+    with pytest.raises(bl.InvalidInput, match="placement was made for another graph, of 3 ops"):
+        bl.execute(step, bl.Placement(device=[0, 0, 0]))
+
+
+def test_device_that_the_runtime_lacks(step, ops):
+    cluster = bl.Cluster.uniform(1, kind="gpu")
+    with pytest.raises(bl.ExecutionError, match="device 'gpu:0' is not attached: this machine has no GPU"):
+        bl.execute(step, bl.Placement(device=[0] * ops.n), cluster=cluster)
+
+
+def test_device_of_a_foreign_name(step, ops, worker):
+    cluster = bl.Cluster((bl.Device("tpu:0", "tpu", 1 << 30),))
+    with pytest.raises(bl.ExecutionError, match="'tpu:0' is no TensorFlow device; names are cpu:N"):
+        bl.execute(step, bl.Placement(device=[0] * ops.n), cluster=cluster, worker=worker)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((np.zeros((8, 16)),), "takes 2 inputs; 1 were given"),
+        ((np.zeros((8, 15)), np.zeros((8, 16))), r"input 'x:0' has shape \(8, 15\); the step takes \(8, 16\)"),
+        ((np.zeros((8, 16), complex), np.zeros((8, 16))), "input 'x:0' has type complex128; the step takes float32"),
+        ([], "inputs is an empty list"),
+    ],
+)
+def test_inputs_that_do_not_match(step, placement, inputs, message):
+    with pytest.raises(bl.InvalidInput, match=message):
+        bl.execute(step, placement, inputs=inputs)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"steps": -1}, "steps is -1"),
+        ({"warmup": 1.5}, "warmup is 1.5"),
+        ({"timeout": 0}, "timeout is 0"),
+        ({"virtual": 0}, "virtual is 0"),
+        ({"kind": "tpu"}, "kind is 'tpu'"),
+        ({"memory_limit": "-3"}, "memory_limit"),
+        ({"backend": "jax"}, "unknown backend 'jax'"),
+        ({"backend": "tensorflow-cluster"}, "needs the addresses of its workers"),
+        ({"backend": "tensorflow", "workers": ["127.0.0.1:1"]}, "'tensorflow' takes none"),
+    ],
+)
+def test_bad_options(step, placement, option, message):
+    with pytest.raises(bl.InvalidInput, match=message):
+        bl.execute(step, placement, **option)
+
+
+def test_step_that_is_no_graph(step, placement, ops):
+    from dataclasses import replace
+
+    broken = replace(step, graph_def=b"\xff\xff not a graph")
+    with pytest.raises(bl.ExecutionError, match="not a serialized TensorFlow GraphDef"):
+        bl.execute(broken, placement, graph=ops)
+
+
+def test_graph_of_a_step_is_the_profile_without_costs(step, ops):
+    profile = bl.profile(step, mode="estimated")
+    assert graph_of(step).key == profile.key == ops.key
+
+
+@pytest.mark.parametrize("front", [bl.execute, bl.apply, lambda s, p: bl.export(s, p, "never")])
+def test_what_is_no_step_is_refused(front, placement):
+    with pytest.raises(bl.InvalidInput, match=r"step is a dict; give what bl\.trace returns"):
+        front({}, placement)
+
+
+def test_profile_in_a_worker_sees_what_the_profile_here_sees(step, ops):
+    """Same ops, same bytes; durations are measured anew and only have to be there."""
+    from baechi_lab.executors.tensorflow.profiling import measure
+
+    where, costs = measure(step, "/device:CPU:0", warmup=1, runs=2, timeout=120)
+    here = bl.profile(step, mode="measured", device="/device:CPU:0", warmup=1, runs=2, progress=False)
+    assert where == "/device:CPU:0"
+    assert {ops.op_types[i] for i in np.flatnonzero(~costs.seen)} <= {"Placeholder"}  # fed, not run
+    assert costs.duration_us.shape == (ops.n,) and np.all(costs.duration_us >= 0) and costs.duration_us.sum() > 0
+    for tensor, (producer, name) in enumerate(zip(here.tensor_producer.tolist(), here.tensor_names, strict=True)):
+        if name != "^" and (producer, int(name)) in costs.output_bytes:
+            assert costs.output_bytes[producer, int(name)] == here.tensor_bytes[tensor]
