@@ -1,0 +1,70 @@
+"""A placement -> a folder with a training script that needs no baechi_lab."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import InvalidInput
+from ..graph.cluster import Cluster
+from ..graph.opgraph import OpGraph
+from ..graph.placement import Placement
+from ..graph.step import Step
+
+if TYPE_CHECKING:
+    from ..executors.tensorflow.cluster import LocalCluster
+
+__all__ = ["export"]
+
+
+def export(
+    step: Step,
+    placement: Placement,
+    folder: str | os.PathLike[str],
+    *,
+    cluster: Cluster | LocalCluster | None = None,
+    graph: OpGraph | None = None,
+    workers: Sequence[str] = (),
+) -> Path:
+    """Write a folder with the placed step and a `train.py` that imports only TensorFlow and NumPy.
+
+    Args:
+        step: what `bl.trace` returned; its variables' values are where the script starts.
+        placement: of the step's graph, or of a coarse graph of it.
+        folder: where to write; may be new, empty, or an earlier export, which is replaced.
+        cluster: a `bl.LocalCluster` whose workers the script is to use; a Cluster only checks the device indices.
+        graph: the graph that the placement was made for, when it is not the one that `bl.profile(step)` makes.
+        workers: addresses (host:port) of a TensorFlow cluster, one per device; the README says how to start each.
+
+    Returns:
+        the folder's absolute path.
+
+    Raises:
+        InvalidInput: a placement for another graph, a folder that holds something else.
+        ExecutionError: the disk is full or not writable; no half-written folder is left.
+
+    >>> export(step, placement, "placed_training/")  # doctest: +SKIP
+    PosixPath('.../placed_training')
+    """
+    from ..executors.structure import graph_of
+    from .folder import write_folder
+    from .tensorflow import MARKER, folder_files
+
+    if not isinstance(step, Step):
+        raise InvalidInput(
+            f"step is a {type(step).__name__}; give what bl.trace returns (bl.torch.export writes PyTorch scripts)"
+        )
+    if not isinstance(cluster, Cluster) and cluster is not None:
+        workers, cluster = cluster.addresses, cluster.cluster
+    graph = graph_of(step) if graph is None else graph
+    placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
+    needed = int(placed.device.max(initial=0)) + 1
+    if workers and needed > len(workers):
+        raise InvalidInput(f"the placement uses {needed} devices; workers has {len(workers)} addresses")
+    if workers:
+        names = [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(len(workers))]
+    else:
+        names = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(needed)]
+    return write_folder(folder, folder_files(step, graph.names, placed, names, tuple(workers)), MARKER)

@@ -1,0 +1,119 @@
+"""Train a placed step with TensorFlow and NumPy alone. Exported by baechi_lab; yours to change.
+
+python train.py --steps 100              trains, printing what the step returns
+python train.py --worker 10.0.0.2:2222   serves as one worker of a cluster (see README.md)
+"""
+
+import argparse
+import itertools
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+os.environ.setdefault("GRPC_FAIL_FAST", "true")  # or TensorFlow waits for ever for a worker that died
+import tensorflow as tf
+
+HERE = Path(__file__).resolve().parent
+v1 = tf.compat.v1
+
+
+def batches(plan: dict) -> Iterator[tuple]:
+    """Yield one tuple of arrays per step, shaped as `plan["inputs"]` says."""
+    with np.load(HERE / "example_inputs.npz", allow_pickle=False) as stored:
+        example = tuple(typed(stored[f"input_{i}"], x["dtype"]) for i, x in enumerate(plan["inputs"]))
+    # >>> PLUG IN YOUR INPUT ITERATOR HERE: replace the next line by your own source of batches <<<
+    yield from itertools.repeat(example)
+
+
+def typed(array: np.ndarray, dtype: str) -> np.ndarray:
+    """An array as stored in a .npz, in its TensorFlow type (NumPy alone does not know bfloat16)."""
+    return array.view(tf.dtypes.as_dtype(dtype).as_numpy_dtype) if array.dtype.kind == "V" else array
+
+
+def devices(plan: dict) -> tuple[list[str], dict[str, int]]:
+    """The TensorFlow devices of this run: the cluster's, else GPUs if there are enough, else logical CPU devices."""
+    if plan["workers"]:
+        return plan["devices"], {}
+    wanted = len(plan["devices"])
+    kind = "GPU" if len(tf.config.list_physical_devices("GPU")) >= wanted else "CPU"
+    return [f"/job:localhost/replica:0/task:0/device:{kind}:{i}" for i in range(wanted)], {kind: wanted}
+
+
+def config(plan: dict, counts: dict[str, int]) -> tf.compat.v1.ConfigProto:
+    """A session configuration that leaves every op where the placement put it."""
+    made = v1.ConfigProto(allow_soft_placement="GPU" in counts or any("GPU" in d for d in plan["devices"]))
+    made.device_count["CPU"] = counts.get("CPU", 1)
+    made.graph_options.rewrite_options.disable_meta_optimizer = True
+    made.graph_options.optimizer_options.opt_level = -1
+    made.gpu_options.allow_growth = True
+    if plan["workers"]:
+        made.isolate_session_state = True
+        job = made.cluster_def.job.add(name="worker")
+        for task, address in enumerate(plan["workers"]):
+            job.tasks[task] = address
+    return made
+
+
+def placed_graph(plan: dict, names: list[str]) -> tf.Graph:
+    """The step's graph, with this run's devices in place of the exported ones."""
+    definition = v1.GraphDef.FromString((HERE / "placed_graph.pb").read_bytes())
+    here = dict(zip(plan["devices"], names, strict=True))
+    for node in definition.node:
+        node.device = here.get(node.device, node.device)
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.import_graph_def(definition, name="")
+    return graph
+
+
+def train(plan: dict, steps: int) -> None:
+    names, counts = devices(plan)
+    target = f"grpc://{plan['workers'][0]}" if plan["workers"] else ""
+    with v1.Session(target, placed_graph(plan, names), config(plan, counts)) as session:
+        with np.load(HERE / "initial_values.npz", allow_pickle=False) as stored:
+            for first in range(0, len(plan["variables"]), 50):
+                some = list(enumerate(plan["variables"]))[first : first + 50]
+                values = {v["value"]: typed(stored[f"variable_{i}"], v["dtype"]) for i, v in some}
+                session.run([v["assign"] for _, v in some], values)
+        step = session.make_callable([*plan["fetches"], *plan["targets"]], plan["feeds"])
+        for number, batch in enumerate(itertools.islice(batches(plan), steps)):
+            start = time.perf_counter()
+            outputs = step(*batch)[: len(plan["fetches"])]
+            shown = " ".join(f"{float(x):.9g}" for x in outputs if np.ndim(x) == 0)
+            print(f"step {number} {time.perf_counter() - start:.6f} s {shown}", flush=True)
+        save(plan, session)
+
+
+def save(plan: dict, session: tf.compat.v1.Session) -> None:
+    """Write the trained variables; the same keys as in initial_values.npz."""
+    values = session.run([v["read"] for v in plan["variables"]])
+    np.savez(HERE / "trained_values.partial.npz", **{f"variable_{i}": value for i, value in enumerate(values)})
+    os.replace(HERE / "trained_values.partial.npz", HERE / "trained_values.npz")
+
+
+def serve(address: str) -> None:
+    """Be one worker. TensorFlow's servers have no authentication: only bind to a network that you trust."""
+    one = v1.ConfigProto(inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
+    server = tf.distribute.Server({"unassigned": [address]}, "unassigned", 0, config=one)
+    print("worker", address, server.target, flush=True)
+    threading.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=100, help="training steps to run")
+    parser.add_argument("--worker", metavar="HOST:PORT", help="serve as a worker of the cluster instead of training")
+    given = parser.parse_args()
+    if given.worker:
+        serve(given.worker)
+    else:
+        train(json.loads((HERE / "placement.json").read_text()), given.steps)
+
+
+if __name__ == "__main__":
+    main()

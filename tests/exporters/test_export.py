@@ -1,0 +1,216 @@
+"""Exports: the script trains without baechi_lab; no half-written folder, whatever happens."""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+
+pytest.importorskip("tensorflow")
+
+BLOCKER = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"baechi_lab"}:
+            raise ImportError(f"{name} is not available here")
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+@pytest.fixture(scope="module")
+def step():
+    import tensorflow as tf
+
+    rng = np.random.default_rng(5)
+    variables = [tf.Variable((rng.normal(size=(12, 12)) / 3).astype(np.float32), name=f"w{i}") for i in range(2)]
+
+    def fit(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.nn.tanh(x @ variables[0]) @ variables[1] - y) ** 2)
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.3 * gradient)
+        return loss
+
+    x, y = (rng.normal(size=(6, 12)).astype(np.float32) for _ in range(2))
+    traced = bl.trace(fit, x, y)
+    losses = [float(fit(x, y)) for _ in range(5)]
+    return replace(traced, info={**traced.info, "losses": losses})
+
+
+@pytest.fixture(scope="module")
+def placement(step):
+    graph = bl.profile(step, mode="estimated")
+    return bl.Placement(device=np.arange(graph.n) * 2 // graph.n, placer="halves")
+
+
+@pytest.fixture
+def folder(step, placement, tmp_path):
+    return bl.export(step, placement, tmp_path / "placed training")
+
+
+def run_script(folder, *arguments):
+    start = f"sys.argv = ['train.py', *{list(arguments)!r}]\nrunpy.run_path('train.py', run_name='__main__')"
+    command = [sys.executable, "-I", "-c", f"{BLOCKER}\nimport runpy\n{start}"]
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(command, cwd=folder, env=quiet, capture_output=True, text=True, timeout=120)
+
+
+def test_script_trains_without_baechi_lab(folder, step):
+    done = run_script(folder, "--steps", "5")
+    assert done.returncode == 0, done.stderr[-2000:]
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    np.testing.assert_allclose(losses, step.info["losses"], rtol=1e-6)
+    with np.load(folder / "trained_values.npz", allow_pickle=False) as trained:
+        assert all(np.all(trained[f"variable_{i}"] != v) for i, v in enumerate(step.initial_values))
+
+
+def test_script_is_short_and_imports_only_tensorflow_and_numpy(folder):
+    text = (folder / "train.py").read_text()
+    assert len(text.splitlines()) < 120
+    imported = set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE))
+    assert imported - set(sys.stdlib_module_names) == {"tensorflow", "numpy"}
+    assert text.count("PLUG IN YOUR INPUT ITERATOR HERE") == 1
+
+
+def test_plan_and_graph_agree(folder, step, placement):
+    import tensorflow as tf
+
+    plan = json.loads((folder / "placement.json").read_text())
+    graph = tf.compat.v1.GraphDef.FromString((folder / "placed_graph.pb").read_bytes())
+    for node in graph.node:
+        if node.name in plan["placement"] and node.name not in plan["moved_ops"]:
+            assert node.device == plan["devices"][plan["placement"][node.name]]
+    assert list(plan["placement"].values()) == placement.device.tolist()
+    assert [v["name"] for v in plan["variables"]] == [v.name for v in step.variables]
+    with np.load(folder / "initial_values.npz", allow_pickle=False) as stored:
+        for i, value in enumerate(step.initial_values):
+            np.testing.assert_array_equal(stored[f"variable_{i}"], value)
+
+
+def test_cluster_export_names_every_worker_to_start(step, placement, tmp_path):
+    folder = bl.export(step, placement, tmp_path / "out", workers=["10.0.0.1:2222", "10.0.0.2:2222"])
+    text = (folder / "README.md").read_text()
+    assert "python train.py --worker 10.0.0.1:2222" in text and "python train.py --worker 10.0.0.2:2222" in text
+    assert "NO AUTHENTICATION" in text
+    assert json.loads((folder / "placement.json").read_text())["workers"] == ["10.0.0.1:2222", "10.0.0.2:2222"]
+
+
+def test_same_export_twice_is_the_same_and_replaces(step, placement, tmp_path):
+    first = bl.export(step, placement, tmp_path / "out")
+    before = {p.name: p.read_bytes() for p in first.iterdir() if p.suffix != ".npz"}
+    (first / "trained_values.npz").write_bytes(b"old")
+    again = bl.export(step, placement, tmp_path / "out")
+    assert {p.name: p.read_bytes() for p in again.iterdir() if p.suffix != ".npz"} == before
+    assert not (again / "trained_values.npz").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+# -- refusals and faults ---------------------------------------------------------------------------------
+
+
+def test_foreign_folder_is_left_alone(step, placement, tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(bl.InvalidInput, match="not empty and holds no earlier export"):
+        bl.export(step, placement, tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_place_taken_by_a_file(step, placement, tmp_path):
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(bl.InvalidInput, match="exists and is not a folder"):
+        bl.export(step, placement, tmp_path / "out")
+
+
+def test_parent_that_does_not_exist(step, placement, tmp_path):
+    with pytest.raises(bl.InvalidInput, match="is not a folder that exists"):
+        bl.export(step, placement, tmp_path / "no" / "out")
+
+
+def test_placement_for_another_graph(step, tmp_path):
+    with pytest.raises(bl.InvalidInput, match="made for another graph, of 2 ops"):
+        bl.export(step, bl.Placement(device=[0, 1]), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_few_workers(step, placement, tmp_path):
+    with pytest.raises(bl.InvalidInput, match="uses 2 devices; workers has 1 addresses"):
+        bl.export(step, placement, tmp_path / "out", workers=["127.0.0.1:2222"])
+
+
+@contextmanager
+def file_size_limit(size):
+    """A disk that takes no file above a size: writing on raises OSError (EFBIG), as a full disk does (ENOSPC).
+
+    Only for the body of the `with`: the test runner's own report may be a longer file.
+    """
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="file-size limits as on Linux")
+def test_full_disk_leaves_nothing(step, placement, tmp_path):
+    with file_size_limit(2000), pytest.raises(bl.ExecutionError, match=r"cannot write .*nothing was left behind"):
+        bl.export(step, placement, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="file-size limits as on Linux")
+def test_full_disk_keeps_the_earlier_export(step, placement, tmp_path):
+    folder = bl.export(step, placement, tmp_path / "out")
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    with file_size_limit(2000), pytest.raises(bl.ExecutionError, match="nothing was left behind"):
+        bl.export(step, placement, tmp_path / "out")
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def free_ports(count):
+    import socket
+
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def test_cluster_export_trains_on_the_workers_that_its_readme_names(step, placement, tmp_path):
+    """Start what the README says, line by line, then train: the same losses, without baechi_lab."""
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    folder = bl.export(step, placement, tmp_path / "out", workers=workers)
+    lines = re.findall(r"python (train\.py --worker \S+)", (folder / "README.md").read_text())
+    assert len(lines) == 2
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    started = [
+        subprocess.Popen(
+            [sys.executable, *line.split()], cwd=folder, env=quiet, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        for line in lines
+    ]
+    try:
+        for process in started:
+            assert process.stdout.readline().startswith(b"worker 127.0.0.1:")
+        done = run_script(folder, "--steps", "5")
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+    assert done.returncode == 0, done.stderr[-2000:]
+    np.testing.assert_allclose([float(x.split()[-1]) for x in done.stdout.splitlines()], step.info["losses"], rtol=1e-6)
