@@ -1,0 +1,187 @@
+"""`compare`: several placers on one graph and cluster, one row each, against a common lower bound."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
+from .graph import Cluster, OpGraph, Placement, Step, Timeline
+from .stages import Simulate
+
+if TYPE_CHECKING:
+    import pandas
+
+DEFAULT_PLACERS = ("single", "m-topo", "m-etf", "m-sct")
+
+ROW_ERRORS = (BaechiLabError, ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
+"""What a placer may raise without ending the comparison: it becomes the text of its row."""
+
+COLUMNS = (
+    "placer", "makespan_us", "lower_bound_us", "gap", "feasible", "peak_bytes", "device_peak_bytes", "moved_bytes",
+    "transfers", "balance", "place_seconds", "measured_us", "error",
+)  # fmt: skip
+
+
+def compare(
+    graph: OpGraph,
+    cluster: Cluster,
+    placers: Iterable[Any] | None = None,
+    *,
+    passes: Sequence[Any] | None = None,
+    forward_only: bool | str = "auto",
+    scheduler: Any = None,
+    step: Step | None = None,
+    measure: bool = False,
+    steps: int = 20,
+    params: Mapping[str, Mapping[str, Any]] | None = None,
+    progress: bool = True,
+    **common: Any,
+) -> pandas.DataFrame:
+    """Place `graph` with every placer and simulate the result; one row per placer, in the order given.
+
+    The graph is placed as it is. With `passes` (for example `("colocation", "coplacement", "fusion")`) it is
+    optimized first; the groups are placed and the original graph is simulated. With `measure=True` every feasible
+    placement of `step` is also run for `steps` steps on the attached devices.
+
+    Parameters:
+        placers: names, placer objects, or `(name, parameters)`; by default single, m-topo, m-etf and m-sct.
+        params: parameters by placer name. Keywords that are left over (`seed=0`, `time_limit=5`) go to the placers
+            that have such a parameter.
+        scheduler: as in `bl.simulate`.
+
+    Columns: `makespan_us` (simulated), `lower_bound_us` (of the original graph: no placement is faster), `gap`
+    (`makespan_us / lower_bound_us - 1`), `feasible` (no rule broken), `peak_bytes` (the fullest device) and
+    `device_peak_bytes` (each), `moved_bytes` and `transfers` between devices, `balance` (mean over largest busy time
+    of the devices, 1 is perfect), `place_seconds`, `measured_us` (median step, NaN if not run), `error` (why a row
+    has no placement or is not feasible).
+
+    Raises:
+        UnknownNameError: a placer or parameter that does not exist. What goes wrong while a placer works is a row.
+
+    >>> from baechi_lab import Link
+    >>> graph = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
+    >>> cluster = Cluster.uniform(2, link=Link(4.0, 0.0))
+    >>> compare(graph, cluster, ["single"])[["placer", "makespan_us", "lower_bound_us"]].values.tolist()
+    [['single', 30.0, 24.0]]
+    """
+    import pandas as pd
+    from tqdm.auto import tqdm
+
+    if measure and step is None:
+        raise InvalidInput("measure=True needs the step to run: give step=, as bl.trace or bl.models.build returned it")
+    Simulate(scheduler)  # refuses an unknown name here, not in every row
+    chosen = _chosen(DEFAULT_PLACERS if placers is None else placers, params or {}, common)
+    prepared = _optimized(graph, cluster, passes, forward_only)
+    bound = _lower_bound(graph, cluster)
+    rows = []
+    for label, placer in tqdm(chosen, desc="comparing placers", delay=1, disable=not progress, leave=False):
+        _compile(placer)
+        row, placement = _row(graph, prepared, cluster, placer, scheduler)
+        if measure and placement is not None and row["feasible"]:
+            row |= _measured(step, placement, steps)
+        rows.append({"placer": label, "lower_bound_us": bound, **row})
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
+    return table
+
+
+def _chosen(
+    placers: Iterable[Any], params: Mapping[str, Mapping[str, Any]], common: Mapping[str, Any]
+) -> list[tuple[str, Any]]:
+    """A label and a validated placer object per row; all names are checked before anything runs."""
+    from .placers.registry import make_placer, placer_class
+
+    if isinstance(placers, str):
+        raise InvalidInput(f"placers is the text {placers!r}; it must be a list, for example [{placers!r}]")
+    objects: list[Any] = []
+    for given in placers:
+        if isinstance(given, str) or (isinstance(given, tuple) and len(given) == 2):
+            name, own = (given, {}) if isinstance(given, str) else given
+            known = placer_class(name).__dataclass_fields__
+            shared = {key: value for key, value in common.items() if key in known}
+            objects.append(make_placer(name, **{**shared, **params.get(name, {}), **own}))
+        else:
+            objects.append(make_placer(given))
+    # A seed or time limit may be given whether or not one of these placers has a use for it.
+    _check_used(
+        "parameter", set(common) - {"seed", "time_limit"}, [key for placer in objects for key in placer.get_params()]
+    )
+    _check_used("placer in params:", params, [placer.name for placer in objects])
+    count = Counter(placer.name for placer in objects)
+    return [(p.name if count[p.name] == 1 else repr(p), p) for p in objects]
+
+
+def _check_used(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    for name in given:
+        if name not in set(known):
+            raise UnknownNameError.of(what, name, set(known))
+
+
+def _optimized(graph: OpGraph, cluster: Cluster, passes: Sequence[Any] | None, forward_only: bool | str) -> OpGraph:
+    if not passes:
+        return graph
+    from .passes import optimize
+
+    return optimize(graph, cluster, passes=tuple(passes), forward_only=forward_only)
+
+
+def _lower_bound(graph: OpGraph, cluster: Cluster) -> float:
+    from .simulator import bounds
+
+    try:
+        return bounds(graph, cluster).best
+    except InfeasiblePlacement:  # every row will say why
+        return float("nan")
+
+
+def _compile(placer: Any) -> None:
+    """Place three ops first: numba compiles a kernel on its first use ever, which must not count as placing time."""
+    if getattr(placer, "anytime", False):
+        return  # would search on for its whole time limit
+    with suppress(*ROW_ERRORS):  # the row will say it
+        placer.assign(OpGraph.from_edges([1.0, 1.0, 1.0], [(0, 1, 8), (0, 2, 8)]), Cluster.uniform(2))
+
+
+def _row(
+    graph: OpGraph, prepared: OpGraph, cluster: Cluster, placer: Any, scheduler: Any
+) -> tuple[dict[str, Any], Placement | None]:
+    from .placers import place
+    from .simulator import simulate
+
+    try:
+        placement = place(prepared, cluster, placer)
+        timeline = simulate(graph, cluster, placement, scheduler)
+    except ROW_ERRORS as error:
+        text = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
+        return {"feasible": False, "error": text}, None
+    return {**summary(timeline), "place_seconds": placement.seconds}, placement
+
+
+def summary(timeline: Timeline) -> dict[str, Any]:
+    """The columns of a row that come from its timeline."""
+    busiest = float(timeline.busy_us.max(initial=0.0))
+    return {
+        "makespan_us": timeline.makespan_us,
+        "feasible": timeline.feasible,
+        "peak_bytes": int(timeline.peak_bytes.max(initial=0)),
+        "device_peak_bytes": timeline.peak_bytes.tolist(),
+        "moved_bytes": timeline.moved_bytes,
+        "transfers": len(timeline.transfers),
+        "balance": float(np.mean(timeline.busy_us)) / busiest if busiest > 0 else 1.0,
+        "error": timeline.violations[0].message if timeline.violations else "",
+    }
+
+
+def _measured(step: Any, placement: Placement, steps: int) -> dict[str, Any]:
+    from .executors import execute
+
+    try:
+        run = execute(step, placement, steps=steps)
+    except BaechiLabError as error:
+        return {"error": str(error)}
+    return {"measured_us": run.median_seconds * 1e6, "error": "" if run.status == "ok" else run.message}

@@ -1,0 +1,205 @@
+"""Pipeline: profile -> optimize -> place -> simulate -> execute, recomputing only what changed."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .errors import InvalidInput, UnknownNameError
+from .graph import Cluster, OpGraph, Placement, Run, Step, Timeline
+from .memo import Memo
+from .stages import SLOTS, Execute, Optimize, Place, Profile, Simulate, Stage
+
+if TYPE_CHECKING:
+    from .simulator import Bounds
+
+__all__ = ["Execute", "Optimize", "Pipeline", "Place", "Profile", "Result", "Simulate", "Stage"]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a pipeline made; a stage that it lacks leaves None (without `optimize`, `coarse` is `graph`).
+
+    `bounds` are the named lower bounds of the step in microseconds, `.best` the largest; `recomputed` names the
+    stages that were not remembered.
+    """
+
+    graph: OpGraph
+    coarse: OpGraph
+    placement: Placement | None
+    timeline: Timeline | None
+    bounds: Bounds
+    run: Run | None
+    recomputed: tuple[str, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        """How far the simulated step is above the best lower bound: 0.25 means at most 25% to gain; NaN if unknown."""
+        best = self.bounds.best
+        return float("nan") if self.timeline is None or best <= 0 else self.timeline.makespan_us / best - 1.0
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class Pipeline:
+    """The stages wired together: `Profile() | Optimize() | Place("m-sct") | Simulate()`.
+
+    Any stage may be replaced by a callable with the inputs of its slot (`baechi_lab.stages`). A function in a chain
+    takes the slot after its neighbour's, or the one that its attribute `slot` names; `replace(place=f)` says it
+    outright. Pipelines derived from one another share one memory of results.
+
+    Raises:
+        InvalidInput: stages out of order, or one that lacks the stage it needs.
+
+    >>> from baechi_lab import Cluster, OpGraph
+    >>> graph = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 2)])
+    >>> pipe = Place("m-etf") | Simulate()
+    >>> pipe.run(graph, Cluster.uniform(2)).recomputed
+    ('place', 'simulate', 'bounds')
+    >>> pipe.replace(simulate=Simulate("fifo")).run(graph, Cluster.uniform(2)).recomputed
+    ('simulate',)
+    """
+
+    stages: Mapping[str, Callable[..., Any]]
+    memo: Memo
+
+    def __init__(self, memo: Memo | None = None, **stages: Callable[..., Any] | None):
+        for slot, stage in stages.items():
+            if slot not in SLOTS:
+                raise UnknownNameError.of("stage", slot, SLOTS)
+            if stage is not None and not callable(stage):
+                raise InvalidInput(f"stage {slot} is {stage!r}; it must be callable, for example {slot.capitalize()}()")
+            if getattr(stage, "slot", slot) != slot:
+                raise InvalidInput(f"stage {slot} is {stage!r}, which belongs to another slot")
+        kept = {slot: stages[slot] for slot in SLOTS if stages.get(slot) is not None}
+        for slot in ("simulate", "execute"):
+            if slot in kept and "place" not in kept:
+                raise InvalidInput(f"a pipeline with {slot} needs a place stage before it")
+        object.__setattr__(self, "stages", kept)
+        object.__setattr__(self, "memo", Memo() if memo is None else memo)
+
+    def run(self, subject: Step | OpGraph, cluster: Cluster, *, again: Collection[str] = ()) -> Result:
+        """Run the stages on a step, or on a graph that was profiled before.
+
+        `again` names stages to compute even if they are remembered (to measure once more, say).
+
+        Raises:
+            InvalidInput: no profile stage for a step, or no step for an execute stage; and what the stages raise.
+        """
+        step = self._checked(subject, cluster, again)
+        made = _Recorder(self, again)
+        graph: Any = subject if step is None else made("profile", step)
+        coarse = made("optimize", graph, cluster, otherwise=graph)
+        placement = _addressed(made("place", coarse, cluster), coarse)
+        timeline = made("simulate", coarse if self._on_coarse else graph, cluster, placement)
+        bounds = made("bounds", graph, cluster)
+        run = made("execute", step, placement)
+        return Result(graph, coarse, placement, timeline, bounds, run, tuple(made.recomputed))
+
+    @property
+    def _on_coarse(self) -> bool:
+        return getattr(self.stages.get("simulate"), "on", "graph") == "coarse"
+
+    def _checked(self, subject: Any, cluster: Any, again: Collection[str]) -> Step | None:
+        """Refuse what cannot work before anything slow starts."""
+        if not isinstance(subject, (Step, OpGraph)):
+            raise InvalidInput(f"a pipeline runs on a Step (bl.trace) or an OpGraph, not on {type(subject).__name__}")
+        if not isinstance(cluster, Cluster):
+            raise InvalidInput(f"cluster is {type(cluster).__name__}; it must be a Cluster")
+        for name in again:
+            if name not in (*SLOTS, "bounds"):
+                raise UnknownNameError.of("stage to run again", name, (*SLOTS, "bounds"))
+        if isinstance(subject, Step):
+            if "profile" not in self.stages:
+                raise InvalidInput("a pipeline without a profile stage runs on an OpGraph, not on a Step")
+            return subject
+        if "execute" in self.stages:
+            raise InvalidInput("a pipeline with an execute stage runs on a Step; an OpGraph cannot be executed")
+        return None
+
+    # -- composing -----------------------------------------------------------------------------------
+
+    @classmethod
+    def of(cls, stage: Callable[..., Any]) -> Pipeline:
+        """The pipeline of one stage object."""
+        return cls(**{stage.slot: stage}, memo=None) if isinstance(stage, Stage) else cls() | stage
+
+    def __or__(self, other: Callable[..., Any]) -> Pipeline:
+        filled = [SLOTS.index(s) for s in self.stages]
+        after = max(filled, default=-1)
+        more = other.stages if isinstance(other, Pipeline) else {_slot_of(other, after): other}
+        for slot in more:
+            if SLOTS.index(slot) <= after:
+                raise InvalidInput(f"stage {slot} comes after {SLOTS[after]}; the order is {' | '.join(SLOTS)}")
+        return Pipeline(self.memo, **{**self.stages, **more})
+
+    def replace(self, **stages: Callable[..., Any] | None) -> Pipeline:
+        """The same pipeline with some stages exchanged (None removes one); remembered results are shared."""
+        return Pipeline(self.memo, **{**self.stages, **stages})
+
+    def get_params(self) -> dict[str, Any]:
+        """The stages by slot."""
+        return dict(self.stages)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pipeline) and self.stages == other.stages
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return " | ".join(_name(stage) for stage in self.stages.values()) or "Pipeline()"
+
+    def _repr_html_(self) -> str:
+        cells = (
+            stage._repr_html_() if isinstance(stage, Stage) else f"<code>{html.escape(_name(stage))}</code>"
+            for stage in self.stages.values()
+        )
+        return '<div style="display:flex;gap:1em">' + "".join(f"<div>{cell}</div>" for cell in cells) + "</div>"
+
+
+class _Recorder:
+    """One run: every stage through the memory, noting which had to be computed."""
+
+    def __init__(self, pipeline: Pipeline, again: Collection[str]):
+        self.stages, self.memo, self.again = pipeline.stages, pipeline.memo, again
+        self.recomputed: list[str] = []
+
+    def __call__(self, slot: str, *inputs: Any, otherwise: Any = None) -> Any:
+        stage = _bounds if slot == "bounds" else self.stages.get(slot)
+        if stage is None:
+            return otherwise
+        value, computed = self.memo.recall(slot, stage, *inputs, fresh=slot in self.again)
+        if computed:
+            self.recomputed.append(slot)
+        return value
+
+
+def _bounds(graph: OpGraph, cluster: Cluster) -> Bounds:
+    from .simulator import bounds
+
+    return bounds(graph, cluster)
+
+
+def _addressed(placement: Placement | None, coarse: OpGraph) -> Placement | None:
+    """A placement by a function of one's own may not say which graph it is for: it is for the one that was given."""
+    if placement is None or placement.graph_key is not None or placement.n != coarse.n:
+        return placement
+    return placement.replace(graph_key=coarse.key, group_of=coarse.group_of, source_key=coarse.source_key)
+
+
+def _slot_of(stage: Any, after: int) -> str:
+    if not callable(stage):
+        raise InvalidInput(f"{stage!r} is not a stage; it must be callable")
+    named = getattr(stage, "slot", None)
+    if named is not None:
+        if named not in SLOTS:
+            raise UnknownNameError.of("stage", named, SLOTS)
+        return str(named)
+    if after + 1 >= len(SLOTS):
+        raise InvalidInput(f"no stage comes after {SLOTS[-1]}; the order is {' | '.join(SLOTS)}")
+    return SLOTS[after + 1]
+
+
+def _name(stage: Any) -> str:
+    return repr(stage) if isinstance(stage, Stage) else getattr(stage, "__name__", repr(stage))

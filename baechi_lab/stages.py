@@ -1,0 +1,214 @@
+"""The five stages as objects: each holds its validated parameters and is called with records.
+
+A stage is anything callable with the inputs of its slot:
+
+| slot | called with | returns |
+|---|---|---|
+| `profile` | step | OpGraph |
+| `optimize` | graph, cluster | OpGraph (coarse) |
+| `place` | coarse, cluster | Placement |
+| `simulate` | graph (or coarse, where the stage has `on = "coarse"`), cluster, placement | Timeline |
+| `execute` | step, placement | Run |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .errors import InvalidInput, UnknownNameError
+from .graph import Cluster, Link, OpGraph, Placement, Run, Step, Timeline
+from .params import Params
+
+if TYPE_CHECKING:
+    from .pipeline import Pipeline
+
+SLOTS = ("profile", "optimize", "place", "simulate", "execute")
+
+
+class Stage(Params):
+    """A parameter object with a slot. `a | b` composes stages into a `Pipeline`."""
+
+    slot: ClassVar[str]
+    __call__: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def __or__(self, other: Callable[..., Any]) -> Pipeline:
+        from .pipeline import Pipeline
+
+        return Pipeline.of(self) | other
+
+
+@dataclass(frozen=True)
+class Profile(Stage):
+    """Stage 1: a training step becomes a graph with costs, see `bl.profile`.
+
+    `mode` is "measured" (`warmup` steps, then `runs` traced ones on `device`) or "estimated" (a roofline for
+    `hardware`: a name, several, or a mapping from device kinds).
+
+    >>> Profile(mode="estimated", hardware="v100").get_params()["hardware"]
+    'v100'
+    """
+
+    slot: ClassVar[str] = "profile"
+    mode: str = "measured"
+    hardware: Any = "rtx2080"
+    device: str | None = None
+    warmup: int = 5
+    runs: int = 5
+    progress: bool = True
+
+    def validate(self) -> None:
+        """Refuse an unknown mode or hardware, and counts out of range."""
+        if self.mode not in ("measured", "estimated"):
+            raise UnknownNameError.of("profile mode", self.mode, ("measured", "estimated"))
+        _check_counts(self, warmup=0, runs=1)
+        if isinstance(self.hardware, str):
+            from .profilers.hardware import Hardware
+
+            Hardware.named(self.hardware)
+
+    def __call__(self, step: Step) -> OpGraph:
+        from .profilers import profile
+
+        return profile(step, **self.get_params())
+
+
+@dataclass(frozen=True)
+class Optimize(Stage):
+    """Stage 2: a graph becomes a smaller one, see `bl.optimize`.
+
+    >>> Optimize().passes
+    ('colocation', 'coplacement', 'fusion')
+    """
+
+    slot: ClassVar[str] = "optimize"
+    passes: tuple[Any, ...] = ("colocation", "coplacement", "fusion")
+    forward_only: bool | str = "auto"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.passes, str):
+            raise InvalidInput(
+                f"passes is the text {self.passes!r}; it must be a list of passes, for example ('fusion',)"
+            )
+        object.__setattr__(self, "passes", tuple(self.passes))
+        self.validate()
+
+    def validate(self) -> None:
+        """Refuse an unknown pass, and a `forward_only` other than True, False and "auto"."""
+        from .passes.registry import make_pass
+
+        for chosen in self.passes:
+            make_pass(chosen)
+        if not (isinstance(self.forward_only, bool) or self.forward_only == "auto"):
+            raise InvalidInput(f"forward_only is {self.forward_only!r}; it must be True, False or 'auto'")
+
+    def depends(self, graph: OpGraph, cluster: Cluster) -> tuple[OpGraph, Cluster]:
+        """Passes look at devices and their memory, never at links: a link slider need not optimize again."""
+        return graph, cluster.replace(link=Link(0.0, 0.0), comm="parallel")
+
+    def __call__(self, graph: OpGraph, cluster: Cluster) -> OpGraph:
+        from .passes import optimize
+
+        return optimize(graph, cluster, passes=self.passes, forward_only=self.forward_only)
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Place(Stage):
+    """Stage 3: a graph becomes a placement, see `bl.place`: a placer by name or object, its parameters by keyword.
+
+    >>> Place("m-sct", threshold=0.2)
+    Place('m-sct', threshold=0.2)
+    """
+
+    slot: ClassVar[str] = "place"
+    placer: Any
+    params: Mapping[str, Any]
+
+    def __init__(self, placer: Any = "m-sct", **params: Any):
+        object.__setattr__(self, "placer", placer)
+        object.__setattr__(self, "params", MappingProxyType(params))
+        self.validate()
+
+    def validate(self) -> None:
+        """Refuse an unknown placer or parameter, or a value outside its range."""
+        from .placers.registry import make_placer
+
+        make_placer(self.placer, **self.params)
+
+    def get_params(self) -> dict[str, Any]:
+        """`placer` and the parameters given for it."""
+        return {"placer": self.placer, **self.params}
+
+    def __call__(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        from .placers import place
+
+        return place(graph, cluster, self.placer, **self.params)
+
+    def __repr__(self) -> str:
+        given = "".join(f", {key}={value!r}" for key, value in self.params.items())
+        return f"Place({self.placer!r}{given})"
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+
+@dataclass(frozen=True)
+class Simulate(Stage):
+    """Stage 4: a placement becomes a timeline, see `bl.simulate`.
+
+    `on` is "graph" (every op is simulated) or "coarse" (groups of ops run as one).
+    """
+
+    slot: ClassVar[str] = "simulate"
+    scheduler: Any = None
+    on: str = "graph"
+
+    def validate(self) -> None:
+        """Refuse an unknown `on` or scheduler name."""
+        if self.on not in ("graph", "coarse"):
+            raise UnknownNameError.of("graph to simulate on", self.on, ("graph", "coarse"))
+        if isinstance(self.scheduler, str):
+            from .simulator.schedulers import SCHEDULERS
+
+            if self.scheduler not in SCHEDULERS:
+                raise UnknownNameError.of("scheduler", self.scheduler, SCHEDULERS)
+
+    def __call__(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> Timeline:
+        from .simulator import simulate
+
+        return simulate(graph, cluster, placement, self.scheduler)
+
+
+@dataclass(frozen=True)
+class Execute(Stage):
+    """Stage 5: the placed step runs on real devices, see `bl.execute`; `steps` are measured after `warmup` steps.
+
+    `cluster` names the devices; None takes the attached ones, which need not be those that were simulated.
+    """
+
+    slot: ClassVar[str] = "execute"
+    steps: int = 20
+    warmup: int = 3
+    cluster: Any = None
+    timeout: float | None = None
+
+    def validate(self) -> None:
+        """Refuse counts that are not whole numbers in range."""
+        _check_counts(self, steps=1, warmup=0)
+
+    def __call__(self, step: Step, placement: Placement) -> Run:
+        from .executors import execute
+
+        return execute(step, placement, **self.get_params())
+
+
+def _check_counts(stage: Stage, **lowest: int) -> None:
+    for key, least in lowest.items():
+        value = getattr(stage, key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InvalidInput(f"{key} is {value!r}; it must be a whole number of at least {least}")

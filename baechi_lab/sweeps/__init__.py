@@ -1,0 +1,6 @@
+"""Sweeps: one question asked of many settings, answered row by row into one SQLite file."""
+
+from .best import best
+from .running import sweep
+
+__all__ = ["best", "sweep"]

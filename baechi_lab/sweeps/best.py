@@ -1,0 +1,35 @@
+"""The best setting that fits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import InfeasiblePlacement
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def best(table: pandas.DataFrame) -> pandas.Series:
+    """The feasible row with the most samples per second; without batch sizes, the one with the shortest step.
+
+    Ties go to fewer devices, then less memory, then the earlier row.
+
+    Raises:
+        InfeasiblePlacement: no row is feasible; the message gives the reason of the one that came closest.
+
+    >>> from baechi_lab import OpGraph
+    >>> from baechi_lab.sweeps import sweep
+    >>> graph = OpGraph.from_edges([4, 8, 8], [(0, 1, 4), (0, 2, 4)])
+    >>> rows = sweep(graph, devices=[1, 2], placer=["m-etf"], progress=False, executor="here")
+    >>> int(best(rows)["devices"])
+    1
+    """
+    fits = table[table["feasible"].astype(bool)]
+    if len(fits) == 0:
+        reasons = [text for text in table["error"] if text] if len(table) else []
+        raise InfeasiblePlacement(f"no setting fits: {reasons[-1]}" if reasons else "no setting fits: there is no row")
+    rate = fits["samples_per_second"]
+    by_rate = fits.assign(_cost=-rate if rate.notna().any() else fits["makespan_us"])
+    ordered = by_rate.sort_values(["_cost", "devices", "memory_bytes"], kind="stable")
+    return ordered.iloc[0].drop("_cost")

@@ -1,0 +1,259 @@
+"""`bl.sweep`: many settings, any executor, one file that an interrupted sweep resumes from."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BaechiLabError, InvalidInput
+from ..graph import Cluster, OpGraph, Step
+from .grid import Cell, Placing, Profiling, Subject, cells, graph_key, listed
+from .here import Here
+from .store import COLUMNS, Store, as_text
+from .work import answer, encoded, encoded_model_graph, step_graph
+
+if TYPE_CHECKING:
+    import pandas
+
+PASSES = ("colocation", "coplacement", "fusion")
+
+
+def sweep(
+    subject: Subject,
+    *,
+    batch_size: Iterable[int] | int | None = None,
+    devices: Iterable[int] | int = (1, 2, 4),
+    memory_bytes: Iterable[int | str] | int | str = ("8GB",),
+    placer: Iterable[str] | str = ("m-etf",),
+    cluster: Cluster | None = None,
+    passes: Iterable[str] = PASSES,
+    forward_only: bool | str = "auto",
+    scheduler: str | None = None,
+    params: Mapping[str, Mapping[str, Any]] | None = None,
+    profile: str = "estimated",
+    hardware: str = "rtx2080",
+    model_params: Mapping[str, Any] | None = None,
+    path: str | os.PathLike[str] | None = None,
+    executor: Executor | str | None = None,
+    on_row: Callable[[dict[str, Any]], None] | None = None,
+    cancel: threading.Event | None = None,
+    progress: bool = True,
+) -> pandas.DataFrame:
+    """Optimize, place and simulate every combination of batch size, device count, memory and placer.
+
+    Batch sizes enter by building and profiling the model again, never by scaling one profile.
+
+    Parameters:
+        subject: a benchmark model's name; a Step; an OpGraph (whose batch size is fixed: leave `batch_size` out); or
+            a function from batch size to OpGraph.
+        batch_size, devices, memory_bytes, placer: one value or several; memory is per device.
+        cluster: a template for what is not swept: its first device's kind and speed, its link, its transfers.
+        passes, forward_only, scheduler, params: as in `bl.compare` (`params` by placer name).
+        profile, hardware, model_params: as in `bl.profile` and `bl.models.build`. Measured profiles are taken one after
+            the other in this process.
+        path: SQLite file; rows that it already has are not computed again, new ones are written as they come. Graphs
+            are kept there too, so that a resumed sweep measures nothing twice. None keeps all in memory.
+        executor: any `concurrent.futures.Executor` (a Dask client gives one); None is a process pool, for which a
+            script needs the usual `if __name__ == "__main__":`; "here" computes in this thread.
+        on_row: called with each row as it is written. cancel: an event that, once set, ends the sweep early.
+
+    Returns:
+        one row per combination that is done, in the order of the combinations: `batch_size, devices, memory_bytes,
+        placer, makespan_us, samples_per_second, lower_bound_us, gap, feasible, peak_bytes, moved_bytes, transfers,
+        balance, ops, groups, place_seconds, params, error`.
+
+    Raises:
+        InvalidInput, UnknownNameError: before anything runs. FormatError: a file that no sweep made. What goes wrong
+        for one combination is the `error` of its row.
+
+    >>> graph = OpGraph.from_edges([4, 8, 8], [(0, 1, 4), (0, 2, 4)])
+    >>> rows = sweep(graph, devices=[1, 2], placer=["single", "m-etf"], progress=False, executor="here")
+    >>> rows[["devices", "placer", "makespan_us"]].values.tolist()[:2]
+    [[1, 'single', 20.0], [1, 'm-etf', 20.0]]
+    """
+    import pandas as pd
+
+    template = Cluster.uniform(1) if cluster is None else cluster
+    placing = _placing(passes, forward_only, scheduler, params or {})
+    profiling = Profiling(profile, hardware, tuple(sorted((model_params or {}).items())))
+    sizes = None if batch_size is None else listed("batch_size", batch_size)
+    _check_subject(subject, sizes, profiling)
+    names = listed("placer", placer)
+    grid = list(cells(sizes, listed("devices", devices), listed("memory_bytes", memory_bytes), names, template))
+    _check_placers(names, placing)
+    store = Store(path)
+    try:
+        keyed = [(cell, cell.key(graph_key(subject, cell.batch_size, profiling), placing)) for cell in grid]
+        with _pool(executor, len(grid)) as workers:
+            _Run(subject, profiling, placing, store, workers, on_row, cancel or threading.Event(), progress).all(keyed)
+        table = pd.DataFrame(store.rows(key for _, key in keyed), columns=list(COLUMNS))
+    finally:
+        store.close()
+    return table.astype({"feasible": bool})
+
+
+class _Run:
+    """One sweep under way: graphs become available one by one, their rows are submitted, answers are written."""
+
+    def __init__(
+        self, subject: Subject, profiling: Profiling, placing: Placing, store: Store, workers: Executor,
+        on_row: Callable[[dict[str, Any]], None] | None, cancel: threading.Event, progress: bool,
+    ):  # fmt: skip
+        self.subject, self.profiling, self.placing, self.store = subject, profiling, placing, store
+        self.workers, self.on_row, self.cancel, self.progress = workers, on_row, cancel, progress
+        self.waiting: dict[int | None, list[tuple[Cell, str]]] = {}
+        self.building: dict[Future[Any], int | None] = {}
+        self.answering: dict[Future[Any], tuple[Cell, str]] = {}
+
+    def all(self, keyed: list[tuple[Cell, str]]) -> None:
+        """Answer the rows that the file lacks."""
+        from tqdm.auto import tqdm
+
+        known = self.store.keys()
+        missing = [(cell, key) for cell, key in keyed if key not in known]
+        for cell, key in missing:
+            self.waiting.setdefault(cell.batch_size, []).append((cell, key))
+        there = len(keyed) - len(missing)
+        with tqdm(total=len(keyed), initial=there, desc="sweep", delay=1, disable=not self.progress) as self.bar:
+            try:
+                self._build_in_workers()
+                while (self.waiting or self.answering) and not self.cancel.is_set():
+                    if not self._start_ready():
+                        self._harvest()
+                self._harvest(seconds=0.0)
+            finally:
+                for future in (*self.building, *self.answering):
+                    future.cancel()
+
+    def _build_in_workers(self) -> None:
+        """Models with estimated costs are built in the workers; a measured profile must not share the machine."""
+        if isinstance(self.subject, str) and self.profiling.mode == "estimated":
+            for size in self.waiting:
+                if self.store.graph(self._graph_key(size)) is None:
+                    future = self.workers.submit(encoded_model_graph, self.subject, size, self.profiling)
+                    self.building[future] = size
+
+    def _start_ready(self) -> bool:
+        """Submit the rows of one graph that is at hand or made here; False when all graphs left are being built."""
+        under_way = set(self.building.values())
+        size = next((s for s in self.waiting if s not in under_way), ...)
+        if size is ...:
+            return False
+        data = self.store.graph(self._graph_key(size))  # type: ignore[arg-type]
+        if data is None:
+            self._graph_arrived(size, lambda: self._made_here(size))  # type: ignore[arg-type]
+        else:
+            self._submit(size, data)  # type: ignore[arg-type]
+        self._harvest(seconds=0.0)
+        return True
+
+    def _harvest(self, seconds: float = 0.2) -> None:
+        """Take in what is finished, waiting up to `seconds` for something to finish."""
+        done, _ = wait([*self.building, *self.answering], seconds, return_when="FIRST_COMPLETED")
+        for future in done:
+            if future in self.answering:
+                cell, key = self.answering.pop(future)
+                self._write(key, cell, future.result())
+            else:
+                self._graph_arrived(self.building.pop(future), future.result)
+
+    def _graph_arrived(self, size: int | None, made: Callable[[], bytes]) -> None:
+        """Keep a graph and submit its rows; a graph that cannot be made answers them with the reason."""
+        try:
+            data = made()
+        except BaechiLabError as error:
+            for cell, key in self.waiting.pop(size):
+                self._write(key, cell, {"feasible": False, "error": str(error)})
+            return
+        self.store.add_graph(self._graph_key(size), data)
+        self._submit(size, data)
+
+    def _submit(self, size: int | None, data: bytes) -> None:
+        for cell, key in self.waiting.pop(size):
+            if self.cancel.is_set():
+                return
+            future = self.workers.submit(answer, data, size, cell.cluster, cell.placer, self.placing)
+            self.answering[future] = (cell, key)
+            self._harvest(seconds=0.0)  # an executor may already have finished it: write it before the next
+
+    def _write(self, key: str, cell: Cell, row: dict[str, Any]) -> None:
+        whole = {
+            "batch_size": cell.batch_size, "devices": cell.cluster.n, "placer": cell.placer,
+            "memory_bytes": int(cell.cluster.memory_bytes[0]), **row, "params": as_text(self.placing.of(cell.placer)),
+        }  # fmt: skip
+        whole["feasible"] = bool(whole["feasible"])
+        self.store.add(key, whole)
+        self.bar.update()
+        if self.on_row is not None:
+            self.on_row(whole)
+
+    def _graph_key(self, size: int | None) -> str:
+        return graph_key(self.subject, size, self.profiling)
+
+    def _made_here(self, size: int | None) -> bytes:
+        if isinstance(self.subject, OpGraph):
+            return encoded(self.subject)
+        if isinstance(self.subject, Step):
+            return encoded(step_graph(self.subject, size, self.profiling))
+        if isinstance(self.subject, str):
+            return encoded_model_graph(self.subject, size, self.profiling)
+        if size is None:
+            raise InvalidInput("a function from batch size to graph needs batch_size")
+        return encoded(self.subject(size))
+
+
+@contextmanager
+def _pool(executor: Executor | str | None, rows: int) -> Any:
+    """The caller's executor, left open; or one of our own, closed at the end."""
+    if isinstance(executor, str):
+        if executor != "here":
+            raise InvalidInput(f"executor is {executor!r}; it must be a concurrent.futures.Executor, 'here' or None")
+        yield Here()
+    elif executor is not None:
+        if not hasattr(executor, "submit"):
+            raise InvalidInput(f"executor is {executor!r}; it must have `submit`, as a concurrent.futures.Executor")
+        yield executor
+    else:
+        from multiprocessing import get_context
+
+        # Not fork: TensorFlow and numba keep threads, which a forked child would lack.
+        count = max(1, min(len(os.sched_getaffinity(0)), rows))
+        with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+            yield pool
+
+
+def _placing(
+    passes: Iterable[str], forward_only: bool | str, scheduler: str | None, params: Mapping[str, Mapping[str, Any]]
+) -> Placing:
+    from ..stages import Optimize, Simulate
+
+    Simulate(scheduler)  # refuses an unknown name before anything runs
+    # A text is left as it is, for Optimize to refuse it.
+    names = Optimize(passes if isinstance(passes, str) else tuple(passes), forward_only).passes  # type: ignore[arg-type]
+    given = tuple(sorted((name, tuple(sorted(values.items()))) for name, values in params.items()))
+    return Placing(names, forward_only, scheduler, given)
+
+
+def _check_placers(names: list[str], placing: Placing) -> None:
+    from ..placers.registry import make_placer
+
+    for name in names:
+        make_placer(name, **placing.of(name))
+
+
+def _check_subject(subject: Any, sizes: list[Any] | None, profiling: Profiling) -> None:
+    """Refuse what can be seen to be wrong before anything slow starts."""
+    if isinstance(subject, str):
+        from ..models.registry import make_model
+
+        first = {} if sizes is None else {"batch_size": sizes[0]} if sizes else {}
+        make_model(subject, **{**dict(profiling.model_params), **first})
+    elif isinstance(subject, OpGraph):
+        if sizes is not None:
+            raise InvalidInput("an OpGraph has the batch size it was profiled with; leave batch_size out")
+    elif not isinstance(subject, Step) and not callable(subject):
+        raise InvalidInput(f"a sweep runs on a model's name, a Step, an OpGraph or a function, not on {subject!r}")

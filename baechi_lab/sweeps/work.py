@@ -1,0 +1,95 @@
+"""What the processes of a sweep do: make a graph for a batch size, and answer one row."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from functools import lru_cache
+from typing import Any
+
+from ..comparison import ROW_ERRORS, summary
+from ..errors import BaechiLabError, InvalidInput
+from ..graph import Cluster, OpGraph, Step
+from ..graph.json_format import from_document, to_document
+from .grid import Placing, Profiling
+
+
+def encoded(graph: OpGraph) -> bytes:
+    """A graph as compressed JSON: what travels to another process and into the file."""
+    return gzip.compress(json.dumps(to_document(graph), separators=(",", ":")).encode(), compresslevel=5, mtime=0)
+
+
+@lru_cache(maxsize=4)
+def decoded(data: bytes) -> OpGraph:
+    """The graph of `encoded`; a process answers many rows of one graph."""
+    graph = from_document(json.loads(gzip.decompress(data)))
+    if not isinstance(graph, OpGraph):
+        raise InvalidInput(f"the stored record is a {type(graph).__name__}, not a graph")
+    return graph
+
+
+def model_graph(name: str, batch_size: int | None, profiling: Profiling) -> OpGraph:
+    """The graph of a benchmark model at a batch size. Needs TensorFlow."""
+    from ..models import build
+    from ..profilers import profile
+
+    size = {} if batch_size is None else {"batch_size": batch_size}
+    step = build(name, **{**dict(profiling.model_params), **size})
+    return profile(step, mode=profiling.mode, hardware=profiling.hardware, progress=False)
+
+
+def step_graph(step: Step, batch_size: int | None, profiling: Profiling) -> OpGraph:
+    """The graph of a step; another batch size than its own needs a step that `bl.models.build` made."""
+    from ..profilers import profile
+
+    params = dict(step.info.get("params", {}))
+    if batch_size is None or params.get("batch_size") == batch_size:
+        return profile(step, mode=profiling.mode, hardware=profiling.hardware, progress=False)
+    if "model" not in step.info:
+        raise InvalidInput(
+            f"step {step.name!r} was traced for one batch size; sweep over a model's name, or a function from batch "
+            "size to graph, to vary it"
+        )
+    merged = tuple({**params, **dict(profiling.model_params)}.items())
+    own = Profiling(profiling.mode, profiling.hardware, tuple((k, v) for k, v in merged if k != "batch_size"))
+    return model_graph(step.info["model"], batch_size, own)
+
+
+def encoded_model_graph(name: str, batch_size: int | None, profiling: Profiling) -> bytes:
+    """`model_graph` for another process."""
+    return encoded(model_graph(name, batch_size, profiling))
+
+
+def answer(data: bytes, batch_size: int | None, cluster: Cluster, placer: str, placing: Placing) -> dict[str, Any]:
+    """One row: optimize, place and simulate. What goes wrong is the row's `error`."""
+    row: dict[str, Any] = {
+        "batch_size": batch_size, "devices": cluster.n, "memory_bytes": int(cluster.memory_bytes[0]), "placer": placer,
+        "feasible": False, "error": "",
+    }  # fmt: skip
+    try:
+        row |= _computed(decoded(data), batch_size, cluster, placer, placing)
+    except ROW_ERRORS as error:
+        row["error"] = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
+    return row
+
+
+def _computed(
+    graph: OpGraph, batch_size: int | None, cluster: Cluster, placer: str, placing: Placing
+) -> dict[str, Any]:
+    from ..passes import optimize
+    from ..placers import place
+    from ..simulator import bounds, simulate
+
+    coarse = graph
+    if placing.passes:
+        coarse = optimize(graph, cluster, passes=placing.passes, forward_only=placing.forward_only)
+    placement = place(coarse, cluster, placer, **placing.of(placer))
+    timeline = simulate(graph, cluster, placement, placing.scheduler)
+    bound = bounds(graph, cluster).best
+    found = {k: v for k, v in summary(timeline).items() if k != "device_peak_bytes"}
+    makespan = timeline.makespan_us
+    rate = batch_size / makespan * 1e6 if batch_size is not None and makespan > 0 else None
+    return {
+        **found, "lower_bound_us": bound, "gap": makespan / bound - 1.0 if bound > 0 else None, "ops": graph.n,
+        "groups": coarse.n, "samples_per_second": rate, "place_seconds": placement.seconds,
+    }  # fmt: skip

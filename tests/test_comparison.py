@@ -1,0 +1,144 @@
+"""One row per placer, whatever happens to a row."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.comparison import COLUMNS
+from baechi_lab.placers.base import Placer
+
+
+@pytest.fixture
+def graph():
+    """Two independent ops of 10 and a sink of 5; outputs of 100 bytes."""
+    return bl.OpGraph.from_edges([10, 10, 5], [(0, 2, 100), (1, 2, 100)])
+
+
+@pytest.fixture
+def cluster():
+    """Two devices of 1000 bytes; a transfer costs 2."""
+    return bl.Cluster.uniform(2, memory_bytes=1000, link=bl.Link(2.0, 0.0), comm="parallel")
+
+
+def test_rows_by_hand(graph, cluster):
+    table = bl.compare(graph, cluster, ["single", "m-etf"], progress=False)
+    assert tuple(table.columns) == COLUMNS
+    assert table["placer"].tolist() == ["single", "m-etf"]
+    # single: 10 + 10 + 5. m-etf: both ops at once, one tensor moves for 2, then the sink.
+    assert table["makespan_us"].tolist() == [10 + 10 + 5, 10 + 2 + 5]
+    assert table["lower_bound_us"].tolist() == [10 + 2 + 5] * 2  # in turn would take longer, side by side pays 2
+    assert table["gap"].tolist() == pytest.approx([25 / 17 - 1, 17 / 17 - 1])
+    assert table["moved_bytes"].tolist() == [0, 100]
+    assert table["transfers"].tolist() == [0, 1]
+    assert table["balance"].tolist() == pytest.approx([(25 + 0) / 2 / 25, (15 + 10) / 2 / 15])
+    assert table["feasible"].tolist() == [True, True]
+    assert table["error"].tolist() == ["", ""]
+    assert table["measured_us"].isna().all()
+
+
+def test_peaks_are_those_of_the_simulator(graph, cluster):
+    row = bl.compare(graph, cluster, ["single"], progress=False).iloc[0]
+    timeline = bl.simulate(graph, cluster, bl.place(graph, cluster, "single"))
+    assert row["device_peak_bytes"] == timeline.peak_bytes.tolist()
+    assert row["peak_bytes"] == max(timeline.peak_bytes)
+
+
+def test_default_placers(graph, cluster):
+    table = bl.compare(graph, cluster, progress=False)
+    assert table["placer"].tolist() == ["single", "m-topo", "m-etf", "m-sct"]
+
+
+def test_a_placer_without_placement_keeps_its_row(graph, cluster):
+    tight = cluster.with_memory(150)  # the sink alone needs 200 bytes of inputs
+    table = bl.compare(graph, tight, ["m-etf", "single"], progress=False)
+    assert len(table) == 2
+    assert not table["feasible"].any()
+    assert all(table["error"])
+    assert (table["lower_bound_us"] == 10 + 2 + 5).all()
+
+
+def test_an_op_that_may_run_nowhere_is_said_in_every_row(graph, cluster):
+    stuck = graph.replace(allowed=[0, -1, -1], allowed_sets=(("tpu",),))
+    table = bl.compare(stuck, cluster, ["m-etf", "m-topo"], progress=False)
+    assert table["lower_bound_us"].isna().all()
+    assert table["error"].str.contains("tpu").all()
+
+
+def test_memory_oblivious_placer_over_the_limit_is_infeasible_with_the_reason(graph, cluster):
+    table = bl.compare(graph, cluster.with_memory(150), ["etf"], progress=False)
+    row = table.iloc[0]
+    assert not row["feasible"]
+    assert "exceeds" in row["error"]
+    assert row["makespan_us"] > 0
+
+
+def test_any_error_of_a_placer_is_a_row(graph, cluster):
+    class Broken(Placer):
+        """Divides by zero."""
+
+        name = "broken"
+
+        def assign(self, graph, cluster):
+            return 1 / 0
+
+    table = bl.compare(graph, cluster, [Broken(), "single"], progress=False)
+    assert table["error"].tolist() == ["ZeroDivisionError: division by zero", ""]
+    assert math.isnan(table["makespan_us"][0])
+
+
+def test_passes_place_groups_and_simulate_the_original(graph, cluster):
+    table = bl.compare(graph, cluster, ["m-etf"], passes=("fusion",), progress=False)
+    coarse = bl.optimize(graph, cluster, passes=("fusion",))
+    placement = bl.place(coarse, cluster, "m-etf")
+    assert table["makespan_us"][0] == bl.simulate(graph, cluster, placement).makespan_us
+
+
+def test_parameters_by_name_and_by_object(graph, cluster):
+    table = bl.compare(graph, cluster, [("m-sct", {"threshold": 0.2}), "m-sct"], progress=False)
+    assert table["placer"][0] != table["placer"][1]
+    assert "threshold=0.2" in table["placer"][0]
+    assert len(bl.compare(graph, cluster, ["m-sct"], params={"m-sct": {"threshold": 0.3}}, progress=False)) == 1
+
+
+def test_seed_is_welcome_where_nobody_needs_it(graph, cluster):
+    assert len(bl.compare(graph, cluster, ["single"], seed=3, time_limit=1.0, progress=False)) == 1
+
+
+def test_empty_graph(cluster):
+    table = bl.compare(bl.OpGraph.from_edges([]), cluster, ["single", "m-topo"], progress=False)
+    assert table["makespan_us"].tolist() == [0.0, 0.0]
+    assert table["gap"].isna().all()
+    assert table["balance"].tolist() == [1.0, 1.0]
+
+
+def test_no_placers_is_an_empty_table(graph, cluster):
+    table = bl.compare(graph, cluster, [], progress=False)
+    assert len(table) == 0
+    assert tuple(table.columns) == COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        (["m-etff"], {}, "did you mean 'm-etf'"),
+        ("m-etf", {}, "must be a list"),
+        (["m-sct"], {"treshold": 1}, "did you mean 'threshold'"),
+        (["m-sct"], {"params": {"m-topo": {}}}, "placer in params"),
+        (["m-sct"], {"measure": True}, "give step="),
+    ],
+)
+def test_bad_arguments_are_refused(graph, cluster, given, options, message):
+    with pytest.raises(bl.InvalidInput, match=message):
+        bl.compare(graph, cluster, given, progress=False, **options)
+
+
+def test_graph_and_cluster_stay_as_they_were(graph, cluster):
+    before = graph.content_key, cluster.content_key
+    bl.compare(graph, cluster, ["m-etf"], progress=False)
+    fresh = bl.OpGraph.from_edges([10, 10, 5], [(0, 2, 100), (1, 2, 100)])
+    assert before == (fresh.content_key, cluster.content_key)
+    assert np.array_equal(graph.duration_us, fresh.duration_us)

@@ -1,0 +1,266 @@
+"""Stages compose, and only what changed is computed again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.memo import Memo, content
+
+
+@pytest.fixture
+def graph():
+    """Source 5, two branches of 10, sink 5; every tensor 1 byte."""
+    return bl.OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
+
+
+@pytest.fixture
+def cluster():
+    """Two devices, each transfer costs 4."""
+    return bl.Cluster.uniform(2, memory_bytes=100, link=bl.Link(4.0, 0.0), comm="parallel")
+
+
+def by_hand(graph, cluster):
+    """A place stage: everything on device 0, except op 2."""
+    return bl.Placement(device=[0, 0, 1, 0], graph_key=graph.key)
+
+
+# -- running -----------------------------------------------------------------------------------------------
+
+
+def test_result_by_hand(graph, cluster):
+    result = bl.Pipeline(place=by_hand, simulate=bl.Simulate()).run(graph, cluster)
+    # op 2 starts at 5 + 4 on device 1, ends at 19, its tensor is back at 19 + 4; the sink takes 5 more.
+    assert result.timeline.makespan_us == 5 + 4 + 10 + 4 + 5
+    assert result.bounds["critical-path"] == 5 + 10 + 5
+    # the two branches side by side pay for a transfer, in turn they take 5 + 10 + 10 + 5
+    assert result.bounds.best == 5 + 10 + 4 + 5
+    assert result.gap == pytest.approx(28 / 24 - 1)
+    assert result.coarse is result.graph is graph
+    assert result.run is None
+
+
+def test_stages_are_the_functions(graph, cluster):
+    result = (bl.Optimize() | bl.Place("m-etf") | bl.Simulate()).run(graph, cluster)
+    coarse = bl.optimize(graph, cluster)
+    placement = bl.place(coarse, cluster, "m-etf")
+    assert result.coarse == coarse
+    assert result.placement == placement
+    assert result.timeline.makespan_us == bl.simulate(graph, cluster, placement).makespan_us
+
+
+def test_simulate_on_coarse_graph(graph, cluster):
+    result = (bl.Optimize() | bl.Place("single") | bl.Simulate(on="coarse")).run(graph, cluster)
+    assert len(result.timeline.op) == result.coarse.n
+
+
+def test_single_stage_pipeline(graph, cluster):
+    result = bl.Pipeline.of(bl.Place("single")).run(graph, cluster)
+    assert result.placement.device.tolist() == [0, 0, 0, 0]
+    assert result.timeline is None
+    assert np.isnan(result.gap)
+
+
+# -- what is computed again --------------------------------------------------------------------------------
+
+
+def test_second_run_computes_nothing(graph, cluster):
+    pipe = bl.Optimize() | bl.Place("m-etf") | bl.Simulate()
+    first = pipe.run(graph, cluster)
+    second = pipe.run(graph, cluster)
+    assert first.recomputed == ("optimize", "place", "simulate", "bounds")
+    assert second.recomputed == ()
+    assert second.timeline is first.timeline
+
+
+def test_equal_content_counts_not_identity(graph, cluster):
+    pipe = bl.Place("m-etf") | bl.Simulate()
+    pipe.run(graph, cluster)
+    same = bl.OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
+    assert pipe.run(same, cluster.replace(comm="parallel")).recomputed == ()
+
+
+def test_scheduler_recomputes_only_simulation(graph, cluster):
+    pipe = bl.Place("m-etf") | bl.Simulate()
+    pipe.run(graph, cluster)
+    assert pipe.replace(simulate=bl.Simulate("fifo")).run(graph, cluster).recomputed == ("simulate",)
+
+
+def test_placer_with_the_same_outcome_does_not_simulate_again(graph, cluster):
+    first = bl.Pipeline(place=by_hand, simulate=bl.Simulate())
+    first.run(graph, cluster)
+    other = first.replace(place=lambda graph, cluster: by_hand(graph, cluster))
+    assert other.run(graph, cluster).recomputed == ("place",)
+
+
+def test_duration_recomputes_from_the_changed_input_on(graph, cluster):
+    pipe = bl.Place("single") | bl.Simulate()
+    pipe.run(graph, cluster)
+    slower = graph.replace(duration_us=graph.duration_us * 2)
+    assert pipe.run(slower, cluster).recomputed == ("place", "simulate", "bounds")
+    assert pipe.run(graph, cluster).recomputed == ()  # both stay remembered
+
+
+def test_link_recomputes_what_reads_the_cluster(graph, cluster):
+    pipe = bl.Optimize() | bl.Place("m-etf") | bl.Simulate()
+    pipe.run(graph, cluster)
+    moved = pipe.run(graph, cluster.replace(link=bl.Link(1.0, 0.0))).recomputed
+    assert "optimize" not in moved
+    assert set(moved) == {"place", "simulate", "bounds"}
+
+
+def test_again_computes_on_request(graph, cluster):
+    pipe = bl.Place("single") | bl.Simulate()
+    pipe.run(graph, cluster)
+    assert pipe.run(graph, cluster, again=("simulate",)).recomputed == ("simulate",)
+
+
+def test_execute_and_profile_are_remembered_by_step(graph, cluster):
+    calls = []
+
+    def profile(step):
+        calls.append("profile")
+        return graph
+
+    def execute(step, placement):
+        calls.append("execute")
+        return bl.Run(None, np.array([0.5]), ())
+
+    step = a_step()
+    pipe = bl.Pipeline(profile=profile, place=by_hand, simulate=bl.Simulate(), execute=execute)
+    assert pipe.run(step, cluster).run.median_seconds == 0.5
+    assert pipe.run(step, cluster).recomputed == ()
+    assert pipe.run(a_step(weight=2.0), cluster).recomputed == ("profile", "execute")
+    assert pipe.replace(simulate=bl.Simulate("fifo")).run(step, cluster).recomputed == ("simulate",)
+    assert calls == ["profile", "execute", "profile", "execute"]
+
+
+def a_step(weight: float = 1.0) -> bl.Step:
+    """A step record; no framework reads it here."""
+    spec = bl.TensorSpec("w", "float32", (1,))
+    return bl.Step("tiny", b"graph", (), (), (), (spec,), (np.array([weight], dtype=np.float32),))
+
+
+def test_memory_is_bounded():
+    memo = Memo(size=2)
+    double = lambda x: 2 * x  # noqa: E731
+    assert [memo.recall("s", double, x)[1] for x in (1, 2, 3)] == [True, True, True]
+    assert memo.recall("s", double, 3) == (6, False)
+    assert memo.recall("s", double, 1) == (2, True)
+    memo.clear()
+    assert memo.recall("s", double, 1) == (2, True)
+
+
+def test_failed_stage_is_not_remembered(graph, cluster):
+    attempts = []
+
+    def place(graph, cluster):
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise bl.InfeasiblePlacement("no room", 10, [5, 5])
+        return by_hand(graph, cluster)
+
+    pipe = bl.Pipeline(place=place)
+    with pytest.raises(bl.InfeasiblePlacement):
+        pipe.run(graph, cluster)
+    assert pipe.run(graph, cluster).placement.n == 4
+
+
+def test_content_tells_apart_what_differs(graph):
+    assert content(np.array([1, 2])) != content(np.array([1.0, 2.0]))
+    assert content([1]) != content((1,))
+    assert content(True) != content(1)
+    assert content(bl.Place("m-sct")) == content(bl.Place("m-sct")) != content(bl.Place("m-etf"))
+    assert content(bl.Placement(device=[0], order=[1.0])) != content(bl.Placement(device=[0], priority=[-2.0]))
+    assert content(object()) != content(object())
+
+
+# -- composing ---------------------------------------------------------------------------------------------
+
+
+def test_repr_is_code(graph):
+    pipe = (
+        bl.Profile(mode="estimated", hardware="v100")
+        | bl.Optimize(passes=("fusion",))
+        | bl.Place("m-sct", threshold=0.2)
+    )
+    pipe = pipe | bl.Simulate() | bl.Execute(steps=3)
+    names = {name: getattr(bl, name) for name in ("Profile", "Optimize", "Place", "Simulate", "Execute")}
+    again = eval(repr(pipe), names)  # noqa: S307
+    assert again == pipe
+    assert "threshold=0.2" in repr(pipe)
+
+
+def test_stage_objects_are_values():
+    assert bl.Place("m-sct") == bl.Place("m-sct") != bl.Place("m-sct", threshold=0.2)
+    assert hash(bl.Place("m-sct")) == hash(bl.Place("m-sct"))
+    assert bl.Place("m-sct", threshold=0.2).get_params() == {"placer": "m-sct", "threshold": 0.2}
+    assert bl.Simulate(on="coarse").get_params() == {"scheduler": None, "on": "coarse"}
+    assert "Simulate" in bl.Simulate()._repr_html_()
+    assert "m-sct" in (bl.Place("m-sct") | bl.Simulate())._repr_html_()
+
+
+def test_functions_take_the_next_slot(graph, cluster):
+    pipe = bl.Optimize() | (lambda graph, cluster: bl.Placement(device=[0] * graph.n)) | bl.Simulate()
+    assert list(pipe.stages) == ["optimize", "place", "simulate"]
+    assert pipe.run(graph, cluster).placement.device.max() == 0
+
+
+def test_function_may_name_its_slot():
+    def mine(graph, cluster):
+        return bl.Placement(device=[0] * graph.n)
+
+    mine.slot = "place"
+    assert list((bl.Profile() | mine).stages) == ["profile", "place"]
+
+
+def test_pipelines_compose():
+    front, back = bl.Profile() | bl.Optimize(), bl.Place("m-etf") | bl.Simulate()
+    assert list((front | back).stages) == ["profile", "optimize", "place", "simulate"]
+    assert (front | back).replace(optimize=None) == bl.Profile() | bl.Place("m-etf") | bl.Simulate()
+
+
+# -- refusals ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: bl.Profile(mode="guessed"), "unknown profile mode 'guessed'"),
+        (lambda: bl.Profile(hardware="v10"), "did you mean 'v100'"),
+        (lambda: bl.Place("m-sctt"), "did you mean 'm-sct'"),
+        (lambda: bl.Place("m-sct", treshold=0.1), "did you mean 'threshold'"),
+        (lambda: bl.Simulate("fifi"), "did you mean 'fifo'"),
+        (lambda: bl.Simulate(on="paper"), "graph to simulate on 'paper'"),
+        (lambda: bl.Optimize(passes="fusion"), "passes is the text 'fusion'"),
+        (lambda: bl.Optimize(passes=("fusoin",)), "did you mean 'fusion'"),
+        (lambda: bl.Optimize(forward_only="maybe"), "forward_only is 'maybe'"),
+        (lambda: bl.Execute(steps=0), "steps is 0"),
+        (lambda: bl.Execute(steps=True), "steps is True"),
+        (lambda: bl.Simulate() | bl.Place("m-sct"), "stage place comes after simulate|needs a place stage"),
+        (lambda: bl.Place("single") | bl.Place("single"), "stage place comes after place"),
+        (lambda: bl.Place("single") | 5, "5 is not a stage"),
+        (lambda: bl.Pipeline(place=5), "stage place is 5"),
+        (lambda: bl.Pipeline(plaec=by_hand), "did you mean 'place'"),
+        (lambda: bl.Pipeline(place=bl.Simulate()), "belongs to another slot"),
+        (lambda: bl.Pipeline(simulate=bl.Simulate()), "needs a place stage"),
+    ],
+)
+def test_bad_stages_are_refused_at_once(make, message):
+    with pytest.raises(bl.InvalidInput, match=message):
+        make()
+
+
+def test_bad_subjects_are_refused_before_anything_runs(graph, cluster):
+    pipe = bl.Place("single") | bl.Simulate()
+    with pytest.raises(bl.InvalidInput, match="not on int"):
+        pipe.run(5, cluster)
+    with pytest.raises(bl.InvalidInput, match="cluster is int"):
+        pipe.run(graph, 4)
+    with pytest.raises(bl.InvalidInput, match="without a profile stage"):
+        pipe.run(a_step(), cluster)
+    with pytest.raises(bl.InvalidInput, match="runs on a Step"):
+        (pipe | bl.Execute()).run(graph, cluster)
+    with pytest.raises(bl.UnknownNameError, match="did you mean 'place'"):
+        pipe.run(graph, cluster, again=("plac",))
