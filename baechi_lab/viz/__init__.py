@@ -1,0 +1,9 @@
+"""Records -> plotly figures. A view draws what a record says and computes no cost of its own."""
+
+from .colors import device_colors
+from .comparison_chart import comparison
+from .gantt_chart import gantt
+from .graph_chart import graph
+from .memory_chart import memory
+
+__all__ = ["comparison", "device_colors", "gantt", "graph", "memory"]

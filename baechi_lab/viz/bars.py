@@ -1,0 +1,42 @@
+"""Level of detail: fewer bars than rows, without hiding work or inventing it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Bars(NamedTuple):
+    """Bar `k` spans `start[k] .. end[k]` and stands for `held[k]` rows, the longest of which is `row[k]`."""
+
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+    held: NDArray[np.int64]
+    row: NDArray[np.int64]
+
+
+def merged(start: NDArray[np.float64], end: NDArray[np.float64], limit: int) -> Bars:
+    """At most `2 * limit + 1` bars for the rows of one lane, float64[k] microseconds each.
+
+    With more than `limit` rows, the lane's span is cut into `limit` cells; rows shorter than a cell that start in the
+    same cell become one bar (a longer row stays alone: at most `limit` of them fit side by side). O(k log k).
+
+    >>> bars = merged(np.arange(6.0), np.arange(6.0) + 1, limit=2)
+    >>> bars.start.tolist(), bars.end.tolist(), bars.held.tolist()
+    ([0.0, 3.0], [3.0, 6.0], [3, 3])
+    """
+    order = np.lexsort((end, start))
+    start, end = start[order], end[order]
+    if len(order) <= limit:
+        return Bars(start, end, np.ones(len(order), dtype=np.int64), order)
+    low = float(start.min())
+    cell = (float(end.max()) - low) / limit
+    which = np.minimum(np.floor((start - low) / cell), limit - 1) if cell > 0 else np.zeros(len(order))
+    alone = end - start >= cell if cell > 0 else np.zeros(len(order), dtype=bool)
+    new = np.r_[True, (which[1:] != which[:-1]) | alone[1:] | alone[:-1]]
+    first = np.flatnonzero(new)
+    bar = np.cumsum(new) - 1
+    longest = np.lexsort((-(end - start), bar))[first]
+    return Bars(start[first], np.maximum.reduceat(end, first), np.diff(np.r_[first, len(order)]), order[longest])

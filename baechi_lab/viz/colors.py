@@ -1,0 +1,52 @@
+"""Colours that every view shares: one per device, told apart by colour-blind readers too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#882255")
+"""Okabe and Ito's palette (Color Universal Design, 2008), with wine in place of black,
+which a dark background would hide."""
+
+CATEGORY = {"persistent": "#4D4D4D", "outputs": "#0072B2", "temporary": "#E69F00", "copies": "#CC79A7"}
+"""Memory categories."""
+
+LIMIT = "#B2182B"
+"""Limits, bounds and violations."""
+
+GRID = "#E3E3E3"
+FONT = "Inter, Helvetica, Arial, sans-serif"
+
+
+def device_colors(devices: int | Sequence[str]) -> list[str]:
+    """One `#RRGGBB` per device, by position, so that a device has the same colour in every view.
+
+    The ninth device and later ones take darker shades of the first eight.
+
+    >>> device_colors(2)
+    ['#0072B2', '#E69F00']
+    """
+    count = devices if isinstance(devices, int) else len(devices)
+    base = len(OKABE_ITO)
+    return [_darker(OKABE_ITO[i % base], 0.7 ** (i // base)) for i in range(count)]
+
+
+def faded(color: str, opacity: float) -> str:
+    """`#RRGGBB` as `rgba(...)`."""
+    red, green, blue = _channels(color)
+    return f"rgba({red},{green},{blue},{opacity:g})"
+
+
+def text_on(color: str) -> str:
+    """Black or white, whichever reads better on `color` (relative luminance, WCAG 2.1)."""
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (x / 255 for x in _channels(color))]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#000000" if luminance > 0.179 else "#FFFFFF"
+
+
+def _channels(color: str) -> tuple[int, int, int]:
+    return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)
+
+
+def _darker(color: str, factor: float) -> str:
+    return "#" + "".join(f"{round(c * factor):02X}" for c in _channels(color))

@@ -1,0 +1,67 @@
+"""Placers side by side: their step times, with what no placement can beat."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
+
+from ..errors import InvalidInput
+from ..graph.units import format_bytes
+from .colors import LIMIT, OKABE_ITO
+from .layout import scale, styled
+
+if TYPE_CHECKING:
+    import pandas
+
+COLUMNS = ("placer", "makespan_us", "lower_bound_us", "feasible", "peak_bytes")
+
+
+def comparison(table: pandas.DataFrame, *, title: str = "Step time by placer") -> go.Figure:
+    """Bars of the table that `bl.compare` returns: solid where feasible, hatched where memory runs over.
+
+    A placer that found no placement keeps its name on the axis, without a bar. Where a step was measured as well
+    (column `measured_us`), its bar stands beside.
+    """
+    missing = [c for c in COLUMNS if c not in getattr(table, "columns", ())]
+    if missing:
+        raise InvalidInput(f"the table lacks column {missing[0]!r}; give what bl.compare returned")
+    measured = "measured_us" in table.columns and table["measured_us"].notna().any()
+    times = table["makespan_us"].fillna(0.0)
+    largest = max(times.max(), table["measured_us"].max() if measured else 0.0) if len(table) else 0.0
+    factor, unit = scale(float(largest))
+    names = table["placer"].astype(str).tolist()
+    figure = go.Figure(_bars(table, names, factor, unit))
+    if measured:
+        figure.add_trace(
+            go.Bar(x=names, y=table["measured_us"] / factor, name="measured", marker={"color": OKABE_ITO[1]})
+        )
+    bound = table["lower_bound_us"].max() if len(table) else float("nan")
+    if bound == bound:
+        note = {
+            "text": f"lower bound {bound / factor:.3g} {unit}",
+            "font": {"color": LIMIT},
+            "bgcolor": "rgba(255,255,255,0.85)",
+        }
+        figure.add_hline(y=bound / factor, line={"color": LIMIT, "dash": "dash", "width": 1.5}, annotation=note)
+    figure.update_yaxes(title_text=f"step time ({unit})", rangemode="tozero")
+    figure.update_xaxes(type="category", categoryorder="array", categoryarray=names)
+    return styled(figure, title, 360, barmode="group", showlegend=bool(measured))
+
+
+def _bars(table: pandas.DataFrame, names: list[str], factor: float, unit: str) -> go.Bar:
+    texts = []
+    for _, row in table.iterrows():
+        known = row["makespan_us"] == row["makespan_us"]
+        state = "fits" if row["feasible"] else "does not fit"
+        peak = format_bytes(row["peak_bytes"]) if known else ""
+        texts.append(
+            f"<b>{row['placer']}</b><br>{row['makespan_us'] / factor:.4g} {unit}<br>peak {peak}, {state}"
+            if known
+            else f"<b>{row['placer']}</b><br>{row.get('error') or 'no placement'}"
+        )
+    hatch = ["" if ok else "/" for ok in table["feasible"]]
+    return go.Bar(
+        x=names, y=table["makespan_us"] / factor, name="simulated", hovertext=texts,
+        hovertemplate="%{hovertext}<extra></extra>", marker={"color": OKABE_ITO[0], "pattern": {"shape": hatch}},
+    )  # fmt: skip

@@ -1,0 +1,125 @@
+"""The Gantt chart: what every device computes and sends, when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from ..errors import InvalidInput
+from ..graph import Timeline
+from ..graph.units import format_bytes, format_us
+from .bars import Bars, merged
+from .colors import LIMIT, device_colors, faded
+from .layout import scale, styled
+
+
+def gantt(*timelines: Timeline, transfers: bool = True, max_bars: int = 2000, title: str | None = None) -> go.Figure:
+    """One row per device and, below it, a thinner one for what it sends, coloured by the receiver.
+
+    Several timelines (simulated and measured, say) are drawn below each other over one time axis. No timeline takes
+    more than about `2 * max_bars` bars: rows too short to be seen are merged, and say how many they are.
+
+    >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
+    >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])
+    >>> len(gantt(simulate(graph, Cluster.uniform(2), Placement(device=[0, 1]))).data)
+    3
+    """
+    if not timelines or not all(isinstance(t, Timeline) for t in timelines):
+        raise InvalidInput("gantt draws one or more timelines; give what bl.simulate or bl.execute returned")
+    factor, unit = scale(max(t.makespan_us for t in timelines))
+    figure = make_subplots(
+        rows=len(timelines), shared_xaxes=True, vertical_spacing=0.12 / len(timelines),
+        subplot_titles=[_heading(t) for t in timelines] if len(timelines) > 1 else None,
+    )  # fmt: skip
+    for row, timeline in enumerate(timelines, 1):
+        for trace in _traces(timeline, factor, unit, max_bars, transfers):
+            figure.add_trace(trace, row=row, col=1)
+        lanes = [lane for d in timeline.device_names for lane in ((d, _sends(d)) if transfers else (d,))]
+        figure.update_yaxes(categoryorder="array", categoryarray=lanes[::-1], row=row, col=1)
+    figure.update_xaxes(title_text=f"time ({unit})", row=len(timelines), col=1)
+    rows = sum(len(t.device_names) for t in timelines)
+    heading = title or (_heading(timelines[0]) if len(timelines) == 1 else "Schedules of one step")
+    return styled(
+        figure, heading, 130 + (52 if transfers else 34) * rows, barmode="overlay", showlegend=False, bargap=0.15
+    )
+
+
+def _heading(timeline: Timeline) -> str:
+    return f"One step, {timeline.origin}: {format_us(timeline.makespan_us).replace('us', 'µs')}"
+
+
+def _sends(device: str) -> str:
+    return f"{device} sends"
+
+
+def _traces(timeline: Timeline, factor: float, unit: str, max_bars: int, transfers: bool) -> list[go.Bar]:
+    colors = device_colors(timeline.device_names)
+    limit = max(1, max_bars // max(1, len(timeline.device_names)))
+    traces = []
+    for d, device in enumerate(timeline.device_names):
+        mine = np.flatnonzero(timeline.device == d)
+        if len(mine):
+            bars = merged(timeline.start_us[mine], timeline.end_us[mine], limit)
+            texts = _op_texts(timeline, mine, bars)
+            traces.append(_bar(bars, device, texts, [colors[d]] * len(bars.start), factor, 0.8))
+        if transfers:
+            traces += _sending(timeline, d, colors, limit, factor)
+    broken = [v for v in timeline.violations if v.device >= 0 and v.time_us == v.time_us]
+    if broken:
+        traces.append(_marks(timeline, broken, factor))
+    return traces
+
+
+def _sending(timeline: Timeline, device: int, colors: list[str], limit: int, factor: float) -> list[go.Bar]:
+    moved = timeline.transfers
+    mine = np.flatnonzero(moved.source == device)
+    if not len(mine):
+        return []
+    # While a tensor waits for its receiver, the sender is free again: the bar is as long as the sending.
+    sent_us = moved.start_us[mine] + (moved.end_us[mine] - moved.receive_us[mine])
+    bars = merged(moved.start_us[mine], sent_us, limit)
+    shades = [faded(colors[target], 0.75) for target in moved.target[mine[bars.row]]]
+    return [
+        _bar(bars, _sends(timeline.device_names[device]), _transfer_texts(timeline, mine, bars), shades, factor, 0.4)
+    ]
+
+
+def _bar(bars: Bars, lane: str, texts: list[str], colors: list[str], factor: float, width: float) -> go.Bar:
+    return go.Bar(
+        orientation="h", y=[lane] * len(bars.start), base=bars.start / factor, x=(bars.end - bars.start) / factor,
+        width=width, marker={"color": colors, "line": {"width": 0.5, "color": "rgba(255,255,255,0.6)"}},
+        hovertext=texts, hovertemplate="%{hovertext}<extra></extra>",
+    )  # fmt: skip
+
+
+def _span(start: float, end: float) -> str:
+    return f"{format_us(start)} to {format_us(end)} ({format_us(end - start)})".replace("us", "µs")
+
+
+def _op_texts(timeline: Timeline, rows: Any, bars: Bars) -> list[str]:
+    names = [timeline.op_names[timeline.op[rows[r]]] for r in bars.row]
+    return [
+        f"<b>{name}</b>{f' and {count - 1} more' if count > 1 else ''}<br>{_span(start, end)}"
+        for name, count, start, end in zip(names, bars.held, bars.start, bars.end, strict=True)
+    ]
+
+
+def _transfer_texts(timeline: Timeline, rows: Any, bars: Bars) -> list[str]:
+    tensors, targets = timeline.transfers.tensor[rows[bars.row]], timeline.transfers.target[rows[bars.row]]
+    return [
+        f"<b>{timeline.op_names[timeline.tensor_producer[t]]}</b> to {timeline.device_names[d]}, "
+        f"{format_bytes(int(timeline.tensor_bytes[t]))}"
+        f"{f', and {count - 1} more' if count > 1 else ''}<br>{_span(start, end)}"
+        for t, d, count, start, end in zip(tensors, targets, bars.held, bars.start, bars.end, strict=True)
+    ]
+
+
+def _marks(timeline: Timeline, broken: list[Any], factor: float) -> go.Scatter:
+    return go.Scatter(
+        x=[v.time_us / factor for v in broken], y=[timeline.device_names[v.device] for v in broken], mode="markers",
+        marker={"symbol": "x", "size": 11, "color": LIMIT, "line": {"width": 1, "color": "white"}},
+        hovertext=[v.message for v in broken], hovertemplate="%{hovertext}<extra></extra>",
+    )  # fmt: skip

@@ -1,0 +1,92 @@
+"""Memory of each device over time, by what holds it, against the device's limit."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from ..errors import InvalidInput
+from ..graph import MEMORY_CATEGORIES, Timeline
+from ..graph.units import format_bytes
+from .colors import CATEGORY, LIMIT, device_colors, faded
+from .layout import BYTES, scale, styled
+
+
+def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = None) -> go.Figure:
+    """One panel per device: stacked areas of persistent, output, temporary and received bytes, and the limit.
+
+    A device takes at most `max_points` points; of the changes that fall into one point the fullest moment is kept,
+    so that no peak is lost. A measured timeline without a log of changes shows its peaks.
+
+    >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
+    >>> timeline = simulate(OpGraph.from_edges([5.0]), Cluster.uniform(1), Placement(device=[0]))
+    >>> memory(timeline).layout.yaxis.title.text
+    'B'
+    """
+    if not isinstance(timeline, Timeline):
+        raise InvalidInput(f"memory draws a timeline, not {type(timeline).__name__}")
+    if not len(timeline.memory):
+        return _peaks(timeline, title)
+    shown = range(len(timeline.device_names))
+    factor, unit = scale(float(timeline.peak_bytes.max(initial=0)), BYTES)
+    time_factor, time_unit = scale(timeline.makespan_us)
+    figure = make_subplots(
+        rows=len(shown), shared_xaxes=True, vertical_spacing=0.3 / max(4, 2 * len(shown)),
+        subplot_titles=[_heading(timeline, d) for d in shown],
+    )  # fmt: skip
+    for row, device in enumerate(shown, 1):
+        time, level = thinned(*timeline.memory.levels(device), max_points)
+        time = np.append(time, timeline.makespan_us) / time_factor
+        held = np.vstack([level, level[-1:] if len(level) else np.zeros((1, 4), dtype=np.int64)]) / factor
+        for column, category in enumerate(MEMORY_CATEGORIES):
+            figure.add_trace(_area(time, held[:, column], category, row), row=row, col=1)
+        limit, peak = timeline.memory_bytes[device], timeline.peak_bytes[device]
+        if limit <= 1.6 * peak:  # a far-away limit would flatten the areas; the heading names it anyway
+            figure.add_hline(y=limit / factor, line={"color": LIMIT, "dash": "dash", "width": 1.5}, row=row, col=1)
+        figure.update_yaxes(title_text=unit, rangemode="tozero", row=row, col=1)
+    figure.update_xaxes(title_text=f"time ({time_unit})", row=len(shown), col=1)
+    heading = title or f"Memory of one step, {timeline.origin}"
+    legend = {"orientation": "h", "y": 0.99, "yanchor": "top", "x": 1, "xanchor": "right", "yref": "container"}
+    return styled(figure, heading, 130 + 110 * len(shown), legend=legend)
+
+
+def thinned(
+    time: NDArray[np.float64], level: NDArray[np.int64], limit: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """At most `limit` of the rows: per cell of equally many changes, the moment with the largest sum.
+
+    >>> time, level = thinned(np.arange(4.0), np.array([[1], [9], [3], [4]]), 2)
+    >>> time.tolist(), level[:, 0].tolist()
+    ([1.0, 3.0], [9, 4])
+    """
+    if len(time) <= limit:
+        return time, level
+    total = level.sum(axis=1)
+    edges = np.linspace(0, len(time), limit + 1).astype(np.int64)
+    keep = np.array([a + int(total[a:b].argmax()) for a, b in pairwise(edges.tolist())])
+    return time[keep], level[keep]
+
+
+def _heading(timeline: Timeline, device: int) -> str:
+    peak, limit = int(timeline.peak_bytes[device]), int(timeline.memory_bytes[device])
+    over = " — over its limit" if peak > limit else ""
+    return f"{timeline.device_names[device]}: peak {format_bytes(peak)} of {format_bytes(limit)}{over}"
+
+
+def _area(time: NDArray[np.float64], level: NDArray[np.float64], category: str, row: int) -> go.Scatter:
+    return go.Scatter(
+        x=time, y=level, name=category, legendgroup=category, showlegend=row == 1, stackgroup=str(row), mode="lines",
+        line={"shape": "hv", "width": 0.5, "color": CATEGORY[category]}, fillcolor=faded(CATEGORY[category], 0.7),
+    )  # fmt: skip
+
+
+def _peaks(timeline: Timeline, title: str | None) -> go.Figure:
+    factor, unit = scale(float(timeline.peak_bytes.max(initial=0)), BYTES)
+    names = list(timeline.device_names)
+    figure = go.Figure(go.Bar(x=names, y=timeline.peak_bytes / factor, marker={"color": device_colors(names)}))
+    figure.update_yaxes(title_text=unit)
+    return styled(figure, title or f"Peak memory of one step, {timeline.origin}", 300, showlegend=False)

@@ -1,0 +1,291 @@
+"""Figures show what the records say, in a bounded number of marks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import baechi_lab as bl
+from baechi_lab import viz
+from baechi_lab.viz.bars import merged
+from baechi_lab.viz.colors import device_colors, faded, text_on
+from baechi_lab.viz.layers import depths, drawing
+from baechi_lab.viz.memory_chart import thinned
+
+
+@pytest.fixture
+def graph():
+    """Source 5, branches of 10 and 20, sink 5."""
+    return bl.OpGraph.from_edges(
+        [5, 10, 20, 5], [(0, 1, 1000), (0, 2, 1000), (1, 3, 1000), (2, 3, 1000)], names=["in", "left", "right", "out"]
+    )
+
+
+@pytest.fixture
+def timeline(graph):
+    """The right branch on a second device; transfers cost 4."""
+    cluster = bl.Cluster.uniform(2, memory_bytes="1MB", link=bl.Link(4.0, 0.0), comm="parallel")
+    return bl.simulate(graph, cluster, bl.Placement(device=[0, 0, 1, 0]))
+
+
+# -- colours -------------------------------------------------------------------------------------------------
+
+
+def test_sixteen_devices_have_sixteen_colours():
+    assert len(set(device_colors(16))) == 16
+    assert device_colors(["a", "b"]) == device_colors(16)[:2]
+
+
+@pytest.mark.parametrize("share", [(0.29275, 0.70725), (0.11238, 0.88762)], ids=["deuteranope", "protanope"])
+def test_first_eight_colours_differ_for_red_green_blind_readers(share):
+    # Viénot, Brettel and Mollon 1999: what is seen depends on R' = G' = a mean of linear red and green, and on blue.
+    def seen(color):
+        red, green, blue = (int(color[k : k + 2], 16) / 255 for k in (1, 3, 5))
+        linear = [c**2.2 for c in (red, green, blue)]
+        yellow = share[0] * linear[0] + share[1] * linear[1]
+        return np.array([yellow ** (1 / 2.2), linear[2] ** (1 / 2.2)])
+
+    first = [seen(c) for c in device_colors(8)]
+    apart = [np.linalg.norm(a - b) for i, a in enumerate(first) for b in first[:i]]
+    assert min(apart) > 0.09
+
+
+def test_text_colour_contrasts():
+    assert text_on("#FFFFFF") == "#000000"
+    assert text_on("#000080") == "#FFFFFF"
+    assert faded("#FF0080", 0.5) == "rgba(255,0,128,0.5)"
+
+
+# -- bars ----------------------------------------------------------------------------------------------------
+
+
+def test_few_rows_stay_as_they_are():
+    bars = merged(np.array([5.0, 0.0]), np.array([6.0, 2.0]), 10)
+    assert bars.start.tolist() == [0.0, 5.0]
+    assert bars.row.tolist() == [1, 0]
+    assert bars.held.tolist() == [1, 1]
+
+
+def test_many_rows_are_merged_without_losing_any():
+    rng = np.random.default_rng(0)
+    start = np.sort(rng.uniform(0, 1000, 50_000))
+    end = start + rng.uniform(0, 0.02, 50_000)
+    bars = merged(start, end, 500)
+    assert len(bars.start) <= 2 * 500 + 1
+    assert bars.held.sum() == 50_000
+    assert bars.start[0] == start[0]
+    assert bars.end.max() == end.max()
+
+
+def test_long_row_among_short_ones_keeps_its_own_bar():
+    start = np.r_[np.arange(100) * 0.1, 10.0, 60 + np.arange(100) * 0.1]
+    end = np.r_[np.arange(100) * 0.1 + 0.05, 60.0, 60 + np.arange(100) * 0.1 + 0.05]
+    bars = merged(start, end, 10)
+    alone = (bars.start == 10.0) & (bars.end == 60.0)
+    assert bars.held[alone].tolist() == [1]
+    assert bars.row[alone].tolist() == [100]
+
+
+def test_rows_of_one_instant():
+    bars = merged(np.zeros(10), np.zeros(10), 3)
+    assert bars.held.sum() == 10
+
+
+# -- Gantt ---------------------------------------------------------------------------------------------------
+
+
+def test_gantt_has_the_rows_of_the_timeline(timeline):
+    figure = viz.gantt(timeline)
+    ops = {text.split("</b>")[0][3:]: (base, x) for bar in figure.data[:1] for text, base, x in _rows(bar)}
+    assert ops == {"in": (0, 5), "left": (5, 10), "out": (33, 5)}  # right: 5 + 4 .. 29 on device 1, back at 33
+    lanes = [bar.y[0] for bar in figure.data]
+    assert lanes == ["gpu:0", "gpu:0 sends", "gpu:1", "gpu:1 sends"]
+    assert figure.data[0].marker.color[0] == device_colors(2)[0]
+
+
+def _rows(bar):
+    return zip(bar.hovertext, bar.base, bar.x, strict=True)
+
+
+def test_gantt_sends_do_not_overlap_where_they_wait_for_the_receiver():
+    # Both producers send to device 2 at 10; with one queue per device the second is received from 14 on, until 18.
+    graph = bl.OpGraph.from_edges([10, 10, 5], [(0, 2, 1), (1, 2, 1)])
+    cluster = bl.Cluster.uniform(3, link=bl.Link(4.0, 0.0), comm="sequential")
+    timeline = bl.simulate(graph, cluster, bl.Placement(device=[0, 1, 2]))
+    assert timeline.transfers.end_us.tolist() == [14, 18]
+    sends = [bar for bar in viz.gantt(timeline).data if bar.y[0].endswith("sends")]
+    assert [(bar.base[0], bar.x[0]) for bar in sends] == [(10, 4), (10, 4)]
+
+
+def test_gantt_without_transfers(timeline):
+    assert [bar.y[0] for bar in viz.gantt(timeline, transfers=False).data] == ["gpu:0", "gpu:1"]
+
+
+def test_gantt_of_two_timelines_shares_the_time_axis(timeline):
+    figure = viz.gantt(timeline, timeline)
+    assert {bar.xaxis for bar in figure.data} == {"x", "x2"}
+    assert figure.layout.xaxis.matches == "x2"
+    assert "simulated" in figure.layout.annotations[0].text
+
+
+def test_gantt_marks_violations(graph):
+    cluster = bl.Cluster.uniform(1, memory_bytes=1500)
+    broken = bl.simulate(graph, cluster, bl.Placement(device=[0] * 4))
+    assert broken.violations
+    marks = viz.gantt(broken).data[-1]
+    assert marks.mode == "markers"
+    assert "exceeds" in marks.hovertext[0]
+
+
+def test_gantt_of_a_large_timeline_stays_small():
+    graph = bl.generators.chain(20_000, seed=1)
+    timeline = bl.simulate(graph, bl.Cluster.uniform(2), bl.Placement(device=np.arange(20_000) % 2))
+    figure = viz.gantt(timeline, max_bars=1000)
+    assert sum(len(bar.base) for bar in figure.data) <= 2 * 1000 + 2 * 1000 + 8
+    assert "more" in figure.data[0].hovertext[0]
+
+
+def test_gantt_of_an_empty_graph():
+    empty = bl.simulate(bl.OpGraph.from_edges([]), bl.Cluster.uniform(2), bl.Placement(device=np.zeros(0, dtype=int)))
+    assert len(viz.gantt(empty).data) == 0
+
+
+# -- memory --------------------------------------------------------------------------------------------------
+
+
+def test_memory_areas_sum_to_the_peak(timeline):
+    figure = viz.memory(timeline)
+    for device in range(2):
+        areas = figure.data[4 * device : 4 * device + 4]
+        assert [a.name for a in areas] == ["persistent", "outputs", "temporary", "copies"]
+        total = sum(np.array(a.y) for a in areas)
+        assert total.max() * 1000 == timeline.peak_bytes[device]  # drawn in kB
+
+
+def test_memory_draws_a_limit_that_is_near_and_names_one_that_is_far(graph, timeline):
+    assert len(viz.memory(timeline).layout.shapes) == 0
+    assert "of 1.00 MB" in viz.memory(timeline).layout.annotations[0].text
+    near = bl.simulate(graph, bl.Cluster.uniform(1, memory_bytes=1500), bl.Placement(device=[0] * 4))
+    figure = viz.memory(near)
+    assert figure.layout.shapes[0].y0 == 1.5
+    assert "over its limit" in figure.layout.annotations[0].text
+
+
+def test_thinning_keeps_peaks():
+    rng = np.random.default_rng(3)
+    level = rng.integers(0, 1000, (10_000, 4))
+    time, kept = thinned(np.arange(10_000.0), level, 100)
+    assert len(time) == 100
+    assert kept.sum(axis=1).max() == level.sum(axis=1).max()
+    assert np.all(np.diff(time) > 0)
+
+
+def test_memory_without_a_log_shows_peaks(timeline):
+    from dataclasses import replace
+
+    from baechi_lab.graph import MemoryLog
+
+    figure = viz.memory(replace(timeline, memory=MemoryLog.none(), origin="measured"))
+    assert figure.data[0].type == "bar"
+    assert "measured" in figure.layout.title.text
+
+
+# -- graph ---------------------------------------------------------------------------------------------------
+
+
+def test_depths_are_longest_paths():
+    graph = bl.OpGraph.from_edges([1] * 4, [(0, 1, 1), (1, 2, 1), (0, 2, 1), (2, 3, 1)])
+    assert depths(graph).tolist() == [0, 1, 2, 3]
+
+
+def test_graph_shows_every_op_once(graph):
+    figure = viz.graph(graph, bl.Placement(device=[0, 0, 1, 0]), device_names=("gpu:0", "gpu:1"))
+    nodes = {t.name: len(t.x) for t in figure.data if t.mode == "markers"}
+    assert nodes == {"gpu:0": 3, "gpu:1": 1}
+    crossing = next(t for t in figure.data if t.name == "between devices")
+    assert np.isnan(crossing.x).sum() == 2  # one gap per edge: in -> right, right -> out
+
+
+def test_graph_without_placement_is_grey(graph):
+    figure = viz.graph(graph)
+    assert [t.name for t in figure.data if t.mode == "markers"] == ["not placed"]
+
+
+def test_layers_hold_distinct_positions():
+    graph = bl.generators.random_dag(300, seed=2)
+    drawn = drawing(graph, None, 1000)
+    assert len(set(zip(drawn.x, drawn.y, strict=True))) == 300
+    assert np.all(drawn.x[drawn.source] < drawn.x[drawn.target])
+
+
+def test_large_graph_is_drawn_in_bands_without_losing_ops():
+    graph = bl.generators.chain(5000, seed=0)
+    device = np.arange(5000) * 3 // 5000
+    drawn = drawing(graph, device.astype(np.int32), 200)
+    assert len(drawn.device) <= 200
+    assert sum(map(len, drawn.members)) == 5000
+    assert drawn.duration_us.sum() == pytest.approx(graph.duration_us.sum())
+    assert all(len(set(device[ops])) == 1 for ops in drawn.members)
+    assert "drawn" in viz.graph(graph, max_nodes=200).layout.title.text
+
+
+def test_barycentres_untangle_a_crossing():
+    # Two chains whose second ops are listed the other way round: as listed they cross, sorted they do not.
+    graph = bl.OpGraph.from_edges([1] * 4, [(0, 3, 1), (1, 2, 1)])
+    drawn = drawing(graph, None, 10)
+    assert (drawn.y[0] - drawn.y[1]) * (drawn.y[3] - drawn.y[2]) > 0
+
+
+def test_empty_graph_is_an_empty_picture():
+    assert len(viz.graph(bl.OpGraph.from_edges([])).data) == 2
+
+
+def test_coarse_graph_says_how_many_original_ops():
+    fine = bl.OpGraph.from_edges([1.0, 2.0, 3.0], [(0, 1, 8), (1, 2, 8)])
+    coarse = bl.OpGraph.from_edges([3.0, 3.0], [(0, 1, 8)], group_of=[0, 0, 1], source_key=fine.key)
+    nodes = viz.graph(coarse).data[-1]
+    assert "2 original ops" in nodes.hovertext[0]
+
+
+# -- comparison ----------------------------------------------------------------------------------------------
+
+
+def table(**columns):
+    """Two placers; the second found nothing."""
+    base = {
+        "placer": ["a", "b"], "makespan_us": [2000.0, np.nan], "lower_bound_us": [1000.0, 1000.0],
+        "feasible": [True, False], "peak_bytes": [10.0, np.nan], "error": ["", "no room"],
+    }  # fmt: skip
+    return pd.DataFrame({**base, **columns})
+
+
+def test_comparison_bars_and_bound():
+    figure = viz.comparison(table())
+    assert figure.data[0].y[0] == 2.0  # milliseconds
+    assert "no room" in figure.data[0].hovertext[1]
+    assert figure.layout.shapes[0].y0 == 1.0
+    assert "lower bound 1 ms" in figure.layout.annotations[0].text
+
+
+def test_comparison_with_measured_steps():
+    figure = viz.comparison(table(measured_us=[2500.0, np.nan]))
+    assert [t.name for t in figure.data] == ["simulated", "measured"]
+    assert figure.data[1].y[0] == 2.5
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: viz.gantt(), "one or more timelines"),
+        (lambda: viz.gantt("x"), "one or more timelines"),
+        (lambda: viz.memory(3), "not int"),
+        (lambda: viz.graph(3), "not int"),
+        (lambda: viz.graph(bl.OpGraph.from_edges([1.0]), max_nodes=0), "max_nodes is 0"),
+        (lambda: viz.graph(bl.OpGraph.from_edges([1.0]), bl.Placement(device=[0, 0])), "another graph"),
+        (lambda: viz.comparison(pd.DataFrame({"placer": []})), "lacks column 'makespan_us'"),
+    ],
+)
+def test_wrong_records_are_refused(draw, message):
+    with pytest.raises(bl.InvalidInput, match=message):
+        draw()
