@@ -1,0 +1,77 @@
+"""Assigner: moves a model's parameters as placed and makes its forward follow the plan; `gather` undoes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import InvalidInput
+from ..graph import Cluster, OpGraph, Placement
+from .plan import make_plan, torch_devices
+from .records import Trace
+from .runtime.intercept import Interceptor
+from .runtime.launch import launch, move
+from .runtime.plan import Plan
+from .runtime.session import Session
+from .runtime.transport import HostTransport
+from .tracing import check_model
+
+
+@dataclass(frozen=True, eq=False)
+class Distribution:
+    """How a model is distributed; `distribution(model)` returns it."""
+
+    plan: Plan
+    placement: Placement
+    trace: Trace
+    session: Session
+    interceptor: Interceptor | None
+    homes: dict[str, torch.device]
+    graph: OpGraph | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        raise TypeError("the model is distributed; gather the model before copying or pickling it")
+
+    __reduce__ = __deepcopy__  # type: ignore[assignment]
+
+
+def assign(
+    model: nn.Module, traced: Trace, placement: Placement, cluster: Cluster, *, reorder: str = "gpu",
+    devices: list[str] | None = None, output_device: str | None = None, graph: OpGraph | None = None,
+    transport: HostTransport | None = None,
+) -> nn.Module:  # fmt: skip
+    """Distribute `model` as placed and return it (the same object, as `nn.Module.to` does).
+
+    `transport` replaces the streams, for example by `HostTransport(devices)`: plain blocking `.to()`.
+    """
+    check_model(model)
+    plan = make_plan(traced, placement, torch_devices(cluster, devices), reorder=reorder)
+    homes = {name: t.device for name, t in (*model.named_parameters(), *model.named_buffers())}
+    session, interceptor = launch(model, plan, output_device=output_device, transport=transport)
+    model.__dict__["_baechi"] = Distribution(plan, placement, traced, session, interceptor, homes, graph)
+    return model
+
+
+def distribution(model: nn.Module) -> Distribution:
+    """How `model` is distributed; `InvalidInput` when it is not."""
+    found = model.__dict__.get("_baechi") if isinstance(model, nn.Module) else None
+    if not isinstance(found, Distribution):
+        raise InvalidInput(f"the {type(model).__name__} is not distributed; use bl.torch.distribute first")
+    return found
+
+
+def gather(model: nn.Module, device: str | None = None) -> nn.Module:
+    """Undo `distribute`: parameters go back to where they were (or to `device`), `forward` is the model's own again.
+
+    Raises `InvalidInput` when the model is not distributed.
+    """
+    found = distribution(model)
+    if found.interceptor is not None:
+        found.interceptor.remove()
+    found.session.close()
+    del model.__dict__["_baechi"]
+    move(model, found.homes if device is None else dict.fromkeys(found.homes, torch.device(device)))
+    return model

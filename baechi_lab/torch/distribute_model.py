@@ -1,0 +1,87 @@
+"""The three lines: profile, place, assign."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ..errors import InvalidInput
+from ..graph import Cluster, OpGraph, Placement
+from .assigner import assign
+from .plan import torch_devices
+from .tracing import trace
+
+if TYPE_CHECKING:
+    from ..placers.base import Placer
+
+
+def distribute(
+    model: nn.Module, sample_inputs: Any, cluster: Cluster, placer: str | Placer | Placement = "m-sct", *,
+    mode: str | None = None, atomic: Collection[str | type] = (), reorder: str = "gpu", devices: list[str] | None = None,
+    output_device: str | None = None, graph: OpGraph | None = None, warmup: int = 2, runs: int = 5,
+    optimizer_states: int = 0, **placer_params: Any,
+) -> nn.Module:  # fmt: skip
+    """Make `model` model-parallel over `cluster` and return it: the same object, used as before.
+
+    Parameters:
+        sample_inputs: a tensor, a tuple of positional arguments, or a dict of keywords, to profile with.
+        placer: a registered placer's name, a placer object, or a `Placement` of `profile`'s graph (or of the model's
+            calls alone); `placer_params` go to a named one.
+        mode, atomic, warmup, runs, optimizer_states: see `bl.torch.profile`.
+        reorder: submit in the planned order within each device ("gpu"), over all devices ("global"), or in code
+            order ("none"). Layers that would have to wait must not have hooks.
+        devices: the torch device of each device of the cluster, for example `["cuda:0", "cuda:0"]` for two stream
+            groups on one GPU. By default `kind="cpu"` devices are torch's `cpu`, all others the attached GPUs in turn.
+        output_device: where outputs are brought; by default where the first input is.
+        graph: a graph from `bl.torch.profile` of this model and these inputs, to not profile again.
+
+    Parameters move to their devices and stay the same objects, so an optimizer made before goes on working, as do
+    `state_dict`, `train()`, `eval()`, autocast and checkpoints. `gather` undoes it. Custom autograd functions called
+    between layers run where their inputs are; wrap them in a module to have them placed.
+
+    Raises:
+        InvalidInput: a model that cannot be traced (naming the layer), a model that is distributed already, hooks.
+        InfeasiblePlacement: it does not fit. ExecutionError: more GPUs asked for than attached.
+
+    >>> import torch
+    >>> model = distribute(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4), Cluster.uniform(2, kind="cpu"), "single")
+    >>> tuple(model(torch.ones(2, 4)).shape)
+    (2, 4)
+    """
+    from ..profilers.torch_profile import in_mode, mode_of, profile_layers
+
+    training = mode_of(model, mode)
+    with in_mode(model, training):
+        traced = trace(model, sample_inputs, atomic=atomic)
+    if isinstance(placer, Placement):
+        placement = placer if graph is None else placer.on(graph)
+    else:
+        if graph is None:
+            names = torch_devices(cluster, devices)
+            layers = profile_layers(
+                model, sample_inputs, mode="training" if training else "inference", warmup=warmup, runs=runs, traced=traced,
+                device=next((d for d in names if d.startswith("cuda")), None),
+            )  # fmt: skip
+            graph = layers.graph(optimizer_states=optimizer_states)
+        _same_calls(graph, [c.key for c in traced.calls])
+        placement = _place(graph, cluster, placer, placer_params)
+    return assign(
+        model, traced, placement, cluster, reorder=reorder, devices=devices, output_device=output_device, graph=graph
+    )
+
+
+def _place(graph: OpGraph, cluster: Cluster, placer: Any, params: dict[str, Any]) -> Placement:
+    """Layers are placed as they are: fusing them would only take choices from the placer (`atomic` merges by module)."""
+    from ..placers import place
+
+    return place(graph, cluster, placer, **params)
+
+
+def _same_calls(graph: OpGraph, keys: list[str]) -> None:
+    if list(graph.names[: len(keys)]) != keys:
+        wrong = next((k for k, name in zip(keys, graph.names, strict=False) if k != name), keys[-1] if keys else "")
+        raise InvalidInput(
+            f"graph was profiled from another model or mode: call {wrong!r} is not where the model has it"
+        )

@@ -1,0 +1,74 @@
+"""Where a human expert puts the layers of the benchmark models.
+
+GNMT: each LSTM layer of encoder and decoder on another device, embeddings with the first, the output projection with
+the last (paper B, section 5.3, after Wu et al.). Inception-V3 and ResNet-50: one device (the same section).
+Transformer and BERT: equal contiguous stacks of layers, embeddings with the first stack, the head with the last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from ...errors import InvalidInput, UnknownNameError
+from ...graph import Cluster, OpGraph, Placement
+
+
+def expert(name: str, graph: OpGraph, cluster: Cluster) -> Placement:
+    """The expert's placement of a graph that `bl.torch.profile` made of the model `name`.
+
+    A call that no rule names goes with the last call before it; colocation groups and backward ops stay together.
+    Raises `UnknownNameError` for a model without an expert.
+    """
+    if name not in _RULES:
+        raise UnknownNameError.of("model", name, _RULES)
+    if graph.n == 0:
+        raise InvalidInput("the graph has no ops; profile the model first")
+    forward = np.flatnonzero(graph.forward_of < 0)
+    layers = 1 + max(
+        (int(m) for text in graph.names for m in re.findall(r"(?:layers|encoder|decoder)\.(\d+)", text)), default=0
+    )
+    rule, device, here = _RULES[name], np.zeros(graph.n, dtype=np.int32), 0
+    for op in forward:
+        stage = rule(graph.names[op], layers, cluster.n)
+        here = here if stage is None else min(stage, cluster.n - 1)
+        device[op] = here
+    first: dict[int, int] = {}
+    for op in forward:
+        group = int(graph.colocation[op])
+        if group >= 0:
+            device[op] = first.setdefault(group, int(device[op]))
+    back = graph.forward_of >= 0
+    device[back] = device[graph.forward_of[back]]
+    return Placement(device=device, placer="expert", params={"model": name}, graph_key=graph.key)
+
+
+def _one(op: str, layers: int, devices: int) -> int | None:
+    return 0
+
+
+def _gnmt(op: str, layers: int, devices: int) -> int | None:
+    if op in ("source", "target"):
+        return 0
+    found = re.match(r"(?:encoder|decoder)\.(first|rest\.(\d+))", op)
+    if found:
+        return 0 if found.group(1) == "first" else (int(found.group(2)) + 1) % devices
+    return None  # the head follows the last decoder layer
+
+
+def _stacks(op: str, layers: int, devices: int) -> int | None:
+    if op.startswith("embedding") or op == "dropout":
+        return 0
+    found = re.match(r"(?:layers|encoder|decoder)\.(\d+)", op)
+    return int(found.group(1)) * devices // layers if found else None
+
+
+_RULES: dict[str, Callable[[str, int, int], int | None]] = {
+    "inception_v3": _one,
+    "resnet50": _one,
+    "gnmt": _gnmt,
+    "transformer": _stacks,
+    "bert": _stacks,
+}

@@ -1,0 +1,31 @@
+"""Losses of the benchmark models; outputs may lie on several devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+
+def class_loss(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of logits, with 0.4 of the auxiliary head's where there is one."""
+    if isinstance(outputs, tuple):
+        return F.cross_entropy(outputs[0], labels) + 0.4 * F.cross_entropy(outputs[1].to(outputs[0].device), labels)
+    return F.cross_entropy(outputs, labels)
+
+
+def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy per token."""
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def pretraining_loss(outputs: Any, labels: torch.Tensor, follows: torch.Tensor) -> torch.Tensor:
+    """Masked-token and next-sentence cross entropy."""
+    return token_loss(outputs[0], labels) + F.cross_entropy(outputs[1].to(outputs[0].device), follows)
+
+
+def mean_square(outputs: Any) -> torch.Tensor:
+    """A loss for any tensor or tuple of tensors: the sum of their mean squares."""
+    flat = [outputs] if isinstance(outputs, torch.Tensor) else [t for t in outputs if isinstance(t, torch.Tensor)]
+    return torch.stack([t.float().square().mean().to(flat[0].device) for t in flat if t.is_floating_point()]).sum()

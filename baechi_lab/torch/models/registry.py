@@ -1,0 +1,107 @@
+"""Models by name, as training steps."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import InvalidInput, UnknownNameError
+from ..step import TorchStep
+from .bert import BERT
+from .gnmt import GNMT
+from .inception import InceptionV3
+from .losses import class_loss, pretraining_loss, token_loss
+from .resnet import ResNet
+from .transformer import Transformer
+
+
+def build(name: str, *, batch_size: int = 32, seed: int = 0, optimizer: str | None = "sgd", **config: Any) -> TorchStep:
+    """The training step of a benchmark model with random data.
+
+    `names()` lists the models. `config` changes the size: keywords of the model's class, and `image_size`
+    (inception_v3, resnet50) or `length` (tokens per sentence; transformer, gnmt, bert). `optimizer` is "sgd" or None.
+
+    Raises:
+        UnknownNameError: no such model. InvalidInput: a keyword that it does not know, or a batch below 1.
+
+    >>> build("resnet50", batch_size=2, image_size=32, width=4, blocks=(1, 1), classes=5)
+    <TorchStep 'resnet50': inputs [2, 3, 32, 32]>
+    """
+    if name not in _MAKERS:
+        raise UnknownNameError.of("model", name, _MAKERS)
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InvalidInput(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
+    if optimizer not in ("sgd", None):
+        raise InvalidInput(f"optimizer is {optimizer!r}; it must be 'sgd' or None")
+    generator = torch.Generator().manual_seed(seed)
+    make, inputs, loss, targets = _MAKERS[name](batch_size, generator, dict(config))
+    return TorchStep(
+        name=name,
+        build=make,
+        inputs=inputs,
+        loss=loss,
+        targets=targets,
+        optimizer=partial(torch.optim.SGD, lr=0.01) if optimizer == "sgd" else None,
+        seed=seed,
+        config={"batch_size": batch_size, **config},
+    )
+
+
+def names() -> list[str]:
+    """The names of all models."""
+    return sorted(_MAKERS)
+
+
+Made = tuple[Callable[[], nn.Module], tuple[torch.Tensor, ...], Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
+
+
+def _image(model: type[nn.Module], size: int) -> Callable[[int, torch.Generator, dict[str, Any]], Made]:
+    def made(batch: int, generator: torch.Generator, config: dict[str, Any]) -> Made:
+        side, classes = config.pop("image_size", size), config.get("classes", 1000)
+        images = torch.randn(batch, 3, side, side, generator=generator)
+        labels = torch.randint(classes, (batch,), generator=generator)
+        return _checked(model, config), (images,), class_loss, (labels,)
+
+    return made
+
+
+def _translation(
+    model: type[nn.Module], words: int, size: int
+) -> Callable[[int, torch.Generator, dict[str, Any]], Made]:
+    def made(batch: int, generator: torch.Generator, config: dict[str, Any]) -> Made:
+        length, vocabulary = config.pop("length", size), config.get("vocabulary", words)
+        source, target, labels = (torch.randint(1, vocabulary, (batch, length), generator=generator) for _ in range(3))
+        return _checked(model, config), (source, target), token_loss, (labels,)
+
+    return made
+
+
+def _bert(batch: int, generator: torch.Generator, config: dict[str, Any]) -> Made:
+    length, vocabulary = config.pop("length", 128), config.get("vocabulary", 30522)
+    config["length"] = max(length, 1)
+    tokens, labels = (torch.randint(1, vocabulary, (batch, length), generator=generator) for _ in range(2))
+    segments = (torch.arange(length) >= length // 2).long().expand(batch, length).contiguous()
+    follows = torch.randint(2, (batch,), generator=generator)
+    return _checked(BERT, config), (tokens, segments), pretraining_loss, (labels, follows)
+
+
+def _checked(model: Any, config: dict[str, Any]) -> Callable[[], nn.Module]:
+    known = list(inspect.signature(model).parameters)
+    for key in config:
+        if key not in known:
+            raise UnknownNameError.of(f"parameter of {model.__name__}:", key, known)
+    return partial(model, **config)
+
+
+_MAKERS: dict[str, Callable[[int, torch.Generator, dict[str, Any]], Made]] = {
+    "inception_v3": _image(InceptionV3, 299),
+    "resnet50": _image(ResNet, 224),
+    "transformer": _translation(Transformer, 32000, 64),
+    "gnmt": _translation(GNMT, 32000, 40),
+    "bert": _bert,
+}

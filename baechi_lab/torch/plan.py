@@ -1,0 +1,105 @@
+"""From a trace and a placement to the plan that the distributed model follows."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import ExecutionError, InvalidInput, UnknownNameError
+from ..graph import Cluster, Placement
+from .records import Trace
+from .runtime.order import CRITERIA
+from .runtime.plan import Plan
+
+
+def make_plan(trace: Trace, placement: Placement, devices: tuple[str, ...], *, reorder: str = "gpu") -> Plan:
+    """The plan for calls `trace.calls`, whose ops come first in the placement (backward ops may follow).
+
+    Calls that draw random numbers on one physical device keep their code order, so that a seed gives the numbers
+    that code order gives; so do calls of one module with buffers. Calls of one group must share a device.
+
+    Raises:
+        UnknownNameError: an unknown `reorder`. InvalidInput: a placement of other size, or one that splits a group.
+    """
+    if reorder not in CRITERIA:
+        raise UnknownNameError.of("reorder", reorder, CRITERIA)
+    n = len(trace.calls)
+    if placement.n < n:
+        raise InvalidInput(f"the placement has {placement.n} ops; the model has {n} calls")
+    device = tuple(int(d) for d in placement.device[:n])
+    if device and max(device) >= len(devices):
+        raise InvalidInput(f"the placement uses device {max(device)}; there are devices 0..{len(devices) - 1}")
+    for group in trace.groups:
+        if len({device[i] for i in group}) > 1:
+            shown = ", ".join(f"{trace.calls[i].key!r} on {device[i]}" for i in group[:4])
+            raise InvalidInput(
+                f"the placement splits calls that share parameters or memory: {shown}; put them on one device"
+            )
+    calls = trace.calls
+    return Plan(
+        keys=tuple(c.key for c in calls),
+        device=device,
+        devices=devices,
+        parents=_parents(trace, device, devices),
+        sends=_sends(trace, device),
+        layers=trace.layers,
+        layer_device={c.module: device[i] for i, c in reversed(list(enumerate(calls))) if c.module is not None},
+        parameters=_homes(trace, device),
+        rank=None if placement.rank is None else tuple(float(r) for r in placement.rank[:n]),
+        reorder=reorder,
+        inplace=frozenset(i for i, c in enumerate(calls) if c.inplace),
+    )
+
+
+def torch_devices(cluster: Cluster, devices: tuple[str, ...] | list[str] | None = None) -> tuple[str, ...]:
+    """The torch device of every device of the cluster: kind `cpu` is torch's `cpu`, kind `gpu` the GPUs in turn.
+
+    `devices` names them instead, for example `["cuda:0", "cuda:0"]` for two stream groups on one GPU.
+    Raises `ExecutionError` when the cluster has more GPUs than are attached.
+    """
+    if devices is not None:
+        named = tuple(str(torch.device(d)) for d in devices)
+        if len(named) != cluster.n:
+            raise InvalidInput(f"devices names {len(named)} torch devices; the cluster has {cluster.n} devices")
+        return named
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = [d for d in cluster.devices if d.kind != "cpu"]
+    if len(gpus) > found:
+        raise ExecutionError(
+            f"the cluster has {len(gpus)} GPUs ({', '.join(d.name for d in gpus)}) and torch sees {found}; "
+            "use kind='cpu' devices, or name the torch devices with devices=[...]"
+        )
+    turn = iter(range(found))
+    return tuple("cpu" if d.kind == "cpu" else f"cuda:{next(turn)}" for d in cluster.devices)
+
+
+def _parents(trace: Trace, device: tuple[int, ...], devices: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    last: dict[str, int] = {}
+    parents: list[tuple[int, ...]] = []
+    for i, call in enumerate(trace.calls):
+        above = set(trace.parents(i))
+        if call.random:
+            generator = devices[device[i]]
+            if generator in last:
+                above.add(last[generator])
+            last[generator] = i
+        parents.append(tuple(sorted(above)))
+    return tuple(parents)
+
+
+def _sends(trace: Trace, device: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    sends: list[dict[tuple[int, int], None]] = [{} for _ in trace.calls]
+    for i, call in enumerate(trace.calls):
+        for v in call.reads:
+            value = trace.values[v]
+            if value.position >= 0 and device[value.producer] != device[i]:
+                sends[value.producer][value.position, device[i]] = None
+    return tuple(tuple(s) for s in sends)
+
+
+def _homes(trace: Trace, device: tuple[int, ...]) -> dict[str, int]:
+    """Parameters and buffers live where the first call that uses them runs."""
+    homes: dict[str, int] = {}
+    for i, call in enumerate(trace.calls):
+        for name in (*call.parameters, *call.buffers):
+            homes.setdefault(name, device[i])
+    return homes

@@ -1,0 +1,75 @@
+"""Records of a trace: values, calls, and the calls of one forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor as it is passed: `producer` is the index of the call that made its data."""
+
+    producer: int
+    size_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    requires_grad: bool
+    position: int
+    """Which output of the call it is; -1 for a view that was made between layers."""
+    storage: int
+    """Values that share memory have the same number."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a layer, or of a function between layers.
+
+    `reads` are the values it takes in (indices into `Trace.values`), `after` the calls it must follow without taking
+    data from them (in-place writes, state shared between calls).
+    """
+
+    key: str
+    op_type: str
+    module: str | None
+    reads: tuple[int, ...]
+    after: tuple[int, ...]
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    random: bool
+    inplace: bool
+    output_bytes: int
+    requires_grad: bool
+    read_at: dict[int, int] = field(default_factory=dict)
+    """Value -> its first position among the tensors passed in."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The calls of one forward in code order; `groups` lists calls that must share a device."""
+
+    layers: tuple[str, ...]
+    calls: tuple[Call, ...]
+    values: tuple[Value, ...]
+    groups: tuple[tuple[int, ...], ...]
+    parameter_bytes: dict[str, int]
+    training: bool
+    results: tuple[int, ...] = ()
+    """Calls that make the model's outputs."""
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def parents(self, index: int) -> tuple[int, ...]:
+        """The calls that call `index` depends on, ascending, each once."""
+        call = self.calls[index]
+        return tuple(sorted({self.values[v].producer for v in call.reads} | set(call.after)))
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Key -> position of the call."""
+        return {call.key: i for i, call in enumerate(self.calls)}
+
+    @property
+    def edges(self) -> set[tuple[str, str]]:
+        """`(parent key, child key)` of every dependency."""
+        return {(self.calls[p].key, c.key) for i, c in enumerate(self.calls) for p in self.parents(i)}

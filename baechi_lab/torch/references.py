@@ -1,0 +1,190 @@
+"""What people use today to spread a PyTorch model over devices, as placers for comparison.
+
+- `Naive`: contiguous parts of the code with equal memory, moved with `.to()` (paper P, section 1.2.1).
+- `Accelerate`: Hugging Face accelerate's `infer_auto_device_map` (package `accelerate`).
+- `Pipelining`: the stages that `torch.distributed.pipelining` makes at split points of equal time.
+
+Each is a placer object, so `bl.compare(graph, cluster, ["m-sct", Naive(), Accelerate(step)])` tables them.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ExecutionError, InfeasiblePlacement, MissingPackage
+from ..graph import Cluster, OpGraph, Placement
+from ..placers.base import Placer
+from .step import TorchStep
+
+
+@dataclass(frozen=True)
+class Naive(Placer):
+    """Contiguous parts of the code with equal memory, as one splits by hand with `.to()`."""
+
+    name: ClassVar[str] = "naive-to"
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        forward = forward_calls(graph)
+        weight = (graph.persistent_bytes + _output_bytes(graph))[forward].astype(np.float64)
+        return _placement(self, graph, equal_parts(weight, cluster.n))
+
+
+@dataclass(frozen=True)
+class Accelerate(Placer):
+    """Hugging Face accelerate: modules in code order fill one device after the other up to a balanced share."""
+
+    name: ClassVar[str] = "accelerate"
+    step: TorchStep
+    balanced: bool = True
+    """False fills each device before the next is used, as `device_map="sequential"` does."""
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        model = self.step.model()
+        modules = device_map(model, cluster, balanced=self.balanced, whole=self.step.atomic)
+        return _placement(self, graph, _by_module(graph, modules))
+
+
+@dataclass(frozen=True)
+class Pipelining(Placer):
+    """torch.distributed.pipelining: stages of equal forward time, without microbatches."""
+
+    name: ClassVar[str] = "torch-pipelining"
+    step: TorchStep
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        splits = split_points(graph, self.step.model(), cluster.n)
+        return _placement(self, graph, _by_module(graph, stages(self.step, splits)))
+
+
+def forward_calls(graph: OpGraph) -> NDArray[np.int64]:
+    """The forward ops, in code order."""
+    return np.flatnonzero(graph.forward_of < 0)
+
+
+def equal_parts(weight: NDArray[np.float64], parts: int) -> NDArray[np.int32]:
+    """Contiguous parts of nearly equal weight: int32, the part of each entry.
+
+    >>> equal_parts(np.array([1.0, 1.0, 2.0]), 2).tolist()
+    [0, 0, 1]
+    """
+    total = weight.sum()
+    middle = np.cumsum(weight) - weight / 2
+    share = middle / total if total > 0 else np.arange(len(weight)) / max(len(weight), 1)
+    return np.minimum((share * parts).astype(np.int32), parts - 1)
+
+
+def device_map(model: Any, cluster: Cluster, *, balanced: bool = True, whole: tuple[str, ...] = ()) -> dict[str, int]:
+    """accelerate's map of module names to device indices. Raises `InfeasiblePlacement` when it would offload."""
+    try:
+        from accelerate import infer_auto_device_map
+        from accelerate.utils import get_balanced_memory
+    except ImportError as error:
+        raise MissingPackage.of("accelerate", "torch", "the reference placer 'accelerate'") from error
+    limits: dict[int | str, int | str] = {d: int(m) for d, m in enumerate(cluster.memory_bytes)}
+    logger = logging.getLogger("accelerate.utils.modeling")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it warns that simulated devices are not attached
+    try:
+        if balanced:
+            limits = get_balanced_memory(model, limits, no_split_module_classes=list(whole))
+        found = infer_auto_device_map(model, limits, no_split_module_classes=list(whole))
+    finally:
+        logger.setLevel(level)
+    away = [name for name, device in found.items() if not isinstance(device, int) and model_bytes(model, name)]
+    if away:
+        needed = sum(p.nbytes for p in model.parameters())
+        raise InfeasiblePlacement(
+            f"accelerate would offload {away[0]!r} to {found[away[0]]}: the parameters do not fit",
+            needed,
+            cluster.memory_bytes.tolist(),
+        )
+    return {name: device for name, device in found.items() if isinstance(device, int)}
+
+
+def model_bytes(model: Any, name: str) -> int:
+    """Bytes of the parameters below a module or parameter of that name."""
+    return sum(p.nbytes for n, p in model.named_parameters() if n == name or n.startswith(f"{name}."))
+
+
+def split_points(graph: OpGraph, model: Any, parts: int) -> list[str]:
+    """Layers at which stages of equal forward time begin."""
+    forward = forward_calls(graph)
+    part = equal_parts(graph.duration_us[forward], parts)
+    # a layer that is called again would begin a stage at every call
+    again = {name.partition("#")[0] for name in graph.names if "#" in name}
+    modules = {name for name, _ in model.named_modules()} - again
+    splits: list[str] = []
+    for k in range(1, parts):
+        later = (graph.names[op] for op in forward[part >= k])
+        first = next((name for name in later if name in modules), None)
+        if first is not None and first not in splits:
+            splits.append(first)
+    return splits
+
+
+def stages(step: TorchStep, splits: list[str]) -> dict[str, int]:
+    """Parameter name -> stage, as `torch.distributed.pipelining` cuts the model. `ExecutionError` when it cannot."""
+    from torch.distributed.pipelining import SplitPoint, pipeline
+
+    model = step.model()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pipe = pipeline(model, mb_args=step.inputs, split_spec=dict.fromkeys(splits, SplitPoint.BEGINNING))
+    except (RuntimeError, AttributeError, ValueError, TypeError, AssertionError) as error:
+        text = str(error).strip().splitlines() or [type(error).__name__]
+        raise ExecutionError(
+            f"torch.distributed.pipelining could not cut the model {step.name!r}: {text[0]}"
+        ) from error
+    found: dict[str, int] = {}
+    for k in range(pipe.num_stages):
+        for name, _ in pipe.get_stage_module(k).named_parameters():
+            found.setdefault(name, k)
+    return found
+
+
+def _by_module(graph: OpGraph, where: Mapping[str, int]) -> NDArray[np.int32]:
+    """The device of each call from a map of names; a call that no name covers stays with the call before it."""
+    device, here = np.zeros(len(forward_calls(graph)), dtype=np.int32), 0
+    for k, op in enumerate(forward_calls(graph)):
+        name = graph.names[op].partition("#")[0].partition("/")[0]
+        here = _covering(name, where, here)
+        device[k] = here
+    return device
+
+
+def _covering(name: str, where: Mapping[str, int], otherwise: int) -> int:
+    prefix = name
+    while prefix:
+        if prefix in where:
+            return where[prefix]
+        prefix = prefix.rpartition(".")[0]
+    below = [device for known, device in where.items() if known.startswith(f"{name}.")]
+    return below[0] if below else where.get("", otherwise)
+
+
+def _output_bytes(graph: OpGraph) -> NDArray[np.int64]:
+    held = np.zeros(graph.n, dtype=np.int64)
+    np.add.at(held, graph.tensor_producer, graph.tensor_bytes)
+    return held
+
+
+def _placement(placer: Placer, graph: OpGraph, device: NDArray[np.int32]) -> Placement:
+    """Colocation groups follow their first call, backward ops their forward op."""
+    column = np.zeros(graph.n, dtype=np.int32)
+    column[forward_calls(graph)] = device
+    first: dict[int, int] = {}
+    for op in forward_calls(graph):
+        group = int(graph.colocation[op])
+        if group >= 0:
+            column[op] = first.setdefault(group, int(column[op]))
+    back = graph.forward_of >= 0
+    column[back] = column[graph.forward_of[back]]
+    return Placement(device=column, placer=placer.name, graph_key=graph.key)

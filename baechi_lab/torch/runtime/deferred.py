@@ -1,0 +1,144 @@
+"""Deferred tensors: what the host gets for a layer that still waits for its turn.
+
+Idea: a tensor subclass that knows shape, dtype and device, and holds no data. Layers and functions that are deferred
+themselves pass it on; whatever else reads it makes the host wait for the layer (see `Session`). The paper returns
+`None` here (its limitation 2); a stand-in lets Python code between layers run unchanged.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .tree import map_tensors, tensors
+
+
+class Future:
+    """The outputs of one deferred call, set once by its thread; `ops` are all waiting calls that they depend on."""
+
+    __slots__ = ("done", "error", "gate", "leaves", "lock", "op", "ops", "pull")
+
+    def __init__(self, gate: Any, op: int, taken: Any, pull: Callable[[], Any] | None = None):
+        self.gate, self.op, self.pull = gate, op, pull
+        own = frozenset() if op < 0 else frozenset([op])
+        self.ops: frozenset[int] = own.union(*(t.future.ops for t in deferred(taken)))
+        self.leaves: list[torch.Tensor] = []
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+        self.lock = threading.Lock()
+
+    def set(self, outputs: Any) -> None:
+        """The call has returned `outputs`."""
+        self.leaves = list(tensors(outputs))
+        self.done.set()
+
+    def fail(self, error: BaseException) -> None:
+        """The call has raised `error`; so does everyone who asks for its outputs."""
+        self.error = error
+        self.done.set()
+
+    @property
+    def coming(self) -> bool:
+        """Whether the outputs come without the host doing anything more."""
+        return self.done.is_set() or self.gate.free or all(self.gate.settled[op] for op in self.ops)
+
+    def get(self) -> list[torch.Tensor]:
+        """Wait for the outputs; a view of deferred data is made by the first who asks for it."""
+        if self.pull is not None:
+            with self.lock:
+                if not self.done.is_set():
+                    self.set(self.pull())
+        self.done.wait()
+        if self.error is not None:
+            raise self.error
+        return self.leaves
+
+
+class Deferred(torch.Tensor):
+    """Stands for output `position` of `future`; `handler` decides what happens to functions of it."""
+
+    future: Future
+    position: int
+    on_function: Callable[..., Any]
+
+    @staticmethod
+    def make(spec: Any, future: Future, position: int, on_function: Callable[..., Any]) -> Deferred:
+        """A stand-in with the shape, dtype and device of `spec`."""
+        made: Deferred = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            Deferred, spec.shape, dtype=spec.dtype, device=spec.device
+        )
+        made.future, made.position, made.on_function = future, position, on_function
+        return made
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The tensor itself, once it is there."""
+        return self.future.get()[self.position]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = next(t for t in tensors((args, kwargs)) if isinstance(t, Deferred))
+        return found.on_function(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*resolve(args), **resolve(kwargs or {}))
+
+
+def resolve(value: Any) -> Any:
+    """The same structure with every deferred tensor replaced by the tensor, waiting where needed."""
+    return map_tensors(value, lambda t: t.value if isinstance(t, Deferred) else t)
+
+
+def deferred(value: Any) -> list[Deferred]:
+    """The deferred tensors in `value`."""
+    return [t for t in tensors(value) if isinstance(t, Deferred)]
+
+
+def defer(outputs: Any, future: Future, on_function: Callable[..., Any]) -> Any:
+    """Stand-ins for all of `outputs`, a structure that has a `Spec` for every tensor."""
+    position = -1
+
+    def fill(value: Any) -> Any:
+        nonlocal position
+        if type(value) is Spec:
+            position += 1
+            return Deferred.make(value, future, position, on_function)
+        if isinstance(value, tuple):
+            return (
+                type(value)(*map(fill, value)) if hasattr(value, "_fields") else type(value)([fill(v) for v in value])
+            )
+        if isinstance(value, list):
+            return [fill(v) for v in value]
+        return {k: fill(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+    return fill(outputs)
+
+
+class Spec:
+    """What is known of a tensor before it is computed."""
+
+    __slots__ = ("device", "dtype", "shape")
+
+    def __init__(self, tensor: torch.Tensor):
+        self.shape, self.dtype, self.device = tuple(tensor.shape), tensor.dtype, tensor.device
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` is as promised."""
+        return tuple(tensor.shape) == self.shape and tensor.dtype == self.dtype
+
+
+def spec_of(outputs: Any) -> Any:
+    """`outputs` with a `Spec` for every tensor; None when something in it can only be known by computing it."""
+    return map_tensors(outputs, Spec) if _deferrable(outputs) else None
+
+
+def _deferrable(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(_deferrable(v) for v in value)
+    if isinstance(value, dict):
+        return type(value) is dict and all(_deferrable(v) for v in value.values())
+    return value is None or isinstance(value, torch.Tensor)

@@ -1,0 +1,89 @@
+"""Gate: lets layers submit in the planned order; a layer that must wait does so in a thread of its own.
+
+Idea (paper P, section 1.3.2): the host reaches the ops in code order. One that is not waiting (see `Settled`) is
+submitted by the host, which at most waits for ops that are sure to come. Any other waits in a thread until all of
+its blockers are submitted, while the host goes on.
+
+Why this cannot deadlock: an op runs on the host only when everything it needs has been reached and is itself not
+waiting, so by induction over the submission order it is submitted without the host. A waiting op's blockers are
+either reached later by the host or wait themselves for ops earlier in the (acyclic) submission order. When the host
+needs a result early, or leaves the forward without having reached an op, `release` drops the order: what remains are
+dependencies on ops that were reached before, which point backwards in code order.
+
+Complexity: O(n + e) per forward, one lock operation per submission.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from .order import Order, Settled
+
+
+class _Waiter:
+    __slots__ = ("left", "lock")
+
+    def __init__(self, left: set[int]):
+        self.left = left
+        self.lock = threading.Lock()
+        self.lock.acquire()
+
+
+class Gate:
+    """The state of one forward.
+
+    >>> from baechi_lab.torch.runtime.order import make_order
+    >>> gate = Gate(make_order([(), ()], None, [0, 0]))
+    >>> gate.reach(0), gate.reach(1)
+    (True, True)
+    """
+
+    def __init__(self, order: Order):
+        self.order = order
+        self.settled = Settled(order.blockers, order.dependents)
+        self.reached = [False] * order.n
+        self.submitted = [False] * order.n
+        self.free = False  # the order is dropped; dependencies on ops that were reached stay
+        self.lock = threading.Lock()
+        self.waiters: dict[int, _Waiter] = {}
+
+    def reach(self, op: int) -> bool:
+        """The host has reached `op`: may the host itself submit it?"""
+        self.reached[op] = True
+        return self.settled.reach(op) or self.free
+
+    def wait(self, op: int) -> None:
+        """Block until every blocker of `op` is submitted, or the order is dropped."""
+        with self.lock:
+            left = self._left(op)
+            if not left:
+                return
+            waiter = self.waiters[op] = _Waiter(left)
+        waiter.lock.acquire()
+
+    def submit(self, op: int) -> None:
+        """`op` is submitted: let those go that waited for it last."""
+        with self.lock:
+            self.submitted[op] = True
+            for dependent in self.order.dependents[op] if self.waiters else ():
+                waiter = self.waiters.get(dependent)
+                if waiter is not None:
+                    waiter.left.discard(op)
+                    self._let_go(dependent)
+
+    def release(self) -> None:
+        """Drop the order for the rest of this forward; ops still wait for those they depend on, if reached."""
+        with self.lock:
+            self.free = True
+            for op in list(self.waiters):
+                self.waiters[op].left = self._left(op)
+                self._let_go(op)
+
+    def _left(self, op: int) -> set[int]:
+        if not self.free:
+            return {b for b in self.order.blockers[op] if not self.submitted[b]}
+        return {p for p in self.order.parents[op] if self.reached[p] and not self.submitted[p]}
+
+    def _let_go(self, op: int) -> None:
+        if not self.waiters[op].left:
+            self.waiters.pop(op).lock.release()

@@ -1,0 +1,250 @@
+"""Interception: every layer call and every torch function between layers goes through one handler.
+
+Idea: the instances' `forward` is replaced (classes stay as they are, so `state_dict`, hooks, `train()` and optimizers
+see the same model), and while a container runs, a `TorchFunctionMode` sees the functions that are called between
+layers: `a + b`, `torch.cat`, `F.softmax`. Inside a layer the mode is switched off: a layer is one operator.
+The tracer, the profiler and the distributed run are handlers of the same interception, so they see the same calls
+under the same keys.
+
+Keys: a layer's key is its qualified name (`encoder.0.linear`), with `#1`, `#2`, ... for further calls within one
+forward; a function's key is `scope/function`, the scope being the innermost container that is running.
+
+Source: paper P, section 1.3.2 (wrapping `forward`). Deviation: functions between layers are intercepted too, where
+the paper asks the user to wrap `add` and `cat` in modules (section 1.3.4).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+WHOLE_TYPES: tuple[type[nn.Module], ...] = (nn.MultiheadAttention,)
+"""Modules of torch that have children but never call them: one operator each."""
+
+_NAMES = (
+    "shape dtype device ndim requires_grad is_cuda is_leaf layout grad_fn is_sparse is_quantized is_nested names grad"
+)
+METADATA = frozenset(
+    getattr(torch.Tensor, name).__get__ for name in _NAMES.split() if hasattr(getattr(torch.Tensor, name, None), "__get__")
+) | frozenset({
+    torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.stride, torch.Tensor.element_size,
+    torch.Tensor.is_floating_point, torch.Tensor.is_complex, torch.Tensor.is_contiguous, torch.Tensor.get_device,
+    torch.Tensor.__len__, torch.Tensor.ndimension, torch.Tensor.nelement, torch.is_floating_point, torch.is_complex,
+    torch.numel, torch.is_tensor, torch.Tensor.__repr__, torch.Tensor.__hash__,
+})  # fmt: skip
+"""Functions that read no data: they are passed through without a look at their arguments."""
+
+
+class Handler:
+    """What an interception does with the calls of one forward; by default it only watches."""
+
+    def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Called before the outermost container runs; returns the arguments to run it with."""
+        return args, kwargs
+
+    def call(
+        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
+    ) -> Any:
+        """Run one layer (`module`) or one function between layers (`module` is None)."""
+        return run(*args, **kwargs)
+
+    def metadata(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a function that reads no data."""
+        return run(*args, **kwargs)
+
+    def end(self, frame: Frame, outputs: Any) -> Any:
+        """Called with what the outermost container returned; returns what the caller gets."""
+        return outputs
+
+    def abort(self, frame: Frame, error: BaseException) -> None:
+        """Called when the forward raised."""
+
+    def lone(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module) -> Any:
+        """Run a layer that was called outside any forward of the model (by the user, or by recomputation)."""
+        return run(*args, **kwargs)
+
+
+class Frame:
+    """One running forward of the model: which container is running, and how often each key was called."""
+
+    __slots__ = ("counts", "scopes", "state")
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.scopes: list[str] = []
+        self.state: Any = None
+
+    def key(self, name: str) -> str:
+        """The key of this call of `name`."""
+        count = self.counts.get(name, 0)
+        self.counts[name] = count + 1
+        return name if count == 0 else f"{name}#{count}"
+
+
+class _Local(threading.local):
+    frame: Frame | None = None
+    inside = False
+
+
+class Intercepted:
+    """Stands for an instance's `forward`; refuses to be copied, because a copy would call the original model."""
+
+    def __init__(self, interceptor: Interceptor, name: str, module: nn.Module):
+        functools.update_wrapper(self, module.forward, updated=())  # type: ignore[arg-type]
+        self.interceptor, self.name, self.module, self.original = interceptor, name, module, module.forward
+        self.local = interceptor.local
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        raise TypeError(f"layer {self.name!r} is distributed; gather the model before copying or pickling it")
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"layer {self.name!r} is distributed; gather the model before copying or pickling it")
+
+
+class LayerForward(Intercepted):
+    """`forward` of a layer."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        local = self.local
+        if local.inside:
+            return self.original(*args, **kwargs)
+        frame = local.frame
+        with torch._C.DisableTorchFunction():
+            local.inside = True
+            try:
+                handler = self.interceptor.handler
+                if frame is None:
+                    return handler.lone(self.name, self.original, args, kwargs, self.module)
+                return handler.call(frame, frame.key(self.name), self.original, args, kwargs, self.module)
+            finally:
+                local.inside = False
+
+
+class ContainerForward(Intercepted):
+    """`forward` of a module that calls layers; the outermost one opens the frame."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        local = self.local
+        if local.inside:
+            return self.original(*args, **kwargs)
+        if local.frame is None:
+            return self.interceptor.run(self.name, self.original, args, kwargs)
+        scopes = local.frame.scopes
+        scopes.append(self.name)
+        try:
+            return self.original(*args, **kwargs)
+        finally:
+            scopes.pop()
+
+
+class FunctionMode(TorchFunctionMode):
+    """Sees the torch functions that are called between layers."""
+
+    def __init__(self, handler: Handler, frame: Frame):
+        super().__init__()
+        self.handler, self.frame = handler, frame
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in METADATA:
+            return self.handler.metadata(func, args, kwargs)
+        frame = self.frame
+        scope = frame.scopes[-1]
+        name = getattr(func, "__name__", "function")
+        with torch._C.DisableTorchFunction():
+            return self.handler.call(frame, frame.key(f"{scope}/{name}" if scope else name), func, args, kwargs, None)
+
+
+class Interceptor:
+    """Installs a handler on a model; `remove` leaves the model as it was.
+
+    `layers` are the qualified names of the modules that are one operator each; see `layer_names`.
+    """
+
+    def __init__(self, model: nn.Module, layers: Collection[str], handler: Handler):
+        self.model, self.handler, self.local = model, handler, _Local()
+        self.layers = frozenset(layers)
+        self.installed: list[tuple[nn.Module, Any]] = []
+
+    def install(self) -> Interceptor:
+        """Replace the instances' `forward`."""
+        for name, module, is_layer in walk(self.model, self.layers):
+            own = module.__dict__.get("forward")
+            module.forward = (LayerForward if is_layer else ContainerForward)(self, name, module)
+            self.installed.append((module, own))
+        return self
+
+    def remove(self) -> None:
+        """Give every instance its own `forward` back."""
+        for module, own in self.installed:
+            del module.forward
+            if own is not None:
+                module.forward = own
+        self.installed.clear()
+
+    def run(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """One forward of the outermost container `name`."""
+        frame, local, handler = Frame(), self.local, self.handler
+        frame.scopes.append(name)
+        with torch._C.DisableTorchFunction():
+            args, kwargs = handler.begin(frame, args, kwargs)
+        local.frame = frame
+        try:
+            with FunctionMode(handler, frame):
+                outputs = forward(*args, **kwargs)
+        except BaseException as error:
+            handler.abort(frame, error)
+            raise
+        finally:
+            local.frame = None
+        with torch._C.DisableTorchFunction():
+            return handler.end(frame, outputs)
+
+
+def walk(model: nn.Module, layers: Collection[str]) -> list[tuple[str, nn.Module, bool]]:
+    """`(qualified name, module, is a layer)` of every layer and container, parts of a layer left out.
+
+    A module that appears under several names has the first one.
+    """
+    found: list[tuple[str, nn.Module, bool]] = []
+    inside: set[int] = set()
+    for name, module in model.named_modules():
+        if id(module) in inside or not runs(module):
+            continue
+        found.append((name, module, name in layers))
+        if name in layers:
+            inside.update(id(part) for part in module.modules() if part is not module)
+    return found
+
+
+def runs(module: nn.Module) -> bool:
+    """Whether the module has a `forward` at all (lists and dicts of modules or parameters have none)."""
+    forward = getattr(type(module), "forward", None)
+    return forward is not getattr(nn.Module, "forward", None) or "forward" in module.__dict__
+
+
+def layer_names(model: nn.Module, atomic: Collection[str | type] = ()) -> list[str]:
+    """The modules that are one operator each: those without children, and those of a class named in `atomic`.
+
+    `atomic` holds classes or class names of the model; such a module is kept whole (paper P, section 1.3.1).
+    The model itself is always a container, unless it is of an atomic class.
+    """
+    kept: list[str] = []
+    inside: set[int] = set()
+    names = {a for a in atomic if isinstance(a, str)}
+    classes = tuple(a for a in atomic if isinstance(a, type)) + WHOLE_TYPES
+    for name, module in model.named_modules():
+        if id(module) in inside:
+            continue
+        whole = isinstance(module, classes) or bool(names & {c.__name__ for c in type(module).__mro__})
+        leaf = name != "" and next(module.children(), None) is None and runs(module)
+        if whole or leaf:
+            kept.append(name)
+            inside.update(id(part) for part in module.modules())
+    return kept

@@ -1,0 +1,46 @@
+"""Make a model follow a plan: move its parameters, then intercept its calls."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .intercept import Interceptor
+from .plan import Plan
+from .session import Session
+from .transport import HostTransport
+
+
+def launch(
+    model: nn.Module, plan: Plan, *, output_device: str | None = None, transport: HostTransport | None = None
+) -> tuple[Session, Interceptor | None]:
+    """Distribute `model` as planned; the interceptor is None where there is nothing to do.
+
+    Everything on one device in code order needs no interception: the model runs as it is, at no cost, with inputs on
+    its device as any PyTorch model wants them.
+    """
+    names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+    homes = {name: plan.parameters.get(name, 0) for name in names}  # what no call uses goes to the first device
+    move(model, {name: torch.device(plan.devices[d]) for name, d in homes.items()})
+    session = Session(model, plan, output_device=output_device, transport=transport)
+    one = len(set(plan.device)) <= 1
+    if one and not plan.order.waiting and output_device is None and transport is None:
+        return session, None
+    return session, Interceptor(model, plan.layers, session).install()
+
+
+def move(model: nn.Module, where: dict[str, torch.device]) -> None:
+    """Move parameters, their gradients and buffers by name; parameters stay the same objects, as optimizers need."""
+    for name, parameter in model.named_parameters():
+        if name in where and parameter.device != where[name]:
+            gradient = parameter.grad
+            parameter.data = parameter.data.to(where[name])
+            if gradient is not None:
+                parameter.grad = gradient.to(where[name])
+    for name, buffer in model.named_buffers():
+        if name in where and buffer.device != where[name]:
+            owner, _, key = name.rpartition(".")
+            model.get_submodule(owner)._buffers[key] = buffer.to(where[name])
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # one chunk of memory again, as cuDNN wants it

@@ -1,0 +1,124 @@
+"""The order in which layers are to be submitted, and which of them have to wait for it.
+
+Source: paper P, section 1.3.2. Everything here is plain Python on integers: op `i` is the i-th call in code order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CRITERIA = ("gpu", "global", "none")
+"""`gpu`: order within each device (the paper's GPU-topo criterion); `global`: one order over all devices; `none`: code order."""
+
+Parents = Sequence[Sequence[int]]
+
+
+def submission_order(parents: Parents, rank: Sequence[float] | None) -> list[int]:
+    """All ops, parents first, the lowest `rank` first among the ready, ties by op index. O((n + e) log n).
+
+    A placer's order is followed wherever the dependencies allow it; without one the order is the code's.
+
+    >>> submission_order([(), (), (0,)], [2, 0, 1])
+    [1, 0, 2]
+    """
+    n = len(parents)
+    ranks = [float(i) for i in range(n)] if rank is None else [float(r) for r in rank]
+    children: list[list[int]] = [[] for _ in range(n)]
+    missing = [0] * n
+    for op, above in enumerate(parents):
+        for parent in set(above):
+            children[parent].append(op)
+            missing[op] += 1
+    ready = [(ranks[i], i) for i in range(n) if missing[i] == 0]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        _, op = heapq.heappop(ready)
+        order.append(op)
+        for child in children[op]:
+            missing[child] -= 1
+            if missing[child] == 0:
+                heapq.heappush(ready, (ranks[child], child))
+    return order
+
+
+def topo_parents(order: Sequence[int], device: Sequence[int], criterion: str) -> list[int]:
+    """Per op the one that is submitted right before it on its device (`gpu`) or anywhere (`global`); -1 for none."""
+    before = [-1] * len(order)
+    if criterion == "none":
+        return before
+    last: dict[int, int] = {}
+    for op in order:
+        line = int(device[op]) if criterion == "gpu" else 0
+        before[op] = last.get(line, -1)
+        last[line] = op
+    return before
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the gate needs to know; `blockers[i]` are the ops that must be submitted before op `i` may be."""
+
+    parents: tuple[tuple[int, ...], ...]
+    blockers: tuple[tuple[int, ...], ...]
+    dependents: tuple[tuple[int, ...], ...]
+    waiting: frozenset[int]
+    """Ops that wait in a thread when the code reaches the ops in index order."""
+
+    @property
+    def n(self) -> int:
+        return len(self.blockers)
+
+
+def make_order(parents: Parents, rank: Sequence[float] | None, device: Sequence[int], criterion: str = "gpu") -> Order:
+    """The order for `criterion`, with the ops that will have to wait.
+
+    >>> make_order([(), (0,), (0,)], [0, 2, 1], [0, 0, 0]).waiting   # op 2 goes before op 1, on the same device
+    frozenset({1})
+    """
+    before = topo_parents(submission_order(parents, rank), device, criterion)
+    blockers = [tuple(sorted({*above, *([b] if b >= 0 else [])})) for above, b in zip(parents, before, strict=True)]
+    dependents: list[list[int]] = [[] for _ in blockers]
+    for op, above in enumerate(blockers):
+        for b in above:
+            dependents[b].append(op)
+    frozen = tuple(tuple(d) for d in dependents)
+    return Order(tuple(tuple(sorted(set(p))) for p in parents), tuple(blockers), frozen, _waiting(blockers, frozen))
+
+
+def _waiting(blockers: Parents, dependents: Parents) -> frozenset[int]:
+    settled = Settled(blockers, dependents)
+    return frozenset(op for op in range(len(blockers)) if not settled.reach(op))
+
+
+class Settled:
+    """`isNotWaiting` with its cache (paper P, section 1.3.2).
+
+    An op is not waiting once it is reached and none of its blockers (its device's previous op, its graph parents) is
+    waiting. Once true it stays true, so instead of tracing the lineage back at every check, becoming true is passed
+    on to the dependents: all checks of one forward cost O(n + e) together, and no recursion is needed.
+    """
+
+    __slots__ = ("dependents", "missing")
+
+    def __init__(self, blockers: Parents, dependents: Parents):
+        self.dependents = dependents
+        self.missing = [len(b) + 1 for b in blockers]  # one for not being reached
+
+    def __getitem__(self, op: int) -> bool:
+        return self.missing[op] <= 0
+
+    def reach(self, op: int) -> bool:
+        """The host has reached `op`; is it not waiting?"""
+        self._arrive(op)
+        return self.missing[op] <= 0
+
+    def _arrive(self, op: int) -> None:
+        stack = [op]
+        while stack:
+            here = stack.pop()
+            self.missing[here] -= 1
+            if self.missing[here] == 0:
+                stack.extend(self.dependents[here])

@@ -1,0 +1,76 @@
+"""Plan: what the distributed model has to know of its placement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+from .order import Order, make_order
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Per call of the model's layers and functions, in code order: key, device, dependencies.
+
+    `device` indexes `devices` (torch device names); `parents` are the calls that must come before, `rank` the planned
+    position (lowest first, None: code order), `sends` the (output, device) pairs to send as soon as they are there,
+    `parameters` the device of every parameter and buffer by name, `layers` the modules that are one operator each.
+    """
+
+    keys: tuple[str, ...]
+    device: tuple[int, ...]
+    devices: tuple[str, ...]
+    parents: tuple[tuple[int, ...], ...]
+    sends: tuple[tuple[tuple[int, int], ...], ...]
+    layers: tuple[str, ...]
+    layer_device: dict[str, int]
+    parameters: dict[str, int]
+    rank: tuple[float, ...] | None = None
+    reorder: str = "gpu"
+    inplace: frozenset[int] = field(default_factory=frozenset)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Key -> call."""
+        return {key: i for i, key in enumerate(self.keys)}
+
+    @cached_property
+    def order(self) -> Order:
+        """The submission order and who waits for it."""
+        rank: Sequence[float] | None = self.rank if self.reorder != "none" else None
+        return make_order(self.parents, rank, self.device, self.reorder)
+
+    @cached_property
+    def remote(self) -> tuple[bool, ...]:
+        """Per call, whether a call on another device depends on it."""
+        found = [False] * len(self.keys)
+        for op, above in enumerate(self.parents):
+            for parent in above:
+                found[parent] |= self.device[parent] != self.device[op]
+        return tuple(found)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Keys of the calls that will wait in a thread."""
+        return tuple(self.keys[i] for i in sorted(self.order.waiting))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists and numbers."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**plain, "inplace": sorted(self.inplace)}
+
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> Plan:
+        """A plan from what `to_json` made, through a JSON file or not."""
+        return cls(
+            **{
+                **plain,
+                **{key: tuple(plain[key]) for key in ("keys", "device", "devices", "layers")},
+                "parents": tuple(tuple(p) for p in plain["parents"]),
+                "sends": tuple(tuple((position, device) for position, device in row) for row in plain["sends"]),
+                "rank": None if plain["rank"] is None else tuple(plain["rank"]),
+                "inplace": frozenset(plain["inplace"]),
+            }
+        )

@@ -1,0 +1,63 @@
+"""Autograd's sequence numbers: what keeps gradients bit-equal when layers run in another order.
+
+Autograd runs ready nodes of the backward pass in descending sequence number, so it visits the layers in reverse code
+order and sums the gradients of a tensor with several readers in that order. Numbers are counted per thread: nodes made
+in a waiting thread would be visited last, and their gradients be summed in another order, equal only up to rounding.
+So the host sets numbers aside for a deferred layer where the code reaches it, and the thread gives them to its nodes.
+
+Where torch has no `Node._set_sequence_nr`, as older versions have not, nothing is renumbered: the gradients of a
+reordered model then equal the original's up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .tree import tensors
+
+
+def count() -> int:
+    """The number that the next autograd node of this thread will get."""
+    return int(torch._C._autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def set_aside(numbers: int) -> int:
+    """Skip `numbers` sequence numbers of this thread; returns the first of them."""
+    first = count()
+    if numbers and torch.is_grad_enabled():
+        probe = torch.zeros((), requires_grad=True)
+        while count() < first + numbers:
+            probe.neg()  # making a node is the only way to count on
+    return first
+
+
+def inputs_of(value: Any) -> set[Any]:
+    """The nodes behind the tensors of `value`: where the walk through a layer's own nodes ends."""
+    return {t.grad_fn for t in tensors(value) if t.grad_fn is not None}
+
+
+def nodes_between(outputs: Any, stop: Iterable[Any]) -> list[Any]:
+    """The autograd nodes that lead from `outputs` back to `stop` (exclusive), leaves excluded, oldest first."""
+    seen = set(stop)
+    found: list[Any] = []
+    stack = [t.grad_fn for t in tensors(outputs) if t.grad_fn is not None]
+    while stack:
+        node = stack.pop()
+        if node in seen or type(node).__name__ == "AccumulateGrad":
+            continue
+        seen.add(node)
+        found.append(node)
+        stack.extend(parent for parent, _ in node.next_functions if parent is not None)
+    return sorted(found, key=lambda node: int(node._sequence_nr()))
+
+
+def renumber(outputs: Any, stop: Iterable[Any], first: int, numbers: int) -> None:
+    """Give the nodes of one layer the numbers that were set aside for it."""
+    for i, node in enumerate(nodes_between(outputs, stop)):
+        change = getattr(node, "_set_sequence_nr", None)
+        if change is None:
+            return
+        change(first + min(i, max(numbers - 1, 0)))

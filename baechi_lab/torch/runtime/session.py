@@ -1,0 +1,384 @@
+"""Session: the distributed forward (paper P, Algorithm 1), as a handler of the interception.
+
+Every planned call runs on its device with its inputs brought there. When the plan reorders calls, the host submits
+what is not waiting; any other call gets a thread, and the host goes on with stand-ins for its outputs. The first
+forward with a new signature (shapes, types, mode) runs in code order and learns what the stand-ins must look like.
+
+When the host reads the data of a stand-in, or writes in place while calls are waiting, the order is dropped for the
+rest of that forward (`forced` counts it): Python between layers always sees the values that code order gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future as Job
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import ExecutionError, InvalidInput
+from .context import Context, autocast_state, saved_tensor_hooks_active
+from .deferred import Deferred, Future, defer, deferred, resolve, spec_of
+from .gate import Gate
+from .intercept import Frame, Handler
+from .plan import Plan
+from .sequence import count, inputs_of, renumber, set_aside
+from .transport import HostTransport, make_transport
+from .tree import map_tensors, tensors
+
+_KNOWN = frozenset({
+    torch.Tensor.shape.__get__, torch.Tensor.dtype.__get__, torch.Tensor.device.__get__, torch.Tensor.ndim.__get__,
+    torch.Tensor.is_cuda.__get__, torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.__len__,
+    torch.Tensor.ndimension, torch.Tensor.nelement, torch.Tensor.is_floating_point, torch.Tensor.is_complex,
+    torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor, torch.Tensor.element_size,
+})  # fmt: skip
+"""What a stand-in can tell without data."""
+
+
+SIGNATURES = 256
+"""How many input signatures are remembered; the oldest is forgotten, and learned again when it comes back."""
+
+
+class Observer:
+    """Sees every planned call of a forward; the measured timeline is one."""
+
+    def start(self, op: int, taken: Any) -> None:
+        """The call is about to run on its device, with its inputs there."""
+
+    def stop(self, op: int, taken: Any, outputs: Any) -> None:
+        """The call is submitted."""
+
+
+class Flight:
+    """The state of one forward."""
+
+    def __init__(self, learned: dict[str, tuple[Any, int]], gate: Gate | None):
+        self.learned, self.gate = learned, gate
+        self.futures: list[Future] = []
+        self.jobs: list[Job[None]] = []
+        self.error: BaseException | None = None
+        self.inplace_pending = False
+        self.ambient: dict[torch.device, Any] = {}
+        self.home: torch.device | None = None
+        self.order: list[int] = []
+        self.tags: list[Any] = []
+        self.adopted: list[torch.Tensor] = []
+
+
+class Session(Handler):
+    """The handler.
+
+    Of the last forward: `threads_started` counts calls that waited in a thread, `forced` how often the order was
+    dropped, `submitted` lists the calls in the order in which they were submitted.
+    """
+
+    def __init__(
+        self, model: nn.Module, plan: Plan, *, transport: HostTransport | None = None, output_device: str | None = None
+    ):
+        self.model, self.plan = model, plan
+        self.transport = transport or make_transport(plan.devices)
+        self.plain = type(self.transport) is HostTransport and len(set(plan.devices)) == 1
+        self.output_device = None if output_device is None else torch.device(output_device)
+        self.index = plan.index
+        self.reorders = bool(plan.order.waiting)
+        self.learned: dict[Any, dict[str, tuple[Any, int]]] = {}
+        self.observer: Observer | None = None
+        self.allowed = {torch.device("cpu"), *self.transport.devices}
+        self.threads_started = self.forced = 0
+        self.submitted: list[int] = []
+        self.pool: ThreadPoolExecutor | None = None
+
+    # -- one forward ---------------------------------------------------------------------------------
+
+    def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        given = list(tensors((args, kwargs)))
+        for tensor in given:
+            self._check_device(tensor)
+        flight = frame.state = Flight({}, None)
+        self.threads_started = self.forced = 0
+        if self.reorders:
+            key = (tuple((t.shape, t.dtype, t.requires_grad) for t in given), frame.scopes[0], autocast_state(),
+                   torch.is_grad_enabled(), torch.is_inference_mode_enabled(), self.model.training)  # fmt: skip
+            known = key in self.learned
+            if not known and len(self.learned) >= SIGNATURES:
+                self.learned.pop(next(iter(self.learned)))
+            flight.learned = self.learned.setdefault(key, {})
+            flight.gate = Gate(self.plan.order) if known and not saved_tensor_hooks_active() else None
+        if not self.plain:
+            self.transport.begin(flight)
+            flight.home = self.output_device or (given[0].device if given else None)
+        return args, kwargs
+
+    def end(self, frame: Frame, outputs: Any) -> Any:
+        flight: Flight = frame.state
+        if flight.jobs:
+            if flight.gate is not None and not all(flight.gate.reached):
+                flight.gate.release()  # the code took another path: some calls will never come
+            self._join(flight)
+            outputs = resolve(outputs)
+        self.submitted = [op for op in flight.order if op >= 0]
+        flight.futures.clear()
+        flight.jobs.clear()
+        if self.plain:
+            return outputs
+        outputs = self.transport.end(flight, outputs)
+        home = flight.home
+        return outputs if home is None else map_tensors(outputs, lambda t: t.to(home))
+
+    def abort(self, frame: Frame, error: BaseException) -> None:
+        flight: Flight | None = frame.state
+        if flight is not None and flight.gate is not None:
+            flight.error = error
+            flight.gate.release()
+            wait(flight.jobs)
+
+    def lone(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module) -> Any:
+        here = torch.device(self.plan.devices[self.plan.layer_device.get(name, 0)])
+        args, kwargs = map_tensors((args, kwargs), lambda t: t.to(here))
+        return run(*args, **kwargs)
+
+    def metadata(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.reorders and args and type(args[0]) is Deferred:
+            return self._function_of(run, args, kwargs)
+        return run(*args, **kwargs)
+
+    # -- one call ------------------------------------------------------------------------------------
+
+    def call(
+        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
+    ) -> Any:
+        op = self.index.get(key, -1)
+        flight: Flight = frame.state
+        if not self.reorders:
+            return self._submit(flight, op, run, args, kwargs)
+        if flight.gate is None:
+            return self._learn(flight, key, op, run, args, kwargs)
+        if op < 0:
+            return self._unplanned(flight, key, run, args, kwargs, module)
+        turn = flight.gate.reach(op)
+        if module is not None and (not turn or deferred((args, kwargs))):
+            _refuse_hooks(key, module)
+        if not turn:
+            spec, numbers = flight.learned.get(key, (None, 0))
+            if spec is not None and not (module is None and op in self.plan.inplace):
+                return self._start(flight, key, op, run, args, kwargs, spec, numbers)
+            self._flush(flight)
+        flight.gate.wait(op)
+        args, kwargs = self._await((args, kwargs))
+        flight.order.append(op)
+        try:
+            return self._submit(flight, op, run, args, kwargs)
+        finally:
+            flight.gate.submit(op)
+
+    def _submit(self, flight: Flight, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Lines 4-15 of Algorithm 1."""
+        if self.plain:
+            if op < 0 or self.observer is None:
+                return run(*args, **kwargs)
+            return _observed(self.observer, op, run, args, kwargs)
+        device = self.plan.device[op] if op >= 0 else self.transport.home(flight, (args, kwargs))
+        if device is None:
+            return run(*args, **kwargs)
+        args, kwargs = self.transport.arrive(flight, (args, kwargs), device)
+        with self.transport.on(flight, device):
+            if op >= 0 and self.observer is not None:
+                outputs = _observed(self.observer, op, run, args, kwargs)
+            else:
+                outputs = run(*args, **kwargs)
+        if op >= 0:
+            self.transport.depart(flight, outputs, op, device, self.plan.sends[op], self.plan.remote[op])
+        else:
+            self.transport.inherit(flight, outputs, (args, kwargs), device)
+        return outputs
+
+    def _learn(self, flight: Flight, key: str, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        before = count()
+        outputs = self._submit(flight, op, run, args, kwargs)
+        # A call outside the plan may only be put off when it is a view: nothing is lost if it runs later.
+        spec = spec_of(outputs) if op >= 0 or _views(outputs, (args, kwargs)) else None
+        flight.learned[key] = (spec, count() - before)
+        flight.order.append(op)
+        return outputs
+
+    # -- waiting calls -------------------------------------------------------------------------------
+
+    def _start(
+        self,
+        flight: Flight,
+        key: str,
+        op: int,
+        run: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        spec: Any,
+        numbers: int,
+    ) -> Any:
+        """Line 1 of Algorithm 1: a thread waits for the call's turn, the host goes on with stand-ins."""
+        future = Future(flight.gate, op, (args, kwargs))
+        work = (flight, key, future, run, args, kwargs, spec, set_aside(numbers), numbers, Context())
+        flight.futures.append(future)
+        flight.inplace_pending |= op in self.plan.inplace
+        self.threads_started += 1
+        flight.jobs.append(self._threads().submit(self._late, *work))
+        return defer(spec, future, self._function_of)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        """Threads that are parked between steps: a new one is started only when none is free.
+
+        Starting them anew in every step would throw away what libraries keep per thread (prepared convolutions).
+        There may be one per call, so that none ever waits for a thread.
+        """
+        if self.pool is None:
+            self.pool = ThreadPoolExecutor(max(1, len(self.plan.keys)), thread_name_prefix="baechi")
+        return self.pool
+
+    def close(self) -> None:
+        """End the parked threads."""
+        if self.pool is not None:
+            self.pool.shutdown()
+            self.pool = None
+
+    def _late(
+        self, flight: Flight, key: str, future: Future, run: Callable[..., Any], args: Any, kwargs: Any, spec: Any,
+        first: int, numbers: int, context: Context,
+    ) -> None:  # fmt: skip
+        gate: Gate = flight.gate  # type: ignore[assignment]
+        gate.wait(future.op)
+        try:
+            if flight.error is not None:
+                raise flight.error
+            with context.entered():
+                args, kwargs = resolve((args, kwargs))
+                stop = inputs_of((args, kwargs))
+                flight.order.append(future.op)
+                outputs = self._submit(flight, future.op, run, args, kwargs)
+                renumber(outputs, stop, first, numbers)
+            _check_promise(key, spec, outputs)
+            future.set(outputs)
+        except BaseException as error:  # noqa: BLE001 - whatever a layer raises reaches the caller through the future
+            if hasattr(error, "add_note") and not hasattr(error, "__notes__"):  # Python 3.11
+                error.add_note(f"raised in layer {key!r} on device {self.plan.devices[self.plan.device[future.op]]}")
+            future.fail(error)
+        finally:
+            gate.submit(future.op)
+
+    def _unplanned(
+        self, flight: Flight, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
+    ) -> Any:
+        """A view, a constant, or a call that the trace did not see."""
+        writes = module is None and _writes(run, kwargs)
+        late = deferred((args, kwargs))
+        reads = flight.learned.get(key, (None, 0))[0] is None  # a view reads no data
+        if flight.futures and (writes or (flight.inplace_pending and reads and not late)):
+            self._flush(flight)
+        if not late or writes:
+            return self._submit(flight, -1, run, *self._await((args, kwargs)))
+        if module is not None:
+            _refuse_hooks(key, module)
+        spec, numbers = flight.learned.get(key, (None, 0))
+        if spec is None:
+            return self._submit(flight, -1, run, *self._await((args, kwargs)))
+        first, context = set_aside(numbers), Context()
+
+        def pull() -> Any:
+            with context.entered(), torch._C.DisableTorchFunction():
+                taken = resolve((args, kwargs))
+                outputs = self._submit(flight, -1, run, *taken)
+                renumber(outputs, inputs_of(taken), first, numbers)
+            return outputs
+
+        return defer(spec, Future(flight.gate, -1, (args, kwargs), pull), self._function_of)
+
+    def _function_of(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A function of a stand-in that reaches us directly: metadata is known, anything else needs the data."""
+        with torch._C.DisableTorchFunction():
+            if run in _KNOWN:
+                return run(*args, **kwargs)
+            args, kwargs = self._await((args, kwargs))
+            return run(*args, **kwargs)
+
+    def _await(self, value: Any) -> Any:
+        """The tensors of `value`, on the host: what would not come by itself is let go."""
+        for stand_in in deferred(value):
+            if not stand_in.future.coming:
+                self.forced += 1
+                stand_in.future.gate.release()
+        return resolve(value)
+
+    def _flush(self, flight: Flight) -> None:
+        """Let every waiting call go and wait for it."""
+        gate: Gate = flight.gate  # type: ignore[assignment]
+        self.forced += 1
+        gate.release()
+        for future in flight.futures:
+            future.get()
+
+    def _join(self, flight: Flight) -> None:
+        wait(flight.jobs)
+        failed = [f for f in flight.futures if f.error is not None]
+        if failed:
+            raise min(failed, key=lambda f: f.op).error  # type: ignore[misc]
+
+    # -- checks --------------------------------------------------------------------------------------
+
+    def _check_device(self, tensor: torch.Tensor) -> None:
+        if tensor.device not in self.allowed:
+            raise InvalidInput(
+                f"an input is on {tensor.device}; the model is distributed over {', '.join(dict.fromkeys(self.plan.devices))}: "
+                "put inputs on the CPU or on one of these devices"
+            )
+
+
+def _observed(observer: Observer, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    observer.start(op, (args, kwargs))
+    outputs = run(*args, **kwargs)
+    observer.stop(op, (args, kwargs), outputs)
+    return outputs
+
+
+def _views(outputs: Any, taken: Any) -> bool:
+    """Whether every tensor of `outputs` shares its data with one of `taken`."""
+    old = {t.untyped_storage()._cdata for t in tensors(taken)}
+    made = list(tensors(outputs))
+    return bool(made) and all(t.untyped_storage()._cdata in old for t in made)
+
+
+def _refuse_hooks(key: str, module: nn.Module) -> None:
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        raise ExecutionError(
+            f"layer {key!r} has hooks, but its call waits for its turn (or for data that does), so its hooks would not see "
+            "its data; remove them, or distribute the model with reorder='none'"
+        )
+
+
+def _writes(run: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a function changes a tensor in place."""
+    name = getattr(run, "__name__", "")
+    ends = name.endswith("_") and not name.endswith("__")
+    return (
+        ends
+        or name == "__setitem__"
+        or (name.startswith("__i") and name not in ("__invert__", "__int__", "__index__"))
+        or (kwargs.get("out") is not None)
+    )
+
+
+def _check_promise(key: str, spec: Any, outputs: Any) -> None:
+    promised = [s for s in _flat(spec) if s is not None]
+    made = list(tensors(outputs))
+    if len(promised) != len(made) or not all(s.fits(t) for s, t in zip(promised, made, strict=True)):
+        raise ExecutionError(
+            f"layer {key!r} made other shapes than it did before for inputs of the same shape; shapes that depend on data "
+            "need reorder='none'"
+        )
+
+
+def _flat(spec: Any) -> list[Any]:
+    if isinstance(spec, (tuple, list)):
+        return [leaf for part in spec for leaf in _flat(part)]
+    if isinstance(spec, dict):
+        return [leaf for part in spec.values() for leaf in _flat(part)]
+    return [] if spec is None else [spec]

@@ -1,0 +1,260 @@
+"""Transport: brings a layer's inputs to its device and sends its outputs on (paper P, section 1.3.3, Algorithm 1).
+
+On CUDA, per logical device one compute stream; per (layer, child device) one send and one receive stream. A layer's
+compute stream waits for the events of the copies it reads; the send streams wait for the event that the layer records
+after its kernels, so transfers overlap with whatever the compute stream runs next. A tensor goes to a device once per
+forward. `record_stream` tells the allocator about every use on another stream: without it a freed block could be
+handed out again while a copy still reads it (paper P, section 1.2.3).
+
+Several logical devices on one GPU ("stream groups") have a compute stream each; a transfer between them is a copy on
+the send stream. On CPU devices nothing is copied and there are no streams.
+
+Deviation: the compute stream of the first logical device of a GPU is the caller's current stream, so that the loss,
+the optimizer and other code of the user need no synchronisation with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .tree import map_tensors, tensors
+
+
+class Tag:
+    """Where a tensor of this forward is: logical device, the event after which it is complete, copies elsewhere."""
+
+    __slots__ = ("__weakref__", "copies", "device", "event", "flight", "op", "version")
+
+    def __init__(self, flight: Any, op: int, device: int, event: Any, version: int):
+        self.flight, self.op, self.device, self.event, self.version = flight, op, device, event, version
+        self.copies: dict[int, tuple[int, torch.Tensor, Any]] = {}
+
+
+class HostTransport:
+    """All devices are the CPU (or one other device): nothing moves, nothing is synchronised."""
+
+    def __init__(self, devices: Sequence[str]):
+        self.devices = [torch.device(d) for d in devices]
+
+    def begin(self, flight: object) -> None:
+        """Nothing to prepare."""
+
+    def on(self, flight: Any, device: int) -> contextlib.AbstractContextManager[Any]:
+        """No stream to enter."""
+        return contextlib.nullcontext()
+
+    def arrive(self, flight: object, value: Any, device: int) -> Any:
+        """The tensors of `value` on `device`."""
+        here = self.devices[device]
+        return map_tensors(value, lambda t: t if t.device == here else t.to(here))
+
+    def depart(
+        self, flight: Any, outputs: Any, op: int, device: int, sends: Sequence[tuple[int, int]], remote: bool = True
+    ) -> None:
+        """Outputs are everywhere already; `remote` says whether another device will read any of them."""
+
+    def inherit(self, flight: object, outputs: Any, taken: Any, device: int) -> None:
+        """Views are where their base is."""
+
+    def home(self, flight: object, value: Any) -> int | None:
+        """Every device is as good as another."""
+        return None
+
+    def end(self, flight: object, outputs: Any) -> Any:
+        """Nothing to wait for."""
+        return outputs
+
+
+class StreamTransport(HostTransport):
+    """CUDA devices, possibly with CPU devices beside them. `record` is False only in the test of the race."""
+
+    def __init__(self, devices: Sequence[str], *, record: bool = True):
+        super().__init__([str(_indexed(torch.device(d))) for d in devices])
+        self.record = record
+        self.on_send: Callable[[int, int, int, Any, Any], None] | None = None  # op, target, bytes, start, stop
+        self.own: dict[int, torch.cuda.Stream] = {}  # logical devices that share a GPU with an earlier one
+        first: dict[torch.device, int] = {}
+        for d, device in enumerate(self.devices):
+            if first.setdefault(device, d) != d and device.type == "cuda":
+                self.own[d] = torch.cuda.Stream(device)
+        self.first = first
+        self.pairs: dict[tuple[int, int, int], tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
+
+    # -- streams -------------------------------------------------------------------------------------
+
+    def compute(self, flight: Any, device: int) -> torch.cuda.Stream:
+        """The compute stream of a logical device."""
+        return self.own.get(device) or flight.ambient[self.devices[device]]
+
+    def on(self, flight: Any, device: int) -> contextlib.AbstractContextManager[Any]:
+        return torch.cuda.stream(self.compute(flight, device)) if self._cuda(device) else contextlib.nullcontext()
+
+    def _cuda(self, device: int) -> bool:
+        return self.devices[device].type == "cuda"
+
+    def begin(self, flight: Any) -> None:
+        """Remember the caller's streams, and let the own streams start after what it submitted so far."""
+        flight.ambient = {d: torch.cuda.current_stream(d) for d in set(self.devices) if d.type == "cuda"}
+        for d, stream in self.own.items():
+            stream.wait_stream(flight.ambient[self.devices[d]])
+
+    # -- Algorithm 1 ---------------------------------------------------------------------------------
+
+    def arrive(self, flight: Any, value: Any, device: int) -> Any:
+        return map_tensors(value, lambda t: self._local(flight, t, device))
+
+    def _local(self, flight: Any, tensor: torch.Tensor, device: int) -> torch.Tensor:
+        here = self.devices[device]
+        if tensor.device.type != "cuda":
+            with self.on(flight, device):  # from the host torch waits for the copy by itself
+                return tensor if tensor.device == here else tensor.to(here)
+        tag = self._tag(flight, tensor) or self._adopt(flight, tensor)
+        if here.type != "cuda":
+            with self.on(flight, tag.device):  # to the host likewise, once the stream that makes the tensor is done
+                return tensor.to(here)
+        if tag.device == device:
+            return tensor
+        copy, event = self._send(flight, tensor, tag, device)
+        self.compute(flight, device).wait_event(event)
+        return copy
+
+    def depart(
+        self, flight: Any, outputs: Any, op: int, device: int, sends: Sequence[tuple[int, int]], remote: bool = True
+    ) -> None:
+        if not self._cuda(device):
+            return
+        event = torch.cuda.Event() if remote else None  # most calls are read on their own device only
+        if event is not None:
+            event.record(self.compute(flight, device))
+        made = list(tensors(outputs))
+        for tensor in made:
+            old = self._tag(flight, tensor)
+            if tensor.device.type == "cuda" and (
+                old is None or old.device != device or old.version != _version(tensor)
+            ):
+                self._put(flight, tensor, Tag(flight, op, device, event, _version(tensor)))
+        for position, target in sends:
+            if position < len(made) and made[position].device.type == "cuda":
+                self._send(flight, made[position], made[position]._baechi_tag, target)  # type: ignore[attr-defined]
+
+    def inherit(self, flight: Any, outputs: Any, taken: Any, device: int) -> None:
+        """Outputs of a function that no plan names: a view is complete when its base is, anything else is new."""
+        bases = {t.untyped_storage()._cdata: self._tag(flight, t) for t in tensors(taken)}
+        for tensor in tensors(outputs):
+            base = bases.get(tensor.untyped_storage()._cdata)
+            if base is None or base.version != _version(tensor):
+                self.depart(flight, tensor, -1, device, ())
+            elif self._tag(flight, tensor) is None:
+                self._put(flight, tensor, Tag(flight, base.op, base.device, base.event, base.version))
+
+    def _send(self, flight: Any, tensor: torch.Tensor, tag: Tag, target: int) -> tuple[torch.Tensor, Any]:
+        version, copy, event = tag.copies.get(target, (-1, tensor, None))
+        if version == _version(tensor):
+            return copy, event
+        if tag.event is None or tag.version != _version(tensor):  # complete only after what is submitted by now
+            tag.version, tag.event = _version(tensor), torch.cuda.Event()
+            tag.event.record(self.compute(flight, tag.device))
+        tx, rx = self._pair(tag.op, tag.device, target)
+        tx.wait_event(tag.event)
+        started = self._mark(tx)
+        if tensor.device == self.devices[target]:
+            rx.wait_event(tag.event)
+            copy, reader = self._copy(tensor, target, rx, rx), rx  # one GPU: the receiving stream makes the copy
+        else:
+            copy, reader = self._copy(tensor, target, tx, rx), tx
+        event = torch.cuda.Event()
+        event.record(rx)
+        if self.record:
+            tensor.record_stream(reader)
+            copy.record_stream(self.compute(flight, target))
+        tag.copies[target] = (_version(tensor), copy, event)
+        if self.on_send is not None:
+            self.on_send(tag.op, target, tensor.nbytes, started, self._mark(rx))
+        return copy, event
+
+    def _copy(self, tensor: torch.Tensor, target: int, tx: torch.cuda.Stream, rx: torch.cuda.Stream) -> torch.Tensor:
+        """Between GPUs torch copies on the sender's stream, after what the receiver's holds, which then waits for it."""
+        with torch.cuda.stream(tx), torch.cuda.stream(rx):
+            same = tensor.device == self.devices[target]
+            return tensor.clone() if same else tensor.to(self.devices[target], non_blocking=True)
+
+    def _mark(self, stream: torch.cuda.Stream) -> Any:
+        """A timing event with its GPU, while somebody measures."""
+        if self.on_send is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event, stream.device.index
+
+    def _pair(self, op: int, source: int, target: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+        key = (op, source, target)
+        if key not in self.pairs:
+            self.pairs[key] = (torch.cuda.Stream(self.devices[source]), torch.cuda.Stream(self.devices[target]))
+        return self.pairs[key]
+
+    # -- tensors that no layer made ------------------------------------------------------------------
+
+    def _tag(self, flight: Any, tensor: torch.Tensor) -> Tag | None:
+        tag: Tag | None = getattr(tensor, "_baechi_tag", None)
+        return tag if tag is not None and tag.flight is flight else None
+
+    def _put(self, flight: Any, tensor: torch.Tensor, tag: Tag) -> None:
+        tensor._baechi_tag = tag  # type: ignore[attr-defined]
+        flight.tags.append(weakref.ref(tag))
+
+    def _adopt(self, flight: Any, tensor: torch.Tensor) -> Tag:
+        """An input or constant: it is complete after what the caller's stream holds now."""
+        event = torch.cuda.Event()
+        event.record(flight.ambient[tensor.device])
+        tag = Tag(flight, -1, self.first[tensor.device], event, _version(tensor))
+        self._put(flight, tensor, tag)
+        flight.adopted.append(tensor)
+        return tag
+
+    def home(self, flight: Any, value: Any) -> int | None:
+        """The device of the first tensor of `value`: where a function that was not planned runs."""
+        for tensor in tensors(value):
+            tag = self._tag(flight, tensor)
+            if tag is not None or tensor.device in self.first:
+                return tag.device if tag is not None else self.first[tensor.device]
+        return None
+
+    def end(self, flight: Any, outputs: Any) -> Any:
+        """The caller's streams go on after the own streams; outputs made there may be freed by the caller."""
+        for d, stream in self.own.items():
+            flight.ambient[self.devices[d]].wait_stream(stream)
+        for tensor in tensors(outputs):
+            if self.own and tensor.device in flight.ambient and self.record:
+                tensor.record_stream(flight.ambient[tensor.device])
+        # Autograd may keep a tensor, and with it its tag, for long: copies must not live as long for that reason.
+        for reference in flight.tags:
+            tag = reference()
+            if tag is not None:
+                tag.copies.clear()
+                tag.flight = None
+        for tensor in flight.adopted:
+            del tensor._baechi_tag  # type: ignore[attr-defined]
+        flight.tags.clear()
+        flight.adopted.clear()
+        return outputs
+
+
+def make_transport(devices: Sequence[str]) -> HostTransport:
+    """Streams where there is a GPU, none otherwise."""
+    cuda = any(torch.device(d).type == "cuda" for d in devices)
+    return StreamTransport(devices) if cuda else HostTransport(devices)
+
+
+def _indexed(device: torch.device) -> torch.device:
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
+    )
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

@@ -1,0 +1,62 @@
+"""Tensors inside the tuples, lists and dicts that layers pass around."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """The same structure with `change` applied to every tensor; anything that holds no tensor is passed through.
+
+    >>> map_tensors((torch.ones(2), [3]), lambda t: t * 2)
+    (tensor([2., 2.]), [3])
+    """
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, tuple):
+        parts = [map_tensors(v, change) for v in value]
+        if type(value) is tuple:
+            return tuple(parts)
+        # named tuples take their fields one by one, torch's own result types (torch.return_types) take one sequence
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, list):
+        return [map_tensors(v, change) for v in value]
+    if isinstance(value, dict):
+        mapped = {k: map_tensors(v, change) for k, v in value.items()}
+        return mapped if type(value) is dict else type(value)(mapped)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        held = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        return dataclasses.replace(value, **{k: map_tensors(v, change) for k, v in held.items()})
+    return value
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in `value`, in a fixed order, repeated where it is repeated."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from tensors(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from tensors(part)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for f in dataclasses.fields(value):
+            yield from tensors(getattr(value, f.name))
+
+
+def understood(value: Any) -> bool:
+    """Whether every tensor of `value` can be found: no foreign object that might hide one."""
+    if value is None or isinstance(
+        value, (torch.Tensor, int, float, complex, str, bool, torch.Size, torch.dtype, torch.device)
+    ):
+        return True
+    if isinstance(value, (tuple, list)):
+        return all(understood(v) for v in value)
+    if isinstance(value, dict):
+        return all(understood(v) for v in value.values())
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)

@@ -1,0 +1,334 @@
+"""Trace: one forward of a model as calls of layers and functions, and the data that flows between them.
+
+Idea: the model runs once on the sample inputs under an `Interceptor`. Every tensor is remembered with the call that
+made it, so a layer's inputs name its parents. Views, metadata and constants belong to no layer and are shunted: what
+reads them depends on the call behind them. Functions that compute (`add`, `cat`, `softmax`, ...) are operators.
+
+Why not the autograd graph (paper P) or `torch.export`: the autograd graph has no edges through integer and boolean
+tensors (token ids, masks) and none in inference, and `torch.export` refuses Python side effects and
+data-dependent control flow that the assigner can run. `autograd_edges` derives the paper's graph from autograd; the
+tests compare the two on every model.
+
+Complexity: one forward, plus O(arguments) bookkeeping per call. Source: paper P, section 1.3.1.
+Deviations: functions between layers are recognised; a call that writes into a tensor (in-place layer) shares a
+colocation group with the call that made the tensor and runs after everything that read it before; modules that share
+a parameter share a colocation group (the paper's limitation 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import InvalidInput
+from .records import Call, Trace, Value
+from .runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
+from .runtime.random import generator_states, same_states
+from .runtime.tree import tensors, understood
+
+
+def trace(model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type] = ()) -> Trace:
+    """Run the model once on `sample_inputs` (a tensor, a tuple, or a dict of keywords) and record its calls.
+
+    The model runs in its present mode (`train()` or `eval()`), its buffers and the random generators are left as they
+    were. `atomic` names module classes that are kept whole.
+
+    Raises:
+        InvalidInput: a layer that failed on the sample inputs, or returns an object that may hide tensors, by name.
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    >>> [call.key for call in trace(model, torch.ones(1, 4)).calls]
+    ['0', '1']
+    """
+    args, kwargs = as_arguments(sample_inputs)
+    check_model(model)
+    layers = layer_names(model, atomic)
+    tracer = Tracer(model)
+    with untouched(model):
+        interceptor = Interceptor(model, layers, tracer).install()
+        try:
+            model(*args, **kwargs)
+        finally:
+            interceptor.remove()
+    return tracer.finish(layers)
+
+
+def as_arguments(sample_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from a tensor, a tuple or list, or a dict of keywords."""
+    if isinstance(sample_inputs, dict):
+        return (), dict(sample_inputs)
+    if isinstance(sample_inputs, (tuple, list)):
+        return tuple(sample_inputs), {}
+    if isinstance(sample_inputs, torch.Tensor):
+        return (sample_inputs,), {}
+    raise InvalidInput(
+        f"sample_inputs is a {type(sample_inputs).__name__}; it must be a tensor, a tuple of positional arguments, "
+        "or a dict of keyword arguments"
+    )
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse what cannot be intercepted, by name."""
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InvalidInput(
+                f"layer {name!r} is a TorchScript module, whose forward cannot be wrapped; use the Python module"
+            )
+        if type(module).__name__ == "OptimizedModule":
+            raise InvalidInput(
+                f"layer {name!r} is compiled by torch.compile; distribute the module before compiling it"
+            )
+        if isinstance(module.__dict__.get("forward"), Intercepted):
+            raise InvalidInput(f"layer {name!r} is already distributed; gather the model first")
+
+
+class untouched:
+    """Context: buffers, gradients and random generators are as before when it ends."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+
+    def __enter__(self) -> None:
+        self.buffers = [(b, b.detach().clone()) for b in self.model.buffers()]
+        self.gradients = [(p, p.grad) for p in self.model.parameters()]
+        for p, _ in self.gradients:
+            p.grad = None
+        self.states = generator_states()
+
+    def __exit__(self, *exc: object) -> None:
+        with torch.no_grad():
+            for buffer, kept in self.buffers:
+                buffer.copy_(kept)
+        for p, gradient in self.gradients:
+            p.grad = gradient
+        self.states.restore()
+
+
+class Tracer(Handler):
+    """The handler that records."""
+
+    def __init__(self, model: nn.Module):
+        self.calls: list[Call] = []
+        self.values: list[Value] = []
+        # id -> the tensor, which keeps it alive, and its value; -1 for an input of the model
+        self.known: dict[int, tuple[torch.Tensor, int]] = {}
+        self.parameter_of: dict[int, tuple[torch.Tensor, str]] = {}
+        self.writer: dict[int, int] = {}  # storage -> call that wrote it last
+        self.readers: dict[int, list[int]] = {}  # storage -> calls that read it since
+        self.storages: dict[int, int] = {}
+        self.results: tuple[int, ...] = ()
+        self.calls_of: dict[str, list[int]] = {}
+        self.model, self.training = model, model.training
+        self.groups: list[tuple[int, ...]] = []
+        self.parameter_bytes = {name: p.nbytes for name, p in model.named_parameters()}
+        for name, p in model.named_parameters():
+            self.parameter_of[id(p)] = (p, name)
+        self.name_of = {id(p): name for name, p in model.named_parameters()}
+        self.buffer_of = {id(b): name for name, b in model.named_buffers()}
+
+    # -- the handler ---------------------------------------------------------------------------------
+
+    def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        for tensor in tensors((args, kwargs)):
+            self.known[id(tensor)] = (tensor, -1)
+        return args, kwargs
+
+    def end(self, frame: Frame, outputs: Any) -> Any:
+        made = {self._producer(t) for t in tensors(outputs) if id(t) in self.known}
+        self.results = tuple(sorted(made - {-1}))
+        return outputs
+
+    def call(
+        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
+    ) -> Any:
+        taken = list(tensors((args, kwargs)))
+        versions = [t._version for t in taken]
+        before = generator_states()
+        outputs = _run(key, run, args, kwargs, module)
+        made = list(tensors(outputs))
+        written = {_storage(t) for t, v in zip(taken, versions, strict=True) if t._version != v}
+        random = not same_states(before, generator_states())
+        if module is not None:
+            idle = _hands_through(taken, made) and not written
+        else:
+            idle = not self._computes(taken, made, written, random)
+        if idle:
+            self._shunt(taken, made)
+            return outputs
+        if module is not None and not understood(outputs):
+            raise InvalidInput(
+                f"layer {key!r} returns a {type(outputs).__name__}, which may hide tensors; "
+                "a layer must return tensors in tuples, lists, dicts or dataclasses"
+            )
+        self._record(key, run, module, taken, outputs, made, written, random)
+        return outputs
+
+    # -- bookkeeping ---------------------------------------------------------------------------------
+
+    def _computes(self, taken: list[torch.Tensor], made: list[torch.Tensor], written: set[int], random: bool) -> bool:
+        """A function is an operator when it makes new data out of the model's, writes in place, or draws numbers."""
+        tracked = [t for t in taken if id(t) in self.known or id(t) in self.parameter_of]
+        if random or (written and tracked):
+            return True
+        old = {_storage(t) for t in taken}
+        return bool(tracked) and any(_storage(t) not in old for t in made)
+
+    def _shunt(self, taken: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        """A view carries the call behind it; a constant carries none."""
+        for tensor in made:
+            base = next((t for t in taken if _storage(t) == _storage(tensor) and id(t) in self.known), None)
+            if base is not None and tensor is not base:
+                producer = self._producer(base)
+                self.known[id(tensor)] = (tensor, self._value(tensor, producer) if producer >= 0 else -1)
+            source = next((t for t in taken if _storage(t) == _storage(tensor) and id(t) in self.parameter_of), None)
+            if source is not None and id(tensor) not in self.parameter_of:
+                self.parameter_of[id(tensor)] = (tensor, self.parameter_of[id(source)][1])
+
+    def _record(
+        self, key: str, run: Any, module: nn.Module | None, taken: list[torch.Tensor], outputs: Any,
+        made: list[torch.Tensor], written: set[int], random: bool,
+    ) -> None:  # fmt: skip
+        index = len(self.calls)
+        reads = self._read(taken, index)
+        after = self._write(written, index) | self._state(module, index)
+        old = {_storage(t) for t in taken}
+        fresh = {_storage(t): t.untyped_storage().nbytes() for t in made if _storage(t) not in old}
+        names = [self.parameter_of[id(t)][1] for t in taken if id(t) in self.parameter_of]
+        buffers = [self.buffer_of[id(t)] for t in taken if id(t) in self.buffer_of]
+        if module is not None:
+            names += [self.name_of[id(p)] for p in module.parameters()]
+            buffers += [self.buffer_of[id(b)] for b in module.buffers()]
+        self.calls.append(
+            Call(
+                key=key,
+                op_type=type(module).__name__ if module is not None else getattr(run, "__name__", "function"),
+                module=self._name(module),
+                reads=tuple(reads),
+                read_at=reads,
+                after=tuple(sorted(after - {self.values[v].producer for v in reads})),
+                parameters=tuple(dict.fromkeys(names)),
+                buffers=tuple(dict.fromkeys(buffers)),
+                random=random,
+                inplace=bool(written),
+                output_bytes=sum(fresh.values()),
+                requires_grad=any(t.requires_grad for t in made),
+            )
+        )
+        for position, tensor in enumerate(made):
+            if id(tensor) not in self.known or _storage(tensor) in written:  # not handed through as it came
+                self.known[id(tensor)] = (tensor, self._value(tensor, index, position))
+        for tensor in taken:
+            if _storage(tensor) in written and not any(tensor is t for t in made):
+                self.known[id(tensor)] = (tensor, self._value(tensor, index))
+
+    def _name(self, module: nn.Module | None) -> str | None:
+        return None if module is None else next(n for n, m in self.model.named_modules() if m is module)
+
+    def _producer(self, tensor: torch.Tensor) -> int:
+        value = self.known[id(tensor)][1]
+        own = self.values[value].producer if value >= 0 else -1
+        return max(own, self.writer.get(_storage(tensor), -1))
+
+    def _value(self, tensor: torch.Tensor, producer: int, position: int = -1) -> int:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        storage = self.storages.setdefault(_storage(tensor), len(self.storages))
+        self.values.append(
+            Value(producer, tensor.nbytes, dtype, tuple(tensor.shape), tensor.requires_grad, position, storage)
+        )
+        return len(self.values) - 1
+
+    def _read(self, taken: list[torch.Tensor], index: int) -> dict[int, int]:
+        reads: dict[int, int] = {}
+        for position, tensor in enumerate(taken):
+            if id(tensor) not in self.known:
+                continue
+            _, value = self.known[id(tensor)]
+            producer = self._producer(tensor)
+            if producer >= 0 and (value < 0 or self.values[value].producer != producer):
+                value = self._value(tensor, producer)  # written in place since: a new value of the same tensor
+                self.known[id(tensor)] = (tensor, value)
+            if value >= 0:
+                reads.setdefault(value, position)
+            self.readers.setdefault(_storage(tensor), []).append(index)
+        return reads
+
+    def _write(self, written: set[int], index: int) -> set[int]:
+        """Calls that must come before an in-place write; the write is colocated with what made the data."""
+        after: set[int] = set()
+        for storage in written:
+            after |= {r for r in self.readers.get(storage, []) if r != index}
+            held = {self.values[v].producer for t, v in self.known.values() if v >= 0 and _storage(t) == storage}
+            producers = held | ({self.writer[storage]} if storage in self.writer else set())
+            if producers:
+                self.groups.append(tuple(sorted({*producers, index})))
+            self.writer[storage] = index
+            self.readers[storage] = [index]
+        return after
+
+    def _state(self, module: nn.Module | None, index: int) -> set[int]:
+        """A module with buffers that is called again must be called in code order: its state passes from call to call."""
+        if module is None or next(module.buffers(), None) is None:
+            return set()
+        earlier = self.calls_of.setdefault(self._name(module) or "", [])
+        earlier.append(index)
+        return set(earlier[-2:-1])
+
+    def finish(self, layers: Iterable[str]) -> Trace:
+        """The record of what was seen."""
+        users: dict[str, list[int]] = {}
+        for i, call in enumerate(self.calls):
+            for name in {*call.parameters, *(f"buffer {b}" for b in call.buffers if call.module is not None)}:
+                users.setdefault(name, []).append(i)
+        shared = [tuple(u) for u in users.values() if len(u) > 1]
+        groups = merge(len(self.calls), [*self.groups, *shared])
+        return Trace(tuple(layers), tuple(self.calls), tuple(self.values), groups, dict(self.parameter_bytes), self.training,
+                     self.results)  # fmt: skip
+
+
+def merge(n: int, groups: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Join groups that overlap.
+
+    >>> merge(5, [(0, 1), (1, 3)])
+    ((0, 1, 3),)
+    """
+    root = list(range(n))
+
+    def find(i: int) -> int:
+        while root[i] != i:
+            root[i] = root[root[i]]
+            i = root[i]
+        return i
+
+    for group in groups:
+        for member in group[1:]:
+            a, b = sorted((find(group[0]), find(member)))
+            root[b] = a
+    members: dict[int, list[int]] = {}
+    for i in range(n):
+        members.setdefault(find(i), []).append(i)
+    return tuple(tuple(m) for m in members.values() if len(m) > 1)
+
+
+def _hands_through(taken: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
+    """A layer that returns the very tensors it was given (identity, dropout in evaluation) does nothing."""
+    given = {id(t) for t in taken}
+    return bool(made) and all(id(t) in given for t in made)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _run(key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None) -> Any:
+    try:
+        return run(*args, **kwargs)
+    except InvalidInput:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError) as error:
+        what = f"layer {key!r} ({type(module).__name__})" if module is not None else f"function {key!r}"
+        raise InvalidInput(f"{what} failed on the sample inputs: {error}") from error

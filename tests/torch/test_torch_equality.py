@@ -1,0 +1,84 @@
+"""The distributed model computes what the original computes, bit for bit on CPU devices."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch_cases import ODD, SMALL, random_placement, same, train  # noqa: E402
+
+import baechi_lab as bl  # noqa: E402
+from baechi_lab.torch.assigner import assign, distribution, gather  # noqa: E402
+from baechi_lab.torch.tracing import trace  # noqa: E402
+
+
+def case(name):
+    """Model and inputs of a benchmark model, or of a hand-made one."""
+    if name in SMALL:
+        step = bl.torch.models.build(name, **SMALL[name])
+        return step.model(), step.inputs
+    torch.manual_seed(0)
+    make, inputs = ODD[name]
+    return make(), (inputs(),)
+
+
+@pytest.mark.parametrize("name", [*SMALL, *ODD])
+def test_fifty_random_placements_are_bit_equal(name):
+    """Half of them with a random order, so that calls wait in threads; two steps each, the first learns the shapes."""
+    model, inputs = case(name)
+    found = trace(model, inputs, atomic=("ConvBNReLU",))  # as the paper places Inception-V3
+    reference, rng = copy.deepcopy(model), np.random.default_rng(0)
+    expected = [train(reference, inputs), train(reference, inputs)]
+    threads = 0
+    for k in range(50):
+        devices, reorder = int(rng.integers(2, 5)), k % 2 == 1
+        placed = copy.deepcopy(model)
+        placement = random_placement(found, devices, rng, reorder=reorder)
+        assign(placed, found, placement, bl.Cluster.uniform(devices, kind="cpu"))
+        for values in expected[: 2 if reorder else 1]:
+            assert same(train(placed, inputs), values), f"placement {k}"
+        threads += distribution(placed).session.threads_started
+        gather(placed)
+        assert "forward" not in placed.__dict__ and same([*placed.parameters()], [*model.parameters()])
+    assert threads > 0
+
+
+@pytest.mark.parametrize("name", [*SMALL, *ODD])
+def test_copies_between_devices_change_only_rounding(name):
+    """Where devices are really apart, a tensor that two devices read is two tensors whose gradients are summed."""
+    from baechi_lab.torch.runtime.transport import HostTransport
+    from baechi_lab.torch.runtime.tree import map_tensors
+
+    class Copying(HostTransport):
+        """Every input that is on another logical device is cloned."""
+
+        def begin(self, flight):
+            self.where, self.kept = {}, []
+
+        def home(self, flight, value):
+            from baechi_lab.torch.runtime.tree import tensors
+
+            return next((self.where[id(t)] for t in tensors(value) if id(t) in self.where), 0)
+
+        def arrive(self, flight, value, device):
+            return map_tensors(value, lambda t: t if self.where.get(id(t), device) == device else t.clone())
+
+        def depart(self, flight, outputs, op, device, sends, remote=True):
+            map_tensors(outputs, lambda t: (self.kept.append(t), self.where.__setitem__(id(t), device)))
+
+        def inherit(self, flight, outputs, taken, device):
+            self.depart(flight, outputs, -1, device, ())
+
+    model, inputs = case(name)
+    found, rng = trace(model, inputs), np.random.default_rng(1)
+    expected = train(copy.deepcopy(model), inputs)
+    for _ in range(3):
+        placed = copy.deepcopy(model)
+        assign(placed, found, random_placement(found, 3, rng, reorder=False), bl.Cluster.uniform(3, kind="cpu"))
+        session = distribution(placed).session
+        session.transport, session.plain = Copying(session.plan.devices), False
+        for a, b in zip(train(placed, inputs), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

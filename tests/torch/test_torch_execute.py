@@ -1,0 +1,325 @@
+"""Running a placed step, the measured Timeline, the comparison with what people use today, and the export."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch_cases import SMALL, Branches  # noqa: E402
+
+import baechi_lab as bl  # noqa: E402
+from baechi_lab.torch.references import (  # noqa: E402
+    Accelerate,
+    Naive,
+    Pipelining,
+    device_map,
+    equal_parts,
+    forward_calls,
+    split_points,
+)
+
+
+def cpus(n, memory="1GB"):
+    return bl.Cluster.uniform(n, kind="cpu", memory_bytes=memory, link=bl.Link(5.0, 0.0001))
+
+
+@pytest.fixture(scope="module")
+def profiled():
+    """Step and graph of every benchmark model; a fixed duration per op, so that no test depends on the machine."""
+    torch.set_num_threads(1)
+    made = {}
+    for name, config in SMALL.items():
+        step = bl.torch.models.build(name, **config)
+        graph = bl.torch.profile(step, warmup=0, runs=1)
+        made[name] = step, dataclasses.replace(graph, duration_us=np.full(graph.n, 100.0))
+    return made
+
+
+def scattered(graph, devices, seed=0):
+    """Any device per colocation group, backward with forward."""
+    rng = np.random.default_rng(seed)
+    device = rng.integers(0, devices, graph.n)
+    for group in range(len(graph.colocation_names)):
+        members = np.flatnonzero(graph.colocation == group)
+        device[members] = device[members[0]]
+    return bl.Placement(device=device, order=rng.permutation(graph.n), graph_key=graph.key)
+
+
+# -- execute -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_losses_do_not_depend_on_the_placement(name, profiled):
+    step, graph = profiled[name]
+    cluster = cpus(3)
+    one = bl.torch.execute(step, bl.Placement(device=np.zeros(graph.n, dtype=int)), 2, warmup=1, graph=graph)
+    many = bl.torch.execute(step, scattered(graph, 3), 2, warmup=1, graph=graph, cluster=cluster)
+    assert one.status == many.status == "ok"
+    assert one.outputs == many.outputs and len(one.outputs) == 4  # one warm-up, two measured, one observed
+    assert len(many.step_seconds) == 2 and many.median_seconds > 0
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_measured_timeline_has_every_op_where_it_was_placed(name, profiled):
+    """Forward rows follow the dependencies; every tensor that another device reads is sent to it once."""
+    step, graph = profiled[name]
+    placed = scattered(graph, 3, seed=1)
+    timeline = bl.torch.execute(step, placed, 1, warmup=1, graph=graph, cluster=cpus(3)).timeline
+    assert timeline.origin == "measured" and timeline.info["clock"] == "host"
+    assert sorted(timeline.op.tolist()) == list(range(graph.n))
+    assert (timeline.device == placed.device[timeline.op]).all()
+    start, end = np.empty(graph.n), np.empty(graph.n)
+    start[timeline.op], end[timeline.op] = timeline.start_us, timeline.end_us
+    assert (end >= start).all() and timeline.makespan_us >= end.max()
+    for a, b in zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True):
+        if graph.forward_of[b] < 0 or graph.forward_of[a] < 0:
+            assert start[b] >= end[a]
+    expected = {
+        (int(t), int(placed.device[c]))
+        for t, p, c in zip(graph.edge_tensor, graph.edge_source, graph.consumers, strict=True)
+        if placed.device[p] != placed.device[c] and graph.tensor_names[t] != "control"
+    }
+    sent = list(zip(timeline.transfers.tensor.tolist(), timeline.transfers.target.tolist(), strict=True))
+    assert set(sent) == expected and len(sent) == len(expected)
+    held = np.bincount(placed.device, graph.persistent_bytes, minlength=3)
+    assert (timeline.peak_bytes >= held).all()
+
+
+def test_timeline_draws_and_writes(profiled, tmp_path):
+    step, graph = profiled["gnmt"]
+    timeline = bl.torch.execute(step, scattered(graph, 2), 1, warmup=0, graph=graph, cluster=cpus(2)).timeline
+    table = timeline.to_pandas()
+    assert set(table["kind"]) == {"op", "transfer"}
+    timeline.to_chrome_trace(tmp_path / "trace.json")
+    assert (tmp_path / "trace.json").stat().st_size > 1000
+    for device in range(2):
+        _, levels = timeline.memory.levels(device)
+        assert (levels >= 0).all()
+
+
+def test_a_placement_of_the_calls_alone_and_a_coarse_one(profiled):
+    step, graph = profiled["gnmt"]
+    calls = len(forward_calls(graph))
+    assert bl.torch.execute(step, bl.Placement(device=np.zeros(calls, dtype=int)), 1, warmup=0).status == "ok"
+    placed = bl.place(bl.optimize(graph), cpus(2), "m-etf")
+    assert bl.torch.execute(step, placed, 1, warmup=0, graph=graph, cluster=cpus(2)).status == "ok"
+    again = bl.torch.execute(step, placed, 1, warmup=0)  # the graph is profiled again; its structure is the same
+    assert again.status == "ok" and len(again.timeline.op) == graph.n
+
+
+def test_time_limit_cancellation_and_bad_input(profiled):
+    step, graph = profiled["bert"]
+    placed = bl.Placement(device=np.zeros(graph.n, dtype=int))
+    over = bl.torch.execute(step, placed, 5, graph=graph, timeout=0.0)
+    assert over.status == "timeout" and len(over.step_seconds) == 0 and over.timeline is None
+    stop = threading.Event()
+    stop.set()
+    assert bl.torch.execute(step, placed, 5, graph=graph, cancel=stop).status == "cancelled"
+    with pytest.raises(bl.InvalidInput, match="steps is 0"):
+        bl.torch.execute(step, placed, 0, graph=graph)
+    with pytest.raises(bl.InvalidInput, match=r"runs a baechi_lab.torch.TorchStep"):
+        bl.torch.execute("step", placed)
+    with pytest.raises(bl.InvalidInput, match="made for another graph"):
+        bl.torch.execute(step, bl.Placement(device=[0, 0, 0]), 1, graph=graph)
+    with pytest.raises(bl.UnknownNameError, match="unknown model 'resnet'"):
+        bl.torch.models.build("resnet")
+    with pytest.raises(bl.UnknownNameError, match="'witdh'"):
+        bl.torch.models.build("bert", witdh=3)
+    with pytest.raises(bl.InvalidInput, match="batch_size is 0"):
+        bl.torch.models.build("bert", batch_size=0)
+
+
+def test_full_sizes_are_the_published_ones():
+    """Parameters of ResNet-50 and of Inception-V3 with its auxiliary head as published; the Transformer's by hand."""
+    with torch.device("meta"):
+        from baechi_lab.torch.models.bert import BERT
+        from baechi_lab.torch.models.inception import InceptionV3
+        from baechi_lab.torch.models.resnet import ResNet
+        from baechi_lab.torch.models.transformer import Transformer
+
+        counts = {
+            m.__name__: sum(p.numel() for p in m().parameters()) for m in (ResNet, InceptionV3, Transformer, BERT)
+        }
+    assert counts["ResNet"] == 25_557_032
+    assert counts["InceptionV3"] == 27_161_264
+    encoder = 6 * (4 * (512 * 512 + 512) + 2 * 512 * 2048 + 2048 + 512 + 4 * 512)
+    decoder = 6 * (8 * (512 * 512 + 512) + 2 * 512 * 2048 + 2048 + 512 + 6 * 512)
+    assert counts["Transformer"] == 32000 * 512 + encoder + decoder  # one embedding for source, target and output
+    assert 109e6 < counts["BERT"] < 111e6
+
+
+# -- experts and references ----------------------------------------------------------------------------------
+
+
+def test_experts(profiled):
+    """GNMT: every LSTM layer on another device, embeddings with the first, the head with the last decoder layer."""
+    _, graph = profiled["gnmt"]
+    placed = bl.torch.models.expert("gnmt", graph, cpus(3))
+    where = {name: int(placed.device[i]) for i, name in enumerate(graph.names)}
+    assert where["source"] == where["encoder.first"] == where["decoder.first"] == where["target"] == 0
+    assert [where["encoder.rest.0"], where["encoder.rest.1"]] == [1, 2]
+    assert [where["decoder.rest.0"], where["decoder.rest.1"], where["head"]] == [1, 2, 2]
+    assert where["encoder.rest.1/backward"] == 2
+    for name in ("inception_v3", "resnet50"):
+        assert set(bl.torch.models.expert(name, profiled[name][1], cpus(4)).device.tolist()) == {0}
+    _, graph = profiled["bert"]
+    placed = bl.torch.models.expert("bert", graph, cpus(2))
+    assert (
+        placed.device[graph.index["layers.0.attention"]] == 0 and placed.device[graph.index["layers.1.attention"]] == 1
+    )
+    assert placed.device[graph.index["linear"]] == 0  # the output layer shares the embedding's weights
+    with pytest.raises(bl.UnknownNameError, match="unknown model 'vgg'"):
+        bl.torch.models.expert("vgg", graph, cpus(2))
+
+
+def test_equal_parts_by_hand():
+    """Weights 1 1 1 1 in two parts; one heavy entry takes a part of its own; nothing to weigh is split by count."""
+    assert equal_parts(np.ones(4), 2).tolist() == [0, 0, 1, 1]
+    assert equal_parts(np.array([6.0, 1, 1, 1, 1, 1, 1]), 2).tolist() == [0, 1, 1, 1, 1, 1, 1]
+    assert equal_parts(np.zeros(4), 2).tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["gnmt", "resnet50"])
+def test_references_make_valid_placements(name, profiled):
+    step, graph = profiled[name]
+    cluster = cpus(2)
+    placers = [Naive(), Pipelining(step)]
+    if _has("accelerate"):
+        placers.append(Accelerate(step))
+    for placer in placers:
+        placed = placer.assign(graph, cluster)
+        assert placed.placer == placer.name and set(placed.device.tolist()) == {0, 1}
+        timeline = bl.simulate(graph, cluster, placed)
+        assert bl.check(graph, cluster, placed, timeline) == ()
+        assert bl.torch.execute(step, placed, 1, warmup=0, graph=graph, cluster=cluster).status == "ok"
+
+
+def test_naive_parts_follow_the_code(profiled):
+    _, graph = profiled["resnet50"]
+    device = Naive().assign(graph, cpus(3)).device[forward_calls(graph)]
+    free = [i for i in forward_calls(graph) if (graph.colocation == graph.colocation[i]).sum() <= 2]
+    assert (np.diff(device[free]) >= 0).all() and device.max() == 2
+
+
+def test_accelerate_follows_its_device_map(profiled):
+    pytest.importorskip("accelerate")
+    step, graph = profiled["gnmt"]
+    cluster = cpus(2, memory=30_000)
+    found = device_map(step.model(), cluster)
+    device = Accelerate(step).assign(graph, cluster).device
+    for name, d in found.items():
+        if name in graph.index:
+            assert device[graph.index[name]] == d
+    with pytest.raises(bl.InfeasiblePlacement, match="accelerate would offload"):
+        Accelerate(step, balanced=False).assign(graph, cpus(2, memory=2_000))
+
+
+def test_pipelining_says_what_it_cannot_cut(profiled):
+    step, graph = profiled["transformer"]
+    with pytest.raises(
+        bl.ExecutionError, match=r"torch\.distributed\.pipelining could not cut the model 'transformer'"
+    ):
+        Pipelining(step).assign(graph, cpus(2))
+    assert len(split_points(graph, step.model(), 3)) == 2
+
+
+def test_one_table_of_all(profiled):
+    step, graph = profiled["bert"]
+    table = bl.compare(graph, cpus(2), ["single", "m-etf", "m-sct", Naive(), Pipelining(step)], progress=False)
+    assert table["placer"].tolist() == ["single", "m-etf", "m-sct", "naive-to", "torch-pipelining"]
+    assert table["feasible"].all() and (table["gap"] >= -1e-9).all()
+
+
+def _has(package):
+    import importlib.util
+
+    return importlib.util.find_spec(package) is not None
+
+
+# -- export ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gnmt", "resnet50"])
+def test_the_exported_script_imports_only_torch_and_trains_the_same(name, profiled, tmp_path):
+    step, graph = profiled[name]
+    cluster, placed = cpus(3), scattered(graph, 3, seed=5)
+    folder = bl.torch.export(step, placed, tmp_path / "placed", cluster=cluster, graph=graph)
+    code = (
+        "import sys, torch; torch.set_num_threads(1); before = set(sys.modules); sys.modules['baechi_lab'] = None\n"
+        "sys.path.insert(0, '.'); import train; print(train.train(3))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    losses = ast.literal_eval(done.stdout.splitlines()[-1])
+    run = bl.torch.execute(step, placed, 2, warmup=0, cluster=cluster, graph=graph)
+    assert losses == [loss for (loss,) in run.outputs]
+    own = {path.stem for path in folder.glob("*.py")}
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for imported in names:
+                top = imported.partition(".")[0]
+                assert top == "torch" or top in own or top in sys.stdlib_module_names, f"{path.name} imports {imported}"
+    bl.torch.export(step, placed, folder, cluster=cluster, graph=graph)  # an earlier export is replaced
+
+
+def test_exports_that_cannot_be_written_say_why(tmp_path, profiled):
+    step, graph = profiled["gnmt"]
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    placed = bl.Placement(device=np.zeros(graph.n, dtype=int))
+    with pytest.raises(bl.InvalidInput, match="holds no earlier export"):
+        bl.torch.export(step, placed, tmp_path / "full", graph=graph)
+    one = bl.Placement(device=[0])
+    x = (torch.ones(1, 4),)
+    local = bl.torch.TorchStep("local", lambda: nn.Sequential(nn.Linear(4, 2)), x)
+    with pytest.raises(bl.InvalidInput, match=r"build is .*lambda.* an export needs a class or function"):
+        bl.torch.export(local, one, tmp_path / "a")
+    weird = bl.torch.TorchStep("weird", functools.partial(nn.Linear, 4, object()), x)
+    with pytest.raises((bl.InvalidInput, TypeError)):
+        bl.torch.export(weird, one, tmp_path / "b")
+    foreign = bl.torch.TorchStep("foreign", Branches, (torch.ones(3, 4),))
+    calls = len(bl.torch.trace(foreign.model(), foreign.inputs).calls)
+    with pytest.raises(bl.InvalidInput, match="imports 'numpy'; an exported model may import only torch"):
+        bl.torch.export(foreign, bl.Placement(device=[0] * calls), tmp_path / "c")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_plan_survives_json():
+    import json
+
+    from baechi_lab.torch.plan import make_plan
+    from baechi_lab.torch.runtime.plan import Plan
+    from baechi_lab.torch.tracing import trace
+
+    torch.manual_seed(0)
+    found = trace(Branches(), torch.randn(6, 4))
+    device = np.zeros(len(found.calls), dtype=int)
+    device[found.index["cat"]] = 1
+    plan = make_plan(found, bl.Placement(device=device, order=np.arange(len(device))[::-1].copy()), ("cpu", "cpu"))
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert plan.sends[found.index["o"] - 2] or any(plan.sends)
+
+
+def test_bl_execute_and_bl_compare_take_a_torch_step(profiled):
+    step, graph = profiled["bert"]
+    placed, seen = bl.Placement(device=np.zeros(graph.n, dtype=int)), []
+    run = bl.execute(step, placed, steps=2, warmup=1, graph=graph, on_step=seen.append)
+    assert run.status == "ok" and [r.phase for r in seen] == ["warmup", "measured", "measured", "traced"]
+    assert [r.outputs for r in seen] == list(run.outputs)
+    with pytest.raises(bl.InvalidInput, match="virtual is 2; that option is for TensorFlow steps"):
+        bl.execute(step, placed, graph=graph, virtual=2)
+    table = bl.compare(graph, cpus(2), ["single", "m-etf"], step=step, measure=True, steps=1, progress=False)
+    assert (table["measured_us"] > 0).all() and (table["error"] == "").all()

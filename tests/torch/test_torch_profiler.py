@@ -1,0 +1,277 @@
+"""Trace, profile and graph: dependencies, memory classes, groups (paper P, section 1.3.1)."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch_cases import ODD, SMALL, same  # noqa: E402
+
+import baechi_lab as bl  # noqa: E402
+from baechi_lab.profilers.torch_memory import temporary_peak  # noqa: E402
+from baechi_lab.profilers.torch_profile import profile, profile_layers  # noqa: E402
+from baechi_lab.torch.tracing import merge, trace  # noqa: E402
+
+
+def case(name):
+    if name in SMALL:
+        step = bl.torch.models.build(name, **SMALL[name])
+        return step.model(), step.inputs
+    torch.manual_seed(0)
+    make, inputs = ODD[name]
+    return make(), (inputs(),)
+
+
+class Small(nn.Module):
+    """`join` reads both branches; the view and the scaling belong to no layer or are functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.join = nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.join((self.left(x) + self.right(x)).view(-1, 8))
+
+
+def test_functions_between_layers_are_operators_and_views_are_not():
+    found = trace(Small(), torch.ones(3, 4))
+    assert [c.key for c in found.calls] == ["left", "right", "add", "join"]
+    assert found.edges == {("left", "add"), ("right", "add"), ("add", "join")}
+
+
+@pytest.mark.parametrize("name", [*SMALL, *ODD])
+def test_the_trace_and_the_autograd_graph_agree(name):
+    """The paper's graph is the part of ours that autograd records: dependencies through tensors with gradients."""
+    model, inputs = case(name)
+    found = trace(model, inputs)
+    ours = {
+        (found.calls[value.producer].key, call.key)
+        for call in found.calls
+        for value in (found.values[v] for v in call.reads)
+        if value.requires_grad and call.requires_grad
+    }
+    assert ours == bl.torch.autograd_edges(model, inputs)
+
+
+@pytest.mark.parametrize("name", [*SMALL, *ODD])
+def test_profiling_leaves_the_model_as_it_was(name):
+    model, inputs = case(name)
+    before = copy.deepcopy(model)
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    profile(model, inputs, warmup=0, runs=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert same([*before.state_dict().values()], [*model.state_dict().values()])
+    assert all(p.grad is None for p in model.parameters())
+    assert all("forward" not in m.__dict__ for m in model.modules())
+    assert model.training
+
+
+@pytest.mark.parametrize("name", [*SMALL, *ODD])
+def test_the_graph_is_whole(name):
+    """Every op has a time, every call with gradients a backward op in its colocation group, forward before backward."""
+    model, inputs = case(name)
+    graph = profile(model, inputs, warmup=0, runs=1)
+    forward = np.flatnonzero(graph.forward_of < 0)
+    assert (graph.duration_us[forward] > 0).all()
+    for b in np.flatnonzero(graph.forward_of >= 0):
+        f = graph.forward_of[b]
+        assert graph.names[b] == f"{graph.names[f]}/backward" and graph.colocation[f] == graph.colocation[b] >= 0
+    sizes = {id(t): t.nbytes for t in (*model.parameters(), *model.buffers())}
+    gradients = sum({id(p): p.nbytes for p in model.parameters()}.values())
+    used = int(graph.persistent_bytes.sum())
+    assert used <= sum(sizes.values()) + gradients
+    inference = profile(model, inputs, mode="inference", warmup=0, runs=1)
+    assert (inference.forward_of < 0).all() and model.training
+
+
+def test_memory_classes_by_hand():
+    """Linear(4, 8) on 3 rows: 40 floats of parameters; its output is 24 floats; ReLU in place makes no output."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 2))
+    layers = profile_layers(model, torch.ones(3, 4), warmup=0, runs=1)
+    assert layers.parameters.tolist() == [40 * 4, 0, 18 * 4]  # class a: 4 x 8 + 8, then 8 x 2 + 2
+    assert layers.outputs.tolist() == [24 * 4, 0, 6 * 4]  # class b: 3 x 8, in place, 3 x 2
+    assert layers.parameter_gradients.tolist() == [160, 0, 72]  # class c equals a
+    assert layers.upstream_gradients.tolist() == [96, 0, 24]  # class d equals b
+    assert layers.permanent_bytes.tolist() == [160 + 160 + 96, 0, 72 + 72 + 24]
+    assert (layers.temporary_bytes >= layers.upstream_gradients).all()
+    resting = profile_layers(model, torch.ones(3, 4), mode="inference", warmup=0, runs=1)
+    assert resting.permanent_bytes.tolist() == [160, 0, 72]
+    assert (resting.temporary_bytes >= resting.outputs).all()
+
+
+def test_saved_activations_live_until_their_backward_op():
+    """A linear layer saves its input, a ReLU its output, dropout a mask of its own; an addition saves nothing."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.relu, self.drop, self.b = nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.a(x)
+            return self.b(self.drop(self.relu(y)) + y)
+
+    graph = profile(Net(), torch.ones(2, 4), warmup=0, runs=1)
+    readers = {
+        graph.tensor_label(t): {graph.names[c] for c in graph.tensor_consumers(t)} for t in range(graph.tensor_count)
+    }
+    by_op = {op: {k: v for k, v in readers.items() if k.startswith(f"{op}:")} for op in ("a", "relu", "drop", "add")}
+    assert {"relu", "add"} in by_op["a"].values()  # neither ReLU nor addition needs its input again
+    assert {"drop", "relu/backward"} in by_op["relu"].values()
+    assert by_op["drop"]["drop:saved"] == {"drop/backward"}
+    assert {"b", "b/backward"} in by_op["add"].values()
+
+
+def test_temporaries_are_found_on_the_cpu():
+    """A layer that makes a large intermediate and drops it: the peak beyond what it keeps."""
+
+    class Big(nn.Module):
+        def forward(self, x):
+            return (x.expand(1000, 1000) + 1).sum()
+
+    layers = profile_layers(nn.Sequential(nn.Linear(1, 1), Big()), torch.ones(1, 1), warmup=0, runs=1)
+    assert layers.temporaries[1] >= 1000 * 1000 * 4
+    assert layers.temporaries[0] < 1000
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [([], 0), ([100], 0), ([100, 40, -40], 40), ([50, -50], 50), ([-20, 30], 0), ([60, 60, -60, -60, 10], 110)],
+)
+def test_temporary_peak(changes, expected):
+    assert temporary_peak(changes) == expected
+
+
+def test_shared_weights_are_a_colocation_group():
+    """Tied weights by assignment (Transformer) and by a function that reads an embedding's weight (BERT)."""
+    for name, first, last in (("transformer", "embedding", "head"), ("bert", "embeddings.tokens", "linear")):
+        model, inputs = case(name)
+        graph = profile(model, inputs, warmup=0, runs=1)
+        a, b = graph.index[first], graph.index[last]
+        assert graph.colocation[a] == graph.colocation[b] >= 0
+        assert graph.persistent_bytes[b] < graph.persistent_bytes[a]  # counted once
+
+
+def test_a_layer_called_twice_shares_its_device_and_in_place_layers_join_their_input():
+    model, inputs = case("odd")
+    found = trace(model, inputs)
+    keys = [{found.calls[i].key for i in g} for g in found.groups]
+    assert {"b.0.bn", "b.0.relu"} in keys  # relu writes into the norm's output
+    assert {"b.0.d", "b.0/add_", "b.0.relu#1"} in keys
+
+
+def test_an_in_place_layer_comes_after_everything_that_read_its_input_before():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.early, self.write = nn.Linear(4, 4), nn.Tanh(), nn.ReLU(inplace=True)
+
+        def forward(self, x):
+            y = self.a(x)
+            early = self.early(y * 1.0)
+            return self.write(y) + early + y  # the last y is what `write` wrote
+
+    found = trace(Net(), torch.ones(2, 4))
+    index = found.index
+    assert index["mul"] in found.parents(index["write"])
+    assert index["write"] in found.parents(index["add#1"])
+
+
+def test_detached_and_transposed_data_still_depends_on_its_layer():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.a(x)
+            return self.b(y.data) + self.c(y.detach().T.T)
+
+    found = trace(Net(), torch.ones(2, 4))
+    assert {("a", "b"), ("a", "c")} <= found.edges
+
+
+def test_atomic_modules_stay_whole():
+    step = bl.torch.models.build("inception_v3", **SMALL["inception_v3"])
+    whole = trace(step.model(), step.inputs, atomic=("ConvBNReLU",))
+    fine = trace(step.model(), step.inputs)
+    kept = [c for c in whole.calls if c.op_type == "ConvBNReLU"]
+    assert len(kept) == sum(c.op_type == "Conv2d" for c in fine.calls) == 96
+    assert not any(c.op_type == "Conv2d" for c in whole.calls)
+    assert merge(4, [(0, 2), (2, 3)]) == ((0, 2, 3),)
+
+
+class Fails(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(4, 4), nn.Linear(5, 4)), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+class Foreign(nn.Module):
+    class Box:
+        def __init__(self, x):
+            self.x = x
+
+    def forward(self, x):
+        return self.Box(x * 2)
+
+
+class Opens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.box = Foreign()
+
+    def forward(self, x):
+        return self.box(x).x
+
+
+def test_bad_models_are_refused_by_layer():
+    with pytest.raises(bl.InvalidInput, match=r"layer 'body\.1' \(Linear\) failed on the sample inputs"):
+        profile(Fails(), torch.ones(2, 4))
+    with pytest.raises(bl.InvalidInput, match="layer 'box' returns a Box"):
+        profile(Opens(), torch.ones(2, 4))
+    with pytest.raises(bl.InvalidInput, match="function 'matmul' failed"):
+        profile(type("Net", (nn.Module,), {"forward": lambda self, x: torch.matmul(x, x)})(), torch.ones(2, 4))
+    with pytest.raises(bl.InvalidInput, match="sample_inputs is a str"):
+        profile(Small(), "images")
+    with pytest.raises(bl.InvalidInput, match="model is a str"):
+        trace("model", torch.ones(1))
+    with pytest.raises(bl.InvalidInput, match="mode is 'fast'"):
+        profile(Small(), torch.ones(3, 4), mode="fast")
+    with pytest.raises(bl.InvalidInput, match="runs is 0"):
+        profile(Small(), torch.ones(3, 4), runs=0)
+    scripted = nn.Sequential(torch.jit.script(nn.Linear(4, 4)))
+    with pytest.raises(bl.InvalidInput, match="layer '0' is a TorchScript module"):
+        profile(scripted, torch.ones(3, 4))
+
+
+def test_inputs_may_be_positional_or_keywords():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x, *, scale):
+            return F.relu(self.a(x) * scale)
+
+    found = trace(Net(), {"x": torch.ones(1, 4), "scale": torch.tensor(2.0)})
+    assert [c.key for c in found.calls] == ["a", "mul", "relu"]
+
+
+def test_times_and_bytes_feed_the_placers():
+    model, inputs = case("gnmt")
+    graph = profile(model, inputs, warmup=0, runs=1)
+    cluster = bl.Cluster.uniform(2, kind="cpu", memory_bytes="1GB", link=bl.Link(1.0, 0.001))
+    for placer in ("m-topo", "m-etf", "m-sct"):
+        placed = bl.place(bl.optimize(graph), cluster, placer)
+        timeline = bl.simulate(graph, cluster, placed)
+        assert timeline.feasible and bl.check(graph, cluster, placed, timeline) == ()

@@ -1,0 +1,263 @@
+"""Algorithm 1 without a GPU: every read is ordered after the write it needs, and every foreign use is recorded.
+
+Tensors are torch's fake CUDA tensors, streams and events are stand-ins that keep vector clocks: a stream's clock says
+which work of which stream is known to be done when its next kernel runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch._subclasses import FakeTensorMode  # noqa: E402
+from torch_cases import SMALL, Branches, random_placement  # noqa: E402
+
+import baechi_lab as bl  # noqa: E402
+from baechi_lab.torch.plan import make_plan  # noqa: E402
+from baechi_lab.torch.runtime.intercept import Interceptor  # noqa: E402
+from baechi_lab.torch.runtime.session import Observer, Session  # noqa: E402
+from baechi_lab.torch.runtime.transport import StreamTransport  # noqa: E402
+from baechi_lab.torch.runtime.tree import tensors  # noqa: E402
+from baechi_lab.torch.tracing import trace  # noqa: E402
+
+
+class Fan(Branches):
+    """`Branches` with views that fake CUDA tensors can make without CUDA (indexing cannot)."""
+
+    def forward(self, x):
+        ys = [branch(x) for branch in self.br]
+        z = torch.cat([y.view(y.shape[0], 2, 2).transpose(1, 2).reshape(-1, 4) for y in ys], -1)
+        return self.o(z) + sum(y.narrow(1, 0, 3) for y in ys)
+
+
+class Stream:
+    """A clock: stream -> how many of its kernels are done before what this stream runs next."""
+
+    def __init__(self, device=None):
+        self.device, self.clock = torch.device(device), {}
+
+    def run(self):
+        """One kernel; returns when it is done, as `(stream, count)`."""
+        self.clock[self] = self.clock.get(self, 0) + 1
+        return self, self.clock[self]
+
+    def sees(self, stamp):
+        return self.clock.get(stamp[0], 0) >= stamp[1]
+
+    def merge(self, clock):
+        for stream, count in clock.items():
+            self.clock[stream] = max(count, self.clock.get(stream, 0))
+
+    def wait_event(self, event):
+        self.merge(event.clock)
+
+    def wait_stream(self, stream):
+        self.merge(stream.clock)
+
+
+class Event:
+    def __init__(self, enable_timing=False):
+        self.clock = None
+
+    def record(self, stream):
+        self.clock = dict(stream.clock)
+
+
+class Gpus(Observer):
+    """The fakes, and the two checks."""
+
+    def __init__(self, monkeypatch):
+        self.local, self.default = threading.local(), {}
+        self.stamp, self.owner, self.used, self.recorded, self.kept = {}, {}, {}, {}, []
+        self.faults, self.copies = [], 0
+        for name, fake in (
+            ("Stream", Stream),
+            ("Event", Event),
+            ("stream", self.entered),
+            ("current_stream", self.current),
+        ):
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(
+            torch.Tensor, "record_stream", lambda t, s: self.recorded.setdefault(self.data(t), set()).add(s)
+        )
+
+    @staticmethod
+    def data(tensor):
+        return tensor.untyped_storage()._cdata
+
+    @contextlib.contextmanager
+    def entered(self, stream):
+        stack = self.local.__dict__.setdefault("stack", [])
+        stack.append(stream)
+        yield
+        stack.pop()
+
+    def current(self, device):
+        stack = self.local.__dict__.get("stack", [])
+        device = torch.device(device)
+        found = next((s for s in reversed(stack) if s.device == device), None)
+        return found or self.default.setdefault(device, Stream(device))
+
+    def read(self, tensor, stream, what):
+        data = self.data(tensor)
+        if data in self.stamp and not stream.sees(self.stamp[data]):
+            self.faults.append(f"{what} may run before its input is there")
+        if data in self.owner and self.owner[data] is not stream:
+            self.used.setdefault(data, set()).add(stream)
+
+    def write(self, tensor, stream):
+        self.kept.append(tensor)
+        self.stamp[self.data(tensor)] = stream.run()
+        self.owner.setdefault(self.data(tensor), stream)
+
+    # the observer
+    def start(self, op, taken):
+        self.local.taken = list(tensors(taken))
+
+    def stop(self, op, taken, outputs):
+        for tensor in self.local.taken:
+            self.read(tensor, self.current(tensor.device), f"call {op}")
+        for tensor in tensors(outputs):
+            self.write(tensor, self.current(tensor.device))
+
+    def unrecorded(self):
+        return [data for data, streams in self.used.items() if streams - self.recorded.get(data, set())]
+
+
+class Checked(StreamTransport):
+    """Copies are work too."""
+
+    def _copy(self, tensor, target, tx, rx):
+        self.gpus.copies += 1
+        self.gpus.read(tensor, tx, "a copy")
+        copy = super()._copy(tensor, target, tx, rx)
+        rx.merge(tx.clock)
+        self.gpus.write(copy, rx)
+        return copy
+
+
+def fake_gpus(model, homes):
+    """Parameters and buffers as fake tensors on their devices, shared ones still shared."""
+    memo = {}
+    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers()):
+        owner, _, key = name.rpartition(".")
+        module = model.get_submodule(owner)
+        first = memo.setdefault(id(tensor), name)
+        made = memo.get((id(tensor), "made"))
+        if made is None:
+            made = torch.empty(tensor.shape, dtype=tensor.dtype, device=homes[first])
+            made = torch.nn.Parameter(made) if isinstance(tensor, torch.nn.Parameter) else made
+            memo[id(tensor), "made"] = made
+        setattr(module, key, made)
+
+
+def run(monkeypatch, name, devices, seed, *, transport=Checked, reorder=True, steps=2):
+    """Two forwards of a model placed at random on fake GPUs; returns what was seen."""
+    if name in SMALL:
+        step = bl.torch.models.build(name, **SMALL[name])
+        model, inputs = step.model().eval(), step.inputs
+    else:
+        model, inputs = Fan().eval(), (torch.randn(6, 4),)
+    found = trace(model, inputs)
+    placement = random_placement(found, len(devices), np.random.default_rng(seed), reorder=reorder)
+    plan = make_plan(found, placement, tuple(devices))
+    with FakeTensorMode() as fake, torch.no_grad():
+        gpus = Gpus(monkeypatch)
+        names = [n for n, _ in (*model.named_parameters(), *model.named_buffers())]
+        fake_gpus(model, {n: devices[plan.parameters.get(n, 0)] for n in names})
+        session = Session(model, plan, transport=transport(devices))
+        session.transport.gpus, session.observer = gpus, gpus
+        late = session._late
+
+        def in_fake_mode(*work):  # modes are per thread
+            with fake:
+                late(*work)
+
+        submit, one_at_a_time = session._submit, threading.Lock()
+
+        def submit_alone(*work):  # the fake mode is not made for several threads
+            with one_at_a_time:
+                return submit(*work)
+
+        session._late, session._submit = in_fake_mode, submit_alone
+        Interceptor(model, plan.layers, session).install()
+        given = tuple(torch.empty(t.shape, dtype=t.dtype, device=devices[0]) for t in inputs)
+        for tensor in given:
+            gpus.write(tensor, gpus.current(tensor.device))
+        for _ in range(steps):
+            outputs = list(tensors(model(*given)))
+            for tensor in outputs:
+                gpus.read(tensor, gpus.current(tensor.device), "the caller")
+    session.close()
+    return gpus, session
+
+
+CLUSTERS = {
+    "two GPUs": ["cuda:0", "cuda:1"],
+    "stream groups": ["cuda:0", "cuda:0", "cuda:0"],
+    "both": ["cuda:0", "cuda:1", "cuda:0", "cuda:1"],
+}
+
+
+@pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN")
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("name", ["branches", "gnmt", "resnet50"])
+def test_every_read_comes_after_its_write_and_foreign_uses_are_recorded(monkeypatch, name, cluster):
+    for seed in range(4):
+        gpus, _ = run(monkeypatch, name, CLUSTERS[cluster], seed, reorder=bool(seed % 2))
+        assert gpus.copies > 0
+        assert not gpus.faults and not gpus.unrecorded()
+
+
+def test_the_checks_can_fail(monkeypatch):
+    """Without `record_stream` the second check fails; without waiting for the copy, or for the sender, the first."""
+    gpus, _ = run(monkeypatch, "branches", CLUSTERS["both"], 1, transport=lambda d: Checked(d, record=False))
+    assert gpus.unrecorded() and not gpus.faults
+
+    class Hasty(Checked):
+        def _send(self, flight, tensor, tag, target):
+            copy, _ = super()._send(flight, tensor, tag, target)
+            empty = Event()
+            empty.clock = {}
+            return copy, empty
+
+    gpus, _ = run(monkeypatch, "branches", CLUSTERS["two GPUs"], 1, transport=Hasty)
+    assert any("call" in fault for fault in gpus.faults)
+
+    class Early(Checked):
+        def _pair(self, op, source, target):
+            tx, rx = super()._pair(op, source, target)
+            monkeypatch.setattr(tx, "wait_event", lambda event: None, raising=False)
+            return tx, rx
+
+    gpus, _ = run(monkeypatch, "branches", CLUSTERS["two GPUs"], 1, transport=Early)
+    assert any("copy" in fault for fault in gpus.faults)
+
+
+def test_a_tensor_goes_to_a_device_once(monkeypatch):
+    """Several readers on one device share one copy: as many copies per step as (tensor, device) pairs."""
+    gpus, session = run(monkeypatch, "branches", CLUSTERS["two GPUs"], 5, reorder=False, steps=1)
+    found = trace(Fan().eval(), torch.randn(6, 4))
+    pairs = {
+        (v, session.plan.device[i])
+        for i, call in enumerate(found.calls)
+        for v in call.reads
+        if session.plan.device[found.values[v].producer] != session.plan.device[i]
+    }
+    readers_of_input = {i for i, call in enumerate(found.calls) if not call.reads and session.plan.device[i] == 1}
+    home = int(
+        session.plan.device[found.results[0]] == 1
+    )  # the output is brought to where the input is, by torch itself
+    assert gpus.copies == len(pairs) + bool(readers_of_input) and home in (0, 1)
+
+
+@pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN")
+def test_one_stream_pair_per_layer_and_child_device(monkeypatch):
+    _, session = run(monkeypatch, "gnmt", CLUSTERS["both"], 2, reorder=False)
+    for op, source, target in session.transport.pairs:
+        assert source != target and (op < 0 or session.plan.device[op] == source)
+    assert len(set(map(id, (tx for tx, _ in session.transport.pairs.values())))) == len(session.transport.pairs)
