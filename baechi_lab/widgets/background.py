@@ -1,0 +1,127 @@
+"""Work beside the interface: the newest request wins, a cancelled one is dropped, results arrive on its loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import BaechiLabError
+from .guard import Guard, Problem
+
+
+class Cancelled(BaechiLabError):
+    """The work was cancelled, or a newer request took its place."""
+
+
+class Ticket:
+    """What a job gets: a way to say how far it is, and to learn that nobody waits for it any more."""
+
+    def __init__(self, tell: Callable[[str, float], None]):
+        self.cancelled = threading.Event()
+        self._tell = tell
+
+    def report(self, text: str, share: float = -1.0) -> None:
+        """Say what is being done and, where known, which share is done (0..1). Raises `Cancelled` when it is over."""
+        self.check()
+        self._tell(text, share)
+
+    def check(self) -> None:
+        """Raise `Cancelled` when nobody waits for the result."""
+        if self.cancelled.is_set():
+            raise Cancelled("cancelled")
+
+
+Work = Callable[[Ticket], Any]
+
+
+class Background:
+    """Runs one job at a time in a thread of its own; submitting another cancels the one before.
+
+    `deliver` calls a function where widgets may be touched: on the asyncio loop that runs when the object is made (the
+    kernel's), or, without a loop, at once in the worker's thread. A job that cannot be interrupted in the middle goes
+    on until its next `report` or its end, and its result is dropped.
+    """
+
+    def __init__(self, show: Callable[[Problem], None], tell: Callable[[str, float], None], delay: float = 0.0):
+        self._show, self._tell, self.delay = show, tell, delay
+        self._lock = threading.Lock()
+        self._ticket: Ticket | None = None
+        self._thread: threading.Thread | None = None
+        try:
+            self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            self._loop = None
+
+    @property
+    def busy(self) -> bool:
+        """A job is waiting or running."""
+        return self._ticket is not None
+
+    def deliver(self, call: Callable[[], None]) -> None:
+        """Run `call` on the interface's thread."""
+        if self._loop is None or self._loop.is_closed():
+            call()
+        else:
+            self._loop.call_soon_threadsafe(call)
+
+    def submit(self, work: Work, done: Callable[[Any], None], ended: Callable[[], None] | None = None) -> None:
+        """Run `work(ticket)` after the delay, unless something newer is submitted; then `done(result)`.
+
+        `ended` is called in any case once the job is over and nothing newer has taken its place.
+        """
+        with self._lock:
+            if self._ticket is not None:
+                self._ticket.cancelled.set()
+            ticket = Ticket(lambda text, share: self.deliver(lambda: self._progress(ticket, text, share)))
+            self._ticket = ticket
+            self._thread = threading.Thread(target=self._run, args=(ticket, work, done, ended), daemon=True)
+        self._thread.start()
+
+    def cancel(self) -> bool:
+        """Drop the running job; False when there is none."""
+        with self._lock:
+            ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            ticket.cancelled.set()
+        return ticket is not None
+
+    def wait(self, seconds: float = 60.0) -> bool:
+        """Wait for the newest job's thread (in tests and scripts; results still arrive on the loop)."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
+        return thread is None or not thread.is_alive()
+
+    def _run(self, ticket: Ticket, work: Work, done: Callable[[Any], None], ended: Callable[[], None] | None) -> None:
+        if ticket.cancelled.wait(self.delay):
+            return
+        result: list[Any] = []
+        problems: list[Problem] = []
+        with Guard(problems.append):
+            try:
+                result.append(work(ticket))
+            except Cancelled:
+                return
+        self.deliver(lambda: self._finish(ticket, result, problems, done, ended))
+
+    def _progress(self, ticket: Ticket, text: str, share: float) -> None:
+        if ticket is self._ticket:
+            self._tell(text, share)
+
+    def _finish(
+        self, ticket: Ticket, result: list[Any], problems: list[Problem], done: Callable[[Any], None], ended: Any
+    ) -> None:
+        with self._lock:
+            if ticket is not self._ticket or ticket.cancelled.is_set():
+                return
+            self._ticket = None
+        with Guard(self._show):
+            if problems:
+                self._show(problems[0])
+            else:
+                done(result[0])
+        if ended is not None:
+            with Guard(self._show):
+                ended()

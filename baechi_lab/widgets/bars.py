@@ -1,0 +1,141 @@
+"""The timeline view's lanes and bars, from one simulated and perhaps one measured timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import OpGraph, Timeline
+from .columns import Columns, pack
+from .schedule import Chain, idle
+
+Lane = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Bars:
+    """Bars sorted by lane, then start: `pointer[k]:pointer[k+1]` are those of lane `k`.
+
+    `op` is the op of the graph (-1: not in it), `label` its position in `names`; `peer` of a transfer is the target
+    device of a send, or `-1 - source` of a receive; `color` the device whose colour a bar has.
+    """
+
+    lanes: tuple[Lane, ...]
+    names: tuple[str, ...]
+    pointer: NDArray[np.int64]
+    start_us: NDArray[np.float64]
+    end_us: NDArray[np.float64]
+    color: NDArray[np.int64]
+    op: NDArray[np.int64]
+    label: NDArray[np.int64]
+    peer: NDArray[np.int64]
+    size_bytes: NDArray[np.float64]
+    critical: NDArray[np.bool_]
+    span_us: float
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+
+def build_bars(graph: OpGraph, timelines: Sequence[Timeline], chain: Chain | None = None) -> Bars:
+    """Lanes of each timeline in turn: per device one for compute and one for transfers.
+
+    Transfers are in both devices' lanes: sends coloured as where they go, receives as where they come from. `chain`
+    marks the critical bars of the first timeline. O(rows log rows).
+    """
+    names, parts, lanes, pointer = list(graph.names), [], [], [0]
+    known = {name: i for i, name in enumerate(names)}
+    for number, timeline in enumerate(timelines):
+        label = _labels(timeline, names, known)
+        marked = chain if number == 0 else None
+        for d, waits in enumerate(idle(timeline)):
+            lane = {
+                "device": d, "label": short_device(timeline.device_names[d]), "origin": timeline.origin, "kind": "ops",
+                "heading": timeline.origin.capitalize() if d == 0 and len(timelines) > 1 else "",
+                "busy_us": float(timeline.busy_us[d]), "idle_us": waits.idle_us, "idle_share": waits.share,
+                "bubbles": waits.bubbles, "bubble_us": waits.bubble_us, "longest_us": waits.longest_us,
+            }  # fmt: skip
+            for part, kind in (
+                (_op_rows(timeline, d, label, marked), "ops"),
+                (_sent(timeline, d, label, marked), "transfers"),
+            ):
+                lanes.append(lane if kind == "ops" else {**lane, "kind": "transfers", "heading": ""})
+                parts.append(part[np.lexsort((part["end"], part["start"]))])
+                pointer.append(pointer[-1] + len(part))
+    rows = np.concatenate(parts) if parts else np.zeros(0, dtype=_ROW)
+    op = np.where(rows["label"] < graph.n, rows["label"], -1)
+    span = max((t.makespan_us for t in timelines), default=0.0)
+    return Bars(
+        tuple(lanes), tuple(names), np.array(pointer), rows["start"], rows["end"], rows["color"], op, rows["label"],
+        rows["peer"], rows["bytes"], rows["critical"], max(span, float(rows["end"].max(initial=0.0))),
+    )  # fmt: skip
+
+
+def short_device(name: str) -> str:
+    """`/job:localhost/replica:0/task:0/device:CPU:0` -> `cpu:0`; other names stay.
+
+    >>> short_device("/device:GPU:1"), short_device("gpu:1")
+    ('gpu:1', 'gpu:1')
+    """
+    head, found, tail = name.rpartition("device:")
+    return tail.lower() if found and head.endswith("/") else name
+
+
+_ROW = np.dtype([
+    ("start", "f8"), ("end", "f8"), ("color", "i8"), ("label", "i8"), ("peer", "i8"), ("bytes", "f8"),
+    ("critical", "?"),
+])  # fmt: skip
+
+
+def _labels(timeline: Timeline, names: list[str], known: dict[str, int]) -> NDArray[np.int64]:
+    """Position in `names` of each op of the timeline; ops that the graph does not have are appended."""
+    if timeline.op_names == tuple(names[: len(timeline.op_names)]):
+        return np.arange(len(timeline.op_names))
+    for name in timeline.op_names:
+        if name not in known:
+            known[name] = len(names)
+            names.append(name)
+    return np.array([known[name] for name in timeline.op_names], dtype=np.int64)
+
+
+def _op_rows(timeline: Timeline, device: int, label: NDArray[np.int64], chain: Chain | None) -> NDArray[Any]:
+    mine = np.flatnonzero(timeline.device == device)
+    rows = np.zeros(len(mine), dtype=_ROW)
+    rows["start"], rows["end"] = timeline.start_us[mine], timeline.end_us[mine]
+    rows["color"], rows["label"] = device, label[timeline.op[mine]] if len(mine) else 0
+    if chain is not None:
+        rows["critical"] = np.isin(timeline.op[mine], chain.ops)
+    return rows
+
+
+def _sent(timeline: Timeline, device: int, label: NDArray[np.int64], chain: Chain | None) -> NDArray[Any]:
+    """Transfers that leave `device` (for the time the send lasts) and that arrive at it."""
+    moved = timeline.transfers
+    out, into = np.flatnonzero(moved.source == device), np.flatnonzero(moved.target == device)
+    which = np.concatenate([out, into])
+    rows = np.zeros(len(which), dtype=_ROW)
+    cost = moved.end_us - moved.receive_us
+    rows["start"] = np.concatenate([moved.start_us[out], moved.receive_us[into]])
+    rows["end"] = np.concatenate([moved.start_us[out] + cost[out], moved.end_us[into]])
+    rows["color"] = np.concatenate([moved.target[out], moved.source[into]])
+    rows["peer"] = np.concatenate([moved.target[out], -1 - moved.source[into]])
+    rows["label"] = label[timeline.tensor_producer[moved.tensor[which]]] if len(which) else 0
+    rows["bytes"] = timeline.tensor_bytes[moved.tensor[which]]
+    if chain is not None:
+        rows["critical"] = np.isin(which, chain.transfers)
+    return rows
+
+
+def bar_columns(bars: Bars) -> Columns:
+    """Bars as bytes for the view; `longest` is the longest bar of each lane, for its search by time."""
+    length = bars.end_us - bars.start_us
+    longest = [float(length[a:b].max(initial=0.0)) for a, b in zip(bars.pointer[:-1], bars.pointer[1:], strict=True)]
+    return pack(
+        pointer=("i4", bars.pointer), start=("f8", bars.start_us), end=("f8", bars.end_us), color=("u1", bars.color),
+        op=("i4", bars.op), label=("i4", bars.label), peer=("i4", bars.peer), bytes=("f8", bars.size_bytes),
+        critical=("u1", bars.critical), longest=("f8", longest),
+    )  # fmt: skip

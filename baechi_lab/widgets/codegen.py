@@ -1,0 +1,196 @@
+"""A setting as the lines of library code that do the same, and back. Reading parses literals; nothing is executed."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from ..errors import InvalidInput
+from ..graph import Cluster, Device, Link
+from .setting import GIVEN, Setting
+
+
+def to_code(setting: Setting, *, given: str = "graph", export: str = "") -> str:
+    """The library code of a setting, one stage per line; `given` names the variable that holds a given graph or step.
+
+    `export` adds the line that writes the training script to that folder.
+
+    >>> print(to_code(Setting(Cluster.uniform(2, memory_bytes=4), source="file:a.json")))
+    import baechi_lab as bl
+    graph = bl.load_graph('a.json')
+    cluster = bl.Cluster.uniform(2, memory_bytes=4, link=bl.Link(134.0, 0.0001754), comm='sequential')
+    coarse = bl.optimize(graph, cluster, passes=('colocation', 'coplacement', 'fusion'), forward_only='auto')
+    placed = bl.place(coarse, cluster, 'm-etf')
+    timeline = bl.simulate(graph, cluster, placed, scheduler=None)
+    """
+    placed = "coarse" if setting.passes else "graph"
+    lines = ["import baechi_lab as bl", *_source_lines(setting, given), f"cluster = {cluster_code(setting.cluster)}"]
+    if setting.passes:
+        options = f"passes={setting.passes!r}, forward_only={setting.forward_only!r}"
+        lines.append(f"coarse = bl.optimize(graph, cluster, {options})")
+    lines.append(f"placed = bl.place({placed}, cluster, {setting.placer!r}{_keywords(setting.params)})")
+    if setting.moves:
+        lines.append(f"placed = bl.move(placed, graph, cluster, {list(setting.moves)!r})")
+    lines.append(f"timeline = bl.simulate(graph, cluster, placed, scheduler={setting.scheduler!r})")
+    if export:
+        lines.append(f"bl.export(step, placed, {export!r}, graph=graph)")
+    return "\n".join(lines)
+
+
+def _source_lines(setting: Setting, given: str) -> list[str]:
+    profile = f"graph = bl.profile(step, mode={setting.profile!r}, hardware={setting.hardware!r})"
+    if setting.path:
+        return [f"graph = bl.load_graph({setting.path!r})"]
+    if setting.model:
+        size = {} if setting.batch_size is None else {"batch_size": setting.batch_size}
+        return [f"step = bl.models.build({setting.model!r}{_keywords({**size, **setting.model_params})})", profile]
+    return [profile] if given == "step" else []
+
+
+def _keywords(values: Any) -> str:
+    return "".join(f", {key}={value!r}" for key, value in values.items())
+
+
+def cluster_code(cluster: Cluster) -> str:
+    """A cluster as code: `Cluster.uniform` where its devices are equal and named as there, else all devices."""
+    first, link = cluster.devices[0], _link_code(cluster.link)
+    like = Cluster.uniform(
+        cluster.n, memory_bytes=first.memory_bytes, link=Link(0.0, 0.0), kind=first.kind, speed=first.speed
+    )
+    if like.devices == cluster.devices and isinstance(cluster.link, Link):
+        other: dict[str, Any] = {} if first.kind == "gpu" else {"kind": first.kind}
+        other |= {} if first.speed == 1.0 else {"speed": first.speed}
+        shown = f"memory_bytes={first.memory_bytes}, link={link}, comm={cluster.comm!r}{_keywords(other)}"
+        return f"bl.Cluster.uniform({cluster.n}, {shown})"
+    devices = ", ".join(f"bl.Device({d.name!r}, {d.kind!r}, {d.memory_bytes}, {d.speed!r})" for d in cluster.devices)
+    return f"bl.Cluster(({devices},), link={link}, comm={cluster.comm!r})"
+
+
+def _link_code(link: Any) -> str:
+    if isinstance(link, Link):
+        return f"bl.Link({link.latency_us!r}, {link.us_per_byte!r})"
+    return "[" + ", ".join("[" + ", ".join(_link_code(x) for x in row) + "]" for row in link) + "]"
+
+
+# -- reading ------------------------------------------------------------------------------------------
+
+
+def from_code(text: str) -> Setting:
+    """The setting that `to_code` wrote (edited by hand, if still in that form).
+
+    Raises:
+        InvalidInput: anything but the calls that the workbench writes, naming the line.
+    """
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise InvalidInput(f"line {error.lineno}: this is not Python code: {error.msg}") from error
+    found: dict[str, Any] = {}
+    for line in tree.body:
+        _read(line, found)
+    if "cluster" not in found:
+        raise InvalidInput("no line makes the cluster (cluster = bl.Cluster...)")
+    if "placer" not in found:
+        raise InvalidInput("no line places the graph (placed = bl.place(...))")
+    found.setdefault("passes", ())
+    return Setting(**found)
+
+
+def _read(line: ast.stmt, found: dict[str, Any]) -> None:
+    value = line.value if isinstance(line, (ast.Assign, ast.Expr)) else None
+    if isinstance(line, (ast.Import, ast.ImportFrom)):
+        return
+    if not isinstance(value, ast.Call):
+        raise InvalidInput(f"line {line.lineno}: {ast.unparse(line)!r} is not a call that the workbench writes")
+    name = _called(value)
+    if name in ("Cluster", "Cluster.uniform"):
+        found["cluster"] = _value(value)
+        return
+    reader = _READERS.get(name)
+    if reader is None:
+        known = ", ".join(f"bl.{k}" for k in _READERS)
+        raise InvalidInput(f"line {line.lineno}: bl.{name} is not a call that the workbench writes ({known})")
+    options = {k.arg: _value(k.value) for k in value.keywords if k.arg and not isinstance(k.value, ast.Name)}
+    reader(found, [_value(a) for a in value.args if not isinstance(a, ast.Name)], options, line.lineno)
+
+
+def _called(call: ast.Call) -> str:
+    name = ast.unparse(call.func)
+    return name.removeprefix("bl.") if name.startswith("bl.") else name
+
+
+def _value(node: ast.expr) -> Any:
+    """A literal, or one of the records that a cluster is made of."""
+    if isinstance(node, ast.Call):
+        name = _called(node)
+        makers: dict[str, Any] = {
+            "Link": Link,
+            "Device": Device,
+            "Cluster": Cluster,
+            "Cluster.uniform": Cluster.uniform,
+        }
+        if name not in makers:
+            raise InvalidInput(f"line {node.lineno}: {name}(...) cannot stand here (known: {', '.join(makers)})")
+        options = {k.arg: _value(k.value) for k in node.keywords if k.arg}
+        try:
+            return makers[name](*(_value(a) for a in node.args), **options)
+        except TypeError as error:
+            raise InvalidInput(f"line {node.lineno}: {ast.unparse(node)!r}: {error}") from error
+    if isinstance(node, (ast.List, ast.Tuple)):
+        items = [_value(x) for x in node.elts]
+        return items if isinstance(node, ast.List) else tuple(items)
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise InvalidInput(f"line {node.lineno}: {ast.unparse(node)!r} is not a plain value") from error
+
+
+def _first(args: list[Any], line: int, what: str) -> Any:
+    if not args:
+        raise InvalidInput(f"line {line}: {what} is missing")
+    return args[0]
+
+
+def _read_load(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+    found["source"] = f"file:{_first(args, line, 'the path')}"
+
+
+def _read_build(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+    found["source"] = f"model:{_first(args, line, 'the model')}"
+    found["batch_size"] = options.pop("batch_size", None)
+    found["model_params"] = options
+
+
+def _read_profile(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+    found.setdefault("source", GIVEN)
+    found["profile"] = options.get("mode", "measured")
+    found["hardware"] = options.get("hardware", "rtx2080")
+
+
+def _read_optimize(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+    found["passes"] = options.get("passes", ("colocation", "coplacement", "fusion"))
+    found["forward_only"] = options.get("forward_only", "auto")
+
+
+def _read_place(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+    found["placer"] = _first(args, line, "the placer")
+    found["params"] = options
+
+
+def _read_move(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+    moves = _first(args, line, "what to move")
+    found["moves"] = tuple(moves.items()) if isinstance(moves, dict) else tuple(moves)
+
+
+def _read_simulate(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+    found["scheduler"] = options.get("scheduler")
+
+
+def _ignore(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+    """A line that changes no setting."""
+
+
+_READERS = {
+    "load_graph": _read_load, "models.build": _read_build, "profile": _read_profile, "optimize": _read_optimize,
+    "place": _read_place, "move": _read_move, "simulate": _read_simulate, "export": _ignore,
+}  # fmt: skip

@@ -1,0 +1,37 @@
+"""Columns as bytes: what the canvas views receive instead of JSON, one buffer per column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Columns = dict[str, bytes]
+"""Column name -> little-endian bytes; the JavaScript side knows each column's type by its name."""
+
+TYPES: dict[str, str] = {"f8": "<f8", "f4": "<f4", "i4": "<i4", "u2": "<u2", "u1": "|u1"}
+
+
+def pack(**columns: tuple[str, Any]) -> Columns:
+    """Bytes per column from `name=(type, values)`; types are the keys of `TYPES`.
+
+    >>> pack(x=("u2", [1, 2]))
+    {'x': b'\\x01\\x00\\x02\\x00'}
+    """
+    return {name: np.ascontiguousarray(values, dtype=TYPES[kind]).tobytes() for name, (kind, values) in columns.items()}
+
+
+def unpack(columns: Columns, name: str, kind: str) -> NDArray[Any]:
+    """One column back as an array; the inverse of `pack`, used by tests and static pictures.
+
+    >>> unpack(pack(x=("u2", [1, 2])), "x", "u2").tolist()
+    [1, 2]
+    """
+    return np.frombuffer(columns[name], dtype=TYPES[kind])
+
+
+def pack_texts(texts: Iterable[str]) -> bytes:
+    """Texts as UTF-8, one per line (a line break inside a text becomes a space)."""
+    return "\n".join(t.replace("\n", " ") for t in texts).encode()

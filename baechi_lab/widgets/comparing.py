@@ -1,0 +1,90 @@
+"""Placers side by side, and what differs between two placements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..comparison import COLUMNS, DEFAULT_PLACERS, ROW_ERRORS, summary
+from ..errors import BaechiLabError
+from ..memo import Memo
+from .compute import Outcome, Report, bounded, optimized, placed, silent, simulated
+from .moves import move
+
+if TYPE_CHECKING:
+    import pandas
+
+CURRENT = "current"
+HELD = "held"
+
+
+def compare_placers(
+    outcome: Outcome, memo: Memo, placers: Iterable[str] = DEFAULT_PLACERS, report: Report = silent
+) -> pandas.DataFrame:
+    """As `bl.compare` on the outcome's graph, cluster, passes and scheduler, but remembering every stage.
+
+    The current setting's placer keeps its parameters; a placement changed by hand has a row of its own, "current".
+    """
+    import pandas as pd
+
+    names = list(placers)
+    rows = []
+    for k, name in enumerate(names):
+        report(f"comparing: {name}", k / len(names))
+        rows.append({"placer": name, **_row(outcome, memo, name)})
+    if outcome.setting.moves:
+        rows.append({"placer": CURRENT, **summary(outcome.timeline), "place_seconds": outcome.base.seconds})
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    table["lower_bound_us"] = outcome.lower_bound_us
+    table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
+    return table
+
+
+def _row(outcome: Outcome, memo: Memo, placer: str) -> dict[str, Any]:
+    own = outcome.setting.params if placer == outcome.setting.placer else {}
+    setting = outcome.setting.replace(placer=placer, params=own, moves=())
+    try:
+        base = placed(setting, optimized(setting, outcome.graph, memo), memo)
+        timeline = simulated(setting, outcome.graph, move(base, outcome.graph, setting.cluster, ()), memo)
+        bounded(setting, outcome.graph, memo)
+    except ROW_ERRORS as error:
+        text = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
+        return {"feasible": False, "error": text}
+    return {**summary(timeline), "place_seconds": base.seconds}
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """What two placements of one graph disagree about: the groups (of the first's coarse graph) that moved.
+
+    `groups` are ops of the coarse graph, `ops` of the graph; `before` and `after` name the devices of each group.
+    """
+
+    groups: NDArray[np.int64]
+    names: tuple[str, ...]
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    duration_us: NDArray[np.float64]
+    ops: NDArray[np.int64]
+    makespan_change_us: float
+
+
+def difference(first: Outcome, second: Outcome) -> Difference | None:
+    """From `first` to `second`; None when they are of different graphs or devices."""
+    names = first.setting.cluster.names
+    if first.graph.key != second.graph.key or names != second.setting.cluster.names:
+        return None
+    a, b = first.placement.device, second.placement.device
+    ops = np.flatnonzero(a != b)
+    group_of = np.arange(first.graph.n) if first.coarse.group_of is None else first.coarse.group_of
+    groups: NDArray[np.int64]
+    groups, where = np.unique(group_of[ops], return_index=True)
+    return Difference(
+        groups, tuple(first.coarse.names[g] for g in groups.tolist()),
+        tuple(names[d] for d in a[ops[where]].tolist()), tuple(names[d] for d in b[ops[where]].tolist()),
+        first.coarse.duration_us[groups], ops, second.timeline.makespan_us - first.timeline.makespan_us,
+    )  # fmt: skip

@@ -1,0 +1,158 @@
+"""From a setting to what the views show: the stages in turn, each remembered by the content of what it depends on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ..errors import InfeasiblePlacement, InvalidInput
+from ..graph import OpGraph, Placement, Step, Timeline, load_graph
+from ..memo import Memo
+from ..stages import Optimize, Place, Profile, Simulate
+from .moves import move
+from .schedule import Chain, critical_chain
+from .setting import Setting
+
+Report = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Everything that one setting gives: `base` is the placer's placement, `placement` the one after moves."""
+
+    setting: Setting
+    step: Step | None
+    graph: OpGraph
+    coarse: OpGraph
+    base: Placement
+    placement: Placement
+    timeline: Timeline
+    bounds: Mapping[str, float]
+    chain: Chain
+    seconds: float
+
+    @property
+    def lower_bound_us(self) -> float:
+        """The largest lower bound, NaN if there is none."""
+        return float(self.bounds.best) if self.bounds else float("nan")  # type: ignore[attr-defined]
+
+    @property
+    def gap(self) -> float:
+        """How far the makespan is above the best lower bound (0.25: 25%), NaN if unknown."""
+        best = self.lower_bound_us
+        return self.timeline.makespan_us / best - 1.0 if best > 0 else float("nan")
+
+
+_CHAINS: WeakKeyDictionary[Timeline, Chain] = WeakKeyDictionary()
+"""The chain of every timeline that somebody still holds: cheaper than remembering it by the timeline's content."""
+
+
+def silent(text: str, share: float = -1.0) -> None:
+    """A report that nobody reads."""
+
+
+def compute(setting: Setting, subject: Step | OpGraph | None, memo: Memo, report: Report = silent) -> Outcome:
+    """Run the stages that are not remembered. `report` is told each of them, and may raise to stop.
+
+    Raises:
+        what the stages raise; InvalidInput when the setting needs a given graph and there is none.
+    """
+    began = time.perf_counter()
+    step, graph = source(setting, subject, memo, report)
+    coarse = optimized(setting, graph, memo, report)
+    report(f"placing {coarse.n} {'groups' if coarse is not graph else 'ops'} with {setting.placer}", 0.5)
+    base = placed(setting, coarse, memo)
+    placement = move(base, graph, setting.cluster, setting.moves)
+    report("simulating", 0.85)
+    timeline = simulated(setting, graph, placement, memo)
+    chain = _CHAINS.get(timeline) or _CHAINS.setdefault(timeline, critical_chain(graph, timeline))
+    report("bounds", 0.95)
+    limits = bounded(setting, graph, memo)
+    return Outcome(setting, step, graph, coarse, base, placement, timeline, limits, chain, time.perf_counter() - began)
+
+
+def source(
+    setting: Setting, subject: Step | OpGraph | None, memo: Memo, report: Report = silent
+) -> tuple[Step | None, OpGraph]:
+    """The step, where there is one, and its graph."""
+    if setting.path:
+        report(f"reading {setting.path}", 0.1)
+        return None, memo.recall("load", _load, setting.path, _modified(setting.path))[0]
+    step = given_step(setting, subject, memo, report)
+    if step is None:
+        if not isinstance(subject, OpGraph):
+            raise InvalidInput("no graph yet: choose a model or a stored graph, or open the workbench with one")
+        return None, subject
+    report(f"profiling {step.name} ({setting.profile})", 0.25)
+    estimated = setting.profile == "estimated"
+    stage = Profile(mode=setting.profile, hardware=setting.hardware if estimated else None)
+    return step, memo.recall("profile", stage, step)[0]
+
+
+def _modified(path: str) -> float:
+    file = Path(path)
+    return file.stat().st_mtime if file.is_file() else 0.0
+
+
+def _load(path: str, modified: float) -> OpGraph:
+    """The stored graph; a file that was modified since is another one to the memory of results."""
+    return load_graph(path)
+
+
+def given_step(setting: Setting, subject: Step | OpGraph | None, memo: Memo, report: Report = silent) -> Step | None:
+    """The step of the setting: built for a model or another batch size, or the given one."""
+    name, params = setting.model, dict(setting.model_params)
+    if not name and isinstance(subject, Step) and setting.batch_size is not None:
+        made_for = subject.info.get("params", {})
+        if made_for.get("batch_size") == setting.batch_size:
+            return subject
+        if "model" not in subject.info:
+            raise InvalidInput(
+                f"step {subject.name!r} was traced for its own batch; choose a model to change the batch size"
+            )
+        name, params = subject.info["model"], {k: v for k, v in made_for.items() if k != "batch_size"}
+    if not name:
+        return subject if isinstance(subject, Step) else None
+    if setting.batch_size is not None:
+        params["batch_size"] = setting.batch_size
+    report(f"building the training step of {name} (TensorFlow)", 0.05)
+    return memo.recall("build", _build, name, params)[0]  # type: ignore[no-any-return]
+
+
+def _build(name: str, params: Mapping[str, Any]) -> Step:
+    from ..models import build
+
+    return build(name, **params)
+
+
+def optimized(setting: Setting, graph: OpGraph, memo: Memo, report: Report = silent) -> OpGraph:
+    """The coarse graph, or the graph itself when there are no passes."""
+    if not setting.passes:
+        return graph
+    report(f"optimizing {graph.n} ops", 0.4)
+    stage = Optimize(passes=setting.passes, forward_only=setting.forward_only)
+    return memo.recall("optimize", stage, graph, setting.cluster)[0]  # type: ignore[no-any-return]
+
+
+def placed(setting: Setting, coarse: OpGraph, memo: Memo) -> Placement:
+    """The placer's placement of the coarse graph."""
+    return memo.recall("place", Place(setting.placer, **setting.params), coarse, setting.cluster)[0]  # type: ignore[no-any-return]
+
+
+def simulated(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo) -> Timeline:
+    """The timeline of a placement on the full graph."""
+    return memo.recall("simulate", Simulate(setting.scheduler), graph, setting.cluster, placement)[0]  # type: ignore[no-any-return]
+
+
+def bounded(setting: Setting, graph: OpGraph, memo: Memo) -> Mapping[str, float]:
+    """The named lower bounds, none where no device may run some op."""
+    from ..simulator import bounds
+
+    try:
+        return memo.recall("bounds", bounds, graph, setting.cluster)[0]  # type: ignore[no-any-return]
+    except InfeasiblePlacement:
+        return {}

@@ -1,0 +1,56 @@
+"""Errors of callbacks: shown in one sentence with details to unfold, never swallowed."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from contextlib import ContextDecorator
+from dataclasses import dataclass
+from types import TracebackType
+
+from ..errors import BaechiLabError
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What went wrong: one sentence, and the traceback for whoever wants it."""
+
+    sentence: str
+    details: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Problem:
+        """Our own errors speak for themselves; others are introduced by their kind."""
+        text = " ".join(str(error).split())
+        if not isinstance(error, BaechiLabError):
+            text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        return cls(text, "".join(traceback.format_exception(error)))
+
+
+class Guard(ContextDecorator):
+    """Run a block or a function; any error inside becomes a `Problem` handed to `show`.
+
+    Interrupts and exits pass through. `failed` says whether the last use ended in an error.
+
+    >>> seen = []
+    >>> with Guard(seen.append):
+    ...     raise ValueError("no")
+    >>> seen[0].sentence
+    'ValueError: no'
+    """
+
+    def __init__(self, show: Callable[[Problem], None]):
+        self.show, self.failed = show, False
+
+    def __enter__(self) -> Guard:
+        self.failed = False
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.failed = True
+        self.show(Problem.of(error))
+        return True

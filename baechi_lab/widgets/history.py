@@ -1,0 +1,46 @@
+"""Undo and redo over frozen settings."""
+
+from __future__ import annotations
+
+from .setting import Setting
+
+LONGEST = 200
+
+
+class History:
+    """The settings that were in force, oldest first; pushing after an undo forgets what was undone."""
+
+    def __init__(self, first: Setting):
+        self._past: list[Setting] = []
+        self._future: list[Setting] = []
+        self.now = first
+
+    def push(self, setting: Setting) -> None:
+        """Put a new setting in force."""
+        self._past = [*self._past[1 - LONGEST :], self.now]
+        self._future = []
+        self.now = setting
+
+    @property
+    def can_undo(self) -> bool:
+        return bool(self._past)
+
+    @property
+    def can_redo(self) -> bool:
+        return bool(self._future)
+
+    def undo(self) -> bool:
+        """Back by one; False at the beginning."""
+        if not self._past:
+            return False
+        self._future.append(self.now)
+        self.now = self._past.pop()
+        return True
+
+    def redo(self) -> bool:
+        """Forward by one; False at the end."""
+        if not self._future:
+            return False
+        self._past.append(self.now)
+        self.now = self._future.pop()
+        return True

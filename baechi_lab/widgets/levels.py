@@ -1,0 +1,67 @@
+"""The memory view's steps: bytes held per device, category and time, and where each peak comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import Timeline
+from ..graph.timeline import MEMORY_CATEGORIES
+from .columns import Columns, pack
+
+MOST_ROWS = 30_000
+"""Rows sent per device; where a log is longer, each stretch of time keeps its fullest and its last row."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most that a device held: when, and the op that took the last byte of it (-1 if nothing was held)."""
+
+    device: int
+    bytes: int
+    time_us: float
+    op: int
+    name: str
+
+
+def peaks(timeline: Timeline) -> tuple[Peak, ...]:
+    """The peak of every device, in order of the devices."""
+    return tuple(_peak(timeline, d) for d in range(len(timeline.device_names)))
+
+
+def _peak(timeline: Timeline, device: int) -> Peak:
+    log = timeline.memory
+    mine = np.flatnonzero(log.device == device)
+    if len(mine) == 0:
+        return Peak(device, int(timeline.peak_bytes[device]), 0.0, -1, "")
+    held = np.cumsum(log.delta[mine])
+    at = int(mine[int(held.argmax())])
+    op = int(log.op[at])
+    return Peak(device, int(held.max()), float(log.time_us[at]), op, timeline.op_names[op] if op >= 0 else "")
+
+
+def steps(timeline: Timeline, device: int, most: int = MOST_ROWS) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Times float64[k] and bytes int64[k, 4] per category, `k` at most about `2 * most`; no peak is lost."""
+    time, held = timeline.memory.levels(device)
+    if len(time) <= most:
+        return time, held
+    # The log is in order of events, so equal stretches of rows are stretches of time.
+    stretch = np.arange(len(time)) * most // len(time)
+    total = held.sum(axis=1)
+    last = np.flatnonzero(np.r_[stretch[1:] != stretch[:-1], True])
+    order = np.lexsort((total, stretch))
+    fullest = order[np.r_[stretch[order][1:] != stretch[order][:-1], True]]
+    keep = np.unique(np.concatenate([last, fullest]))
+    return time[keep], held[keep]
+
+
+def level_columns(timeline: Timeline) -> Columns:
+    """Steps of all devices as bytes for the view."""
+    parts = [steps(timeline, d) for d in range(len(timeline.device_names))]
+    pointer = np.concatenate([[0], np.cumsum([len(t) for t, _ in parts])])
+    time = np.concatenate([t for t, _ in parts]) if parts else np.zeros(0)
+    held = np.concatenate([h for _, h in parts]) if parts else np.zeros((0, len(MEMORY_CATEGORIES)))
+    columns = pack(pointer=("i4", pointer), time=("f8", time))
+    return {**columns, **pack(**{name: ("f8", held[:, k]) for k, name in enumerate(MEMORY_CATEGORIES)})}

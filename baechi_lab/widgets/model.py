@@ -1,0 +1,229 @@
+"""The workbench without widgets: a setting with undo and redo, the newest result, a selection, and what is under way.
+
+Views subscribe with `on(event, call)` and are told what changed:
+
+| event | argument |
+|---|---|
+| `setting` | the new Setting |
+| `outcome` | the new Outcome |
+| `stale` | True while the outcome shown is older than the setting |
+| `progress` | `(text, share)`; an empty text when nothing is under way |
+| `problem` | a Problem, or None when it is gone |
+| `selection` | the selected ops of the graph, ascending |
+| `history` | `(can undo, can redo)` |
+| `task`, `table`, `held`, `live`, `run`, `log`, `sweep`, `written` | see `tasks.py` |
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidInput
+from ..graph import Cluster, OpGraph, Step
+from ..memo import Memo
+from .background import Background, Ticket
+from .codegen import from_code, to_code
+from .compute import Outcome, compute
+from .guard import Guard, Problem
+from .history import History
+from .moves import move, shortest_names, together
+from .setting import GIVEN, Setting
+
+DELAY = 0.25
+"""Seconds that a change waits for the next one, so that a dragged slider computes once."""
+
+
+class WorkbenchModel:
+    """State and commands; knows no widget.
+
+    Parameters:
+        subject: a Step, an OpGraph, or None to start from a model or file.
+        setting: what to start with; `inline` computes at once instead of in the background (tests, scripts).
+
+    >>> model = WorkbenchModel(OpGraph.from_edges([5, 10], [(0, 1, 8)]), Setting(Cluster.uniform(2)), inline=True)
+    >>> model.compute_now().timeline.makespan_us
+    15.0
+    """
+
+    def __init__(self, subject: Step | OpGraph | None, setting: Setting, *, inline: bool = False):
+        if not isinstance(subject, (Step, OpGraph, type(None))):
+            raise InvalidInput(f"a workbench opens on a Step or an OpGraph, not on {type(subject).__name__}")
+        if subject is None and setting.source == GIVEN:
+            raise InvalidInput("a workbench needs a graph, a step, or a setting that names a model or a file")
+        self.subject, self.inline = subject, inline
+        self.memo = Memo(64)
+        self.history = History(setting)
+        self.outcome: Outcome | None = None
+        self.stale = False
+        self.problem: Problem | None = None
+        self.selection: tuple[int, ...] = ()
+        self._listeners: dict[str, list[Callable[[Any], None]]] = defaultdict(list)
+        self.worker = Background(self.fail, self._progress, DELAY)
+
+    # -- telling ---------------------------------------------------------------------------------------
+
+    def on(self, event: str, call: Callable[[Any], None]) -> None:
+        """Call `call(argument)` whenever `event` happens."""
+        self._listeners[event].append(call)
+
+    def emit(self, event: str, argument: Any = None) -> None:
+        """Tell the listeners; an error in one is shown and does not keep the others from being told."""
+        for call in list(self._listeners[event]):
+            with Guard(self.fail if event != "problem" else lambda problem: None):
+                call(argument)
+
+    def fail(self, problem: Problem) -> None:
+        """Show a problem."""
+        self.problem = problem
+        self.emit("problem", problem)
+
+    def clear_problem(self) -> None:
+        """The problem is gone, or was read."""
+        if self.problem is not None:
+            self.problem = None
+            self.emit("problem", None)
+
+    def _progress(self, text: str, share: float) -> None:
+        self.emit("progress", (text, share))
+
+    # -- setting ---------------------------------------------------------------------------------------
+
+    @property
+    def setting(self) -> Setting:
+        """The setting in force."""
+        return self.history.now
+
+    def change(self, **changes: Any) -> None:
+        """Change fields of the setting; what depends on them is computed again, the rest is remembered."""
+        self.enter(self.setting.replace(**changes))
+
+    def enter(self, setting: Setting) -> None:
+        """Put a whole setting in force."""
+        if setting == self.setting:
+            return
+        self.history.push(setting)
+        self._changed()
+
+    def undo(self) -> bool:
+        """Back to the setting before; False when there is none."""
+        return self._step(self.history.undo())
+
+    def redo(self) -> bool:
+        """Forward again; False when there is nothing to redo."""
+        return self._step(self.history.redo())
+
+    def _step(self, moved: bool) -> bool:
+        if moved:
+            self._changed()
+        return moved
+
+    def _changed(self) -> None:
+        self.clear_problem()
+        self.emit("setting", self.setting)
+        self.emit("history", (self.history.can_undo, self.history.can_redo))
+        self.refresh()
+
+    # -- computing -------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Compute the outcome of the setting; until it is there, the last one stays and counts as stale."""
+        self._set_stale(self.outcome is not None)
+        if self.inline:
+            with Guard(self.fail):
+                self.compute_now()
+            return
+        setting = self.setting
+        self.worker.submit(lambda ticket: self._compute(setting, ticket), self._arrived, self._idle)
+
+    def compute_now(self) -> Outcome:
+        """Compute here and now; raises what the stages raise."""
+        outcome = self._compute(self.setting, None)
+        self._arrived(outcome)
+        return outcome
+
+    def _compute(self, setting: Setting, ticket: Ticket | None) -> Outcome:
+        if ticket is None:
+            return compute(setting, self.subject, self.memo)
+        return compute(setting, self.subject, self.memo, ticket.report)
+
+    def _arrived(self, outcome: Outcome) -> None:
+        fresh = self.outcome is None or self.outcome.graph is not outcome.graph
+        self.outcome = outcome
+        if fresh:
+            self.selection = ()
+        self._set_stale(False)
+        self.emit("outcome", outcome)
+
+    def _idle(self) -> None:
+        self._progress("", -1.0)
+
+    def _set_stale(self, stale: bool) -> None:
+        if stale != self.stale:
+            self.stale = stale
+            self.emit("stale", stale)
+
+    def cancel(self) -> None:
+        """Stop waiting for the computation; the last result stays and counts as stale."""
+        if self.worker.cancel():
+            self._idle()
+
+    # -- selection and moves ---------------------------------------------------------------------------
+
+    def select(self, ops: Iterable[int]) -> None:
+        """Select ops of the graph in every view."""
+        chosen = tuple(sorted({int(i) for i in ops}))
+        if chosen != self.selection:
+            self.selection = chosen
+            self.emit("selection", chosen)
+
+    def move(self, ops: Iterable[int], device: int, scope: str = "") -> None:
+        """Move ops (and what is colocated with them) to a device; `scope` is a name that stands for just these ops.
+
+        Raises:
+            InvalidInput: no result yet, or nothing selected. InfeasiblePlacement: why the ops may not run there.
+        """
+        outcome, chosen = self.outcome, [int(i) for i in ops]
+        if outcome is None or not chosen:
+            raise InvalidInput("select the ops to move first")
+        target = self.setting.cluster.names[device]
+        names = shortest_names(outcome.graph, chosen, scope, outcome.base.group_of)
+        kept = tuple(m for m in self.setting.moves if m[0] not in names)
+        moves = (*kept, *((name, target) for name in names))
+        # Refused moves must not enter the history: try them before.
+        move(outcome.base, outcome.graph, self.setting.cluster, moves)
+        self.change(moves=moves)
+
+    def moved_along(self, ops: Iterable[int]) -> int:
+        """How many more ops move because they are colocated with `ops`."""
+        chosen = np.fromiter(ops, dtype=np.int64)
+        return 0 if self.outcome is None else len(together(self.outcome.graph, chosen)) - len(chosen)
+
+    # -- code ------------------------------------------------------------------------------------------
+
+    @property
+    def given(self) -> str:
+        """The name that code uses for what the workbench was opened with."""
+        return "step" if isinstance(self.subject, Step) else "graph"
+
+    def code(self, export: str = "") -> str:
+        """The setting as library code."""
+        return to_code(self.setting, given=self.given, export=export)
+
+    def load_code(self, text: str) -> None:
+        """Take over the setting that the code describes."""
+        self.enter(from_code(text))
+
+
+def first_setting(subject: Step | OpGraph | None, cluster: Cluster | None, fields: dict[str, Any]) -> Setting:
+    """The setting that a workbench opens with."""
+    if isinstance(subject, Step) and "batch_size" in subject.info.get("params", {}):
+        fields.setdefault("batch_size", subject.info["params"]["batch_size"])
+    known = Setting.__dataclass_fields__
+    for key in fields:
+        if key not in known:
+            raise InvalidInput(f"unknown setting {key!r}; known: {', '.join(k for k in known if k != 'cluster')}")
+    return Setting(Cluster.uniform(4) if cluster is None else cluster, **fields)

@@ -1,0 +1,95 @@
+"""Moving ops by hand: a placement and a few names become another placement, or a sentence that says why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InfeasiblePlacement, UnknownOpError
+from ..graph import Cluster, OpGraph, Placement, allowed_devices
+
+
+def move(
+    placement: Placement, graph: OpGraph, cluster: Cluster, moves: Mapping[str, str] | Iterable[tuple[str, str]]
+) -> Placement:
+    """`placement` read for `graph`, with ops moved to other devices; ops of one colocation group move together.
+
+    Parameters:
+        moves: device name by what moves there, later ones win: an op's name; a scope's name with "/" at its end, for
+            all ops below it; or "@" and an op's name, for all ops in its group (of the coarse graph that was placed).
+
+    The planned order stays. Memory is not checked here: simulate the result and look at its violations.
+
+    Raises:
+        UnknownOpError, UnknownNameError: an op, scope or device that does not exist.
+        InfeasiblePlacement: the op, or one that is colocated with it, may not run on that device.
+
+    >>> g = OpGraph.from_edges([1, 2], [(0, 1, 4)], names=["a/x", "a/y"])
+    >>> move(Placement(device=[0, 0]), g, Cluster.uniform(2), {"a/y": "gpu:1"}).device.tolist()
+    [0, 1]
+    """
+    placed = placement.checked(graph, cluster.n)
+    pairs = list(moves.items() if isinstance(moves, Mapping) else moves)
+    if not pairs:
+        return placed
+    device, allowed = placed.device.copy(), allowed_devices(graph, cluster)
+    for name, target in pairs:
+        ops = together(graph, named_ops(graph, name, placement.group_of))
+        where = cluster.index(target)
+        refused = ops[~allowed[ops, where]]
+        if len(refused):
+            raise InfeasiblePlacement(why_not(graph, cluster, name, int(refused[0]), where, allowed))
+        device[ops] = where
+    return placed.replace(device=device, info={**placed.info, "moves": len(pairs)})
+
+
+def named_ops(graph: OpGraph, name: str, group_of: NDArray[np.int32] | None = None) -> NDArray[np.int64]:
+    """The ops that a name stands for, see `move`; without `group_of` every op is a group of its own."""
+    if name in graph.index:
+        return np.array([graph.index[name]])
+    if name.startswith("@") and name[1:] in graph.index:
+        op = graph.index[name[1:]]
+        return np.array([op]) if group_of is None else np.flatnonzero(group_of == group_of[op])
+    inside = [i for i, op in enumerate(graph.names) if op.startswith(name)] if name.endswith("/") else []
+    if not inside:
+        raise UnknownOpError(f"graph {graph.name!r} has no op {name!r}, and no ops below a scope of that name")
+    return np.array(inside)
+
+
+def together(graph: OpGraph, ops: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`ops` and all that are colocated with any of them, ascending."""
+    groups = np.unique(graph.colocation[ops])
+    mates = np.flatnonzero(np.isin(graph.colocation, groups[groups >= 0]))
+    return np.union1d(ops, mates)
+
+
+def why_not(graph: OpGraph, cluster: Cluster, name: str, op: int, target: int, allowed: NDArray[np.bool_]) -> str:
+    """One sentence: why `op`, which moves with `name`, may not run on device `target`."""
+    free = ", ".join(cluster.names[d] for d in np.flatnonzero(allowed[op]).tolist())
+    mate = f" is colocated with {graph.names[op]!r}, which" if graph.names[op] != name else ""
+    return f"{name!r} cannot move to {cluster.names[target]}: it{mate} may run only on {free}"
+
+
+def shortest_names(
+    graph: OpGraph, ops: Iterable[int], scope: str = "", group_of: NDArray[np.int32] | None = None
+) -> tuple[str, ...]:
+    """Few names that stand for exactly `ops`: the scope where it holds just them, whole groups, single ops."""
+    chosen = [int(i) for i in ops]
+    if scope and scope + "/" not in graph.index:
+        below = {i for i, op in enumerate(graph.names) if op.startswith(scope + "/")}
+        if below == set(chosen):
+            return (scope + "/",)
+    if group_of is None:
+        return tuple(graph.names[i] for i in chosen)
+    size, inside = np.bincount(group_of), np.bincount(group_of[chosen], minlength=int(group_of.max(initial=0)) + 1)
+    names, named = [], set()
+    for i in chosen:
+        g = int(group_of[i])
+        if inside[g] < size[g] or size[g] == 1:
+            names.append(graph.names[i])
+        elif g not in named:
+            names.append("@" + graph.names[i])
+            named.add(g)
+    return tuple(names)

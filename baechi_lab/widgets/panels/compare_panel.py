@@ -1,0 +1,186 @@
+"""Part 5, Compare: placers as a table and charts; one becomes current, two can be held side by side."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+
+from ...comparison import DEFAULT_PLACERS
+from ...graph.units import format_bytes, format_us
+from ..charts import peaks_figure, times_figure
+from ..comparing import CURRENT, difference
+from ..compute import Outcome
+from ..guard import Guard
+from ..tasks import Tasks
+from .chart import Chart
+from .parts import WIDE, button, note, row, say, table
+
+if TYPE_CHECKING:
+    import pandas
+
+HEAD = (
+    "placer", "step", "lower bound", "gap", "peak memory", "bytes moved", "balance", "placing took", "measured", "",
+    "", "",
+)  # fmt: skip
+MOST_GROUPS = 60
+
+
+class ComparePanel:
+    """Choose placers, compare them, make one current, hold one to see what differs."""
+
+    def __init__(self, tasks: Tasks):
+        from ...placers import placer_names
+
+        self.tasks, self.model = tasks, tasks.model
+        self.boxes = {
+            name: ipywidgets.Checkbox(
+                value=name in DEFAULT_PLACERS,
+                description=name,
+                indent=False,
+                layout={"width": "auto", "margin": "0 12px 0 0"},
+            )
+            for name in placer_names()
+        }
+        self.compare = button("Compare", "place with every ticked placer", self._compare, style="primary")
+        self.hold = button("Hold current", "keep the current placement to compare others with it", self._hold)
+        self.rows = ipywidgets.VBox([], layout=WIDE)
+        self.grid: Any = None
+        self.times, self.peaks = Chart(), Chart()
+        self.times.widget.layout.width = self.peaks.widget.layout.width = "50%"
+        self.state = note("Tick placers and press Compare: each places the graph under the current setting.")
+        self.held = ipywidgets.HTML(layout=WIDE)
+        self.show_moved = button("Select the moved ops", "select what differs, in every view", self._select_moved)
+        self.back = button("Make the held one current", "take over the held setting", self._take_held)
+        self.release = button("Release", "hold nothing any more", tasks.release)
+        self.held_buttons = row(self.show_moved, self.back, self.release)
+        self.widget = ipywidgets.VBox(
+            [
+                row(*self.boxes.values()), row(self.compare, self.hold), self.state, self.rows,
+                ipywidgets.HBox([self.times.widget, self.peaks.widget], layout=WIDE), self.held, self.held_buttons,
+            ],
+            layout=WIDE,
+        )  # fmt: skip
+        self.model.on("table", self.show)
+        self.model.on("outcome", lambda _: self._refresh())
+        self.model.on("held", lambda _: self._show_held())
+        self._show_held()
+
+    # -- actions ---------------------------------------------------------------------------------------
+
+    def _compare(self) -> None:
+        with Guard(self.model.fail):
+            self.tasks.compare([name for name, box in self.boxes.items() if box.value])
+
+    def _hold(self, placer: str | None = None) -> None:
+        with Guard(self.model.fail):
+            self.tasks.hold(placer)
+
+    def _use(self, placer: str) -> None:
+        with Guard(self.model.fail):
+            self.tasks.use(placer)
+
+    def _take_held(self) -> None:
+        with Guard(self.model.fail):
+            if self.tasks.held is not None:
+                self.model.enter(self.tasks.held.setting)
+
+    def _select_moved(self) -> None:
+        with Guard(self.model.fail):
+            if self.tasks.held is not None and self.model.outcome is not None:
+                found = difference(self.tasks.held, self.model.outcome)
+                self.model.select([] if found is None else found.ops.tolist())
+
+    # -- showing ---------------------------------------------------------------------------------------
+
+    def show(self, compared: pandas.DataFrame) -> None:
+        """The table with its buttons, and the charts."""
+        outcome = self.tasks.table_of
+        if outcome is None:
+            return
+        cells: list[Any] = [ipywidgets.HTML(f"<b>{h}</b>") for h in HEAD]
+        for _, values in compared.iterrows():
+            cells += self._row(values)
+        columns = "minmax(90px, auto) " + " ".join(["auto"] * (len(HEAD) - 1))
+        layout = ipywidgets.Layout(grid_template_columns=columns, grid_gap="0 12px", align_items="center", width="auto")
+        self.grid = ipywidgets.GridBox(cells, layout=layout)
+        self.rows.children = [self.grid]
+        self.times.show(times_figure(compared))
+        limits = outcome.setting.cluster.memory_bytes.tolist()
+        self.peaks.show(peaks_figure(compared, outcome.setting.cluster.names, limits))
+        self._refresh()
+
+    def _row(self, values: Any) -> list[Any]:
+        name = str(values["placer"])
+        known = values["makespan_us"] == values["makespan_us"]
+        shown = row_texts(values) if known else [name, "no placement", *[""] * 7]
+        current = name in (self.model.setting.placer, CURRENT)
+        cells: list[Any] = [ipywidgets.HTML(f"<b>{t}</b>" if k == 0 and current else t) for k, t in enumerate(shown)]
+        error = note()
+        say(error, str(values["error"] or ""), "bad")
+        usable = known and name != CURRENT
+        use = button("Use", f"make {name} current", partial(self._use, name)) if usable else ipywidgets.HTML()
+        hold = (
+            button("Hold", f"hold {name} beside the current", partial(self._hold, name))
+            if usable
+            else ipywidgets.HTML()
+        )
+        return [*cells, use, hold, error]
+
+    def _refresh(self) -> None:
+        """Say whether the table still belongs to the setting."""
+        outcome, of = self.model.outcome, self.tasks.table_of
+        if outcome is None or of is None:
+            return
+        same = outcome.setting.replace(placer="", params={}, moves=()) == of.setting.replace(
+            placer="", params={}, moves=()
+        )
+        say(self.state, "" if same else "This table was made under another setting; press Compare to renew it.", "bad")
+        self._show_held()
+
+    def _show_held(self) -> None:
+        held, now = self.tasks.held, self.model.outcome
+        self.held_buttons.layout.display = "none" if held is None else "flex"
+        if held is None or now is None:
+            self.held.value = ""
+            return
+        found = difference(held, now)
+        if found is None:
+            self.held.value = '<div class="bl-note">The held placement is of another graph or of other devices.</div>'
+            return
+        rows = [
+            [n, f"{a} → {b}", format_us(float(d))]
+            for n, a, b, d in zip(found.names, found.before, found.after, found.duration_us, strict=True)
+        ]
+        summary = table(("", "held", "current"), side_by_side(held, now))
+        title = f"<b>{len(rows)} of {held.coarse.n} groups are elsewhere</b>"
+        shown = table(("group", "moved", "time"), rows[:MOST_GROUPS], empty="the two placements are the same")
+        self.held.value = f'{summary}<div class="bl-note">{title}</div>{shown}'
+
+
+def row_texts(values: Any) -> list[str]:
+    """The numbers of a row as the table shows them."""
+    measured = values["measured_us"]
+    return [
+        str(values["placer"]), format_us(values["makespan_us"]), format_us(values["lower_bound_us"]),
+        f"{values['gap']:.1%}", format_bytes(values["peak_bytes"]) + ("" if values["feasible"] else " ✗"),
+        format_bytes(values["moved_bytes"]), f"{values['balance']:.2f}", f"{values['place_seconds']:.3g} s",
+        format_us(measured) if measured == measured and measured is not None else "",
+    ]  # fmt: skip
+
+
+def side_by_side(held: Outcome, now: Outcome) -> list[list[str]]:
+    """The main numbers of two outcomes."""
+
+    def column(o: Outcome) -> list[str]:
+        line = o.timeline
+        by = o.setting.placer + (f" + {len(o.setting.moves)} moves" if o.setting.moves else "")
+        fits = "yes" if line.feasible else "no"
+        return [
+            by, format_us(line.makespan_us), format_bytes(int(line.peak_bytes.max(initial=0))),
+            format_bytes(line.moved_bytes), fits,
+        ]  # fmt: skip
+
+    labels = ["placed by", "step", "peak memory", "bytes moved", "fits"]
+    return [list(r) for r in zip(labels, column(held), column(now), strict=True)]

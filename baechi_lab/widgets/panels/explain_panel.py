@@ -1,0 +1,81 @@
+"""Part 8, Explain: the decision log of the current placer, step by step, on graph and timeline at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ipywidgets
+
+from ..explaining import Log, can_explain
+from ..guard import Guard
+from ..tasks import Tasks
+from .parts import WIDE, button, note, row, say, table
+
+
+class ExplainPanel:
+    """A slider over the placer's steps; `show_step(log, step)` marks them in the views, `clear()` ends that."""
+
+    def __init__(self, tasks: Tasks, show_step: Callable[[Log, int], None], clear: Callable[[], None]):
+        self.tasks, self.model, self.show_step, self.clear = tasks, tasks.model, show_step, clear
+        self.start = button("Explain", "place again, keeping a log of every decision", self._start, style="primary")
+        self.first = button("|<", "first step", lambda: self._go(0))
+        self.before = button("<", "one step back", lambda: self._go(self.slider.value - 2))
+        self.after = button(">", "one step on", lambda: self._go(self.slider.value))
+        self.slider = ipywidgets.IntSlider(
+            value=1, min=1, max=1, description="step", layout=ipywidgets.Layout(width="420px")
+        )
+        self.close = button("End", "show the whole placement again", self._end)
+        self.steps = row(self.first, self.before, self.slider, self.after, self.close)
+        self.sentence, self.candidates = note(), ipywidgets.HTML(layout=WIDE)
+        self.slider.observe(lambda event: self._shown(event["new"] - 1), "value")
+        self.widget = ipywidgets.VBox([row(self.start), self.steps, self.sentence, self.candidates], layout=WIDE)
+        self.log: Log | None = None
+        self.model.on("log", self.show)
+        self.model.on("outcome", lambda _: self._end())
+        self._end()
+
+    def _start(self) -> None:
+        with Guard(self.model.fail):
+            self.tasks.explain()
+
+    def _go(self, step: int) -> None:
+        if self.log is not None:
+            self.slider.value = min(max(step + 1, 1), len(self.log))
+
+    def _end(self) -> None:
+        if self.log is not None:
+            self.log = None
+            self.clear()
+        self.steps.layout.display = "none"
+        self.candidates.value = ""
+        able = can_explain(self.model.setting.placer)
+        self.start.disabled = not able
+        say(
+            self.sentence,
+            "One group is placed after the other: see which could start where, what was ruled out, and why."
+            if able
+            else f"{self.model.setting.placer} keeps no decision log; m-etf, m-sct, etf and sct do.",
+        )
+
+    def show(self, log: Log) -> None:
+        """Start at the first step."""
+        self.log = log
+        self.steps.layout.display = "flex"
+        self.slider.max = len(log)
+        self.slider.value = 1
+        self._shown(0)
+
+    def _shown(self, step: int) -> None:
+        log: Any = self.log
+        if log is None:
+            return
+        with Guard(self.model.fail):
+            say(self.sentence, log.sentence(step))
+            rows = log.rows(step)
+            chosen = next((k for k, r in enumerate(rows) if r[3] == "chosen"), -1)
+            head = ("candidate", "device", "earliest start", "")
+            more = len(log.decisions[step].candidates) - len(rows)
+            tail = f'<div class="bl-note">and {more} more</div>' if more > 0 else ""
+            self.candidates.value = table(head, rows, chosen) + tail
+            self.show_step(log, step)

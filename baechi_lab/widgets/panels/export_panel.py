@@ -1,0 +1,81 @@
+"""Part 9, Export: the training script, and the library code of the current state, which can be read back."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+import ipywidgets
+
+from ..guard import Guard
+from ..tasks import Tasks
+from ..views.copy_button import CopyButton
+from .parts import WIDE, button, note, row, say
+
+
+class ExportPanel:
+    """Code of the state (edit it and take it over), preview of the script, and a button that writes it."""
+
+    def __init__(self, tasks: Tasks):
+        self.tasks, self.model = tasks, tasks.model
+        self.code = ipywidgets.Textarea(layout=ipywidgets.Layout(width="100%", height="170px"))
+        self.read = button("Read this code", "set the workbench to what the code says", self._read)
+        self.copy = CopyButton(label="Copy the code")
+        ipywidgets.jslink((self.code, "value"), (self.copy, "text"))
+        self.folder = ipywidgets.Text(value="placed_training", description="folder")
+        self.write = button(
+            "Write the script", "write placed graph, weights and train.py", self._write, style="primary"
+        )
+        self.preview = button("Preview", "show train.py as it would be written", self._preview)
+        self.script = ipywidgets.HTML(layout=WIDE)
+        self.state = note()
+        title = note("This code does the same without the workbench. Copy it; or change it and read it back.")
+        self.widget = ipywidgets.VBox(
+            [
+                title,
+                self.code,
+                row(self.copy, self.read),
+                row(self.folder, self.preview, self.write),
+                self.state,
+                self.script,
+            ],
+            layout=WIDE,
+        )
+        self.model.on("setting", lambda _: self.refresh())
+        self.model.on("outcome", lambda _: self.refresh())
+        self.model.on("written", self._written)
+        self.folder.observe(lambda _: self.refresh(), "value")
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Show the code of the state."""
+        outcome = self.model.outcome
+        runnable = outcome is not None and outcome.step is not None
+        self.code.value = self.model.code(self.folder.value if runnable else "")
+        self.write.disabled = not runnable
+        if not runnable:
+            say(
+                self.state,
+                "A stored graph has no step to export: choose a model in Setting.",
+            )
+        elif "stored graph" in self.state.value:
+            say(self.state, "")
+
+    def _read(self) -> None:
+        with Guard(self.model.fail):
+            self.model.load_code(self.code.value)
+
+    def _preview(self) -> None:
+        with Guard(self.model.fail):
+            from ... import exporters
+
+            # Read, not imported: the script imports TensorFlow.
+            text = Path(str(exporters.__file__)).with_name("train_script.py").read_text(encoding="utf-8")
+            self.script.value = f'<div class="bl-scroll bl-code">{html.escape(text)}</div>'
+
+    def _write(self) -> None:
+        with Guard(self.model.fail):
+            self.tasks.export(self.folder.value)
+
+    def _written(self, path: Path) -> None:
+        say(self.state, f"Written: {path}. Train with: python {self.folder.value}/train.py", "good")

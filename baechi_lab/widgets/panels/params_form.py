@@ -1,0 +1,87 @@
+"""Controls for the fields of any parameter object: made from the dataclass, so a new placer needs no code here."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+import ipywidgets
+
+from ...errors import InvalidInput
+from .parts import WIDE
+
+HIDDEN = ("explain",)
+"""Parameters that have a place of their own in the workbench."""
+NARROW = {"description_width": "96px"}
+
+
+class ParamsForm:
+    """One control per field of a `Params` class with a default; `changed(values)` gets those that differ from it."""
+
+    def __init__(self, changed: Callable[[dict[str, Any]], None]):
+        self.changed = changed
+        self.widget = ipywidgets.VBox([], layout=WIDE)
+        self._fields: dict[str, tuple[Field, Any]] = {}
+        self._quiet = False
+
+    def show(self, cls: type, values: Any) -> None:
+        """Controls for `cls`, set to `values` where given."""
+        self._fields = {
+            f.name: (f, control(f)) for f in fields(cls) if f.name not in HIDDEN and default_of(f) is not MISSING
+        }
+        for name, (field, made) in self._fields.items():
+            made.value = shown(values.get(name, default_of(field)), made)
+            made.observe(self._observed, "value")
+        self.widget.children = [made for _, made in self._fields.values()]
+
+    def values(self) -> dict[str, Any]:
+        """The parameters that differ from their defaults."""
+        read = {name: parse(field, made.value) for name, (field, made) in self._fields.items()}
+        return {name: value for name, value in read.items() if value != default_of(self._fields[name][0])}
+
+    def _observed(self, _: Any) -> None:
+        self.changed(self.values())
+
+
+def default_of(field: Field) -> Any:
+    """A field's default, or MISSING."""
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def control(field: Field) -> Any:
+    """A check box for a truth value, a text for anything else (parsed by the type of the default)."""
+    label = field.name.replace("_", " ")
+    if isinstance(default_of(field), bool):
+        return ipywidgets.Checkbox(description=label, indent=False, layout=WIDE)
+    return ipywidgets.Text(description=label, continuous_update=False, layout=WIDE, style=NARROW)
+
+
+def shown(value: Any, made: Any) -> Any:
+    """A value as its control shows it."""
+    if isinstance(made, ipywidgets.Checkbox):
+        return bool(value)
+    return "" if value is None else str(value)
+
+
+def parse(field: Field, value: Any) -> Any:
+    """What a control says, in the type of the field's default; an empty text is None where that is the default."""
+    default = default_of(field)
+    if isinstance(default, bool) or not isinstance(value, str):
+        return value
+    text = value.strip()
+    if isinstance(default, str):
+        return text
+    if not text:
+        return default
+    if isinstance(default, (int, float)):
+        try:
+            number = float(text)
+        except ValueError as error:
+            raise InvalidInput(f"{field.name} is {text!r}; it must be a number") from error
+        return int(number) if isinstance(default, int) and number == int(number) else number
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

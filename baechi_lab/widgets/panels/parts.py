@@ -1,0 +1,72 @@
+"""Small pieces that the panels share."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ipywidgets
+
+WIDE = {"width": "100%", "margin": "1px 0"}
+"""A dict, not a Layout: every widget makes its own of it."""
+
+
+def heading(text: str, hint: str = "") -> ipywidgets.HTML:
+    """A part's title, with a grey hint behind it."""
+    shown = f' <span class="bl-note">{html.escape(hint)}</span>' if hint else ""
+    return ipywidgets.HTML(f'<div class="bl-heading">{html.escape(text)}{shown}</div>', layout=WIDE)
+
+
+def note(text: str = "") -> ipywidgets.HTML:
+    """A line of small grey text; set with `say`."""
+    made = ipywidgets.HTML(layout=WIDE)
+    say(made, text)
+    return made
+
+
+def say(target: ipywidgets.HTML, text: str, kind: str = "note") -> None:
+    """Put plain text into a note; `kind` is `note`, `good` or `bad`."""
+    target.value = f'<div class="bl-{kind}">{html.escape(text)}</div>' if text else ""
+
+
+def button(text: str, tooltip: str, call: Callable[[], Any], width: str = "auto", style: str = "") -> ipywidgets.Button:
+    """A button with an explanation; `call` takes no argument."""
+    made = ipywidgets.Button(
+        description=text, tooltip=tooltip, button_style=style, layout=ipywidgets.Layout(width=width, margin="1px 2px")
+    )
+    made.on_click(lambda _: call())
+    return made
+
+
+def row(*children: Any, wrap: bool = True) -> ipywidgets.HBox:
+    """Children in a line."""
+    flow = "row wrap" if wrap else "row nowrap"
+    return ipywidgets.HBox(children, layout=ipywidgets.Layout(flex_flow=flow, align_items="center", width="100%"))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], marked: int = -1, empty: str = "") -> str:
+    """An HTML table of texts; the row `marked` is bold."""
+    if not rows:
+        return f'<div class="bl-note">{html.escape(empty)}</div>'
+    top = "".join(f"<th>{html.escape(h)}</th>" for h in head)
+    body = "".join(
+        f'<tr class="{"bl-marked" if k == marked else ""}">'
+        + "".join(f"<td>{html.escape(c)}</td>" for c in cells)
+        + "</tr>"
+        for k, cells in enumerate(rows)
+    )
+    return f'<div class="bl-scroll"><table class="bl-table"><tr>{top}</tr>{body}</table></div>'
+
+
+class Quiet:
+    """Set widgets from the model without their observers answering back."""
+
+    def __init__(self) -> None:
+        self.active = False
+
+    def __enter__(self) -> None:
+        self.active = True
+
+    def __exit__(self, *_: Any) -> None:
+        self.active = False

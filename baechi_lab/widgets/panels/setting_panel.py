@@ -1,0 +1,248 @@
+"""Part 1, Setting: model or graph, batch size, cluster, passes, placer with its parameters, scheduler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ipywidgets
+
+from ...errors import InvalidInput
+from ...graph import Cluster, Link, Step
+from ...graph.cluster import COMMUNICATION_MODES
+from ..guard import Guard
+from ..model import WorkbenchModel
+from ..setting import ALL_PASSES, GIVEN, LINKS, Setting, link_name, resized, stored_graphs, with_speeds
+from ..tasks import Tasks
+from .params_form import ParamsForm
+from .parts import WIDE, Quiet, button, heading, note, say
+
+STYLE = {"description_width": "96px"}
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
+MOST_DEVICES = 16
+PLANNED = "as planned"
+
+
+class SettingPanel:
+    """Controls whose values are the fields of the model's `Setting`."""
+
+    def __init__(self, model: WorkbenchModel, tasks: Tasks):
+        self.model, self.tasks, self.quiet = model, tasks, Quiet()
+        self._make_controls()
+        self.params = ParamsForm(lambda values: self._change(params=values))
+        self.batch_note = note()
+        self.widget = ipywidgets.VBox(self._layout(), layout=ipywidgets.Layout(width="310px", min_width="310px"))
+        self.widget.add_class("bl-setting")
+        self._bind()
+        model.on("setting", self.show)
+        self.show(model.setting)
+
+    # -- controls --------------------------------------------------------------------------------------
+
+    def _make_controls(self) -> None:
+        from ...placers import placer_names
+        from ...profilers.hardware import HARDWARE
+        from ...simulator.schedulers import SCHEDULERS
+
+        def drop(label: str, options: Any) -> ipywidgets.Dropdown:
+            return ipywidgets.Dropdown(description=label, options=options, layout=WIDE, style=STYLE)
+
+        def text(label: str, hint: str) -> ipywidgets.Text:
+            return ipywidgets.Text(
+                description=label, placeholder=hint, continuous_update=False, layout=WIDE, style=STYLE
+            )
+
+        self.source = drop("model / graph", self._sources())
+        self.file = text("or open file", "path to a graph: .json, .json.gz, .stg")
+        self.batch = ipywidgets.SelectionSlider(
+            description="batch size", options=BATCHES, continuous_update=False, layout=WIDE, style=STYLE
+        )
+        self.hardware = drop("costs for", [*((f"estimated: {h}", h) for h in HARDWARE), ("measured here", "measured")])
+        self.devices = ipywidgets.IntSlider(
+            description="devices", min=1, max=MOST_DEVICES, continuous_update=False, layout=WIDE, style=STYLE
+        )
+        self.memory = text("memory each", "8GB, or one per device: 8GB, 4GB")
+        self.speeds = text("speeds", "1, or one per device: 1, 0.5")
+        self.link = drop("link", [*LINKS])
+        self.measure = button(
+            "Measure the link here", "time transfers between two devices of this machine", self._measure
+        )
+        self.comm = drop("transfers", list(COMMUNICATION_MODES))
+        self.passes = {
+            name: ipywidgets.Checkbox(description=name, indent=False, layout=ipywidgets.Layout(width="auto"))
+            for name in ALL_PASSES
+        }
+        self.forward = drop("forward only", [("auto", "auto"), ("yes", True), ("no", False)])
+        self.placer = drop("placer", placer_names())
+        self.placer_note = note()
+        self.scheduler = drop("scheduler", [(PLANNED, ""), *((s, s) for s in SCHEDULERS)])
+
+    def _sources(self) -> list[tuple[str, str]]:
+        from ...models.registry import model_names
+
+        given = self.model.subject
+        first = [] if given is None else [(f"{given.name} (given)", GIVEN)]
+        stored = [(p.rsplit("/", 1)[-1], f"file:{p}") for p in stored_graphs()]
+        return [*first, *((f"{m} (build with TensorFlow)", f"model:{m}") for m in model_names()), *stored]
+
+    def _layout(self) -> list[Any]:
+        passes = ipywidgets.HBox(list(self.passes.values()), layout=ipywidgets.Layout(flex_flow="row wrap"))
+        return [
+            heading("Setting", "every change is computed at once"),
+            self.source, self.file, self.batch, self.batch_note, self.hardware,
+            heading("Cluster"), self.devices, self.memory, self.speeds, self.link, self.measure, self.comm,
+            heading("Optimization passes"), passes, self.forward,
+            heading("Placer"), self.placer, self.placer_note, self.params.widget, self.scheduler,
+        ]  # fmt: skip
+
+    def _bind(self) -> None:
+        def cluster() -> Cluster:
+            return self.model.setting.cluster
+
+        def changes(widget: Any, make: Any) -> None:
+            widget.observe(lambda event: self._changed(lambda: make(event["new"])), "value")
+
+        changes(self.source, lambda v: {"source": v, "batch_size": self._batch_for(v), "model_params": {}})
+        changes(self.file, self._opened)
+        changes(self.batch, lambda v: {"batch_size": v})
+        changes(
+            self.hardware,
+            lambda v: {"profile": "measured"} if v == "measured" else {"profile": "estimated", "hardware": v},
+        )
+        changes(self.devices, lambda v: {"cluster": resized(cluster(), v)})
+        changes(self.memory, lambda v: {"cluster": cluster().with_memory(_each(v, str))})
+        changes(self.speeds, lambda v: {"cluster": with_speeds(cluster(), _numbers(v))})
+        changes(
+            self.link,
+            lambda v: {} if v not in LINKS else {"cluster": self.model.setting.cluster.replace(link=LINKS[v])},
+        )
+        changes(self.comm, lambda v: {"cluster": cluster().replace(comm=v)})
+        for box in self.passes.values():
+            changes(box, lambda _: {"passes": tuple(n for n, b in self.passes.items() if b.value)})
+        changes(self.forward, lambda v: {"forward_only": v})
+        changes(self.placer, lambda v: {"placer": v, "params": {}})
+        changes(self.scheduler, lambda v: {"scheduler": v or None})
+
+    def _changed(self, make: Any) -> None:
+        if self.quiet.active:
+            return
+        with Guard(self.model.fail) as guard:
+            self._change(**make())
+        if guard.failed:
+            self.show(self.model.setting)
+
+    def _change(self, **changes: Any) -> None:
+        if not self.quiet.active:
+            self.model.change(**changes)
+
+    def _opened(self, path: str) -> dict[str, Any]:
+        if not path.strip():
+            return {}
+        if not Path(path.strip()).is_file():
+            raise InvalidInput(f"there is no file {path.strip()!r} here")
+        return {"source": f"file:{path.strip()}", "batch_size": None, "model_params": {}}
+
+    def _measure(self) -> None:
+        with Guard(self.model.fail):
+            self.tasks.measure_link()
+
+    def _batch_for(self, source: str) -> int | None:
+        """The batch size that a newly chosen model starts with."""
+        if source.startswith("model:"):
+            from ...models.registry import make_model
+
+            return int(make_model(source.partition(":")[2]).get_params()["batch_size"])
+        given = self.model.subject
+        if source == GIVEN and isinstance(given, Step):
+            return given.info.get("params", {}).get("batch_size")
+        return None
+
+    # -- model -> controls -----------------------------------------------------------------------------
+
+    def show(self, setting: Setting) -> None:
+        """Put a setting into the controls."""
+        with self.quiet:
+            self._show_source(setting)
+            cluster = setting.cluster
+            self.devices.max = max(MOST_DEVICES, cluster.n)
+            self.devices.value = cluster.n
+            self.memory.value = _joined([exact_bytes(d.memory_bytes) for d in cluster.devices])
+            self.speeds.value = _joined([f"{d.speed:g}" for d in cluster.devices])
+            name = link_name(cluster)
+            other = other_link(cluster)
+            self.link.options = [*LINKS] if name else [other, *LINKS]
+            self.link.value = name or other
+            self.comm.value = cluster.comm
+            for key, box in self.passes.items():
+                box.value = key in setting.passes
+            self.forward.value = setting.forward_only
+            self._show_placer(setting)
+            self.scheduler.value = setting.scheduler or ""
+
+    def _show_source(self, setting: Setting) -> None:
+        if setting.source not in [value for _, value in self.source.options]:
+            self.source.options = [*self.source.options, (setting.source.partition(":")[2], setting.source)]
+        self.source.value = setting.source
+        size = setting.batch_size
+        self.batch.disabled = size is None
+        self.batch.layout.display = "none" if size is None else "flex"
+        if size is not None and size not in self.batch.options:
+            self.batch.options = sorted({*self.batch.options, size})
+        if size is not None:
+            self.batch.value = size
+        say(self.batch_note, "a stored graph has the batch size it was profiled with" if size is None else "")
+        self.hardware.value = "measured" if setting.profile == "measured" else setting.hardware
+        stepless = not setting.model and not (setting.source == GIVEN and isinstance(self.model.subject, Step))
+        self.hardware.disabled = stepless
+
+    def _show_placer(self, setting: Setting) -> None:
+        from ...placers.registry import placer_class
+
+        if setting.placer not in self.placer.options:
+            raise InvalidInput(f"placer {setting.placer!r} is not registered here")
+        self.placer.value = setting.placer
+        cls = placer_class(setting.placer)
+        say(self.placer_note, (cls.__doc__ or "").strip().splitlines()[0])
+        self.params.show(cls, setting.params)
+
+
+def other_link(cluster: Cluster) -> str:
+    """What a link that is no preset is called."""
+    link = cluster.link
+    return (
+        f"{link.latency_us:.4g} us + {link.us_per_byte:.4g} us/B"
+        if isinstance(link, Link)
+        else "one per pair, as given"
+    )
+
+
+def _costs(choice: str) -> dict[str, str]:
+    return {"profile": "measured"} if choice == "measured" else {"profile": "estimated", "hardware": choice}
+
+
+def exact_bytes(size: int) -> str:
+    """A size as people write it, in the largest unit that loses nothing.
+
+    >>> exact_bytes(8 << 30), exact_bytes(2_400_000_000), exact_bytes(7)
+    ('8 GiB', '2400 MB', '7 B')
+    """
+    units = (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6), ("KiB", 2**10), ("kB", 10**3))
+    return next((f"{size // unit} {name}" for name, unit in units if size and size % unit == 0), f"{size} B")
+
+
+def _each(value: str, convert: Any) -> Any:
+    parts = [convert(p.strip()) for p in value.split(",") if p.strip()]
+    if not parts:
+        raise InvalidInput("memory is empty; write for example 8GB, or one size per device")
+    return parts[0] if len(parts) == 1 else parts
+
+
+def _numbers(value: str) -> list[float]:
+    try:
+        return [float(p) for p in value.split(",") if p.strip()] or [1.0]
+    except ValueError as error:
+        raise InvalidInput(f"speeds: {value!r} is not a list of numbers; write for example 1, 1, 0.5") from error
+
+
+def _joined(texts: list[str]) -> str:
+    return texts[0] if len(set(texts)) == 1 else ", ".join(texts)

@@ -1,0 +1,141 @@
+"""Static pictures (SVG) of the three views: what a saved notebook, nbconvert and a page without scripts show."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..graph import Timeline
+from ..graph.timeline import MEMORY_CATEGORIES
+from ..graph.units import format_bytes, format_us
+from ..viz.colors import LIMIT, device_colors
+from .bars import Bars
+from .levels import peaks, steps
+from .scene import Paint, Scene
+from .shades import LEGEND, shades
+
+WIDTH = 960
+GUTTER = 110
+MOST_EDGES = 4000
+
+
+def page(parts: Sequence[tuple[str, str, float]]) -> str:
+    """One SVG out of `(title, body, height)` parts, below one another."""
+    y, body = 0.0, []
+    for title, part, height in parts:
+        if title:
+            body.append(_text(4, y + 14, title, size=13, weight="600"))
+            y += 22
+        body.append(f'<g transform="translate(0 {y:g})">{part}</g>')
+        y += height + 10
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:g}" width="{WIDTH}" height="{y:g}"'
+    back = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    return f'{head} font-family="Helvetica, Arial, sans-serif">{back}{"".join(body)}</svg>'
+
+
+def graph_picture(scene: Scene, paint: Paint, device_names: Sequence[str], height: float = 320) -> tuple[str, float]:
+    """Nodes as boxes in their main device's colour, edges as one path; at most `MOST_EDGES` edges, the largest."""
+    if len(scene) == 0:
+        return _text(4, 14, "the graph is empty"), 20
+    colors = device_colors(device_names)
+    left, right = float((scene.x - scene.width / 2).min()), float((scene.x + scene.width / 2).max())
+    top, bottom = float((scene.y - scene.height / 2).min()), float((scene.y + scene.height / 2).max())
+    k = min((WIDTH - 20) / max(right - left, 1.0), (height - 30) / max(bottom - top, 1.0), 2.0)
+    x = (scene.x - (left + right) / 2) * k + WIDTH / 2
+    y = (scene.y - (top + bottom) / 2) * k + height / 2 + 8
+    largest = np.sort(np.argsort(-scene.edge_bytes, kind="stable")[:MOST_EDGES])
+    path = "".join(
+        f"M{x[u]:.1f} {y[u]:.1f}L{x[v]:.1f} {y[v]:.1f}"
+        for u, v in zip(scene.source[largest].tolist(), scene.target[largest].tolist(), strict=True)
+    )
+    body = [f'<path d="{path}" fill="none" stroke="#9aa0a6" stroke-width="0.5"/>']
+    for d, color in enumerate(colors):
+        boxes = "".join(
+            f"M{x[i] - w / 2:.1f} {y[i] - h / 2:.1f}h{w:.1f}v{h:.1f}h{-w:.1f}z"
+            for i in np.flatnonzero(paint.main == d).tolist()
+            for w, h in [(max(scene.width[i] * k, 1.5), max(scene.height[i] * k, 1.5))]
+        )
+        body.append(f'<path d="{boxes}" fill="{color}"/>')
+    return "".join(body) + _legend(device_names, colors), height
+
+
+def timeline_picture(bars: Bars, device_names: Sequence[str]) -> tuple[str, float]:
+    """One lane per device for ops and one for transfers; bars closer than half a pixel are joined."""
+    colors = device_colors(device_names)
+    scale = (WIDTH - GUTTER - 8) / max(bars.span_us, 1e-12)
+    y, body = 4.0, []
+    for k, lane in enumerate(bars.lanes):
+        tall = 18.0 if lane["kind"] == "ops" else 9.0
+        label = f"{lane['label']}" + (f" ({lane['origin']})" if lane["heading"] or lane["origin"] == "measured" else "")
+        if lane["kind"] == "ops":
+            body.append(_text(4, y + 13, label, size=11))
+        for color, x0, x1 in _joined(bars, k, scale):
+            fill = colors[color % len(colors)]
+            wide = max(x1 - x0, 0.4)
+            body.append(f'<path d="M{GUTTER + x0:.1f} {y:.1f}h{wide:.1f}v{tall:g}h{-wide:.1f}z" fill="{fill}"/>')
+        y += tall + (2 if lane["kind"] == "ops" else 6)
+    body.append(
+        _text(GUTTER, y + 10, "0", size=10) + _text(WIDTH - 8, y + 10, format_us(bars.span_us), size=10, anchor="end")
+    )
+    return "".join(body), y + 14
+
+
+def _joined(bars: Bars, lane: int, scale: float) -> list[tuple[int, float, float]]:
+    joined: list[tuple[int, float, float]] = []
+    for b in range(int(bars.pointer[lane]), int(bars.pointer[lane + 1])):
+        color, x0, x1 = int(bars.color[b]), float(bars.start_us[b] * scale), float(bars.end_us[b] * scale)
+        if joined and joined[-1][0] == color and x0 - joined[-1][2] < 0.5:
+            joined[-1] = (color, joined[-1][1], max(x1, joined[-1][2]))
+        else:
+            joined.append((color, x0, x1))
+    return joined
+
+
+def memory_picture(timeline: Timeline) -> tuple[str, float]:
+    """Bytes over time per device, stacked by category, with the limit where it is on the scale."""
+    top = max(int(timeline.peak_bytes.max(initial=0)), 1) * 1.15
+    body, tall = [], 56.0
+    for d, peak in enumerate(peaks(timeline)):
+        y0, limit = d * (tall + 10), int(timeline.memory_bytes[d])
+        body.append(_text(4, y0 + 12, timeline.device_names[d], size=11))
+        body.append(_text(4, y0 + 26, f"peak {format_bytes(peak.bytes)}", size=10))
+        body.append(_text(4, y0 + 39, f"of {format_bytes(limit)}", size=10))
+        body.append(_areas(timeline, d, y0, tall, top))
+        if limit <= top:
+            y = y0 + tall * (1 - limit / top)
+            body.append(f'<path d="M{GUTTER} {y:.1f}H{WIDTH - 8}" stroke="{LIMIT}" stroke-dasharray="5 3"/>')
+    names = [name if name != "copies" else "received copies" for name in MEMORY_CATEGORIES]
+    height = len(timeline.device_names) * (tall + 10)
+    legend = _legend(names, LEGEND)
+    return "".join(body) + f'<g transform="translate(0 {height:g})">{legend}</g>', height + 16
+
+
+def _areas(timeline: Timeline, device: int, y0: float, tall: float, top: float) -> str:
+    time, held = steps(timeline, device, most=600)
+    if len(time) == 0:
+        return ""
+    x = GUTTER + np.append(time, timeline.makespan_us) / max(timeline.makespan_us, 1e-12) * (WIDTH - GUTTER - 8)
+    upper = np.cumsum(held, axis=1)
+    drawn, fill = [], shades(device_colors(device + 1)[device])
+    for k in reversed(range(len(MEMORY_CATEGORIES))):
+        y = y0 + tall * (1 - upper[:, k] / top)
+        line = "".join(f"V{b:.1f}H{a:.1f}" for a, b in zip(x[1:].tolist(), y.tolist(), strict=True))
+        drawn.append(f'<path d="M{x[0]:.1f} {y0 + tall:.1f}{line}V{y0 + tall:.1f}z" fill="{fill[k]}"/>')
+    return "".join(drawn)
+
+
+def _legend(names: Sequence[str], colors: Sequence[str]) -> str:
+    x, parts = 4.0, []
+    for name, color in zip(names, colors, strict=True):
+        parts.append(
+            f'<rect x="{x:g}" y="2" width="10" height="10" fill="{color}"/>' + _text(x + 14, 11, name, size=11)
+        )
+        x += 26 + 6.5 * len(name)
+    return "".join(parts)
+
+
+def _text(x: float, y: float, text: str, size: int = 11, anchor: str = "start", weight: str = "400") -> str:
+    style = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="#222222"'
+    return f'<text x="{x:g}" y="{y:g}" {style}>{html.escape(text)}</text>'

@@ -1,0 +1,134 @@
+"""Setting: everything that the workbench's controls say, as one frozen record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ..errors import InvalidInput
+from ..graph import Cluster, Device, Link
+
+ALL_PASSES = ("colocation", "coplacement", "fusion")
+GIVEN = "given"
+"""The source that stands for the graph or step that the workbench was opened with."""
+
+LINKS: Mapping[str, Link] = MappingProxyType({
+    "PCIe 3.0 through host memory": Link(134.0, 0.0001754),
+    "PCIe 3.0 x16, 10 us": Link(10.0, 1 / 15_750),
+    "NVLink 2.0, 10 us": Link(10.0, 1 / 25_000),
+    "Ethernet 100 Gbit/s, 30 us": Link(30.0, 1 / 12_500),
+    "Ethernet 10 Gbit/s, 50 us": Link(50.0, 1 / 1_250),
+    "free (no cost)": Link(0.0, 0.0),
+})  # fmt: skip
+"""Link presets. The first is paper B's fit (section 5.1); the others are the nominal rates of one direction of a PCIe
+3.0 x16 slot (15.75 GB/s), one NVLink 2.0 brick (25 GB/s) and Ethernet, with the latency that the name states."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is placed, on what, and how.
+
+    Parameters:
+        source: "given", "model:NAME" (a benchmark model) or "file:PATH" (a stored graph).
+        model_params: parameters of the model other than its batch size; `batch_size` None means the model's own.
+        profile, hardware: how a step gets its costs, see `bl.profile`.
+        cluster: the devices and links.
+        passes, forward_only: see `bl.optimize`; no passes means the graph is placed as it is.
+        placer, params: see `bl.place`.
+        scheduler: see `bl.simulate`.
+        moves: `(what, device name)` pairs: changes made by hand, in order, see `bl.move`.
+    """
+
+    cluster: Cluster
+    source: str = GIVEN
+    batch_size: int | None = None
+    model_params: Mapping[str, Any] = field(default_factory=dict)
+    profile: str = "estimated"
+    hardware: str = "rtx2080"
+    passes: tuple[str, ...] = ALL_PASSES
+    forward_only: bool | str = "auto"
+    placer: str = "m-etf"
+    params: Mapping[str, Any] = field(default_factory=dict)
+    scheduler: str | None = None
+    moves: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        for key in ("model_params", "params"):
+            object.__setattr__(self, key, MappingProxyType(dict(getattr(self, key))))
+        object.__setattr__(self, "passes", tuple(self.passes))
+        object.__setattr__(self, "moves", tuple((str(a), str(b)) for a, b in self.moves))
+        kind, _, name = self.source.partition(":")
+        if not (self.source == GIVEN or (kind in ("model", "file") and name)):
+            raise InvalidInput(f"source is {self.source!r}; it must be 'given', 'model:NAME' or 'file:PATH'")
+
+    @property
+    def model(self) -> str:
+        """The benchmark model's name, or an empty text."""
+        return self.source.partition(":")[2] if self.source.startswith("model:") else ""
+
+    @property
+    def path(self) -> str:
+        """The stored graph's path, or an empty text."""
+        return self.source.partition(":")[2] if self.source.startswith("file:") else ""
+
+    def replace(self, **changes: Any) -> Setting:
+        """The setting with some fields changed.
+
+        Moves belong to the placement that they changed: another source, placer or pass drops them, and so does a
+        cluster that lacks the device.
+        """
+        made = replace(self, **changes)
+        if "moves" in changes or not made.moves:
+            return made
+        fresh = any(
+            getattr(made, k) != getattr(self, k)
+            for k in ("source", "batch_size", "model_params", "passes", "forward_only", "placer", "params")
+        )
+        return replace(made, moves=() if fresh else tuple(m for m in made.moves if m[1] in made.cluster.names))
+
+
+def resized(cluster: Cluster, count: int) -> Cluster:
+    """The cluster with `count` devices: the first ones kept, further ones like the last; a matrix becomes one link.
+
+    >>> resized(Cluster.uniform(2), 3).names
+    ('gpu:0', 'gpu:1', 'gpu:2')
+    """
+    kept = list(cluster.devices[:count])
+    last = kept[-1] if kept else cluster.devices[0]
+    number = 0
+    while len(kept) < count:
+        name = f"{last.kind}:{number}"
+        if name not in {d.name for d in kept}:
+            kept.append(replace(last, name=name))
+        number += 1
+    link = cluster.link if isinstance(cluster.link, Link) else cluster.link_between(0, min(1, cluster.n - 1))
+    same = count == cluster.n
+    return cluster.replace(devices=tuple(kept), link=cluster.link if same else link)
+
+
+def with_speeds(cluster: Cluster, speeds: list[float]) -> Cluster:
+    """The cluster with one speed for all devices, or one each."""
+    if len(speeds) not in (1, cluster.n):
+        raise InvalidInput(f"speeds has {len(speeds)} numbers; give one, or one for each of the {cluster.n} devices")
+    each = speeds * cluster.n if len(speeds) == 1 else speeds
+    devices: tuple[Device, ...] = tuple(replace(d, speed=s) for d, s in zip(cluster.devices, each, strict=True))
+    return cluster.replace(devices=devices)
+
+
+def link_name(cluster: Cluster) -> str:
+    """The preset that the cluster uses; empty for another link or a matrix."""
+    return next((name for name, link in LINKS.items() if cluster.link == link), "")
+
+
+def stored_graphs(start: Path | None = None) -> list[str]:
+    """Graph files in `data/` of this folder, of the one above, or of the checkout, as paths to read them by."""
+    here = Path.cwd() if start is None else start
+    for folder in (here / "data", here.parent / "data", Path(__file__).resolve().parents[2] / "data"):
+        found = sorted(p for p in folder.glob("*.json.gz") if p.is_file()) + sorted(folder.glob("*.json"))
+        if found:
+            inside = here in folder.parents
+            return [str(p.relative_to(here)) if inside else str(p) for p in found]
+    return []

@@ -1,0 +1,247 @@
+"""Longer work of the workbench beside the refresh: compare placers, run for real, explain, sweep, export."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InvalidInput
+from ..graph import Run
+from .background import Background, Ticket
+from .comparing import compare_placers
+from .compute import Outcome, compute
+from .explaining import Log, explain
+from .guard import Problem
+from .model import WorkbenchModel
+from .running import Runner
+
+if TYPE_CHECKING:
+    import pandas
+
+RUN, SWEEP = "the run", "the sweep"
+
+
+class Tasks:
+    """One task at a time; events `table`, `held`, `live`, `run`, `log`, `sweep`, `written`, `task`
+    are emitted by the model.
+
+    `task` says `(text, share)` of what is under way, an empty text when nothing is.
+    """
+
+    def __init__(self, model: WorkbenchModel):
+        self.model = model
+        self.worker = Background(model.fail, lambda text, share: model.emit("task", (text, share)))
+        self.runner = Runner(self.worker, lambda live: model.emit("live", live))
+        self.table: pandas.DataFrame | None = None
+        self.table_of: Outcome | None = None
+        self.held: Outcome | None = None
+        self.log: Log | None = None
+        self.rows: pandas.DataFrame | None = None
+        self.runs: list[tuple[Outcome, Run]] = []
+        self._stop_sweep = threading.Event()
+        self.job = ""
+
+    def _begin(self, job: str) -> None:
+        """Note what is under way; a second task must not push the first aside unseen."""
+        if self.worker.busy:
+            raise InvalidInput(f"{self.job} is still under way: wait for it, or cancel it")
+        self.job = job
+        self.model.clear_problem()
+
+    def _start(self, job: str, work: Any, done: Any) -> None:
+        self._begin(job)
+        if self.model.inline:
+            done(work(Ticket(lambda text, share: None)))
+        else:
+            self.worker.submit(work, done, lambda: self.model.emit("task", ("", -1.0)))
+
+    def cancel(self) -> None:
+        """End what is under way; what it has so far is kept where it can be."""
+        self.runner.stop()
+        self._stop_sweep.set()
+        # Runs and sweeps end by themselves and give what they have; anything else is dropped.
+        if self.job not in (RUN, SWEEP) and self.worker.cancel():
+            self.model.emit("task", ("", -1.0))
+
+    @property
+    def running(self) -> bool:
+        """A real run is under way."""
+        return self.worker.busy and self.job == RUN
+
+    def outcome(self) -> Outcome:
+        """The current outcome; refuses while the setting is ahead of it."""
+        if self.model.outcome is None or self.model.stale:
+            raise InvalidInput("the result is not there yet: wait until it is computed")
+        return self.model.outcome
+
+    # -- comparing -------------------------------------------------------------------------------------
+
+    def compare(self, placers: Iterable[str]) -> None:
+        """Place with each placer; `table` is emitted."""
+        outcome, names = self.outcome(), list(placers)
+        if not names:
+            raise InvalidInput("choose at least one placer to compare")
+        memo = self.model.memo
+        self._start(
+            "the comparison",
+            lambda ticket: compare_placers(outcome, memo, names, ticket.report),
+            lambda table: self._compared(outcome, table),
+        )
+
+    def _compared(self, outcome: Outcome, table: pandas.DataFrame) -> None:
+        for measured, run in self.runs:
+            same = measured.setting.replace(placer="", params={}, moves=()) == outcome.setting.replace(
+                placer="", params={}, moves=()
+            )
+            if same and not measured.setting.moves:
+                table.loc[table["placer"] == measured.setting.placer, "measured_us"] = run.median_seconds * 1e6
+        self.table, self.table_of = table, outcome
+        self.model.emit("table", table)
+
+    def use(self, placer: str) -> None:
+        """Make a row of the table current."""
+        if placer != self.model.setting.placer:
+            self.model.change(placer=placer, params={})
+        elif self.model.setting.moves:
+            self.model.change(moves=())
+
+    def hold(self, placer: str | None = None) -> None:
+        """Keep an outcome to compare with: the current one, or that of another placer under the same setting."""
+        outcome = self.outcome()
+        if placer is None or (placer == outcome.setting.placer and not outcome.setting.moves):
+            return self._hold(outcome)
+        setting = outcome.setting.replace(placer=placer, params={}, moves=())
+        subject, memo = self.model.subject, self.model.memo
+
+        def work(ticket: Ticket) -> Outcome:
+            return compute(setting, subject, memo, ticket.report)
+
+        return self._start("placing", work, self._hold)
+
+    def _hold(self, outcome: Outcome) -> None:
+        self.held = outcome
+        self.model.emit("held", outcome)
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        self.held = None
+        self.model.emit("held", None)
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def run(self, steps: int, warmup: int = 3, kind: str = "auto") -> None:
+        """Run the current placement for real; `live` is emitted after every step, `run` at the end."""
+        outcome = self.outcome()
+        self._begin(RUN)
+        options: dict[str, Any] = {} if kind == "auto" else {"kind": kind}
+        self.runner.start(outcome, steps, warmup, lambda run: self._ran(outcome, run), **options)
+
+    def _ran(self, outcome: Outcome, run: Run) -> None:
+        if len(run.step_seconds):
+            self.runs = [r for r in self.runs if r[0] is not outcome] + [(outcome, run)]
+        if run.status not in ("ok", "cancelled"):
+            self.model.fail(Problem(f"the run ended with status {run.status!r}: {run.message}", run.message))
+        self.model.emit("run", (outcome, run))
+        self.model.emit("task", ("", -1.0))
+
+    def run_of(self, outcome: Outcome | None) -> Run | None:
+        """The newest run of this very outcome."""
+        return next((run for measured, run in reversed(self.runs) if measured is outcome), None)
+
+    def measure_link(self) -> None:
+        """Time transfers between two TensorFlow devices here and take the fitted link over."""
+
+        def work(ticket: Ticket) -> Any:
+            from ..profilers import measure_link
+
+            ticket.report("timing transfers between two devices (TensorFlow)")
+            return measure_link(progress=False).link
+
+        self._start(
+            "timing the link",
+            work,
+            lambda link: self.model.change(cluster=self.model.setting.cluster.replace(link=link)),
+        )
+
+    # -- explaining ------------------------------------------------------------------------------------
+
+    def explain(self) -> None:
+        """Make the decision log of the current placer; `log` is emitted."""
+        outcome = self.outcome()
+
+        def work(ticket: Ticket) -> Log:
+            ticket.report(f"placing {outcome.coarse.n} groups again, keeping the log")
+            return explain(outcome)
+
+        def done(log: Log) -> None:
+            self.log = log
+            self.model.emit("log", log)
+
+        self._start("the decision log", work, done)
+
+    # -- exporting -------------------------------------------------------------------------------------
+
+    def export(self, folder: str) -> None:
+        """Write the training script of the current placement; `written` is emitted with the folder."""
+        outcome = self.outcome()
+        step = outcome.step
+        if step is None:
+            raise InvalidInput("a stored graph has no step to export: choose a model, or open with a step")
+
+        def work(ticket: Ticket) -> Any:
+            from ..exporters import export
+
+            ticket.report(f"writing {folder}")
+            return export(step, outcome.placement, folder, graph=outcome.graph)
+
+        self._start("the export", work, lambda path: self.model.emit("written", path))
+
+    # -- sweeping --------------------------------------------------------------------------------------
+
+    def sweep(self, grid: dict[str, Any], path: str | None = None) -> None:
+        """`bl.sweep` of the current source with the current passes; `sweep` is emitted with every row."""
+        from ..sweeps import sweep
+
+        setting, subject = self.model.setting, self.model.subject
+        target = setting.model or (
+            self.outcome().graph if not setting.model and setting.batch_size is None else subject
+        )
+        if target is None:
+            raise InvalidInput("choose a model or a graph to sweep over")
+        self._begin(SWEEP)
+        self._stop_sweep = stop = threading.Event()
+        rows: list[dict[str, Any]] = []
+        options: dict[str, Any] = {
+            "cluster": setting.cluster, "passes": setting.passes, "forward_only": setting.forward_only,
+            "scheduler": setting.scheduler, "params": {setting.placer: dict(setting.params)} if setting.params else {},
+            "profile": setting.profile, "hardware": setting.hardware, "model_params": dict(setting.model_params),
+            "path": path, "cancel": stop, "progress": False,
+        }  # fmt: skip
+
+        def work(ticket: Ticket) -> Any:
+            ticket.report("starting the sweep", 0.0)
+
+            def on_row(row: dict[str, Any]) -> None:
+                rows.append(row)
+                ticket.report(f"{len(rows)} rows", -1.0)
+                copy = list(rows)
+                self.worker.deliver(lambda: self._sweep_row(copy))
+
+            return sweep(target, on_row=on_row, **options, **grid)
+
+        if self.model.inline:
+            options["executor"] = "here"
+            self._swept(work(Ticket(lambda text, share: None)))
+        else:
+            self.worker.submit(work, self._swept, lambda: self.model.emit("task", ("", -1.0)))
+
+    def _sweep_row(self, rows: list[dict[str, Any]]) -> None:
+        import pandas as pd
+
+        if self.worker.busy and self.job == SWEEP:
+            self.model.emit("sweep", pd.DataFrame(rows))
+
+    def _swept(self, table: pandas.DataFrame) -> None:
+        self.rows = table
+        self.model.emit("sweep", table)

@@ -1,0 +1,250 @@
+// Shared by the three canvas views. Python joins this text in front of each view's own file, so that the browser gets
+// one plain ES module per view, without a bundler; hence no imports and no exports here.
+
+const ARRAYS = { f8: Float64Array, f4: Float32Array, i4: Int32Array, u2: Uint16Array, u1: Uint8Array };
+const UNSEEN = -1;
+
+/** One column as a typed array (copied, because a message's buffer need not be aligned).
+ * @param {Record<string, DataView>} columns @param {string} name @param {keyof typeof ARRAYS} type */
+function column(columns, name, type) {
+  const view = columns[name];
+  if (!view) return new ARRAYS[type](0);
+  return new ARRAYS[type](view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
+}
+
+/** Lines of a UTF-8 column. @param {DataView | undefined} view @returns {string[]} */
+function texts(view) {
+  return view && view.byteLength ? new TextDecoder().decode(view).split("\n") : [];
+}
+
+/** @param {number} value microseconds */
+function formatTime(value) {
+  if (!Number.isFinite(value)) return "?";
+  const size = Math.abs(value);
+  if (size >= 1e6) return `${(value / 1e6).toFixed(2)} s`;
+  return size >= 1e3 ? `${(value / 1e3).toFixed(2)} ms` : `${value.toFixed(2)} us`;
+}
+
+/** @param {number} value bytes */
+function formatBytes(value) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let unit = 0;
+  while (Math.abs(value) >= 1000 && unit < units.length - 1) {
+    value /= 1000;
+    unit += 1;
+  }
+  return unit === 0 ? `${value.toFixed(0)} B` : `${value.toFixed(2)} ${units[unit]}`;
+}
+
+/** An element with attributes and children. @param {string} tag @param {Record<string, any>} attributes */
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "onclick") made.addEventListener("click", value);
+    else if (value !== false) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children);
+  return made;
+}
+
+/** A button with a text and an explanation. */
+function button(text, title, onclick) {
+  return element("button", { type: "button", title, class: "bl-button", onclick }, text);
+}
+
+/** The theme's colours as the canvas needs them. @param {Element} host */
+function themeOf(host) {
+  const style = getComputedStyle(host);
+  const read = (name) => style.getPropertyValue(name).trim();
+  return {
+    background: read("--bl-background"), text: read("--bl-text"), faint: read("--bl-faint"), grid: read("--bl-grid"),
+    edge: read("--bl-edge"), crossing: read("--bl-crossing"), accent: read("--bl-accent"), danger: read("--bl-danger"),
+    font: style.fontFamily || "sans-serif",
+  };
+}
+
+/** Dark or light by what the page really paints behind the view. @param {Element} host */
+function markTheme(host) {
+  const flag = document.body.getAttribute("data-jp-theme-light");
+  const dark = flag === null ? matchMedia("(prefers-color-scheme: dark)").matches : flag === "false";
+  host.classList.toggle("bl-dark", dark);
+}
+
+/** A view's frame: toolbar, canvas, tooltip, hint and a live region; it redraws once per animation frame at most.
+ * @param {HTMLElement} host @param {string} label @param {(context: CanvasRenderingContext2D, width: number, height: number, theme: any) => void} draw */
+function frame(host, label, draw) {
+  host.classList.add("bl-view");
+  host.setAttribute("data-lm-suppress-shortcuts", "true"); // JupyterLab's shortcuts must not eat the view's keys
+  const toolbar = element("div", { class: "bl-toolbar", role: "toolbar", "aria-label": `${label} tools` });
+  const canvas = /** @type {HTMLCanvasElement} */ (element("canvas", { tabindex: "0", role: "img", "aria-label": label }));
+  const tooltip = element("div", { class: "bl-tooltip", hidden: true });
+  const hint = element("div", { class: "bl-hint" }, "click here first, or hold Ctrl, to zoom with the wheel");
+  const live = element("div", { class: "bl-live", "aria-live": "polite" });
+  const stage = element("div", { class: "bl-stage" }, canvas, tooltip, hint);
+  host.replaceChildren(toolbar, stage, live);
+  const context = canvas.getContext("2d");
+  const view = { host, toolbar, stage, canvas, context, tooltip, live, width: 0, height: 0, pending: 0, colours: null };
+  view.paint = () => {
+    view.pending = 0;
+    if (view.width < 2 || view.height < 2) return;
+    if (!view.colours) view.colours = themeOf(host);
+    const scale = globalThis.devicePixelRatio || 1;
+    context.setTransform(scale, 0, 0, scale, 0, 0);
+    draw(context, view.width, view.height, view.colours);
+    canvas.dataset.frames = String(Number(canvas.dataset.frames || 0) + 1);
+  };
+  view.redraw = () => {
+    if (!view.pending) view.pending = requestAnimationFrame(view.paint);
+  };
+  view.resize = () => {
+    const scale = globalThis.devicePixelRatio || 1;
+    view.width = stage.clientWidth;
+    view.height = stage.clientHeight;
+    canvas.width = Math.round(view.width * scale);
+    canvas.height = Math.round(view.height * scale);
+    view.redraw();
+  };
+  view.say = (text) => {
+    live.textContent = text;
+  };
+  const restyle = () => {
+    markTheme(host);
+    view.colours = null;
+    view.redraw();
+  };
+  const sizes = new ResizeObserver(view.resize);
+  sizes.observe(stage);
+  const themes = new MutationObserver(restyle);
+  themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
+  let hide = 0;
+  view.wantsWheel = (event) => {
+    if (event.ctrlKey || event.metaKey || document.activeElement === canvas) return true;
+    stage.classList.add("bl-hinting");
+    clearTimeout(hide);
+    hide = setTimeout(() => stage.classList.remove("bl-hinting"), 1200);
+    return false;
+  };
+  markTheme(host);
+  view.close = () => {
+    sizes.disconnect();
+    themes.disconnect();
+    cancelAnimationFrame(view.pending);
+    clearTimeout(hide);
+  };
+  return view;
+}
+
+/** Show rows of `[name, value]` under a title at a point of the stage; nothing hides it. */
+function showTooltip(view, x, y, title, rows) {
+  const { tooltip } = view;
+  if (!title) {
+    tooltip.hidden = true;
+    return;
+  }
+  const table = element("table", {}, ...rows.filter((r) => r[1]).map(([name, value]) =>
+    element("tr", {}, element("td", {}, name), element("td", {}, value))));
+  tooltip.replaceChildren(element("b", {}, title), table);
+  tooltip.hidden = false;
+  const left = Math.min(x + 14, view.width - tooltip.offsetWidth - 4);
+  const below = y + 16 + tooltip.offsetHeight <= view.height;
+  tooltip.style.left = `${Math.max(left, 2)}px`;
+  tooltip.style.top = `${Math.max(below ? y + 16 : y - tooltip.offsetHeight - 8, 2)}px`;
+}
+
+/** Position of an event on the canvas. */
+function pointer(view, event) {
+  const box = view.canvas.getBoundingClientRect();
+  return [event.clientX - box.left, event.clientY - box.top];
+}
+
+/** Report drags (`move(dx, dy, event)`), clicks and rectangles (drag with Shift). */
+function gestures(view, { move, click, rectangle, hover }) {
+  let start = null;
+  let moved = false;
+  view.canvas.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0) return;
+    view.canvas.focus({ preventScroll: true });
+    view.canvas.setPointerCapture(event.pointerId);
+    const [x, y] = pointer(view, event);
+    start = { x, y, lastX: x, lastY: y, box: event.shiftKey && rectangle };
+    moved = false;
+  });
+  view.canvas.addEventListener("pointermove", (event) => {
+    const [x, y] = pointer(view, event);
+    if (!start) return hover(x, y, event);
+    if (!moved && Math.hypot(x - start.x, y - start.y) < 4) return undefined;
+    moved = true;
+    showTooltip(view, 0, 0, "", []);
+    if (start.box) view.rectangle = [start.x, start.y, x, y];
+    else move(x - start.lastX, y - start.lastY, event);
+    start.lastX = x;
+    start.lastY = y;
+    return view.redraw();
+  });
+  const finish = (event) => {
+    if (!start) return;
+    const [x, y] = pointer(view, event);
+    if (moved && start.box) rectangle(Math.min(start.x, x), Math.min(start.y, y), Math.max(start.x, x), Math.max(start.y, y), event);
+    else if (!moved && event.type === "pointerup") click(x, y, event);
+    start = null;
+    view.rectangle = null;
+    view.redraw();
+  };
+  view.canvas.addEventListener("pointerup", finish);
+  view.canvas.addEventListener("pointercancel", finish);
+  view.canvas.addEventListener("pointerleave", () => showTooltip(view, 0, 0, "", []));
+}
+
+/** The rubber band of a Shift-drag. */
+function drawRectangle(view, context, theme) {
+  if (!view.rectangle) return;
+  const [x0, y0, x1, y1] = view.rectangle;
+  context.strokeStyle = theme.accent;
+  context.setLineDash([4, 3]);
+  context.lineWidth = 1;
+  context.strokeRect(Math.min(x0, x1) + 0.5, Math.min(y0, y1) + 0.5, Math.abs(x1 - x0), Math.abs(y1 - y0));
+  context.setLineDash([]);
+}
+
+/** What is drawn faintly, one byte per node (graph) or op (timeline); empty for nothing. */
+function readDim(model) {
+  const view = model.get("dim");
+  return view && view.byteLength ? new Uint8Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength)) : new Uint8Array(0);
+}
+
+/** Listen to several traits; returns a function that stops. */
+function listen(model, handlers) {
+  const entries = Object.entries(handlers).map(([name, handler]) => [`change:${name}`, handler]);
+  for (const [name, handler] of entries) model.on(name, handler);
+  return () => entries.forEach(([name, handler]) => model.off(name, handler));
+}
+
+/** `text` shortened to `width` pixels, by an average character width of 0.56 em. */
+function shortened(text, width, size) {
+  const fits = Math.floor(width / (size * 0.56));
+  if (text.length <= fits) return text;
+  return fits < 4 ? "" : `${text.slice(0, fits - 1)}…`;
+}
+
+/** Black or white, whichever reads better on `#RRGGBB`. */
+function textOn(colour) {
+  const channel = (k) => parseInt(colour.slice(k, k + 2), 16);
+  return 0.299 * channel(1) + 0.587 * channel(3) + 0.114 * channel(5) > 140 ? "#000000" : "#ffffff";
+}
+
+/** Ticks of a time axis: a step of 1, 2 or 5 times a power of ten. */
+function ticks(from, to, count) {
+  const raw = Math.max((to - from) / Math.max(count, 1), 1e-9);
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((k) => k * power).find((s) => s >= raw);
+  const marks = [];
+  for (let value = Math.ceil(from / step) * step; value <= to; value += step) marks.push(value);
+  return marks;
+}
+
+/** A time window `[from, to]` over `[0, span]`, zoomed about a point and kept inside. */
+function zoomedWindow([from, to], span, at, factor) {
+  const width = Math.min(Math.max((to - from) * factor, span * 1e-7, 1e-3), span);
+  const start = Math.min(Math.max(at - ((at - from) / Math.max(to - from, 1e-12)) * width, 0), span - width);
+  return [start, start + width];
+}

@@ -1,0 +1,27 @@
+// A button that puts the trait `text` on the clipboard.
+
+function render({ model, el }) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "jupyter-button widget-button bl-copy";
+  button.textContent = model.get("label");
+  button.addEventListener("click", async () => {
+    const text = model.get("text");
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+    } catch (error) {
+      // Without a secure connection browsers give no clipboard: select the text the old way.
+      const area = document.createElement("textarea");
+      area.value = text;
+      document.body.append(area);
+      area.select();
+      button.textContent = document.execCommand("copy") ? "Copied" : `Not copied: ${error.message}`;
+      area.remove();
+    }
+    setTimeout(() => { button.textContent = model.get("label"); }, 1500);
+  });
+  el.replaceChildren(button);
+}
+
+export default { render };

@@ -1,0 +1,244 @@
+// Memory view: bytes over time per device, stacked by category, against the device's limit. Traits: see memory_view.py.
+
+const MEMORY_GUTTER = 132;
+const ROW = 74;
+const FOOT = 20;
+const CATEGORIES = ["persistent", "outputs", "temporary", "copies"];
+const CATEGORY_TEXT = { persistent: "persistent", outputs: "outputs", temporary: "temporary", copies: "received copies" };
+
+function readLevels(model) {
+  const c = model.get("levels");
+  return {
+    time: column(c, "time", "f8"), pointer: column(c, "pointer", "i4"),
+    bytes: CATEGORIES.map((name) => column(c, name, "f8")),
+  };
+}
+
+function render({ model, el }) {
+  let levels = readLevels(model);
+  let devices = model.get("devices");
+  let colours = model.get("colors");
+  let shades = model.get("shades");
+  let range = window_();
+  const view = frame(el, "Memory", draw);
+  const legend = element("span", { class: "bl-group" });
+  const reset = button("Fit", "show the whole step (0)", () => setWindow([0, span()]));
+  const title = element("span", { class: "bl-title" });
+  view.toolbar.append(reset, legend, element("span", { class: "bl-space" }), title);
+
+  function span() {
+    return Math.max(model.get("span_us"), 1e-9);
+  }
+  function window_() {
+    const given = model.get("window");
+    return given.length === 2 && given[1] > given[0] ? given : [0, Math.max(model.get("span_us"), 1e-9)];
+  }
+  function setWindow(next) {
+    range = next;
+    model.set("window", next);
+    model.save_changes();
+    view.redraw();
+  }
+  const scaleX = () => (view.width - MEMORY_GUTTER - 8) / (range[1] - range[0]);
+  const xOf = (time) => MEMORY_GUTTER + (time - range[0]) * scaleX();
+  const timeAt = (x) => range[0] + (x - MEMORY_GUTTER) / scaleX();
+
+  /** The last change of a device at or before `time`; pointer - 1 when there is none yet. */
+  function lastChange(device, time) {
+    let low = levels.pointer[device];
+    let high = levels.pointer[device + 1];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (levels.time[middle] <= time) low = middle + 1;
+      else high = middle;
+    }
+    return low - 1;
+  }
+
+  function total(row) {
+    return levels.bytes[0][row] + levels.bytes[1][row] + levels.bytes[2][row] + levels.bytes[3][row];
+  }
+
+  /** Per pixel column the row with the most bytes: what one column can honestly show. */
+  function columnsOf(device, width) {
+    const first = levels.pointer[device];
+    const last = levels.pointer[device + 1];
+    const rows = [];
+    let row = lastChange(device, timeAt(MEMORY_GUTTER));
+    for (let x = MEMORY_GUTTER; x < width - 8; x += 1) {
+      const until = timeAt(x + 1);
+      let best = row;
+      while (row + 1 < last && levels.time[row + 1] < until) {
+        row += 1;
+        if (best < first || total(row) >= total(best)) best = row;
+      }
+      rows.push(until > model.get("makespan_us") + 1 / scaleX() || best < first ? -1 : best);
+    }
+    return rows;
+  }
+
+  function draw(context, width, height, theme) {
+    context.fillStyle = theme.background;
+    context.fillRect(0, 0, width, height);
+    context.textBaseline = "middle";
+    devices.forEach((device, d) => drawDevice(context, d, width, theme));
+    drawTimeAxis(context, width, height, theme);
+  }
+
+  function drawDevice(context, d, width, theme) {
+    const top = d * ROW + 8;
+    const base = top + ROW - 14;
+    const tall = base - top;
+    const largest = model.get("largest_bytes");
+    const limit = model.get("limit_bytes")[d];
+    const peak = model.get("peaks")[d];
+    const yOf = (value) => base - (value / Math.max(largest, 1)) * tall;
+    const rows = columnsOf(d, width);
+    const below = new Float64Array(rows.length);
+    CATEGORIES.forEach((name, k) => {
+      context.fillStyle = shades[d][k];
+      context.beginPath();
+      context.moveTo(MEMORY_GUTTER, base);
+      rows.forEach((row, i) => context.lineTo(MEMORY_GUTTER + i, yOf(below[i] + (row < 0 ? 0 : levels.bytes[k][row]))));
+      for (let i = rows.length - 1; i >= 0; i -= 1) context.lineTo(MEMORY_GUTTER + i, yOf(below[i]));
+      context.fill();
+      rows.forEach((row, i) => { below[i] += row < 0 ? 0 : levels.bytes[k][row]; });
+    });
+    context.strokeStyle = theme.grid;
+    context.lineWidth = 1;
+    context.strokeRect(MEMORY_GUTTER + 0.5, top + 0.5, width - MEMORY_GUTTER - 9, tall);
+    drawLimit(context, limit, largest, yOf, width, theme);
+    drawPeak(context, peak, yOf, top, width, theme);
+    context.textAlign = "left";
+    context.fillStyle = colours[d];
+    context.fillRect(4, top + 6, 10, 10);
+    context.font = `11px ${theme.font}`;
+    context.fillStyle = theme.text;
+    context.fillText(shortened(devices[d], 100, 11), 18, top + 11.5);
+    context.fillStyle = peak.bytes > limit ? theme.danger : theme.faint;
+    context.font = `10px ${theme.font}`;
+    context.fillText(`peak ${formatBytes(peak.bytes)}`, 18, top + 27);
+    context.fillText(`limit ${formatBytes(limit)}${limit > largest ? " ↑" : ""}`, 18, top + 40);
+  }
+
+  function drawLimit(context, limit, largest, yOf, width, theme) {
+    if (limit > largest) return; // the gutter says that it is above this scale
+    context.strokeStyle = theme.danger;
+    context.setLineDash([5, 3]);
+    context.lineWidth = 1.5;
+    context.beginPath();
+    context.moveTo(MEMORY_GUTTER, yOf(limit));
+    context.lineTo(width - 8, yOf(limit));
+    context.stroke();
+    context.setLineDash([]);
+  }
+
+  function drawPeak(context, peak, yOf, top, width, theme) {
+    if (!(peak.bytes > 0) || peak.time_us < range[0] || peak.time_us > range[1]) return;
+    const x = xOf(peak.time_us);
+    const y = yOf(peak.bytes);
+    context.fillStyle = theme.text;
+    context.beginPath();
+    context.moveTo(x, y + 1);
+    context.lineTo(x - 4, y - 6);
+    context.lineTo(x + 4, y - 6);
+    context.fill();
+    const text = shortened(peak.name.split("/").slice(-3).join("/"), 260, 10);
+    const left = x > width - 200;
+    context.font = `10px ${theme.font}`;
+    context.textAlign = left ? "right" : "left";
+    const where = x + (left ? -7 : 7);
+    const wide = context.measureText(text).width + 4;
+    context.fillStyle = theme.background;
+    context.globalAlpha = 0.75;
+    context.fillRect(left ? where - wide + 2 : where - 2, Math.max(y - 3, top + 5) - 6, wide, 12);
+    context.globalAlpha = 1;
+    context.fillStyle = theme.text;
+    context.fillText(text, where, Math.max(y - 3, top + 5));
+  }
+
+  function drawTimeAxis(context, width, height, theme) {
+    context.font = `11px ${theme.font}`;
+    context.textAlign = "center";
+    context.fillStyle = theme.faint;
+    for (const time of ticks(range[0], range[1], (width - MEMORY_GUTTER) / 110)) {
+      context.fillText(formatTime(time), Math.min(xOf(time), width - 26), height - FOOT / 2);
+    }
+  }
+
+  function hover(x, y) {
+    const d = Math.floor((y - 4) / ROW);
+    if (d < 0 || d >= devices.length) return showTooltip(view, 0, 0, "", []);
+    const peak = model.get("peaks")[d];
+    if (x < MEMORY_GUTTER) {
+      return showTooltip(view, x, y, devices[d], [["peak", formatBytes(peak.bytes)], ["at", formatTime(peak.time_us)], ["caused by", peak.name], ["limit", formatBytes(model.get("limit_bytes")[d])]]);
+    }
+    const row = lastChange(d, timeAt(x));
+    if (row < levels.pointer[d]) return showTooltip(view, 0, 0, "", []);
+    return showTooltip(view, x, y, `${devices[d]} at ${formatTime(timeAt(x))}`, [
+      ...CATEGORIES.map((name, k) => [CATEGORY_TEXT[name], formatBytes(levels.bytes[k][row])]),
+      ["together", formatBytes(total(row))],
+    ]);
+  }
+
+  gestures(view, {
+    move: (dx) => {
+      const by = Math.min(Math.max(-dx / scaleX(), -range[0]), span() - range[1]);
+      setWindow([range[0] + by, range[1] + by]);
+    },
+    hover,
+    click: (x, y) => {
+      const d = Math.floor((y - 4) / ROW);
+      const peak = model.get("peaks")[d];
+      if (peak && peak.op >= 0 && (x < MEMORY_GUTTER || Math.abs(x - xOf(peak.time_us)) < 12)) {
+        model.set("selected", [peak.op]);
+        model.save_changes();
+      }
+    },
+    rectangle: (x0, y0, x1) => setWindow([Math.max(timeAt(x0), 0), Math.min(timeAt(x1), span())]),
+  });
+  view.canvas.addEventListener("dblclick", () => setWindow([0, span()]));
+  view.canvas.addEventListener("wheel", (event) => {
+    if (!view.wantsWheel(event)) return;
+    event.preventDefault();
+    const [x] = pointer(view, event);
+    setWindow(zoomedWindow(range, span(), timeAt(Math.max(x, MEMORY_GUTTER)), Math.exp(event.deltaY * 0.0015)));
+  }, { passive: false });
+  const middle = () => (range[0] + range[1]) / 2;
+  const keys = {
+    "+": () => setWindow(zoomedWindow(range, span(), middle(), 0.7)), "-": () => setWindow(zoomedWindow(range, span(), middle(), 1.4)),
+    0: () => setWindow([0, span()]),
+    ArrowLeft: () => shiftBy(-0.1), ArrowRight: () => shiftBy(0.1),
+  };
+  function shiftBy(share) {
+    const by = Math.min(Math.max((range[1] - range[0]) * share, -range[0]), span() - range[1]);
+    setWindow([range[0] + by, range[1] + by]);
+  }
+  view.canvas.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || !keys[event.key]) return;
+    keys[event.key]();
+    event.preventDefault();
+    event.stopPropagation();
+  });
+
+  function rebuild() {
+    levels = readLevels(model);
+    devices = model.get("devices");
+    colours = model.get("colors");
+    shades = model.get("shades");
+    range = window_();
+    legend.replaceChildren(...CATEGORIES.map((name, k) => element("span", {},
+      element("span", { class: "bl-swatch", style: `background:${model.get("legend")[k]};margin-left:8px` }), CATEGORY_TEXT[name])));
+    view.stage.style.height = `${devices.length * ROW + FOOT}px`;
+    const over = model.get("peaks").filter((p, d) => p.bytes > model.get("limit_bytes")[d]).length;
+    title.textContent = over ? `${over} device${over > 1 ? "s" : ""} over the limit` : "";
+    title.classList.toggle("bl-over", over > 0);
+    view.say(model.get("peaks").map((p, d) => `${devices[d]}: peak ${formatBytes(p.bytes)}${p.name ? ` at ${p.name}` : ""}`).join("  ·  "));
+    view.redraw();
+  }
+  rebuild();
+  const stop = listen(model, { levels: rebuild, peaks: rebuild, span_us: rebuild, limit_bytes: rebuild, largest_bytes: rebuild, shades: rebuild, window: () => { range = window_(); view.redraw(); } });
+  return () => { stop(); view.close(); };
+}
+
+export default { render };

@@ -1,0 +1,214 @@
+"""`bl.Workbench`: the parts put together, and the selection that runs through all views."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ipywidgets
+
+from ..errors import InfeasiblePlacement
+from ..graph import Cluster, OpGraph, Step
+from .compute import Outcome, source
+from .explaining import Log
+from .guard import Guard, Problem
+from .model import WorkbenchModel, first_setting
+from .panels.compare_panel import ComparePanel
+from .panels.explain_panel import ExplainPanel
+from .panels.explore_panel import ExplorePanel
+from .panels.export_panel import ExportPanel
+from .panels.header import Header
+from .panels.parts import WIDE, heading
+from .panels.run_panel import RunPanel
+from .panels.setting_panel import SettingPanel
+from .pictures import graph_picture, memory_picture, page, timeline_picture
+from .tasks import Tasks
+from .views import GraphView, MemoryView, TimelineView
+
+STYLE = (Path(__file__).parent / "panels" / "style.css").read_text(encoding="utf-8")
+
+
+class Workbench(ipywidgets.VBox):
+    """See a placement as graph, timeline and memory; change anything, and see at once what it did.
+
+    Parameters:
+        subject: a `Step` (bl.trace, bl.models.build), an `OpGraph`, or None with `source="model:gnmt"` or
+            `source="file:PATH"`.
+        cluster: the devices to start with, by default four of 8 GiB behind PCIe.
+        setting: any other field of `baechi_lab.widgets.Setting`: `placer="m-sct"`, `passes=()`, `batch_size=64`, ...
+
+    The first result is computed before the constructor returns; later ones in the background. `model` is the state
+    without widgets, `outcome` the newest result, `code` the library code of the current state.
+
+    Raises:
+        InvalidInput: no graph, or an unknown setting; and what the stages raise for the first result, except that a
+            setting for which no placement fits opens with the reason shown.
+
+    >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])
+    >>> Workbench(graph, Cluster.uniform(2)).outcome.timeline.makespan_us
+    15.0
+    """
+
+    def __init__(self, subject: Step | OpGraph | None = None, cluster: Cluster | None = None, **setting: Any):
+        self.model = WorkbenchModel(subject, first_setting(subject, cluster, setting))
+        self.graph, self.timeline, self.memory = GraphView(), TimelineView(), MemoryView()
+        self.tasks = Tasks(self.model)
+        self.header = Header(self.model, self.tasks)
+        self.setting = SettingPanel(self.model, self.tasks)
+        self.compare, self.run, self.explore = ComparePanel(self.tasks), RunPanel(self.tasks), ExplorePanel(self.tasks)
+        self.explain = ExplainPanel(self.tasks, self._show_decision, self._end_decisions)
+        self.export = ExportPanel(self.tasks)
+        self._connect()
+        self._open()
+        parts = [ipywidgets.HTML(f"<style>{STYLE}</style>"), self.header.widget, self._body(), self._tabs()]
+        super().__init__(parts, layout=WIDE)
+        self.add_class("bl-workbench")
+
+    def _open(self) -> None:
+        """The first result. Where no placement fits, the interface opens all the same: with the reason, to change it."""
+        try:
+            self.model.compute_now()
+        except InfeasiblePlacement as error:
+            _, graph = source(self.model.setting, self.model.subject, self.model.memo)
+            self.graph.show_graph(graph)
+            self.model.fail(Problem.of(error))
+
+    def _body(self) -> ipywidgets.HBox:
+        views = [
+            heading("Graph", "from left to right; a box is an op, group or scope, coloured by device, sized by time"),
+            self.graph,
+            heading("Timeline", "what each device computes, sends (upper half) and receives (lower half)"),
+            self.timeline,
+            heading("Memory", "bytes held on each device; the triangle marks the peak and the op that caused it"),
+            self.memory,
+        ]  # fmt: skip
+        right = ipywidgets.VBox(views, layout=ipywidgets.Layout(flex="1 1 0", min_width="0", padding="0 0 0 10px"))
+        return ipywidgets.HBox([self.setting.widget, right], layout=WIDE)
+
+    def _tabs(self) -> ipywidgets.Tab:
+        panels: dict[str, Any] = {
+            "Compare": self.compare, "Run": self.run, "Explore": self.explore, "Explain": self.explain,
+            "Export": self.export,
+        }  # fmt: skip
+        self.tabs = ipywidgets.Tab([p.widget for p in panels.values()], titles=tuple(panels), layout=WIDE)
+        return self.tabs
+
+    # -- wiring ----------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        self._listening = True
+        self.model.on("outcome", self._show)
+        self.model.on("selection", self._selected)
+        self.model.on("run", lambda _: self._show(self.model.outcome) if self.model.outcome else None)
+        self.graph.on_command = self._command
+        self.graph.observe(lambda _: self._select(self.graph, lambda: self.graph.selected_ops), "selected")
+        self.timeline.observe(lambda _: self._select(self.timeline, lambda: self.timeline.selected), "selected")
+        self.memory.observe(lambda _: self._select(self.memory, lambda: self.memory.selected), "selected")
+        ipywidgets.jslink((self.timeline, "window"), (self.memory, "window"))
+        ipywidgets.link((self.graph, "critical"), (self.timeline, "critical"))
+
+    def _show(self, outcome: Outcome) -> None:
+        timelines = self.timelines()
+        self._listening = False
+        if self.graph.graph is not outcome.graph or self._coarse is not outcome.coarse:
+            self._coarse = outcome.coarse
+            self.graph.show_graph(outcome.graph, outcome.coarse if outcome.coarse is not outcome.graph else None)
+        self.graph.show_timeline(outcome.timeline, outcome.chain.ops)
+        self.timeline.show(outcome.graph, timelines, outcome.chain)
+        self.memory.show(outcome.timeline, self.timeline.span_us)
+        self._listening = True
+        self._selected(self.model.selection)
+
+    _coarse: OpGraph | None = None
+
+    def timelines(self) -> list[Any]:
+        """What the timeline view shows: the simulated one, and the measured one below it."""
+        outcome = self.model.outcome
+        run = self.tasks.run_of(outcome)
+        measured = [run.timeline] if run is not None and run.timeline is not None else []
+        return [] if outcome is None else [outcome.timeline, *measured]
+
+    def _select(self, origin: Any, ops: Any) -> None:
+        if self._listening:
+            with Guard(self.model.fail):
+                self._origin = origin
+                self.model.select(ops())
+                self._origin = None
+
+    _origin: Any = None
+
+    def _selected(self, ops: tuple[int, ...]) -> None:
+        """Show the selection everywhere but where it was made."""
+        self._listening = False
+        if self._origin is not self.graph:
+            self.graph.select_ops(ops)
+        for view in (self.timeline, self.memory):
+            if self._origin is not view:
+                view.selected = list(ops)
+        self._listening = True
+
+    def _command(self, name: str, content: dict[str, Any]) -> None:
+        """Commands of the graph view: move, undo, redo."""
+        with Guard(self.model.fail):
+            if name == "undo":
+                self.model.undo()
+            elif name == "redo":
+                self.model.redo()
+            else:
+                self._move([int(n) for n in content["nodes"]], int(content["device"]))
+
+    def _move(self, nodes: list[int], device: int) -> None:
+        self.graph.selected = nodes
+        ops = self.graph.selected_ops
+        scope = self.graph.tree.names[nodes[0]] if len(nodes) == 1 else ""
+        along = self.model.moved_along(ops)
+        self.model.move(ops, device, scope)
+        name = self.model.setting.cluster.names[device]
+        more = f", with {along} that are colocated with them" if along else ""
+        count = "1 op" if len(ops) == 1 else f"{len(ops)} ops"
+        self.graph.status = f"{count} moved to {name}{more}; Undo takes it back"
+
+    def _show_decision(self, log: Log, step: int) -> None:
+        """One step of the decision log: what is placed so far is lit, what is placed now is selected."""
+        decided = log.decided(step)
+        self.graph.dim_all_but(decided)
+        self.timeline.dim_all_but(decided)
+        self.model.select(log.ops(step).tolist())
+
+    def _end_decisions(self) -> None:
+        self.graph.dim_all_but(None)
+        self.timeline.dim_all_but(None)
+        self.model.select(())
+
+    # -- for code --------------------------------------------------------------------------------------
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The newest result."""
+        return self.model.outcome
+
+    @property
+    def code(self) -> str:
+        """The library code that gives the current state."""
+        return self.model.code()
+
+    def load_code(self, text: str) -> None:
+        """Take over the state that the code describes."""
+        self.model.load_code(text)
+
+    def picture(self) -> str:
+        """Graph, timeline and memory as one SVG text."""
+        outcome = self.model.outcome
+        if outcome is None or self.graph.scene is None or self.graph._paint is None or self.timeline.drawn is None:
+            return ""
+        names = outcome.timeline.device_names
+        return page([
+            ("Graph", *graph_picture(self.graph.scene, self.graph._paint, names)),
+            ("Timeline", *timeline_picture(self.timeline.drawn, names)),
+            ("Memory", *memory_picture(outcome.timeline)),
+        ])  # fmt: skip
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        data = super()._repr_mimebundle_(**kwargs)
+        drawn = self.picture()
+        return {**data, "image/svg+xml": drawn} if data is not None and drawn else data

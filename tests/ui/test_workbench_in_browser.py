@@ -1,0 +1,273 @@
+"""The workbench in a real JupyterLab and a real browser: what the page shows equals what the library computes.
+
+Screenshots of every station are kept in tests/artifacts/.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+
+import jupyter_browser as jb
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.graph.units import format_us
+
+pytestmark = [
+    pytest.mark.ui,
+    pytest.mark.skipif(bool(jb.missing()), reason=jb.missing() or "-"),
+    pytest.mark.timeout(280),
+]
+
+CELLS = [
+    """
+import baechi_lab as bl
+step = bl.models.build("mlp", batch_size=32)
+cluster = bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu")
+""",
+    'bench = bl.Workbench(step, cluster, hardware="cpu-core", placer="m-topo", passes=("colocation",))\nbench',
+]
+
+
+ENABLED = "(text) => [...document.querySelectorAll('button')].some((b) => b.textContent === text && !b.disabled)"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    with jb.running_lab(tmp_path_factory.mktemp("lab")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def page(lab):
+    """The workbench, drawn. Errors of the page end the tests that caused them."""
+    with jb.browser_page(1500, 2000) as opened:
+        opened.problems = []
+        opened.on("pageerror", lambda error: opened.problems.append(str(error)))
+        jb.open_notebook(opened, lab.add_notebook("bench.ipynb", CELLS))
+        jb.run_all(opened, 'canvas[aria-label="Memory"]', 120_000)
+        opened.wait_for_function(
+            "() => Number(document.querySelector('canvas[aria-label=\"Graph\"]')?.dataset.frames) > 0"
+        )
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The library's side of the page."""
+    step = bl.models.build("mlp", batch_size=32)
+    return Expected(step)
+
+
+class Expected:
+    def __init__(self, step):
+        self.step = step
+
+    def graph(self, batch_size=32):
+        step = self.step if batch_size == 32 else bl.models.build("mlp", batch_size=batch_size)
+        return bl.profile(step, mode="estimated", hardware="cpu-core")
+
+    def timeline(self, batch_size=32, devices=2, placer="m-topo", moves=()):
+        graph = self.graph(batch_size)
+        cluster = bl.Cluster.uniform(devices, memory_bytes="1GB", kind="cpu")
+        placed = bl.place(bl.optimize(graph, cluster, passes=("colocation",)), cluster, placer)
+        return bl.simulate(graph, cluster, bl.move(placed, graph, cluster, moves))
+
+
+def shot(page, name):
+    jb.ARTIFACTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=jb.ARTIFACTS / f"{name}.png")
+
+
+def shows(page, text, timeout=30_000):
+    """Wait until the facts above the views hold `text`, and are not out of date."""
+    page.wait_for_function(
+        "(text) => { const f = document.querySelector('.bl-facts'); return f && f.textContent.includes(text) "
+        "&& !document.querySelector('.bl-stale'); }",
+        arg=text, timeout=timeout,
+    )  # fmt: skip
+
+
+def tab(page, name):
+    page.click(f'.bl-workbench .lm-TabBar-tab:has-text("{name}")')
+
+
+def control(page, label):
+    """The control behind a label of the setting."""
+    return page.locator(f'.bl-setting .widget-inline-hbox:has(label:text-is("{label}"))')
+
+
+def test_the_first_picture_shows_the_library_s_numbers(page, expected):
+    line = expected.timeline()
+    shows(page, f"step {format_us(line.makespan_us)}")
+    for name in ("Setting", "Graph", "Timeline", "Memory", "Compare", "Run", "Explore", "Explain", "Export"):
+        assert page.locator(f'.bl-workbench :text("{name}")').first.is_visible(), name
+    shot(page, "01-first-picture")
+    assert page.problems == []
+
+
+def test_a_slider_moves_the_batch_size(page, expected):
+    slider = control(page, "batch size").locator(".noUi-handle")
+    slider.focus()
+    slider.press("ArrowRight")
+    shows(page, f"step {format_us(expected.timeline(64).makespan_us)}", 60_000)
+    slider.press("ArrowLeft")
+    shows(page, f"step {format_us(expected.timeline(32).makespan_us)}")
+
+
+def test_the_devices_slider_and_the_placer(page, expected):
+    slider = control(page, "devices").locator(".noUi-handle")
+    slider.focus()
+    slider.press("ArrowRight")
+    shows(page, f"step {format_us(expected.timeline(devices=3).makespan_us)}")
+    slider.press("ArrowLeft")
+    control(page, "placer").locator("select").select_option("m-etf")
+    shows(page, f"step {format_us(expected.timeline(placer='m-etf').makespan_us)}")
+    control(page, "placer").locator("select").select_option("m-topo")
+    shows(page, f"step {format_us(expected.timeline().makespan_us)}")
+    shot(page, "02-after-the-slider")
+
+
+def test_moving_an_op_and_taking_it_back(page, expected):
+    graph = expected.graph()
+    target = next(i for i, name in enumerate(graph.names) if "MatMul" in name)
+    search = page.locator('input[aria-label="search ops by name"]')
+    search.fill(graph.names[target])
+    search.press("Enter")
+    page.wait_for_function("(name) => [...document.querySelectorAll('.bl-live')].some((e) => e.textContent.includes(name))",
+                           arg="device cpu:")  # fmt: skip
+    before = expected.timeline()
+    where = before.device_names[int(before.device[target])]
+    other = "cpu:1" if where == "cpu:0" else "cpu:0"
+    page.click(f'.bl-moves button[data-device="{other}"]')
+    page.wait_for_selector(".bl-facts:has-text('moved by hand')")
+    tab(page, "Export")
+    code = page.locator(".bl-workbench textarea").input_value()
+    found = re.search(r"bl\.move\(placed, graph, cluster, (\[.*\])\)", code)
+    moves = json.loads(found.group(1).replace("(", "[").replace(")", "]").replace("'", '"'))
+    assert {device for _, device in moves} == {other}
+    shows(page, f"step {format_us(expected.timeline(moves=[tuple(m) for m in moves]).makespan_us)}")
+    shot(page, "03-moved")
+    page.locator('canvas[aria-label="Graph"]').focus()
+    page.keyboard.press("Control+z")
+    shows(page, f"step {format_us(before.makespan_us)}")
+    assert "bl.move" not in page.locator(".bl-workbench textarea").input_value()
+
+
+def test_hovering_and_clicking_in_every_view(page):
+    said = {}
+    for view in ("Graph", "Timeline", "Memory"):
+        box = page.locator(f'canvas[aria-label="{view}"]').bounding_box()
+        tooltip = page.locator(f'.bl-stage:has(canvas[aria-label="{view}"]) .bl-tooltip')
+        for step in range(200):
+            x, y = box["x"] + 135 + (box["width"] - 150) * (step % 40) / 40, box["y"] + 35 + (step // 40) * 38
+            page.mouse.move(x, y)
+            if tooltip.is_visible():
+                said[view] = tooltip.inner_text()
+                break
+        if view == "Timeline":
+            page.mouse.click(x, y)
+            page.wait_for_function(
+                "() => document.querySelector('.bl-view .bl-live').textContent.includes('device cpu:')", timeout=10_000
+            )
+    assert "device" in said["Graph"] and "start" in said["Timeline"] and "persistent" in said["Memory"]
+    page.locator('canvas[aria-label="Timeline"]').focus()
+    page.keyboard.press("c")
+    # The toggle is shared: it is on in the graph and in the timeline.
+    page.wait_for_function("() => document.querySelectorAll('button[aria-pressed=\"true\"]').length === 2")
+    page.keyboard.press("c")
+    page.keyboard.press("Escape")
+    assert page.problems == []
+
+
+def test_compare_shows_bl_compare(page, expected):
+    tab(page, "Compare")
+    page.click('button:text-is("Compare")')
+    page.wait_for_selector('.bl-workbench button:text-is("Hold") >> nth=3', timeout=60_000)
+    cluster = bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu")
+    table = bl.compare(
+        expected.graph(), cluster, passes=("colocation",), progress=False
+    )  # fmt: skip
+    text = page.locator(".widget-gridbox").inner_text()
+    for value in table["makespan_us"]:
+        assert format_us(value) in text
+    page.wait_for_selector(".bl-workbench .js-plotly-plot", timeout=60_000)
+    page.wait_for_timeout(1000)
+    shot(page, "04-compare")
+
+
+def test_a_real_run_arrives_live(page):
+    tab(page, "Run")
+    page.locator('.widget-inline-hbox:has(label:text-is("steps")) input').fill("5")
+    page.click('.bl-workbench button:text-is("Start")')
+    page.wait_for_selector('.bl-note:has-text("Done.")', timeout=120_000)
+    text = page.locator(".bl-facts >> nth=1").inner_text()
+    assert "median" in text and re.search(r"steps\s*5", text)
+    title = page.locator(".bl-title >> nth=0").inner_text()
+    assert "simulated" in title and "measured" in title
+    page.wait_for_timeout(1000)
+    shot(page, "05-run")
+
+
+def test_explain_steps_through_decisions(page):
+    control(page, "placer").locator("select").select_option("m-etf")
+    tab(page, "Explain")
+    button = page.locator('button:text-is("Explain")')
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('button')].some((b) => b.textContent === 'Explain' && !b.disabled)"
+    )
+    button.click()
+    page.wait_for_selector('.bl-table:has-text("chosen")', timeout=30_000)
+    page.click('.bl-workbench button:text-is(">")')
+    page.wait_for_selector('.bl-note:has-text("step 2 of")')
+    shot(page, "06-explain")
+    page.click('.bl-workbench button:text-is("End")')
+
+
+def test_explore_sweeps_and_names_the_best(page, expected):
+    tab(page, "Explore")
+    for label, text in (("batch sizes", "32, 64"), ("devices", "1, 2"), ("memory", "1GB"), ("placers", "m-topo")):
+        page.locator(f'.widget-inline-hbox:has(label:text-is("{label}")) input[type="text"]').last.fill(text)
+    page.click('button:text-is("Sweep")')
+    page.wait_for_selector('.bl-note:has-text("4 combinations computed")', timeout=120_000)
+    said = page.locator('.bl-good:has-text("Best that fits")').inner_text()
+    # One device needs no transfers, and 64 samples take less than twice as long as 32.
+    assert "batch size 64, 1 device" in said and format_us(expected.timeline(64, devices=1).makespan_us) in said
+    page.wait_for_timeout(1500)
+    shot(page, "07-explore")
+
+
+def test_export_writes_the_script(page, lab):
+    tab(page, "Export")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('button')].some((b) => b.textContent === 'Write the script' && !b.disabled)"
+    )
+    page.click('button:text-is("Write the script")')
+    page.wait_for_selector('.bl-good:has-text("Written")', timeout=60_000)
+    folder = lab.folder / "placed_training"
+    assert {"train.py", "placement.json"} <= {p.name for p in folder.iterdir()}
+    shot(page, "08-export")
+
+
+def test_dark_theme(page):
+    page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })")
+    page.wait_for_selector('body[data-jp-theme-light="false"]', state="attached")
+    page.wait_for_timeout(1500)
+    pixel = page.evaluate(
+        "() => [...document.querySelector('canvas[aria-label=\"Graph\"]').getContext('2d').getImageData(2, 2, 1, 1).data]"
+    )
+    assert max(pixel[:3]) < 90, pixel
+    shot(page, "09-dark")
+    assert page.problems == []
+
+
+def test_nothing_was_loaded_from_elsewhere(page, lab):
+    loaded = page.evaluate("() => performance.getEntriesByType('resource').map((e) => e.name)")
+    foreign = [
+        name for name in loaded if not name.startswith((lab.url, "blob:", "data:", lab.url.replace("http", "ws")))
+    ]
+    assert foreign == []
+    with urllib.request.urlopen(f"{lab.url}/api/status?token={lab.token}") as answer:
+        assert answer.status == 200

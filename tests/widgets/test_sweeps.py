@@ -1,0 +1,182 @@
+"""`bl.sweep`: rows equal to the library's numbers, resumable, through any executor."""
+
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.sweeps import best
+from baechi_lab.sweeps.grid import equal_devices
+from baechi_lab.sweeps.store import Store
+
+MADE = []
+
+
+def graph_of(batch_size):
+    """A stage that takes 1 us per sample, then four of 2 us per sample that can run beside one another."""
+    MADE.append(batch_size)
+    time = [batch_size, *[2 * batch_size] * 4]
+    return bl.OpGraph.from_edges(time, [(0, k, 4) for k in range(1, 5)], persistent_bytes=[10] * 5)
+
+
+GRID = {
+    "batch_size": [2, 4], "devices": [1, 2], "memory_bytes": [20, 100], "placer": ["m-etf"], "passes": (),
+    "cluster": bl.Cluster.uniform(1, link=bl.Link(1.0, 0.0), comm="parallel"), "progress": False,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    MADE.clear()
+
+
+def test_rows_equal_compare():
+    table = bl.sweep(graph_of, executor="here", **GRID)
+    assert len(table) == 2 * 2 * 2
+    for _, row in table.iterrows():
+        cluster = equal_devices(GRID["cluster"], int(row["devices"]), int(row["memory_bytes"]))
+        one = bl.compare(graph_of(int(row["batch_size"])), cluster, ["m-etf"], progress=False).iloc[0]
+        assert bool(row["feasible"]) == bool(one["feasible"])
+        if row["feasible"]:
+            assert row["makespan_us"] == one["makespan_us"] and row["gap"] == one["gap"]
+            assert row["samples_per_second"] == row["batch_size"] / one["makespan_us"] * 1e6
+
+
+def test_one_device_is_the_sum_of_the_work():
+    table = bl.sweep(graph_of, executor="here", **GRID)
+    row = table[(table.batch_size == 4) & (table.devices == 1) & (table.memory_bytes == 100)].iloc[0]
+    assert row["makespan_us"] == 4 + 4 * 8
+
+
+def test_what_does_not_fit_is_a_row_with_its_reason():
+    table = bl.sweep(graph_of, executor="here", **GRID)
+    row = table[(table.devices == 1) & (table.memory_bytes == 20)].iloc[0]
+    # 5 ops of 10 persistent bytes do not fit into 20.
+    assert not row["feasible"] and row["error"]
+
+
+def test_a_finished_file_computes_nothing(tmp_path):
+    path = tmp_path / "s.sqlite"
+    first = bl.sweep(graph_of, executor="here", path=path, **GRID)
+    MADE.clear()
+    again = []
+    second = bl.sweep(graph_of, executor="here", path=path, on_row=again.append, **GRID)
+    assert MADE == [] and again == [] and first.equals(second)
+
+
+def test_an_interrupted_sweep_resumes_where_it_stopped(tmp_path):
+    path, seen = tmp_path / "s.sqlite", []
+
+    def interrupt(row):
+        seen.append(row)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bl.sweep(graph_of, executor="here", path=path, on_row=interrupt, **GRID)
+    store = Store(path)
+    kept = len(store.keys())
+    store.close()
+    assert kept == 3
+    rest = []
+    whole = bl.sweep(graph_of, executor="here", path=path, on_row=rest.append, **GRID)
+    assert len(rest) == 8 - 3 and len(whole) == 8
+    plain = bl.sweep(graph_of, executor="here", **GRID)
+    timeless = [c for c in whole.columns if c != "place_seconds"]
+    assert whole[timeless].equals(plain[timeless])
+
+
+def test_cancelling_keeps_finished_rows(tmp_path):
+    stop, seen = threading.Event(), []
+
+    def on_row(row):
+        seen.append(row)
+        stop.set()
+
+    table = bl.sweep(graph_of, executor="here", path=tmp_path / "s.sqlite", on_row=on_row, cancel=stop, **GRID)
+    assert 1 <= len(table) == len(seen) < 8
+
+
+def test_a_thread_pool_of_the_caller_stays_open():
+    with ThreadPoolExecutor(2) as pool:
+        table = bl.sweep(graph_of, executor=pool, **GRID)
+        assert pool.submit(max, 1, 2).result() == 2
+    plain = bl.sweep(graph_of, executor="here", **GRID)
+    assert table["makespan_us"].equals(plain["makespan_us"])
+
+
+def test_the_default_pool_of_processes():
+    graph = bl.OpGraph.from_edges([4, 8, 8], [(0, 1, 4), (0, 2, 4)])
+    table = bl.sweep(graph, devices=[1, 2], memory_bytes="1GB", placer="single", passes=(), progress=False)
+    assert table["makespan_us"].tolist() == [20.0, 20.0]
+
+
+def test_more_values_reuse_the_rows_that_are_there(tmp_path):
+    path, fresh = tmp_path / "s.sqlite", []
+    bl.sweep(graph_of, executor="here", path=path, **GRID)
+    wider = {**GRID, "placer": ["m-etf", "single"]}
+    bl.sweep(graph_of, executor="here", path=path, on_row=fresh.append, **wider)
+    assert len(fresh) == 8 and {row["placer"] for row in fresh} == {"single"}
+    assert MADE == [2, 4]  # the graphs were in the file
+
+
+def test_the_best_that_fits():
+    table = bl.sweep(graph_of, executor="here", **GRID)
+    found = best(table)
+    assert found["feasible"]
+    assert found["samples_per_second"] == table[table.feasible]["samples_per_second"].max()
+    with pytest.raises(bl.InfeasiblePlacement, match="no setting fits"):
+        best(table[~table.feasible])
+
+
+def test_placer_parameters_are_part_of_a_row(tmp_path):
+    path, rows = tmp_path / "s.sqlite", []
+    small = {**GRID, "batch_size": [2], "devices": [2], "memory_bytes": [100]}
+    bl.sweep(graph_of, executor="here", path=path, **small)
+    bl.sweep(graph_of, executor="here", path=path, params={"m-etf": {"reservation": True}}, on_row=rows.append, **small)
+    assert [row["params"] for row in rows] == ['{"reservation": true}']
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"devices": [0]}, "devices has 0"),
+        ({"batch_size": []}, "batch_size is empty"),
+        ({"batch_size": [1.5]}, "batch_size has 1.5"),
+        ({"placer": ["m-eft"]}, "m-etf"),
+        ({"passes": "fusion"}, "passes is the text"),
+        ({"scheduler": "fivo"}, "fifo"),
+        ({"executor": "dask"}, "executor is 'dask'"),
+        ({"executor": 3}, "executor is 3"),
+        ({"memory_bytes": ["8 parsecs"]}, "not an amount of memory"),
+    ],
+)
+def test_bad_grids_are_refused_before_anything_runs(changes, said):
+    with pytest.raises(bl.InvalidInput) as error:
+        bl.sweep(graph_of, **{**GRID, "executor": "here", **changes})
+    assert said in str(error.value) and MADE == []
+
+
+def test_bad_subjects_are_refused():
+    with pytest.raises(bl.InvalidInput, match="leave batch_size out"):
+        bl.sweep(graph_of(2), **{**GRID, "executor": "here"})
+    with pytest.raises(bl.UnknownNameError, match="gnmt"):
+        bl.sweep("gmnt", **{**GRID, "executor": "here"})
+    with pytest.raises(bl.InvalidInput, match="not on 3"):
+        bl.sweep(3, **{**GRID, "executor": "here"})
+
+
+def test_foreign_files_are_left_alone(tmp_path):
+    path = tmp_path / "other.sqlite"
+    base = sqlite3.connect(path)
+    base.execute("CREATE TABLE mine (x)")
+    base.commit()
+    base.close()
+    with pytest.raises(bl.BaechiLabError, match="no sweep made"):
+        bl.sweep(graph_of, path=path, executor="here", **GRID)
+    text = tmp_path / "text.sqlite"
+    text.write_text("no database" * 100)
+    with pytest.raises(bl.BaechiLabError, match="cannot be used"):
+        bl.sweep(graph_of, path=text, executor="here", **GRID)

@@ -1,0 +1,331 @@
+"""The workbench's state without widgets: settings as code, undo, moves, background work, stale results."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.widgets.background import Background, Cancelled
+from baechi_lab.widgets.codegen import from_code, to_code
+from baechi_lab.widgets.guard import Guard, Problem
+from baechi_lab.widgets.history import History
+from baechi_lab.widgets.model import WorkbenchModel, first_setting
+from baechi_lab.widgets.moves import move, shortest_names
+from baechi_lab.widgets.setting import Setting, link_name, resized, stored_graphs, with_speeds
+
+
+def model_of(graph, cluster, **fields):
+    """A model that computes at once, with its first outcome."""
+    made = WorkbenchModel(graph, Setting(cluster, passes=(), **fields), inline=True)
+    made.compute_now()
+    return made
+
+
+# -- settings and code ----------------------------------------------------------------------------------
+
+SETTINGS = [
+    Setting(bl.Cluster.uniform(4)),
+    Setting(bl.Cluster.uniform(2, memory_bytes="2GB", kind="cpu", speed=0.5), source="file:data/x.json.gz", passes=()),
+    Setting(
+        bl.Cluster.uniform(3).replace(comm="duplex"), source="model:gnmt", batch_size=64, model_params={"layers": 2},
+        hardware="a100", placer="m-sct", params={"threshold": 0.2}, scheduler="fifo", forward_only=True,
+        moves=(("a/b", "gpu:1"), ("c/", "gpu:0")),
+    ),
+    Setting(
+        bl.Cluster((bl.Device("x", "gpu", 5), bl.Device("y", "cpu", 7, 0.5)), [[bl.Link(0, 0), bl.Link(1, 2)]] * 2)
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_code_reads_back_to_the_same_setting(setting):
+    assert from_code(to_code(setting, export="folder")) == setting
+
+
+def test_code_runs_and_gives_the_shown_numbers(diamond, pair):
+    made = model_of(diamond, pair, placer="m-topo")
+    made.move([2], 1)
+    scope = {"graph": diamond}
+    exec(made.code(), scope)
+    assert scope["timeline"].makespan_us == made.outcome.timeline.makespan_us
+    assert np.array_equal(scope["placed"].device, made.outcome.placement.device)
+
+
+def test_code_of_a_model_is_eight_lines():
+    setting = Setting(bl.Cluster.uniform(4), source="model:gnmt", batch_size=128)
+    assert len(to_code(setting, export="placed_training").splitlines()) == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import os\nos.remove('x')", "os.remove"),
+        ("cluster = bl.Cluster.uniform(2)\nx = 1 + 1", "line 2"),
+        ("cluster = bl.Cluster.uniform(2)", "no line places"),
+        ("placed = bl.place(graph, cluster, 'm-etf')", "no line makes the cluster"),
+        ("cluster = (", "not Python"),
+        ("cluster = bl.Cluster.uniform(2, memory=3)", "memory"),
+        ("cluster = bl.Cluster.uniform(open('x'))", "open(...) cannot stand here"),
+        ("cluster = bl.Cluster.uniform(0)", "number of devices is 0"),
+    ],
+)
+def test_foreign_code_is_refused_and_never_run(text, said):
+    with pytest.raises(bl.InvalidInput) as error:
+        from_code(text)
+    assert said in str(error.value)
+
+
+def test_moves_belong_to_their_placement(pair):
+    setting = Setting(pair, moves=(("a", "gpu:1"),))
+    assert setting.replace(placer="m-topo").moves == ()
+    assert setting.replace(scheduler="fifo").moves == setting.moves
+    assert setting.replace(cluster=resized(pair, 1)).moves == ()
+    assert setting.replace(cluster=pair.with_memory(5)).moves == setting.moves
+
+
+def test_setting_refuses_an_unknown_source(pair):
+    with pytest.raises(bl.InvalidInput, match="given"):
+        Setting(pair, source="models:gnmt")
+
+
+def test_resizing_keeps_devices_and_takes_new_names():
+    cluster = bl.Cluster((bl.Device("gpu:1", "gpu", 4), bl.Device("fast", "gpu", 8, 2.0)))
+    assert resized(cluster, 4).names == ("gpu:1", "fast", "gpu:0", "gpu:2")
+    assert resized(cluster, 3).devices[2].speed == 2.0
+    assert resized(cluster, 1).names == ("gpu:1",)
+
+
+def test_speeds_and_link_names(pair):
+    assert with_speeds(pair, [0.5]).speed.tolist() == [0.5, 0.5]
+    with pytest.raises(bl.InvalidInput, match="2 devices"):
+        with_speeds(pair, [1.0, 1.0, 1.0])
+    assert link_name(bl.Cluster.uniform(2)).startswith("PCIe") and link_name(pair) == ""
+
+
+def test_stored_graphs_are_found_beside_the_notebook(tmp_path):
+    (tmp_path / "data").mkdir()
+    bl.save_graph(bl.OpGraph.from_edges([1]), tmp_path / "data" / "one.json.gz")
+    assert stored_graphs(tmp_path) == ["data/one.json.gz"]
+
+
+# -- history --------------------------------------------------------------------------------------------
+
+
+def test_history_forgets_what_was_undone_when_something_new_comes(pair):
+    one, two, three = (Setting(pair, scheduler=s) for s in (None, "fifo", "planned"))
+    history = History(one)
+    history.push(two)
+    assert history.undo() and history.now is one and not history.undo()
+    assert history.redo() and history.now is two
+    history.undo()
+    history.push(three)
+    assert not history.can_redo and history.now is three
+
+
+def test_undo_and_redo_of_a_move(diamond, pair):
+    made = model_of(diamond, pair, placer="single")
+    before = made.outcome.timeline.makespan_us
+    assert before == 30
+    made.move([2], 1)
+    # a 0-5, b 5-15, c 7-17 on the other device, d at 19: 24 us.
+    assert made.outcome.timeline.makespan_us == 24
+    assert made.undo() and made.outcome.timeline.makespan_us == before and made.setting.moves == ()
+    assert made.redo() and made.outcome.timeline.makespan_us == 24
+
+
+# -- moves ----------------------------------------------------------------------------------------------
+
+
+def test_moves_take_colocated_ops_along():
+    graph = bl.OpGraph.from_edges([1, 1, 1], names=["w", "x", "y"], colocation=[0, 0, -1], colocation_names=("g",))
+    cluster = bl.Cluster.uniform(2)
+    assert move(bl.Placement(device=[0, 0, 0]), graph, cluster, {"w": "gpu:1"}).device.tolist() == [1, 1, 0]
+
+
+def test_a_move_to_a_forbidden_device_says_why():
+    graph = bl.OpGraph.from_edges(
+        [1, 1],
+        names=["w", "x"],
+        colocation=[0, 0],
+        colocation_names=("g",),
+        allowed=[0, -1],
+        allowed_sets=(("gpu:0",),),
+    )
+    cluster = bl.Cluster.uniform(2)
+    with pytest.raises(bl.InfeasiblePlacement, match=r"'x' cannot move to gpu:1: .*may run only on gpu:0"):
+        move(bl.Placement(device=[0, 0]), graph, cluster, {"x": "gpu:1"})
+
+
+def test_unknown_ops_and_devices_are_named(diamond, pair):
+    placed = bl.Placement(device=[0] * 4)
+    with pytest.raises(bl.UnknownOpError, match="'zz'"):
+        move(placed, diamond, pair, {"zz": "gpu:1"})
+    with pytest.raises(bl.UnknownNameError, match="gpu:7"):
+        move(placed, diamond, pair, {"a": "gpu:7"})
+
+
+def test_scopes_move_whole_and_are_written_short(diamond, pair):
+    assert shortest_names(diamond, [1, 2], "s") == ("s/",)
+    assert shortest_names(diamond, [1], "s") == ("s/b",)
+    assert move(bl.Placement(device=[0] * 4), diamond, pair, {"s/": "gpu:1"}).device.tolist() == [0, 1, 1, 0]
+
+
+def test_a_refused_move_leaves_history_and_result_alone():
+    graph = bl.OpGraph.from_edges([1], names=["w"], allowed=[0], allowed_sets=(("gpu:0",),))
+    made = model_of(graph, bl.Cluster.uniform(2))
+    outcome = made.outcome
+    with pytest.raises(bl.InfeasiblePlacement):
+        made.move([0], 1)
+    assert made.outcome is outcome and not made.history.can_undo
+
+
+def test_a_move_that_does_not_fit_is_shown_with_its_reason():
+    graph = bl.OpGraph.from_edges([1, 1], names=["w", "x"], persistent_bytes=[6, 6])
+    made = model_of(graph, bl.Cluster.uniform(2, memory_bytes=10), placer="m-etf")
+    here = int(made.outcome.placement.device[1])
+    made.move([0], here)
+    # 6 + 6 bytes of 10 on one device.
+    assert "exceeds" in made.outcome.timeline.violations[0].message
+
+
+# -- model ----------------------------------------------------------------------------------------------
+
+
+def test_an_error_keeps_the_last_result_and_marks_it_stale(diamond, pair):
+    made = model_of(diamond, pair)
+    told = []
+    made.on("problem", told.append)
+    outcome = made.outcome
+    made.change(cluster=pair.with_memory(1))
+    assert made.stale and made.outcome is outcome
+    assert isinstance(told[-1], Problem) and made.problem is told[-1] and "Traceback" in told[-1].details
+    made.undo()
+    assert not made.stale and made.problem is None
+
+
+def test_selection_is_told_once(diamond, pair):
+    made = model_of(diamond, pair)
+    told = []
+    made.on("selection", told.append)
+    made.select([2, 1, 2])
+    made.select([1, 2])
+    assert told == [(1, 2)]
+
+
+def test_only_what_changed_is_computed_again(diamond, pair):
+    made = model_of(diamond, pair)
+    base, bounds = made.outcome.base, made.outcome.bounds
+    made.change(scheduler="fifo")
+    assert made.outcome.base is base and made.outcome.bounds is bounds
+
+
+def test_a_model_needs_something_to_work_on(pair):
+    with pytest.raises(bl.InvalidInput, match="needs a graph"):
+        WorkbenchModel(None, Setting(pair))
+    with pytest.raises(bl.InvalidInput, match="not on int"):
+        WorkbenchModel(3, Setting(pair))
+    with pytest.raises(bl.InvalidInput, match="unknown setting 'plaser'"):
+        first_setting(None, pair, {"plaser": "m-etf"})
+
+
+def test_files_are_read_again_when_they_change(tmp_path, pair):
+    path = tmp_path / "g.json"
+    bl.save_graph(bl.OpGraph.from_edges([1]), path)
+    made = WorkbenchModel(None, Setting(pair, source=f"file:{path}", passes=()), inline=True)
+    assert made.compute_now().timeline.makespan_us == 1
+    bl.save_graph(bl.OpGraph.from_edges([2]), path)
+    import os
+
+    os.utime(path, (1, 1))
+    assert made.compute_now().timeline.makespan_us == 2
+
+
+# -- background -----------------------------------------------------------------------------------------
+
+
+def test_the_newest_job_wins():
+    told, done = [], []
+    gate = threading.Event()
+    worker = Background(told.append, lambda text, share: None)
+    worker.submit(lambda ticket: gate.wait(5) and "old", done.append)
+    worker.submit(lambda ticket: "new", done.append)
+    assert worker.wait(5)
+    gate.set()
+    assert done == ["new"] and told == [] and not worker.busy
+
+
+def test_debounced_jobs_run_once():
+    ran = []
+    worker = Background(ran.append, lambda text, share: None, delay=0.05)
+    for k in range(5):
+        worker.submit(lambda ticket, k=k: ran.append(k), lambda result: None)
+    worker.wait(5)
+    assert ran == [4]
+
+
+def test_cancelling_drops_the_result_and_stops_at_the_next_report():
+    gate, reached, done = threading.Event(), [], []
+    worker = Background(done.append, lambda text, share: None)
+
+    def work(ticket):
+        gate.wait(5)
+        ticket.report("next")
+        reached.append(True)
+
+    worker.submit(work, done.append)
+    assert worker.cancel() and not worker.cancel()
+    gate.set()
+    worker.wait(5)
+    assert reached == [] and done == []
+
+
+def test_errors_of_work_and_of_its_reception_are_shown():
+    shown = []
+    worker = Background(shown.append, lambda text, share: None)
+    worker.submit(lambda ticket: 1 / 0, lambda result: None)
+    worker.wait(5)
+    worker.submit(lambda ticket: 1, lambda result: [][result])
+    worker.wait(5)
+    assert [p.sentence.split(":")[0] for p in shown] == ["ZeroDivisionError", "IndexError"]
+
+
+def test_guard_shows_our_sentences_plainly_and_lets_interrupts_pass():
+    shown = []
+    with Guard(shown.append) as guard:
+        raise bl.InvalidInput("batch_size is 0")
+    assert guard.failed and shown[0].sentence == "batch_size is 0"
+    with pytest.raises(KeyboardInterrupt), Guard(shown.append):
+        raise KeyboardInterrupt
+    assert issubclass(Cancelled, bl.BaechiLabError)
+
+
+def test_results_arrive_on_the_loop():
+    import asyncio
+
+    where = []
+
+    async def main():
+        worker = Background(where.append, lambda text, share: None)
+        arrived = asyncio.Event()
+
+        def done(result):
+            where.append((result, threading.current_thread() is threading.main_thread()))
+            arrived.set()
+
+        worker.submit(lambda ticket: threading.current_thread() is threading.main_thread(), done)
+        await asyncio.wait_for(arrived.wait(), 5)
+
+    asyncio.run(main())
+    assert where == [(False, True)]
+
+
+def test_whole_groups_are_written_with_one_name(diamond, pair):
+    coarse = bl.OpGraph.from_edges(
+        [5, 20, 5], [(0, 1, 8), (1, 2, 8)], names=["a", "s", "d"], group_of=[0, 1, 1, 2], source_key=diamond.key
+    )
+    placed = bl.place(coarse, pair, "single")
+    assert shortest_names(diamond, [1, 2, 3], "", placed.group_of) == ("@s/b", "d")
+    assert shortest_names(diamond, [1, 3], "", placed.group_of) == ("s/b", "d")
+    assert move(placed, diamond, pair, {"@s/c": "gpu:1"}).device.tolist() == [0, 1, 1, 0]
+    assert move(bl.Placement(device=[0] * 4), diamond, pair, {"@s/c": "gpu:1"}).device.tolist() == [0, 0, 1, 0]

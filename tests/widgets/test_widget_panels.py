@@ -1,0 +1,332 @@
+"""Views, panels and the workbench as ipywidgets, without a browser: traits in, model changes out."""
+
+import ipywidgets
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.widgets import GraphView, MemoryView, TimelineView
+from baechi_lab.widgets.columns import unpack
+from baechi_lab.widgets.panels.params_form import ParamsForm
+from baechi_lab.widgets.panels.parts import table
+from baechi_lab.widgets.panels.setting_panel import exact_bytes
+
+
+@pytest.fixture
+def bench(diamond, pair):
+    """A workbench that computes at once."""
+    made = bl.Workbench(diamond, pair, placer="single", passes=())
+    made.model.inline = True
+    return made
+
+
+# -- views ----------------------------------------------------------------------------------------------
+
+
+def test_graph_view_opens_folds_and_keeps_the_selection(diamond, split):
+    view = GraphView()
+    view.show_graph(diamond)
+    view.show_timeline(split)
+    assert len(view.nodes_shown) == 4  # the overview opens scopes while few nodes are visible
+    view.select_ops([1])
+    leaf = view.selected[0]
+    view.command({"type": "close", "nodes": [leaf]})
+    assert len(view.nodes_shown) == 3 and view.tree.names[view.selected[0]] == "s"
+    view.command({"type": "open", "nodes": view.selected})
+    assert len(view.nodes_shown) == 4 and view.selected_ops == [1, 2]
+    assert unpack(view.paint, "device", "u1").max() == 1
+
+
+def test_graph_view_searches_and_steps_through_hits(diamond, split):
+    view = GraphView()
+    view.show_graph(diamond)
+    view.show_timeline(split)
+    view.command({"type": "search", "text": "S/"})
+    assert view.selected_ops == [1, 2] and "2 ops match" in view.status
+    view.command({"type": "search", "text": "s/", "next": True})
+    assert view.selected_ops == [1] and view.focus == view.selected
+    view.command({"type": "search", "text": "s/", "next": True})
+    assert view.selected_ops == [2]
+    view.command({"type": "search", "text": "nothing"})
+    assert view.selected == [] and "no op's name" in view.status
+
+
+def test_opening_too_much_is_refused_with_a_reason(monkeypatch, diamond, split):
+    from baechi_lab.widgets.views import graph_view
+
+    view = GraphView()
+    view.show_graph(diamond)
+    view.open_nodes(())
+    monkeypatch.setattr(graph_view, "MOST_NODES", 3)
+    view.command({"type": "open", "nodes": [view.tree.names.index("s")]})
+    assert len(view.nodes_shown) == 3 and "at most 3" in view.status
+
+
+def test_a_large_graph_opens_collapsed():
+    names = [f"layer{k % 8}/step{k // 8 % 100}/op{k}" for k in range(22_800)]
+    graph = bl.OpGraph.from_edges(np.ones(22_800), [(k, k + 1, 4) for k in range(22_799)], names=names)
+    view = GraphView()
+    view.show_graph(graph)
+    assert 8 <= len(view.nodes_shown) <= 260
+    assert int(unpack(view.nodes, "size", "i4").sum()) == 22_800
+
+
+def test_views_of_an_empty_graph():
+    graph = bl.OpGraph.from_edges([])
+    line = bl.simulate(graph, bl.Cluster.uniform(1), bl.Placement(device=np.zeros(0, int)))
+    view, bars, memory = GraphView(), TimelineView(), MemoryView()
+    view.show_graph(graph)
+    view.show_timeline(line)
+    bars.show(graph, [line])
+    memory.show(line)
+    assert view.picture() and bars.picture() and memory.picture()
+
+
+def test_every_view_has_a_static_picture(diamond, split):
+    view, bars, memory = GraphView(), TimelineView(), MemoryView()
+    assert "image/svg+xml" not in view._repr_mimebundle_()[0]
+    view.show_graph(diamond)
+    view.show_timeline(split)
+    bars.show(diamond, [split])
+    memory.show(split)
+    for each in (view, bars, memory):
+        assert each._repr_mimebundle_()[0]["image/svg+xml"].startswith("<svg")
+
+
+def test_timeline_view_gives_a_chrome_trace(diamond, split):
+    import json
+
+    view = TimelineView()
+    view.show(diamond, [split])
+    events = json.loads(view.chrome_trace())
+    listed = events["traceEvents"] if isinstance(events, dict) else events
+    assert {e["name"] for e in listed} >= {"a", "s/b", "s/c", "d"}
+
+
+def test_scripts_load_nothing_from_the_network_and_do_not_import():
+    for view in (GraphView, TimelineView, MemoryView):
+        text = str(view._esm)
+        assert "http://" not in text and "https://" not in text and "\nimport " not in text
+        assert text.count("export default") == 1
+
+
+# -- panels ---------------------------------------------------------------------------------------------
+
+
+def test_the_setting_panel_changes_the_model(bench):
+    panel = bench.setting
+    panel.placer.value = "m-etf"
+    assert bench.model.setting.placer == "m-etf" and bench.outcome.placement.placer == "m-etf"
+    panel.devices.value = 3
+    assert bench.outcome.timeline.device_names == ("gpu:0", "gpu:1", "gpu:2")
+    panel.memory.value = "500 B, 500 B, 900 B"
+    assert bench.model.setting.cluster.memory_bytes.tolist() == [500, 500, 900]
+    panel.speeds.value = "2"
+    assert bench.model.setting.cluster.speed.tolist() == [2, 2, 2]
+    panel.comm.value = "duplex"
+    panel.scheduler.value = "fifo"
+    panel.link.value = "free (no cost)"
+    setting = bench.model.setting
+    assert (setting.cluster.comm, setting.scheduler, setting.cluster.link) == ("duplex", "fifo", bl.Link(0.0, 0.0))
+    panel.passes["fusion"].value = True
+    assert setting.passes == () and bench.model.setting.passes == ("fusion",)
+
+
+def test_undo_puts_the_controls_back(bench):
+    bench.setting.devices.value = 4
+    bench.header.undo.click()
+    assert bench.setting.devices.value == 2 and bench.header.undo.disabled and not bench.header.redo.disabled
+    bench.header.redo.click()
+    assert bench.setting.devices.value == 4
+
+
+def test_nonsense_in_a_control_is_shown_and_taken_back(bench):
+    bench.setting.memory.value = "lots"
+    assert "not an amount of memory" in bench.header.problem.value and "<details>" in bench.header.problem.value
+    assert bench.setting.memory.value == "1 kB"
+    bench.header.dismiss.click()
+    assert bench.header.problem_row.layout.display == "none"
+
+
+def test_parameters_come_from_the_placer_s_own_object(bench):
+    bench.setting.placer.value = "m-sct"
+    controls = {c.description: c for c in bench.setting.params.widget.children}
+    assert {"threshold", "solver", "reservation"} <= set(controls) and "explain" not in controls
+    controls["threshold"].value = "0.3"
+    assert dict(bench.model.setting.params) == {"threshold": 0.3}
+    assert bench.outcome.base.params["threshold"] == 0.3
+    controls = {c.description: c for c in bench.setting.params.widget.children}
+    controls["threshold"].value = "7"
+    assert "threshold" in bench.header.problem.value
+
+
+def test_params_form_reads_values_by_the_type_of_their_default():
+    from dataclasses import dataclass
+
+    @dataclass
+    class Many:
+        flag: bool = True
+        count: int = 3
+        share: float = 0.5
+        word: str = "x"
+        maybe: int | None = None
+
+    told = []
+    form = ParamsForm(told.append)
+    form.show(Many, {"count": 4})
+    controls = {c.description: c for c in form.widget.children}
+    assert (controls["count"].value, controls["maybe"].value) == ("4", "")
+    controls["maybe"].value = "5"
+    controls["flag"].value = False
+    controls["share"].value = "1"
+    assert told[-1] == {"flag": False, "count": 4, "share": 1.0, "maybe": 5}
+
+
+def test_the_header_shows_the_library_s_numbers(bench):
+    from baechi_lab.graph.units import format_us
+
+    assert format_us(bench.outcome.timeline.makespan_us) in bench.header.facts.value
+    bench.model.change(cluster=bench.model.setting.cluster.with_memory(1))
+    assert "out of date" in bench.header.facts.value
+
+
+def test_selection_runs_through_all_views(bench):
+    bench.timeline.selected = [2]
+    assert bench.model.selection == (2,) and bench.graph.selected_ops == [2] and bench.memory.selected == [2]
+    bench.graph.selected = [bench.graph.tree.names.index("a")]
+    assert bench.timeline.selected == [0] and bench.model.selection == (0,)
+    bench.memory.selected = [3]
+    assert bench.graph.selected_ops == [3]
+
+
+def test_moving_in_the_graph_moves_in_the_library(bench, diamond, pair):
+    node = bench.graph.tree.names.index("s/c")
+    bench.graph._received(bench.graph, {"type": "move", "nodes": [node], "device": 1}, [])
+    assert bench.outcome.timeline.makespan_us == 24 and bench.model.setting.moves == (("s/c", "gpu:1"),)
+    placed = bl.move(bl.place(diamond, pair, "single"), diamond, pair, {"s/c": "gpu:1"})
+    assert np.array_equal(placed.device, bench.outcome.placement.device)
+    bench.graph._received(bench.graph, {"type": "undo"}, [])
+    assert bench.outcome.timeline.makespan_us == 30
+    bench.graph._received(bench.graph, {"type": "redo"}, [])
+    assert bench.outcome.timeline.makespan_us == 24
+
+
+def test_a_refused_move_is_shown(pair):
+    graph = bl.OpGraph.from_edges([1, 1], names=["w", "x"], allowed=[0, -1], allowed_sets=(("gpu:0",),))
+    made = bl.Workbench(graph, pair, passes=())
+    made.model.inline = True
+    made.graph._received(made.graph, {"type": "move", "nodes": [made.graph.tree.names.index("w")], "device": 1}, [])
+    assert "cannot move to gpu:1" in made.header.problem.value
+
+
+def test_compare_panel(bench):
+    bench.compare.compare.click()
+    texts = [c.value for c in bench.compare.grid.children if isinstance(c, ipywidgets.HTML)]
+    expected = bl.compare(bench.outcome.graph, bench.model.setting.cluster, ["m-etf"], progress=False)
+    from baechi_lab.graph.units import format_us
+
+    assert format_us(expected["makespan_us"][0]) in texts
+    use = next(b for b in bench.compare.grid.children if getattr(b, "tooltip", "") == "make m-etf current")
+    bench.compare.hold.click()
+    use.click()
+    assert bench.outcome.placement.placer == "m-etf" and "groups are elsewhere" in bench.compare.held.value
+    bench.compare.back.click()
+    assert bench.outcome.placement.placer == "single"
+    bench.model.change(scheduler="fifo")
+    assert "another setting" in bench.compare.state.value
+
+
+def test_explain_panel_lights_what_is_placed(bench):
+    bench.setting.placer.value = "m-etf"
+    bench.explain.start.click()
+    assert bench.explain.slider.max == 4 and bench.model.selection == (0,)
+    assert list(bench.timeline.dim) == [0, 1, 1, 1]
+    bench.explain.after.click()
+    assert list(bench.timeline.dim).count(0) == 2 and "candidate" in bench.explain.candidates.value
+    bench.explain.close.click()
+    assert bench.timeline.dim == b"" and bench.graph.dim == b""
+    bench.setting.placer.value = "single"
+    assert bench.explain.start.disabled
+
+
+def test_explore_panel_sweeps_and_takes_the_best(bench):
+    panel = bench.explore
+    assert panel.batches.disabled  # a graph has one batch size
+    panel.devices.value, panel.memory.value, panel.placers.value = "1, 2", "1kB", "m-etf"
+    panel.start.click()
+    expected = bl.sweep(
+        bench.outcome.graph, devices=[1, 2], memory_bytes="1kB", placer="m-etf", cluster=bench.model.setting.cluster,
+        passes=(), executor="here", progress=False,
+    )  # fmt: skip
+    # One device: 5 + 10 + 10 + 5. Two: c from 7 to 17 beside b from 5 to 15, whose tensor is there at 17; d 17 to 22.
+    assert panel.table["makespan_us"].tolist() == expected["makespan_us"].tolist() == [30.0, 22.0]
+    panel.take.click()
+    assert bench.model.setting.cluster.n == 2 and bench.outcome.timeline.makespan_us == 22
+    panel.devices.value = "two"
+    panel.start.click()
+    assert "not a list of whole numbers" in bench.header.problem.value
+
+
+def test_export_panel_shows_code_that_reads_back(bench):
+    assert bench.export.write.disabled  # a graph has no step
+    bench.export.code.value = bench.code.replace("'single'", "'m-etf'")
+    bench.export.read.click()
+    assert bench.outcome.placement.placer == "m-etf" and "'m-etf'" in bench.export.code.value
+    bench.export.code.value = "import os"
+    bench.export.read.click()
+    assert "no line makes the cluster" in bench.header.problem.value
+    bench.export.preview.click()
+    assert "import tensorflow" in bench.export.script.value
+
+
+def test_run_panel_says_why_it_cannot_run(bench):
+    assert bench.run.start.disabled and "cannot be run" in bench.run.state.value
+
+
+# -- workbench ------------------------------------------------------------------------------------------
+
+
+def test_the_workbench_has_a_picture_for_saved_notebooks(bench):
+    data = bench._repr_mimebundle_()
+    assert data["image/svg+xml"].startswith("<svg") and "application/vnd.jupyter.widget-view+json" in data
+
+
+def test_a_workbench_refuses_what_it_cannot_open(pair):
+    with pytest.raises(bl.InvalidInput, match="needs a graph"):
+        bl.Workbench(None, pair)
+    with pytest.raises(bl.InvalidInput, match="unknown setting"):
+        bl.Workbench(bl.OpGraph.from_edges([1]), pair, colour="red")
+
+
+def test_texts_are_escaped():
+    assert "<script>" not in table(("<script>",), [["<script>"]])
+
+
+def test_sizes_are_shown_exactly():
+    assert [exact_bytes(s) for s in (8 << 30, 8 * 10**9, 1, 0)] == ["8 GiB", "8 GB", "1 B", "0 B"]
+
+
+def test_two_workbenches_are_independent(diamond, pair):
+    """A second workbench does not listen to the first one's model."""
+    one, two = bl.Workbench(diamond, pair, passes=()), bl.Workbench(diamond, pair, passes=())
+    one.model.select([1])
+    assert two.model.selection == () and two.timeline.selected == []
+
+
+def test_a_setting_that_does_not_fit_opens_with_its_reason(diamond):
+    graph = diamond.replace(persistent_bytes=[10] * 4)
+    made = bl.Workbench(graph, bl.Cluster.uniform(2, memory_bytes=5), passes=())
+    made.model.inline = True
+    assert made.outcome is None and "5 B" in made.header.problem.value and len(made.graph.nodes_shown) == 4
+    made.setting.memory.value = "1 kB"
+    assert made.outcome.timeline.feasible and made.header.problem_row.layout.display == "none"
+
+
+def test_nbconvert_shows_the_picture_of_a_saved_notebook(bench):
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    data = bench._repr_mimebundle_()
+    cell = nbformat.v4.new_code_cell("bench", outputs=[nbformat.v4.new_output("display_data", data=data)])
+    html, _ = HTMLExporter().from_notebook_node(nbformat.v4.new_notebook(cells=[cell]))
+    assert "data:image/svg+xml;base64," in html

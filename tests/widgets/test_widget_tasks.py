@@ -1,0 +1,185 @@
+"""Compare, run, explain, sweep and export from the model's side; no widget, no TensorFlow."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.widgets.comparing import compare_placers, difference
+from baechi_lab.widgets.explaining import can_explain
+from baechi_lab.widgets.model import WorkbenchModel
+from baechi_lab.widgets.setting import Setting
+from baechi_lab.widgets.tasks import Tasks
+
+
+@pytest.fixture
+def graph():
+    return bl.generators.layered_dag(60, seed=4)
+
+
+@pytest.fixture
+def tasks(graph):
+    made = WorkbenchModel(graph, Setting(bl.Cluster.uniform(3)), inline=True)
+    made.compute_now()
+    return Tasks(made)
+
+
+NAMES = ["single", "m-topo", "m-etf"]
+
+
+def test_the_table_is_the_library_s(tasks, graph):
+    told = []
+    tasks.model.on("table", told.append)
+    tasks.compare(NAMES)
+    setting = tasks.model.setting
+    expected = bl.compare(graph, setting.cluster, NAMES, passes=setting.passes, progress=False)
+    columns = [c for c in expected.columns if c not in ("place_seconds", "measured_us")]
+    assert told[0][columns].equals(expected[columns])
+
+
+def test_a_placer_that_fails_is_a_row(graph):
+    made = WorkbenchModel(graph, Setting(bl.Cluster.uniform(2), passes=()), inline=True)
+    outcome = made.compute_now()
+    small = replace(outcome, setting=outcome.setting.replace(cluster=bl.Cluster.uniform(2, memory_bytes=1)))
+    table = compare_placers(small, made.memo, ["m-etf"])
+    assert not table["feasible"][0] and table["error"][0]
+
+
+def test_moves_by_hand_get_a_row_of_their_own(tasks):
+    tasks.model.move([0], 2)
+    tasks.compare(["m-etf"])
+    assert tasks.table["placer"].tolist() == ["m-etf", "current"]
+    assert tasks.table["makespan_us"][1] == tasks.model.outcome.timeline.makespan_us
+
+
+def test_using_a_row_makes_it_current(tasks):
+    tasks.use("single")
+    assert tasks.model.outcome.placement.placer == "single"
+    tasks.model.move([0], 1)
+    tasks.use("single")
+    assert tasks.model.setting.moves == ()
+
+
+def test_two_placements_side_by_side(diamond, pair):
+    made = WorkbenchModel(diamond, Setting(pair, placer="single", passes=()), inline=True)
+    held = made.compute_now()
+    made.move([2], 1)
+    found = difference(held, made.outcome)
+    assert (found.names, found.before, found.after) == (("s/c",), ("gpu:0",), ("gpu:1",))
+    assert found.ops.tolist() == [2] and found.makespan_change_us == 24 - 30
+    made.change(cluster=bl.Cluster.uniform(3))
+    assert difference(held, made.outcome) is None
+
+
+def test_holding_another_placer(tasks):
+    tasks.hold("single")
+    assert tasks.held.placement.placer == "single" and tasks.model.setting.placer == "m-etf"
+    tasks.release()
+    assert tasks.held is None
+
+
+def test_the_decision_log_places_every_group_once(tasks):
+    tasks.explain()
+    log = tasks.log
+    assert sorted(d.chosen.op for d in log.decisions) == list(range(log.coarse.n))
+    assert np.array_equal(log.placement.device, tasks.model.outcome.base.device)
+    assert len(log.decided(len(log) - 1)) == tasks.model.outcome.graph.n
+    rows = log.rows(0)
+    assert [r[3] for r in rows].count("chosen") == 1
+    assert log.coarse.names[log.decisions[0].chosen.op] in log.sentence(0)
+
+
+def test_placers_without_a_log_say_so(tasks):
+    tasks.model.change(placer="single")
+    assert not can_explain("single")
+    with pytest.raises(bl.InvalidInput, match="keeps no decision log"):
+        tasks.explain()
+
+
+def test_a_sweep_of_the_current_graph(tasks):
+    told = []
+    tasks.model.on("sweep", told.append)
+    tasks.sweep({"devices": [1, 2], "memory_bytes": ["8GB"], "placer": ["m-etf"]})
+    assert len(told[-1]) == 2 and tasks.rows is told[-1]
+
+
+def test_a_stored_graph_can_neither_run_nor_be_exported(tasks):
+    with pytest.raises(bl.InvalidInput, match="cannot be run"):
+        tasks.run(3)
+    with pytest.raises(bl.InvalidInput, match="no step to export"):
+        tasks.export("x")
+
+
+def test_nothing_runs_on_a_stale_result(tasks):
+    tasks.model.stale = True
+    with pytest.raises(bl.InvalidInput, match="not there yet"):
+        tasks.compare(NAMES)
+
+
+def test_a_run_reports_steps_as_they_come(monkeypatch, tasks):
+    """The executor is replaced: what is tested is what the workbench does with its callbacks."""
+    import baechi_lab.executors as executors
+
+    class Result:
+        def __init__(self, phase, seconds):
+            self.phase, self.seconds = phase, seconds
+
+    def execute(step, placement, steps, *, on_step, cancel, graph, warmup):
+        on_step(Result("warmup", 9.0))
+        for k in range(steps):
+            on_step(Result("measured", 0.1 * (k + 1)))
+        times = np.array([0.1, 0.2, 0.3])
+        return bl.Run(replace(outcome.timeline, origin="measured"), times, (), "ok")
+
+    monkeypatch.setitem(executors.__dict__, "execute", execute)
+    step = bl.Step("s", b"", (), (), (), (), ())
+    outcome = replace(tasks.model.outcome, step=step)
+    tasks.model.outcome = outcome
+    seen, ended = [], []
+    tasks.model.on("live", lambda live: seen.append((live.phase, list(live.seconds))))
+    tasks.model.on("run", ended.append)
+    tasks.run(3)
+    assert tasks.worker.wait(20)
+    assert seen[0] == ("warmup", []) and seen[3] == ("measured", pytest.approx([0.1, 0.2, 0.3]))
+    assert tasks.run_of(outcome).median_seconds == pytest.approx(0.2) and len(ended) == 1
+    # The measured time appears in the next table.
+    tasks.compare(["m-etf"])
+    assert tasks.table["measured_us"][0] == pytest.approx(0.2e6)
+
+
+def test_the_interval_encloses_the_median():
+    from baechi_lab.widgets.running import LiveRun
+
+    live = LiveRun(1.0, [0.5, 0.6, 0.55, 0.58, 0.52])
+    low, high = live.interval()
+    assert low <= live.median <= high and live.median == 0.55
+
+
+def test_a_second_task_does_not_push_the_first_aside(graph):
+    import threading
+
+    made = WorkbenchModel(graph, Setting(bl.Cluster.uniform(2), passes=()))
+    made.compute_now()
+    tasks, gate, told = Tasks(made), threading.Event(), []
+    made.on("table", told.append)
+    tasks._start("waiting", lambda ticket: gate.wait(10), lambda result: None)
+    with pytest.raises(bl.InvalidInput, match="waiting is still under way"):
+        tasks.compare(["single"])
+    tasks.cancel()
+    gate.set()
+    tasks.compare(["single"])
+    assert tasks.worker.wait(30) and len(told) == 1
+
+
+def test_stopping_a_sweep_keeps_its_rows(monkeypatch, graph):
+    from baechi_lab import sweeps
+
+    made = WorkbenchModel(graph, Setting(bl.Cluster.uniform(2), passes=()))
+    made.compute_now()
+    tasks, plain = Tasks(made), sweeps.sweep
+    monkeypatch.setattr(sweeps, "sweep", lambda *args, **options: plain(*args, **{**options, "executor": "here"}))
+    made.on("sweep", lambda rows: tasks.cancel())
+    tasks.sweep({"devices": [1, 2, 3, 4], "memory_bytes": ["8GB"], "placer": ["single"]})
+    assert tasks.worker.wait(30)
+    assert 1 <= len(tasks.rows) < 4 and not tasks.worker.busy

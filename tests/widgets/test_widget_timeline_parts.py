@@ -1,0 +1,130 @@
+"""Bars, idle time, critical chain and memory steps, against sums done by hand (times: see `split` in conftest)."""
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.widgets.bars import bar_columns, build_bars
+from baechi_lab.widgets.columns import unpack
+from baechi_lab.widgets.levels import level_columns, peaks, steps
+from baechi_lab.widgets.pictures import graph_picture, memory_picture, page, timeline_picture
+from baechi_lab.widgets.schedule import critical_chain, idle
+from baechi_lab.widgets.shades import shades
+
+
+def test_idle_time_and_bubbles(split):
+    first, second = idle(split)
+    # Device 0: a 0-5, b 5-15, d 19-24 of 24 us: idle 24 - 20 = 4, all of it one bubble between b and d.
+    assert (first.idle_us, first.bubbles, first.bubble_us, first.longest_us) == (4.0, 1, 4.0, 4.0)
+    assert first.share == pytest.approx(4 / 24)
+    # Device 1: only c, 7-17: idle 14, no gap between two ops.
+    assert (second.idle_us, second.bubbles) == (14.0, 0)
+
+
+def test_critical_chain_with_its_transfers(diamond, split):
+    chain = critical_chain(diamond, split)
+    # d waits for c's tensor (19), c for a's (7): a -> transfer -> c -> transfer -> d.
+    assert chain.ops.tolist() == [0, 2, 3]
+    sent = [(diamond.names[diamond.tensor_producer[split.transfers.tensor[k]]]) for k in chain.transfers]
+    assert sent == ["a", "s/c"]
+
+
+def test_critical_chain_through_a_busy_device():
+    graph = bl.OpGraph.from_edges([3, 4, 5])
+    line = bl.simulate(graph, bl.Cluster.uniform(1), bl.Placement(device=[0, 0, 0]))
+    assert critical_chain(graph, line).ops.tolist() == [0, 1, 2]
+
+
+def test_critical_chain_ends_with_zero_durations_and_without_ops():
+    graph = bl.OpGraph.from_edges([0, 0, 0], [(0, 1, 4), (1, 2, 4)])
+    line = bl.simulate(graph, bl.Cluster.uniform(1), bl.Placement(device=[0, 0, 0]))
+    assert len(critical_chain(graph, line).ops) >= 1
+    empty = bl.OpGraph.from_edges([])
+    line = bl.simulate(empty, bl.Cluster.uniform(1), bl.Placement(device=np.zeros(0, int)))
+    assert len(critical_chain(empty, line).ops) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_chain_explains_the_makespan_on_random_graphs(seed):
+    graph = bl.generators.random_dag(40, seed=seed)
+    cluster = bl.Cluster.uniform(3, link=bl.Link(5.0, 0.001), comm="parallel")
+    placement = bl.Placement(device=np.random.default_rng(seed).integers(0, 3, graph.n))
+    line = bl.simulate(graph, cluster, placement)
+    chain = critical_chain(graph, line)
+    moved = line.transfers
+    length = sum(line.end_us[k] - line.start_us[k] for k in chain.ops)
+    length += sum(moved.end_us[k] - moved.start_us[k] for k in chain.transfers)
+    # In parallel mode nothing else waits: op times and transfers of the chain fill the whole step.
+    assert length == pytest.approx(line.makespan_us)
+
+
+def test_bars_have_lanes_for_ops_and_transfers(diamond, split):
+    bars = build_bars(diamond, [split], critical_chain(diamond, split))
+    kinds = [(lane["label"], lane["kind"]) for lane in bars.lanes]
+    assert kinds == [("gpu:0", "ops"), ("gpu:0", "transfers"), ("gpu:1", "ops"), ("gpu:1", "transfers")]
+    lane = lambda k: slice(int(bars.pointer[k]), int(bars.pointer[k + 1]))  # noqa: E731
+    assert bars.start_us[lane(0)].tolist() == [0, 5, 19] and bars.op[lane(0)].tolist() == [0, 1, 3]
+    # gpu:0 sends a at 5 (to gpu:1) and receives c from 17 to 19 (from gpu:1).
+    assert list(zip(bars.start_us[lane(1)], bars.end_us[lane(1)], strict=True)) == [(5, 7), (17, 19)]
+    assert bars.peer[lane(1)].tolist() == [1, -1 - 1]
+    assert bars.critical[lane(0)].tolist() == [True, False, True]
+    columns = bar_columns(bars)
+    assert unpack(columns, "longest", "f8").tolist() == [10, 2, 10, 2]
+
+
+def test_measured_below_simulated_with_ops_matched_by_name(diamond, split):
+    from dataclasses import replace
+
+    measured = replace(split, origin="measured", op_names=("s/b", "s/c", "d", "extra"), op=np.array([3, 0, 1, 2]))
+    bars = build_bars(diamond, [split, measured])
+    assert [lane["heading"] for lane in bars.lanes if lane["heading"]] == ["Simulated", "Measured"]
+    below = slice(int(bars.pointer[4]), int(bars.pointer[5]))
+    # "extra" is no op of the graph; "s/b" and "d" are 1 and 3.
+    assert bars.op[below].tolist() == [-1, 1, 3]
+    assert bars.names[-1] == "extra"
+
+
+def test_peak_names_the_op_that_took_the_last_byte(diamond, split):
+    first, second = peaks(split)
+    assert (first.bytes, second.bytes) == tuple(split.peak_bytes.tolist())
+    assert second.name in ("a", "s/c") and first.op >= 0
+
+
+def test_thinned_steps_keep_every_peak():
+    graph = bl.generators.random_dag(400, seed=3)
+    line = bl.simulate(graph, bl.Cluster.uniform(2), bl.Placement(device=np.arange(400) % 2))
+    for d in range(2):
+        time, held = steps(line, d, most=20)
+        assert len(time) <= 2 * 20
+        assert held.sum(axis=1).max() == line.peak_bytes[d]
+        assert held[-1].tolist() == line.memory.levels(d)[1][-1].tolist()
+
+
+def test_level_columns_point_into_each_device(split):
+    columns = level_columns(split)
+    pointer = unpack(columns, "pointer", "i4")
+    assert pointer[-1] == len(unpack(columns, "time", "f8")) == len(split.memory)
+
+
+def test_pictures_are_svg_with_device_names(diamond, split):
+    from xml.etree import ElementTree
+
+    from baechi_lab.widgets.hierarchy import build_tree
+    from baechi_lab.widgets.scene import build_paint, build_scene
+
+    scene = build_scene(diamond, build_tree(diamond), frozenset())
+    paint = build_paint(diamond, scene, split)
+    parts = [
+        ("Graph", *graph_picture(scene, paint, split.device_names)),
+        ("Timeline", *timeline_picture(build_bars(diamond, [split]), split.device_names)),
+        ("Memory", *memory_picture(split)),
+    ]
+    drawn = page(parts)
+    root = ElementTree.fromstring(drawn)
+    said = "".join(root.itertext())
+    assert "Timeline" in said and said.count("gpu:1") == 3 and float(root.get("height")) > 400
+
+
+def test_shades_are_distinct_and_outputs_have_the_device_colour():
+    made = shades("#0072B2")
+    assert len(set(made)) == 4 and made[1] == "#0072B2"
