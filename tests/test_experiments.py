@@ -1,0 +1,51 @@
+"""The shared parts of paper B's experiments; the tables themselves are notebooks 20 to 25."""
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.experiments import paper_b
+from baechi_lab.experiments.runs import outcome, outcomes, paper_cluster, ratio_table, step_table, stored
+from baechi_lab.experiments.sensitivity import perturbed
+from baechi_lab.graph.generators import chain
+
+
+def test_lack_of_memory_is_an_outcome():
+    graph = chain(3, duration_us=2.0).replace(persistent_bytes=[10, 10, 10])
+    short = outcome(graph, paper_cluster(20), "single")
+    assert short.step_s is None
+    assert "30 B" in short.why or "needs" in short.why
+    assert outcome(graph, paper_cluster(1 << 20), "single").step_s == pytest.approx(6e-6)
+
+
+def test_tables_by_hand():
+    graph = chain(2, duration_us=1e6)
+    found = {"x": outcomes(graph, paper_cluster(), ["single"])}
+    found["x"] |= dict.fromkeys(paper_b.PLACERS, found["x"]["single"])
+    published = {"x": (4.0, None, 6.0, 3.0, 4.0)}
+    assert step_table(found, published).iloc[0].tolist() == ["2.000"] * 5
+    assert step_table(found, published).iloc[1].tolist() == ["4.000", "out of memory", "6.000", "3.000", "4.000"]
+    # 6 / 4 - 1 = 50%, 3 / 4 - 1 = -25%
+    assert ratio_table(found, published).iloc[1].tolist() == ["+0.0%", "", "+50.0%", "-25.0%", "+0.0%"]
+
+
+def test_perturbed_factors_stay_in_their_range():
+    graph = chain(200, duration_us=10.0, size_bytes=1000)
+    wrong, link = perturbed(graph, bl.Link(100.0, 0.5), 0.2, seed=1)
+    factor = wrong.duration_us / 10.0
+    assert 0.8 <= factor.min() < 0.85 and 1.15 < factor.max() <= 1.2
+    assert wrong.tensor_bytes.min() >= 800 and wrong.tensor_bytes.max() <= 1200
+    assert 80 <= link.latency_us <= 120
+    assert link.us_per_byte == 0.5
+    assert np.array_equal(perturbed(graph, link, 0.2, seed=1)[0].duration_us, wrong.duration_us)
+
+
+@pytest.mark.parametrize("error", [-0.1, 1.0])
+def test_bad_error(error):
+    with pytest.raises(bl.InvalidInput, match="error is"):
+        perturbed(chain(2), bl.Link(1.0, 1.0), error, 0)
+
+
+def test_a_missing_profile_is_named(tmp_path):
+    with pytest.raises(bl.InvalidInput, match=r"gnmt.json.gz"):
+        stored("gnmt", tmp_path)
