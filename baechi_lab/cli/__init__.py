@@ -1,0 +1,75 @@
+"""The command `baechi-lab`: one sub-command per stage, each with `--help` and `--json`.
+
+Bad input ends with exit code 2 and one sentence on stderr; Ctrl-C with 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from .. import __version__
+from ..errors import BaechiLabError
+
+COMMANDS = {
+    "demo": "the main job from end to end: trace, profile, optimize, place, simulate, compare, run, export",
+    "profile": "a training step becomes a graph file with costs, measured or estimated",
+    "place": "a graph file becomes a placement file",
+    "compare": "several placers on one graph: step time, memory, lower bound",
+    "simulate": "a graph and a placement become a timeline",
+    "run": "a training step runs under a placement on real devices",
+    "export": "a training step and a placement become a script that needs TensorFlow only",
+    "sweep": "placers over batch sizes, device counts and memory",
+    "fidelity": "predicted against measured step times of placements on workers of this machine",
+    "lab": "open JupyterLab on the quickstart notebook",
+    "worker": "serve this machine's devices to a run on several machines",
+}
+"""Sub-command -> its one line; the module of the same name below this package has the rest."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        # argparse would print the usage as well; one sentence says what is wrong, --help has the rest.
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The argument parser with all sub-commands."""
+    top = _Parser(
+        prog="baechi-lab", description="Which operator should run on which device, and what does a step cost?"
+    )
+    top.add_argument("--version", action="version", version=f"baechi-lab {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    for name, line in COMMANDS.items():
+        module = importlib.import_module(f".{name}", __name__)
+        text = (module.__doc__ or line).strip()
+        sub = commands.add_parser(
+            name, help=line, description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        sub.add_argument("--json", action="store_true", help="print JSON for machines instead of text")
+        module.add_arguments(sub)
+        sub.set_defaults(work=module.run)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's start-up notices are not our output
+    given = sys.argv[1:] if argv is None else list(argv)
+    command = given[0] if given else ""
+    try:
+        arguments: Any = parser().parse_args(given)
+        return int(arguments.work(arguments) or 0)
+    except BaechiLabError as error:
+        print(f"baechi-lab {command}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"baechi-lab {command}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

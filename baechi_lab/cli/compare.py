@@ -1,0 +1,46 @@
+"""Compare placers on one graph: simulated step time, memory and the lower bound that no placement can beat.
+
+The graph is placed as it is; --optimize places groups of ops instead and simulates the original graph. With --json,
+one object per placer, in the order given.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from . import console, options, output
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("graph", metavar="GRAPH", help="graph file (.json, .json.gz, .stg)")
+    parser.add_argument(
+        "--placers", default="single,m-topo,m-etf,m-sct", metavar="NAME[,NAME...]", help="(%(default)s)"
+    )
+    parser.add_argument("--scheduler", help="how devices choose among ready ops (planned, fifo, ...)")
+    parser.add_argument("--seed", default="0", help="seed of the placers that draw random numbers (0)")
+    parser.add_argument("--time-limit", metavar="S", help="seconds for placers that go on improving")
+    options.add_cluster(parser)
+    options.add_optimize(parser, default=False)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table."""
+    from ..comparison import compare
+
+    cluster = options.cluster_from(arguments)
+    placers = options.names(arguments.placers, "--placers")
+    common: dict[str, Any] = {"seed": options.whole(arguments.seed, "--seed", lowest=0)}
+    if arguments.time_limit is not None:
+        common["time_limit"] = options.number(arguments.time_limit, "--time-limit")
+    table = compare(
+        options.graph_from(arguments.graph), cluster, placers, scheduler=arguments.scheduler,
+        progress=console.shows_progress(),
+        passes=options.passes_from(arguments), **common,
+    )  # fmt: skip
+    if arguments.json:
+        output.print_json(output.rows_of(table))
+    else:
+        output.print_comparison(table)
+    return 0

@@ -1,0 +1,143 @@
+"""The main job from end to end: trace a model's training step, profile it on the attached devices, optimize, place on
+several devices with m-TOPO, m-ETF and m-SCT, simulate, print the comparison with lower bound and gap, run the best
+placement for real (GPUs where attached, else logical CPU devices), print measured next to simulated step time, and
+export a training script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ExecutionError, InfeasiblePlacement
+from ..graph import Cluster
+from ..graph.units import format_us
+from . import console, options, output, steps
+
+if TYPE_CHECKING:
+    import pandas
+
+PASSES = {"inception_v3": "colocation,fusion"}
+"""Paper B, section 5.4: on Inception-V3 co-placement makes one massive group, so it was switched off."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--model", default="inception_v3", help="benchmark model or FILE.py:FUNCTION (%(default)s)")
+    parser.add_argument("--batch-size", default=None, metavar="N", help="(8 for inception_v3, else the model's own)")
+    options.add_parameters(parser, "model")
+    parser.add_argument("--devices", default="4", metavar="N", help="devices to place on (4)")
+    parser.add_argument("--memory", metavar="SIZE", help="memory per device (what the attached devices have)")
+    parser.add_argument(
+        "--passes", metavar="NAME[,NAME...]", help="(colocation,coplacement,fusion; Inception-V3 without coplacement)"
+    )
+    parser.add_argument("--placers", default="m-topo,m-etf,m-sct", metavar="NAME[,NAME...]", help="(%(default)s)")
+    parser.add_argument("--steps", default="10", metavar="N", help="measured steps of the real run (10)")
+    parser.add_argument(
+        "-o", "--output", default="placed_training", metavar="FOLDER", help="exported script (%(default)s)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Everything, in the order of the pipeline."""
+    from .. import compare, execute, export, optimize, place, profile, simulate
+
+    count = options.whole(arguments.steps, "--steps", lowest=1)
+    devices = options.whole(arguments.devices, "--devices", lowest=1)
+    placers = options.names(arguments.placers, "--placers")
+    default = PASSES.get(arguments.model, "colocation,coplacement,fusion")
+    passes = options.names(default if arguments.passes is None else arguments.passes, "--passes")
+    steps.check_model(arguments.model)
+    if arguments.batch_size is None and arguments.model == "inception_v3":
+        arguments.batch_size = "8"  # a step of some seconds on two CPU cores
+    say, bars = _Narrator(quiet=arguments.json), console.shows_progress() and not arguments.json
+
+    with say(f"tracing the training step of {arguments.model}"):
+        step = steps.step_from(arguments)
+    with say("profiling it here, operator by operator"):
+        graph = profile(step, mode="measured", progress=bars)
+    with say(f"asking TensorFlow for {devices} devices and timing transfers between them"):
+        cluster = attached_cluster(devices, arguments.memory)
+    with say(f"optimizing the graph ({', '.join(passes)})"):
+        coarse = optimize(graph, cluster, passes=passes)
+    say.line(f"{graph.n} operators in {coarse.n} groups, {format_us(float(graph.duration_us.sum()))} of work")
+    with say(f"placing on {', '.join(cluster.names)} and simulating"):
+        table = compare(graph, cluster, placers, passes=passes, progress=bars)
+    if not arguments.json:
+        output.print_comparison(table)
+    best = best_placer(table)
+    placement = place(coarse, cluster, best)
+    simulated = simulate(graph, cluster, placement)
+    with say(f"running the placement of {best} for real, {count} steps"):
+        done = execute(step, placement, steps=count, cluster=cluster, graph=graph)
+    if done.status != "ok":
+        raise ExecutionError(f"the run ended with status {done.status!r}: {done.message}")
+    measured = done.median_seconds * 1e6
+    say.line(f"step time: simulated {format_us(simulated.makespan_us)}, measured {format_us(measured)} (median)")
+    say.line(sharing(cluster, len(os.sched_getaffinity(0))))
+    with say(f"exporting to {arguments.output}/"):
+        export(step, placement, arguments.output, graph=graph)
+    say.line(f"train under this placement with: python {arguments.output}/train.py")
+    if arguments.json:
+        output.print_json({
+            "model": arguments.model, "ops": graph.n, "groups": coarse.n, "devices": list(cluster.names),
+            "comparison": output.rows_of(table), "best": best, "simulated_us": simulated.makespan_us,
+            "measured_us": measured, "steps": len(done.step_seconds), "folder": arguments.output,
+        })  # fmt: skip
+    return 0
+
+
+def attached_cluster(devices: int, memory: str | None) -> Cluster:
+    """`devices` devices of this machine, with the link measured between the first two.
+
+    Parts of one GPU have no link of their own to measure; they keep the default one.
+    """
+    from ..profilers import measure_link
+
+    cluster = Cluster.from_tensorflow(virtual=devices)
+    if memory is not None:
+        cluster = cluster.with_memory(memory)
+    if cluster.n == 1 or "/" in "".join(cluster.names[:2]):
+        return cluster
+    first, second = (f"/device:{name.upper()}" for name in cluster.names[:2])
+    return cluster.replace(link=measure_link(first, second, progress=console.shows_progress()).link)
+
+
+def sharing(cluster: Cluster, cores: int) -> str:
+    """What the comparison of the two numbers must consider, if anything."""
+    if cluster.devices[0].kind == "cpu" and cores < cluster.n:
+        return f"(the {cluster.n} logical CPU devices share {cores} cores here; the simulation gives each its own)"
+    return ""
+
+
+def best_placer(table: pandas.DataFrame) -> str:
+    """The feasible row with the smallest simulated step time; the first of equals."""
+    feasible = table[table["feasible"].astype(bool)]
+    if feasible.empty:
+        reasons = "; ".join(f"{row['placer']}: {row['error']}" for _, row in table.iterrows())
+        raise InfeasiblePlacement(f"no placer found a placement that fits: {reasons}")
+    return str(feasible.loc[feasible["makespan_us"].astype(float).idxmin(), "placer"])
+
+
+class _Narrator:
+    """Says what is going on and how long it took; silent for `--json`."""
+
+    def __init__(self, quiet: bool):
+        self.quiet = quiet
+
+    def line(self, text: str) -> None:
+        if text and not self.quiet:
+            print(text, flush=True)
+
+    @contextmanager
+    def __call__(self, text: str) -> Iterator[Any]:
+        self.line(f"- {text}")
+        started = time.perf_counter()
+        yield
+        if not self.quiet:
+            print(f"  ({time.perf_counter() - started:.1f} s)", file=sys.stderr, flush=True)

@@ -1,0 +1,161 @@
+"""Options that several sub-commands share, and the records that they describe."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import FormatError, InvalidInput, UnknownNameError
+from ..graph import COMMUNICATION_MODES, Cluster, Device, Link, OpGraph
+from ..graph.units import parse_bytes
+
+
+def add_cluster(parser: argparse.ArgumentParser, devices: int = 4) -> None:
+    """--devices, --memory, --speed, --kind, --link-latency, --link-us-per-byte, --comm."""
+    group = parser.add_argument_group("cluster")
+    group.add_argument("--devices", default=str(devices), metavar="N", help="number of devices (default %(default)s)")
+    group.add_argument(
+        "--memory", default="8GB", metavar="SIZE[,SIZE...]", help="memory per device, one for all or one each (8GB)"
+    )
+    group.add_argument(
+        "--speed",
+        default="1",
+        metavar="X[,X...]",
+        help="speed relative to the profiled device, one for all or one each",
+    )
+    add_transfers(parser)
+
+
+def add_transfers(parser: argparse.ArgumentParser) -> None:
+    """--kind, --link-latency, --link-us-per-byte, --comm."""
+    group = parser.add_argument_group("devices and links")
+    group.add_argument("--kind", default="gpu", help="device kind, where the graph has durations per kind (gpu)")
+    group.add_argument(
+        "--link-latency", default="134", metavar="US", help="latency of a transfer in microseconds (134, paper B)"
+    )
+    group.add_argument(
+        "--link-us-per-byte", default="0.0001754", metavar="US", help="microseconds per byte (0.0001754, paper B)"
+    )
+    group.add_argument(
+        "--comm", default="sequential", metavar="MODE", help=f"one of {', '.join(COMMUNICATION_MODES)} (sequential)"
+    )
+
+
+def cluster_from(arguments: argparse.Namespace) -> Cluster:
+    """The cluster that the options describe."""
+    count = whole(arguments.devices, "--devices", lowest=1)
+    memory = _per_device("--memory", [parse_bytes(m, "--memory") for m in arguments.memory.split(",")], count)
+    speed = _per_device("--speed", [number(s, "--speed") for s in arguments.speed.split(",")], count)
+    kind, link, comm = transfers_from(arguments)
+    devices = tuple(Device(f"{kind}:{i}", kind, memory[i], speed[i]) for i in range(count))
+    return Cluster(devices, link, comm)
+
+
+def transfers_from(arguments: argparse.Namespace) -> tuple[str, Link, str]:
+    """Device kind, link and communication mode."""
+    latency = number(arguments.link_latency, "--link-latency")
+    link = Link(latency, number(arguments.link_us_per_byte, "--link-us-per-byte"))
+    return arguments.kind, link, arguments.comm
+
+
+def _per_device(option: str, values: list[Any], count: int) -> list[Any]:
+    if len(values) not in (1, count):
+        raise InvalidInput(f"{option} has {len(values)} values for {count} devices; give one, or one per device")
+    return values * count if len(values) == 1 else values
+
+
+def whole(text: str, option: str, lowest: int) -> int:
+    """A whole number of at least `lowest`."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise InvalidInput(f"{option} is {text!r}; it must be a whole number") from None
+    if value < lowest:
+        raise InvalidInput(f"{option} is {value}; it must be at least {lowest}")
+    return value
+
+
+def number(text: str, option: str) -> float:
+    """A number; what range is allowed, the record decides."""
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInput(f"{option} is {text!r}; it must be a number") from None
+
+
+def add_optimize(parser: argparse.ArgumentParser, default: bool) -> None:
+    """--optimize / --no-optimize, --passes."""
+    parser.add_argument(
+        "--optimize", action=argparse.BooleanOptionalAction, default=default,
+        help="place groups of ops instead of single ops",
+    )  # fmt: skip
+    parser.add_argument(
+        "--passes",
+        default="colocation,coplacement,fusion",
+        metavar="NAME[,NAME...]",
+        help="for --optimize (%(default)s)",
+    )
+
+
+def passes_from(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The chosen passes; none with --no-optimize."""
+    return tuple(names(arguments.passes, "--passes")) if arguments.optimize else ()
+
+
+def add_parameters(parser: argparse.ArgumentParser, what: str) -> None:
+    """-p KEY=VALUE, repeatable."""
+    parser.add_argument(
+        "-p", "--param", action="append", default=[], metavar="KEY=VALUE", help=f"a parameter of the {what}; repeatable"
+    )
+
+
+def parameters(pairs: Sequence[str]) -> dict[str, Any]:
+    """`["threshold=0.2", "solver=HIGHS"]` -> `{"threshold": 0.2, "solver": "HIGHS"}`."""
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise InvalidInput(f"parameter {pair!r} is not of the form KEY=VALUE")
+        try:
+            values[key.replace("-", "_")] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            values[key.replace("-", "_")] = text
+    return values
+
+
+def names(text: str, option: str) -> list[str]:
+    """`"a,b"` -> `["a", "b"]`."""
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if not found:
+        raise InvalidInput(f"{option} is {text!r}; name at least one")
+    return found
+
+
+def with_seed(placer: str, seed: int | None, params: dict[str, Any]) -> dict[str, Any]:
+    """`params`, with `seed` where this placer has one."""
+    from ..placers.registry import placer_class
+
+    known = placer_class(placer).__dataclass_fields__
+    return {"seed": seed, **params} if seed is not None and "seed" in known else params
+
+
+def graph_from(path: str) -> OpGraph:
+    """The graph in a file; `FormatError` says what is wrong with it."""
+    from ..graph import load_graph
+
+    return load_graph(path)
+
+
+def check_output(path: str | None, suffixes: tuple[str, ...]) -> None:
+    """Refuse an output name before the work starts, not after."""
+    if path is not None and not path.endswith(suffixes):
+        raise FormatError(f"{path}: the name must end in {' or '.join(suffixes)}")
+
+
+def one_of(value: str, option: str, known: Sequence[str]) -> str:
+    """`value`, if it is known."""
+    if value not in known:
+        raise UnknownNameError.of(f"value of {option}:", value, known)
+    return value

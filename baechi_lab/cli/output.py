@@ -1,0 +1,121 @@
+"""Text and JSON on stdout."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..graph import Timeline
+from ..graph.units import format_bytes, format_us
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def plain(value: Any) -> Any:
+    """`value` in JSON's types; NaN and infinity become null."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [plain(v) for v in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document."""
+    print(json.dumps(plain(value), indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def rows_of(table: pandas.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table as plain objects; a number that is missing is null."""
+    return [plain(row) for row in table.astype(object).where(table.notna(), None).to_dict("records")]
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """`name  value` lines, aligned."""
+    width = max(map(len, facts), default=0)
+    for name, value in facts.items():
+        print(f"{name:<{width}}  {value}")
+
+
+def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table: the first column to the left, the others to the right."""
+    widths = [max(len(str(line[i])) for line in [header, *rows]) for i in range(len(header))]
+    for line in [header, ["-" * w for w in widths], *rows]:
+        cells = [
+            f"{cell:<{w}}" if i == 0 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def print_comparison(table: pandas.DataFrame) -> None:
+    """The table of `bl.compare`, then the reason of every row that is not feasible."""
+    rows = rows_of(table)
+    measured = any(row.get("measured_us") is not None for row in rows)
+    header = ["placer", "step", "lower bound", "gap", "peak memory", "fits", "moved", "balance", "placed in"]
+    print_rows(header + ["measured"] * measured, [_comparison_row(row, measured) for row in rows])
+    for row in rows:
+        if row["error"]:
+            print(f"  {row['placer']}: {row['error']}")
+
+
+def _comparison_row(row: Mapping[str, Any], measured: bool) -> list[str]:
+    def cell(key: str, form: Any) -> str:
+        return "-" if row.get(key) is None else form(row[key])
+
+    cells = [
+        str(row["placer"]), cell("makespan_us", format_us), cell("lower_bound_us", format_us),
+        cell("gap", lambda gap: f"{gap:.1%}"), cell("peak_bytes", format_bytes), "yes" if row["feasible"] else "no",
+        cell("moved_bytes", format_bytes), cell("balance", lambda b: f"{b:.2f}"),
+        cell("place_seconds", lambda s: f"{s:.3g} s"),
+    ]  # fmt: skip
+    return cells + [cell("measured_us", format_us)] * measured
+
+
+def timeline_facts(timeline: Timeline, lower_bound_us: float) -> dict[str, Any]:
+    """What a timeline says, for `--json`."""
+    return {
+        "origin": timeline.origin,
+        "makespan_us": timeline.makespan_us,
+        "lower_bound_us": lower_bound_us,
+        "gap": timeline.makespan_us / lower_bound_us - 1 if lower_bound_us > 0 else None,
+        "feasible": timeline.feasible,
+        "peak_bytes": int(timeline.peak_bytes.max(initial=0)),
+        "moved_bytes": timeline.moved_bytes,
+        "transfers": len(timeline.transfers),
+        "devices": [
+            {"name": name, "busy_us": float(busy), "peak_bytes": int(peak), "memory_bytes": int(limit)}
+            for name, busy, peak, limit in zip(
+                timeline.device_names, timeline.busy_us, timeline.peak_bytes, timeline.memory_bytes, strict=True
+            )
+        ],
+        "violations": [{"kind": v.kind, "message": v.message} for v in timeline.violations],
+    }
+
+
+def print_timeline(facts: Mapping[str, Any]) -> None:
+    """`timeline_facts` as text."""
+    bound, gap = facts["lower_bound_us"], facts["gap"]
+    print_facts({
+        f"step, {facts['origin']}": format_us(facts["makespan_us"]),
+        "lower bound": format_us(bound) + ("" if gap is None else f" (gap {gap:.1%})"),
+        "moved": f"{format_bytes(facts['moved_bytes'])} in {facts['transfers']} transfers",
+        "feasible": "yes" if facts["feasible"] else "no",
+    })  # fmt: skip
+    print_rows(
+        ["device", "busy", "peak memory", "of"],
+        [
+            [d["name"], format_us(d["busy_us"]), format_bytes(d["peak_bytes"]), format_bytes(d["memory_bytes"])]
+            for d in facts["devices"]
+        ],
+    )
+    for violation in facts["violations"]:
+        print(f"  {violation['kind']}: {violation['message']}")

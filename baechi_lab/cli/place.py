@@ -1,0 +1,61 @@
+"""Place a graph on a cluster and say what a step then costs; -o writes the placement to a file.
+
+With --optimize (the default) groups of ops are placed; the file then holds the placement of the original ops.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from . import options, output
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("graph", metavar="GRAPH", help="graph file (.json, .json.gz, .stg)")
+    parser.add_argument("--placer", default="m-sct", metavar="NAME", help="(%(default)s; see --list)")
+    parser.add_argument("--list", action=_List, help="list the placers and exit")
+    parser.add_argument("--seed", default="0", help="seed, for placers that draw random numbers (0)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the placement (.json, .json.gz)")
+    options.add_parameters(parser, "placer")
+    options.add_cluster(parser)
+    options.add_optimize(parser, default=True)
+
+
+class _List(argparse.Action):
+    def __init__(self, option_strings: list[str], dest: str, **keywords: object):
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=str(keywords.get("help", "")))
+
+    def __call__(self, parser: argparse.ArgumentParser, *ignored: object) -> None:
+        from ..placers import list_placers
+
+        output.print_facts(list_placers())
+        parser.exit()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Place, simulate, print, write."""
+    from ..graph.files import save
+    from ..pipeline import Optimize, Pipeline, Place, Simulate
+
+    options.check_output(arguments.output, (".json", ".json.gz"))
+    seed = options.whole(arguments.seed, "--seed", lowest=0)
+    given = options.with_seed(arguments.placer, seed, options.parameters(arguments.param))
+    cluster = options.cluster_from(arguments)
+    passes = options.passes_from(arguments)
+    pipe = Pipeline(
+        optimize=Optimize(passes) if passes else None, place=Place(arguments.placer, **given), simulate=Simulate()
+    )
+    result = pipe.run(options.graph_from(arguments.graph), cluster)
+    placed = result.placement.on(result.graph)  # type: ignore[union-attr]
+    facts = output.timeline_facts(result.timeline, result.bounds.best)  # type: ignore[arg-type]
+    facts = {"placer": arguments.placer, "place_seconds": placed.seconds, "groups": result.coarse.n, **facts}
+    if arguments.output:
+        save(placed, arguments.output)
+        facts["file"] = arguments.output
+    if arguments.json:
+        output.print_json(facts)
+    else:
+        output.print_facts({"placer": facts["placer"], "ops": f"{result.graph.n} in {result.coarse.n} groups"})
+        output.print_timeline(facts)
+    return 0

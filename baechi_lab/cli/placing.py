@@ -1,0 +1,49 @@
+"""What `run` and `export` share: a step, and a placement for it, from a file or made here."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ..errors import InvalidInput
+from ..graph import Cluster, OpGraph, Placement, Step
+from . import console, options, steps
+
+
+def add_placing(parser: argparse.ArgumentParser) -> None:
+    """The step, --placement or --placer, how to profile, and the cluster."""
+    steps.add_step(parser)
+    parser.add_argument("--placement", metavar="FILE", help="placement file of `baechi-lab place -o`, for this step")
+    parser.add_argument(
+        "--placer", default="m-sct", metavar="NAME", help="without --placement: place here (%(default)s)"
+    )
+    parser.add_argument(
+        "--mode", default="measured", help="how to profile for --placer: measured or estimated (measured)"
+    )
+    parser.add_argument("--hardware", metavar="NAME", help="for --mode estimated")
+    options.add_cluster(parser)
+
+
+def placed(arguments: argparse.Namespace) -> tuple[Step, Placement, Cluster, OpGraph | None]:
+    """The step, its placement on a cluster, and the profiled graph where one was made."""
+    from ..graph.files import load_placement
+    from ..pipeline import Optimize, Place, Profile
+
+    options.one_of(arguments.mode, "--mode", ("measured", "estimated"))
+    steps.check_model(arguments.model)
+    cluster = options.cluster_from(arguments)
+    if arguments.placement:
+        placement = load_placement(arguments.placement)
+        needed = int(placement.device.max(initial=0)) + 1
+        if needed > cluster.n:
+            raise InvalidInput(f"{arguments.placement} uses {needed} devices; --devices is {cluster.n}")
+        return steps.step_from(arguments), placement, cluster, None
+    place = Place(arguments.placer)  # refuses an unknown name before TensorFlow starts
+    step = steps.step_from(arguments)
+    given: dict[str, Any] = {} if arguments.hardware is None else {"hardware": arguments.hardware}
+    made = (Profile(mode=arguments.mode, progress=console.shows_progress(), **given) | Optimize() | place).run(
+        step, cluster
+    )
+    if made.placement is None:
+        raise InvalidInput(f"placer {arguments.placer!r} made no placement")
+    return step, made.placement.on(made.graph), cluster, made.graph

@@ -1,0 +1,49 @@
+"""Run a training step under a placement on the attached devices (GPUs, else logical CPU devices); print step times.
+
+The placement comes from --placement, or is made here by --placer after profiling the step.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from ..graph.units import format_us
+from . import options, output, placing
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    placing.add_placing(parser)
+    parser.add_argument("--steps", default="20", metavar="N", help="measured steps, after the warm-up (20)")
+    parser.add_argument("--trace", metavar="FILE", help="write a Chrome trace of the measured timeline (.json)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Place, execute, print."""
+    from ..errors import ExecutionError
+    from ..executors import execute
+    from ..simulator import simulate
+
+    options.check_output(arguments.trace, (".json", ".json.gz"))
+    count = options.whole(arguments.steps, "--steps", lowest=1)
+    step, placement, cluster, graph = placing.placed(arguments)
+    simulated = None if graph is None else simulate(graph, cluster, placement).makespan_us
+    done = execute(step, placement, steps=count, graph=graph)
+    if done.status != "ok":
+        raise ExecutionError(f"the run ended with status {done.status!r}: {done.message}")
+    if arguments.trace and done.timeline is not None:
+        done.timeline.to_chrome_trace(arguments.trace)
+    facts = {
+        "status": done.status, "steps": len(done.step_seconds), "measured_us": done.median_seconds * 1e6,
+        "simulated_us": simulated, "moved_ops": list(done.moved_ops), "step_seconds": done.step_seconds,
+    }  # fmt: skip
+    if arguments.json:
+        output.print_json(facts)
+        return 0
+    lines = {"steps": str(facts["steps"]), "step, measured": format_us(done.median_seconds * 1e6) + " (median)"}
+    if simulated is not None:
+        lines["step, simulated"] = format_us(simulated)
+    if done.moved_ops:
+        lines["moved by TensorFlow"] = f"{len(done.moved_ops)} ops, first {done.moved_ops[0]}"
+    output.print_facts(lines)
+    return 0

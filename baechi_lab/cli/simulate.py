@@ -1,0 +1,51 @@
+"""Simulate one step of a graph under a placement file.
+
+--trace writes a trace for Perfetto (https://ui.perfetto.dev) or chrome://tracing; -o writes the timeline itself;
+--figure writes the Gantt chart as a page.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from . import options, output
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("graph", metavar="GRAPH", help="graph file (.json, .json.gz, .stg)")
+    parser.add_argument("placement", metavar="PLACEMENT", help="placement file, as `baechi-lab place -o` writes it")
+    parser.add_argument("--scheduler", help="how devices choose among ready ops (planned, fifo, ...)")
+    parser.add_argument("--trace", metavar="FILE", help="write a Chrome trace (.json)")
+    parser.add_argument("--figure", metavar="FILE", help="write the Gantt chart (.html)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the timeline (.json, .json.gz)")
+    options.add_cluster(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Simulate, print, write."""
+    from ..graph.files import load_placement, save
+    from ..simulator import bounds, simulate
+
+    options.check_output(arguments.output, (".json", ".json.gz"))
+    options.check_output(arguments.trace, (".json", ".json.gz"))
+    options.check_output(arguments.figure, (".html",))
+    graph, cluster = options.graph_from(arguments.graph), options.cluster_from(arguments)
+    timeline = simulate(graph, cluster, load_placement(arguments.placement), arguments.scheduler)
+    facts = output.timeline_facts(timeline, bounds(graph, cluster).best)
+    if arguments.trace:
+        timeline.to_chrome_trace(arguments.trace)
+    if arguments.figure:
+        _write_figure(timeline, arguments.figure)
+    if arguments.output:
+        save(timeline, arguments.output)
+    output.print_json(facts) if arguments.json else output.print_timeline(facts)
+    return 0
+
+
+def _write_figure(timeline: object, path: str) -> None:
+    from ..graph.files import write_atomically
+    from ..viz import gantt
+
+    page = gantt(timeline).to_html(include_plotlyjs=True, full_html=True)  # type: ignore[arg-type]
+    write_atomically(path, page.encode())

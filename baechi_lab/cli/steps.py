@@ -1,0 +1,86 @@
+"""The training step that a command line names: a benchmark model, or a function in a Python file."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import FormatError, InvalidInput, UnknownNameError
+from ..graph import Step
+from . import console, options
+
+
+def add_step(parser: argparse.ArgumentParser) -> None:
+    """MODEL, --batch-size and -p."""
+    parser.add_argument(
+        "model", metavar="MODEL",
+        help="a benchmark model (inception_v3, gnmt, ...), or FILE.py:FUNCTION; the function, called without "
+        "arguments, returns (train_step, *example_inputs) or what bl.trace returned",
+    )  # fmt: skip
+    parser.add_argument("--batch-size", metavar="N", help="batch size of a benchmark model")
+    options.add_parameters(parser, "model")
+
+
+def step_from(arguments: argparse.Namespace) -> Step:
+    """Build or load, and trace."""
+    given = options.parameters(arguments.param)
+    if arguments.batch_size is not None:
+        given["batch_size"] = options.whole(arguments.batch_size, "--batch-size", lowest=1)
+    if ".py:" in arguments.model:
+        if given:
+            raise InvalidInput(f"{arguments.model} takes no parameters; --batch-size and -p are for benchmark models")
+        return _from_file(arguments.model)
+    console.load_tensorflow()
+    from .. import models
+
+    return models.build(arguments.model, **given)
+
+
+def check_model(name: str) -> None:
+    """Refuse an unknown model or missing file before anything slow is imported."""
+    if ".py:" in name:
+        path = name.rpartition(":")[0]
+        if not Path(path).is_file():
+            raise FormatError(f"{path}: no such file")
+        return
+    from ..models.registry import model_class
+
+    model_class(name)
+
+
+def _from_file(spec: str) -> Step:
+    path, _, function = spec.rpartition(":")
+    loaded = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if loaded is None or loaded.loader is None or not Path(path).is_file():
+        raise FormatError(f"{path}: no such Python file")
+    module = importlib.util.module_from_spec(loaded)
+    sys.path.insert(0, str(Path(path).resolve().parent))  # so that the file may import its neighbours
+    _run_theirs(path, loaded.loader.exec_module, module)
+    if not callable(getattr(module, function, None)):
+        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise UnknownNameError.of(f"function in {path}:", function, known)
+    return _traced(_run_theirs(spec, getattr(module, function)), spec)
+
+
+def _run_theirs(spec: str, call: Any, *arguments: Any) -> Any:
+    """Call code of the reader's file; whatever it raises becomes one sentence."""
+    try:
+        return call(*arguments)
+    except Exception as error:  # their code may raise anything
+        raise InvalidInput(f"{spec} raised {type(error).__name__}: {error}") from error
+
+
+def _traced(made: Any, spec: str) -> Step:
+    if isinstance(made, Step):
+        return made
+    if not isinstance(made, tuple) or not made:
+        raise InvalidInput(
+            f"{spec} returned {type(made).__name__}; it must return (train_step, *example_inputs) or a Step"
+        )
+    console.load_tensorflow()
+    from ..profilers import trace
+
+    return trace(*made)

@@ -1,0 +1,97 @@
+"""Place and simulate every combination of batch size, device count, memory and placer.
+
+SUBJECT is a graph file, or the name of a benchmark model, which is profiled anew for every batch size. With -o, every
+finished row goes into one SQLite file: an interrupted sweep that is called again goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..graph import Cluster
+from ..graph.units import format_bytes, format_us, parse_bytes
+from . import console, options, output
+
+GRAPH_FILES = (".json", ".gz", ".stg")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("subject", metavar="SUBJECT", help="graph file, or benchmark model (inception_v3, gnmt, ...)")
+    parser.add_argument("--batch-size", metavar="N[,N...]", help="batch sizes of a benchmark model")
+    parser.add_argument("--devices", default="1,2,4", metavar="N[,N...]", help="device counts (%(default)s)")
+    parser.add_argument("--memory", default="8GB", metavar="SIZE[,SIZE...]", help="memory per device (%(default)s)")
+    parser.add_argument("--placers", default="m-etf", metavar="NAME[,NAME...]", help="(%(default)s)")
+    parser.add_argument("--mode", default="estimated", help="profile a model estimated or measured (%(default)s)")
+    parser.add_argument("--hardware", default="rtx2080", metavar="NAME", help="for --mode estimated (%(default)s)")
+    parser.add_argument("--jobs", metavar="N", help="processes (one per core); 1 computes in this one")
+    parser.add_argument("-o", "--output", metavar="FILE", help="SQLite file to keep the rows in, and to resume from")
+    options.add_transfers(parser)
+    options.add_optimize(parser, default=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Sweep and print."""
+    from ..sweeps import sweep
+
+    sizes = arguments.batch_size and [
+        options.whole(n, "--batch-size", 1) for n in options.names(arguments.batch_size, "--batch-size")
+    ]
+    kind, link, comm = options.transfers_from(arguments)
+    chosen: dict[str, Any] = {
+        "batch_size": sizes,
+        "devices": [options.whole(n, "--devices", 1) for n in options.names(arguments.devices, "--devices")],
+        "memory_bytes": [parse_bytes(m, "--memory") for m in options.names(arguments.memory, "--memory")],
+        "placer": options.names(arguments.placers, "--placers"),
+        "cluster": Cluster.uniform(1, link=link, comm=comm, kind=kind),
+        "passes": options.passes_from(arguments),
+        "profile": options.one_of(arguments.mode, "--mode", ("estimated", "measured")),
+        "hardware": arguments.hardware,
+    }
+    from_file = arguments.subject.endswith(GRAPH_FILES) or Path(arguments.subject).is_file()
+    subject = options.graph_from(arguments.subject) if from_file else arguments.subject
+    with _Jobs(arguments.jobs) as executor:
+        table = sweep(subject, path=arguments.output, executor=executor, progress=console.shows_progress(), **chosen)
+    rows = output.rows_of(table)
+    if arguments.json:
+        output.print_json(rows)
+    else:
+        header = ["placer", "batch", "devices", "memory", "step", "samples/s", "lower bound", "peak memory", "fits"]
+        output.print_rows(header, [_cells(row) for row in rows])
+    return 0
+
+
+class _Jobs:
+    """A process pool of `jobs`, or "here"; a context manager that ends it."""
+
+    def __init__(self, jobs: str | None):
+        self.jobs = None if jobs is None else options.whole(jobs, "--jobs", 1)
+        self.pool: Any = None
+
+    def __enter__(self) -> Any:
+        if self.jobs == 1:
+            return "here"
+        if self.jobs is None:
+            return None
+        import multiprocessing
+        from concurrent.futures import ProcessPoolExecutor
+
+        self.pool = ProcessPoolExecutor(self.jobs, mp_context=multiprocessing.get_context("spawn"))
+        return self.pool
+
+    def __exit__(self, *ignored: object) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    def cell(key: str, form: Any) -> str:
+        return "-" if row[key] is None else form(row[key])
+
+    return [
+        row["placer"], cell("batch_size", lambda n: f"{n:g}"), str(row["devices"]), cell("memory_bytes", format_bytes),
+        cell("makespan_us", format_us), cell("samples_per_second", lambda s: f"{s:.4g}"),
+        cell("lower_bound_us", format_us), cell("peak_bytes", format_bytes), "yes" if row["feasible"] else "no",
+    ]  # fmt: skip

@@ -1,0 +1,30 @@
+"""Serve this machine's devices to a run on several machines, until stopped; prints its address.
+
+TensorFlow's servers have no authentication and no encryption: whoever reaches the port can run any op as this user.
+Bind to loopback, or to a network that only trusted machines reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from . import options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--bind", default="127.0.0.1:0", metavar="HOST:PORT", help="(%(default)s; port 0: any free one)"
+    )
+    parser.add_argument("--threads", default="1", metavar="N", help="ops that run at a time (1)")
+    parser.add_argument("--core", metavar="N", help="pin the worker to one processor core")
+    parser.add_argument("--follow-stdin", action="store_true", help="stop when standard input ends")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Start the worker and serve."""
+    from ..executors.tensorflow import server
+
+    core = None if arguments.core is None else options.whole(arguments.core, "--core", lowest=0)
+    threads = options.whole(arguments.threads, "--threads", lowest=1)
+    return server.main(arguments.bind, threads=threads, core=core, follow_stdin=arguments.follow_stdin)

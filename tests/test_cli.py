@@ -1,0 +1,353 @@
+"""The command: what it prints, and that bad input is one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.cli import COMMANDS, main
+from baechi_lab.cli.options import parameters
+from baechi_lab.graph.files import load_placement, load_timeline
+
+CLUSTER = ["--devices", "2", "--memory", "1kB", "--link-latency", "2", "--link-us-per-byte", "0", "--comm", "parallel"]
+
+
+@pytest.fixture
+def graph_file(tmp_path):
+    """Two ops of 10 and a sink of 5, outputs of 100 bytes, in a file."""
+    path = tmp_path / "graph.json.gz"
+    bl.save_graph(bl.OpGraph.from_edges([10, 10, 5], [(0, 2, 100), (1, 2, 100)]), path)
+    return str(path)
+
+
+@pytest.fixture
+def call(capsys):
+    """Run the command; returns exit code, stdout, stderr."""
+
+    def run(*argv):
+        try:
+            code = main([str(a) for a in argv])
+        except SystemExit as stop:  # argparse
+            code = stop.code
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def check_refused(result, text):
+    """Exit code 2, nothing on stdout, one line on stderr that says what is wrong."""
+    code, out, err = result
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in err
+    assert text in err
+
+
+# -- results -------------------------------------------------------------------------------------------------
+
+
+def test_compare_json_is_one_object_per_placer(call, graph_file):
+    code, out, err = call("compare", graph_file, *CLUSTER, "--placers", "single,m-etf", "--json")
+    assert code == 0
+    assert err == ""
+    rows = json.loads(out)
+    assert [row["placer"] for row in rows] == ["single", "m-etf"]
+    assert [row["makespan_us"] for row in rows] == [25.0, 17.0]  # 10 + 10 + 5 and 10 + 2 + 5
+    assert [row["lower_bound_us"] for row in rows] == [17.0, 17.0]  # 10 + 2 + 5
+    assert all(row["feasible"] is True for row in rows)
+    assert {"placer", "makespan_us", "peak_bytes", "feasible", "place_seconds", "lower_bound_us", "gap"} <= set(rows[0])
+    assert rows[0]["measured_us"] is None
+
+
+def test_compare_equals_the_library(call, graph_file):
+    _, out, _ = call("compare", graph_file, "--devices", "3", "--memory", "2kB", "--placers", "m-sct,m-topo", "--json")
+    table = bl.compare(bl.load_graph(graph_file), bl.Cluster.uniform(3, memory_bytes=2000), ["m-sct", "m-topo"])
+    rows = json.loads(out)
+    for column in ("makespan_us", "peak_bytes", "lower_bound_us", "moved_bytes", "feasible"):
+        assert [row[column] for row in rows] == table[column].tolist()
+
+
+def test_compare_table_for_people(call, graph_file):
+    code, out, _ = call("compare", graph_file, *CLUSTER, "--placers", "single,m-etf")
+    assert code == 0
+    assert "25.00 us" in out
+    assert "47.1%" in out  # 25 / 17 - 1
+
+
+def test_compare_keeps_rows_that_do_not_fit(call, graph_file):
+    code, out, _ = call("compare", graph_file, "--memory", "150", "--placers", "single,m-etf", "--json")
+    assert code == 0
+    rows = json.loads(out)
+    assert [row["feasible"] for row in rows] == [False, False]
+    assert all(row["error"] for row in rows)
+
+
+def test_compare_optimized(call, graph_file):
+    code, out, _ = call("compare", graph_file, *CLUSTER, "--placers", "m-etf", "--optimize", "--json")
+    assert code == 0
+    assert json.loads(out)[0]["makespan_us"] >= 15.0
+
+
+def test_place_then_simulate(call, graph_file, tmp_path):
+    file = tmp_path / "placement.json"
+    code, out, _ = call("place", graph_file, *CLUSTER, "--placer", "m-etf", "--no-optimize", "-o", file, "--json")
+    assert code == 0
+    placed = json.loads(out)
+    assert placed["makespan_us"] == 17.0
+    assert load_placement(file).n == 3
+    trace, timeline, page = tmp_path / "trace.json", tmp_path / "timeline.json", tmp_path / "gantt.html"
+    code, out, _ = call(
+        "simulate", graph_file, file, *CLUSTER, "--trace", trace, "-o", timeline, "--figure", page, "--json"
+    )
+    assert code == 0
+    simulated = json.loads(out)
+    assert simulated["makespan_us"] == 17.0
+    assert simulated["gap"] == pytest.approx(17 / 17 - 1)
+    assert [d["name"] for d in simulated["devices"]] == ["gpu:0", "gpu:1"]
+    assert load_timeline(timeline).makespan_us == 17.0
+    assert "traceEvents" in json.loads(trace.read_text())
+    assert "plotly" in page.read_text().lower()
+
+
+def test_placement_of_groups_is_written_for_ops(call, graph_file, tmp_path):
+    file = tmp_path / "placement.json"
+    code, out, _ = call("place", graph_file, *CLUSTER, "--placer", "m-topo", "-o", file)
+    assert code == 0
+    assert "m-topo" in out
+    assert load_placement(file).on(bl.load_graph(graph_file)).n == 3
+
+
+def test_place_parameters_and_text_output(call, graph_file):
+    code, out, _ = call("place", graph_file, *CLUSTER, "--placer", "m-sct", "-p", "threshold=0.3")
+    assert code == 0
+    assert "lower bound" in out
+    assert "gpu:1" in out
+
+
+def test_list_of_placers(call):
+    code, out, _ = call("place", "--list")
+    assert code == 0
+    assert "m-sct" in out
+
+
+def test_speeds_and_memories_per_device(call, graph_file):
+    _, out, _ = call(
+        "compare",
+        graph_file,
+        "--devices",
+        "2",
+        "--speed",
+        "1,2",
+        "--memory",
+        "1kB,2kB",
+        "--placers",
+        "single",
+        "--json",
+    )
+    assert len(json.loads(out)[0]["device_peak_bytes"]) == 2
+
+
+def test_version_and_help(call):
+    assert call("--version")[1] == f"baechi-lab {bl.__version__}\n"
+    for command in COMMANDS:
+        code, out, _ = call(command, "--help")
+        assert code == 0
+        assert "--json" in out
+
+
+def test_key_value_parameters():
+    assert parameters(["a=1", "b-c=x", "d=[1, 2]", "e=None"]) == {"a": 1, "b_c": "x", "d": [1, 2], "e": None}
+
+
+def test_module_is_the_command(graph_file):
+    done = subprocess.run(
+        [sys.executable, "-m", "baechi_lab", "compare", graph_file, "--placers", "nope"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    check_refused((done.returncode, done.stdout, done.stderr), "unknown placer 'nope'")
+
+
+# -- refusals ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--placers", "m-etff"], "did you mean 'm-etf'"),
+        (["--placers", ","], "name at least one"),
+        (["--devices", "0"], "--devices is 0; it must be at least 1"),
+        (["--devices", "two"], "--devices is 'two'"),
+        (["--memory", "-8GB"], "'-8GB' is not an amount of memory"),
+        (["--memory", "lots"], "'lots' is not an amount of memory"),
+        (["--memory", "1GB,2GB,3GB"], "3 values for 4 devices"),
+        (["--link-latency", "-1"], "latency_us is -1"),
+        (["--link-us-per-byte", "nan"], "us_per_byte is nan"),
+        (["--comm", "paralel"], "did you mean 'parallel'"),
+        (["--speed", "0"], "speed of device 'gpu:0' is 0"),
+        (["--seed", "x"], "--seed is 'x'"),
+        (["--scheduler", "fifi"], "did you mean 'fifo'"),
+        (["--nonsense"], "unrecognized arguments: --nonsense"),
+    ],
+)
+def test_bad_options_of_compare(call, graph_file, arguments, text):
+    check_refused(call("compare", graph_file, *_joined(arguments)), text)
+
+
+def _joined(arguments):
+    """`--memory=-8GB`: a value with a leading minus needs the equals sign."""
+    return ["=".join(arguments)] if len(arguments) == 2 else arguments
+
+
+def test_no_command(call):
+    check_refused(call(), "COMMAND")
+
+
+def test_unknown_command(call):
+    check_refused(call("plaec"), "plaec")
+
+
+def test_missing_file(call, tmp_path):
+    check_refused(call("compare", tmp_path / "none.json"), "No such file")
+
+
+def test_foreign_file(call, tmp_path):
+    path = tmp_path / "foreign.json"
+    path.write_text('{"hello": 1}')
+    check_refused(call("compare", path), "foreign.json")
+
+
+def test_truncated_file(call, graph_file):
+    data = Path(graph_file).read_bytes()
+    Path(graph_file).write_bytes(data[: len(data) // 2])
+    check_refused(call("compare", graph_file), "truncated")
+
+
+def test_nan_duration_in_a_file(call, graph_file, tmp_path):
+    path = tmp_path / "nan.json"
+    text = gzip.decompress(Path(graph_file).read_bytes()).decode()
+    assert "[10.0,10.0,5.0]" in text
+    path.write_text(text.replace("[10.0,10.0,5.0]", "[10.0,NaN,5.0]"))
+    check_refused(call("compare", path), "NaN")
+
+
+def test_model_that_fits_nowhere(call, graph_file):
+    check_refused(call("place", graph_file, "--memory", "150", "--placer", "m-etf"), "150")
+
+
+def test_placement_of_another_graph(call, graph_file, tmp_path):
+    other, file = tmp_path / "other.json", tmp_path / "placement.json"
+    bl.save_graph(bl.OpGraph.from_edges([1.0]), other)
+    assert call("place", other, "-o", file)[0] == 0
+    check_refused(call("simulate", graph_file, file), "another graph")
+
+
+def test_output_name_is_refused_before_the_work(call, graph_file, tmp_path):
+    target = tmp_path / "placement.txt"
+    check_refused(call("place", graph_file, "-o", target), "must end in .json or .json.gz")
+    assert not target.exists()
+
+
+def test_unwritable_output(call, graph_file, tmp_path):
+    check_refused(call("place", graph_file, "-o", tmp_path / "none" / "p.json"), "cannot be written")
+
+
+def test_bad_placer_parameter(call, graph_file):
+    check_refused(call("place", graph_file, "-p", "treshold=1"), "did you mean 'threshold'")
+    check_refused(call("place", graph_file, "-p", "threshold"), "KEY=VALUE")
+
+
+@pytest.mark.parametrize("command", ["profile", "run", "export"])
+def test_unknown_model(call, command):
+    check_refused(call(command, "inception_v4"), "did you mean 'inception_v3'")
+
+
+@pytest.mark.parametrize("command", ["profile", "run", "export"])
+def test_missing_step_file(call, command, tmp_path):
+    check_refused(call(command, f"{tmp_path}/none.py:step"), "no such file")
+
+
+def test_unknown_mode_and_counts(call):
+    check_refused(call("profile", "mlp", "--mode", "guessed"), "'guessed'")
+    check_refused(call("run", "mlp", "--steps", "0"), "--steps is 0")
+    check_refused(call("demo", "--devices", "0"), "--devices is 0")
+    check_refused(call("demo", "--model", "inception_v4"), "did you mean 'inception_v3'")
+
+
+def test_step_file_without_the_function(call, tmp_path):
+    path = tmp_path / "steps.py"
+    path.write_text("def mine():\n    return 5\n")
+    check_refused(call("profile", f"{path}:yours"), "function in")
+    check_refused(call("profile", f"{path}:mine"), "returned int")
+    check_refused(call("profile", f"{path}:mine", "--batch-size", "3"), "takes no parameters")
+
+
+def test_lab_names_the_notebook(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call("lab", "--print")[1] == f"{tmp_path}/00_quickstart.ipynb\n"
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "00_quickstart.ipynb").write_text("{}")
+    assert json.loads(call("lab", "--json")[1]) == {"notebook": f"{tmp_path}/notebooks/00_quickstart.ipynb"}
+
+
+def test_lab_copies_the_notebook_once_and_opens_it(call, tmp_path, monkeypatch):
+    from baechi_lab.cli import lab
+
+    opened = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(lab.subprocess, "call", lambda command: opened.append(command) or 0)
+    monkeypatch.setattr(lab.importlib.util, "find_spec", lambda name: name)
+    assert call("lab")[0] == 0
+    notebook = tmp_path / "00_quickstart.ipynb"
+    assert opened[0][-1] == str(notebook)
+    assert json.loads(notebook.read_text())["cells"]
+    notebook.write_text("mine")
+    assert call("lab", "--", "--no-browser")[0] == 0
+    assert notebook.read_text() == "mine"
+    assert opened[1][-1] == "--no-browser"
+    monkeypatch.setattr(lab.importlib.util, "find_spec", lambda name: None)
+    check_refused(call("lab"), "pip install 'baechi-lab[lab]'")
+
+
+# -- sweep ---------------------------------------------------------------------------------------------------
+
+
+def test_sweep_of_a_graph_file_resumes(call, graph_file, tmp_path):
+    store = tmp_path / "sweep.sqlite"
+    options = ["--memory", "2kB", "--placers", "single,m-etf", "--link-latency", "2", "--link-us-per-byte", "0"]
+    arguments = [*options, "--comm", "parallel", "--no-optimize", "--jobs", "1", "-o", store]
+    code, out, _ = call("sweep", graph_file, "--devices", "1,2", *arguments, "--json")
+    assert code == 0
+    rows = json.loads(out)
+    found = {(row["devices"], row["placer"]): row["makespan_us"] for row in rows}
+    # one device: 10 + 10 + 5; two: the second op runs beside the first, and its output takes 2
+    assert found == {(1, "single"): 25.0, (1, "m-etf"): 25.0, (2, "single"): 25.0, (2, "m-etf"): 17.0}
+    assert store.stat().st_size > 0
+    code, out, _ = call("sweep", graph_file, "--devices", "1,2,3", *arguments)
+    assert code == 0
+    assert "17.00 us" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--devices", "1,x"], "--devices is 'x'"),
+        (["--placers", "m-etff"], "did you mean 'm-etf'"),
+        (["--mode", "guessed"], "'guessed'"),
+        (["--jobs", "0"], "--jobs is 0"),
+        (["--batch-size", "4"], "batch"),
+    ],
+)
+def test_bad_sweeps(call, graph_file, arguments, text):
+    check_refused(call("sweep", graph_file, *arguments), text)
+
+
+def test_sweep_of_an_unknown_model(call):
+    check_refused(call("sweep", "inception_v4", "--jobs", "1"), "did you mean 'inception_v3'")

@@ -1,0 +1,129 @@
+"""Sub-commands that trace, run and export TensorFlow steps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.cli import main
+
+pytest.importorskip("tensorflow")
+
+STEP_FILE = """
+import numpy as np
+import tensorflow as tf
+
+
+def small():
+    weights = tf.Variable(np.ones((4, 3), np.float32), name="weights")
+
+    def train_step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(x @ weights))
+        weights.assign_sub(0.01 * tape.gradient(loss, weights))
+        return loss
+
+    return train_step, np.ones((2, 4), np.float32)
+
+
+def needs_arguments(x):
+    return x
+
+
+def broken():
+    def train_step(x):
+        return x @ tf.ones((5, 5))
+
+    return train_step, np.ones((2, 4), np.float32)
+"""
+
+
+@pytest.fixture
+def call(capsys, tmp_path, monkeypatch):
+    """Run the command in an empty folder; returns exit code, the JSON it printed, and stderr."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "steps.py").write_text(STEP_FILE)
+
+    def run(*argv):
+        code = main([*argv, "--json"])
+        printed = capsys.readouterr()
+        return code, json.loads(printed.out) if printed.out else None, printed.err
+
+    return run
+
+
+def test_profile_place_run_export_by_files(call, tmp_path):
+    code, facts, _ = call("profile", "steps.py:small", "--mode", "estimated", "--hardware", "v100", "-o", "graph.json")
+    assert code == 0
+    graph = bl.load_graph("graph.json")
+    assert facts["ops"] == graph.n
+    assert facts["persistent_bytes"] == 4 * 3 * 4  # one variable of 4 x 3 float32
+    assert call("place", "graph.json", "--devices", "2", "--placer", "m-topo", "-o", "placement.json")[0] == 0
+    code, done, _ = call("run", "steps.py:small", "--placement", "placement.json", "--devices", "2", "--steps", "3")
+    assert code == 0
+    assert done["status"] == "ok"
+    assert len(done["step_seconds"]) == 3
+    assert done["measured_us"] > 0
+    assert done["simulated_us"] is None  # no profile was made here
+    code, facts, _ = call("export", "steps.py:small", "--placement", "placement.json", "--devices", "2", "-o", "out")
+    assert code == 0
+    assert (tmp_path / "out" / "train.py").is_file()
+
+
+def test_run_places_by_itself(call, tmp_path):
+    code, done, _ = call(
+        "run", "mlp", "--batch-size", "4", "--mode", "estimated", "--devices", "2", "--steps", "2",
+        "--trace", "trace.json",
+    )  # fmt: skip
+    assert code == 0
+    assert done["simulated_us"] > 0
+    assert "traceEvents" in json.loads((tmp_path / "trace.json").read_text())
+
+
+def test_demo_is_the_whole_main_job(call, tmp_path):
+    code, facts, _ = call("demo", "--model", "mlp", "--devices", "2", "--steps", "2", "-o", "exported")
+    assert code == 0
+    assert [row["placer"] for row in facts["comparison"]] == ["m-topo", "m-etf", "m-sct"]
+    assert facts["best"] in {row["placer"] for row in facts["comparison"]}
+    best = next(row for row in facts["comparison"] if row["placer"] == facts["best"])
+    assert best["makespan_us"] == facts["simulated_us"] == min(row["makespan_us"] for row in facts["comparison"])
+    assert all(row["makespan_us"] >= row["lower_bound_us"] for row in facts["comparison"])
+    assert facts["measured_us"] > 0
+    assert (tmp_path / "exported" / "train.py").is_file()
+
+
+def test_step_that_cannot_be_traced(call):
+    code, _, err = call("profile", "steps.py:broken", "--mode", "estimated")
+    assert code == 2
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in err
+    assert "train_step" in err
+
+
+def test_placement_for_more_devices_than_given(call):
+    bl.save_graph(bl.OpGraph.from_edges([1.0]), "graph.json")
+    from baechi_lab.graph.files import save
+
+    save(bl.Placement(device=[3]), "placement.json")
+    code, _, err = call("run", "steps.py:small", "--placement", "placement.json", "--devices", "2")
+    assert code == 2
+    assert "uses 4 devices; --devices is 2" in err
+
+
+def test_demo_says_why_nothing_fits(call):
+    code, _, err = call("demo", "--model", "mlp", "--devices", "2", "--memory", "1kB", "--steps", "1")
+    assert code == 2
+    assert "no placer found a placement that fits" in err
+
+
+@pytest.mark.parametrize(
+    ("file", "text"), [("steps.py:needs_arguments", "TypeError"), ("wrong.py:step", "SyntaxError")]
+)
+def test_what_the_readers_file_raises_is_one_sentence(call, tmp_path, file, text):
+    (tmp_path / "wrong.py").write_text("def step(:\n")
+    code, printed, err = call("profile", file)
+    assert (code, printed) == (2, None)
+    assert text in err
+    assert "Traceback" not in err
