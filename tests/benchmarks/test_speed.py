@@ -1,0 +1,106 @@
+"""Placing, simulating, checking and optimizing large graphs; `bar_s` of each result is what it may take.
+
+Run with: pytest tests/benchmarks/test_speed.py --benchmark-only
+On a machine that others use too, add --benchmark-timer=time.process_time.
+Medians, warm: the first round, which may compile kernels, does not count.
+"""
+
+from __future__ import annotations
+
+import resource
+from functools import cache
+
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.placers import sct_solver
+
+GNMT_OPS, NMT_OPS, MANY_OPS = 22_800, 83_000, 1_000_000
+pytestmark = pytest.mark.timeout(600)
+
+
+def cluster(devices=4, memory_bytes=16 << 30):
+    return bl.Cluster.uniform(devices, memory_bytes=memory_bytes, link=bl.Link(134.0, 0.0001754), comm="sequential")
+
+
+@cache
+def gnmt():
+    return bl.generators.gnmt(ops=GNMT_OPS)
+
+
+@cache
+def optimized():
+    return bl.optimize(gnmt())
+
+
+@cache
+def placed():
+    return bl.place(gnmt(), cluster(), "m-etf")
+
+
+def measure(benchmark, bar_s, work, rounds=5, setup=None):
+    """Run `work` `rounds` times after a warm-up."""
+    benchmark.extra_info["bar_s"] = bar_s
+    return benchmark.pedantic(work, rounds=rounds, warmup_rounds=1, setup=setup)
+
+
+@pytest.mark.parametrize(("placer", "bar_s", "rounds"), [("m-topo", 0.05, 5), ("m-etf", 0.15, 5), ("m-sct", 2.5, 3)])
+def test_place(benchmark, placer, bar_s, rounds):
+    gnmt()
+    forget = sct_solver.forget_solutions  # the LP is part of the work
+    result = measure(benchmark, bar_s, lambda: bl.place(gnmt(), cluster(), placer), rounds, forget)
+    assert len(result.device) == gnmt().n
+
+
+def test_simulate(benchmark):
+    placed()
+    timeline = measure(benchmark, 0.05, lambda: bl.simulate(gnmt(), cluster(), placed()))
+    assert len(timeline.op) == gnmt().n
+
+
+def test_check(benchmark):
+    timeline = bl.simulate(gnmt(), cluster(), placed())
+    problems = measure(benchmark, 0.5, lambda: bl.check(gnmt(), cluster(), placed(), timeline))
+    assert [p for p in problems if p.kind != "memory"] == []
+
+
+def test_bounds(benchmark):
+    bounds = measure(benchmark, 0.1, lambda: bl.bounds(gnmt(), cluster()))
+    assert bounds
+
+
+def test_optimize(benchmark):
+    coarse = measure(benchmark, 0.5, lambda: bl.optimize(gnmt()))
+    assert coarse.n < gnmt().n
+
+
+@pytest.mark.parametrize(("placer", "bar_s"), [("m-topo", 0.1), ("m-etf", 0.1), ("m-sct", 0.3)])
+def test_slider_move(benchmark, placer, bar_s):
+    """Another memory limit each time, on the optimized graph: place and simulate."""
+    moves = iter(range(100))
+
+    def move():
+        moved = cluster(memory_bytes=(16 << 30) + (next(moves) << 20))
+        return bl.simulate(optimized(), moved, bl.place(optimized(), moved, placer))
+
+    assert measure(benchmark, bar_s, move).makespan_us > 0
+
+
+def test_translation_of_83k_ops_on_8_devices(benchmark):
+    graph = bl.generators.gnmt(layers=8, ops=NMT_OPS)  # needs repair with 16 GB, which takes thirty times as long
+    result = measure(benchmark, 1.0, lambda: bl.place(graph, cluster(8, 128 << 30), "m-etf"), rounds=3)
+    assert len(result.device) == graph.n
+
+
+def test_a_million_ops(benchmark):
+    graph = bl.generators.layered_dag(MANY_OPS, seed=0)
+    graph.order  # noqa: B018 - part of the generation
+
+    def work():
+        return bl.simulate(graph, cluster(), bl.place(graph, cluster(), "m-etf"))
+
+    timeline = measure(benchmark, 10.0, work, rounds=1)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    benchmark.extra_info["peak_resident_bytes"] = peak
+    assert timeline.makespan_us >= graph.duration_us.sum() / 4
+    assert peak < 4e9

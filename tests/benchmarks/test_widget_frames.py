@@ -1,0 +1,121 @@
+"""Frame and first-picture times of the canvas views in a real JupyterLab.
+
+Run with: pytest tests/benchmarks/test_widget_frames.py --benchmark-only -s
+"""
+
+from __future__ import annotations
+
+import jupyter_browser as lab_tools
+import pytest
+
+pytestmark = [
+    pytest.mark.ui,
+    pytest.mark.skipif(bool(lab_tools.missing()), reason=lab_tools.missing() or "-"),
+    pytest.mark.timeout(280),
+]
+
+NOTEBOOK = [
+    """
+import numpy as np
+from baechi_lab.graph import Cluster, OpGraph, Placement
+from baechi_lab.simulator import simulate
+from baechi_lab.widgets import GraphView, TimelineView
+rng = np.random.default_rng(0)
+
+def graph(n, edges):
+    source = rng.integers(0, n - 1, edges)
+    target = np.minimum(n - 1, source + rng.integers(1, 60, edges))
+    names = [f"scope{i // 50}/op{i}" for i in range(n)]
+    return OpGraph.from_edges(rng.uniform(1, 100, n), zip(source, target, np.full(edges, 4096)), names=names)
+
+def placed(g):
+    return simulate(g, Cluster.uniform(4), Placement(device=rng.integers(0, 4, g.n).astype(np.int32)))
+
+g = graph(5000, 9000)
+view = GraphView()
+view.show_graph(g)
+view.show_timeline(placed(g))
+view.open_nodes(range(len(view.tree)))
+print(len(view.nodes_shown), "nodes", len(view.scene.source), "edges")
+""",
+    "view",
+    """
+big = graph(30000, 45000)
+line = TimelineView()
+line.show(big, [placed(big)])
+print(len(line.drawn), "bars")
+""",
+    "line",
+]
+
+FRAMES = """async ([selector, kind, count]) => {
+  const canvas = [...document.querySelectorAll('canvas')].find((c) => c.getAttribute('aria-label') === selector);
+  canvas.scrollIntoView();
+  canvas.focus();
+  const box = canvas.getBoundingClientRect();
+  const x = box.left + box.width * 0.55, y = box.top + box.height / 2;
+  const frame = () => new Promise((done) => requestAnimationFrame(done));
+  const fire = (type, values) => canvas.dispatchEvent(new PointerEvent(type, {
+    bubbles: true, cancelable: true, pointerId: 1, button: 0, clientX: x, clientY: y, ...values }));
+  await frame();
+  const before = Number(canvas.dataset.frames || 0);
+  const start = performance.now();
+  if (kind === 'pan') { canvas.setPointerCapture = () => {}; fire('pointerdown', {}); }
+  for (let k = 0; k < count; k += 1) {
+    if (kind === 'pan') fire('pointermove', { clientX: x + 60 * Math.sin(k / 9), clientY: y + 20 * Math.cos(k / 9) });
+    else canvas.dispatchEvent(new WheelEvent('wheel', {
+      bubbles: true, cancelable: true, deltaY: (k % 40 < 20 ? -60 : 60), clientX: x, clientY: y }));
+    await frame();
+  }
+  if (kind === 'pan') fire('pointerup', {});
+  await frame();
+  return { seconds: (performance.now() - start) / 1000, frames: Number(canvas.dataset.frames) - before };
+}"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A page in which both views are drawn."""
+    with lab_tools.running_lab(tmp_path_factory.mktemp("lab")) as lab, lab_tools.browser_page() as opened:
+        lab_tools.open_notebook(opened, lab.add_notebook("frames.ipynb", NOTEBOOK))
+        lab_tools.run_all(opened, 'canvas[aria-label="Timeline"]', 200_000)
+        opened.wait_for_timeout(1500)
+        print("\n", " | ".join(opened.locator(".jp-OutputArea-output pre").all_inner_texts()))
+        yield opened
+
+
+@pytest.mark.parametrize("kind", ["pan", "zoom"])
+@pytest.mark.parametrize("view", ["Graph", "Timeline"])
+def test_frames(benchmark, page, view, kind):
+    """Seconds for 90 redraws; the frame rate is in `extra_info`."""
+    measured = []
+
+    def run():
+        measured.append(page.evaluate(FRAMES, [view, kind, 90]))
+
+    benchmark.pedantic(run, rounds=3)
+    rates = sorted(m["frames"] / m["seconds"] for m in measured)
+    assert all(m["frames"] >= 85 for m in measured)  # every event was drawn
+    benchmark.extra_info["frames_per_second"] = round(rates[1], 1)
+    print(f"{view} {kind}: {rates[1]:.1f} frames per second")
+
+
+def test_first_picture(benchmark, page):
+    """From closing all nodes to the picture of 5,000 nodes: Python, message, decoding and drawing."""
+
+    def run():
+        page.evaluate(
+            """async () => {
+  const canvas = [...document.querySelectorAll('canvas')].find((c) => c.getAttribute('aria-label') === 'Graph');
+  const press = (text) => [...canvas.closest('.bl-view').querySelectorAll('button')].find((b) => b.textContent === text).click();
+  const drawn = async (few) => {
+    while ((Number(canvas.dataset.nodes) < 4000) !== few) await new Promise((done) => requestAnimationFrame(done));
+  };
+  press('Overview');
+  await drawn(true);
+  press('Open all');
+  await drawn(false);
+}"""
+        )
+
+    benchmark.pedantic(run, rounds=3)
