@@ -1,0 +1,28 @@
+"""Every example in a docstring runs and prints what it says."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import importlib.util
+import pkgutil
+
+import pytest
+
+import baechi_lab
+
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def module_names() -> list[str]:
+    """All modules of the package; those that need torch only where it is installed."""
+    names = [m.name for m in pkgutil.walk_packages(baechi_lab.__path__, "baechi_lab.", onerror=lambda name: None)]
+    without_torch = importlib.util.find_spec("torch") is None
+    return [n for n in names if not n.endswith("__main__") and not (without_torch and "torch" in n.split("."))]
+
+
+@pytest.mark.parametrize("name", module_names())
+def test_examples(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # an example that writes a file writes it there
+    failed, tried = doctest.testmod(importlib.import_module(name), optionflags=FLAGS)
+    assert failed == 0, f"{failed} of {tried} examples in {name} fail; see the captured output"

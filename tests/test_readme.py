@@ -1,0 +1,61 @@
+"""What the README shows works, and its two commands are the ones that CI runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of the README in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_first_two_commands():
+    install, tests = blocks("bash")[:2]
+    assert install.count("\n") == tests.count("\n") == 1
+    assert "baechi-lab demo" in install
+    assert "pytest" in tests
+
+
+def test_first_example_has_eight_lines():
+    code = [line for line in blocks("python")[0].splitlines() if line and not line.startswith("import ")]
+    assert len(code) == 8
+
+
+@pytest.mark.timeout(300)
+def test_examples_run(tmp_path):
+    code = "\n".join(blocks("python"))
+    done = subprocess.run(
+        [sys.executable, "-W", "error:::baechi_lab", "-c", code],
+        cwd=tmp_path, env=_environment(), capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "<Run ok: 5 steps" in done.stdout
+    assert "('place', 'simulate', 'bounds')" in done.stdout
+    assert (tmp_path / "placed_training" / "train.py").is_file()
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+def test_pictures_exist():
+    for path in re.findall(r"!\[.*?\]\((.*?)\)", (ROOT / "README.md").read_text(encoding="utf-8")):
+        assert (ROOT / path).is_file(), path
+
+
+def test_every_command_is_described():
+    from baechi_lab.cli import COMMANDS
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for command in COMMANDS:
+        assert re.search(rf"`{command}\b", text), command
