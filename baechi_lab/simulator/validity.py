@@ -6,7 +6,10 @@ them; transfer queues are replayed from the production times, memory is rebuilt 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -196,19 +199,16 @@ def _idling(
 def _queues(
     graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, end: NDArray[Any], slack: float
 ) -> Iterator[Violation]:
-    """Replay the requests in order of (production time, producer, tensor, destination).
-
-    Ops of no duration may cause each other within one instant; among them the timeline's own order is taken.
-    """
+    """Replay the requests in order of (production time, producer, tensor, destination)."""
     sent = timeline.transfers
     producer = graph.tensor_producer[sent.tensor]
-    instant = durations(graph, cluster)[producer, placed.device[producer]] == 0
-    sends, receives = np.where(instant, sent.start_us, -1.0), np.where(instant, sent.receive_us, -1.0)
-    order = np.lexsort((sent.target, sent.tensor, producer, receives, sends, end[producer]))
+    order = _service_order(
+        graph, cluster, timeline, end[producer], durations(graph, cluster)[producer, sent.source] == 0
+    )
     out_free = [0.0] * cluster.n
     in_free = out_free if cluster.comm == "sequential" else [0.0] * cluster.n
     size = graph.tensor_bytes
-    for k in order.tolist():
+    for k in order:
         a, b, t = int(sent.source[k]), int(sent.target[k]), int(sent.tensor[k])
         start = receive = float(end[producer[k]])
         if cluster.comm != "parallel":
@@ -223,6 +223,44 @@ def _queues(
                 f"from {sent.receive_us[k]} us; with {cluster.comm} transfers that is {start} and {receive}"
             )
             yield Violation("transfer", message, b, float(sent.start_us[k]))
+
+
+def _service_order(
+    graph: OpGraph, cluster: Cluster, timeline: Timeline, produced: NDArray[Any], no_time: NDArray[np.bool_]
+) -> list[int]:
+    """Transfer rows in the order in which their requests were served.
+
+    Ops of no duration may cause each other within one instant, so their requests are not served by index but as the
+    ops ran, which depends on the scheduler: among them, the order that the queues themselves show is taken.
+    """
+    sent = timeline.transfers
+    order = np.lexsort((sent.target, sent.tensor, graph.tensor_producer[sent.tensor], no_time, produced))
+    if cluster.comm == "parallel":
+        return [int(k) for k in order]
+    change = np.flatnonzero((np.diff(produced[order]) != 0) | (np.diff(no_time[order]) != 0)) + 1
+    served: list[int] = []
+    for rows in np.split(order, change):
+        served += _as_queued(rows, cluster, timeline) if len(rows) > 1 and no_time[rows[0]] else rows.tolist()
+    return served
+
+
+def _as_queued(rows: NDArray[np.intp], cluster: Cluster, timeline: Timeline) -> list[int]:
+    """`rows` so that each comes after those that a queue held before it; as given where no order explains them."""
+    sent = timeline.transfers
+    held: dict[tuple[str, int], list[tuple[float, float, int]]] = defaultdict(list)
+    inward = "out" if cluster.comm == "sequential" else "in"
+    for k in rows.tolist():
+        cost = float(sent.end_us[k] - sent.receive_us[k])
+        held["out", int(sent.source[k])].append((float(sent.start_us[k]), cost, k))
+        held[inward, int(sent.target[k])].append((float(sent.receive_us[k]), cost, k))
+    before: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(rows.tolist(), ()))
+    for queue in held.values():
+        for (_, _, first), (_, _, second) in pairwise(sorted(queue)):
+            before.add(second, first)
+    try:
+        return list(before.static_order())
+    except CycleError:
+        return [int(k) for k in rows]
 
 
 def _memory(

@@ -87,6 +87,20 @@ def test_transfers_that_should_have_waited():
     assert kinds(unqueued, placement, three, graph) == {"transfer"}
 
 
+def test_two_ops_of_no_duration_cannot_both_wait_for_the_other():
+    graph = bl.OpGraph.from_edges([0, 0, 1, 1], [(0, 2, 1), (1, 3, 1)])
+    two = CLUSTER.replace(comm="sequential")
+    placement = bl.Placement(device=[0, 1, 1, 0])
+    timeline = bl.simulate(graph, two, placement)
+    assert bl.check(graph, two, placement, timeline) == ()
+    cost = float(timeline.transfers.end_us[0] - timeline.transfers.receive_us[0])
+    sent = replace(timeline.transfers, start_us=[0, 0], receive_us=[cost, cost], end_us=[2 * cost, 2 * cost])
+    late = replace(
+        timeline, transfers=sent, start_us=[0, 0, 2 * cost, 2 * cost], end_us=[0, 0, 2 * cost + 1, 2 * cost + 1]
+    )
+    assert "transfer" in kinds(late, placement, two, graph)
+
+
 def test_memory_is_rebuilt_not_believed():
     tight = CLUSTER.with_memory(1)
     assert "memory" in kinds(replace(TIMELINE, violations=()), cluster=tight)

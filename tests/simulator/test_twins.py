@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from mixed_clusters import mixed_cluster
 from random_cases import random_cluster, random_graph
 
 import baechi_lab as bl
@@ -34,6 +35,19 @@ def test_kernel_twin_and_check_agree(seed):
             assert levels.sum(axis=1).max(initial=0) == timeline.peak_bytes[d]
             assert levels.min(initial=0) >= 0
         assert bl.bounds(graph, cluster).best <= timeline.makespan_us * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("comm", ["sequential", "duplex"])
+@pytest.mark.parametrize("scheduler", ["fifo", "pct", "msr"])
+def test_ops_of_no_duration_between_unequal_links(comm, scheduler):
+    rng = np.random.default_rng(5)
+    for _ in range(100):
+        graph = random_graph(rng, 24)
+        graph = graph.replace(duration_us=np.where(rng.random(graph.n) < 0.6, 0.0, graph.duration_us))
+        cluster = mixed_cluster(rng, memory=(1 << 20, 1 << 21), comm=comm)
+        placement = bl.Placement(device=rng.integers(0, cluster.n, graph.n))
+        timeline = bl.simulate(graph, cluster, placement, scheduler=scheduler)
+        assert bl.check(graph, cluster, placement, timeline) == ()
 
 
 def test_same_input_same_output():
