@@ -16,7 +16,12 @@ from ..graph import Cluster, OpGraph, Placement
 from ..graph.units import format_bytes
 from ..simulator import makespan_and_peak
 
-ATTEMPTS = 4
+ATTEMPTS, MOST_ATTEMPTS = 4, 12
+
+
+def _attempts(graph: OpGraph) -> int:
+    """Plans before a repair: more on large graphs, where a plan is cheap beside the simulations that a repair needs."""
+    return ATTEMPTS + min(graph.n // 2000, MOST_ATTEMPTS - ATTEMPTS)
 
 
 def within_memory(graph: OpGraph, cluster: Cluster, attempt: Callable[[Cluster, bool], Placement]) -> Placement:
@@ -27,7 +32,7 @@ def within_memory(graph: OpGraph, cluster: Cluster, attempt: Callable[[Cluster, 
     """
     limit = cluster.memory_bytes.copy()
     best, least = None, None
-    for number in range(1, ATTEMPTS + 1):
+    for number in range(1, _attempts(graph) + 1):
         plan = attempt(cluster if number == 1 else cluster.with_memory(limit.tolist()), number > 1)
         _, peak = makespan_and_peak(graph, cluster, plan)
         over = np.maximum(peak - cluster.memory_bytes, 0)
@@ -44,7 +49,7 @@ def _repaired(graph: OpGraph, cluster: Cluster, start: Placement | None) -> Plac
 
     found = repair(graph, cluster, start)
     if found is not None:
-        return found.replace(info={**found.info, "attempts": ATTEMPTS, "repaired": True})
+        return found.replace(info={**found.info, "attempts": _attempts(graph), "repaired": True})
     needed = int(graph.persistent_bytes.sum())
     has = ", ".join(f"{d.name} {format_bytes(d.memory_bytes)}" for d in cluster.devices)
     why = packing_proof(graph, cluster) or "no placement that fits was found"
