@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,7 @@ class Auto(Placer):
         placers: names to ask; None means every registered placer that is fast.
         optimized: also place the optimized graph. lp_ops: most ops for which a linear program is solved.
         workers: threads; None means one per core.
+        callback: called with `(answers so far, all)` after every placer; returning True asks no more of them.
     """
 
     name = "auto"
@@ -61,6 +62,7 @@ class Auto(Placer):
     optimized: bool = True
     lp_ops: int = LP_OPS
     workers: int | None = None
+    callback: Callable[[int, int], Any] | None = field(default=None, compare=False)
 
     def validate(self) -> None:
         for name in self.placers or ():
@@ -94,8 +96,15 @@ class Auto(Placer):
 
     def _run(self, jobs: list[Callable[[], Any]]) -> list[Any]:
         """All jobs' results in the order of the jobs, whatever the order in which threads finish."""
-        with ThreadPoolExecutor(self.workers or os.cpu_count() or 1) as pool:
-            return list(pool.map(lambda job: job(), jobs))
+        pool, found = ThreadPoolExecutor(self.workers or os.cpu_count() or 1), []
+        try:
+            for answer in pool.map(lambda job: job(), jobs):
+                found.append(answer)
+                if self.callback is not None and self.callback(len(found), len(jobs)) is True:
+                    break
+        finally:  # also when interrupted: what has not begun is left out
+            pool.shutdown(cancel_futures=True)
+        return found
 
     def _mended(self, graph: OpGraph, cluster: Cluster, found: list[tuple[Attempt, Placement | None]]) -> Placement:
         from .repair import packing_proof, repair

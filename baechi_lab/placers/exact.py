@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
 
@@ -25,6 +26,7 @@ import numpy as np
 
 from ..errors import InfeasiblePlacement, InvalidInput, MissingPackage
 from ..graph import Cluster, OpGraph, Placement, durations
+from ..graph.units import format_us
 from ..simulator import bounds, simulate
 from .base import Placer
 from .exact_model import scaled_times
@@ -39,12 +41,27 @@ CLOSE = 1e-6
 
 
 @dataclass(frozen=True)
+class ExactProgress:
+    """What a callback gets: seconds spent, step time of the best schedule and largest lower bound so far, in us."""
+
+    seconds: float
+    makespan_us: float
+    bound_us: float
+
+    def __str__(self) -> str:
+        if not np.isfinite(self.makespan_us):
+            return f"{self.seconds:.1f} s, looking for a first schedule"
+        return f"{self.seconds:.1f} s, {format_us(self.makespan_us)}, lower bound {format_us(self.bound_us)}"
+
+
+@dataclass(frozen=True)
 class Exact(Placer):
     """The proven optimum of a small graph by constraint programming, or the proven gap (needs ortools).
 
     Parameters:
         time_limit: seconds for everything. seed: of the solver and the warm start. workers: threads of the solver.
         warm_start: share of the time that `search` may use for a first placement.
+        callback: called with an `ExactProgress` ten times a second; returning True ends the proof with what is known.
     """
 
     name = "exact"
@@ -53,6 +70,7 @@ class Exact(Placer):
     seed: int = 0
     workers: int = 2
     warm_start: float = 0.1
+    callback: Callable[[ExactProgress], Any] | None = field(default=None, compare=False)
 
     def validate(self) -> None:
         for key, low, high in (("time_limit", 0.0, np.inf), ("warm_start", 0.0, 1.0)):
@@ -88,7 +106,8 @@ class _Solve:
 
     def __init__(self, params: Exact, graph: OpGraph, cluster: Cluster, solver: SolverProcess):
         self.params, self.graph, self.cluster, self.solver = params, graph, cluster, solver
-        self.began = time.perf_counter()
+        self.began, self.stopped = time.perf_counter(), False
+        self.timeline: Any = None
         self.bound = bounds(graph, cluster).best
         self.solves: list[str] = []
         self._keep(self._warm_start())
@@ -106,7 +125,7 @@ class _Solve:
 
     def placement(self) -> Placement:
         for strict in (False, True):
-            if self._proven() or self._left() <= 0 or (strict and not self.times.exact):
+            if self._proven() or self.stopped or self._left() <= 0 or (strict and not self.times.exact):
                 break
             self._solve(strict)
         makespan = self.timeline.makespan_us
@@ -120,6 +139,14 @@ class _Solve:
     def _left(self) -> float:
         return self.params.time_limit - (time.perf_counter() - self.began)
 
+    def _stop(self) -> bool:
+        """Tell the callback how far it is; True once it wants an end."""
+        if self.params.callback is not None and not self.stopped:
+            known = np.inf if self.timeline is None else self.timeline.makespan_us
+            progress = ExactProgress(time.perf_counter() - self.began, known, self.bound)
+            self.stopped = self.params.callback(progress) is True
+        return self.stopped
+
     def _proven(self) -> bool:
         return self.timeline.makespan_us <= self.bound * (1 + CLOSE) + CLOSE
 
@@ -127,7 +154,9 @@ class _Solve:
         from .search import Search
 
         seconds = min(self.params.time_limit * self.params.warm_start, 10.0)
-        search = Search(time_limit=seconds, evaluations=20_000, seed=self.params.seed, workers=1)
+        search = Search(
+            time_limit=seconds, evaluations=20_000, seed=self.params.seed, workers=1, callback=lambda _: self._stop()
+        )
         try:
             return search.assign(self.graph, self.cluster).replace(info={})
         except InfeasiblePlacement as refused:
@@ -160,7 +189,7 @@ class _Solve:
             "horizon": int(np.ceil(self.within * self.times.scale)) + slack,
             "lowest": max(int(np.floor((self.bound - self.error) * self.times.scale + CLOSE)), 0),
             "seconds": max(self._left(), 0.01), "seed": self.params.seed, "workers": self.params.workers, **hint,
-        })  # fmt: skip
+        }, self._stop)  # fmt: skip
         self.solves.append(f"{'strict' if strict else 'relaxed'}: {answer['status']}, {answer['seconds']:.2f} s")
         return answer
 

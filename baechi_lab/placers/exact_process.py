@@ -10,12 +10,18 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from ..errors import ExecutionError
 from ..graph import Cluster, OpGraph
 from ..graph.json_format import to_document
+
+ASK_SECONDS = 0.1
+"""How often it is asked whether to stop."""
+STOPPED: dict[str, Any] = {"status": "STOPPED", "seconds": 0.0, "bound": None, "device": None, "order": None}
 
 
 class SolverProcess:
@@ -35,8 +41,13 @@ class SolverProcess:
         self.process.kill()
         self.process.communicate()
 
-    def solve(self, graph: OpGraph, cluster: Cluster, request: dict[str, Any]) -> dict[str, Any]:
-        """Status, bound (units of the model), device and order of the best solution, seconds."""
+    def solve(
+        self, graph: OpGraph, cluster: Cluster, request: dict[str, Any], stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, Any]:
+        """Status, bound (units of the model), device and order of the best solution, seconds.
+
+        Once `stop()`, asked now and then, is true, the process is ended and the answer is `STOPPED`.
+        """
         line = json.dumps({**request, "graph": to_document(graph), "cluster": to_document(cluster)})
         source, sink = self.process.stdin, self.process.stdout
         if source is None or sink is None:
@@ -44,15 +55,22 @@ class SolverProcess:
         try:
             source.write(line + "\n")
             source.flush()
-            answer = sink.readline()
         except BrokenPipeError:
-            answer = ""
-        if not answer:
-            _, text = self.process.communicate()
-            reason = text.strip().splitlines()[-1:] or ["no message"]
-            raise ExecutionError(f"the solver's process ended with code {self.process.returncode}: {reason[0]}")
-        reply: dict[str, Any] = json.loads(answer)
+            return self._died()
+        lines: list[str] = []
+        reader = threading.Thread(target=lambda: lines.append(sink.readline()), daemon=True)
+        reader.start()
+        while reader.is_alive():
+            if stop():
+                return STOPPED
+            reader.join(ASK_SECONDS)
+        reply: dict[str, Any] = json.loads(lines[0]) if lines and lines[0] else self._died()
         return reply
+
+    def _died(self) -> Any:
+        _, text = self.process.communicate()
+        reason = text.strip().splitlines()[-1:] or ["no message"]
+        raise ExecutionError(f"the solver's process ended with code {self.process.returncode}: {reason[0]}")
 
 
 def answer_request(request: dict[str, Any]) -> dict[str, Any]:

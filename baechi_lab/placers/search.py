@@ -46,7 +46,7 @@ COARSE = 0.5
 
 @dataclass(frozen=True)
 class Progress:
-    """What a callback gets: seconds and simulations spent, and the best objective so far in microseconds."""
+    """What a callback gets: seconds and simulations spent, and the best objective so far in us (infinite before the first)."""
 
     seconds: float
     evaluations: int
@@ -54,6 +54,8 @@ class Progress:
     start: str
 
     def __str__(self) -> str:
+        if not np.isfinite(self.makespan_us):
+            return f"{self.seconds:.1f} s, {self.evaluations} simulations, asking the rules for a start"
         return f"{self.seconds:.1f} s, {self.evaluations} simulations, {format_us(self.makespan_us)} from {self.start}"
 
 
@@ -157,13 +159,23 @@ class _Run:
         used += self.used_before
         if not self.history or self.best < self.history[-1][2]:
             self.history.append((self.budget.elapsed, used, self.best))
-        if self.params.callback is not None:
+        self._ask(used)
+
+    def _ask(self, used: int) -> None:
+        if self.params.callback is not None and not self.budget.stopped:
             if self.params.callback(Progress(self.budget.elapsed, used, self.best, self.start_name)) is True:
                 self.budget.stopped = True
 
+    def _rules_took_long(self) -> bool:
+        try:
+            self._ask(0)
+        except KeyboardInterrupt:  # what the rules asked so far found is the answer
+            self.budget.stopped = self.interrupted = True
+        return self.budget.stopped or self.budget.elapsed > RULES * (self.budget.seconds or np.inf)
+
     def _candidates(self) -> list[Candidate]:
         if self.given is None:
-            return self.starts.from_rules(lambda: self.budget.elapsed > RULES * (self.budget.seconds or np.inf))
+            return self.starts.from_rules(self._rules_took_long)
         first = self.starts.given(self.given)
         others = self.starts.measured(first.name, first.device)
         return [first, *sorted(others, key=lambda c: c.key)]

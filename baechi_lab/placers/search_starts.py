@@ -52,13 +52,13 @@ class Starts:
         return [c for c in tried if c.overflow_bytes == 0 and np.isfinite(c.makespan_us)]
 
     def from_rules(self, enough: Callable[[], bool]) -> list[Candidate]:
-        """Feasible candidates, best first; stops asking rules once `enough` and one is there."""
+        """Feasible candidates, best first; stops once `enough` (asked after every rule) and one is there."""
         found: list[Candidate] = []
         best = np.inf
         for name, device, planned in self._rules():
             found += self.measured(name, device, planned, NEAR * best)
             best = min([best, *(c.makespan_us for c in found[-4:])])
-            if found and enough():
+            if enough() and found:
                 break
         found.sort(key=lambda c: c.key)
         return found or [self.repaired(None)]

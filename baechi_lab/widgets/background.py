@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import BaechiLabError
 from .guard import Guard, Problem
 
 
-class Cancelled(BaechiLabError):
-    """The work was cancelled, or a newer request took its place."""
+class Cancelled(BaseException):
+    """The work was cancelled, or a newer request took its place.
+
+    Not an `Exception`: what keeps an error as a row of a table, or tries the next rule, must let this one through.
+    """
 
 
 class Ticket:

@@ -35,7 +35,7 @@ def compare_placers(
     rows = []
     for k, name in enumerate(names):
         report(f"comparing: {name}", k / len(names))
-        rows.append({"placer": name, **_row(outcome, memo, name)})
+        rows.append({"placer": name, **_row(outcome, memo, name, report)})
     if outcome.setting.moves:
         rows.append({"placer": CURRENT, **summary(outcome.timeline), "place_seconds": outcome.base.seconds})
     table = pd.DataFrame(rows, columns=list(COLUMNS))
@@ -44,11 +44,11 @@ def compare_placers(
     return table
 
 
-def _row(outcome: Outcome, memo: Memo, placer: str) -> dict[str, Any]:
+def _row(outcome: Outcome, memo: Memo, placer: str, report: Report) -> dict[str, Any]:
     own = outcome.setting.params if placer == outcome.setting.placer else {}
     setting = outcome.setting.replace(placer=placer, params=own, moves=())
     try:
-        base = placed(setting, optimized(setting, outcome.graph, memo), memo)
+        base = placed(setting, optimized(setting, outcome.graph, memo), memo, report)
         timeline = simulated(setting, outcome.graph, move(base, outcome.graph, setting.cluster, ()), memo)
         bounded(setting, outcome.graph, memo)
     except ROW_ERRORS as error:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..errors import InfeasiblePlacement, InvalidInput
-from ..graph import OpGraph, Placement, Step, Timeline, load_graph
+from ..graph import Cluster, OpGraph, Placement, Step, Timeline, load_graph
 from ..memo import Memo
+from ..placers.registry import placer_class
 from ..stages import Optimize, Place, Profile, Simulate
 from .moves import move
 from .schedule import Chain, critical_chain
@@ -65,7 +66,7 @@ def compute(setting: Setting, subject: Step | OpGraph | None, memo: Memo, report
     step, graph = source(setting, subject, memo, report)
     coarse = optimized(setting, graph, memo, report)
     report(f"placing {coarse.n} {'groups' if coarse is not graph else 'ops'} with {setting.placer}", 0.5)
-    base = placed(setting, coarse, memo)
+    base = placed(setting, coarse, memo, report)
     placement = move(base, graph, setting.cluster, setting.moves)
     report("simulating", 0.85)
     timeline = simulated(setting, graph, placement, memo)
@@ -138,9 +139,35 @@ def optimized(setting: Setting, graph: OpGraph, memo: Memo, report: Report = sil
     return memo.recall("optimize", stage, graph, setting.cluster)[0]  # type: ignore[no-any-return]
 
 
-def placed(setting: Setting, coarse: OpGraph, memo: Memo) -> Placement:
+@dataclass(frozen=True)
+class Placing:
+    """A `Place` whose slow placers tell `report` how far they are, which may raise to stop them in the middle.
+
+    `report` is no field: it does not count in what the result is remembered by.
+    """
+
+    stage: Place
+    report: InitVar[Report] = silent
+
+    def __post_init__(self, report: Report) -> None:
+        object.__setattr__(self, "_report", report)
+
+    def __call__(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        name, params = str(self.stage.placer), dict(self.stage.params)
+        if "callback" in placer_class(name).__dataclass_fields__:
+            params["callback"] = self._tell
+        return Place(name, **params)(graph, cluster)
+
+    def _tell(self, *progress: Any) -> None:
+        report: Report = getattr(self, "_report")  # noqa: B009  (set past the frozen fields)
+        said = f"{progress[0]} of {progress[1]} answers" if len(progress) == 2 else str(progress[0])
+        report(f"{self.stage.placer}: {said}", -1.0)
+
+
+def placed(setting: Setting, coarse: OpGraph, memo: Memo, report: Report = silent) -> Placement:
     """The placer's placement of the coarse graph."""
-    return memo.recall("place", Place(setting.placer, **setting.params), coarse, setting.cluster)[0]  # type: ignore[no-any-return]
+    stage = Placing(Place(setting.placer, **setting.params), report)
+    return memo.recall("place", stage, coarse, setting.cluster)[0]  # type: ignore[no-any-return]
 
 
 def simulated(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo) -> Timeline:

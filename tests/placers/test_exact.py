@@ -154,3 +154,13 @@ def test_a_solver_that_dies_is_an_error_with_its_reason():
     graph, cluster = OpGraph.from_edges([1]), Cluster.uniform(1)
     with SolverProcess() as solver, pytest.raises(ExecutionError, match="horizon"):
         solver.solve(graph, cluster, {"within_us": 1.0})
+
+
+def test_the_callback_hears_of_progress_and_stops_the_proof():
+    # Twenty-six ops with queued transfers on four devices: not proven within an hour, but stopped at the third call.
+    graph, cluster, seen = generators.random_dag(26, seed=6), Cluster.uniform(4), []
+    found = exact(
+        graph, cluster, time_limit=3600.0, warm_start=0.0, callback=lambda p: seen.append(p) or len(seen) == 3
+    )
+    assert len(seen) == 3 and seen[-1].bound_us > 0 and "s, " in str(seen[-1])
+    assert simulate(graph, cluster, found).feasible

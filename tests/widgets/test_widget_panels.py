@@ -330,3 +330,17 @@ def test_nbconvert_shows_the_picture_of_a_saved_notebook(bench):
     cell = nbformat.v4.new_code_cell("bench", outputs=[nbformat.v4.new_output("display_data", data=data)])
     html, _ = HTMLExporter().from_notebook_node(nbformat.v4.new_notebook(cells=[cell]))
     assert "data:image/svg+xml;base64," in html
+
+
+def test_after_a_cancelled_computation_the_header_offers_to_compute():
+    bench = bl.Workbench(bl.generators.random_dag(30, seed=1), passes=())
+    again = bench.header.again
+    assert again.layout.display == "none"
+    bench.model.change(placer="single")
+    assert again.layout.display == "none"
+    bench.header.cancel.click()
+    assert bench.model.stale and again.layout.display == "inline-flex"
+    again.click()
+    assert bench.model.worker.wait(60)
+    assert not bench.model.stale and again.layout.display == "none"
+    assert bench.outcome.placement.placer == "single"

@@ -1,6 +1,7 @@
 """Compare, run, explain, sweep and export from the model's side; no widget, no TensorFlow."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -183,3 +184,78 @@ def test_stopping_a_sweep_keeps_its_rows(monkeypatch, graph):
     tasks.sweep({"devices": [1, 2, 3, 4], "memory_bytes": ["8GB"], "placer": ["single"]})
     assert tasks.worker.wait(30)
     assert 1 <= len(tasks.rows) < 4 and not tasks.worker.busy
+
+
+# -- cancelling in the middle of a placer -----------------------------------------------------------------
+
+SLOW = {
+    "search": {"time_limit": 3600.0},
+    "exact": {"time_limit": 3600.0, "warm_start": 0.0},
+    "hierarchical": {"time_limit": 3600.0},
+    "auto": {"workers": 1},
+}
+"""Placers that would go on for an hour (`auto`: has many placers to ask) unless somebody stops them."""
+
+
+@pytest.mark.parametrize("placer", SLOW)
+def test_a_slow_placer_stops_in_the_middle(placer):
+    from baechi_lab.memo import Memo
+    from baechi_lab.widgets.background import Cancelled
+    from baechi_lab.widgets.compute import placed
+
+    needs = {"exact": "ortools", "hierarchical": "tensorflow"}.get(placer, "numpy")
+    if find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed")
+    graph, cluster = bl.generators.random_dag(26, seed=6), bl.Cluster.uniform(4)
+    told = []
+
+    def report(text, share):
+        told.append(text)
+        if len(told) == 3:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        placed(Setting(cluster, placer=placer, params=SLOW[placer], passes=()), graph, Memo(), report)
+    assert len(told) == 3 and all(text.startswith(f"{placer}: ") for text in told)
+
+
+def test_cancelling_a_slow_placer_ends_its_thread_and_keeps_the_last_result():
+    import threading
+
+    graph, began = bl.generators.random_dag(200, seed=6), threading.Event()
+    made = WorkbenchModel(graph, Setting(bl.Cluster.uniform(4), passes=()))
+    first = made.compute_now()
+    made.on("progress", lambda said: began.set() if "simulations" in said[0] else None)
+    made.change(placer="search", params={"time_limit": 3600.0})
+    assert began.wait(120)
+    made.cancel()
+    assert not made.worker.busy  # the interface is free at once,
+    assert made.worker.wait(60)  # and the placer itself ends long before its hour is over
+    assert made.outcome is first and made.stale
+    made.change(placer="m-topo", params={})
+    assert made.worker.wait(60)
+    assert made.outcome.placement.placer == "m-topo" and not made.stale
+
+
+def test_a_cancelled_comparison_has_no_row_for_the_cancellation(tasks):
+    from baechi_lab.widgets.background import Cancelled
+    from baechi_lab.widgets.comparing import compare_placers
+
+    def report(text, share):
+        if "simulations" in text:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        compare_placers(tasks.model.outcome, tasks.model.memo, ["single", "search"], report)
+
+
+def test_what_a_placer_reports_does_not_count_in_what_is_remembered(graph):
+    from baechi_lab.memo import Memo
+    from baechi_lab.widgets.compute import placed
+
+    memo, setting = Memo(), Setting(bl.Cluster.uniform(2), placer="auto", passes=())
+    told = []
+    first = placed(setting, graph, memo, lambda text, share: told.append(text))
+    count = len(told)
+    assert count > 0 and placed(setting, graph, memo, lambda text, share: told.append(text)) is first
+    assert len(told) == count

@@ -26,12 +26,13 @@ class Header:
         self.bar = ipywidgets.FloatProgress(min=0.0, max=1.0, layout=ipywidgets.Layout(width="130px", height="14px"))
         self.doing = ipywidgets.HTML()
         self.cancel = button("Cancel", "stop; the last result stays", self._cancel)
+        self.again = button("Compute", "compute the result of the present setting", model.refresh, style="warning")
         self.progress = row(self.bar, self.doing, self.cancel, wrap=False)
         self.progress.layout.width = "auto"
         self.problem = ipywidgets.HTML(layout=WIDE)
         self.dismiss = button("Dismiss", "hide this message", model.clear_problem)
         self.problem_row = row(self.problem, self.dismiss, wrap=False)
-        buttons = row(self.undo, self.redo, self.progress)
+        buttons = row(self.undo, self.redo, self.again, self.progress)
         self.widget = ipywidgets.VBox([self.facts, buttons, self.problem_row], layout=WIDE)
         for event, call in (
             ("outcome", self.show), ("stale", self._stale), ("progress", self._progress), ("problem", self._problem),
@@ -72,14 +73,17 @@ class Header:
 
     def _stale(self, stale: bool) -> None:
         text = getattr(self, "text", "")
-        mark = '<span class="bl-note">out of date: the setting has changed</span>' if stale else ""
+        mark = '<span class="bl-note">out of date: these are the numbers of an earlier setting</span>' if stale else ""
         self.facts.value = f'<div class="bl-stale">{text}</div>{mark}' if stale else text
+        self.again.layout.display = "none"
 
     def _progress(self, said: tuple[str, float]) -> None:
         text, share = said
         self.progress.layout.visibility = "visible" if text else "hidden"
         self.bar.value = max(share, 0.0)
         self.doing.value = f'<span class="bl-note">{html.escape(text)}</span>'
+        # After a cancelled computation nothing but a change would ever bring the result up to date.
+        self.again.layout.display = "none" if text or not self.model.stale else "inline-flex"
 
     def _problem(self, problem: Problem | None) -> None:
         self.problem_row.layout.display = "flex" if problem else "none"

@@ -12,8 +12,8 @@ import ipywidgets
 from ...errors import InvalidInput
 from .parts import WIDE
 
-HIDDEN = ("explain",)
-"""Parameters that have a place of their own in the workbench."""
+HIDDEN = ("explain", "callback", "step", "checkpoint", "checkpoint_every", "resume")
+"""Parameters that have a place of their own in the workbench, or that nobody can type."""
 NARROW = {"description_width": "96px"}
 
 
