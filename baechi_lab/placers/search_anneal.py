@@ -95,7 +95,8 @@ def _sampled(m: Any, w: Any, s: Any, samples: Any, by_rank: bool, track: bool, c
     times, worst, late = np.empty(count), 0.0, 0
     for k in range(count):
         sample = Model(
-            samples.table[k], m.tail, m.degree, m.edge_ptr, m.edge_to, m.edge_tensor, m.input_ptr, m.inputs, m.producer,
+            samples.table[k], m.tail, m.degree, m.sources, m.edge_ptr, m.edge_to, m.edge_tensor, m.ready_to, m.input_ptr,
+            m.inputs, m.producer,
             m.size_bytes, m.made, m.unread, m.temp, m.persistent, m.limit, samples.latency[k], samples.per_byte[k], m.comm,
         )  # fmt: skip
         times[k] = evaluate(sample, w, s.device, s.position, s.at, by_rank, track, np.inf, most)
