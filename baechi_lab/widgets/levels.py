@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,29 @@ MOST_ROWS = 30_000
 """Rows sent per device; where a log is longer, each stretch of time keeps its fullest and its last row."""
 
 
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One row of the memory view: a device of a timeline."""
+
+    timeline: Timeline
+    device: int
+
+    @property
+    def limit_bytes(self) -> int:
+        """The device's memory."""
+        return int(self.timeline.memory_bytes[self.device])
+
+
+def memory_rows(timelines: Sequence[Timeline]) -> tuple[Row, ...]:
+    """Device by device, a row per timeline, so that simulated and measured lie beside each other.
+
+    The first timeline always has rows, a further one only where it says anything about memory.
+    """
+    shown = [t for k, t in enumerate(timelines) if k == 0 or len(t.memory) or t.peak_bytes.any()]
+    count = max((len(t.device_names) for t in shown), default=0)
+    return tuple(Row(t, d) for d in range(count) for t in shown if d < len(t.device_names))
+
+
 @dataclass(frozen=True)
 class Peak:
     """The most that a device held: when, and the op that took the last byte of it (-1 if nothing was held)."""
@@ -26,12 +50,13 @@ class Peak:
     name: str
 
 
-def peaks(timeline: Timeline) -> tuple[Peak, ...]:
-    """The peak of every device, in order of the devices."""
-    return tuple(_peak(timeline, d) for d in range(len(timeline.device_names)))
+def peaks(rows: Sequence[Row]) -> tuple[Peak, ...]:
+    """The peak of every row; `op` is an op of the first row's timeline, -1 where that does not have it."""
+    index = {name: op for op, name in enumerate(rows[0].timeline.op_names)} if rows else {}
+    return tuple(_peak(row.timeline, row.device, index) for row in rows)
 
 
-def _peak(timeline: Timeline, device: int) -> Peak:
+def _peak(timeline: Timeline, device: int, index: dict[str, int]) -> Peak:
     log = timeline.memory
     mine = np.flatnonzero(log.device == device)
     if len(mine) == 0:
@@ -39,7 +64,8 @@ def _peak(timeline: Timeline, device: int) -> Peak:
     held = np.cumsum(log.delta[mine])
     at = int(mine[int(held.argmax())])
     op = int(log.op[at])
-    return Peak(device, int(held.max()), float(log.time_us[at]), op, timeline.op_names[op] if op >= 0 else "")
+    name = timeline.op_names[op] if op >= 0 else ""
+    return Peak(device, int(held.max()), float(log.time_us[at]), index.get(name, -1), name)
 
 
 def steps(timeline: Timeline, device: int, most: int = MOST_ROWS) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -57,9 +83,9 @@ def steps(timeline: Timeline, device: int, most: int = MOST_ROWS) -> tuple[NDArr
     return time[keep], held[keep]
 
 
-def level_columns(timeline: Timeline) -> Columns:
-    """Steps of all devices as bytes for the view."""
-    parts = [steps(timeline, d) for d in range(len(timeline.device_names))]
+def level_columns(rows: Sequence[Row]) -> Columns:
+    """Steps of all rows as bytes for the view."""
+    parts = [steps(row.timeline, row.device) for row in rows]
     pointer = np.concatenate([[0], np.cumsum([len(t) for t, _ in parts])])
     time = np.concatenate([t for t, _ in parts]) if parts else np.zeros(0)
     held = np.concatenate([h for _, h in parts]) if parts else np.zeros((0, len(MEMORY_CATEGORIES)))

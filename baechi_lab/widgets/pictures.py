@@ -11,8 +11,8 @@ from ..graph import Timeline
 from ..graph.timeline import MEMORY_CATEGORIES
 from ..graph.units import format_bytes, format_us
 from ..viz.colors import LIMIT, device_colors
-from .bars import Bars
-from .levels import peaks, steps
+from .bars import Bars, short_device
+from .levels import Row, memory_rows, peaks, steps
 from .scene import Paint, Scene
 from .shades import LEGEND, shades
 
@@ -93,32 +93,36 @@ def _joined(bars: Bars, lane: int, scale: float) -> list[tuple[int, float, float
     return joined
 
 
-def memory_picture(timeline: Timeline) -> tuple[str, float]:
-    """Bytes over time per device, stacked by category, with the limit where it is on the scale."""
-    top = max(int(timeline.peak_bytes.max(initial=0)), 1) * 1.15
-    body, tall = [], 56.0
-    for d, peak in enumerate(peaks(timeline)):
-        y0, limit = d * (tall + 10), int(timeline.memory_bytes[d])
-        body.append(_text(4, y0 + 12, timeline.device_names[d], size=11))
+def memory_picture(timelines: Sequence[Timeline]) -> tuple[str, float]:
+    """Bytes over time per device and timeline, stacked by category, with the limit where it is on the scale."""
+    rows = memory_rows(timelines)
+    found, span = peaks(rows), max((t.makespan_us for t in timelines), default=0.0)
+    top = max([p.bytes for p in found], default=1) * 1.15 or 1.0
+    body, tall, origins = [], 56.0, len({row.timeline.origin for row in rows})
+    for k, (row, peak) in enumerate(zip(rows, found, strict=True)):
+        y0, limit = k * (tall + 10), row.limit_bytes
+        body.append(_text(4, y0 + 12, short_device(row.timeline.device_names[row.device]), size=11))
         body.append(_text(4, y0 + 26, f"peak {format_bytes(peak.bytes)}", size=10))
         body.append(_text(4, y0 + 39, f"of {format_bytes(limit)}", size=10))
-        body.append(_areas(timeline, d, y0, tall, top))
+        body.append(_text(4, y0 + 52, row.timeline.origin if origins > 1 else "", size=10))
+        body.append(_areas(row, y0, tall, top, span))
         if limit <= top:
             y = y0 + tall * (1 - limit / top)
             body.append(f'<path d="M{GUTTER} {y:.1f}H{WIDTH - 8}" stroke="{LIMIT}" stroke-dasharray="5 3"/>')
     names = [name if name != "copies" else "received copies" for name in MEMORY_CATEGORIES]
-    height = len(timeline.device_names) * (tall + 10)
+    height = len(rows) * (tall + 10)
     legend = _legend(names, LEGEND)
     return "".join(body) + f'<g transform="translate(0 {height:g})">{legend}</g>', height + 16
 
 
-def _areas(timeline: Timeline, device: int, y0: float, tall: float, top: float) -> str:
-    time, held = steps(timeline, device, most=600)
+def _areas(row: Row, y0: float, tall: float, top: float, span: float) -> str:
+    time, held = steps(row.timeline, row.device, most=600)
     if len(time) == 0:
         return ""
-    x = GUTTER + np.append(time, timeline.makespan_us) / max(timeline.makespan_us, 1e-12) * (WIDTH - GUTTER - 8)
+    end = max(row.timeline.makespan_us, float(time[-1]))
+    x = GUTTER + np.append(time, end) / max(span, end, 1e-12) * (WIDTH - GUTTER - 8)
     upper = np.cumsum(held, axis=1)
-    drawn, fill = [], shades(device_colors(device + 1)[device])
+    drawn, fill = [], shades(device_colors(row.device + 1)[row.device])
     for k in reversed(range(len(MEMORY_CATEGORIES))):
         y = y0 + tall * (1 - upper[:, k] / top)
         line = "".join(f"V{b:.1f}H{a:.1f}" for a, b in zip(x[1:].tolist(), y.tolist(), strict=True))

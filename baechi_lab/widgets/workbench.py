@@ -79,7 +79,7 @@ class Workbench(ipywidgets.VBox):
             self.graph,
             heading("Timeline", "what each device computes, sends (upper half) and receives (lower half)"),
             self.timeline,
-            heading("Memory", "bytes held on each device; the triangle marks the peak and the op that caused it"),
+            heading("Memory", "bytes held on each device, simulated and, after a run, measured; the triangle marks the peak and its op"),
             self.memory,
         ]  # fmt: skip
         right = ipywidgets.VBox(views, layout=ipywidgets.Layout(flex="1 1 0", min_width="0", padding="0 0 0 10px"))
@@ -115,7 +115,7 @@ class Workbench(ipywidgets.VBox):
             self.graph.show_graph(outcome.graph, outcome.coarse if outcome.coarse is not outcome.graph else None)
         self.graph.show_timeline(outcome.timeline, outcome.chain.ops)
         self.timeline.show(outcome.graph, timelines, outcome.chain)
-        self.memory.show(outcome.timeline, self.timeline.span_us)
+        self.memory.show(timelines, self.timeline.span_us)
         self._listening = True
         self._selected(self.model.selection)
 
@@ -205,7 +205,7 @@ class Workbench(ipywidgets.VBox):
         return page([
             ("Graph", *graph_picture(self.graph.scene, self.graph._paint, names)),
             ("Timeline", *timeline_picture(self.timeline.drawn, names)),
-            ("Memory", *memory_picture(outcome.timeline)),
+            ("Memory", *memory_picture(self.memory.timelines)),
         ])  # fmt: skip
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:

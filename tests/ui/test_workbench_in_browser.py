@@ -13,7 +13,7 @@ import jupyter_browser as jb
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.graph.units import format_us
+from baechi_lab.graph.units import format_bytes, format_us
 
 pytestmark = [
     pytest.mark.ui,
@@ -198,7 +198,7 @@ def test_compare_shows_bl_compare(page, expected):
     shot(page, "04-compare")
 
 
-def test_a_real_run_arrives_live(page):
+def test_a_real_run_arrives_live(page, expected):
     tab(page, "Run")
     page.locator('.widget-inline-hbox:has(label:text-is("steps")) input').fill("5")
     page.click('.bl-workbench button:text-is("Start")')
@@ -207,6 +207,12 @@ def test_a_real_run_arrives_live(page):
     assert "median" in text and re.search(r"steps\s*5", text)
     title = page.locator(".bl-title >> nth=0").inner_text()
     assert "simulated" in title and "measured" in title
+    # Memory: the measured rows lie beside the simulated ones, whose peaks are the library's.
+    peaks = page.locator('.bl-view:has(canvas[aria-label="Memory"]) .bl-live').inner_text()
+    line = expected.timeline()
+    for name, peak in zip(line.device_names, line.peak_bytes, strict=True):
+        assert f"{name}, simulated: peak {format_bytes(int(peak))}" in peaks
+        assert re.search(rf"{name}, measured: peak [1-9]", peaks), peaks
     page.wait_for_timeout(1000)
     shot(page, "05-run")
 

@@ -6,7 +6,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.widgets.bars import bar_columns, build_bars
 from baechi_lab.widgets.columns import unpack
-from baechi_lab.widgets.levels import level_columns, peaks, steps
+from baechi_lab.widgets.levels import level_columns, memory_rows, peaks, steps
 from baechi_lab.widgets.pictures import graph_picture, memory_picture, page, timeline_picture
 from baechi_lab.widgets.schedule import critical_chain, idle
 from baechi_lab.widgets.shades import shades
@@ -85,7 +85,7 @@ def test_measured_below_simulated_with_ops_matched_by_name(diamond, split):
 
 
 def test_peak_names_the_op_that_took_the_last_byte(diamond, split):
-    first, second = peaks(split)
+    first, second = peaks(memory_rows([split]))
     assert (first.bytes, second.bytes) == tuple(split.peak_bytes.tolist())
     assert second.name in ("a", "s/c") and first.op >= 0
 
@@ -101,7 +101,7 @@ def test_thinned_steps_keep_every_peak():
 
 
 def test_level_columns_point_into_each_device(split):
-    columns = level_columns(split)
+    columns = level_columns(memory_rows([split]))
     pointer = unpack(columns, "pointer", "i4")
     assert pointer[-1] == len(unpack(columns, "time", "f8")) == len(split.memory)
 
@@ -117,7 +117,7 @@ def test_pictures_are_svg_with_device_names(diamond, split):
     parts = [
         ("Graph", *graph_picture(scene, paint, split.device_names)),
         ("Timeline", *timeline_picture(build_bars(diamond, [split]), split.device_names)),
-        ("Memory", *memory_picture(split)),
+        ("Memory", *memory_picture([split])),
     ]
     drawn = page(parts)
     root = ElementTree.fromstring(drawn)
@@ -128,3 +128,36 @@ def test_pictures_are_svg_with_device_names(diamond, split):
 def test_shades_are_distinct_and_outputs_have_the_device_colour():
     made = shades("#0072B2")
     assert len(set(made)) == 4 and made[1] == "#0072B2"
+
+
+def test_measured_memory_lies_beside_the_simulated_with_ops_matched_by_name(split):
+    from dataclasses import replace
+
+    from baechi_lab.widgets import MemoryView
+
+    # As measured: the same log under other op numbers, twice as long, every byte doubled.
+    log = replace(split.memory, op=3 - split.memory.op, delta=2 * split.memory.delta, time_us=2 * split.memory.time_us)
+    names = ("/job:localhost/replica:0/task:0/device:GPU:0", "/job:localhost/replica:0/task:0/device:GPU:1")
+    measured = replace(
+        split,
+        origin="measured",
+        op_names=split.op_names[::-1],
+        memory=log,
+        device_names=names,
+        peak_bytes=2 * split.peak_bytes,
+    )
+    view = MemoryView()
+    view.show([split, measured], 48.0)
+    assert view.devices == ["gpu:0", "gpu:0", "gpu:1", "gpu:1"]
+    assert view.origins == ["simulated", "measured"] * 2 and view.colors[0] == view.colors[1] != view.colors[2]
+    simulated, real = view.peaks[0], view.peaks[1]
+    assert (real["bytes"], real["time_us"]) == (2 * simulated["bytes"], 2 * simulated["time_us"])
+    assert (real["op"], real["name"]) == (simulated["op"], simulated["name"])  # numbers of the graph, whoever measured
+    assert view.picture().count(">measured<") == 2
+
+
+def test_a_run_that_measured_no_memory_adds_no_rows(split):
+    from dataclasses import replace
+
+    silent = replace(split, origin="measured", memory=type(split.memory).none(), peak_bytes=0 * split.peak_bytes)
+    assert len(memory_rows([split, silent])) == 2 and len(memory_rows([silent])) == 2

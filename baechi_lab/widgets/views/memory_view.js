@@ -39,6 +39,9 @@ function render({ model, el }) {
     model.save_changes();
     view.redraw();
   }
+  /** Simulated and measured rows are shown beside each other. */
+  const several = () => new Set(model.get("origins")).size > 1;
+  const rowName = (d) => (several() ? `${devices[d]}, ${model.get("origins")[d]}` : devices[d]);
   const scaleX = () => (view.width - MEMORY_GUTTER - 8) / (range[1] - range[0]);
   const xOf = (time) => MEMORY_GUTTER + (time - range[0]) * scaleX();
   const timeAt = (x) => range[0] + (x - MEMORY_GUTTER) / scaleX();
@@ -72,7 +75,7 @@ function render({ model, el }) {
         row += 1;
         if (best < first || total(row) >= total(best)) best = row;
       }
-      rows.push(until > model.get("makespan_us") + 1 / scaleX() || best < first ? -1 : best);
+      rows.push(until > model.get("makespan_us")[device] + 1 / scaleX() || best < first ? -1 : best);
     }
     return rows;
   }
@@ -119,6 +122,10 @@ function render({ model, el }) {
     context.font = `10px ${theme.font}`;
     context.fillText(`peak ${formatBytes(peak.bytes)}`, 18, top + 27);
     context.fillText(`limit ${formatBytes(limit)}${limit > largest ? " ↑" : ""}`, 18, top + 40);
+    if (several()) {
+      context.fillStyle = theme.text;
+      context.fillText(model.get("origins")[d], 18, top + 53);
+    }
   }
 
   function drawLimit(context, limit, largest, yOf, width, theme) {
@@ -171,11 +178,11 @@ function render({ model, el }) {
     if (d < 0 || d >= devices.length) return showTooltip(view, 0, 0, "", []);
     const peak = model.get("peaks")[d];
     if (x < MEMORY_GUTTER) {
-      return showTooltip(view, x, y, devices[d], [["peak", formatBytes(peak.bytes)], ["at", formatTime(peak.time_us)], ["caused by", peak.name], ["limit", formatBytes(model.get("limit_bytes")[d])]]);
+      return showTooltip(view, x, y, rowName(d), [["peak", formatBytes(peak.bytes)], ["at", formatTime(peak.time_us)], ["caused by", peak.name], ["limit", formatBytes(model.get("limit_bytes")[d])]]);
     }
     const row = lastChange(d, timeAt(x));
     if (row < levels.pointer[d]) return showTooltip(view, 0, 0, "", []);
-    return showTooltip(view, x, y, `${devices[d]} at ${formatTime(timeAt(x))}`, [
+    return showTooltip(view, x, y, `${rowName(d)} at ${formatTime(timeAt(x))}`, [
       ...CATEGORIES.map((name, k) => [CATEGORY_TEXT[name], formatBytes(levels.bytes[k][row])]),
       ["together", formatBytes(total(row))],
     ]);
@@ -230,10 +237,10 @@ function render({ model, el }) {
     legend.replaceChildren(...CATEGORIES.map((name, k) => element("span", {},
       element("span", { class: "bl-swatch", style: `background:${model.get("legend")[k]};margin-left:8px` }), CATEGORY_TEXT[name])));
     view.stage.style.height = `${devices.length * ROW + FOOT}px`;
-    const over = model.get("peaks").filter((p, d) => p.bytes > model.get("limit_bytes")[d]).length;
+    const over = new Set(devices.filter((_, d) => model.get("peaks")[d].bytes > model.get("limit_bytes")[d])).size;
     title.textContent = over ? `${over} device${over > 1 ? "s" : ""} over the limit` : "";
     title.classList.toggle("bl-over", over > 0);
-    view.say(model.get("peaks").map((p, d) => `${devices[d]}: peak ${formatBytes(p.bytes)}${p.name ? ` at ${p.name}` : ""}`).join("  ·  "));
+    view.say(model.get("peaks").map((p, d) => `${rowName(d)}: peak ${formatBytes(p.bytes)}${p.name ? ` at ${p.name}` : ""}`).join("  ·  "));
     view.redraw();
   }
   rebuild();

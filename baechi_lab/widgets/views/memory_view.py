@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -9,7 +10,8 @@ import traitlets
 
 from ...graph import Timeline
 from ...viz.colors import device_colors
-from ..levels import level_columns, peaks
+from ..bars import short_device
+from ..levels import level_columns, memory_rows, peaks
 from ..pictures import memory_picture, page
 from ..shades import LEGEND, shades
 from .base import CanvasView, source
@@ -19,7 +21,9 @@ LIMIT_IN_VIEW = 3.0
 
 
 class MemoryView(CanvasView):
-    """Draws the memory log of a `Timeline`; a click on a peak selects the op that caused it.
+    """Draws the memory logs of a simulated and perhaps a measured `Timeline`; a click on a peak selects its op.
+
+    A row per device and timeline, all traits that are lists have one item per row.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> g = OpGraph.from_edges([5, 10], [(0, 1, 8)])
@@ -38,31 +42,36 @@ class MemoryView(CanvasView):
     shades: traitlets.List = traitlets.List().tag(sync=True)
     legend = traitlets.List(traitlets.Unicode(), LEGEND).tag(sync=True)
     span_us = traitlets.Float(0.0).tag(sync=True)
-    makespan_us = traitlets.Float(0.0).tag(sync=True)
+    makespan_us: traitlets.List = traitlets.List().tag(sync=True)
+    origins: traitlets.List = traitlets.List().tag(sync=True)
     window = traitlets.List(traitlets.Float()).tag(sync=True)
 
     def __init__(self, **traits: Any):
         super().__init__(**traits)
-        self.timeline: Timeline | None = None
+        self.timelines: tuple[Timeline, ...] = ()
 
-    def show(self, timeline: Timeline, span_us: float | None = None) -> None:
-        """Draw `timeline`; `span_us` is the length of the time axis (the makespan by default)."""
-        self.timeline = timeline
-        limits, peak = timeline.memory_bytes.tolist(), float(timeline.peak_bytes.max(initial=0))
+    def show(self, timelines: Timeline | Sequence[Timeline], span_us: float | None = None) -> None:
+        """Draw `timelines`, the first above the second; `span_us` is the length of the time axis (by default the longest)."""
+        self.timelines = (timelines,) if isinstance(timelines, Timeline) else tuple(timelines)
+        rows = memory_rows(self.timelines)
+        found = peaks(rows)
+        limits, peak = [row.limit_bytes for row in rows], float(max((p.bytes for p in found), default=0))
+        colors = device_colors(max((row.device + 1 for row in rows), default=0))
         near = [x for x in limits if x <= LIMIT_IN_VIEW * peak]
         with self.hold_sync():
-            self.devices = list(timeline.device_names)
-            self.colors = device_colors(len(timeline.device_names))
+            self.devices = [short_device(row.timeline.device_names[row.device]) for row in rows]
+            self.origins = [row.timeline.origin for row in rows]
+            self.colors = [colors[row.device] for row in rows]
             self.shades = [shades(color) for color in self.colors]
             self.limit_bytes = limits
             self.largest_bytes = max(peak * 1.12, max(near, default=0) * 1.05, 1.0)
-            self.makespan_us = timeline.makespan_us
-            span = timeline.makespan_us if span_us is None else span_us
+            self.makespan_us = [row.timeline.makespan_us for row in rows]
+            span = max((t.makespan_us for t in self.timelines), default=0.0) if span_us is None else span_us
             if self.span_us != span:
                 self.window = []
             self.span_us = span
-            self.peaks = [asdict(p) for p in peaks(timeline)]
-            self.levels = level_columns(timeline)
+            self.peaks = [asdict(p) for p in found]
+            self.levels = level_columns(rows)
 
     def picture(self) -> str:
-        return "" if self.timeline is None else page([("Memory", *memory_picture(self.timeline))])
+        return page([("Memory", *memory_picture(self.timelines))]) if self.timelines else ""
