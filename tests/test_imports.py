@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +51,57 @@ def test_every_public_name_exists(name):
 def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = baechi_lab.nonsense
+
+
+# -- imports run one way ---------------------------------------------------------------------------------
+
+PACKAGE = Path(baechi_lab.__file__).parent
+STAGES = {"profilers", "passes", "placers", "simulator", "executors", "exporters", "models"}
+FRONTS = {"pipeline", "stages", "comparison", "sweeps", "cli", "viz", "widgets", "fidelity", "experiments"}
+MAY_NOT_KNOW = {
+    "graph": STAGES | FRONTS | {"workers"},
+    "workers": STAGES | FRONTS,
+    "profilers": FRONTS | STAGES - {"profilers", "models"},
+    "passes": FRONTS | {"executors", "exporters", "profilers"},
+    "simulator": FRONTS | {"executors", "exporters", "profilers"},
+    "executors": FRONTS | {"exporters", "placers", "passes"},
+    "viz": {"widgets", "cli"},
+    "cli": {"widgets"},
+    "sweeps": {"widgets", "cli"},
+}
+ON_PURPOSE = {("graph/cluster.py", "executors")}  # `Cluster.from_tensorflow` is part of the contract
+
+
+def known_packages(path: Path) -> set[str]:
+    """First parts below baechi_lab of everything that a module imports, inside functions as well."""
+    found = set()
+    home = ["baechi_lab", *path.relative_to(PACKAGE).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = home[: len(home) - node.level + 1] if node.level else []
+            whole = [*base, *(node.module or "").split(".")]
+            names = [[*whole, a.name] for a in node.names] if whole[-1] in ("baechi_lab", "") else [whole]
+        elif isinstance(node, ast.Import):
+            names = [a.name.split(".") for a in node.names]
+        else:
+            continue
+        clean = [[part for part in name if part] for name in names]
+        found |= {name[1] for name in clean if name[0] == "baechi_lab" and len(name) > 1}
+    return found
+
+
+@pytest.mark.parametrize("package", sorted(MAY_NOT_KNOW))
+def test_imports_run_one_way(package):
+    wrong = [
+        (where, known)
+        for path in sorted((PACKAGE / package).rglob("*.py"))
+        for known in known_packages(path) & MAY_NOT_KNOW[package]
+        if ((where := path.relative_to(PACKAGE).as_posix()), known) not in ON_PURPOSE
+    ]
+    assert wrong == []
+
+
+def test_the_way_imports_run_is_seen():
+    """The reader of imports finds relative and lazy ones, or the test above would prove nothing."""
+    assert {"graph", "profilers"} <= known_packages(PACKAGE / "executors" / "structure.py")
+    assert "executors" in known_packages(PACKAGE / "graph" / "cluster.py")

@@ -6,15 +6,15 @@ import importlib
 from typing import Any
 
 _HOME = {
-    "execute": "dispatch",
-    "apply": "tensorflow.applied",
-    "PlacedStep": "tensorflow.applied",
-    "LocalCluster": "tensorflow.cluster",
-    "Worker": "tensorflow.client",
-    "StepResult": "tensorflow.execution",
-    "summarize": "statistics",
-    "compare_rounds": "statistics",
-    "interleaved": "statistics",
+    "execute": ".dispatch",
+    "apply": ".tensorflow.applied",
+    "PlacedStep": ".tensorflow.applied",
+    "LocalCluster": ".tensorflow.cluster",
+    "Worker": "..workers.client",
+    "StepResult": ".tensorflow.execution",
+    "summarize": ".statistics",
+    "compare_rounds": ".statistics",
+    "interleaved": ".statistics",
 }
 
 __all__ = sorted(_HOME)
@@ -23,6 +23,6 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'baechi_lab.executors' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    value = getattr(importlib.import_module(_HOME[name], __name__), name)
     globals()[name] = value
     return value

@@ -13,7 +13,7 @@ from ..graph.placement import Placement
 from ..graph.step import Run, Step
 
 if TYPE_CHECKING:
-    from .tensorflow.client import Worker
+    from ..workers.client import Worker
     from .tensorflow.cluster import LocalCluster
     from .tensorflow.execution import StepResult
 

@@ -11,13 +11,13 @@ import numpy as np
 from ..errors import ExecutionError, InvalidInput
 from ..executors.statistics import summarize
 from ..executors.tensorflow.calibration import Calibration, calibrate, process_seconds
-from ..executors.tensorflow.client import Worker
 from ..executors.tensorflow.cluster import LocalCluster
 from ..graph import OpGraph, Placement, Run, Step
 from ..graph.costs import allowed_devices
 from ..passes import optimize
 from ..placers import place
 from ..simulator import simulate
+from ..workers.client import Worker
 from .charging import charged_graph, predicted_us
 from .report import Report, Row
 

@@ -1,8 +1,9 @@
 """`mode="measured"`: run the step under TensorFlow's full trace and read what every op took.
 
-`step_session` runs a Step on one device in this process; `read_traces` turns RunMetadata, from this session or from
-any other that runs the same names, into per-op costs. One thread runs ops one after the other, so that times do not
-overlap; TensorFlow's graph rewriters are off, so that the ops are those of the step.
+`step_session` runs a Step on one device in this process (`isolated` calls it in a worker process); `read_traces` turns
+RunMetadata, from this session or from any other that runs the same names, into per-op costs. One thread runs ops one
+after the other, so that times do not overlap; TensorFlow's graph rewriters are off, so that the ops are those of the
+step.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from ..errors import ExecutionError, InvalidInput, UnknownNameError
 from ..graph.csr import Ints
 from ..graph.step import Step
+from ..workers.failures import first_line
 from .nodes import split
 from .structure import HANDLE_BYTES, Structure, bytes_per_element
 
@@ -94,8 +96,7 @@ def step_session(step: Step, device: str) -> Iterator[Runner]:
             _initialize(tf, graph, session, step)
             yield _runner(tf, session, step)
     except tf.errors.OpError as error:
-        first = error.message.splitlines()[0] if error.message else type(error).__name__
-        raise ExecutionError(f"step {step.name!r} cannot run on {device}: {first}") from error
+        raise ExecutionError(f"step {step.name!r} cannot run on {device}: {first_line(error)}") from error
 
 
 def keep_apart(graph_def: Any) -> None:
@@ -168,16 +169,20 @@ def collect(run: Runner, warmup: int, runs: int, progress: bool = True) -> list[
     """`warmup` steps, then the RunMetadata of `runs` traced ones; a first trace, which loads the tracer, is dropped."""
     from tqdm.auto import tqdm
 
-    if isinstance(warmup, bool) or warmup < 0:
-        raise InvalidInput(f"warmup is {warmup!r}; it must be a whole number of at least 0")
-    if isinstance(runs, bool) or runs < 1:
-        raise InvalidInput(f"runs is {runs!r}; it must be a whole number of at least 1")
+    check_counts(warmup, runs)
     found = []
     for k in tqdm(range(warmup + 1 + runs), desc="profile", unit="step", disable=not progress, leave=False):
         metadata = run(k >= warmup)
         if k > warmup:
             found.append(metadata)
     return found
+
+
+def check_counts(warmup: int, runs: int) -> None:
+    """Raise `InvalidInput` unless both are whole numbers, `warmup` at least 0 and `runs` at least 1."""
+    for name, value, least in (("warmup", warmup, 0), ("runs", runs, 1)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least {least}")
 
 
 def read_traces(structure: Structure, traces: Sequence[Any], on_gpu: bool = False) -> Measurement:

@@ -17,7 +17,7 @@ from ..graph.step import Step
 from .colocation import colocation_groups
 from .estimated import estimated_us, work
 from .hardware import Hardware
-from .measured import collect, default_device, device_kind, read_traces, step_session
+from .isolated import measure
 from .pairing import forward_ops, is_backward
 from .structure import Structure, read_structure
 from .tracing import trace
@@ -61,6 +61,7 @@ def profile(
     device: str | None = None,
     warmup: int = 5,
     runs: int = 5,
+    timeout: float | None = None,
     progress: bool = True,
 ) -> OpGraph:
     """The operators of a training step, in topological order, with what each costs.
@@ -68,11 +69,12 @@ def profile(
     Args:
         step_or_fn, inputs: a `Step`, or whatever `bl.trace` takes.
         mode: `measured` runs `warmup` steps, then averages `runs` traced ones, op after op on one `device`
-            (default the first GPU, else the CPU). `estimated` computes a roofline and runs nothing.
+            (default the first GPU, else the CPU), in a process of its own. `estimated` computes a roofline and runs nothing.
         hardware: for `estimated`, a name (`rtx2080`, `k40`, `v100`, `a100`, `h100`, `h200`, `cpu-core`) or a
             `Hardware`; several names give each its own duration under that name as device kind; a mapping says
             which device kind is which hardware, as in `{"gpu": "a100", "cpu": "cpu-core"}`. The first is the
             reference.
+        timeout: seconds for measuring, starting the process included; None for no limit.
         progress: show a progress bar while measuring.
 
     Returns:
@@ -81,7 +83,8 @@ def profile(
         of the backward ops was paired is logged; `profile_with_report` returns it.
 
     Raises:
-        InvalidInput, UnknownNameError: options; whatever `bl.trace` raises. ExecutionError: the step cannot run.
+        InvalidInput, UnknownNameError: options; whatever `bl.trace` raises. ExecutionError: the step cannot run, or
+            the process that measures it died or took longer than `timeout`.
 
     >>> import numpy as np, tensorflow as tf
     >>> w = tf.Variable(np.ones((8, 4), np.float32), name="w")
@@ -90,8 +93,9 @@ def profile(
     128
     """
     return profile_with_report(
-        step_or_fn, *inputs, mode=mode, hardware=hardware, device=device, warmup=warmup, runs=runs, progress=progress
-    )[0]
+        step_or_fn, *inputs, mode=mode, hardware=hardware, device=device, warmup=warmup, runs=runs, timeout=timeout,
+        progress=progress,
+    )[0]  # fmt: skip
 
 
 def profile_with_report(
@@ -102,6 +106,7 @@ def profile_with_report(
     device: str | None = None,
     warmup: int = 5,
     runs: int = 5,
+    timeout: float | None = None,
     progress: bool = True,
 ) -> tuple[OpGraph, Report]:
     """As `profile`, and a `Report` of what was found beside the graph."""
@@ -118,8 +123,7 @@ def profile_with_report(
         where = ", ".join(h.name for h in kinds.values())
         columns = _estimate(structure, kinds)
     else:
-        where = device or default_device()
-        columns, missing = _measure(step, structure, where, warmup, runs, progress)
+        where, columns, missing = _measure(step, structure, device, (warmup, runs, timeout, progress))
     graph = _graph(step, structure, columns)
     backward = np.array([is_backward(name) for name in graph.names], dtype=np.bool_)
     paired = int(np.count_nonzero(backward & (graph.forward_of >= 0)))
@@ -158,11 +162,10 @@ def _hardware(choice: str | Hardware) -> Hardware:
 
 
 def _measure(
-    step: Step, structure: Structure, device: str, warmup: int, runs: int, progress: bool
-) -> tuple[dict[str, Any], int]:
-    kind = device_kind(device)
-    with step_session(step, device) as run:
-        measured = read_traces(structure, collect(run, warmup, runs, progress), on_gpu=kind == "gpu")
+    step: Step, structure: Structure, device: str | None, how: tuple[int, int, float | None, bool]
+) -> tuple[str, dict[str, Any], int]:
+    """The device, the graph's columns, and how many ops the traces do not show."""
+    where, kind, measured = measure(step, device, *how)
     size = structure.tensor_bytes.copy()
     for pair, seen_bytes in measured.output_bytes.items():
         if pair in structure.tensor_of:
@@ -174,7 +177,7 @@ def _measure(
         "temp_bytes": measured.temp_bytes,
         "persistent_bytes": _variable_bytes(step, structure) + measured.kept_bytes,
     }
-    return columns, int(np.count_nonzero(~measured.seen))
+    return where, columns, int(np.count_nonzero(~measured.seen))
 
 
 def _graph(step: Step, structure: Structure, columns: dict[str, Any]) -> OpGraph:

@@ -6,7 +6,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.executors.tensorflow.clocks import clock_offsets
 from baechi_lab.executors.tensorflow.devices import attached_names, select
-from baechi_lab.executors.tensorflow.messages import Decoder, Message, decode_all, encode
+from baechi_lab.workers.messages import Decoder, Message, decode_all, encode
 
 
 def test_clocks_that_nothing_contradicts_are_left_alone():

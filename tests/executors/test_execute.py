@@ -208,17 +208,3 @@ def test_graph_of_a_step_is_the_profile_without_costs(step, ops):
 def test_what_is_no_step_is_refused(front, placement):
     with pytest.raises(bl.InvalidInput, match=r"step is a dict; give what bl\.trace returns"):
         front({}, placement)
-
-
-def test_profile_in_a_worker_sees_what_the_profile_here_sees(step, ops):
-    """Same ops, same bytes; durations are measured anew and only have to be there."""
-    from baechi_lab.executors.tensorflow.profiling import measure
-
-    where, costs = measure(step, "/device:CPU:0", warmup=1, runs=2, timeout=120)
-    here = bl.profile(step, mode="measured", device="/device:CPU:0", warmup=1, runs=2, progress=False)
-    assert where == "/device:CPU:0"
-    assert {ops.op_types[i] for i in np.flatnonzero(~costs.seen)} <= {"Placeholder"}  # fed, not run
-    assert costs.duration_us.shape == (ops.n,) and np.all(costs.duration_us >= 0) and costs.duration_us.sum() > 0
-    for tensor, (producer, name) in enumerate(zip(here.tensor_producer.tolist(), here.tensor_names, strict=True)):
-        if name != "^" and (producer, int(name)) in costs.output_bytes:
-            assert costs.output_bytes[producer, int(name)] == here.tensor_bytes[tensor]

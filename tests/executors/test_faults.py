@@ -198,8 +198,8 @@ def test_no_worker_outlives_a_killed_caller():
     """The caller is killed without a chance to clean up, once the worker is deep in TensorFlow's import."""
     caller = script("""
 import time
-from baechi_lab.executors.tensorflow.client import Worker
-from baechi_lab.executors.tensorflow.messages import Message, encode
+from baechi_lab.workers.client import Worker
+from baechi_lab.workers.messages import Message, encode
 worker = Worker()
 exchange = worker.exchange(Message("devices", {"options": {}}), {"devices"}, timeout=1.5)
 print(worker.pid, flush=True)
@@ -216,7 +216,7 @@ next(exchange)
 
 def test_worker_ends_when_its_requests_do():
     """Where the kernel does not tell of a parent's death, the end of stdin does."""
-    command = [sys.executable, "-m", "baechi_lab.executors.tensorflow.worker"]
+    command = [sys.executable, "-m", "baechi_lab.workers.process"]
     home = str(Path(bl.__file__).resolve().parents[1])
     done = subprocess.run(command, input=b"", capture_output=True, timeout=60, env={**os.environ, "PYTHONPATH": home})
     assert (done.returncode, done.stdout) == (0, b"")

@@ -23,10 +23,11 @@ from ...graph.cluster import Cluster
 from ...graph.opgraph import OpGraph
 from ...graph.placement import Placement
 from ...graph.step import Step
+from ...workers.failures import first_line
 from ..inputs import checked_batch
 from ..structure import graph_of
 from .devices import device_options, select
-from .session import PlacedSession, first_line, node_of, place_graph, session_config
+from .session import PlacedSession, node_of, place_graph, session_config
 
 
 def apply(

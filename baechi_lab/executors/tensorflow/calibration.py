@@ -24,7 +24,7 @@ from ...errors import ExecutionError, InvalidInput
 from ...graph.cluster import Link
 from ...graph.placement import Placement
 from ...graph.step import Step
-from .client import Worker
+from ...workers.client import Worker
 from .cluster import LocalCluster
 
 SIZES = (4, 4096, 65536, 1 << 20)

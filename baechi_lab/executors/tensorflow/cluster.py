@@ -16,7 +16,7 @@ from typing import IO
 
 from ...errors import ExecutionError, InvalidInput
 from ...graph.cluster import Cluster, Device, Link
-from .client import worker_environment
+from ...workers.client import worker_environment
 from .devices import cpu_memory
 
 LOOPBACK_LINK = Link(400.0, 0.0008)

@@ -18,7 +18,7 @@ from typing import Any
 from ...errors import ExecutionError, InvalidInput
 from ...graph.cluster import Cluster, Device, Link
 from ...graph.units import format_bytes, parse_bytes
-from .messages import Message
+from ...workers.messages import Message
 
 PCIE = Link(134.0, 0.0001754)
 """PCIe 3.0 through host memory (paper B, section 5.1)."""
@@ -282,7 +282,7 @@ def attached_cluster(
     >>> attached_cluster(virtual=2, kind="cpu").names  # doctest: +SKIP
     ('cpu:0', 'cpu:1')
     """
-    from .client import ask
+    from ...workers.client import ask
 
     options = device_options(virtual, memory_limit, kind)
     answer = ask(Message("devices", {"options": options}), "devices", timeout)

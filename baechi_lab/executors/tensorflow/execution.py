@@ -18,13 +18,13 @@ from ...graph.opgraph import OpGraph
 from ...graph.placement import Placement
 from ...graph.step import Run, Step
 from ...graph.timeline import Timeline
+from ...workers.client import Worker, WorkerEnded
+from ...workers.messages import Message
+from ...workers.transport import step_arrays, step_header
 from ..inputs import checked_batches
 from ..structure import graph_of
-from .client import Worker, WorkerEnded
-from .messages import Message
 from .timeline import to_timeline
 from .trace import Trace
-from .transport import step_arrays, step_header
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from ...errors import ExecutionError
 from ...graph.step import Step
+from ...workers.failures import first_line
+from ...workers.messages import Message, Send
+from ...workers.transport import read_step
 from .devices import Selection, select
 from .kernels import original_name
-from .messages import Message, Send
-from .session import PlacedGraph, PlacedSession, first_line, parse_graph, place_graph, session_config, timed
+from .session import PlacedGraph, PlacedSession, parse_graph, place_graph, session_config, timed
 from .trace import Trace, read_trace
-from .transport import read_step
 
 
 def serve(request: Message, send: Send) -> None:

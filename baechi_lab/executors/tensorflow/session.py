@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 PREFIX = "baechi_lab"
 
 _FEED_BYTES = 256 << 20
-_HEADINGS = ("Graph execution error", "Detected at node", "Node:", "<stack traces unavailable>", "File ")
 
 
 @dataclass(frozen=True)
@@ -312,14 +311,6 @@ def session_config(
         for task, address in enumerate(workers):
             job.tasks[task] = address
     return config
-
-
-def first_line(error: BaseException) -> str:
-    """An error in one line, without the headings and lists of ops that TensorFlow puts around it."""
-    text = str(getattr(error, "message", None) or error or type(error).__name__)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = (line for line in lines if not line.startswith(_HEADINGS))
-    return next(telling, lines[0] if lines else type(error).__name__)[:500]
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ExecutionError, FormatError
+from ..errors import ExecutionError, FormatError
 
 MAGIC = b"BLM1"
 _HEAD = struct.Struct(">4sIQ")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.step import Step, TensorSpec
+from ..graph.step import Step, TensorSpec
 
 _SPECS = ("inputs", "outputs", "variables")
 

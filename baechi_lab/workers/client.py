@@ -20,10 +20,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from ...errors import ExecutionError, FormatError
+from .. import errors
+from ..errors import BaechiLabError, ExecutionError, FormatError
 from .messages import Decoder, Message, encode
 
-WORKER = (sys.executable, "-m", "baechi_lab.executors.tensorflow.worker")
+WORKER = (sys.executable, "-m", "baechi_lab.workers.process")
 _POLL_SECONDS = 0.05
 _CHUNK = 1 << 16
 
@@ -181,20 +182,28 @@ def _read(fd: int) -> bytes:
 
 def worker_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     """The environment of a worker: the caller's, able to import this package, TensorFlow's log at warnings."""
-    home = str(Path(__file__).resolve().parents[3])
+    home = str(Path(__file__).resolve().parents[2])
     paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     # Without FAIL_FAST a session waits for ever for a cluster's worker that died.
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1", "GRPC_FAIL_FAST": "true"}
     return {**quiet, **os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **(extra or {})}
 
 
+def refusal(failed: Message) -> BaechiLabError:
+    """The error that a `failed` message tells of: the class that the worker raised where it is one of ours."""
+    cls = getattr(errors, str(failed.header.get("error", "")), ExecutionError)
+    ours = isinstance(cls, type) and issubclass(cls, BaechiLabError)
+    error: BaechiLabError = (cls if ours else ExecutionError)(failed.header["message"])
+    return error
+
+
 def ask(request: Message, answer: str, timeout: float | None = None) -> Message:
-    """One request to a fresh worker; its `answer` message, or `ExecutionError`."""
+    """One request to a fresh worker; its `answer` message, or the error that ended it."""
     with Worker() as worker:
         try:
             for message in worker.exchange(request, {answer, "failed"}, timeout):
                 if message.kind == "failed":
-                    raise ExecutionError(message.header["message"])
+                    raise refusal(message)
                 if message.kind == answer:
                     return message
         except WorkerEnded as ended:

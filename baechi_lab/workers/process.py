@@ -1,4 +1,4 @@
-"""The worker process: `python -m baechi_lab.executors.tensorflow.worker` reads requests on stdin, answers on stdout.
+"""The worker process: `python -m baechi_lab.workers.process` reads requests on stdin, answers on stdout.
 
 It has a TensorFlow runtime of its own, because logical devices and memory limits can only be set before TensorFlow
 starts, and because a crash, a hang or an exhausted memory must not take the caller along. It ends when its caller
@@ -11,18 +11,25 @@ Requests: `devices`, `profile` and `execute`. Answers: `devices`; `profile`; `re
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from ...errors import BaechiLabError, FormatError
+from ..errors import BaechiLabError, FormatError
 from .messages import Message, Send, read_message, write_message
 
 _PR_SET_PDEATHSIG = 1
+
+HANDLERS = {
+    "devices": "executors.tensorflow.devices",
+    "execute": "executors.tensorflow.running",
+    "profile": "profilers.isolated",
+}
+"""Request -> the module whose `serve` answers it; named, not imported, as an entry point is."""
 
 
 def main() -> int:
@@ -69,18 +76,12 @@ def handle(request: Message, send: Send) -> None:
     """Answer one request; what goes wrong becomes a `failed` message with a status."""
     import tensorflow as tf
 
-    from . import devices, profiling, running
-    from .session import first_line
+    from .failures import first_line
 
-    handlers: dict[str, Callable[[Message, Send], None]] = {
-        "devices": devices.serve,
-        "execute": running.serve,
-        "profile": profiling.serve,
-    }
     try:
-        handlers[request.kind](request, send)
+        importlib.import_module(f"baechi_lab.{HANDLERS[request.kind]}").serve(request, send)
     except BaechiLabError as error:
-        send("failed", {"status": "refused", "message": str(error)})
+        send("failed", {"status": "refused", "message": str(error), "error": type(error).__name__})
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:
         send("failed", {"status": "out-of-memory", "message": first_line(error)})
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
