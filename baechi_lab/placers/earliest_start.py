@@ -3,10 +3,10 @@
 Idea (paper B, equation 1 and sections 2.3, 2.4, 3.1, 3.4): the earliest start of op `j` on device `p` is
 `max(free[p], arrival of its inputs on p)`, waits in the communication queues included. Per device two heaps hold
 the ready ops: those whose inputs are there before the device is free, by op index, and the others, by arrival.
-With queued transfers an arrival only moves later as queues fill, so a heap key is a lower bound that is
-re-evaluated when it comes to the top; the one thing that makes an arrival earlier, a tensor that another op has
-already brought to the device, re-keys the ops that read it. So the pair taken is exactly the smallest
-(start, op, device), at O((ops + edges) x devices x log ops) in practice.
+With queued transfers an arrival only moves later as queues fill, so a heap key is a lower bound that is raised when
+it comes to the top: first to what the receiver's queue alone says, then to the arrival itself. The one thing that
+makes an arrival earlier, a tensor that another op has already brought to the device, re-keys the ops that read it.
+So the pair taken is exactly the smallest (start, op, device), at O((ops + edges) x devices x log ops) in practice.
 
 Memory: a pair whose device lacks the bytes is dropped for good. Placing the first op of a group promises the
 group's persistent bytes. An op that no device has room for goes where most is left and is counted; the caller
@@ -23,61 +23,10 @@ import numpy as np
 
 from ..graph.heaps import pop, push
 from ..graph.jit import njit, records
-from .pair_heaps import GONE, PENDING, insert, pop_pending, remove_top, sift_down, sift_up
+from .arrivals import PARALLEL, arrival_of, may_run, queued_time, raise_bound
+from .pair_heaps import GONE, PENDING, insert, pop_pending, rekey, remove_top
 from .problem import Problem
-from .schedule_records import FETCH, make_records
-
-_PARALLEL, _SEQUENTIAL = 0, 1
-
-
-@njit(cache=True)
-def _arrival(
-    op: int, p: int, comm: int, keep: bool, ops: Any, tensors: Any, devices: Any, copies: Any, links: Any, inputs: Any,
-    fetch: Any,
-) -> Any:  # fmt: skip
-    """When all inputs of `op` are on `p`, and how many must be fetched (listed in `fetch`); queues move where `keep`."""
-    latest, count = 0.0, 0
-    for e in range(ops[op].first_input, ops[op + 1].first_input):
-        t = inputs[e]
-        source = tensors[t].producer
-        a, done = ops[source].device, ops[source].finish
-        if a != p:
-            if not np.isnan(copies[t, p].there):
-                done = copies[t, p].there
-            else:
-                cost = links[a, p].latency + links[a, p].per_byte * tensors[t].size
-                receive = done
-                if comm != _PARALLEL:
-                    fetch[count].out_before = devices[a].out_queue
-                    send = max(done, devices[a].out_queue)
-                    devices[a].out_queue = send + cost
-                    if comm == _SEQUENTIAL:  # one queue per device, shared by sends and receives
-                        fetch[count].in_before = devices[p].out_queue
-                        receive = max(send, devices[p].out_queue)
-                        devices[p].out_queue = receive + cost
-                    else:
-                        fetch[count].in_before = devices[p].in_queue
-                        receive = max(send, devices[p].in_queue)
-                        devices[p].in_queue = receive + cost
-                done = receive + cost
-                fetch[count].tensor, fetch[count].receive, fetch[count].end = t, receive, done
-                count += 1
-        latest = max(latest, done)
-    if comm != _PARALLEL and not keep:
-        for k in range(count - 1, -1, -1):
-            a = ops[tensors[fetch[k].tensor].producer].device
-            if comm == _SEQUENTIAL:
-                devices[p].out_queue = fetch[k].in_before
-            else:
-                devices[p].in_queue = fetch[k].in_before
-            devices[a].out_queue = fetch[k].out_before
-    return latest, count
-
-
-@njit(cache=True)
-def _may_run(op: int, p: int, ops: Any, groups: Any, pairs: Any) -> bool:
-    home = groups[ops[op].group].home
-    return pairs[p, op].allowed and (home < 0 or home == p) and not pairs[p, op].dropped
+from .schedule_records import FETCH, WAITING, make_records
 
 
 @njit(cache=True)
@@ -88,27 +37,33 @@ def _top(
     """Bring the pair of device `p` that starts earliest (ties by op) to the top of its heap; -1 when there is none."""
     free = devices[p].free
     while True:
-        while devices[p].pending > 0 and pairs[p, pending[p, 0]].bound <= free:
-            op = pending[p, 0]
+        while devices[p].pending > 0 and pending[p, 0].key <= free:
+            op = pending[p, 0].op
             pop_pending(p, devices, pairs, pending)
             insert(p, op, devices, pairs, pending, zeros, arrived)
         early = devices[p].arrived > 0
         if not early and devices[p].pending == 0:
             return -1
-        op = arrived[p, 0] if early else pending[p, 0]
-        if ops[op].device >= 0 or not _may_run(op, p, ops, groups, pairs):
+        op = arrived[p, 0] if early else pending[p, 0].op
+        if ops[op].device >= 0 or not may_run(op, p, ops, groups, pairs):
             remove_top(p, devices, pairs, pending, zeros, arrived)
             pairs[p, op].where = GONE
             continue
         if pairs[p, op].exact:
             return op
-        arrival, count = _arrival(op, p, comm, False, ops, tensors, devices, copies, links, inputs, fetch)
-        pairs[p, op].exact = count == 0
+        if not early and raise_bound(op, p, comm, devices, pairs):
+            rekey(p, 0, devices, pairs, pending)
+            continue
+        arrival, count = arrival_of(op, p, comm, False, ops, tensors, devices, copies, links, inputs, fetch)
+        pairs[p, op].exact, pairs[p, op].queued = count == 0, queued_time(count, fetch)
         if (early and arrival <= free) or (not early and arrival == pairs[p, op].bound):
             return op
-        remove_top(p, devices, pairs, pending, zeros, arrived)
         pairs[p, op].bound = arrival
-        insert(p, op, devices, pairs, pending, zeros, arrived)
+        if early:
+            remove_top(p, devices, pairs, pending, zeros, arrived)
+            insert(p, op, devices, pairs, pending, zeros, arrived)
+        else:
+            rekey(p, 0, devices, pairs, pending)
 
 
 @njit(cache=True)
@@ -120,12 +75,12 @@ def _awake_for(
     if devices[p].last < 0:
         return -1
     j = ops[devices[p].last].child
-    if j < 0 or ops[j].missing > 0 or ops[j].device >= 0 or not _may_run(j, p, ops, groups, pairs):
+    if j < 0 or ops[j].missing > 0 or ops[j].device >= 0 or not may_run(j, p, ops, groups, pairs):
         return -1
-    here = max(devices[p].free, _arrival(j, p, comm, False, ops, tensors, devices, copies, links, inputs, fetch)[0])
+    here = max(devices[p].free, arrival_of(j, p, comm, False, ops, tensors, devices, copies, links, inputs, fetch)[0])
     for d in range(len(devices)):
-        if d != p and _may_run(j, d, ops, groups, pairs):
-            there = _arrival(j, d, comm, False, ops, tensors, devices, copies, links, inputs, fetch)[0]
+        if d != p and may_run(j, d, ops, groups, pairs):
+            there = arrival_of(j, d, comm, False, ops, tensors, devices, copies, links, inputs, fetch)[0]
             if here >= max(devices[d].free, there):
                 return -1
     return j
@@ -138,8 +93,8 @@ def _urgent(
 ) -> bool:  # fmt: skip
     """Its inputs are there by `time` on whichever device may run it."""
     for d in range(len(devices)):
-        if _may_run(op, d, ops, groups, pairs):
-            if _arrival(op, d, comm, False, ops, tensors, devices, copies, links, inputs, fetch)[0] > time:
+        if may_run(op, d, ops, groups, pairs):
+            if arrival_of(op, d, comm, False, ops, tensors, devices, copies, links, inputs, fetch)[0] > time:
                 return False
     return True
 
@@ -203,7 +158,7 @@ def _lacks_memory(
     fetch: Any, free_time: Any, free_code: Any, size: Any,
 ) -> bool:  # fmt: skip
     """Would starting `op` on `p` exceed what the device has left, promises included?"""
-    arrival, count = _arrival(op, p, comm, False, ops, tensors, devices, copies, links, inputs, fetch)
+    arrival, count = arrival_of(op, p, comm, False, ops, tensors, devices, copies, links, inputs, fetch)
     start = max(devices[p].free, arrival)
     while size[0] > 0 and free_time[0] <= start:
         item, d = free_code[0] // len(devices), free_code[0] % len(devices)
@@ -245,7 +200,7 @@ def _commit(
 ) -> int:  # fmt: skip
     """Start `op` on `p`; returns how many tensors were fetched (listed in `fetch`)."""
     count = len(devices)
-    arrival, fetched = _arrival(op, p, comm, True, ops, tensors, devices, copies, links, inputs, fetch)
+    arrival, fetched = arrival_of(op, p, comm, True, ops, tensors, devices, copies, links, inputs, fetch)
     finish = max(devices[p].free, arrival) + pairs[p, op].duration
     ops[op].start, ops[op].finish = max(devices[p].free, arrival), finish
     ops[op].device, ops[op].position = p, step
@@ -285,9 +240,9 @@ def _enter(
     pending: Any, zeros: Any, arrived: Any, fetch: Any,
 ) -> None:  # fmt: skip
     """All predecessors of `op` are placed: it enters the heaps of device `p`."""
-    bound, count = _arrival(op, p, comm, False, ops, tensors, devices, copies, links, inputs, fetch)
+    bound, count = arrival_of(op, p, comm, False, ops, tensors, devices, copies, links, inputs, fetch)
     pairs[p, op].bound = bound
-    pairs[p, op].exact = comm == _PARALLEL or count == 0
+    pairs[p, op].exact, pairs[p, op].queued = comm == PARALLEL or count == 0, queued_time(count, fetch)
     insert(p, op, devices, pairs, pending, zeros, arrived)
 
 
@@ -316,11 +271,10 @@ def _rekey_readers(
         for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
             j = consumers[e]
             if ops[j].device < 0 and pairs[p, j].where == PENDING:
-                bound, count = _arrival(j, p, comm, False, ops, tensors, devices, copies, links, inputs, other)
+                bound, count = arrival_of(j, p, comm, False, ops, tensors, devices, copies, links, inputs, other)
                 pairs[p, j].bound = bound
-                pairs[p, j].exact = count == 0
-                sift_up(pairs[p], pending[p], pairs[p, j].place)
-                sift_down(pairs[p], pending[p], devices[p].pending, pairs[p, j].place)
+                pairs[p, j].exact, pairs[p, j].queued = count == 0, queued_time(count, other)
+                rekey(p, pairs[p, j].place, devices, pairs, pending)
 
 
 @njit(cache=True)
@@ -332,7 +286,7 @@ def _schedule(
     for i in range(n):
         most = max(most, ops[i + 1].first_input - ops[i].first_input)
     fetch, other, held = records(np.empty(most, FETCH)), records(np.empty(most, FETCH)), np.empty(n, np.int64)
-    pending, arrived, zeros = np.empty((count, n), np.int32), np.empty((count, n), np.int64), np.zeros(n)
+    pending, arrived, zeros = records(np.empty((count, n), WAITING)), np.empty((count, n), np.int64), np.zeros(n)
     room = len(tensors) + len(consumers) + len(groups) + 1
     free_time, free_code, size = np.empty(room), np.empty(room, np.int64), np.zeros(1, np.int64)
     for i in range(n):
@@ -356,7 +310,7 @@ def _schedule(
             pairs[p, op].dropped = True  # it stays in its heap and is skipped when it comes to the top
             able = False
             for d in range(count):
-                able = able or _may_run(op, d, ops, groups, pairs)
+                able = able or may_run(op, d, ops, groups, pairs)
             if not able:
                 p = _roomiest(op, ops, devices, groups, pairs)
                 overflows += 1
@@ -370,7 +324,7 @@ def _schedule(
                 ops[op].group, p, comm, members, ops, tensors, devices, groups, pairs, copies, links, inputs, pending,
                 zeros, arrived, other,
             )  # fmt: skip
-        if comm != _PARALLEL:
+        if comm != PARALLEL:
             _rekey_readers(
                 p, fetched, comm, consumers, ops, tensors, devices, pairs, copies, links, inputs, pending, fetch, other
             )  # fmt: skip
@@ -380,7 +334,7 @@ def _schedule(
                 ops[i].missing -= 1
                 if ops[i].missing == 0:
                     for d in range(count):
-                        if _may_run(i, d, ops, groups, pairs):
+                        if may_run(i, d, ops, groups, pairs):
                             _enter(
                                 i, d, comm, ops, tensors, devices, pairs, copies, links, inputs, pending, zeros, arrived,
                                 other,

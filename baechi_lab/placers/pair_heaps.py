@@ -1,6 +1,7 @@
 """Where the ready ops of each device wait: a heap of pending ops by (arrival, op), a heap of arrived ops by op.
 
 `pairs` are the (device, op) records of `earliest_start.py`; a pending op knows its place, so that it can be re-keyed.
+Keys lie beside the ops, so that a comparison reads no record of a pair.
 """
 
 from __future__ import annotations
@@ -16,39 +17,48 @@ PENDING, ARRIVED, GONE = 1, 2, 3
 
 @njit(cache=True)
 def sift_up(pairs: Any, pending: Any, at: int) -> None:
-    op = pending[at]
-    bound = pairs[op].bound
+    key, op = pending[at].key, pending[at].op
     while at > 0:
-        other = pending[(at - 1) >> 1]
-        if pairs[other].bound < bound or (pairs[other].bound == bound and other < op):
+        above = (at - 1) >> 1
+        other = pending[above].op
+        if pending[above].key < key or (pending[above].key == key and other < op):
             break
-        pending[at] = other
+        pending[at].key, pending[at].op = pending[above].key, other
         pairs[other].place = at
-        at = (at - 1) >> 1
-    pending[at] = op
+        at = above
+    pending[at].key, pending[at].op = key, op
     pairs[op].place = at
 
 
 @njit(cache=True)
 def sift_down(pairs: Any, pending: Any, size: int, at: int) -> None:
-    op = pending[at]
-    bound = pairs[op].bound
+    key, op = pending[at].key, pending[at].op
     while True:
         below = 2 * at + 1
         if below >= size:
             break
+        least, other = pending[below].key, pending[below].op
         if below + 1 < size:
-            a, b = pending[below], pending[below + 1]
-            if pairs[b].bound < pairs[a].bound or (pairs[b].bound == pairs[a].bound and b < a):
+            right = pending[below + 1].key
+            if right < least or (right == least and pending[below + 1].op < other):
                 below += 1
-        other = pending[below]
-        if bound < pairs[other].bound or (bound == pairs[other].bound and op < other):
+                least, other = right, pending[below].op
+        if key < least or (key == least and op < other):
             break
-        pending[at] = other
+        pending[at].key, pending[at].op = least, other
         pairs[other].place = at
         at = below
-    pending[at] = op
+    pending[at].key, pending[at].op = key, op
     pairs[op].place = at
+
+
+@njit(cache=True)
+def rekey(p: int, at: int, devices: Any, pairs: Any, pending: Any) -> None:
+    """The bound of the pending op at place `at` has changed, in either direction."""
+    op = pending[p, at].op
+    pending[p, at].key = pairs[p, op].bound
+    sift_up(pairs[p], pending[p], at)
+    sift_down(pairs[p], pending[p], devices[p].pending, pairs[p, op].place)
 
 
 @njit(cache=True)
@@ -56,7 +66,7 @@ def pop_pending(p: int, devices: Any, pairs: Any, pending: Any) -> None:
     size = devices[p].pending - 1
     devices[p].pending = size
     if size > 0:
-        pending[p, 0] = pending[p, size]
+        pending[p, 0].key, pending[p, 0].op = pending[p, size].key, pending[p, size].op
         sift_down(pairs[p], pending[p], size, 0)
 
 
@@ -69,7 +79,7 @@ def insert(p: int, op: int, devices: Any, pairs: Any, pending: Any, zeros: Any, 
     else:
         pairs[p, op].where = PENDING
         at = devices[p].pending
-        pending[p, at] = op
+        pending[p, at].key, pending[p, at].op = pairs[p, op].bound, op
         devices[p].pending = at + 1
         sift_up(pairs[p], pending[p], at)
 

@@ -20,9 +20,10 @@ DEVICE = np.dtype([
     ("pending", "i8"), ("arrived", "i8"),
 ])  # fmt: skip
 PAIR = np.dtype([
-    ("bound", "f8"), ("duration", "f8"), ("place", "i4"), ("where", "i1"), ("exact", "b1"), ("allowed", "b1"),
+    ("bound", "f8"), ("queued", "f8"), ("duration", "f8"), ("place", "i4"), ("where", "i1"), ("exact", "b1"), ("allowed", "b1"),
     ("dropped", "b1"),
 ])  # fmt: skip
+WAITING = np.dtype([("key", "f8"), ("op", "i8")])
 COPY = np.dtype([("there", "f8"), ("last_use", "f8")])
 LINK = np.dtype([("latency", "f8"), ("per_byte", "f8")])
 FETCH = np.dtype([("tensor", "i8"), ("receive", "f8"), ("end", "f8"), ("out_before", "f8"), ("in_before", "f8")])
