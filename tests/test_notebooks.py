@@ -1,0 +1,57 @@
+"""What must hold for every notebook as it is stored; that they run is nbval's business."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+MOST_LINES = 11
+INTERACTIVE = ("application/vnd.plotly.v1+json", "application/vnd.jupyter.widget-view+json")
+PICTURES = ("image/png", "image/svg+xml")
+
+
+def cells_of(path):
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+def code_of(path):
+    return [(k, cell) for k, cell in enumerate(cells_of(path)) if cell["cell_type"] == "code"]
+
+
+def test_there_are_notebooks():
+    assert len(NOTEBOOKS) >= 10
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_code_cells_are_short(path):
+    long = {k: len("".join(cell["source"]).splitlines()) for k, cell in code_of(path)}
+    assert {k: lines for k, lines in long.items() if lines > MOST_LINES} == {}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_prose_and_code_are_in_balance(path):
+    kinds = [cell["cell_type"] for cell in cells_of(path)]
+    assert kinds[0] == "markdown"
+    # No long stretch of code without a word.
+    assert "code code code code" not in " ".join(kinds)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_what_is_interactive_is_stored_with_a_picture(path):
+    """GitHub and nbconvert run no widget and no plotly; they show the picture beside it."""
+    for k, cell in code_of(path):
+        for output in cell["outputs"]:
+            assert output.get("name") != "stderr", f"cell {k} stores standard error"
+            assert output["output_type"] != "error", f"cell {k} stores an error"
+            kinds = output.get("data", {})
+            if any(kind in kinds for kind in INTERACTIVE):
+                assert any(kind in kinds for kind in PICTURES), f"cell {k} has {sorted(kinds)} and no picture"
+            # A widget's view is of a kernel that is gone.
+            assert INTERACTIVE[1] not in kinds, f"cell {k}"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_every_code_cell_was_run(path):
+    assert [k for k, cell in code_of(path) if cell["execution_count"] is None] == []
