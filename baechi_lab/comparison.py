@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .comparison_runs import measure_rows, split_cluster, where_to_run
 from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from .graph import Cluster, OpGraph, Placement, Step, Timeline
 from .stages import Simulate
 
 if TYPE_CHECKING:
     import pandas
+
+    from .executors import LocalCluster
 
 DEFAULT_PLACERS = ("single", "m-topo", "m-etf", "m-sct")
 
@@ -23,13 +26,13 @@ ROW_ERRORS = (BaechiLabError, ArithmeticError, LookupError, MemoryError, Runtime
 
 COLUMNS = (
     "placer", "makespan_us", "lower_bound_us", "gap", "feasible", "peak_bytes", "device_peak_bytes", "moved_bytes",
-    "transfers", "balance", "place_seconds", "measured_us", "error",
+    "transfers", "balance", "place_seconds", "measured_us", "measured_low_us", "measured_high_us", "error",
 )  # fmt: skip
 
 
 def compare(
     graph: OpGraph,
-    cluster: Cluster,
+    cluster: Cluster | LocalCluster,
     placers: Iterable[Any] | None = None,
     *,
     passes: Sequence[Any] | None = None,
@@ -38,6 +41,8 @@ def compare(
     step: Step | None = None,
     measure: bool = False,
     steps: int = 20,
+    backend: str | None = None,
+    workers: Sequence[str] = (),
     params: Mapping[str, Mapping[str, Any]] | None = None,
     progress: bool = True,
     **common: Any,
@@ -46,7 +51,9 @@ def compare(
 
     The graph is placed as it is. With `passes` (for example `("colocation", "coplacement", "fusion")`) it is
     optimized first; the groups are placed and the original graph is simulated. With `measure=True` every feasible
-    placement of `step` is also run for `steps` steps on the attached devices.
+    placement of `step` is also run for `steps` steps, all of them in turns: on the attached devices, on the workers of
+    a `bl.LocalCluster` given as `cluster`, or on the TensorFlow servers at `workers` (see `bl.execute`), whose devices
+    `cluster` then names.
 
     Parameters:
         placers: names, placer objects, or `(name, parameters)`; by default single, m-topo, m-etf and m-sct.
@@ -57,8 +64,9 @@ def compare(
     Columns: `makespan_us` (simulated), `lower_bound_us` (of the original graph: no placement is faster), `gap`
     (`makespan_us / lower_bound_us - 1`), `feasible` (no rule broken), `peak_bytes` (the fullest device) and
     `device_peak_bytes` (each), `moved_bytes` and `transfers` between devices, `balance` (mean over largest busy time
-    of the devices, 1 is perfect), `place_seconds`, `measured_us` (median step, NaN if not run), `error` (why a row
-    has no placement or is not feasible).
+    of the devices, 1 is perfect), `place_seconds`, `measured_us` (median step, NaN if not run) with its 95 %
+    interval `measured_low_us` to `measured_high_us`, `error` (why a row has no placement, is not feasible or did not
+    run).
 
     Raises:
         UnknownNameError: a placer or parameter that does not exist. What goes wrong while a placer works is a row.
@@ -72,22 +80,36 @@ def compare(
     import pandas as pd
     from tqdm.auto import tqdm
 
-    if measure and step is None:
-        raise InvalidInput("measure=True needs the step to run: give step=, as bl.trace or bl.models.build returned it")
+    _check_measuring(measure, step, steps, backend, workers)
+    cluster, local = split_cluster(cluster)
     Simulate(scheduler)  # refuses an unknown name here, not in every row
     chosen = _chosen(DEFAULT_PLACERS if placers is None else placers, params or {}, common)
     prepared = _optimized(graph, cluster, passes, forward_only)
     bound = _lower_bound(graph, cluster)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    runnable: dict[int, Placement] = {}
     for label, placer in tqdm(chosen, desc="comparing placers", delay=1, disable=not progress, leave=False):
         _compile(placer)
         row, placement = _row(graph, prepared, cluster, placer, scheduler)
-        if measure and placement is not None and row["feasible"]:
-            row |= _measured(step, placement, steps)
+        if placement is not None and row["feasible"]:
+            runnable[len(rows)] = placement
         rows.append({"placer": label, "lower_bound_us": bound, **row})
+    if measure and step is not None:
+        where = where_to_run(cluster, local, backend, workers)
+        for k, columns in measure_rows(graph, step, runnable, steps, where, progress).items():
+            rows[k] |= columns
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
     return table
+
+
+def _check_measuring(measure: bool, step: Any, steps: Any, backend: str | None, workers: Sequence[str]) -> None:
+    if not measure and (backend is not None or workers):
+        raise InvalidInput(f"backend={backend!r} and workers={list(workers)!r} say where to measure; give measure=True")
+    if measure and step is None:
+        raise InvalidInput("measure=True needs the step to run: give step=, as bl.trace or bl.models.build returned it")
+    if measure and (isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1):
+        raise InvalidInput(f"steps is {steps!r}; it must be a whole number of at least 1")
 
 
 def _chosen(
@@ -175,13 +197,3 @@ def summary(timeline: Timeline) -> dict[str, Any]:
         "balance": float(np.mean(timeline.busy_us)) / busiest if busiest > 0 else 1.0,
         "error": timeline.violations[0].message if timeline.violations else "",
     }
-
-
-def _measured(step: Any, placement: Placement, steps: int) -> dict[str, Any]:
-    from .executors import execute
-
-    try:
-        run = execute(step, placement, steps=steps)
-    except BaechiLabError as error:
-        return {"error": str(error)}
-    return {"measured_us": run.median_seconds * 1e6, "error": "" if run.status == "ok" else run.message}

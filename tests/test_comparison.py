@@ -129,6 +129,8 @@ def test_no_placers_is_an_empty_table(graph, cluster):
         (["m-sct"], {"treshold": 1}, "did you mean 'threshold'"),
         (["m-sct"], {"params": {"m-topo": {}}}, "placer in params"),
         (["m-sct"], {"measure": True}, "give step="),
+        (["m-sct"], {"measure": True, "step": object(), "steps": 0}, "steps is 0"),
+        (["m-sct"], {"workers": ["127.0.0.1:1"]}, "give measure=True"),
     ],
 )
 def test_bad_arguments_are_refused(graph, cluster, given, options, message):
@@ -142,3 +144,64 @@ def test_graph_and_cluster_stay_as_they_were(graph, cluster):
     fresh = bl.OpGraph.from_edges([10, 10, 5], [(0, 2, 100), (1, 2, 100)])
     assert before == (fresh.content_key, cluster.content_key)
     assert np.array_equal(graph.duration_us, fresh.duration_us)
+
+
+# -- measured columns --------------------------------------------------------------------------------------
+
+
+def test_a_cluster_of_another_type_is_refused(graph):
+    with pytest.raises(bl.InvalidInput, match="cluster is a int; give a"):
+        bl.compare(graph, 2, ["single"], progress=False)
+
+
+def test_where_placements_run(cluster):
+    from baechi_lab.comparison_runs import where_to_run
+
+    assert where_to_run(cluster, None, None, ()) == {"backend": None}
+    assert where_to_run(cluster, None, None, ["h:1"]) == {"cluster": cluster, "backend": None, "workers": ("h:1",)}
+    assert where_to_run(cluster, "running", None, ()) == {"cluster": "running", "backend": None}
+
+
+def test_rows_run_in_turns_and_a_failure_ends_its_row(monkeypatch, graph):
+    """5 steps in 3 rounds: 1, 2, 2. Row 1 fails in the second round; what it measured in the first stays."""
+    from baechi_lab import comparison_runs
+    from baechi_lab.graph import Run
+
+    ran = []
+
+    def run(self, placement, steps):
+        ran.append((placement, steps))
+        if placement == "b" and len(ran) > 2:
+            return Run(None, np.zeros(0), (), status="died", message="it fell over")
+        return Run(None, np.full(steps, 2e-3 if placement == "a" else 3e-3), (), status="ok", message="")
+
+    monkeypatch.setattr(comparison_runs._Runner, "__call__", run)
+    found = comparison_runs.measure_rows(graph, None, {0: "a", 1: "b"}, 5, {}, progress=False)
+    assert ran == [("a", 1), ("b", 1), ("b", 2), ("a", 2), ("a", 2)]
+    assert found[0] == {"measured_us": 2e3, "measured_low_us": 2e3, "measured_high_us": 2e3, "error": ""}
+    assert found[1]["measured_us"] == 3e3 and found[1]["error"] == "it fell over"
+
+
+def test_simulated_and_measured_on_a_local_cluster():
+    tf = pytest.importorskip("tensorflow")
+    weights = [tf.Variable(np.eye(32, dtype=np.float32)) for _ in range(2)]
+
+    def product(x):
+        for weight in weights:
+            x = x @ weight
+        return tf.reduce_sum(x)
+
+    step = bl.trace(product, np.ones((8, 32), np.float32))
+    graph = bl.profile(step, mode="estimated", hardware="cpu-core")
+    with bl.LocalCluster(2) as local:
+        table = bl.compare(graph, local, ["single", "m-topo"], step=step, measure=True, steps=2, progress=False)
+        again = bl.compare(
+            graph, local.cluster, ["single"], step=step, measure=True, steps=1, workers=local.addresses, progress=False
+        )
+    assert table["error"].tolist() == ["", ""] and again["error"].tolist() == [""]
+    assert (table["makespan_us"] > 0).all() and (table["measured_us"] > 0).all()
+    assert (table["measured_low_us"] <= table["measured_us"]).all()
+    assert (table["measured_us"] <= table["measured_high_us"]).all()
+    # The cluster is closed: every row says so, none is lost.
+    gone = bl.compare(graph, local, ["single"], step=step, measure=True, steps=1, progress=False)
+    assert gone["measured_us"].isna().all() and gone["error"].str.contains("does not answer").all()

@@ -1,15 +1,21 @@
 """Predicted against measured step times of placements on workers of this machine.
 
 Runs every model under every placement on single-threaded TensorFlow workers, and says how far the simulator was off
-and where the error comes from. Meant for an otherwise idle machine: other work is seen and reported.
+and where the error comes from; then measures a step of GNMT on all workers against the same step on one of them.
+Meant for an otherwise idle machine: other work is seen and reported. -o keeps the results, after every model.
 """
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UnknownNameError
-from . import options
+from . import options, output
+
+if TYPE_CHECKING:
+    from ..executors.tensorflow.calibration import Calibration
+    from ..fidelity import Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,29 +24,77 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--placements", default="single,m-topo,m-etf,m-sct,random", metavar="NAME[,NAME...]", help="(%(default)s)"
     )
+    parser.add_argument(
+        "--parts", default="study,speed-up", metavar="NAME[,NAME...]", help="study, speed-up or both (both)"
+    )
     parser.add_argument("--workers", default="2", metavar="N", help="workers, one core each (2)")
     parser.add_argument("--steps", default="10", metavar="N", help="measured steps per round (10)")
     parser.add_argument("--rounds", default="3", metavar="N", help="rounds through all placements (3)")
     parser.add_argument("--seed", default="0", metavar="N", help="of the random placement (0)")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="keep the results in a file, other parts in it stay (.json)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Study and print."""
-    from ..fidelity import study
+    """Study, measure, print."""
     from ..fidelity.study import MODELS
 
-    names = arguments.models.split(",") if arguments.models else list(MODELS)
+    options.check_output(arguments.output, (".json",))
+    parts = [options.one_of(p, "--parts", ("study", "speed-up")) for p in options.names(arguments.parts, "--parts")]
+    names = options.names(arguments.models, "--models") if arguments.models else list(MODELS)
     unknown = [name for name in names if name not in MODELS]
     if unknown:
         raise UnknownNameError.of("model of the fidelity study", unknown[0], MODELS)
-    report = study(
-        {name: MODELS[name] for name in names},
-        arguments.placements.split(","),
-        workers=options.whole(arguments.workers, "--workers", lowest=2),
-        steps=options.whole(arguments.steps, "--steps", lowest=1),
-        rounds=options.whole(arguments.rounds, "--rounds", lowest=1),
-        seed=options.whole(arguments.seed, "--seed", lowest=0),
-        progress=not arguments.json,
-    )
-    print(report.to_json() if arguments.json else report)
+    settings: dict[str, Any] = {
+        "workers": options.whole(arguments.workers, "--workers", lowest=2),
+        "steps": options.whole(arguments.steps, "--steps", lowest=1),
+        "rounds": options.whole(arguments.rounds, "--rounds", lowest=1),
+        "seed": options.whole(arguments.seed, "--seed", lowest=0),
+    }
+    printed: dict[str, Any] = {}
+    costs = None
+    if "study" in parts:
+        report = _study(arguments, {name: MODELS[name] for name in names}, settings)
+        printed, costs = report.to_dict(), report.calibration
+    if "speed-up" in parts:
+        printed["speed_up"] = _speed_up(arguments, settings, costs)
+    if arguments.json:
+        output.print_json(printed)
     return 0
+
+
+def _study(arguments: argparse.Namespace, models: dict[str, Any], settings: dict[str, Any]) -> Report:
+    from ..fidelity import provenance, store, study
+
+    placements = options.names(arguments.placements, "--placements")
+    about = provenance(models=models, **settings)
+
+    def keep(report: Report) -> None:
+        if arguments.output:
+            store(arguments.output, "study", output.plain({**about, **report.to_dict()}))
+
+    report = study(models, placements, progress=not arguments.json, on_model=keep, **settings)
+    if not arguments.json:
+        print(report)
+    return report
+
+
+def _speed_up(arguments: argparse.Namespace, settings: dict[str, Any], costs: Calibration | None) -> list[Any]:
+    from dataclasses import asdict
+
+    from ..fidelity import Case, provenance, speed_up, store
+    from ..fidelity.speedup import SPEED_UP
+    from ..models import build
+
+    name, size = SPEED_UP
+    counts = {key: settings[key] for key in ("workers", "steps", "rounds")}
+    about = provenance(model=name, size=size, **counts)
+    found, costs = speed_up(Case(name, build(name, **size)), calibration=costs, **counts)
+    if not arguments.json:
+        for one in found:
+            print(one)
+    rows = [one.to_dict() for one in found]
+    if arguments.output:
+        store(arguments.output, "speed_up", output.plain({**about, "calibration": asdict(costs), "rows": rows}))
+    return rows

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from .charging import charged_graph, predicted_us
 from .report import Report, summarize_rows
+from .speedup import SpeedUp, speed_up
+from .storing import load, load_report, provenance, store
 from .study import Case, study
 
-__all__ = ["Case", "Report", "charged_graph", "predicted_us", "study", "summarize_rows"]
+__all__ = [
+    "Case", "Report", "SpeedUp", "charged_graph", "load", "load_report", "predicted_us", "provenance", "speed_up",
+    "store", "study", "summarize_rows",
+]  # fmt: skip

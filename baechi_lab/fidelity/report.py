@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -110,12 +110,19 @@ class Report:
             for row in self.rows
         )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        rows = [{**asdict(row), "error": row.error, "where": row.where} for row in self.rows]
+        found = self.summary
+        return {
+            "rows": rows,
+            "summary": {**asdict(found), "met": found.met},
+            "calibration": asdict(self.calibration),
+        }
+
     def to_json(self) -> str:
         """Everything, as JSON text."""
-        rows = [{**asdict(row), "error": row.error, "where": row.where} for row in self.rows]
-        return json.dumps(
-            {"rows": rows, "summary": asdict(self.summary), "calibration": asdict(self.calibration)}, indent=1
-        )
+        return json.dumps(self.to_dict(), indent=1)
 
     def _single_us(self, model: str) -> float:
         found = [row.measured_us for row in self.rows if row.model == model and row.placement == "single"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "transformer": {"batch_size": 8},
 }
 """Model -> size at which a step takes some hundred milliseconds on one core."""
+PASSES = ("colocation", "fusion")
+"""Without co-placement, which would leave most of a recurrent step in one group: placements are to differ."""
 PLACEMENTS = ("single", "m-topo", "m-etf", "m-sct", "random")
 
 
@@ -49,6 +51,7 @@ def study(
     seed: int = 0,
     calibration: Calibration | None = None,
     progress: bool = True,
+    on_model: Callable[[Report], None] | None = None,
 ) -> Report:
     """Predicted against measured step times of placements on a `bl.LocalCluster`.
 
@@ -59,6 +62,7 @@ def study(
         steps, rounds: measured steps of each placement per round; rounds go through all placements of a model in
             turns, so that a drift of the machine meets them all.
         calibration: overheads measured before; by default they are measured now.
+        on_model: called with what there is so far whenever a model is done.
 
     Durations come from traces of the whole step on worker 0; the prediction of `single` is thus a test of
     the overheads alone, that of the others of the whole simulator.
@@ -72,6 +76,8 @@ def study(
         costs = calibration or calibrate(local)
         for case in _cases(cases):
             rows += _study_case(case, placements, local, worker, costs, (steps, rounds, seed), progress)
+            if on_model is not None:
+                on_model(Report(tuple(rows), costs))
     return Report(tuple(rows), costs)
 
 
@@ -96,7 +102,7 @@ def _study_case(
 
     steps, rounds, seed = counts
     graph = measured_graph(case.step, local, worker)
-    placed = {name: _placement(name, graph, local, costs, seed) for name in placements}
+    placed = {name: place_for(name, graph, local, costs, seed) for name in placements}
     runs: dict[str, list[Run]] = {name: [] for name in placements}
     share: dict[str, float] = {}
     bar = tqdm(total=rounds * len(placed), desc=case.name, unit="run", disable=not progress, leave=False)
@@ -105,7 +111,7 @@ def _study_case(
             # The order turns, so that no placement always follows the same one.
             for name in list(placed)[:: 1 if index % 2 == 0 else -1]:
                 before = [process_seconds(pid) for pid in local.pids]
-                run = _execute(case.step, placed[name], local, worker, steps, graph)
+                run = run_placed(case.step, placed[name], local, worker, steps, graph)
                 spent = max(process_seconds(pid) - b for pid, b in zip(local.pids, before, strict=True))
                 share[name] = spent / max(sum(run.info["all_seconds"]), 1e-9)
                 runs[name].append(run)
@@ -124,14 +130,17 @@ def measured_graph(step: Step, local: LocalCluster, worker: Worker, traces: int 
     seen = np.zeros((traces, shape.n))
     alone = Placement(device=np.zeros(shape.n, dtype=np.int32))
     for index in range(traces):
-        run = _execute(step, alone, local, worker, 1, shape)
+        run = run_placed(step, alone, local, worker, 1, shape)
         if run.timeline is None:
             raise ExecutionError(f"step {step.name!r} gave no trace")
         seen[index, run.timeline.op] = run.timeline.end_us - run.timeline.start_us
     return shape.replace(duration_us=np.median(seen, axis=0), duration_by_kind={})
 
 
-def _execute(step: Step, placement: Placement, local: LocalCluster, worker: Worker, steps: int, graph: OpGraph) -> Run:
+def run_placed(
+    step: Step, placement: Placement, local: LocalCluster, worker: Worker, steps: int, graph: OpGraph
+) -> Run:
+    """Run the step on the cluster; `info["all_seconds"]` has every step. `ExecutionError` when it does not end ok."""
     from ..executors.dispatch import execute
 
     run = execute(step, placement, steps, warmup=2, traced=1, cluster=local, graph=graph, worker=worker)
@@ -142,7 +151,9 @@ def _execute(step: Step, placement: Placement, local: LocalCluster, worker: Work
     return run
 
 
-def _placement(name: str, graph: OpGraph, local: LocalCluster, costs: Calibration, seed: int) -> Placement:
+def place_for(
+    name: str, graph: OpGraph, local: LocalCluster, costs: Calibration, seed: int = 0, passes: Sequence[str] = PASSES
+) -> Placement:
     """A placement for this cluster; placers see what a message costs in all."""
     if name == "random":
         return random_placement(graph, local, seed)
@@ -150,8 +161,7 @@ def _placement(name: str, graph: OpGraph, local: LocalCluster, costs: Calibratio
         costs.wire.latency_us + costs.send.latency_us + costs.receive.latency_us,
         costs.wire.us_per_byte + costs.send.us_per_byte + costs.receive.us_per_byte,
     )
-    # Without co-placement, which would leave most of a recurrent step in one group: placements are to differ.
-    coarse = optimize(graph, passes=("colocation", "fusion"), forward_only=False)
+    coarse = optimize(graph, passes=passes, forward_only=False)
     return place(coarse, local.cluster.replace(link=link), name).on(graph)
 
 

@@ -1,0 +1,124 @@
+"""The measured columns of `compare`: every placement runs on real devices, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import BaechiLabError, InvalidInput
+from .graph import Cluster, OpGraph, Placement, Run, Step
+
+if TYPE_CHECKING:
+    from .executors import LocalCluster
+
+ROUNDS = 3
+"""Turns in which the steps of every placement run, so that a drift of the machine meets all placements."""
+
+NOT_MEASURED = {"measured_us": float("nan"), "measured_low_us": float("nan"), "measured_high_us": float("nan")}
+
+
+def split_cluster(cluster: Cluster | LocalCluster) -> tuple[Cluster, LocalCluster | None]:
+    """The record to simulate, and the running cluster where one was given."""
+    if isinstance(cluster, Cluster):
+        return cluster, None
+    record = getattr(cluster, "cluster", None)
+    if not isinstance(record, Cluster):
+        raise InvalidInput(f"cluster is a {type(cluster).__name__}; give a bl.Cluster or a running bl.LocalCluster")
+    return record, cluster
+
+
+def where_to_run(
+    cluster: Cluster, local: LocalCluster | None, backend: str | None, workers: Sequence[str]
+) -> dict[str, Any]:
+    """The options of `bl.execute` that say where: a running cluster, TensorFlow servers, else the attached devices."""
+    if local is not None:
+        return {"cluster": local, "backend": backend}
+    if workers or backend == "tensorflow-cluster":
+        return {"cluster": cluster, "backend": backend, "workers": tuple(workers)}
+    return {"backend": backend}
+
+
+def measure_rows(
+    graph: OpGraph,
+    step: Step,
+    placements: Mapping[int, Placement],
+    steps: int,
+    where: Mapping[str, Any],
+    progress: bool,
+) -> dict[int, dict[str, Any]]:
+    """Columns by row: median step in microseconds with its 95 % bootstrap interval, or the error that ended it.
+
+    `steps` are spread over up to three rounds, whose order turns; what fails in one round does not run again.
+    """
+    from tqdm.auto import tqdm
+
+    rounds = max(1, min(ROUNDS, steps))
+    seconds: dict[int, list[Any]] = {row: [] for row in placements}
+    failed: dict[int, str] = {}
+    bar = tqdm(total=rounds * len(placements), desc="measuring", delay=1, disable=not progress, leave=False)
+    with bar, _Runner(graph, step, where) as run:
+        for turn in range(rounds):
+            for row in list(placements)[:: 1 if turn % 2 == 0 else -1]:
+                bar.update()
+                if row in failed:
+                    continue
+                try:
+                    done = run(placements[row], (steps + turn) // rounds)
+                except BaechiLabError as error:
+                    failed[row] = str(error)
+                    continue
+                seconds[row].append(done.step_seconds)
+                if done.status != "ok":
+                    failed[row] = done.message or done.status
+    return {row: _columns(seconds[row], failed.get(row, "")) for row in placements}
+
+
+class _Runner:
+    """Runs placements of one step; TensorFlow steps share one worker process as long as it lives."""
+
+    def __init__(self, graph: OpGraph, step: Step, where: Mapping[str, Any]) -> None:
+        self._graph, self._step, self._where = graph, step, dict(where)
+        self._worker: Any = None
+
+    def __call__(self, placement: Placement, steps: int) -> Run:
+        from .executors import Worker, execute
+
+        if getattr(self._step, "framework", "tensorflow") == "torch":
+            return execute(self._step, placement, steps, **self._where)
+        if self._worker is None or not self._worker.alive:
+            self._close()
+            self._worker = Worker()
+        return execute(
+            self._step,
+            placement,
+            steps,
+            traced=0,
+            graph=self._graph,
+            worker=self._worker,
+            progress=False,
+            **self._where,
+        )
+
+    def _close(self) -> None:
+        with self._worker if self._worker is not None else nullcontext():
+            self._worker = None
+
+    def __enter__(self) -> _Runner:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self._close()
+
+
+def _columns(seconds: Sequence[Any], error: str) -> dict[str, Any]:
+    from .executors import summarize
+
+    series = np.concatenate(seconds) if seconds else np.zeros(0)
+    if not len(series):
+        return {**NOT_MEASURED, "error": error}
+    found = summarize(series)
+    times = {"measured_us": found.median, "measured_low_us": found.low, "measured_high_us": found.high}
+    return {**{key: value * 1e6 for key, value in times.items()}, "error": error}
