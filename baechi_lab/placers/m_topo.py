@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Placement, allowed_devices
+from ..graph.units import format_bytes
 from .base import Placer
+from .earliest_start_reference import Candidate, Decision
 from .feasible import within_memory
 from .problem import groups_of, output_bytes
 
@@ -27,9 +29,10 @@ class MTopo(Placer):
     """Fill devices in topological order up to a balanced memory cap (paper B's strawman)."""
 
     name = "m-topo"
+    explain: bool = False
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        return within_memory(graph, cluster, lambda limits, careful: _fill(graph, limits))
+        return within_memory(graph, cluster, lambda limits, careful: _fill(graph, limits, self.explain))
 
 
 def caps(cluster: Cluster, need: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -39,7 +42,7 @@ def caps(cluster: Cluster, need: NDArray[np.int64]) -> NDArray[np.float64]:
     return need.sum() * share + need.max(initial=0)
 
 
-def _fill(graph: OpGraph, cluster: Cluster) -> Placement:
+def _fill(graph: OpGraph, cluster: Cluster, explain: bool = False) -> Placement:
     group = groups_of(graph)
     count = int(group.max(initial=-1)) + 1
     need, held, allowed = np.zeros(count, np.int64), np.zeros(count, np.int64), np.ones((count, cluster.n), np.bool_)
@@ -48,10 +51,49 @@ def _fill(graph: OpGraph, cluster: Cluster) -> Placement:
     np.logical_and.at(allowed, group, allowed_devices(graph, cluster))
     _, first = np.unique(group[graph.order], return_index=True)
     sequence = np.argsort(first, kind="stable")  # groups in the order in which their first op comes
-    home = _assign(sequence, need, held, allowed, caps(cluster, need), cluster.memory_bytes)
+    cap = caps(cluster, need)
+    home = _assign(sequence, need, held, allowed, cap, cluster.memory_bytes)
     position = np.empty(graph.n, dtype=np.int64)
     position[graph.order] = np.arange(graph.n)
-    return Placement(device=home[group], order=position)
+    info = {"decisions": _decisions(graph, group, home, need, cap, allowed)} if explain else {}
+    return Placement(device=home[group], order=position, info=info)
+
+
+def _decisions(
+    graph: OpGraph,
+    group: NDArray[Any],
+    home: NDArray[Any],
+    need: NDArray[Any],
+    cap: NDArray[Any],
+    allowed: NDArray[Any],
+) -> tuple[Decision, ...]:
+    """The log, op by op in topological order: how full each device was. The rule knows no times: `start_us` is NaN."""
+    used, step_of, log = [0] * len(cap), {}, []
+    for step, op in enumerate(graph.order.tolist()):
+        g, p = int(group[op]), int(home[group[op]])
+        chosen = Candidate(op, p, float("nan"))
+        if g in step_of:
+            log.append(Decision(step, (chosen,), chosen, f"Its colocation group was placed in step {step_of[g] + 1}."))
+            continue
+        step_of[g] = step
+        candidates = tuple(
+            Candidate(op, d, float("nan"), "" if d == p else _why_not(d, p, used, need[g], cap, bool(allowed[g, d])))
+            for d in range(len(cap))
+        )
+        used[p] += int(need[g])
+        filled = f"{format_bytes(used[p])} of its cap of {format_bytes(int(cap[p]))}"
+        log.append(
+            Decision(step, candidates, chosen, f"Needs {format_bytes(int(need[g]))}; the device then has {filled}.")
+        )
+    return tuple(log)
+
+
+def _why_not(d: int, chosen: int, used: list[int], need: int, cap: NDArray[Any], allowed: bool) -> str:
+    if not allowed:
+        return "not allowed there"
+    if used[d] + need > cap[d]:
+        return f"full: has {format_bytes(used[d])} of its cap of {format_bytes(int(cap[d]))}"
+    return "its turn has not come" if d > chosen else "its turn is over"
 
 
 def _assign(

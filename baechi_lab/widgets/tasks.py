@@ -171,7 +171,7 @@ class Tasks:
         outcome = self.outcome()
 
         def work(ticket: Ticket) -> Log:
-            ticket.report(f"placing {outcome.coarse.n} groups again, keeping the log")
+            ticket.report(f"the decisions about {outcome.coarse.n} groups")
             return explain(outcome)
 
         def done(log: Log) -> None:

@@ -79,7 +79,7 @@ class Workbench(ipywidgets.VBox):
             self.graph,
             heading("Timeline", "what each device computes, sends (upper half) and receives (lower half)"),
             self.timeline,
-            heading("Memory", "bytes held on each device, simulated and, after a run, measured; the triangle marks the peak and its op"),
+            heading("Memory", "bytes held on each device, after a run also as measured; the triangle marks the peak and its op"),
             self.memory,
         ]  # fmt: skip
         right = ipywidgets.VBox(views, layout=ipywidgets.Layout(flex="1 1 0", min_width="0", padding="0 0 0 10px"))

@@ -246,7 +246,11 @@ def test_explain_panel_lights_what_is_placed(bench):
     bench.explain.close.click()
     assert bench.timeline.dim == b"" and bench.graph.dim == b""
     bench.setting.placer.value = "single"
-    assert bench.explain.start.disabled
+    assert "replayed" in bench.explain.sentence.value
+    bench.explain.start.click()
+    bench.model.select([3])
+    bench.explain.find.click()
+    assert bench.explain.slider.value == 4 and "step 4 of 4: d goes to" in bench.explain.sentence.value
 
 
 def test_explore_panel_sweeps_and_takes_the_best(bench):

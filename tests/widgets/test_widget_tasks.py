@@ -8,7 +8,6 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.widgets.comparing import compare_placers, difference
-from baechi_lab.widgets.explaining import can_explain
 from baechi_lab.widgets.model import WorkbenchModel
 from baechi_lab.widgets.setting import Setting
 from baechi_lab.widgets.tasks import Tasks
@@ -91,11 +90,31 @@ def test_the_decision_log_places_every_group_once(tasks):
     assert log.coarse.names[log.decisions[0].chosen.op] in log.sentence(0)
 
 
-def test_placers_without_a_log_say_so(tasks):
-    tasks.model.change(placer="single")
-    assert not can_explain("single")
-    with pytest.raises(bl.InvalidInput, match="keeps no decision log"):
-        tasks.explain()
+@pytest.mark.parametrize("placer", ["single", "hash", "m-topo", "heft", "auto"])
+def test_every_placer_can_be_explained(tasks, placer):
+    tasks.model.change(placer=placer)
+    tasks.explain()
+    log = tasks.log
+    assert sorted(log.order.tolist()) == list(range(log.coarse.n)) and log.told == (placer == "m-topo")
+    for step in (0, len(log) // 2, len(log) - 1):
+        chosen = log.decisions[step].chosen
+        assert chosen.op == log.order[step] and chosen.device == tasks.model.outcome.base.device[chosen.op]
+        rows = log.rows(step)
+        assert rows[0][0] == log.coarse.names[chosen.op] and [r[3] for r in rows].count("chosen") == 1
+        assert log.sentence(step).startswith(f"step {step + 1} of {len(log)}: {log.coarse.names[chosen.op]} goes to")
+        assert log.step_of(int(log.ops(step)[0])) == step
+
+
+def test_a_log_too_long_for_the_twin_is_replayed(monkeypatch, tasks):
+    from baechi_lab.widgets import explaining
+
+    tasks.explain()
+    told = tasks.log
+    monkeypatch.setattr(explaining, "MOST_OPS", 5)
+    tasks.explain()
+    replayed = tasks.log
+    assert told.told and not replayed.told and len(replayed) == len(told)
+    assert np.array_equal(replayed.placement.device, told.placement.device)
 
 
 def test_a_sweep_of_the_current_graph(tasks):

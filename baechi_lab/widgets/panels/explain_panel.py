@@ -7,10 +7,18 @@ from typing import Any
 
 import ipywidgets
 
-from ..explaining import Log, can_explain
+from ..explaining import Log, tells
 from ..guard import Guard
 from ..tasks import Tasks
 from .parts import WIDE, button, note, row, say, table
+
+TOLD = "One group is placed after the other: see which could start where, what was ruled out, and why."
+REPLAYED = (
+    "This placer keeps no log of its own. Its placement is replayed in the order of the schedule: see for every group "
+    "where it could have started, and where it went."
+)
+SMOOTH = 3000
+"""Steps up to which the views follow the slider while it is dragged."""
 
 
 class ExplainPanel:
@@ -25,8 +33,9 @@ class ExplainPanel:
         self.slider = ipywidgets.IntSlider(
             value=1, min=1, max=1, description="step", layout=ipywidgets.Layout(width="420px")
         )
+        self.find = button("To selection", "the step that placed the selected op", self._find)
         self.close = button("End", "show the whole placement again", self._end)
-        self.steps = row(self.first, self.before, self.slider, self.after, self.close)
+        self.steps = row(self.first, self.before, self.slider, self.after, self.find, self.close)
         self.sentence, self.candidates = note(), ipywidgets.HTML(layout=WIDE)
         self.slider.observe(lambda event: self._shown(event["new"] - 1), "value")
         self.widget = ipywidgets.VBox([row(self.start), self.steps, self.sentence, self.candidates], layout=WIDE)
@@ -43,35 +52,33 @@ class ExplainPanel:
         if self.log is not None:
             self.slider.value = min(max(step + 1, 1), len(self.log))
 
+    def _find(self) -> None:
+        if self.log is not None and self.model.selection:
+            self._go(self.log.step_of(self.model.selection[0]))
+
     def _end(self) -> None:
         if self.log is not None:
             self.log = None
             self.clear()
         self.steps.layout.display = "none"
         self.candidates.value = ""
-        able = can_explain(self.model.setting.placer)
-        self.start.disabled = not able
-        say(
-            self.sentence,
-            "One group is placed after the other: see which could start where, what was ruled out, and why."
-            if able
-            else f"{self.model.setting.placer} keeps no decision log; m-etf, m-sct, etf and sct do.",
-        )
+        say(self.sentence, TOLD if tells(self.model.setting.placer) else REPLAYED)
 
     def show(self, log: Log) -> None:
         """Start at the first step."""
         self.log = log
         self.steps.layout.display = "flex"
-        self.slider.max = len(log)
+        self.slider.max = max(len(log), 1)
+        self.slider.continuous_update = len(log) <= SMOOTH
         self.slider.value = 1
         self._shown(0)
 
     def _shown(self, step: int) -> None:
         log: Any = self.log
-        if log is None:
+        if log is None or not len(log):
             return
         with Guard(self.model.fail):
-            say(self.sentence, log.sentence(step))
+            say(self.sentence, log.sentence(step), "good" if log.told else "note")
             rows = log.rows(step)
             chosen = next((k for k, r in enumerate(rows) if r[3] == "chosen"), -1)
             head = ("candidate", "device", "earliest start", "")
