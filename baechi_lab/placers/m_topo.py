@@ -68,7 +68,8 @@ def _decisions(
     allowed: NDArray[Any],
 ) -> tuple[Decision, ...]:
     """The log, op by op in topological order: how full each device was. The rule knows no times: `start_us` is NaN."""
-    used, step_of, log = [0] * len(cap), {}, []
+    used, log = [0] * len(cap), []
+    step_of: dict[int, int] = {}
     for step, op in enumerate(graph.order.tolist()):
         g, p = int(group[op]), int(home[group[op]])
         chosen = Candidate(op, p, float("nan"))
