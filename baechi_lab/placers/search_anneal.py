@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from ..graph.csr import offsets
 from ..graph.jit import njit
-from .search_evaluate import Model, evaluate, overflow, positions
+from .search_evaluate import Model, evaluate, evaluate_after, overflow, positions
+from .search_marks import PROBE, WORTH, accept_marks, last_mark_before
 
 
 class Units(NamedTuple):
@@ -110,15 +111,18 @@ def _sampled(m: Any, w: Any, s: Any, samples: Any, by_rank: bool, track: bool, c
 
 @njit(cache=True, nogil=True)
 def _cost(
-    m: Any, w: Any, s: Any, samples: Any, by_rank: bool, track: bool, weight: Any, threshold: float
+    m: Any, w: Any, s: Any, samples: Any, by_rank: bool, track: bool, weight: Any, threshold: float, begin: int, keep: bool
 ) -> Any:  # fmt: skip
-    """Cost, makespan and overflow of the current candidate; infinite cost once it must exceed `threshold`."""
+    """Cost, makespan and overflow of the current candidate; infinite cost once it must exceed `threshold`.
+
+    `begin`, `keep`: see `evaluate_after`.
+    """
     cutoff = threshold / weight[0] if weight[0] > 0.0 else np.inf
     most = threshold / weight[1] if weight[1] > 0.0 else np.inf
     if len(samples.table) > 0:
         time, over = _sampled(m, w, s, samples, by_rank, track, cutoff, most)
         return weight[0] * time + weight[1] * over, time, over
-    time = evaluate(m, w, s.device, s.position, s.at, by_rank, track, cutoff, most)
+    time = evaluate_after(m, w, s.device, s.position, s.at, by_rank, track, cutoff, most, begin, keep)
     if time == np.inf:
         return np.inf, time, np.inf
     over = overflow(m, w) if track else 0.0
@@ -128,7 +132,7 @@ def _cost(
 @njit(cache=True, nogil=True)
 def settle(m: Any, w: Any, s: Any, samples: Any, by_rank: bool, track: bool, weight: Any) -> None:
     """Evaluate the current candidate and make it the best one where it is."""
-    cost, time, over = _cost(m, w, s, samples, by_rank, track, weight, np.inf)
+    cost, time, over = _cost(m, w, s, samples, by_rank, track, weight, np.inf, -1, False)
     s.cost[0] = cost
     if cost < s.cost[1]:
         _remember(s, cost, time, over)
@@ -277,6 +281,10 @@ def anneal(
     """
     done = 0
     ratio = cold / hot if hot > 0.0 else 1.0
+    begin, passed, asked, marked = -1, 0, 0, len(samples.table) == 0 and not track
+    if marked:
+        _cost(m, w, s, samples, by_rank, track, weight, np.inf, begin, marked)
+        accept_marks(w, begin)
     while done < steps:
         if until_feasible and s.cost[3] <= 0.0:
             break
@@ -287,9 +295,17 @@ def anneal(
             continue
         temperature = hot * ratio ** (done / steps)
         threshold = s.cost[0] - temperature * np.log(1.0 - rng.random())
-        cost, time, over = _cost(m, w, s, samples, by_rank, track, weight, threshold)
+        if marked:
+            begin = last_mark_before(m, w, s.device, s.undo_op, changed)
+            passed += begin + 1
+            asked += 1
+            if asked == PROBE and passed < WORTH * len(w.mark_bank) * PROBE:
+                begin, marked = -1, False
+        cost, time, over = _cost(m, w, s, samples, by_rank, track, weight, threshold, begin, marked)
         if cost <= threshold:
             s.cost[0] = cost
+            if marked:
+                accept_marks(w, begin)
             if cost < s.cost[1]:
                 _remember(s, cost, time, over)
         else:

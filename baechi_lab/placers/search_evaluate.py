@@ -26,10 +26,21 @@ import numpy as np
 
 from ..graph.jit import njit
 from ..simulator.kernel import PARALLEL, SEQUENTIAL
+from .search_marks import forget_marks, goal_of, restore_mark, save_mark
 from .search_model import Model, Work, make_model, make_work, memory_matters, positions
 from .search_ready import NO_BITS, pop_slot, push_slot, set_bit, take_lowest
 
-__all__ = ["Model", "Work", "evaluate", "make_model", "make_work", "memory_matters", "overflow", "positions"]
+__all__ = [
+    "Model",
+    "Work",
+    "evaluate",
+    "evaluate_after",
+    "make_model",
+    "make_work",
+    "memory_matters",
+    "overflow",
+    "positions",
+]
 
 
 @njit(cache=True, inline="always")
@@ -69,42 +80,68 @@ def evaluate(
     otherwise the one that became ready first.
     `track`: follow memory; afterwards `overflow(m, w)` tells the bytes above the limits.
     """
+    return evaluate_after(m, w, device, position, at, by_rank, track, cutoff, most, -1, False)
+
+
+@njit(cache=True, nogil=True)
+def evaluate_after(
+    m: Any, w: Any, device: Any, position: Any, at: Any, by_rank: bool, track: bool, cutoff: float, most: float, begin: int,
+    keep: bool,
+) -> float:  # fmt: skip
+    """The same, continued at mark `begin` of the base (-1: from the beginning); `keep`: make marks (`search_marks`).
+
+    Marks know nothing of memory: `begin` is -1 and `keep` false where `track`.
+    """
     (table, after, degree, sources, edge_ptr, edge_to, edge_tensor, ready_to, input_ptr, inputs, producer, size_bytes, made,
      unread, temp, persistent, limit, latency, per_byte, comm) = m  # fmt: skip
     (missing, bits, line, head, tail, fresh, fresh_at, running, busy_until, queue_out, queue_in, list_head, list_tail,
      alloc_next, slot_end, slot_receive, slot_info, heap, readers, local_left, sends_left, copy_left, level, peak, start,
-     moved) = w  # fmt: skip
+     moved, _base_start, _mark_time, _mark_ints, _mark_floats, mark_bank) = w  # fmt: skip
     devices, n = len(limit), len(device)
     words, stride = (n + 63) >> 6, len(bits) // max(devices, 1)
     shared = comm == SEQUENTIAL
-    if by_rank:
-        bits[:] = NO_BITS
-    for d in range(devices):
-        head[d] = tail[d] = fresh[d] = 0
-        fresh_at[d] = 0.0
-        running[d] = list_head[d] = list_tail[d] = alloc_next[d] = -1
-        busy_until[d] = np.inf
-        queue_out[d] = queue_in[d] = 0.0
-        readers[d] = 0
-        level[d] = 0
-    missing[:] = degree
-    if track:
-        for i in range(n):
-            level[device[i]] += persistent[i]
-    for i in sources:
-        d = device[i]
-        if by_rank:
-            set_bit(bits, d * stride, words, position[i], 1)
-        else:
-            line[d * (n + 1) + tail[d]] = i
-        tail[d] += 1
-    for d in range(devices):
-        peak[d] = level[d]
-    if track and _over(peak, limit) > most:
-        return np.inf
-    now, slots, waiting = 0.0, 0, 0
-    moved[0] = 0.0
+    now, slots, waiting, done = 0.0, 0, 0, 0
+    marks = len(mark_bank)
+    mark = marks
     other = np.inf  # when the next transfer ends or the next copy is allocated
+    if begin < 0:
+        if by_rank:
+            bits[:] = NO_BITS
+        for d in range(devices):
+            head[d] = tail[d] = fresh[d] = 0
+            fresh_at[d] = 0.0
+            running[d] = list_head[d] = list_tail[d] = alloc_next[d] = -1
+            busy_until[d] = np.inf
+            queue_out[d] = queue_in[d] = 0.0
+            readers[d] = 0
+            level[d] = 0
+        missing[:] = degree
+        if track:
+            for i in range(n):
+                level[device[i]] += persistent[i]
+        for i in sources:
+            d = device[i]
+            if by_rank:
+                set_bit(bits, d * stride, words, position[i], 1)
+            else:
+                line[d * (n + 1) + tail[d]] = i
+            tail[d] += 1
+        for d in range(devices):
+            peak[d] = level[d]
+        if track and _over(peak, limit) > most:
+            return np.inf
+        moved[0] = 0.0
+    else:
+        now, slots, waiting, done = restore_mark(begin, w, position, by_rank)
+        if comm == PARALLEL and waiting > 0:
+            other = slot_end[heap[0]]
+        for q in range(devices):
+            if comm != PARALLEL and list_head[q] >= 0:
+                other = min(other, slot_end[list_head[q]])
+    if keep:
+        forget_marks(w, begin)
+        mark = begin + 1
+    goal = goal_of(mark, marks, n) if mark < marks else n + 1
     first, last_device = 0, devices
     while True:
         for d in range(first, last_device):
@@ -119,6 +156,7 @@ def evaluate(
                 if end + after[op] > cutoff:
                     return np.inf
                 start[op] = now
+                done += 1
                 running[d] = op
                 busy_until[d] = end
                 if track:
@@ -139,6 +177,11 @@ def evaluate(
             ends, step = 0, other
         if step == np.inf:
             return now
+        if done >= goal and step > now:
+            save_mark(mark, w, at, by_rank, comm == PARALLEL, now, slots, waiting, done)
+            while mark < marks and goal_of(mark, marks, n) <= done:
+                mark += 1
+            goal = goal_of(mark, marks, n) if mark < marks else n + 1
         now = step
         several = ends > 1
         first, last_device = d, d + 1

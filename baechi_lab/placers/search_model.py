@@ -12,6 +12,7 @@ from ..graph.cluster import COMMUNICATION_MODES
 from ..simulator.bounds_merge import merge_problem, paid_heads
 from ..simulator.paths import heads_and_tails
 from .problem import output_bytes
+from .search_marks import FLYING, MARKS
 from .search_ready import bit_words
 
 
@@ -46,7 +47,8 @@ class Model(NamedTuple):
 class Work(NamedTuple):
     """Scratch space, allocated once per search; after `evaluate`, `start` float64[n] and `peak` int64[D] are results.
 
-    `missing` int32[n]: inputs that an op still lacks; `line` int32[D (n + 1)]: ready ops by device; `slot_*`: transfers.
+    `missing` int32[n]: inputs that an op still lacks; `line` int32[D (n + 1)]: ready ops by device; `slot_*`: transfers;
+    `base_start` float64[n] and `mark_*`: the candidate to continue from (`search_marks`).
     """
 
     missing: Any
@@ -75,6 +77,11 @@ class Work(NamedTuple):
     peak: Any
     start: Any
     moved: Any
+    base_start: Any
+    mark_time: Any
+    mark_ints: Any
+    mark_floats: Any
+    mark_bank: Any
 
 
 def make_model(graph: OpGraph, cluster: Cluster, table: Any = None) -> Model:
@@ -122,6 +129,8 @@ def make_work(model: Model) -> Work:
         ints(devices), np.zeros(slots), np.zeros(slots), ints(3 * slots), ints(slots),
         ints(devices), ints(tensors), ints(tensors), ints(tensors * devices),
         np.zeros(devices, np.int64), np.zeros(devices, np.int64), np.zeros(n), np.zeros(1),
+        np.zeros(n), np.full((2, MARKS), np.inf), np.zeros((2, MARKS, 2 * n + 4 * devices + 4 * FLYING + 4), np.int32),
+        np.zeros((2, MARKS, 3 * devices + FLYING + 1)), ints(MARKS),
     )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ if HAS_NUMBA:
     from numba.extending import intrinsic
 
     @intrinsic
-    def _lowest(typing: Any, word: Any) -> Any:
+    def lowest_bit(typing: Any, word: Any) -> Any:
         """Position of the lowest bit that is set in an unsigned word of 64 bits: one instruction."""
 
         def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -70,7 +70,7 @@ if HAS_NUMBA:
 
 else:
 
-    def _lowest(word: Any) -> int:
+    def lowest_bit(word: Any) -> int:
         """Position of the lowest bit that is set."""
         return (int(word) & -int(word)).bit_length() - 1
 
@@ -99,11 +99,11 @@ def take_lowest(bits: Any, base: int, words: int) -> int:
         while bits[top] == NO_BITS:
             top += 1
             two += 64
-        two += _lowest(bits[top])
+        two += lowest_bit(bits[top])
     middle = bits[base + words + two]
-    one = (two << 6) + _lowest(middle)
+    one = (two << 6) + lowest_bit(middle)
     low = bits[base + one]
-    k = (one << 6) + _lowest(low)
+    k = (one << 6) + lowest_bit(low)
     low &= low - _ONE
     middle &= middle - (_ONE if low == NO_BITS else NO_BITS)
     bits[base + one], bits[base + words + two] = low, middle

@@ -7,7 +7,8 @@ from baechi_lab import Cluster, Link, OpGraph, Placement, bounds, check, place, 
 from baechi_lab.errors import InfeasiblePlacement, InvalidInput, UnknownNameError
 from baechi_lab.graph import generators
 from baechi_lab.placers.search_coarsen import coarsen
-from baechi_lab.placers.search_evaluate import evaluate, make_model, make_work, overflow, positions
+from baechi_lab.placers.search_evaluate import evaluate, evaluate_after, make_model, make_work, overflow, positions
+from baechi_lab.placers.search_marks import accept_marks, last_mark_before
 from baechi_lab.placers.search_starts import coarse_form
 from baechi_lab.simulator import makespan_and_peak
 
@@ -209,3 +210,40 @@ def test_coarsening_merges_along_heavy_edges_within_a_device():
     )  # fmt: skip
     assert label[0] == label[1] and label[2] == label[3] and label[4] == label[5]
     assert len(set(label.tolist())) == 3
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_continued_simulation_equals_one_from_the_beginning(seed):
+    """Random moves of devices and priorities, half of them accepted: same makespan, starts and bytes moved every time."""
+    rng = np.random.default_rng(seed)
+    graph, cluster, device, rank = random_case(seed)
+    model = make_model(graph, cluster)
+    work, other, by_rank = make_work(model), make_work(model), bool(seed % 2)
+    position, at = positions(rank, graph.n)
+    evaluate_after(model, work, device, position, at, by_rank, False, np.inf, np.inf, -1, True)
+    accept_marks(work, -1)
+    continued = 0
+    for _ in range(60):
+        ops = rng.choice(graph.n, size=min(graph.n, int(rng.integers(1, 4))), replace=False).astype(np.int32)
+        moved, order, inverse = device.copy(), position, at
+        changed = len(ops)
+        if by_rank and rng.random() < 0.5:
+            ops, changed = ops[:1], -1
+            order, inverse = positions(
+                np.where(np.arange(graph.n) == ops[0], rng.integers(graph.n) - 0.5, position), graph.n
+            )
+        else:
+            moved[ops] = rng.integers(0, cluster.n, changed)
+        begin = last_mark_before(model, work, moved, ops, changed)
+        continued += begin >= 0
+        args = (moved, order, inverse, by_rank, False)
+        cutoff = np.inf if rng.random() < 0.7 else 0.9 * float(other.start.max())
+        found = evaluate_after(model, work, *args, cutoff, np.inf, begin, True)
+        assert found == evaluate(model, other, *args, cutoff, np.inf)
+        if np.isfinite(found):
+            assert work.moved[0] == other.moved[0]
+            if rng.random() < 0.5:
+                accept_marks(work, begin)
+                device, position, at = moved, order, inverse
+                assert work.base_start.tolist() == other.start.tolist()
+    assert continued > 0 or graph.edge_count < graph.n or graph.n < 12
