@@ -26,15 +26,19 @@ def render(path: Path) -> None:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
-            cell.outputs = [picture(out) for out in cell.outputs if out.get("name") != "stderr"]
+            cell.outputs = [picture(out) for out in cell.outputs if out.get("name") != "stderr" and not of_widget(out)]
     nbformat.validate(notebook)
     nbformat.write(notebook, path)
 
 
+def of_widget(out: nbformat.NotebookNode) -> bool:
+    """A live widget, whose kernel is gone once the notebook is stored; the workbench's picture is the next output."""
+    return "application/vnd.jupyter.widget-view+json" in out.get("data", {})
+
+
 def picture(out: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The output, with a PNG beside a plotly figure, and only the picture of a widget, whose kernel is gone."""
+    """The output, with a PNG beside a plotly figure."""
     data = out.get("data", {})
-    data.pop("application/vnd.jupyter.widget-view+json", None)
     if PLOTLY in data:
         image = pio.to_image({k: data[PLOTLY][k] for k in ("data", "layout")}, format="png", width=900)
         data["image/png"] = base64.b64encode(image).decode()

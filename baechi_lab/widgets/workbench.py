@@ -9,6 +9,7 @@ import ipywidgets
 
 from ..errors import InfeasiblePlacement
 from ..graph import Cluster, OpGraph, Step
+from ..graph.units import format_us
 from .compute import Outcome, source
 from .explaining import Log
 from .guard import Guard, Problem
@@ -24,11 +25,12 @@ from .panels.setting_panel import SettingPanel
 from .pictures import graph_picture, memory_picture, page, timeline_picture
 from .tasks import Tasks
 from .views import GraphView, MemoryView, TimelineView
+from .views.base import PICTURE, Pictured
 
 STYLE = (Path(__file__).parent / "panels" / "style.css").read_text(encoding="utf-8")
 
 
-class Workbench(ipywidgets.VBox):
+class Workbench(Pictured, ipywidgets.VBox):
     """See a placement as graph, timeline and memory; change anything, and see at once what it did.
 
     Parameters:
@@ -208,7 +210,15 @@ class Workbench(ipywidgets.VBox):
             ("Memory", *memory_picture(self.memory.timelines)),
         ])  # fmt: skip
 
+    def in_words(self) -> str:
+        """What is open, in one line."""
+        outcome = self.model.outcome
+        if outcome is None:
+            return "<Workbench: no placement fits>"
+        setting, step = outcome.setting, format_us(outcome.timeline.makespan_us)
+        return f"<Workbench: {outcome.graph.name!r} placed by {setting.placer} on {setting.cluster.n} devices, {step}>"
+
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         data = super()._repr_mimebundle_(**kwargs)
         drawn = self.picture()
-        return {**data, "image/svg+xml": drawn} if data is not None and drawn else data
+        return {**data, PICTURE: drawn} if data is not None and drawn else data

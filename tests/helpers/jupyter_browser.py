@@ -57,37 +57,27 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@contextmanager
-def running_lab(folder: Path):
-    """Start JupyterLab with its own configuration, data and runtime folders; stop it afterwards."""
-    port, token = free_port(), secrets.token_hex(16)
-    notebooks = folder / "notebooks"
-    notebooks.mkdir(parents=True, exist_ok=True)
-    notices = folder / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
-    notices.parent.mkdir(parents=True)
-    notices.write_text('{"fetchNews": "false", "checkForUpdates": false}')
+def _environment(folder: Path) -> dict[str, str]:
+    """Jupyter's configuration, data and runtime folders below `folder`; this checkout on the path."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER")}
-    environment = {
+    return {
         **kept, "HOME": str(folder), "JUPYTER_CONFIG_DIR": str(folder / "config"),
         "JUPYTER_DATA_DIR": str(folder / "data"),
         "JUPYTER_RUNTIME_DIR": str(folder / "runtime"), "IPYTHONDIR": str(folder / "ipython"),
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
-    options = {
-        "ServerApp.ip": "127.0.0.1", "ServerApp.port": port, "ServerApp.port_retries": 0,
-        "IdentityProvider.token": token,
-        "ServerApp.root_dir": notebooks, "ServerApp.open_browser": False, "LabApp.collaborative": False,
-        "LabApp.expose_app_in_browser": True, "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
-        "LabApp.user_settings_dir": folder / "settings", "LabApp.workspaces_dir": folder / "workspaces",
-    }  # fmt: skip
-    command = [sys.executable, "-m", "jupyterlab", "--allow-root", *(f"--{k}={v}" for k, v in options.items())]
-    with open(folder / "server.log", "wb") as log:
-        server = subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
-    lab = Lab(f"http://127.0.0.1:{port}", token, notebooks)
+
+
+@contextmanager
+def _serving(command: list[str], folder: Path, probe: str):
+    """A server from the moment that it answers `probe` until the block ends."""
+    log_file = folder / "server.log"
+    with open(log_file, "wb") as log:
+        server = subprocess.Popen(command, env=_environment(folder), cwd=folder, stdout=log, stderr=subprocess.STDOUT)
     try:
-        _await_server(lab, server, folder / "server.log")
-        yield lab
+        _await_server(probe, server, log_file)
+        yield
     finally:
         server.terminate()
         try:
@@ -97,17 +87,56 @@ def running_lab(folder: Path):
             server.wait()
 
 
-def _await_server(lab: Lab, server: subprocess.Popen, log: Path, seconds: float = 60.0) -> None:
+@contextmanager
+def running_voila(folder: Path, cells: list[str]):
+    """Serve a notebook of code cells as a Voila page; gives its address."""
+    port = free_port()
+    lab = Lab(f"http://127.0.0.1:{port}", "", folder)
+    lab.add_notebook("page.ipynb", cells)
+    options = [f"--port={port}", "--no-browser", "--Voila.ip=127.0.0.1", "--VoilaConfiguration.show_tracebacks=True"]
+    command = [sys.executable, "-m", "voila", str(folder / "page.ipynb"), *options]
+    # Any page tells that it listens; the notebook itself would be executed for the probe.
+    with _serving(command, folder, f"{lab.url}/voila/static/missing"):
+        yield lab.url
+
+
+@contextmanager
+def running_lab(folder: Path):
+    """Start JupyterLab with its own configuration, data and runtime folders; stop it afterwards."""
+    port, token = free_port(), secrets.token_hex(16)
+    notebooks = folder / "notebooks"
+    notebooks.mkdir(parents=True, exist_ok=True)
+    notices = folder / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    notices.parent.mkdir(parents=True)
+    notices.write_text('{"fetchNews": "false", "checkForUpdates": false}')
+    options = {
+        "ServerApp.ip": "127.0.0.1", "ServerApp.port": port, "ServerApp.port_retries": 0,
+        "IdentityProvider.token": token,
+        "ServerApp.root_dir": notebooks, "ServerApp.open_browser": False, "LabApp.collaborative": False,
+        "LabApp.expose_app_in_browser": True, "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
+        "LabApp.user_settings_dir": folder / "settings", "LabApp.workspaces_dir": folder / "workspaces",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "jupyterlab", "--allow-root", *(f"--{k}={v}" for k, v in options.items())]
+    lab = Lab(f"http://127.0.0.1:{port}", token, notebooks)
+    with _serving(command, folder, f"{lab.url}/api/status?token={token}"):
+        yield lab
+
+
+def _await_server(probe: str, server: subprocess.Popen, log: Path, seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if server.poll() is not None:
-            raise RuntimeError(f"JupyterLab ended with code {server.returncode}: {log.read_text()[-2000:]}")
+            raise RuntimeError(f"the server ended with code {server.returncode}: {log.read_text()[-2000:]}")
         try:
-            with urllib.request.urlopen(f"{lab.url}/api/status?token={lab.token}", timeout=2):
+            with urllib.request.urlopen(probe, timeout=2):
                 return
+        except urllib.error.HTTPError as answer:  # it answers, if only that it serves no such page
+            if answer.code in (403, 404):
+                return
+            time.sleep(0.2)
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
-    raise RuntimeError(f"JupyterLab did not answer within {seconds} s: {log.read_text()[-2000:]}")
+    raise RuntimeError(f"the server did not answer within {seconds} s: {log.read_text()[-2000:]}")
 
 
 def missing() -> str:

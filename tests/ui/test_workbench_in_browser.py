@@ -104,6 +104,9 @@ def test_the_first_picture_shows_the_library_s_numbers(page, expected):
     shows(page, f"step {format_us(line.makespan_us)}")
     for name in ("Setting", "Graph", "Timeline", "Memory", "Compare", "Run", "Explore", "Explain", "Export"):
         assert page.locator(f'.bl-workbench :text("{name}")').first.is_visible(), name
+    # The picture for readers without a kernel is there, and hidden as long as the widget lives.
+    picture = page.locator(".jp-OutputArea-output.jp-RenderedSVG")
+    assert picture.count() == 1 and not picture.is_visible()
     shot(page, "01-first-picture")
     assert page.problems == []
 

@@ -93,6 +93,28 @@ def test_every_view_has_a_static_picture(diamond, split):
         assert each._repr_mimebundle_()[0]["image/svg+xml"].startswith("<svg")
 
 
+def test_a_view_is_displayed_as_widget_and_as_a_picture_of_its_own(monkeypatch, diamond, split):
+    """In one output nbconvert and JupyterLab would prefer the widget, and show nothing once its kernel is gone."""
+    import IPython.display
+
+    shown = []
+    monkeypatch.setattr(IPython.display, "display", lambda data, **_: shown.append(data))
+    view = TimelineView()
+    view.show(diamond, [split])
+    view._ipython_display_()
+    live, still = shown
+    assert "application/vnd.jupyter.widget-view+json" in live and "image/svg+xml" not in live
+    assert set(still) == {"image/svg+xml", "text/plain"} and still["image/svg+xml"] == view.picture()
+    shown.clear()
+    TimelineView()._ipython_display_()
+    assert len(shown) == 1  # nothing to draw yet
+
+
+def test_a_workbench_says_in_words_what_it_shows(diamond, pair):
+    bench = bl.Workbench(diamond, pair, placer="single", passes=())
+    assert bench.in_words() == f"<Workbench: {diamond.name!r} placed by single on 2 devices, 30.00 us>"
+
+
 def test_timeline_view_gives_a_chrome_trace(diamond, split):
     import json
 

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
+import ipywidgets
 import traitlets
 
 HERE = Path(__file__).parent
+PICTURE = "image/svg+xml"
 
 
 def source(suffix: str, *names: str) -> str:
@@ -16,7 +18,34 @@ def source(suffix: str, *names: str) -> str:
     return "\n".join((HERE / f"{name}.{suffix}").read_text(encoding="utf-8") for name in ("common", *names))
 
 
-class CanvasView(anywidget.AnyWidget):
+class Pictured(ipywidgets.DOMWidget):
+    """A widget that is displayed as two outputs: itself, and behind it a picture that stays when its kernel is gone.
+
+    Readers prefer a widget to a picture in one output, and show nothing where they cannot run it: nbconvert without the
+    network, JupyterLab without the kernel. So the picture is an output of its own; where the widget lives, a rule in
+    `common.css` hides it.
+    """
+
+    def picture(self) -> str:
+        """The view as an SVG text; empty while it shows nothing."""
+        raise NotImplementedError
+
+    def in_words(self) -> str:
+        """One line for readers that show neither widgets nor pictures."""
+        return f"<{type(self).__name__}>"
+
+    def _ipython_display_(self, **_: Any) -> None:
+        from IPython.display import display
+
+        made: Any = self._repr_mimebundle_()
+        data, metadata = made if isinstance(made, tuple) else (made or {}, {})
+        live = {kind: value for kind, value in data.items() if kind != PICTURE}
+        display({**live, "text/plain": self.in_words()}, metadata=metadata, raw=True)
+        if drawn := self.picture():
+            display({PICTURE: drawn, "text/plain": self.in_words()}, raw=True)
+
+
+class CanvasView(Pictured, anywidget.AnyWidget):
     """A thin view over records. Subclasses give `_esm` and `_css`, traits, and `picture()`."""
 
     devices = traitlets.List(traitlets.Unicode()).tag(sync=True)
@@ -26,12 +55,8 @@ class CanvasView(anywidget.AnyWidget):
     status = traitlets.Unicode("").tag(sync=True)
     dim = traitlets.Bytes(b"").tag(sync=True)
 
-    def picture(self) -> str:
-        """The view as an SVG text; empty while it shows nothing."""
-        raise NotImplementedError
-
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         made = super()._repr_mimebundle_(**kwargs)
         data, metadata = made if isinstance(made, tuple) else (made or {}, {})
         drawn = self.picture()
-        return ({**data, "image/svg+xml": drawn} if drawn else data), metadata
+        return ({**data, PICTURE: drawn} if drawn else data), metadata
