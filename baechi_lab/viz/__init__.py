@@ -2,8 +2,9 @@
 
 from .colors import device_colors
 from .comparison_chart import comparison
+from .decision_chart import decisions
 from .gantt_chart import gantt
 from .graph_chart import graph
 from .memory_chart import memory
 
-__all__ = ["comparison", "device_colors", "gantt", "graph", "memory"]
+__all__ = ["comparison", "decisions", "device_colors", "gantt", "graph", "memory"]

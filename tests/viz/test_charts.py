@@ -289,3 +289,32 @@ def test_comparison_with_measured_steps():
 def test_wrong_records_are_refused(draw, message):
     with pytest.raises(bl.InvalidInput, match=message):
         draw()
+
+
+# -- decisions -----------------------------------------------------------------------------------------------
+
+
+def test_one_slider_position_per_decision(graph):
+    cluster = bl.Cluster.uniform(2, memory_bytes="1MB", link=bl.Link(4.0, 0.0), comm="parallel")
+    placed = bl.place(graph, cluster, "m-etf", explain=True)
+    figure = viz.decisions(graph, cluster, placed)
+    log, steps = placed.info["decisions"], figure.layout.sliders[0].steps
+    assert [s.label for s in steps] == ["1", "2", "3", "4"]
+    for k, (decision, step) in enumerate(zip(log, steps, strict=True)):
+        shown = [trace for trace, visible in zip(figure.data, step.args[0]["visible"], strict=True) if visible]
+        assert list(shown[0].text) == [graph.names[d.chosen.op] for d in log[: k + 1]]
+        assert list(shown[0].base) == [d.chosen.start_us for d in log[: k + 1]]
+        marked = sum(len(text.split(", ")) for trace in shown[1:] for text in trace.text)
+        pair = (decision.chosen.op, decision.chosen.device)
+        assert marked == sum((c.op, c.device) != pair for c in decision.candidates)
+        assert decision.reason in step.args[1]["title.text"]
+    assert [trace.visible for trace in figure.data[-3:]] == [True, True, True]
+
+
+def test_decisions_need_a_log_that_fits(graph):
+    cluster = bl.Cluster.uniform(2)
+    with pytest.raises(bl.InvalidInput, match="explain=True"):
+        viz.decisions(graph, cluster, bl.place(graph, cluster, "m-etf"))
+    chain = bl.generators.chain(201)
+    with pytest.raises(bl.InvalidInput, match="201 steps"):
+        viz.decisions(chain, cluster, bl.place(chain, cluster, "m-etf", explain=True))

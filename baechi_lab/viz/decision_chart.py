@@ -1,0 +1,124 @@
+"""The decision log on a time axis, one slider position per step: what could start where, what was chosen and why."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from ..errors import InvalidInput
+from ..graph import Cluster, OpGraph, Placement, durations
+from ..graph.units import format_us
+from .colors import LIMIT, device_colors, text_on
+from .layout import scale, styled
+
+MOST_STEPS = 200
+"""Every step carries the bars of those before it."""
+
+
+def decisions(graph: OpGraph, cluster: Cluster, placement: Placement, title: str | None = None) -> go.Figure:
+    """Step through a placement made with `explain=True`, of `graph` itself; works in a saved notebook too.
+
+    Bars: what is placed so far, on its device; the one just placed has a dark border. Circles above them: pairs that
+    could have been chosen instead, at their earliest start; crosses below: pairs that were excluded (hover: why).
+
+    Raises `InvalidInput` when the placement has no log, or one of more than 200 steps.
+
+    >>> from baechi_lab import Cluster, OpGraph, place
+    >>> graph, cluster = OpGraph.from_edges([5, 10], [(0, 1, 8)]), Cluster.uniform(2)
+    >>> len(decisions(graph, cluster, place(graph, cluster, "m-etf", explain=True)).layout.sliders[0].steps)
+    2
+    """
+    log = placement.info.get("decisions")
+    if not log:
+        raise InvalidInput("the placement has no decision log; place with explain=True (m-etf, m-sct, etf, sct)")
+    if len(log) > MOST_STEPS:
+        raise InvalidInput(
+            f"the decision log has {len(log)} steps, the chart takes {MOST_STEPS}; bl.Workbench steps through longer ones"
+        )
+    end = max(d.chosen.start_us + _duration(graph, cluster, d.chosen) for d in log)
+    factor, unit = scale(max(end, max(c.start_us for d in log for c in (d.chosen, *d.candidates))))
+    figure, heading = go.Figure(), title or f"Decisions of {placement.placer}"
+    for k in range(len(log)):
+        figure.add_traces(_traces(graph, cluster, log, k, factor))
+    figure.update_xaxes(title_text=f"time ({unit})", range=[0, 1.05 * end / factor])
+    lanes = [-d for d in range(cluster.n)]
+    figure.update_yaxes(tickvals=lanes, ticktext=list(cluster.names), range=[lanes[-1] - 0.7, 0.7])
+    sentences = [_sentence(graph, cluster, d) for d in log]
+    styled(
+        figure,
+        heading,
+        220 + 60 * cluster.n,
+        barmode="overlay",
+        showlegend=False,
+        sliders=[_slider(heading, sentences)],
+    )
+    return figure.update_layout(margin={"t": 75}, title_text=_title(heading, sentences[-1]))
+
+
+def _sentence(graph: OpGraph, cluster: Cluster, decision: Any) -> str:
+    pair = decision.chosen
+    where = f"{graph.names[pair.op]} on {cluster.names[pair.device]} at {format_us(pair.start_us).replace('us', 'µs')}"
+    return f"{where}: {decision.reason}"
+
+
+def _title(heading: str, sentence: str) -> str:
+    return f"{heading}<br><sup>{sentence}</sup>"
+
+
+def _duration(graph: OpGraph, cluster: Cluster, pair: Any) -> float:
+    return float(durations(graph, cluster)[pair.op, pair.device])
+
+
+def _traces(graph: OpGraph, cluster: Cluster, log: Sequence[Any], step: int, factor: float) -> list[Any]:
+    """The three traces of one slider position; those of the last are shown at first."""
+    marks = (_marks(graph, log[step], factor, excluded) for excluded in (False, True))
+    traces = [_placed(graph, cluster, log[: step + 1], factor), *marks]
+    for trace in traces:
+        trace.visible = step == len(log) - 1
+    return traces
+
+
+def _placed(graph: OpGraph, cluster: Cluster, log: Sequence[Any], factor: float) -> go.Bar:
+    colors = device_colors(cluster.names)
+    table, pairs = durations(graph, cluster), [d.chosen for d in log]
+    mine = [colors[c.device] for c in pairs]
+    return go.Bar(
+        orientation="h", y=[-c.device for c in pairs], base=[c.start_us / factor for c in pairs],
+        x=[float(table[c.op, c.device]) / factor for c in pairs], width=0.5,
+        text=[graph.names[c.op] for c in pairs], textposition="inside", insidetextanchor="middle",
+        textfont={"color": [text_on(color) for color in mine]},
+        marker={"color": mine, "line": {"color": "#222222", "width": np.where(np.arange(len(log)) < len(log) - 1, 0.3, 2.5)}},
+        hovertext=[f"step {k + 1}: {d.reason}" for k, d in enumerate(log)], hovertemplate="%{hovertext}<extra></extra>",
+    )  # fmt: skip
+
+
+def _marks(graph: OpGraph, decision: Any, factor: float, excluded: bool) -> go.Scatter:
+    """Pairs that were not chosen; those of one device and start share a mark."""
+    where: dict[tuple[int, float], list[Any]] = defaultdict(list)
+    for c in decision.candidates:
+        if bool(c.excluded) == excluded and (c.op, c.device) != (decision.chosen.op, decision.chosen.device):
+            where[c.device, c.start_us].append(c)
+    texts = [", ".join(graph.names[c.op] for c in same) for same in where.values()]
+    reasons = ["<br>".join(f"{graph.names[c.op]}: {c.excluded}" for c in same) for same in where.values()]
+    color = LIMIT if excluded else "#222222"
+    return go.Scatter(
+        x=[start / factor for _, start in where], y=[-d + (-0.42 if excluded else 0.42) for d, _ in where],
+        mode="markers+text", text=texts,
+        textposition="middle right", textfont={"color": color},
+        marker={"symbol": "x" if excluded else "circle-open", "size": 9, "color": color},
+        hovertext=reasons if excluded else texts, hovertemplate="%{hovertext}<extra></extra>",
+    )  # fmt: skip
+
+
+def _slider(heading: str, sentences: Sequence[str]) -> dict[str, Any]:
+    count = len(sentences)
+    steps = [
+        {"method": "update", "label": str(k + 1),
+         "args": [{"visible": [i == k for i in range(count) for _ in range(3)]}, {"title.text": _title(heading, text)}]}
+        for k, text in enumerate(sentences)
+    ]  # fmt: skip
+    return {"active": count - 1, "currentvalue": {"prefix": "step "}, "pad": {"t": 45}, "steps": steps}
