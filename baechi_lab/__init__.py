@@ -17,12 +17,13 @@ _HOME = {
         "BaechiLabError InvalidInput CycleError CostError UnknownOpError DuplicateNameError ColocationError "
         "FormatError UnknownNameError InfeasiblePlacement ExecutionError MissingPackage"
     ),
-    "graph": "OpGraph Device Link Cluster Placement Timeline Transfers Violation Step TensorSpec Run load_graph save_graph",
-    "profilers": "profile trace measure_link",
+    "graph": "OpGraph Device Link Cluster Placement Timeline Transfers Violation Step TensorSpec Run load_graph save_graph "
+    "load_cluster save_cluster",
+    "profilers": "profile trace",
     "passes": "optimize list_passes",
     "placers": "place list_placers ListScheduler",
     "simulator": ("simulate check bounds robustness upward_rank downward_rank total_rank critical_path ratios"),
-    "executors": "execute apply LocalCluster",
+    "executors": "execute apply LocalCluster measure_link measure_cluster",
     "exporters": "export",
     "pipeline": "Pipeline Profile Optimize Place Simulate Execute Result",
     "comparison": "compare",

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--parts", default="study,speed-up", metavar="NAME[,NAME...]", help="study, speed-up or both (both)"
     )
     parser.add_argument("--workers", default="2", metavar="N", help="workers, one core each (2)")
-    parser.add_argument("--steps", default="10", metavar="N", help="measured steps per round (10)")
+    parser.add_argument("--steps", default="5", metavar="N", help="measured steps per round (5)")
     parser.add_argument("--rounds", default="3", metavar="N", help="rounds through all placements (3)")
     parser.add_argument("--seed", default="0", metavar="N", help="of the random placement (0)")
     parser.add_argument(

@@ -2,7 +2,7 @@
 
 from .cluster import COMMUNICATION_MODES, Cluster, Device, Link
 from .costs import allowed_devices, durations
-from .files import load_graph, save_graph
+from .files import load_cluster, load_graph, save_cluster, save_graph
 from .opgraph import CONTROL_BYTES, OpGraph
 from .placement import Placement
 from .step import Run, Step, TensorSpec
@@ -11,5 +11,5 @@ from .timeline import MEMORY_CATEGORIES, MemoryLog, Timeline, Transfers, Violati
 __all__ = [
     "COMMUNICATION_MODES", "CONTROL_BYTES", "MEMORY_CATEGORIES", "Cluster", "Device", "Link", "MemoryLog", "OpGraph",
     "Placement", "Run", "Step", "TensorSpec", "Timeline", "Transfers", "Violation", "allowed_devices", "durations",
-    "load_graph", "save_graph",
+    "load_cluster", "load_graph", "save_cluster", "save_graph",
 ]  # fmt: skip

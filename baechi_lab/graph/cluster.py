@@ -47,9 +47,14 @@ class Device:
         object.__setattr__(self, "speed", float(self.speed))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Link:
     """The linear cost of one ordered device pair: `latency_us + us_per_byte * size_bytes`.
+
+    `overhead_us` is LogGP's `o` (Alexandrov et al. 1995, doi:10.1145/215399.215427): processor time that each message
+    takes from the sending device and again from the receiving one, which compute nothing meanwhile. Devices with
+    transfer engines have none; workers without, such as those of `bl.LocalCluster`, do. It lives in durations: the
+    simulator adds it to the op that made the tensor and to the first op that reads it on the other device.
 
     >>> Link(134.0, 0.0001754).cost_us(1 << 20)
     317.9202...
@@ -57,9 +62,10 @@ class Link:
 
     latency_us: float
     us_per_byte: float
+    overhead_us: float = 0.0
 
     def __post_init__(self) -> None:
-        for key in ("latency_us", "us_per_byte"):
+        for key in ("latency_us", "us_per_byte", "overhead_us"):
             value = getattr(self, key)
             if (
                 isinstance(value, bool)
@@ -80,8 +86,12 @@ class Link:
         return cls(latency_us, 1.0 / bytes_per_us)
 
     def cost_us(self, size_bytes: int) -> float:
-        """Microseconds to move `size_bytes`."""
+        """Microseconds to move `size_bytes`, without the devices' own share."""
         return self.latency_us + self.us_per_byte * size_bytes
+
+    def __repr__(self) -> str:
+        more = f", overhead_us={self.overhead_us!r}" if self.overhead_us else ""
+        return f"Link(latency_us={self.latency_us!r}, us_per_byte={self.us_per_byte!r}{more})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -181,6 +191,23 @@ class Cluster:
     def us_per_byte(self) -> NDArray[np.float64]:
         """float64[n, n], 0 on the diagonal."""
         return self._matrix("us_per_byte")
+
+    @cached_property
+    def overhead_us(self) -> NDArray[np.float64]:
+        """float64[n, n], 0 on the diagonal: what a message takes of the sending and of the receiving device."""
+        return self._matrix("overhead_us")
+
+    def without_overhead(self) -> Cluster:
+        """The same cluster, where a message takes in latency what it took in processor time; itself if it took none.
+
+        >>> Cluster.uniform(2, link=Link(10.0, 0.0, overhead_us=3.0)).without_overhead().link
+        Link(latency_us=16.0, us_per_byte=0.0)
+        """
+        if not self.overhead_us.any():
+            return self
+        plain = lambda x: Link(x.latency_us + 2 * x.overhead_us, x.us_per_byte)  # noqa: E731
+        one = isinstance(self.link, Link)
+        return self.replace(link=plain(self.link) if one else [[plain(x) for x in row] for row in self.link])  # type: ignore[union-attr]
 
     def _matrix(self, key: str) -> NDArray[np.float64]:
         if isinstance(self.link, Link):

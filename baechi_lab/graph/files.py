@@ -62,8 +62,22 @@ def save_graph(graph: OpGraph, path: PathLike) -> None:
     save(graph, path)
 
 
+def save_cluster(cluster: Cluster, path: PathLike) -> None:
+    """Write a cluster to a `.json` or `.json.gz` file, such as one that `bl.measure_cluster` has measured.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_cluster(Cluster.uniform(2), f"{folder}/two.json")
+    ...     load_cluster(f"{folder}/two.json") == Cluster.uniform(2)
+    True
+    """
+    if not isinstance(cluster, Cluster):
+        raise InvalidInput(f"cluster is a {type(cluster).__name__}; save_cluster writes a Cluster")
+    save(cluster, path)
+
+
 def load_cluster(path: PathLike) -> Cluster:
-    """Read a cluster that `save` wrote."""
+    """Read a cluster that `save_cluster` wrote; raises `FormatError` naming file, field and place."""
     return _expect(path, _located(path, lambda: _parse(_read(path))), Cluster)
 
 
@@ -201,5 +215,5 @@ def _stem(path: PathLike) -> str:
 
 __all__ = [
     "FORMAT", "compressed", "encode", "load_cluster", "load_graph", "load_placement", "load_timeline", "save",
-    "save_graph", "write_atomically",
+    "save_cluster", "save_graph", "write_atomically",
 ]  # fmt: skip

@@ -194,7 +194,8 @@ def _write_cluster(cluster: Cluster) -> dict[str, Any]:
 
 
 def _write_link(link: Link) -> dict[str, float]:
-    return {"latency_us": float(link.latency_us), "us_per_byte": float(link.us_per_byte)}
+    more = {"overhead_us": float(link.overhead_us)} if link.overhead_us else {}
+    return {"latency_us": float(link.latency_us), "us_per_byte": float(link.us_per_byte), **more}
 
 
 def _read_cluster(document: Mapping[str, Any]) -> Cluster:

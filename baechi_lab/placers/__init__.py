@@ -15,6 +15,8 @@ __all__ = ["ListScheduler", "Placer", "list_placers", "make_placer", "place", "p
 def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **params: Any) -> Placement:
     """Place `graph` on `cluster` with a registered placer (parameters by keyword) or a placer object.
 
+    On links with `overhead_us` placers count the processor time of a message as latency, and prove nothing.
+
     A placement of a coarse graph remembers its groups, so it can be simulated and run on the original graph too.
 
     Raises:
@@ -27,7 +29,10 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     """
     made = make_placer(placer, **params)
     began = time.perf_counter()
-    found = made.assign(graph, cluster)
+    # What a message takes of the devices depends on the placement: placers see it as latency.
+    found = made.assign(graph, cluster.without_overhead())
+    if cluster.overhead_us.any():
+        found = found.replace(info=_unproven(found.info))
     return found.replace(
         placer=made.name,
         params=made.get_params(),
@@ -36,6 +41,12 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
         group_of=graph.group_of,
         source_key=graph.source_key,
     )
+
+
+def _unproven(info: Any) -> dict[str, Any]:
+    """Without what was proven of costs that the cluster does not have."""
+    kept = {key: value for key, value in info.items() if key not in ("status", "gap", "bound_us")}
+    return {**kept, "overhead": "seen as latency"}
 
 
 def __getattr__(name: str) -> Any:

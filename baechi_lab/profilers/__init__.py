@@ -1,4 +1,4 @@
-"""Stage 1: a training step -> `Step` (traced) -> `OpGraph` with costs, measured or estimated; and links measured."""
+"""Stage 1: a training step -> `Step` (traced) -> `OpGraph` with costs, measured or estimated; and the fit of links."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ _HOME = {
     "profile": "profiling",
     "profile_with_report": "profiling",
     "Report": "profiling",
-    "measure_link": "links",
     "LinkFit": "links",
     "Hardware": "hardware",
     "paired_share": "pairing",

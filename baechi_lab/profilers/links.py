@@ -1,4 +1,4 @@
-"""`bl.measure_link`: move tensors between two devices, fit `latency_us + us_per_byte * bytes`.
+"""From times of transfers to a `Link` and a communication mode; `bl.measure_link` takes the times.
 
 Least squares over sizes of 2^2 .. 2^26 bytes would see only the largest. The fit minimises the squared *relative*
 error instead, over the median time of each size, with both coefficients kept non-negative (if the best line has a
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import ExecutionError, InvalidInput, UnknownNameError
+from ..errors import InvalidInput
 from ..graph.cluster import Link
 
 SIZES = tuple(2**k for k in range(2, 27, 2))
@@ -32,8 +32,8 @@ SHORTEST_US = 1e-3
 """The resolution of the clock, which no fitted time goes below."""
 
 
-MAX_LOGICAL_CPUS = 64
-"""Logical CPU devices that a session may be asked for."""
+NOTICEABLE = 0.2
+"""Bytes that take less than this share of a message's own time are no queue's reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,108 +102,37 @@ def _non_negative(size: NDArray[Any], took: NDArray[Any], weight: NDArray[Any]) 
     return latency, per_byte
 
 
-def measure_link(
-    source: str = "/device:CPU:0",
-    target: str = "/device:CPU:1",
-    *,
-    sizes: Sequence[int] = SIZES,
-    repeats: int = 11,
-    progress: bool = True,
-) -> LinkFit:
-    """Time transfers from one TensorFlow device to another, in a session of this process.
+def shares(probes: NDArray[np.float64]) -> tuple[float, float]:
+    """How far a second transfer waits for the first, in the same and in the opposite direction: 0 not at all, 1 fully.
 
-    Args:
-        source, target: TensorFlow device names. CPU devices beyond the first are logical devices of the session, so
-            that `/device:CPU:1` exists on every machine; a transfer between two of them costs a message, not a copy.
-        sizes: bytes of the tensors, at least two different, multiples of 4.
-        repeats: timed transfers per size, after one that is not counted.
+    `probes` is float64[2, 4, repeats], with small tensors, which say what the ops and messages around cost, and with
+    large ones: the time of one tensor there, of one back, of two there, of one there and one back. The bytes' own time
+    of two transfers is compared with that of one; where it does not stand out nothing waits for bytes.
 
-    Returns:
-        a LinkFit. A sample is the time, in TensorFlow's trace of one step, from the end of the op on `source` that
-        has the tensor to the start of the op on `target` that reads it.
-
-    Raises:
-        UnknownNameError: no such device. InvalidInput: sizes or repeats. ExecutionError: a device is out of memory.
+    >>> small = [[0.0]] * 4
+    >>> shares(np.array([small, [[3.0], [3.0], [6.0], [3.0]]]))  # two there take twice as long, there and back does not
+    (1.0, 0.0)
     """
-    from tqdm.auto import tqdm
-
-    _check(sizes, repeats)
-    _check_devices(source, target)
-    seconds = np.zeros((len(sizes), repeats))
-    with tqdm(total=len(sizes), desc="link", unit="size", disable=not progress, leave=False) as bar:
-        for k, size in enumerate(sizes):
-            seconds[k] = _transfer_seconds(source, target, size, repeats)
-            bar.update()
-    link, residual = fit_link(sizes, 1e6 * np.median(seconds, axis=1))
-    return LinkFit(source, target, link, residual, np.array(sizes, dtype=np.int64), seconds)
+    small, large = np.median(probes, axis=2)
+    one, back, same, opposite = np.maximum(large - small, 0.0)
+    if min(one, back) <= NOTICEABLE * max(small[0], small[1]):
+        return 0.0, 0.0
+    wait = (same - one) / one, (opposite - max(one, back)) / min(one, back)
+    return float(np.clip(wait[0], 0.0, 1.0)), float(np.clip(wait[1], 0.0, 1.0))
 
 
-def _check(sizes: Sequence[int], repeats: int) -> None:
-    bad = [s for s in sizes if isinstance(s, bool) or not isinstance(s, (int, np.integer)) or s < 4 or s % 4]
-    if bad or len(set(sizes)) < 2:
-        raise InvalidInput(f"sizes is {list(sizes)!r}; give at least two different multiples of 4 bytes")
-    if isinstance(repeats, bool) or not isinstance(repeats, (int, np.integer)) or repeats < 1:
-        raise InvalidInput(f"repeats is {repeats!r}; it must be a whole number of at least 1")
+def comm_mode(same: float, opposite: float) -> str:
+    """The communication mode of `Cluster` that is nearest to two waiting shares.
+
+    >>> comm_mode(0.1, 0.0), comm_mode(0.9, 0.2), comm_mode(1.0, 0.8)
+    ('parallel', 'duplex', 'sequential')
+    """
+    if opposite >= 0.5:
+        return "sequential"
+    return "duplex" if same >= 0.5 else "parallel"
 
 
-def _check_devices(*names: str) -> None:
-    import tensorflow as tf
-
-    gpus = [f"/device:GPU:{k}" for k in range(len(tf.config.list_physical_devices("GPU")))]
-    cpus = [f"/device:CPU:{k}" for k in range(MAX_LOGICAL_CPUS)]
-    for name in names:
-        if name not in gpus and name not in cpus:
-            raise UnknownNameError.of("device", name, [*cpus[:2], *gpus])
-    if names[0] == names[1]:
-        raise InvalidInput(f"source and target are both {names[0]!r}; on one device a tensor costs nothing to move")
-
-
-def _transfer_seconds(source: str, target: str, size: int, repeats: int) -> NDArray[np.float64]:
-    """float64[repeats]: seconds of each timed transfer of `size` bytes."""
-    import tensorflow as tf
-
-    tf1 = tf.compat.v1
-    graph = tf.Graph()
-    with graph.as_default():
-        with tf.device(source):
-            handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=(size // 4,), shared_name="payload")
-            fill = tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros((size // 4,)))
-            sent = tf.identity(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32), name="sent")
-        with tf.device(target):
-            received = tf.identity(sent, name="received")
-    try:
-        with tf1.Session(graph=graph, config=_config(source, target)) as session:
-            session.run(fill)
-            traces = [_traced(tf1, session, received.op) for _ in range(repeats + 1)]
-    except tf.errors.OpError as error:
-        raise ExecutionError(f"cannot move {size} bytes from {source} to {target}: {error.message}") from error
-    return np.array([_gap(metadata) for metadata in traces[1:]])
-
-
-def _config(*devices: str) -> Any:
-    import tensorflow as tf
-
-    config = tf.compat.v1.ConfigProto(allow_soft_placement=False)
-    config.device_count["CPU"] = 1 + max((int(d.rsplit(":", 1)[1]) for d in devices if "CPU" in d), default=0)
-    config.graph_options.optimizer_options.opt_level = -1
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    config.gpu_options.allow_growth = True
-    return config
-
-
-def _traced(tf1: Any, session: Any, op: Any) -> Any:
-    metadata = tf1.RunMetadata()
-    session.run(op, options=tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE), run_metadata=metadata)
-    return metadata
-
-
-def _gap(metadata: Any) -> float:
-    """Seconds from the end of `sent` to the start of `received`; at least a nanosecond, the clock's resolution."""
-    at = {}
-    for device in metadata.step_stats.dev_stats:
-        for stats in device.node_stats:
-            if stats.node_name in ("sent", "received") and "/stream" not in device.device:
-                at[stats.node_name] = stats
-    ended = at["sent"].all_start_nanos + at["sent"].op_end_rel_nanos
-    started = at["received"].all_start_nanos + at["received"].op_start_rel_nanos
-    return max(started - ended, 1) / 1e9
+def vote(modes: Sequence[str]) -> str:
+    """The mode of most pairs; of equally many, the one with more waiting."""
+    order = ("sequential", "duplex", "parallel")
+    return max(order, key=lambda mode: (modes.count(mode), -order.index(mode)))

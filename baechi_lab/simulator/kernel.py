@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import Cluster, OpGraph, Placement, durations
+from ..graph import Cluster, OpGraph, Placement
 from ..graph.cluster import COMMUNICATION_MODES
+from ..graph.costs import placed_durations
 from ..graph.heaps import pop, push
 from ..graph.jit import njit, records
 
@@ -71,7 +72,7 @@ def make_state(graph: OpGraph, cluster: Cluster, placement: Placement, rank: Any
     ops, tensors = np.zeros(n + 1, OP), np.zeros(tensor_count + 1, TENSOR)
     devices = np.zeros(cluster.n, DEVICE)
     ops["device"][:n] = placement.device
-    ops["duration"][:n] = durations(graph, cluster)[np.arange(n), placement.device]
+    ops["duration"][:n] = placed_durations(graph, cluster, placement.device)
     if rank is not None and len(rank):
         ops["rank"][:n] = rank
     ops["temp"][:n], ops["persistent"][:n] = graph.temp_bytes, graph.persistent_bytes

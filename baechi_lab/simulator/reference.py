@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, durations
 
@@ -27,6 +28,7 @@ def simulate_reference(
 ) -> ReferenceResult:
     """Simulate; `key(op, ready time)` orders ready ops, lowest first (default: ready time); ties by op index."""
     cost, rule = durations(graph, cluster), key or (lambda op, ready: ready)
+    cost = cost + _overheads(graph, cluster, device)[:, None]
     result, held = ReferenceResult(peak=[0] * cluster.n), [0] * cluster.n
     readers: dict[tuple[int, int], int] = defaultdict(int)  # (tensor, device) -> consumers not yet done there
     sending: dict[int, int] = defaultdict(int)  # tensor -> transfers not yet done
@@ -118,6 +120,20 @@ def simulate_reference(
                 arrive(which, target, now)
             else:
                 hold(target, int(graph.tensor_bytes[which]))
+
+
+def _overheads(graph: OpGraph, cluster: Cluster, device: Sequence[int]) -> NDArray[np.float64]:
+    """Processor time of messages: the sender's on the producer, the receiver's on the first reader there."""
+    extra = np.zeros(graph.n)
+    told: set[tuple[int, int]] = set()
+    for i in graph.order.tolist():
+        pointer, tensors = graph.inputs
+        for t in tensors[pointer[i] : pointer[i + 1]].tolist():
+            producer, d = int(graph.tensor_producer[t]), device[i]
+            if device[producer] != d and (t, d) not in told:
+                told.add((t, d))
+                extra[[producer, i]] += cluster.overhead_us[device[producer], d]
+    return extra
 
 
 def reference_makespan(graph: OpGraph, cluster: Cluster, device: Sequence[int]) -> float:

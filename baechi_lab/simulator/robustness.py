@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, durations
+from ..graph.costs import message_overheads
 from . import kernel
 from .schedulers import make_scheduler
 from .simulation import makespan_and_peak
@@ -86,11 +87,12 @@ def robustness(
     nominal, _ = makespan_and_peak(graph, cluster, placed, scheduler)
     chosen = make_scheduler(scheduler, placed).prepare(graph, cluster, placed)
     state = kernel.make_state(graph, cluster, placed, chosen.rank)
+    overheads = message_overheads(graph, cluster, placed.device)
     found = np.empty((len(errors), samples))
     for e, size in enumerate(errors.tolist()):
         table, latency, per_byte = sample_costs(graph, cluster, size, samples, seed)
         for k in range(samples):
-            state.ops["duration"][:-1] = table[k, np.arange(graph.n), placed.device]
+            state.ops["duration"][:-1] = table[k, np.arange(graph.n), placed.device] + overheads
             kernel.run(state, latency[k], per_byte[k], cluster.comm, chosen, keep_log=False)
             found[e, k] = state.ops["end"].max(initial=0.0)
     return Robustness(errors, found, nominal)

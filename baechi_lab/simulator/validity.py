@@ -67,6 +67,23 @@ def constraint_violations(graph: OpGraph, cluster: Cluster, device: NDArray[Any]
             yield Violation("allowed", message, int(device[i]), op=i)
 
 
+def _processor_time(graph: OpGraph, cluster: Cluster, placed: Placement) -> NDArray[np.float64]:
+    """float64[n]: `Link.overhead_us` of each message, of the op that made the tensor and of its first reader there."""
+    spent = np.zeros(graph.n)
+    if not cluster.overhead_us.any():
+        return spent
+    place = {int(op): k for k, op in enumerate(graph.order)}
+    for t in range(graph.tensor_count):
+        maker = int(graph.tensor_producer[t])
+        home = int(placed.device[maker])
+        readers = graph.tensor_consumers(t).tolist()
+        for there in {int(placed.device[i]) for i in readers} - {home}:
+            first = min((i for i in readers if placed.device[i] == there), key=place.__getitem__)
+            spent[maker] += cluster.overhead_us[home, there]
+            spent[first] += cluster.overhead_us[home, there]
+    return spent
+
+
 def _by_op(graph: OpGraph, timeline: Timeline) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     start, end = np.empty(graph.n), np.empty(graph.n)
     start[timeline.op], end[timeline.op] = timeline.start_us, timeline.end_us
@@ -81,7 +98,9 @@ def _op_rows(
         yield Violation("rows", f"op {graph.names[i]!r} has {rows[i]} rows in the timeline, not one", op=i)
     if len(timeline.op) != graph.n or np.any(rows != 1):
         return
-    expected = durations(graph, cluster)[timeline.op, timeline.device]
+    expected = (durations(graph, cluster) + _processor_time(graph, cluster, placed)[:, None])[
+        timeline.op, timeline.device
+    ]
     for k in np.flatnonzero(timeline.device != placed.device[timeline.op]).tolist():
         i = int(timeline.op[k])
         message = f"op {graph.names[i]!r} ran on device {timeline.device[k]}, placed on {placed.device[i]}"
@@ -202,9 +221,8 @@ def _queues(
     """Replay the requests in order of (production time, producer, tensor, destination)."""
     sent = timeline.transfers
     producer = graph.tensor_producer[sent.tensor]
-    order = _service_order(
-        graph, cluster, timeline, end[producer], durations(graph, cluster)[producer, sent.source] == 0
-    )
+    took = durations(graph, cluster)[producer, sent.source] + _processor_time(graph, cluster, placed)[producer]
+    order = _service_order(graph, cluster, timeline, end[producer], took == 0)
     out_free = [0.0] * cluster.n
     in_free = out_free if cluster.comm == "sequential" else [0.0] * cluster.n
     size = graph.tensor_bytes

@@ -4,8 +4,8 @@ It has a TensorFlow runtime of its own, because logical devices and memory limit
 starts, and because a crash, a hang or an exhausted memory must not take the caller along. It ends when its caller
 does: the kernel kills it with its parent (Linux), and the end of stdin ends it everywhere.
 
-Requests: `devices`, `profile` and `execute`. Answers: `devices`; `profile`; `ready`, `step` ..., `timeline`, `done`;
-`failed`.
+Requests: `devices`, `profile`, `links` and `execute`. Answers: `devices`; `progress` ..., `profile`; `link` ..., `done`;
+`ready`, `step` ..., `timeline`, `done`; and `failed` to any.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _PR_SET_PDEATHSIG = 1
 HANDLERS = {
     "devices": "executors.tensorflow.devices",
     "execute": "executors.tensorflow.running",
+    "links": "executors.tensorflow.linking",
     "profile": "profilers.isolated",
 }
 """Request -> the module whose `serve` answers it; named, not imported, as an entry point is."""

@@ -1,4 +1,4 @@
-"""bl.measure_link: the fit by hand, and a measurement between two logical CPU devices."""
+"""From times to a link and a communication mode, by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.profilers.links import fit_link
+from baechi_lab.profilers.links import comm_mode, fit_link, shares, vote
 
 
 def test_exact_line():
@@ -39,28 +39,28 @@ def test_bad_samples(sizes, times):
         fit_link(sizes, times)
 
 
-def test_between_two_cpu_devices():
-    pytest.importorskip("tensorflow")
-    sizes = (4, 1 << 12, 1 << 20)
-    found = bl.measure_link(sizes=sizes, repeats=3, progress=False)
-    assert found.seconds.shape == (3, 3) and np.all(found.seconds > 0)
-    assert found.link.latency_us >= 0 and found.link.us_per_byte >= 0 and found.residual >= 0
-    assert found.size_bytes.tolist() == list(sizes)
-    assert "/device:CPU:0 -> /device:CPU:1" in repr(found)
+def probes(one, back, same, opposite, small=1.0):
+    """Medians in microseconds above `small`, three samples each."""
+    large = [[small + x] * 3 for x in (one, back, same, opposite)]
+    return np.array([[[small] * 3] * 4, large])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "message"),
+    ("times", "expected", "mode"),
     [
-        (("/device:CPU:0", "/device:GPU:77"), {}, "unknown device '/device:GPU:77'"),
-        (("cpu", "/device:CPU:1"), {}, "unknown device 'cpu'"),
-        (("/device:CPU:0", "/device:CPU:0"), {}, "costs nothing to move"),
-        ((), {"sizes": (4,)}, "at least two different"),
-        ((), {"sizes": (4, 6)}, "multiples of 4"),
-        ((), {"repeats": 0}, "repeats is 0"),
+        ((10, 10, 10, 10), (0.0, 0.0), "parallel"),
+        ((10, 10, 20, 10), (1.0, 0.0), "duplex"),
+        ((10, 10, 20, 20), (1.0, 1.0), "sequential"),
+        ((10, 20, 14, 25), (0.4, 0.5), "sequential"),  # (14 - 10) / 10; (25 - 20) / 10
+        ((10, 10, 5, 50), (0.0, 1.0), "sequential"),  # noise never leaves 0..1
+        ((0.1, 0.1, 9, 9), (0.0, 0.0), "parallel"),  # 0.1 beside a message of 1: bytes do not show
     ],
 )
-def test_bad_links(arguments, options, message):
-    pytest.importorskip("tensorflow")
-    with pytest.raises(bl.InvalidInput, match=message):
-        bl.measure_link(*arguments, progress=False, **options)
+def test_how_far_the_second_transfer_waits(times, expected, mode):
+    found = shares(probes(*times))
+    assert found == pytest.approx(expected) and comm_mode(*found) == mode
+
+
+def test_most_pairs_decide_and_a_tie_waits():
+    assert vote(["parallel", "duplex", "duplex"]) == "duplex"
+    assert vote(["parallel", "sequential"]) == "sequential"

@@ -83,7 +83,7 @@ def execute(
     graph = graph_of(step) if graph is None else graph
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     batches = checked_batches(step, inputs)
-    _check_workers((options or {}).get("workers", ()))
+    check_workers((options or {}).get("workers", ()))
     names = None if cluster is None else [[d.name, d.memory_bytes] for d in cluster.devices]
     header = {
         **step_header(step), "op_names": list(graph.names), "devices": names,
@@ -115,7 +115,7 @@ def execute(
     return _run(step, graph, placed, cluster, got, status, message)
 
 
-def _check_workers(addresses: Sequence[str], seconds: float = 3.0) -> None:
+def check_workers(addresses: Sequence[str], seconds: float = 3.0) -> None:
     """Connect to each worker of a cluster once: TensorFlow itself would wait for a missing one without end."""
     for address in addresses:
         host, _, port = address.rpartition(":")

@@ -1,0 +1,155 @@
+"""The `links` request: time transfers between devices of one session, in a worker process.
+
+Every sample is read from the trace of one run and from one clock only: a tensor goes from `a` to `b`, where its first
+element is taken and sent back. The time from the end of the op that has the tensor to the start of the op that has the
+answer, less the op on `b` in between, is `cost(bytes) + cost(4)`; half of the fastest for 4 bytes is taken off (there and
+back of a small message counted alike, as NTP does). Devices of one task share a clock, and are timed one way.
+
+Before, `b` has sent `a` a token: both have begun the step, so that no start-up is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ExecutionError
+from ...workers.failures import first_line
+from ...workers.messages import Message, Send
+from .devices import select
+from .session import session_config
+
+SMALL_BYTES = 4
+KINDS = ("one", "back", "same", "opposite")
+"""What a probe times from the instant that `a` is ready: one tensor there, one back, two there, one there and one back."""
+
+
+def serve(request: Message, send: Send) -> None:
+    """Time the pairs of a `links` request; sends `link` per pair (float64[sizes, repeats] seconds, probes) and `done`."""
+    import tensorflow as tf
+
+    header = request.header
+    chosen = select(header["devices"], header["options"], len(header["devices"]))
+    config = session_config(chosen.cpus, soft=chosen.soft, threads=chosen.threads, workers=chosen.workers)
+    chosen.apply(config)
+    for a, b in header["pairs"]:
+        places = chosen.devices[a], chosen.devices[b]
+        try:
+            graph = _Graph(tf, *places)
+            with tf.compat.v1.Session(chosen.target, graph=graph.graph, config=config) as session:
+                arrays = _pair(_Timer(tf, graph, session), header)
+        except (tf.errors.OpError, ValueError) as error:
+            raise ExecutionError(f"cannot move tensors from {places[0]} to {places[1]}: {first_line(error)}") from error
+        send("link", {"pair": [a, b]}, arrays)
+    send("done")
+
+
+def _pair(timer: _Timer, header: dict[str, Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Seconds per size and repeat, and float64[2, kinds, repeats]: probes with small tensors and with large ones."""
+    sizes, repeats = header["sizes"], header["repeats"]
+    if timer.one_clock:
+        seconds = _in_turns([partial(timer.one_way, size) for size in sizes], repeats)
+    else:
+        passed = _in_turns([partial(timer.there_and_back, size) for size in (SMALL_BYTES, *sizes)], repeats)
+        # Half of the fastest: what disturbs a message makes it later, never earlier.
+        half = passed[0].min() / 2
+        seconds = np.maximum(passed[1:] - half, half)
+    probed = (SMALL_BYTES, header["probe_bytes"]) if header["probe_bytes"] else ()
+    flat = _in_turns([partial(timer.probe, kind, size) for size in probed for kind in KINDS], repeats)
+    return seconds, flat.reshape(len(probed), len(KINDS), -1) if probed else np.zeros((2, len(KINDS), 0))
+
+
+def _in_turns(measures: Sequence[Callable[[], float]], repeats: int) -> NDArray[np.float64]:
+    """float64[measures, repeats] seconds: each once per round, so that a drift meets all; a first round is dropped."""
+    return np.array([[measure() for measure in measures] for _ in range(repeats + 1)])[1:].T
+
+
+@dataclass
+class _Timer:
+    """Runs of one pair's graph, read from their traces."""
+
+    tf: Any
+    graph: _Graph
+    session: Any
+
+    @property
+    def one_clock(self) -> bool:
+        """Do both devices belong to one task?"""
+        return _task(self.graph.source) == _task(self.graph.target)
+
+    def one_way(self, size: int) -> float:
+        """From the end of the op that has the tensor to the start of the first that reads it."""
+        at = self._trace("one", size)
+        return max(_start(at["head_x0"]) - _end(at["x0"]), 1) / 1e9
+
+    def there_and_back(self, size: int) -> float:
+        """As `one_way`, and back with 4 bytes; what the op on the other side takes is not counted."""
+        at = self._trace("one", size)
+        passed = _start(at["joined_one"]) - _end(at["x0"])
+        return max(passed - (_end(at["head_x0"]) - _start(at["head_x0"])), 1) / 1e9
+
+    def probe(self, kind: str, size: int) -> float:
+        """From the instant that `a` is ready to the one at which it has all answers."""
+        at = self._trace(kind, size)
+        return max(_start(at[f"joined_{kind}"]) - _end(at["ready"]), 1) / 1e9
+
+    def _trace(self, kind: str, size: int) -> dict[str, Any]:
+        tf1 = self.tf.compat.v1
+        metadata = tf1.RunMetadata()
+        options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
+        feeds = {self.graph.elements: [size // 4]}
+        self.session.run(self.graph.joined[kind].op, feeds, options=options, run_metadata=metadata)
+        at: dict[str, Any] = {}
+        for device in metadata.step_stats.dev_stats:
+            if "/stream" not in device.device:
+                at |= {stats.node_name: stats for stats in device.node_stats}
+        return at
+
+
+class _Graph:
+    """The ops of one ordered pair, for all that is timed: tensors x0, x1 from source to target, y the other way."""
+
+    def __init__(self, tf: Any, source: str, target: str) -> None:
+        self.source, self.target, self.graph = source, target, tf.Graph()
+        raw = tf.raw_ops
+        with self.graph.as_default():
+            with tf.device(f"{_task(source)}/device:CPU:0"):
+                self.elements = tf.compat.v1.placeholder(tf.int32, [1], name="elements")
+            with tf.device(target):
+                made_y = raw.Fill(dims=self.elements, value=1.0, name="made_y")
+                with tf.control_dependencies([made_y]):
+                    hello = raw.Identity(input=tf.constant([1.0]), name="hello")
+            with tf.device(source):
+                made = [raw.Fill(dims=self.elements, value=1.0, name=f"made_x{i}") for i in range(2)]
+                with tf.control_dependencies(made):
+                    ready = raw.Identity(input=hello, name="ready")
+                with tf.control_dependencies([ready]):
+                    sent = [raw.Identity(input=tensor, name=f"x{i}") for i, tensor in enumerate(made)]
+            with tf.device(target):
+                token = raw.Identity(input=ready, name="token")
+                with tf.control_dependencies([token]):
+                    y = raw.Identity(input=made_y, name="y")
+                heads = [raw.Slice(input=x, begin=[0], size=[1], name=f"head_x{i}") for i, x in enumerate(sent)]
+                both = raw.AddV2(x=heads[0], y=heads[1], name="heads")
+            with tf.device(source):
+                head_y = raw.Slice(input=y, begin=[0], size=[1], name="head_y")
+                answers = {"one": heads[0], "back": head_y, "same": both}
+                self.joined = {k: raw.Identity(input=x, name=f"joined_{k}") for k, x in answers.items()}
+                self.joined["opposite"] = raw.AddV2(x=heads[0], y=head_y, name="joined_opposite")
+
+
+def _task(device: str) -> str:
+    return device.rsplit("/device:", 1)[0]
+
+
+def _start(stats: Any) -> int:
+    return int(stats.all_start_nanos + stats.op_start_rel_nanos)
+
+
+def _end(stats: Any) -> int:
+    return int(stats.all_start_nanos + stats.op_end_rel_nanos)

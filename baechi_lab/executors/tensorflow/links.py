@@ -1,0 +1,254 @@
+"""`bl.measure_link` and `bl.measure_cluster`: move tensors between devices, fit what the simulator needs.
+
+The transfers run in a worker process (see `linking`), so that the caller's TensorFlow stays out of it; between the
+workers of a cluster they go through TensorFlow's own rendezvous. How times become a `Link` and a communication mode
+is in `baechi_lab.profilers.links`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+from ...errors import ExecutionError, InvalidInput, UnknownNameError
+from ...graph.cluster import Cluster, Link
+from ...profilers.links import SIZES, LinkFit, comm_mode, fit_link, shares, vote
+from ...workers.client import Worker, WorkerEnded, refusal
+from ...workers.messages import Message
+from .cluster import LocalCluster
+from .devices import device_options
+from .execution import check_workers
+
+PROBE_BYTES = 16 << 20
+"""Size of the tensors that probe for concurrency: large enough that bytes, not messages, take the time."""
+
+_NAME = re.compile(r"/?(?:job:\w+/(?:replica:0/)?task:\d+)?/?(?:device:)?(?:cpu|gpu):\d+(?:/\d+)?", re.I)
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """Two transfers at once between devices `source` and `target`: how far the second waits for the first.
+
+    `same_direction` and `opposite` are shares of one transfer's time: 0 they pass side by side, 1 one after the other.
+    """
+
+    source: str
+    target: str
+    same_direction: float
+    opposite: float
+
+    @property
+    def comm(self) -> str:
+        """The communication mode that is nearest."""
+        return comm_mode(self.same_direction, self.opposite)
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterFit:
+    """The links and probes of all ordered pairs, and the `cluster` that they make."""
+
+    cluster: Cluster
+    links: tuple[LinkFit, ...]
+    probes: tuple[Probe, ...]
+
+
+def measure_link(
+    source: str | int = "/device:CPU:0",
+    target: str | int = "/device:CPU:1",
+    *,
+    cluster: Cluster | LocalCluster | None = None,
+    workers: Sequence[str] = (),
+    sizes: Sequence[int] = SIZES,
+    repeats: int = 11,
+    timeout: float | None = None,
+    progress: bool = True,
+) -> LinkFit:
+    """Time transfers from one device to another.
+
+    Args:
+        source, target: names or indices of devices of `cluster`, a `bl.LocalCluster` or the record of any cluster that
+            `bl.execute` runs on; without one, TensorFlow device names of this machine (`/device:GPU:0`, `cpu:1`).
+            CPU devices beyond the first are logical devices, so that `cpu:1` exists on every machine; a transfer
+            between two of them costs a message, not a copy.
+        workers: addresses of TensorFlow servers, as in `bl.execute`.
+        sizes: bytes of the tensors, at least two different, multiples of 4.
+        repeats: timed transfers per size, after one that is not counted.
+        timeout: seconds for everything; None for no limit.
+
+    Returns:
+        a LinkFit. A sample is the time from the end of the op on `source` that has the tensor to the start of the op on
+        `target` that reads it, in TensorFlow's traces; between tasks, whose clocks differ, it is measured there and back.
+
+    Raises:
+        UnknownNameError: no such device. InvalidInput: sizes or repeats. ExecutionError: a device that is not attached or
+            out of memory, a worker that does not answer or dies, `timeout`.
+    """
+    _check(sizes, repeats)
+    names, pair, options = _devices(source, target, cluster, workers)
+    ((seconds, _),) = _measure(names, [pair], options, sizes, repeats, 0, timeout, progress)
+    return _fit(names[pair[0]][0], names[pair[1]][0], sizes, seconds)
+
+
+def measure_links(
+    cluster: Cluster | LocalCluster,
+    *,
+    workers: Sequence[str] = (),
+    sizes: Sequence[int] = SIZES,
+    repeats: int = 11,
+    probe_bytes: int = PROBE_BYTES,
+    timeout: float | None = None,
+    progress: bool = True,
+) -> ClusterFit:
+    """Measure and probe every ordered pair of a cluster's devices; see `measure_cluster`."""
+    _check(sizes, repeats)
+    _check((4, probe_bytes), repeats)
+    record, addresses = _running(cluster, workers)
+    if record.n < 2:
+        return ClusterFit(record, (), ())
+    names = [(d.name, d.memory_bytes) for d in record.devices]
+    pairs = list(permutations(range(record.n), 2))
+    options = device_options(workers=addresses)
+    measured = _measure(names, pairs, options, sizes, repeats, probe_bytes, timeout, progress)
+    links, probes = [], []
+    for (a, b), (seconds, probed) in zip(pairs, measured, strict=True):
+        links.append(_fit(names[a][0], names[b][0], sizes, seconds))
+        probes.append(Probe(names[a][0], names[b][0], *shares(probed)))
+    table = [[Link(0.0, 0.0)] * record.n for _ in range(record.n)]
+    for (a, b), fit in zip(pairs, links, strict=True):
+        table[a][b] = fit.link
+    found = record.replace(link=table, comm=vote([probe.comm for probe in probes]))
+    return ClusterFit(found, tuple(links), tuple(probes))
+
+
+def measure_cluster(
+    cluster: Cluster | LocalCluster,
+    *,
+    workers: Sequence[str] = (),
+    sizes: Sequence[int] = SIZES,
+    repeats: int = 11,
+    overhead: bool = True,
+    timeout: float | None = None,
+    progress: bool = True,
+) -> Cluster:
+    """The cluster with measured links and communication mode, to be simulated, saved (`bl.save_cluster`) and loaded.
+
+    Args:
+        cluster: a running `bl.LocalCluster`, or the record of devices that `bl.execute` runs on (with `workers`, the
+            addresses of TensorFlow servers). Names, kinds and memory stay.
+        sizes, repeats, timeout: as in `measure_link`.
+        overhead: for a LocalCluster, measure as well what a message takes of the devices' own processors
+            (`Link.overhead_us`) and take it off the latency; about half a minute more.
+
+    Every ordered pair gets a link of its own. The mode is the one that most pairs show when two large transfers are
+    timed at once, in the same and in opposite directions, against one.
+
+    Raises as `measure_link`.
+
+    >>> with bl.LocalCluster(2) as local:  # doctest: +SKIP
+    ...     bl.save_cluster(bl.measure_cluster(local), "two-workers.json")
+    """
+    found = measure_links(
+        cluster, workers=workers, sizes=sizes, repeats=repeats, timeout=timeout, progress=progress
+    ).cluster
+    if not overhead or not isinstance(cluster, LocalCluster) or found.n < 2:
+        return found
+    from .calibration import calibrate
+
+    costs = calibrate(cluster)
+    each = (costs.send.latency_us + costs.receive.latency_us) / 2
+    rows = [[with_overhead(found.link_between(a, b), each) for b in range(found.n)] for a in range(found.n)]
+    return found.replace(link=rows)
+
+
+def with_overhead(link: Link, overhead_us: float) -> Link:
+    """The same cost from end to end, of which `overhead_us` each is the sender's and the receiver's processor time.
+
+    >>> with_overhead(Link(100.0, 0.5), 30.0), with_overhead(Link(20.0, 0.5), 30.0)
+    (Link(latency_us=40.0, us_per_byte=0.5, overhead_us=30.0), Link(latency_us=0.0, us_per_byte=0.5, overhead_us=10.0))
+    """
+    share = min(overhead_us, link.latency_us / 2)
+    return replace(link, latency_us=link.latency_us - 2 * share, overhead_us=share)
+
+
+def _fit(source: str, target: str, sizes: Sequence[int], seconds: Any) -> LinkFit:
+    link, residual = fit_link(sizes, 1e6 * np.median(seconds, axis=1))
+    return LinkFit(source, target, link, residual, np.array(sizes, dtype=np.int64), seconds)
+
+
+def _measure(
+    names: Sequence[tuple[str, int]], pairs: Sequence[tuple[int, int]], options: dict[str, Any], sizes: Sequence[int],
+    repeats: int, probe_bytes: int, timeout: float | None, progress: bool,
+) -> list[tuple[Any, Any]]:  # fmt: skip
+    """(seconds, probes) per pair, as the worker sends them."""
+    from tqdm.auto import tqdm
+
+    check_workers(options["workers"])
+    header = {
+        "devices": [list(name) for name in names], "options": options, "pairs": [list(pair) for pair in pairs],
+        "sizes": [int(s) for s in sizes], "repeats": int(repeats), "probe_bytes": int(probe_bytes),
+    }  # fmt: skip
+    found: list[tuple[Any, Any]] = []
+    bar = tqdm(total=len(pairs), desc="links", unit="pair", disable=None if progress else True, leave=False)
+    with bar, Worker() as worker:
+        try:
+            with closing(worker.exchange(Message("links", header), {"done", "failed"}, timeout)) as answers:
+                for answer in answers:
+                    if answer.kind == "failed":
+                        raise refusal(answer)
+                    if answer.kind == "link":
+                        found.append((answer.arrays[0], answer.arrays[1]))
+                        bar.update()
+        except WorkerEnded as ended:
+            raise ExecutionError(f"links were not measured: {ended.message}") from ended
+    return found
+
+
+def _running(cluster: Cluster | LocalCluster, workers: Sequence[str]) -> tuple[Cluster, tuple[str, ...]]:
+    if isinstance(cluster, LocalCluster):
+        return cluster.cluster, cluster.addresses
+    if not isinstance(cluster, Cluster):
+        raise InvalidInput(f"cluster is a {type(cluster).__name__}; give a bl.Cluster or a running bl.LocalCluster")
+    return cluster, tuple(workers)
+
+
+def _devices(
+    source: str | int, target: str | int, cluster: Cluster | LocalCluster | None, workers: Sequence[str]
+) -> tuple[list[tuple[str, int]], tuple[int, int], dict[str, Any]]:
+    """Names and memory of all devices, the positions of the two, and the options of the session."""
+    if cluster is None:
+        names = [str(source), str(target)]
+        for name in names:
+            if _NAME.fullmatch(name) is None:
+                raise UnknownNameError.of("device", name, ["/device:CPU:0", "/device:GPU:0", "cpu:1", "gpu:1"])
+        devices, addresses, pair = [(name, 0) for name in names], tuple(workers), (0, 1)
+        same = names[0].lower() == names[1].lower()
+    else:
+        record, addresses = _running(cluster, workers)
+        devices = [(d.name, d.memory_bytes) for d in record.devices]
+        pair = _position(record, source), _position(record, target)
+        same = pair[0] == pair[1]
+    if same:
+        raise InvalidInput(f"source and target are both {source!r}; on one device a tensor costs nothing to move")
+    return devices, pair, device_options(workers=addresses)
+
+
+def _position(cluster: Cluster, device: str | int) -> int:
+    if isinstance(device, str):
+        return cluster.index(device)
+    if isinstance(device, bool) or not 0 <= device < cluster.n:
+        raise InvalidInput(f"device is {device!r}; the cluster has devices 0..{cluster.n - 1}")
+    return device
+
+
+def _check(sizes: Sequence[int], repeats: int) -> None:
+    bad = [s for s in sizes if isinstance(s, bool) or not isinstance(s, (int, np.integer)) or s < 4 or s % 4]
+    if bad or len(set(sizes)) < 2:
+        raise InvalidInput(f"sizes is {list(sizes)!r}; give at least two different multiples of 4 bytes")
+    if isinstance(repeats, bool) or not isinstance(repeats, (int, np.integer)) or repeats < 1:
+        raise InvalidInput(f"repeats is {repeats!r}; it must be a whole number of at least 1")
