@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Study, measure, print."""
     from ..fidelity.study import MODELS
+    from ..placers.registry import placer_class
 
     options.check_output(arguments.output, (".json",))
     parts = [options.one_of(p, "--parts", ("study", "speed-up")) for p in options.names(arguments.parts, "--parts")]
@@ -46,6 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
     unknown = [name for name in names if name not in MODELS]
     if unknown:
         raise UnknownNameError.of("model of the fidelity study", unknown[0], MODELS)
+    for placement in options.names(arguments.placements, "--placements"):
+        if placement != "random":
+            placer_class(placement)
     settings: dict[str, Any] = {
         "workers": options.whole(arguments.workers, "--workers", lowest=2),
         "steps": options.whole(arguments.steps, "--steps", lowest=1),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from .charging import charged_graph, predicted_us
 from .report import Report, summarize_rows
 from .speedup import SpeedUp, speed_up
-from .storing import load, load_report, provenance, store
+from .storing import load, load_report, provenance, speed_up_table, store
 from .study import Case, study
 
 __all__ = [
     "Case", "Report", "SpeedUp", "charged_graph", "load", "load_report", "predicted_us", "provenance", "speed_up",
-    "store", "study", "summarize_rows",
+    "speed_up_table", "store", "study", "summarize_rows",
 ]  # fmt: skip

@@ -14,12 +14,15 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError
 from ..graph import Link
 from ..graph.files import write_atomically
 from .report import Report, Row
+
+if TYPE_CHECKING:
+    import pandas
 
 FORMAT, VERSION = "baechi_lab fidelity", 1
 PARTS = ("study", "speed_up")
@@ -76,6 +79,27 @@ def load_report(path: str | os.PathLike[str]) -> Report:
         return Report(rows, Calibration(**costs))
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{os.fspath(path)}: study is not complete: {error}") from error
+
+
+def speed_up_table(path: str | os.PathLike[str]) -> pandas.DataFrame:
+    """The stored speed-ups, one line per placer: milliseconds, and how many times as fast (measured with interval)."""
+    import pandas as pd
+
+    rows = load(path).get("speed_up", {}).get("rows", [])
+    return pd.DataFrame(
+        {
+            "model": row["model"],
+            "placer": row["placer"],
+            "transfers": row["transfers"],
+            "one_device_ms": 1e3 * row["measured"]["a"]["median"],
+            "all_devices_ms": 1e3 * row["measured"]["b"]["median"],
+            "times_faster": row["times_faster"],
+            "low": 1.0 / row["measured"]["high"],
+            "high": 1.0 / row["measured"]["low"],
+            "simulated": 1.0 / row["predicted_ratio"],
+        }
+        for row in rows
+    )
 
 
 def _command() -> str:
