@@ -5,6 +5,7 @@ from .comparison_chart import comparison
 from .decision_chart import decisions
 from .gantt_chart import gantt
 from .graph_chart import graph
+from .groups_chart import groups
 from .memory_chart import memory
 
-__all__ = ["comparison", "decisions", "device_colors", "gantt", "graph", "memory"]
+__all__ = ["comparison", "decisions", "device_colors", "gantt", "graph", "groups", "memory"]

@@ -81,8 +81,9 @@ class Log:
 
 
 def tells(placer: str) -> bool:
-    """The placer can tell its own decisions."""
-    return "explain" in placer_class(placer).__dataclass_fields__
+    """The placer can tell its own decisions at once; one that goes on improving would have to be run again."""
+    found = placer_class(placer)
+    return "explain" in found.__dataclass_fields__ and not found.anytime
 
 
 def explain(outcome: Outcome) -> Log:

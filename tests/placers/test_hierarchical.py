@@ -1,17 +1,21 @@
 """The Hierarchical Planner learns, repeats under a seed, resumes as if never stopped, and answers bad input clearly."""
 
 import itertools
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 
 import numpy as np
 import pytest
 
+import baechi_lab as bl
 from baechi_lab import Cluster, Link, OpGraph, Placement, check, place, simulate
 from baechi_lab.errors import FormatError, InfeasiblePlacement, InvalidInput
 from baechi_lab.graph import generators
 from baechi_lab.placers.hierarchical import Hierarchical
 from baechi_lab.placers.planner.adam import Adam
 from baechi_lab.placers.planner.embeddings import group_embeddings, make_units
+from baechi_lab.placers.planner.explain import learned_groups
 from baechi_lab.placers.planner.groupings import random_grouping, scope_grouping
 from baechi_lab.placers.planner.reward import SimulatedReward
 
@@ -152,6 +156,64 @@ def test_workers_do_not_change_rewards():
     assert SimulatedReward(GRAPH, CLUSTER, 3)(devices).tolist() == SimulatedReward(GRAPH, CLUSTER, 1)(devices).tolist()
 
 
+def seconds_by_hand(placement: Placement) -> float:
+    """Sent to other processes, so a function of the module."""
+    if placement.device[0] == 1:
+        raise InfeasiblePlacement("no room")
+    return 1.0 + float(placement.device.sum())
+
+
+def test_an_executor_changes_nothing():
+    whole = learned(updates=4)
+    functions = [learned(updates=2, reward=seconds_by_hand, executor=executor) for executor in (None, "here")]
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes, ThreadPoolExecutor(3) as threads:
+        for executor in ("here", processes, threads):
+            told = learned(updates=4, executor=executor, workers=2)
+            assert told == whole and told.info["rewards"] == whole.info["rewards"]
+        functions.append(learned(updates=2, reward=seconds_by_hand, executor=threads))
+    assert functions[0].info["best_us"] == 1e6 and 0 < functions[0].info["valid"][0] < 24
+    assert all(told.info["rewards"] == functions[0].info["rewards"] for told in functions)
+
+
+def test_errors_of_an_executor_reach_the_caller():
+    def fails(placement):
+        raise ZeroDivisionError("from a worker")
+
+    with ThreadPoolExecutor(2) as threads, pytest.raises(ZeroDivisionError, match="from a worker"):
+        learned(updates=1, reward=fails, executor=threads)
+
+
+def test_measured_rewards_are_those_of_real_runs():
+    pytest.importorskip("tensorflow")
+    step = bl.models.build("mlp", layers=1, units=8, batch_size=4)
+    graph = bl.profile(step, mode="estimated", progress=False)
+    cluster = Cluster.uniform(2, memory_bytes="1GB", kind="cpu")
+    real = {"reward": "measured", "step": step, "reward_steps": 2, "reward_warmup": 1}
+    found = learned(graph, cluster, updates=1, placement_samples=2, groups=2, **real)
+    assert found.info["samples"] == 2 and found.info["valid"] == (2,)
+    # Both samples took real time, and the reward is minus the root of it (H, section 2).
+    assert 0 < found.info["best_us"] < 60e6
+    assert -found.info["rewards"][0] >= np.sqrt(found.info["best_us"] * 1e-6) * (1 - 1e-9)
+    run = bl.execute(step, found, steps=1, warmup=0, traced=0, cluster=cluster, progress=False)
+    assert run.status == "ok" and run.moved_ops == ()
+
+
+def test_explain_tells_the_learned_groups():
+    names = ["a/x/1", "a/x/2", "a/y/1", "b/x/1", "a/x/3", "plain"]
+    graph = OpGraph.from_edges([1, 2, 3, 10, 5, 1], [(0, 1, 4)], names=names, op_types=("A", "B", "B", "C", "B", "A"))
+    found = learned(graph, grouping=[0, 0, 1, 2, 0, 9], updates=2, explain=True)
+    told = found.info["explanation"]
+    # By work: {b/x/1} 10, {a/x/1 a/x/2 a/x/3} 8, {a/y/1} 3, {plain} 1.
+    assert told.group.tolist() == [1, 1, 2, 0, 1, 3] and len(told) == 4
+    assert (told.ops.tolist(), told.duration_us.tolist()) == ([1, 3, 1, 1], [10.0, 8.0, 3.0, 1.0])
+    assert (told.kind, told.scope) == (("C", "B", "B", "A"), ("b/x", "a/x", "a/y", "plain"))
+    assert told.device[told.group].tolist() == found.device.tolist() and not told.astray.any()
+    assert told.to_pandas()["device"].tolist() == told.device.tolist()
+    assert "explanation" not in learned(graph, updates=1).info
+    astray = learned_groups(graph, np.zeros(6, dtype=np.int64), np.array([1, 1, 0, 1, 1, 1]))
+    assert (astray.device.tolist(), astray.astray.tolist(), astray.scope) == ([1], [1], ("",))
+
+
 def test_degenerate_cases():
     one = learned(OpGraph.from_edges([5.0]), Cluster.uniform(1), updates=2)
     assert (one.device.tolist(), one.info["best_us"]) == ([0], pytest.approx(5.0))  # 8 groups, one op: one group
@@ -170,6 +232,14 @@ def test_degenerate_cases():
         ({"temperature": 0.0}, "temperature is 0.0; it must be a finite number above 0"),
         ({"time_limit": None, "updates": None}, "time_limit and updates are both None"),
         ({"grouping": "magic"}, "grouping is 'magic'; it must be one of learned, random, scopes, none"),
+        ({"executor": "mars"}, "executor is 'mars'; it must be a concurrent.futures.Executor, 'here' or None"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan; it must be a finite number above 0"),
+        ({"learning_rate": "fast"}, "learning_rate is 'fast'; it must be a finite number above 0"),
+        ({"groups": 2.5}, "groups is 2.5; it must be a whole number of at least 1"),
+        ({"updates": 0}, "updates is 0; it must be a whole number of at least 1, or None"),
+        ({"time_limit": -1.0}, "time_limit is -1.0; it must be a finite number of at least 0"),
+        ({"seed": -1}, "seed is -1; it must be a whole number of at least 0"),
+        ({"explain": "yes"}, "explain is 'yes'; it must be True or False"),
         ({"reward": "measured"}, "reward is 'measured' and step is None"),
         ({"baseline_decay": 1.0}, "baseline_decay is 1.0; it must be a finite number from 0 to below 1"),
     ],

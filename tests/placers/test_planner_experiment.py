@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from baechi_lab import OpGraph, save_graph
+from baechi_lab import Cluster, OpGraph, save_graph
 from baechi_lab.placers.planner import experiment
 
 
@@ -12,14 +12,38 @@ def test_rows_and_command(tmp_path):
     pytest.importorskip("tensorflow")
     # Two independent ops of 1 s. One GPU: 2 s; two GPUs: 1 s; the CPU at an eighth of the speed: 16 s.
     save_graph(OpGraph.from_edges([1e6, 1e6]), tmp_path / "two.json")
-    arguments = [str(tmp_path / "two.json"), str(tmp_path / "out.json"), "--gpus", "2", "--seconds", "0.01"]
     params = {"placer_hidden": 4, "grouper_hidden": 4, "workers": 1, "placement_samples": 64}
+    arguments = [str(tmp_path / "out.json"), "--graph", str(tmp_path / "two.json"), "--gpus", "2", "--seconds", "0.01"]
     assert experiment.main([*arguments, "--trials", "1", "--params", json.dumps(params)]) == 0
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["command"].endswith(" ".join(["--params", json.dumps(params)])) and result["seed"] == 0
-    found = {row["placer"]: row for row in result["tables"]["2"]}
-    assert list(found) == [*experiment.RIVALS, *experiment.LEARNED, "random grouping 0"]
+    assert result["budget"].startswith("0.01 s") and result["took_seconds"] > 0 and len(result["date"]) == 10
+    (cell,) = result["cells"]
+    found = {row["placer"]: row for row in cell["rows"]}
+    on_ops = ["hierarchical on ops", "random grouping 0 on ops"]
+    assert list(found) == [*experiment.RIVALS, *experiment.LEARNED, *on_ops]
     assert (found["cpu-only"]["step_seconds"], found["gpu-only"]["step_seconds"]) == (16.0, 2.0)
-    # ETF takes the earliest start, which the slow CPU offers too: 8 s. 64 draws of 9 placements find 1 s.
-    assert (found["m-etf"]["step_seconds"], found["simple-planner"]["step_seconds"]) == (8.0, 1.0)
+    # ETF gets the GPUs alone: one op each. 64 draws of 9 placements find that, too.
+    assert (found["m-etf"]["step_seconds"], found["simple-planner"]["step_seconds"]) == (1.0, 1.0)
     assert found["hierarchical"]["samples"] == 64 and "error" in found["expert"]
+
+
+def test_cells_are_those_of_the_papers():
+    # H, Table 1 (models and GPUs) and section 3 (batch sizes); B, Table 2 (GNMT on 4 GPUs).
+    found = {cell.name: (cell.gpus, cell.params.get("batch_size")) for cell in experiment.CELLS}
+    assert found == {
+        "Inception-V3": (2, 1), "ResNet": (2, 128), "RNNLM": (2, 64), "NMT (2-layer)": (2, 64),
+        "NMT (4-layer)": (4, 64), "NMT (8-layer)": (8, 64), "GNMT": (4, 128),
+    }  # fmt: skip
+
+
+def test_learning_rates_are_compared(monkeypatch):
+    pytest.importorskip("tensorflow")
+    monkeypatch.setattr(experiment, "LEARNING_RATES", (0.1, 0.001))
+    graph = OpGraph.from_edges([1e6] * 4)
+    cluster = Cluster.uniform(2)
+    found = experiment.learning_rates(graph, cluster, 0.01, 0, placer_hidden=4, groups=4, workers=1, noise_updates=0)
+    assert [row["learning_rate"] for row in found] == [0.1, 0.001]
+    for row in found:  # four ops of 1 s on two devices: between 2 and 4 s
+        assert 2.0 - 1e-9 <= row["best_seconds"] <= 4.0 + 1e-9 and row["updates"] >= 1
+        assert -2.0 - 1e-6 <= row["last_reward"] <= -(2.0**0.5) + 1e-6

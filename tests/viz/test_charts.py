@@ -318,3 +318,41 @@ def test_decisions_need_a_log_that_fits(graph):
     chain = bl.generators.chain(201)
     with pytest.raises(bl.InvalidInput, match="201 steps"):
         viz.decisions(chain, cluster, bl.place(chain, cluster, "m-etf", explain=True))
+
+
+# -- learned groups ------------------------------------------------------------------------------------------
+
+
+def test_groups_are_drawn_with_their_devices_and_the_rest_in_grey(graph):
+    from baechi_lab.placers.planner.explain import learned_groups
+
+    told = learned_groups(graph, np.array([9, 4, 4, 2]), np.array([0, 1, 1, 0]))  # work: 5, 10 + 20, 5
+    placed = bl.Placement(device=[0, 1, 1, 0], info={"explanation": told})
+    figure = viz.groups(graph, placed, most=1, device_names=("cpu", "gpu"))
+    edges, first, rest = figure.data
+    assert np.isnan(edges.x).sum() == 4
+    assert (first.name, len(first.x), first.marker.color) == ("0 on gpu: 2 ops", 2, device_colors(1)[0])
+    assert (rest.name, len(rest.x), rest.marker.color) == ("2 more: 2 ops", 2, "#9A9A9A")
+    assert figure.layout.title.text.endswith("3 learned groups of 4 ops")
+    with pytest.raises(bl.errors.InvalidInput, match="tells no learned groups"):
+        viz.groups(graph, bl.Placement(device=[0, 1, 1, 0]))
+    with pytest.raises(bl.errors.InvalidInput, match="another graph"):
+        viz.groups(bl.OpGraph.from_edges([1.0]), placed)
+    with pytest.raises(bl.errors.InvalidInput, match="most is 0; it must be at least 1"):
+        viz.groups(graph, placed, most=0)
+
+
+def test_groups_of_a_coarse_graph_on_the_whole_graph():
+    from baechi_lab.placers.planner.explain import learned_groups
+
+    whole = bl.generators.unrolled_rnn(10, 2)
+    coarse = bl.optimize(whole)
+    device = np.arange(coarse.n) % 2
+    told = learned_groups(coarse, np.arange(coarse.n), device)
+    placed = bl.Placement(
+        device=device, graph_key=coarse.key, group_of=coarse.group_of, source_key=coarse.source_key,
+        info={"explanation": told},
+    )  # fmt: skip
+    assert coarse.n < whole.n
+    for drawn, ops in ((coarse, coarse.n), (whole, whole.n)):
+        assert sum(len(trace.x) for trace in viz.groups(drawn, placed, most=coarse.n).data[1:]) == ops

@@ -27,7 +27,7 @@ def scope_grouping(graph: OpGraph, units: Units, groups: int) -> NDArray[np.int6
     Where even the outermost scopes are too many, the surplus shares the last group.
     """
     _, first = np.unique(units.of, return_index=True)
-    parts = [_scope(graph.names[i]) for i in first.tolist()]
+    parts = [scope_of(graph.names[i]) for i in first.tolist()]
     chosen = _numbered(parts, 1)
     for depth in range(2, max(map(len, parts)) + 1):
         deeper = _numbered(parts, depth)
@@ -37,10 +37,10 @@ def scope_grouping(graph: OpGraph, units: Units, groups: int) -> NDArray[np.int6
     return np.minimum(chosen, groups - 1)
 
 
-def _scope(name: str) -> tuple[str, ...]:
+def scope_of(name: str) -> tuple[str, ...]:
     """The scopes around an op; its own name stands for a scope where it has none.
 
-    >>> _scope("gradient_tape/encoder/layer2/MatMul")
+    >>> scope_of("gradient_tape/encoder/layer2/MatMul")
     ('encoder', 'layer2')
     """
     parts = name.split("/")

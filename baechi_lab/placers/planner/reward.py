@@ -1,14 +1,20 @@
-"""Seconds per step of sampled placements: simulated in parallel over cores, or measured by running them.
+"""Seconds per step of sampled placements: simulated in parallel over cores, measured by running them, or asked of others.
 
-The simulated reward is the search's fast evaluation, first in first out as TensorFlow runs ready ops, in one thread per
-core (compiled code without the interpreter lock): samples / workers simulations of O(ops + edges) each.
+The simulated reward is compiled code without the interpreter lock, first in first out as TensorFlow runs ready ops, in one
+thread per core: samples / workers simulations of O(ops + edges) each (`search_batch`). `ExecutorReward` sends samples to
+any `concurrent.futures.Executor`, on this machine or on others, as sweeps send their rows.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
+import threading
+import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,8 +22,8 @@ from numpy.typing import NDArray
 
 from ...errors import ExecutionError, InfeasiblePlacement, InvalidInput
 from ...graph import Cluster, OpGraph, Placement, Step
-from ..search_evaluate import make_model, make_work
-from ..search_orders import measure
+from ...graph.json_format import from_document, to_document
+from ..search_batch import Batch
 
 Reward = Callable[[NDArray[np.int32]], NDArray[np.float64]]
 """Devices int32[samples, n] -> float64[samples] seconds per step, infinite where the placement is not valid."""
@@ -34,26 +40,22 @@ class SimulatedReward:
 
     def __init__(self, graph: OpGraph, cluster: Cluster, workers: int | None = None):
         self.workers = workers or os.cpu_count() or 1
-        self.model = make_model(graph, cluster)
-        self.works = [make_work(self.model) for _ in range(self.workers)]
+        self.batch = Batch(graph, cluster)
+        self.mine = threading.local()  # scratch space must not be shared
+        self.pool = ThreadPoolExecutor(self.workers) if self.workers > 1 else None
 
     def __call__(self, devices: NDArray[Any]) -> NDArray[np.float64]:
         rows = np.ascontiguousarray(devices, dtype=np.int32)
-        seconds = np.empty(len(rows))
-        if self.workers == 1 or len(rows) == 1:
-            self._part(0, rows, seconds)
-            return seconds
-        parts = min(self.workers, len(rows))
-        with ThreadPoolExecutor(parts) as pool:
-            shares = zip(range(parts), np.array_split(rows, parts), np.array_split(seconds, parts), strict=True)
-            list(pool.map(lambda share: self._part(*share), shares))
-        return seconds
+        if self.pool is None or len(rows) < 2:
+            return self._part(rows)
+        parts = np.array_split(rows, min(self.workers, len(rows)))
+        return np.concatenate(list(self.pool.map(self._part, parts)))
 
-    def _part(self, worker: int, rows: NDArray[Any], seconds: NDArray[Any]) -> None:
-        """Fill `seconds`, a view into the result."""
-        for k, row in enumerate(rows):
-            found = measure(self.model, self.works[worker], "sample", row, None)
-            seconds[k] = found.makespan_us * 1e-6 if found.overflow_bytes == 0 else np.inf
+    def _part(self, rows: NDArray[np.int32]) -> NDArray[np.float64]:
+        if not hasattr(self.mine, "batch"):
+            self.mine.batch = self.batch.alike()
+        seconds: NDArray[np.float64] = self.mine.batch.seconds(rows)
+        return seconds
 
 
 class MeasuredReward:
@@ -84,11 +86,83 @@ class MeasuredReward:
 
 
 def executed(step: Step, cluster: Cluster, steps: int, warmup: int) -> Callable[[Placement], float]:
-    """A `run` for `MeasuredReward`: `bl.execute`, the median of `steps` steps after `warmup` discarded ones."""
-    from ...executors import execute
+    """A `run` for `MeasuredReward`: `bl.execute`, the median of `steps` steps after `warmup` discarded ones.
+
+    Infinite where a run ends otherwise than well, for example out of memory. A worker process is kept between runs.
+    """
+    from ...executors import Worker, execute
+
+    kept: list[Any] = []
 
     def run(placement: Placement) -> float:
-        done = execute(step, placement, steps, warmup=warmup, cluster=cluster, progress=False)
+        if not kept or not kept[0].alive:
+            kept[:] = [Worker()]  # starting TensorFlow takes seconds
+        done = execute(step, placement, steps, warmup=warmup, traced=0, cluster=cluster, progress=False, worker=kept[0])
         return done.median_seconds if done.status == "ok" else float("inf")
 
     return run
+
+
+class Job:
+    """What another process needs in order to answer: told with every question, made ready once per `key`."""
+
+    def __init__(self, make: Callable[..., Reward], graph: OpGraph, *arguments: Any):
+        document = json.dumps(to_document(graph), separators=(",", ":")).encode()
+        self.make, self.arguments, self.key = make, arguments, uuid.uuid4().hex
+        self.graph = gzip.compress(document, compresslevel=5, mtime=0)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@lru_cache(maxsize=4)
+def _ready_for(job: Job) -> Reward:
+    graph = from_document(json.loads(gzip.decompress(job.graph)))
+    return job.make(graph, *job.arguments)
+
+
+def answer(job: Job, rows: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Seconds per step of `rows` int32[s, n], computed where this is called."""
+    return _ready_for(job)(rows)
+
+
+def simulate_here(graph: OpGraph, cluster: Cluster) -> Reward:
+    """For `Job`: simulations in the worker's thread."""
+    return SimulatedReward(graph, cluster, 1)
+
+
+def ask_here(graph: OpGraph, run: Callable[[Placement], float]) -> Reward:
+    """For `Job`: a function of a placement, which an executor of processes must be able to send."""
+    return MeasuredReward(graph, run)
+
+
+def execute_here(graph: OpGraph, step: Step, cluster: Cluster, steps: int, warmup: int) -> Reward:
+    """For `Job`: real runs on the worker's machine."""
+    return MeasuredReward(graph, executed(step, cluster, steps, warmup))
+
+
+class ExecutorReward:
+    """Step times from the workers of `executor`; each call sends its samples in up to `parts` parts (None: one by one).
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> job = Job(simulate_here, OpGraph.from_edges([2e6, 3e6]), Cluster.uniform(2, memory_bytes=100))
+    >>> with ThreadPoolExecutor(2) as pool:
+    ...     ExecutorReward(pool, job, 2)(np.array([[0, 0], [0, 1], [1, 1]])).tolist()
+    [5.0, 3.0, 5.0]
+    """
+
+    def __init__(self, executor: Executor, job: Job, parts: int | None):
+        self.executor, self.job, self.parts = executor, job, parts
+
+    def __call__(self, devices: NDArray[Any]) -> NDArray[np.float64]:
+        rows = np.ascontiguousarray(devices, dtype=np.int32)
+        parts = np.array_split(rows, min(self.parts or len(rows), len(rows)))
+        asked = [self.executor.submit(answer, self.job, part) for part in parts]
+        try:
+            return np.concatenate([future.result() for future in asked])
+        finally:
+            for future in asked:  # after an error, or when interrupted
+                future.cancel()

@@ -1,0 +1,77 @@
+"""What a planner learned, as a record: its groups, where each went, and what they have in common."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import OpGraph
+from .groupings import scope_of
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LearnedGroups:
+    """The groups of the best placement, largest work first; groups without ops are left out.
+
+    `group` int32[n]: the group of each op of the graph that was placed. Per group: `device` int32 where most of its ops
+    are, `ops` int64, `astray` int64 ops elsewhere (they may not run there), `duration_us` float64; `kind` its most
+    frequent op type, `scope` the name scope that its ops share ("" where none).
+    """
+
+    group: NDArray[np.int32]
+    device: NDArray[np.int32]
+    ops: NDArray[np.int64]
+    astray: NDArray[np.int64]
+    duration_us: NDArray[np.float64]
+    kind: tuple[str, ...]
+    scope: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.device)
+
+    def __repr__(self) -> str:
+        return f"<LearnedGroups: {len(self)} groups of {len(self.group)} ops>"
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per group."""
+        import pandas as pd
+
+        columns = {k: getattr(self, k) for k in ("device", "ops", "astray", "duration_us", "kind", "scope")}
+        return pd.DataFrame(columns).rename_axis("group")
+
+
+def learned_groups(graph: OpGraph, group: NDArray[np.int64], device: NDArray[np.int32]) -> LearnedGroups:
+    """The record of `group` int[n] on `device` int32[n].
+
+    >>> graph = OpGraph.from_edges([1.0, 2.0, 4.0], names=["a/x/1", "a/y/1", "b/1"])
+    >>> learned_groups(graph, np.array([7, 7, 3]), np.array([1, 1, 0])).to_pandas()[["ops", "scope"]].values.tolist()
+    [[1, 'b'], [2, 'a']]
+    """
+    used, number = np.unique(group, return_inverse=True)
+    work = np.bincount(number.reshape(-1), graph.duration_us, minlength=len(used)).astype(np.float64)
+    largest = np.argsort(-work, kind="stable")
+    place = np.empty(len(used), dtype=np.int32)
+    place[largest] = np.arange(len(used))
+    mine = place[number.reshape(-1)]
+    count = np.zeros((len(used), int(device.max(initial=0)) + 1), dtype=np.int64)
+    np.add.at(count, (mine, device), 1)
+    members = [np.flatnonzero(mine == k).tolist() for k in range(len(used))]
+    return LearnedGroups(
+        mine, count.argmax(axis=1).astype(np.int32), count.sum(axis=1), count.sum(axis=1) - count.max(axis=1),
+        work[largest], tuple(Counter(graph.op_types[i] for i in ops).most_common(1)[0][0] for ops in members),
+        tuple(_common([scope_of(graph.names[i]) for i in ops]) for ops in members),
+    )  # fmt: skip
+
+
+def _common(scopes: list[tuple[str, ...]]) -> str:
+    """The scopes that all ops are in, outermost first."""
+    levels = takewhile(lambda parts: len(set(parts)) == 1, zip(*scopes, strict=False))
+    return "/".join(parts[0] for parts in levels)
