@@ -8,7 +8,12 @@ simulation picks among the partitions. Needs the package `pymetis` (extra `solve
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +31,7 @@ from .search_orders import best_of, usual_orders
 
 IMBALANCE = (0.03, 0.1, 0.3)
 _TOP = 1 << 20
+_SILENCE = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,23 @@ def _pymetis() -> Any:
     return pymetis
 
 
+@contextmanager
+def _silent() -> Iterator[None]:
+    """METIS prints on C's stdout when a part comes out empty, as on tiny graphs: that would end up in `--json` output."""
+    libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.cdll.msvcrt
+    with _SILENCE:
+        sys.stdout.flush()
+        kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        try:
+            yield
+        finally:
+            libc.fflush(None)
+            os.dup2(kept, 1)
+            os.close(kept)
+            os.close(nowhere)
+
+
 def metis_partitions(
     graph: OpGraph, cluster: Cluster, imbalance: tuple[float, ...] = IMBALANCE, seed: int = 0, *, by_bytes: bool = False,
     parts: int | None = None,
@@ -96,10 +119,11 @@ def metis_partitions(
     for tolerance in imbalance:
         for recursive in (False, True):
             options = pymetis.Options(ufactor=max(1, round(tolerance * 1000)), seed=seed, numbering=0)
-            _, part = pymetis.part_graph(
-                len(useful), pymetis.CSRAdjacency(pointer, neighbour), vweights=weight, eweights=cost, tpwgts=share,
-                recursive=recursive, options=options,
-            )  # fmt: skip
+            with _silent():
+                _, part = pymetis.part_graph(
+                    len(useful), pymetis.CSRAdjacency(pointer, neighbour), vweights=weight, eweights=cost, tpwgts=share,
+                    recursive=recursive, options=options,
+                )  # fmt: skip
             home = useful[np.asarray(part, dtype=np.int64)]
             home = np.where(homes[np.arange(count), home], home, homes.argmax(axis=1))
             method = "recursive" if recursive else "k-way"

@@ -4,6 +4,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
+from mixed_clusters import mixed_cluster, restricted_graph
 
 from baechi_lab import Cluster, Link, OpGraph, place, simulate
 from baechi_lab.errors import InvalidInput, MissingPackage
@@ -98,3 +99,12 @@ def test_a_missing_pymetis_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "pymetis", None)
     with pytest.raises(MissingPackage, match="solvers"):
         place(OpGraph.from_edges([1, 1]), Cluster.uniform(2), "metis")
+
+
+def test_metis_prints_nothing_although_parts_come_out_empty(capfd):
+    for seed in (146, 182, 194):
+        rng = np.random.default_rng(seed)
+        cluster = mixed_cluster(rng, memory=((0, 200), (50, 400), (1 << 19, 1 << 20))[(seed + 1) % 3])
+        graph = restricted_graph(rng, most=int(rng.integers(1, 25)))
+        place(graph, cluster, "metis")
+    assert capfd.readouterr().out == ""
