@@ -127,3 +127,33 @@ def test_what_the_readers_file_raises_is_one_sentence(call, tmp_path, file, text
     assert (code, printed) == (2, None)
     assert text in err
     assert "Traceback" not in err
+
+
+def test_links_are_measured_and_the_cluster_is_used(call, monkeypatch):
+    """The calibration, which has tests of its own, takes no time here."""
+    from baechi_lab.executors.tensorflow import calibration
+
+    none = bl.Link(30.0, 0.0)
+    costs = calibration.Calibration(0.0, 0.0, none, none, none, 1.0)
+    monkeypatch.setattr(calibration, "calibrate", lambda local: costs)
+    code, found, _ = call("links", "--workers", "2", "--repeats", "1", "--memory", "1GB", "-o", "two.json")
+    assert code == 0
+    cluster = bl.load_cluster("two.json")
+    assert found["comm"] == cluster.comm and cluster.memory_bytes.tolist() == [10**9] * 2
+    assert [row["source"] for row in found["links"]] == list(cluster.names)
+    assert found["links"][0]["us_per_byte"] == cluster.link_between(0, 1).us_per_byte
+    bl.save_graph(bl.OpGraph.from_edges([1e6, 1e6, 1.0], [(0, 2, 4), (1, 2, 4)]), "graph.json")
+    code, rows, _ = call("compare", "graph.json", "--cluster", "two.json", "--placers", "m-etf")
+    assert code == 0
+    assert rows[0]["makespan_us"] == bl.compare(
+        bl.load_graph("graph.json"), cluster, ["m-etf"], progress=False
+    )["makespan_us"][0]  # fmt: skip
+
+
+def test_cluster_files_and_servers_that_are_none(call):
+    bl.save_graph(bl.OpGraph.from_edges([1.0]), "graph.json")
+    assert "field kind is 'graph'; a Cluster" in call("compare", "graph.json", "--cluster", "graph.json")[2]
+    code, _, err = call("links", "--servers", "127.0.0.1:1,127.0.0.1:2")
+    assert code == 2
+    assert "worker '127.0.0.1:1' does not answer" in err
+    assert "--workers is 1; it must be at least 2" in call("links", "--workers", "1")[2]

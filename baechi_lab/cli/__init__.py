@@ -25,6 +25,7 @@ COMMANDS = {
     "export": "a training step and a placement become a script that needs TensorFlow only",
     "sweep": "placers over batch sizes, device counts and memory",
     "fidelity": "predicted against measured step times of placements on workers of this machine",
+    "links": "measure the links and communication mode of a cluster, and keep the cluster in a file",
     "lab": "open JupyterLab on the quickstart notebook",
     "worker": "serve this machine's devices to a run on several machines",
 }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import FormatError, InvalidInput, UnknownNameError
-from ..graph import COMMUNICATION_MODES, Cluster, Device, Link, OpGraph
+from ..graph import COMMUNICATION_MODES, Cluster, Device, Link, OpGraph, load_cluster
 from ..graph.units import parse_bytes
 
 
@@ -24,6 +24,11 @@ def add_cluster(parser: argparse.ArgumentParser, devices: int = 4) -> None:
         default="1",
         metavar="X[,X...]",
         help="speed relative to the profiled device, one for all or one each",
+    )
+    group.add_argument(
+        "--cluster",
+        metavar="FILE",
+        help="a cluster file, as `baechi-lab links -o` writes it, in place of the options here",
     )
     add_transfers(parser)
 
@@ -44,7 +49,9 @@ def add_transfers(parser: argparse.ArgumentParser) -> None:
 
 
 def cluster_from(arguments: argparse.Namespace) -> Cluster:
-    """The cluster that the options describe."""
+    """The cluster in the file of --cluster, else the one that the options describe."""
+    if arguments.cluster is not None:
+        return load_cluster(arguments.cluster)
     count = whole(arguments.devices, "--devices", lowest=1)
     memory = _per_device("--memory", [parse_bytes(m, "--memory") for m in arguments.memory.split(",")], count)
     speed = _per_device("--speed", [number(s, "--speed") for s in arguments.speed.split(",")], count)

@@ -3,7 +3,8 @@
 Sending and receiving take processor time from workers without transfer engines. So the overhead of each message is
 added to the op that produces the tensor and, on each device that receives it, to the first op that reads it; the link
 keeps only the wire. This is LogGP's model (o on the processors, L and G between them) expressed in a graph and a
-cluster, without a change to the simulator and without a factor fitted to the answers.
+cluster, without a factor fitted to the answers. `Link.overhead_us` says the same with one figure for both ends, so that a
+cluster measured by `bl.measure_cluster` simulates it without a calibration; here the ends and their bytes are told apart.
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ def charged_graph(graph: OpGraph, placement: Placement, calibration: Calibration
 
 
 def predicted_us(graph: OpGraph, cluster: Cluster, placement: Placement, calibration: Calibration) -> float:
-    """Simulated step time in microseconds with the runtime's overheads; wires carry messages independently."""
+    """Simulated step time in microseconds with the runtime's overheads; wires carry messages independently.
+
+    Ready ops run first in, first out: TensorFlow's executor knows nothing of an order that a placer planned.
+    """
     there = cluster.replace(link=calibration.wire, comm="parallel")
     charged = charged_graph(graph, placement, calibration)
     placed = placement.on(graph).replace(graph_key=charged.key)
-    return simulate(charged, there, placed).makespan_us + calibration.step_us
+    return simulate(charged, there, placed, "fifo").makespan_us + calibration.step_us
 
 
 def _messages(graph: OpGraph, device: NDArray[np.int32]) -> list[tuple[int, int]]:

@@ -184,7 +184,7 @@ def _row(
 ) -> Row:  # fmt: skip
     """One line of the report: prediction, measurement, and where they part."""
     measured = summarize(np.concatenate([run.step_seconds for run in runs]))
-    plain = simulate(graph, local.cluster.replace(link=costs.wire, comm="parallel"), placed)
+    plain = simulate(graph, local.cluster.replace(link=costs.wire, comm="parallel"), placed, "fifo")
     charged = charged_graph(graph, placed, costs)
     timelines = [run.timeline for run in runs if run.timeline is not None]
     busy = float(np.median([t.busy_us.max() for t in timelines]))

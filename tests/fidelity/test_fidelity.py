@@ -84,7 +84,7 @@ def test_report_prints_and_becomes_json():
     assert report.to_pandas()["of_single"].tolist() == [1.0, 0.8]
     assert "mean error 6.2%" in str(report)
     read = json.loads(report.to_json())
-    assert read["calibration"]["send"] == {"latency_us": 5.0, "us_per_byte": 0.5}
+    assert read["calibration"]["send"] == {"latency_us": 5.0, "us_per_byte": 0.5, "overhead_us": 0.0}
     assert len(read["rows"]) == 2 and read["summary"]["clear_pairs"] == 1
 
 

@@ -1,0 +1,81 @@
+"""Measure what transfers between the devices of a cluster cost: one link per ordered pair, and the communication mode.
+
+Without --servers, starts --workers single-threaded TensorFlow workers on this machine; measured there as well is what a
+message takes of the devices' own processors. -o keeps the cluster, for --cluster of the other commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ..graph import Cluster, Device, save_cluster
+from ..graph.units import parse_bytes
+from . import console, options, output
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--workers", default="2", metavar="N", help="workers of this machine, one core each (2)")
+    parser.add_argument(
+        "--servers",
+        metavar="HOST:PORT[,HOST:PORT...]",
+        help="instead: running workers, as `baechi-lab worker` prints them",
+    )
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="memory that each device is said to have (a share of this machine)"
+    )
+    parser.add_argument("--repeats", default="11", metavar="N", help="timed transfers per size (11)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the cluster (.json, .json.gz)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write."""
+    from ..executors import LocalCluster, measure_cluster
+
+    options.check_output(arguments.output, (".json", ".json.gz"))
+    how: dict[str, Any] = {
+        "repeats": options.whole(arguments.repeats, "--repeats", lowest=1),
+        "progress": console.shows_progress(),
+    }
+    memory = None if arguments.memory is None else parse_bytes(arguments.memory, "--memory")
+    if arguments.servers is not None:
+        servers = options.names(arguments.servers, "--servers")
+        found = measure_cluster(_record(len(servers), memory), workers=servers, **how)
+    else:
+        count = options.whole(arguments.workers, "--workers", lowest=2)
+        with LocalCluster(count, memory_bytes=memory) as local:
+            found = measure_cluster(local, **how)
+    if arguments.output:
+        save_cluster(found, arguments.output)
+    _print(found, arguments)
+    return 0
+
+
+def _record(count: int, memory: int | None) -> Cluster:
+    """The first CPU device of every server."""
+    from ..executors.tensorflow.devices import cpu_memory
+
+    each = cpu_memory() if memory is None else memory
+    return Cluster(tuple(Device(f"/job:worker/task:{i}/device:CPU:0", "cpu", each) for i in range(count)))
+
+
+def _print(cluster: Cluster, arguments: argparse.Namespace) -> None:
+    pairs = [(a, b) for a in range(cluster.n) for b in range(cluster.n) if a != b]
+    links = {pair: cluster.link_between(*pair) for pair in pairs}
+    if arguments.json:
+        rows = [
+            {"source": cluster.names[a], "target": cluster.names[b], "latency_us": x.latency_us,
+             "us_per_byte": x.us_per_byte, "overhead_us": x.overhead_us}
+            for (a, b), x in links.items()
+        ]  # fmt: skip
+        output.print_json({"comm": cluster.comm, "links": rows, "file": arguments.output})
+        return
+    output.print_rows(
+        ["from", "to", "latency us", "us per byte", "overhead us"],
+        [
+            [cluster.names[a], cluster.names[b], f"{x.latency_us:.1f}", f"{x.us_per_byte:.3g}", f"{x.overhead_us:.1f}"]
+            for (a, b), x in links.items()
+        ],
+    )
+    output.print_facts({"mode": cluster.comm})
