@@ -155,7 +155,7 @@ class _Repair:
         by_rank = order is not None
         state = make_state(device, order)
         # Bytes first; of two candidates with the same overflow the faster is better.
-        weight = np.array([1.0 / max(time, 1e-9), 1.0, 0.0])
+        weight = np.array([1.0 / max(time, 1e-9), 1.0, 0.0, 1.0])
         settle(self.model, self.work, state, self.samples, by_rank, True, weight)
         hot = max(over * 0.05, 2.0)
         self._anneal(state, by_rank, weight, hot, hot * 1e-3, steps, True)
@@ -178,7 +178,7 @@ class _Repair:
         _, time, _, device, order = found
         by_rank = order is not None
         state = make_state(device, order)
-        weight = np.array([1.0, 1e30, 0.0])  # no byte above a limit is worth any time
+        weight = np.array([1.0, 1e30, 0.0, 1e30])  # no byte above a limit is worth any time
         settle(self.model, self.work, state, self.samples, by_rank, True, weight)
         back_to_best(state)
         hot = max(time * 0.01, 1e-9)

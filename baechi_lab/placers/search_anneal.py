@@ -1,7 +1,9 @@
 """Simulated annealing over device assignments and priorities, compiled as one loop.
 
 State: a device per unit (a set of ops that move together: a colocation group, or a cluster of them on a coarser level)
-and a rank per op. Cost: `time_weight * makespan + byte_weight * overflow`, both from `search_evaluate`.
+and a rank per op. Cost: `weight[0] * makespan + weight[1] * overflow + weight[2] * transfers` (microseconds, bytes, microseconds), all from
+`search_evaluate`. What is remembered as best pays `weight[3]` per byte of overflow: a walk with a small `weight[1]` may pass through candidates that
+exceed a limit, on the way between two that do not.
 
 The threshold that a candidate must meet is drawn before it is simulated (Metropolis: accept iff
 `cost <= current - temperature * log(u)`), so that a simulation stops as soon as it is bound to exceed it.
@@ -134,8 +136,9 @@ def settle(m: Any, w: Any, s: Any, samples: Any, by_rank: bool, track: bool, wei
     """Evaluate the current candidate and make it the best one where it is."""
     cost, time, over = _cost(m, w, s, samples, by_rank, track, weight, np.inf, -1, False)
     s.cost[0] = cost
-    if cost < s.cost[1]:
-        _remember(s, cost, time, over)
+    final = cost + (weight[3] - weight[1]) * over
+    if final < s.cost[1]:
+        _remember(s, final, time, over)
 
 
 @njit(cache=True, nogil=True)
@@ -306,8 +309,9 @@ def anneal(
             s.cost[0] = cost
             if marked:
                 accept_marks(w, begin)
-            if cost < s.cost[1]:
-                _remember(s, cost, time, over)
+            final = cost + (weight[3] - weight[1]) * over
+            if final < s.cost[1]:
+                _remember(s, final, time, over)
         else:
             _undo(s, changed)
     return done

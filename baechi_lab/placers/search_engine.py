@@ -25,6 +25,9 @@ SLICE_STEPS = 2000
 LEVELS = ((48, 0.02, 0.002), (150, 0.01, 0.001), (500, 0.005, 0.0005))
 """One cycle: about how many units, and first and last temperature in units of the makespan."""
 
+SMALL_LEVELS = ((48, 0.15, 0.01), (48, 0.05, 0.002))
+"""The same for small graphs, where a single op is a large part of the makespan."""
+
 
 class Budget:
     """Seconds or simulations, whichever is given; `evaluations` makes a search reproducible on any machine."""
@@ -76,6 +79,15 @@ class Space:
         self.work = self.model.table.min(axis=1) + 1e-9
         self.groups = make_units(self.group, self.position, self.allowed)
 
+    def weight(self, price: float) -> NDArray[np.float64]:
+        """Weights of the cost: `price` microseconds for exceeding the smallest limit by all of it; infinite: not for any time.
+
+        What is remembered as best never pays with bytes.
+        """
+        never = 1e30 if self.track else 0.0
+        smallest = max(float(self.model.limit.min()), 1.0)
+        return np.array([1.0, min(price / smallest, never), 0.0, never])
+
     def units(self, device: NDArray[np.int32], wanted: int, rng: np.random.Generator) -> Any:
         """Units that move together: about `wanted`, each within one device of `device`; all groups where they are few."""
         if wanted >= len(self.groups.ptr) - 1:
@@ -100,11 +112,13 @@ class Walk:
 
     def __post_init__(self) -> None:
         self.work = make_work(self.space.model)
-        self.weight = np.array([1.0, 1e30 if self.space.track else 0.0, 0.0])  # no byte above a limit is worth any time
+        self.weight = self.space.weight(np.inf)
         self.pace = 50
+        self.kept: tuple[float, Candidate] | None = None
 
-    def begin(self, start: Candidate) -> None:
-        """Search on from `start`."""
+    def begin(self, start: Candidate, afresh: bool = False) -> None:
+        """Search on from `start`; `afresh`: what was found before stays known as a result."""
+        self.kept = (self.cost, self.best) if afresh else None
         space = self.space
         self.name, self.by_rank = start.name, start.rank is not None
         self.state = make_state(start.device, start.rank)
@@ -114,17 +128,27 @@ class Walk:
     @property
     def cost(self) -> float:
         """Cost of the best candidate: its time, plus a prohibitive amount for every byte above a limit."""
-        return float(self.state.cost[1])
+        here = float(self.state.cost[1])
+        return here if self.kept is None else min(here, self.kept[0])
 
     @property
     def best(self) -> Candidate:
         """The best candidate so far."""
+        if self.kept is not None and self.kept[0] <= self.state.cost[1]:
+            return self.kept[1]
         rank = self.state.best_position.astype(np.float64) if self.by_rank else None
         over = float(self.state.cost[3]) if self.space.track else 0.0
         return Candidate(self.name, self.state.best_device.copy(), rank, float(self.state.cost[2]), over)
 
     def cycle(self, share: Budget, levels: Any = LEVELS) -> None:
-        """Coarse to fine: anneal on every level with an equal part of `share`, each time from the best candidate."""
+        """Coarse to fine: anneal on every level with an equal part of `share`, each time from the best candidate.
+
+        Where memory may run out, half of the cycles may exceed it on the way, at a price that differs from cycle to cycle.
+        """
+        soft = self.space.track and self.rng.random() < 0.5
+        self.weight = self.space.weight(
+            float(self.state.cost[2]) * 10.0 ** self.rng.uniform(-0.5, 1.0) if soft else np.inf
+        )
         count = len(levels)
         before = self.used
         for k, (wanted, hot, cold) in enumerate(levels):

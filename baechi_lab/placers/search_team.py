@@ -9,7 +9,7 @@ import numpy as np
 
 from ..graph import Placement
 from ..simulator.schedulers.pct import path_computation_time
-from .search_engine import Budget, Space, Walk
+from .search_engine import LEVELS, SMALL_LEVELS, Budget, Space, Walk
 from .search_orders import Candidate, measure
 from .search_starts import choose
 
@@ -18,6 +18,12 @@ STARTS = 4
 
 TRIAL = 0.1
 """Share of the budget for these."""
+
+RESTART_OPS = 40
+"""Most ops for which every second round starts from a random candidate: there one good start is not worth much."""
+
+RESTARTS = 24
+"""Rounds on these."""
 
 TELL_SECONDS = 0.2
 """How often progress is reported."""
@@ -32,6 +38,8 @@ class Team:
         self.space, self.budget, self.tell = space, budget, tell
         self.walks = [Walk(space, np.random.default_rng([seed, k])) for k in range(workers)]
         self.before = 0
+        self.orders = {False}
+        self.small = space.graph.n <= RESTART_OPS
 
     @property
     def used(self) -> int:
@@ -46,6 +54,7 @@ class Team:
     def search(self, candidates: Sequence[Candidate], before: int) -> None:
         """Spend the budget, starting from `candidates` (best first); `before`: simulations already spent of it."""
         self.before = before
+        self.orders = {c.rank is not None for c in candidates}
         self._rounds(self._trials(sorted(candidates, key=lambda c: c.key)))
 
     def _spent(self) -> float:
@@ -75,6 +84,10 @@ class Team:
             if left <= 0.0:
                 break
             for walk in self.walks:
+                if number % 2 and number < rounds - 1 and self.small:
+                    walk.begin(self._anywhere(walk), afresh=True)
+                elif walk.kept is not None:
+                    walk.begin(walk.best)
                 self._reorder(walk)
             self._together(self.walks, left / (rounds - number))
             leader = self.leader
@@ -82,8 +95,20 @@ class Team:
                 if walk is not leader and (number >= rounds // 2 or walk.cost > 1.05 * leader.cost):
                     walk.begin(leader.best)
 
+    def _anywhere(self, walk: Walk) -> Candidate:
+        """A random candidate: every unit on any device that it may use, with random priorities where they are searched."""
+        space, rng = self.space, walk.rng
+        able = space.groups.allowed
+        home = np.where(able, rng.random(able.shape), -1.0).argmax(axis=1)[space.groups.of]
+        n = space.graph.n
+        by_rank = (self.orders == {True, False} and rng.random() < 0.8) or self.orders == {True}
+        rank = space.position + rng.normal(0.0, n * rng.random(), n) if by_rank else None
+        return measure(space.model, walk.work, "restart", home.astype(np.int32), rank)
+
     def _round_count(self) -> int:
-        """About one cycle per second and more for long searches, at least two."""
+        """About one cycle per second and more for long searches, at least two; many short ones on small graphs."""
+        if self.small:
+            return RESTARTS
         if self.budget.seconds is not None:
             return max(2, min(12, round(self.budget.seconds / 1.5)))
         return max(2, min(12, (self.budget.evaluations or 0) // 10_000))
@@ -103,7 +128,10 @@ class Team:
         """Every walk does one cycle with its part of `share` of the whole budget."""
         parts = [self.budget.part(share, len(walks)) for _ in walks]
         with ThreadPoolExecutor(len(walks)) as pool:
-            running = {pool.submit(w.cycle, part) for w, part in zip(walks, parts, strict=True)}
+            running = {
+                pool.submit(w.cycle, part, SMALL_LEVELS if self.small else LEVELS)
+                for w, part in zip(walks, parts, strict=True)
+            }
             try:
                 while running and not self.budget.stopped:
                     done, running = wait(running, timeout=TELL_SECONDS)

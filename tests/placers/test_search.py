@@ -247,3 +247,25 @@ def test_a_continued_simulation_equals_one_from_the_beginning(seed):
                 device, position, at = moved, order, inverse
                 assert work.base_start.tolist() == other.start.tolist()
     assert continued > 0 or graph.edge_count < graph.n or graph.n < 12
+
+
+def tight_case():
+    """11 ops in two groups on 3 devices that hold about half of what one would need; 45.0 us is proven optimal."""
+    rng = np.random.default_rng(5)
+    n, devices = int(rng.integers(4, 15)), int(rng.integers(2, 4))
+    graph = generators.random_dag(
+        n, degree=float(rng.uniform(0.8, 2.0)), second_output=0.3, duration_us=(1, 20), size_bytes=(10, 100),
+        temp_bytes=(1, 50), persistent_bytes=(1, 100), colocation_groups=2, seed=5,
+    )  # fmt: skip
+    graph = graph.replace(duration_us=np.round(graph.duration_us))
+    link = Link(float(rng.integers(0, 12)), 0.1)
+    alone = Cluster.uniform(1, memory_bytes=1 << 40)
+    _, peak = makespan_and_peak(graph, alone, Placement(device=[0] * n))
+    return graph, Cluster.uniform(devices, memory_bytes=int(rng.uniform(0.5, 0.8) * peak[0]), link=link, comm="duplex")
+
+
+def test_tight_memory_is_passed_through_on_the_way_to_the_optimum():
+    graph, cluster = tight_case()
+    found = place(graph, cluster, "search", time_limit=None, evaluations=150_000)
+    timeline = simulate(graph, cluster, found)
+    assert timeline.feasible and timeline.makespan_us == pytest.approx(45.0)
