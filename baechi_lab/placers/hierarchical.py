@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -147,14 +148,26 @@ class Hierarchical(Placer):
             )
         if not callable(self.reward) and self.reward not in ("simulated", "measured"):
             raise InvalidInput(f"reward is {self.reward!r}; it must be 'simulated', 'measured' or a function")
+        self._validate_places()
         if not isinstance(self.explain, bool):
             raise InvalidInput(f"explain is {self.explain!r}; it must be True or False")
+        if self.callback is not None and not callable(self.callback):
+            raise InvalidInput(f"callback is {self.callback!r}; it must be a function of a PlannerProgress, or None")
         if not (self.executor is None or self.executor == "here" or hasattr(self.executor, "submit")):
             raise InvalidInput(
                 f"executor is {self.executor!r}; it must be a concurrent.futures.Executor, 'here' or None"
             )
         if self.reward == "measured" and self.step is None:
             raise InvalidInput("reward is 'measured' and step is None; give the training step that is to be run")
+
+    def _validate_places(self) -> None:
+        """A checkpoint that cannot be written must be known before the training, not after it."""
+        for key in ("checkpoint", "resume"):
+            value = getattr(self, key)
+            if value is not None and not isinstance(value, (str, os.PathLike)):
+                raise InvalidInput(f"{key} is {value!r}; it must be a path, or None")
+        if self.checkpoint is not None and not Path(self.checkpoint).absolute().parent.is_dir():
+            raise InvalidInput(f"checkpoint is {os.fspath(self.checkpoint)!r}; its folder must exist")
 
     def _number(self, key: str, allowed: Callable[[float], bool], what: str) -> None:
         value = getattr(self, key)

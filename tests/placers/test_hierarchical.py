@@ -214,12 +214,31 @@ def test_explain_tells_the_learned_groups():
     assert (astray.device.tolist(), astray.astray.tolist(), astray.scope) == ([1], [1], ("",))
 
 
+def test_a_grouping_may_skip_numbers():
+    assert learned(grouping=[10**6] * 4 + [7] * 4, updates=1).info["groups"] == (1, 1, 1, 1, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("said", ["fast", None, float("nan"), -1.0])
+def test_a_reward_must_be_a_number_of_seconds(said):
+    with pytest.raises(InvalidInput, match="it must be a number of at least 0, or infinity"):
+        learned(updates=1, reward=lambda placement: said)
+
+
+def test_a_learning_rate_that_overflows_is_named():
+    with pytest.raises(InvalidInput, match=r"after \d updates .* learning_rate is 1e\+60, it must be lower"):
+        learned(grouping="none", updates=5, learning_rate=1e60, placement_samples=8)
+
+
 def test_degenerate_cases():
     one = learned(OpGraph.from_edges([5.0]), Cluster.uniform(1), updates=2)
     assert (one.device.tolist(), one.info["best_us"]) == ([0], pytest.approx(5.0))  # 8 groups, one op: one group
     assert learned(OpGraph.from_edges([])).n == 0
+    for grouping in ("random", "scopes", "none"):  # one device, and more groups than ops
+        assert learned(cluster=Cluster.uniform(1), updates=1, groups=1000, grouping=grouping).device.tolist() == [0] * 8
     with pytest.raises(InfeasiblePlacement, match=r"needs|more than|fit"):
         learned(OpGraph.from_edges([1.0], persistent_bytes=[500]), Cluster.uniform(2, memory_bytes=100))
+    with pytest.raises(InfeasiblePlacement, match=r"needs|more than|fit|hold"):  # each op fits somewhere, all do not
+        learned(OpGraph.from_edges([1.0] * 3, persistent_bytes=[60] * 3), Cluster.uniform(2, memory_bytes=100))
     never = lambda placement: float("inf")  # noqa: E731
     with pytest.raises(InfeasiblePlacement, match="none of the 48 placements that the planner sampled in 2 updates"):
         learned(grouping="none", updates=2, reward=never)
@@ -239,6 +258,9 @@ def test_degenerate_cases():
         ({"updates": 0}, "updates is 0; it must be a whole number of at least 1, or None"),
         ({"time_limit": -1.0}, "time_limit is -1.0; it must be a finite number of at least 0"),
         ({"seed": -1}, "seed is -1; it must be a whole number of at least 0"),
+        ({"callback": 3}, "callback is 3; it must be a function of a PlannerProgress, or None"),
+        ({"checkpoint": 3}, "checkpoint is 3; it must be a path, or None"),
+        ({"checkpoint": "no/such/folder/run.npz"}, "checkpoint is 'no/such/folder/run.npz'; its folder must exist"),
         ({"explain": "yes"}, "explain is 'yes'; it must be True or False"),
         ({"reward": "measured"}, "reward is 'measured' and step is None"),
         ({"baseline_decay": 1.0}, "baseline_decay is 1.0; it must be a finite number from 0 to below 1"),

@@ -42,4 +42,5 @@ class Adam:
             self.first[name] += np.float32(1 - FIRST_DECAY) * (clipped - self.first[name])
             self.second[name] += np.float32(1 - SECOND_DECAY) * (np.square(clipped) - self.second[name])
             move = rate * self.first[name] / (np.sqrt(self.second[name]) + EPSILON)
-            weights[name] = (weights[name] - move).astype(np.float32)
+            with np.errstate(over="ignore"):  # the trainer looks at what became of them
+                weights[name] = (weights[name] - move).astype(np.float32)

@@ -55,7 +55,7 @@ def _numbered(parts: list[tuple[str, ...]], depth: int) -> NDArray[np.int64]:
 
 
 def given_grouping(graph: OpGraph, units: Units, given: object) -> NDArray[np.int64]:
-    """int64[U] from a group number per op; ops of one colocation group must agree."""
+    """int64[U] from a group number per op, numbered anew without gaps; ops of one colocation group must agree."""
     group = np.asarray(given)
     if group.shape != (graph.n,) or group.dtype.kind not in "iu" or (group.size and group.min() < 0):
         raise InvalidInput(
@@ -70,4 +70,4 @@ def given_grouping(graph: OpGraph, units: Units, given: object) -> NDArray[np.in
         raise InvalidInput(
             f"grouping separates op {name!r} from the others of its colocation group; they must share one"
         )
-    return mine
+    return np.unique(mine, return_inverse=True)[1].reshape(-1).astype(np.int64)

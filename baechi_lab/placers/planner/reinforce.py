@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import InvalidInput
 from .adam import Adam
 from .embeddings import Units, group_embeddings
 from .networks import Weights, functions, grouper_weights, placer_weights, tensorflow
@@ -97,7 +98,15 @@ class Trainer:
         if np.any(advantage):
             gradient = tape.gradient(loss, tensors)
             self.adam.step(self.weights, {k: g.numpy() for k, g in gradient.items()}, p.gradient_norm)
+            self._check()
         self._keep(seconds, device, group, float(entropy))
+
+    def _check(self) -> None:
+        if not all(np.isfinite(value).all() for value in self.weights.values()):
+            raise InvalidInput(
+                f"after {self.updates + 1} updates the policy's weights are no numbers any more; learning_rate is "
+                f"{self.params.learning_rate!r}, it must be lower here"
+            )
 
     def _noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """H, section 3: normal noise, scaled to a largest amplitude, during the first updates."""

@@ -77,12 +77,12 @@ class MeasuredReward:
             source_key=graph.source_key,
         )
         try:
-            seconds = float(self.run(placement))
+            seconds = self.run(placement)
         except (InfeasiblePlacement, ExecutionError):
             return float("inf")
-        if np.isnan(seconds) or seconds < 0:
-            raise InvalidInput(f"reward returned {seconds} seconds; it must be a number of at least 0, or infinity")
-        return seconds
+        if not isinstance(seconds, (int, float, np.number)) or not seconds >= 0:
+            raise InvalidInput(f"reward returned {seconds!r} seconds; it must be a number of at least 0, or infinity")
+        return float(seconds)
 
 
 def executed(step: Step, cluster: Cluster, steps: int, warmup: int) -> Callable[[Placement], float]:
