@@ -18,7 +18,11 @@ def module_names() -> list[str]:
     """All modules of the package; those that need torch only where it is installed."""
     names = [m.name for m in pkgutil.walk_packages(baechi_lab.__path__, "baechi_lab.", onerror=lambda name: None)]
     without_torch = importlib.util.find_spec("torch") is None
-    return [n for n in names if not n.endswith("__main__") and not (without_torch and "torch" in n.split("."))]
+    return [n for n in names if not n.endswith("__main__") and not (without_torch and _needs_torch(n))]
+
+
+def _needs_torch(name: str) -> bool:
+    return any(part == "torch" or part.startswith("torch_") for part in name.split("."))
 
 
 @pytest.mark.parametrize("name", module_names())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,7 +68,8 @@ def profile(
     """The operators of a training step, in topological order, with what each costs.
 
     Args:
-        step_or_fn, inputs: a `Step`, or whatever `bl.trace` takes.
+        step_or_fn, inputs: a `Step`, or whatever `bl.trace` takes. A `bl.torch.TorchStep`, or a PyTorch module with one
+            sample input, is measured where it is by `bl.torch.profile`, which has options of its own.
         mode: `measured` runs `warmup` steps, then averages `runs` traced ones, op after op on one `device`
             (default the first GPU, else the CPU), in a process of its own. `estimated` computes a roofline and runs nothing.
         hardware: for `estimated`, a name (`rtx2080`, `k40`, `v100`, `a100`, `h100`, `h200`, `cpu-core`) or a
@@ -113,6 +115,8 @@ def profile_with_report(
     started = time.perf_counter()
     if mode not in MODES:
         raise UnknownNameError.of("profile mode", mode, MODES)
+    if _of_torch(step_or_fn):
+        return _profile_torch(step_or_fn, inputs, mode, device, warmup, runs, started)
     if isinstance(step_or_fn, Step) and inputs:
         raise InvalidInput(f"profile was given a traced step and {len(inputs)} inputs; a traced step has its inputs")
     kinds = _by_kind(hardware)
@@ -131,6 +135,28 @@ def profile_with_report(
     report = Report(mode, where, graph.n, int(backward.sum()), paired, structure.open_shapes, missing, seconds)
     _LOG.info("%s: paired %.1f%% of %d backward ops", step.name, 100 * report.paired_share, report.backward_ops)
     return graph, report
+
+
+def _of_torch(step_or_fn: Any) -> bool:
+    torch = sys.modules.get("torch")  # who has a module or a step of it has loaded it
+    return torch is not None and (
+        getattr(step_or_fn, "framework", "") == "torch" or isinstance(step_or_fn, torch.nn.Module)
+    )
+
+
+def _profile_torch(
+    step: Any, inputs: tuple[Any, ...], mode: str, device: str | None, warmup: int, runs: int, started: float
+) -> tuple[OpGraph, Report]:
+    from .torch_profile import profile as profile_layers
+
+    if mode != "measured":
+        raise InvalidInput(f"mode is {mode!r}; a PyTorch step or module is profiled with mode='measured'")
+    if len(inputs) > 1:
+        raise InvalidInput(f"{len(inputs)} inputs were given with a PyTorch module; give one tensor, tuple or dict")
+    graph = profile_layers(step, *inputs, warmup=warmup, runs=runs, device=device)
+    backward = int(np.count_nonzero(graph.forward_of >= 0))
+    seconds = time.perf_counter() - started
+    return graph, Report(mode, device or "where the model is", graph.n, backward, backward, 0, 0, seconds)
 
 
 def _estimate(structure: Structure, kinds: dict[str, Hardware]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: E402
 from torch_cases import ODD, SMALL, same  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
+from baechi_lab.profilers.profiling import profile_with_report  # noqa: E402
 from baechi_lab.profilers.torch_memory import temporary_peak  # noqa: E402
 from baechi_lab.profilers.torch_profile import profile, profile_layers  # noqa: E402
 from baechi_lab.torch.tracing import merge, trace  # noqa: E402
@@ -275,3 +276,15 @@ def test_times_and_bytes_feed_the_placers():
         placed = bl.place(bl.optimize(graph), cluster, placer)
         timeline = bl.simulate(graph, cluster, placed)
         assert timeline.feasible and bl.check(graph, cluster, placed, timeline) == ()
+
+
+def test_bl_profile_takes_steps_and_modules_of_torch():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4)
+    assert bl.profile(model, x, runs=1).names == ("0", "1", "1/backward", "0/backward")
+    step = bl.torch.TorchStep("tiny", lambda: nn.Linear(4, 2), (x,))
+    graph, report = profile_with_report(step, runs=1)
+    assert (report.ops, report.backward_ops, report.paired_share) == (graph.n, 1, 1.0)
+    with pytest.raises(bl.InvalidInput, match="mode is 'estimated'"):
+        bl.profile(step, mode="estimated")
+    with pytest.raises(bl.InvalidInput, match="2 inputs"):
+        bl.profile(model, x, x)
