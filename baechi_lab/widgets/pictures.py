@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,6 +34,12 @@ def page(parts: Sequence[tuple[str, str, float]]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:g}" width="{WIDTH}" height="{y:g}"'
     back = '<rect width="100%" height="100%" fill="#ffffff"/>'
     return f'{head} font-family="Helvetica, Arial, sans-serif">{back}{"".join(body)}</svg>'
+
+
+def text_picture(text: str, width: int = 150) -> tuple[str, float]:
+    """A text in lines of at most `width` letters."""
+    lines = textwrap.wrap(text, width)
+    return "".join(_text(4, 12 + 15 * k, line, size=11) for k, line in enumerate(lines)), 15.0 * len(lines)
 
 
 def graph_picture(scene: Scene, paint: Paint, device_names: Sequence[str], height: float = 320) -> tuple[str, float]:

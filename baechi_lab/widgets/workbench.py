@@ -18,11 +18,11 @@ from .panels.compare_panel import ComparePanel
 from .panels.explain_panel import ExplainPanel
 from .panels.explore_panel import ExplorePanel
 from .panels.export_panel import ExportPanel
-from .panels.header import Header
+from .panels.header import Header, facts_of
 from .panels.parts import WIDE, heading
 from .panels.run_panel import RunPanel
 from .panels.setting_panel import SettingPanel
-from .pictures import graph_picture, memory_picture, page, timeline_picture
+from .pictures import graph_picture, memory_picture, page, text_picture, timeline_picture
 from .tasks import Tasks
 from .views import GraphView, MemoryView, TimelineView
 from .views.base import PICTURE, Pictured
@@ -116,6 +116,8 @@ class Workbench(Pictured, ipywidgets.VBox):
             self._coarse = outcome.coarse
             self.graph.show_graph(outcome.graph, outcome.coarse if outcome.coarse is not outcome.graph else None)
         self.graph.show_timeline(outcome.timeline, outcome.chain.ops)
+        if not outcome.setting.moves:
+            self.graph.status = ""  # what it said of a move no longer holds
         self.timeline.show(outcome.graph, timelines, outcome.chain)
         self.memory.show(timelines, self.timeline.span_us)
         self._listening = True
@@ -205,6 +207,7 @@ class Workbench(Pictured, ipywidgets.VBox):
             return ""
         names = outcome.timeline.device_names
         return page([
+            ("", *self._facts_picture(outcome)),
             ("Graph", *graph_picture(self.graph.scene, self.graph._paint, names)),
             ("Timeline", *timeline_picture(self.timeline.drawn, names)),
             ("Memory", *memory_picture(self.memory.timelines)),
@@ -217,6 +220,11 @@ class Workbench(Pictured, ipywidgets.VBox):
             return "<Workbench: no placement fits>"
         setting, step = outcome.setting, format_us(outcome.timeline.makespan_us)
         return f"<Workbench: {outcome.graph.name!r} placed by {setting.placer} on {setting.cluster.n} devices, {step}>"
+
+    def _facts_picture(self, outcome: Outcome) -> tuple[str, float]:
+        """The numbers above the views, for the static page."""
+        facts = ", ".join(f"{name} {value}" for name, value in facts_of(outcome))
+        return text_picture(facts)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         data = super()._repr_mimebundle_(**kwargs)

@@ -220,18 +220,44 @@ def test_a_real_run_arrives_live(page, expected):
     shot(page, "05-run")
 
 
-def test_explain_steps_through_decisions(page):
+def test_explain_steps_through_decisions(page, expected):
     control(page, "placer").locator("select").select_option("m-etf")
+    shows(page, f"step {format_us(expected.timeline(placer='m-etf').makespan_us)}")
     tab(page, "Explain")
     button = page.locator('button:text-is("Explain")')
-    page.wait_for_function(
-        "() => [...document.querySelectorAll('button')].some((b) => b.textContent === 'Explain' && !b.disabled)"
-    )
+    page.wait_for_function(ENABLED, arg="Explain")
     button.click()
     page.wait_for_selector('.bl-table:has-text("chosen")', timeout=30_000)
     page.click('.bl-workbench button:text-is(">")')
     page.wait_for_selector('.bl-note:has-text("step 2 of")')
     shot(page, "06-explain")
+    page.click('.bl-workbench button:text-is("End")')
+
+
+def test_cancel_in_the_middle_of_a_search(page, expected):
+    """The last result stays, marked as out of date, and the interface answers at once; Compute starts again."""
+    placers = control(page, "placer").locator("select")
+    placers.select_option("m-topo")
+    shows(page, f"step {format_us(expected.timeline().makespan_us)}")
+    placers.select_option("search")
+    page.wait_for_selector('.bl-note:has-text("simulations")', timeout=60_000)
+    page.click('button:text-is("Cancel")')
+    page.wait_for_selector('.bl-note:has-text("out of date")')
+    assert format_us(expected.timeline().makespan_us) in page.locator(".bl-facts").first.inner_text()
+    page.wait_for_selector('button:text-is("Compute")', state="visible")
+    shot(page, "10-cancelled")
+    page.click('button:text-is("Undo")')
+    shows(page, f"step {format_us(expected.timeline().makespan_us)}")
+    assert page.problems == []
+
+
+def test_any_placer_can_be_explained(page, expected):
+    tab(page, "Explain")
+    page.wait_for_function(ENABLED, arg="Explain")
+    page.click('button:text-is("Explain")')
+    page.wait_for_selector('.bl-table:has-text("chosen")', timeout=30_000)
+    said = page.locator('.bl-good:has-text("step 1 of")').inner_text()
+    assert "of its cap of" in said  # m-topo tells how full the device is
     page.click('.bl-workbench button:text-is("End")')
 
 
@@ -250,9 +276,7 @@ def test_explore_sweeps_and_names_the_best(page, expected):
 
 def test_export_writes_the_script(page, lab):
     tab(page, "Export")
-    page.wait_for_function(
-        "() => [...document.querySelectorAll('button')].some((b) => b.textContent === 'Write the script' && !b.disabled)"
-    )
+    page.wait_for_function(ENABLED, arg="Write the script")
     page.click('button:text-is("Write the script")')
     page.wait_for_selector('.bl-good:has-text("Written")', timeout=60_000)
     folder = lab.folder / "placed_training"

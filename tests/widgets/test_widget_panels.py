@@ -115,6 +115,21 @@ def test_a_workbench_says_in_words_what_it_shows(diamond, pair):
     assert bench.in_words() == f"<Workbench: {diamond.name!r} placed by single on 2 devices, 30.00 us>"
 
 
+def test_the_workbench_s_picture_has_its_numbers(diamond, pair):
+    drawn = bl.Workbench(diamond, pair, placer="single", passes=()).picture()
+    assert "step 30.00 us" in drawn and "placed by single" in drawn and "4 ops" in drawn
+
+
+def test_what_was_said_of_a_move_goes_with_it(diamond, pair):
+    bench = bl.Workbench(diamond, pair, placer="single", passes=())
+    bench.model.inline = True
+    node = bench.graph.nodes_shown[-1]
+    bench._command("move", {"nodes": [int(node)], "device": 1})
+    assert "moved to gpu:1" in bench.graph.status
+    bench._command("undo", {})
+    assert bench.graph.status == ""
+
+
 def test_timeline_view_gives_a_chrome_trace(diamond, split):
     import json
 
@@ -209,7 +224,7 @@ def test_the_header_shows_the_library_s_numbers(bench):
 
     assert format_us(bench.outcome.timeline.makespan_us) in bench.header.facts.value
     bench.model.change(cluster=bench.model.setting.cluster.with_memory(1))
-    assert "out of date" in bench.header.facts.value
+    assert "out of date" in bench.header.mark.value and "bl-stale" in bench.header.facts.value
 
 
 def test_selection_runs_through_all_views(bench):

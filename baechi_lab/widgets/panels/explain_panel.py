@@ -42,6 +42,7 @@ class ExplainPanel:
         self.log: Log | None = None
         self.model.on("log", self.show)
         self.model.on("outcome", lambda _: self._end())
+        self.model.on("stale", self._stale)
         self._end()
 
     def _start(self) -> None:
@@ -51,6 +52,9 @@ class ExplainPanel:
     def _go(self, step: int) -> None:
         if self.log is not None:
             self.slider.value = min(max(step + 1, 1), len(self.log))
+
+    def _stale(self, stale: bool) -> None:
+        self.start.disabled = stale
 
     def _find(self) -> None:
         if self.log is not None and self.model.selection:

@@ -12,7 +12,7 @@ from ..compute import Outcome
 from ..guard import Problem
 from ..model import WorkbenchModel
 from ..tasks import Tasks
-from .parts import WIDE, button, row
+from .parts import WIDE, button, row, say
 
 
 class Header:
@@ -27,12 +27,13 @@ class Header:
         self.doing = ipywidgets.HTML()
         self.cancel = button("Cancel", "stop; the last result stays", self._cancel)
         self.again = button("Compute", "compute the result of the present setting", model.refresh, style="warning")
+        self.mark = ipywidgets.HTML()  # beside the buttons: a line of its own would push the views down at every change
         self.progress = row(self.bar, self.doing, self.cancel, wrap=False)
         self.progress.layout.width = "auto"
         self.problem = ipywidgets.HTML(layout=WIDE)
         self.dismiss = button("Dismiss", "hide this message", model.clear_problem)
         self.problem_row = row(self.problem, self.dismiss, wrap=False)
-        buttons = row(self.undo, self.redo, self.again, self.progress)
+        buttons = row(self.undo, self.redo, self.again, self.mark, self.progress)
         self.widget = ipywidgets.VBox([self.facts, buttons, self.problem_row], layout=WIDE)
         for event, call in (
             ("outcome", self.show), ("stale", self._stale), ("progress", self._progress), ("problem", self._problem),
@@ -49,32 +50,17 @@ class Header:
 
     def show(self, outcome: Outcome) -> None:
         """The numbers of an outcome."""
-        line, setting = outcome.timeline, outcome.setting
-        fits = not line.violations
-        placed_by = setting.placer + (f" + {len(setting.moves)} moved by hand" if setting.moves else "")
-        facts = [
-            ("step", format_us(line.makespan_us)),
-            ("lower bound", format_us(outcome.lower_bound_us) if outcome.bounds else "none"),
-            ("gap", f"{outcome.gap:.1%}" if not math.isnan(outcome.gap) else "unknown"),
-            ("peak memory", format_bytes(int(line.peak_bytes.max(initial=0)))),
-            ("moved", f"{format_bytes(line.moved_bytes)} in {len(line.transfers)} transfers"),
-            ("placed by", f"{placed_by} in {outcome.base.seconds:.3g} s"),
-            ("graph", f"{outcome.graph.n} ops" + self._groups(outcome)),
-        ]
-        spans = [f"<span>{html.escape(k)} <b>{html.escape(v)}</b></span>" for k, v in facts]
+        line, fits = outcome.timeline, outcome.timeline.feasible
+        spans = [f"<span>{html.escape(k)} <b>{html.escape(v)}</b></span>" for k, v in facts_of(outcome)]
         spans.insert(1, f'<span class="bl-{"good" if fits else "bad"}">{"fits" if fits else "does not fit"}</span>')
         why = "" if fits else f'<div class="bl-bad">{html.escape(line.violations[0].message)}</div>'
         self.text = f'<div class="bl-facts">{"".join(spans)}</div>{why}'
         self._stale(self.model.stale)
 
-    @staticmethod
-    def _groups(outcome: Outcome) -> str:
-        return f" in {outcome.coarse.n} groups" if outcome.coarse is not outcome.graph else ""
-
     def _stale(self, stale: bool) -> None:
         text = getattr(self, "text", "")
-        mark = '<span class="bl-note">out of date: these are the numbers of an earlier setting</span>' if stale else ""
-        self.facts.value = f'<div class="bl-stale">{text}</div>{mark}' if stale else text
+        self.facts.value = f'<div class="bl-stale">{text}</div>' if stale else text
+        say(self.mark, "out of date: the numbers are those of an earlier setting" if stale else "")
         self.again.layout.display = "none"
 
     def _progress(self, said: tuple[str, float]) -> None:
@@ -93,3 +79,19 @@ class Header:
 
     def _history(self, can: tuple[bool, bool]) -> None:
         self.undo.disabled, self.redo.disabled = not can[0], not can[1]
+
+
+def facts_of(outcome: Outcome) -> list[tuple[str, str]]:
+    """What an outcome costs and where it comes from, as names and texts."""
+    line, setting = outcome.timeline, outcome.setting
+    placed_by = setting.placer + (f" + {len(setting.moves)} moved by hand" if setting.moves else "")
+    groups = f" in {outcome.coarse.n} groups" if outcome.coarse is not outcome.graph else ""
+    return [
+        ("step", format_us(line.makespan_us)),
+        ("lower bound", format_us(outcome.lower_bound_us) if outcome.bounds else "none"),
+        ("gap", f"{outcome.gap:.1%}" if not math.isnan(outcome.gap) else "unknown"),
+        ("peak memory", format_bytes(int(line.peak_bytes.max(initial=0)))),
+        ("moved", f"{format_bytes(line.moved_bytes)} in {len(line.transfers)} transfers"),
+        ("placed by", f"{placed_by} in {outcome.base.seconds:.3g} s"),
+        ("graph", f"{outcome.graph.n} ops{groups}"),
+    ]
