@@ -98,6 +98,9 @@ def test_worker_killed_mid_step(step, placement):
         with pytest.raises(bl.ExecutionError, match=r"does not answer .* start it with: baechi-lab worker --bind 127"):
             bl.execute(step, placement, cluster=local)
     assert all(not os.path.exists(f"/proc/{pid}") for pid in local.pids)
+    # The next execution works, on a cluster of its own.
+    with bl.LocalCluster(2) as fresh:
+        assert bl.execute(step, placement, steps=1, warmup=0, traced=0, cluster=fresh).status == "ok"
 
 
 def test_address_that_does_not_answer(step, placement):

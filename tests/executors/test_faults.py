@@ -97,6 +97,15 @@ def test_segmentation_fault(step, placement, ops):
     assert (run.status, run.message) == ("died", "the worker was killed by signal 11 (SIGSEGV)")
 
 
+def test_after_failures_the_next_execution_works(step, placement, ops, unplaced_losses):
+    """Garbage, a crash and a hang in a row; what they leave behind would show in the step that follows."""
+    for code in ("print('Hello!')", "import sys; sys.exit(7)", "import time; time.sleep(600)"):
+        run = bl.execute(step, placement, graph=ops, timeout=1.0, worker=fake(code))
+        assert run.status in ("died", "timeout") and run.message and len(run.outputs) == 0
+    run = bl.execute(step, placement, graph=ops, **ONCE)
+    assert run.status == "ok" and float(run.outputs[0][0]) == pytest.approx(unplaced_losses[0], rel=1e-6)
+
+
 def test_worker_that_floods_its_log(step, placement, ops):
     """A megabyte of log must neither block the worker nor stay with the caller."""
     run = bl.execute(

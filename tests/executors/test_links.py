@@ -118,6 +118,20 @@ def test_worker_that_does_not_answer(local):
         bl.measure_link(0, 1, cluster=local.cluster, workers=[f"127.0.0.1:{port}"] * 2, progress=False)
 
 
+def test_workers_without_their_addresses(local):
+    with pytest.raises(
+        bl.ExecutionError, match=r"belongs to a TensorFlow server; give the servers' addresses as workers="
+    ):
+        bl.measure_cluster(local.cluster, progress=False)
+
+
 def test_timeout():
     with pytest.raises(bl.ExecutionError, match=r"links were not measured: no result within 0\.2 s"):
         bl.measure_link(progress=False, timeout=0.2)
+
+
+@pytest.mark.gpu
+def test_between_cpu_and_gpu():
+    """A megabyte has to be copied over the bus, which takes longer than four bytes."""
+    found = bl.measure_link("/device:CPU:0", "/device:GPU:0", sizes=SIZES, repeats=5, progress=False)
+    assert found.link.us_per_byte > 0 and found.median_us[2] > found.median_us[0]

@@ -149,6 +149,11 @@ def attached_names(
 def _select_local(names: Sequence[tuple[str, int]], gpus: Sequence[int]) -> Selection:
     parsed = [_NAME.fullmatch(name) for name, _ in names]
     for (name, _), found in zip(names, parsed, strict=True):
+        if found is None and _TASK.fullmatch(name):
+            raise ExecutionError(
+                f"device {name!r} belongs to a TensorFlow server; give the servers' addresses as workers=, "
+                "or cluster=bl.LocalCluster(n)"
+            )
         if found is None:
             raise ExecutionError(f"device {name!r} is no TensorFlow device; names are cpu:N, gpu:N or gpu:N/part")
         if found["kind"].lower() == "gpu" and int(found["index"]) >= len(gpus):

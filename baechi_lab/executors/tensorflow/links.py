@@ -28,7 +28,7 @@ from .execution import check_workers
 PROBE_BYTES = 16 << 20
 """Size of the tensors that probe for concurrency: large enough that bytes, not messages, take the time."""
 
-_NAME = re.compile(r"/?(?:job:\w+/(?:replica:0/)?task:\d+)?/?(?:device:)?(?:cpu|gpu):\d+(?:/\d+)?", re.I)
+_NAME = re.compile(r"/?(?:job:\w+/(?:replica:0/)?task:\d+)?/?(?:device:)?(?:cpu|gpu):\d+", re.I)
 
 
 @dataclass(frozen=True, eq=False)
