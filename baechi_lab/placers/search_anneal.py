@@ -1,9 +1,9 @@
 """Simulated annealing over device assignments and priorities, compiled as one loop.
 
 State: a device per unit (a set of ops that move together: a colocation group, or a cluster of them on a coarser level)
-and a rank per op. Cost: `weight[0] * makespan + weight[1] * overflow + weight[2] * transfers` (microseconds, bytes, microseconds), all from
-`search_evaluate`. What is remembered as best pays `weight[3]` per byte of overflow: a walk with a small `weight[1]` may pass through candidates that
-exceed a limit, on the way between two that do not.
+and a rank per op. Cost: `weight[0] * makespan + weight[1] * overflow + weight[2] * transfers` (microseconds, bytes,
+microseconds), all from `search_evaluate`. What is remembered as best pays `weight[3]` per byte of overflow: a walk with a
+small `weight[1]` may pass through candidates that exceed a limit, on the way between two that do not.
 
 The threshold that a candidate must meet is drawn before it is simulated (Metropolis: accept iff
 `cost <= current - temperature * log(u)`), so that a simulation stops as soon as it is bound to exceed it.
