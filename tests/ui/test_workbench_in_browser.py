@@ -75,6 +75,12 @@ class Expected:
         placed = bl.place(bl.optimize(graph, cluster, passes=("colocation",)), cluster, placer)
         return bl.simulate(graph, cluster, bl.move(placed, graph, cluster, moves))
 
+    def second_decision(self, placer):
+        """The coarse graph, and what the placer decided second."""
+        graph, cluster = self.graph(), bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu")
+        coarse = bl.optimize(graph, cluster, passes=("colocation",))
+        return coarse, bl.place(coarse, cluster, placer, explain=True).info["decisions"][1]
+
 
 def shot(page, name):
     jb.ARTIFACTS.mkdir(parents=True, exist_ok=True)
@@ -229,7 +235,11 @@ def test_explain_steps_through_decisions(page, expected):
     button.click()
     page.wait_for_selector('.bl-table:has-text("chosen")', timeout=30_000)
     page.click('.bl-workbench button:text-is(">")')
-    page.wait_for_selector('.bl-note:has-text("step 2 of")')
+    page.wait_for_selector('.bl-good:has-text("step 2 of")')
+    said = page.locator('.bl-good:has-text("step 2 of")').inner_text()
+    coarse, decision = expected.second_decision("m-etf")
+    assert f"{coarse.names[decision.chosen.op]} goes to cpu:{decision.chosen.device}" in said
+    assert f"starting at {format_us(decision.chosen.start_us)}" in said and decision.reason in said
     shot(page, "06-explain")
     page.click('.bl-workbench button:text-is("End")')
 
