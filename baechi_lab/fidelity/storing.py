@@ -82,7 +82,7 @@ def load_report(path: str | os.PathLike[str]) -> Report:
 
 
 def speed_up_table(path: str | os.PathLike[str]) -> pandas.DataFrame:
-    """The stored speed-ups, one line per placer: milliseconds, and how many times as fast (measured with interval)."""
+    """The stored speed-ups, one line per placement: milliseconds, and how many times as fast (measured with interval)."""
     import pandas as pd
 
     rows = load(path).get("speed_up", {}).get("rows", [])
@@ -90,6 +90,7 @@ def speed_up_table(path: str | os.PathLike[str]) -> pandas.DataFrame:
         {
             "model": row["model"],
             "placer": row["placer"],
+            "passes": ", ".join(row["passes"]),
             "transfers": row["transfers"],
             "one_device_ms": 1e3 * row["measured"]["a"]["median"],
             "all_devices_ms": 1e3 * row["measured"]["b"]["median"],

@@ -33,7 +33,7 @@ def test_both_parts_are_printed_and_stored(small, tmp_path, capsys):
     printed = json.loads(capsys.readouterr().out)
     assert code == 0
     assert [row["placement"] for row in printed["rows"]] == ["single", "random"]
-    assert [row["placer"] for row in printed["speed_up"]] == ["m-etf", "m-sct"]
+    assert [row["placer"] for row in printed["speed_up"]] == ["m-etf", "m-sct", "m-etf"]
     stored = load(path)
     assert stored["study"]["rows"] == printed["rows"] and stored["speed_up"]["rows"] == printed["speed_up"]
     for part in (stored["study"], stored["speed_up"]):
@@ -44,6 +44,7 @@ def test_both_parts_are_printed_and_stored(small, tmp_path, capsys):
     assert report.calibration == COSTS and [row.placement for row in report.rows] == ["single", "random"]
     assert report.to_dict()["rows"] == printed["rows"]
     table = speed_up_table(path)
+    assert table["passes"].tolist() == ["colocation, fusion"] * 2 + ["colocation, coplacement, fusion"]
     assert (table["low"] <= table["times_faster"]).all() and (table["times_faster"] <= table["high"]).all()
     assert (table["one_device_ms"] / table["all_devices_ms"]).tolist() == pytest.approx(table["times_faster"].tolist())
 
