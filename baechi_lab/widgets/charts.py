@@ -49,7 +49,12 @@ def times_figure(table: pandas.DataFrame) -> go.Figure:
         )
     bound = float(table["lower_bound_us"].max()) if len(table) else float("nan")
     if bound == bound:
-        figure.add_hline(y=bound / factor, line={"color": LIMIT, "dash": "dash"}, annotation_text="lower bound")
+        figure.add_hline(
+            y=bound / factor,
+            line={"color": LIMIT, "dash": "dash"},
+            annotation_text="lower bound",
+            annotation_position="top left",
+        )
     figure.update_yaxes(title_text=f"step time ({unit})")
     return plain(figure, showlegend=True)
 

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import InvalidInput
 from ..graph import Run
 from .background import Background, Ticket
@@ -139,15 +141,17 @@ class Tasks:
 
     def _ran(self, outcome: Outcome, run: Run) -> None:
         if len(run.step_seconds):
-            self.runs = [r for r in self.runs if r[0] is not outcome] + [(outcome, run)]
+            self.runs = [r for r in self.runs if not same_placement(r[0], outcome)] + [(outcome, run)]
         if run.status not in ("ok", "cancelled"):
             self.model.fail(Problem(f"the run ended with status {run.status!r}: {run.message}", run.message))
         self.model.emit("run", (outcome, run))
         self.model.emit("task", ("", -1.0))
 
     def run_of(self, outcome: Outcome | None) -> Run | None:
-        """The newest run of this very outcome."""
-        return next((run for measured, run in reversed(self.runs) if measured is outcome), None)
+        """The newest run of this placement, also after the setting went elsewhere and came back."""
+        if outcome is None:
+            return None
+        return next((run for measured, run in reversed(self.runs) if same_placement(measured, outcome)), None)
 
     def measure_link(self) -> None:
         """Time transfers between two TensorFlow devices here and take the fitted link over."""
@@ -245,3 +249,14 @@ class Tasks:
     def _swept(self, table: pandas.DataFrame) -> None:
         self.rows = table
         self.model.emit("sweep", table)
+
+
+def same_placement(first: Outcome, second: Outcome) -> bool:
+    """The same ops of the same graph on the same devices, in the same planned order."""
+    if first is second:
+        return True
+    a, b = first.placement, second.placement
+    if first.setting.cluster.names != second.setting.cluster.names or first.graph.key != second.graph.key:
+        return False
+    same_rank = a.rank is b.rank or (a.rank is not None and b.rank is not None and np.array_equal(a.rank, b.rank))
+    return np.array_equal(a.device, b.device) and same_rank

@@ -163,6 +163,11 @@ def test_a_run_reports_steps_as_they_come(monkeypatch, tasks):
     assert tasks.worker.wait(20)
     assert seen[0] == ("warmup", []) and seen[3] == ("measured", pytest.approx([0.1, 0.2, 0.3]))
     assert tasks.run_of(outcome).median_seconds == pytest.approx(0.2) and len(ended) == 1
+    # It is still there after the setting went elsewhere and came back, and belongs to no other placement.
+    again = replace(outcome, placement=outcome.placement.replace(info={}))
+    assert again is not outcome and tasks.run_of(again) is tasks.run_of(outcome)
+    elsewhere = outcome.placement.replace(device=(outcome.placement.device + 1) % 3)
+    assert tasks.run_of(replace(outcome, placement=elsewhere)) is None
     # The measured time appears in the next table.
     tasks.compare(["m-etf"])
     assert tasks.table["measured_us"][0] == pytest.approx(0.2e6)

@@ -128,7 +128,7 @@ def described(values: Any) -> str:
     size = values["batch_size"]
     batch = f"batch size {int(size)}, " if size == size and size is not None else ""
     rate = values["samples_per_second"]
-    speed = f", {rate:.4g} samples per second" if rate == rate and rate is not None else ""
+    speed = f", {format_rate(rate)} samples per second" if rate == rate and rate is not None else ""
     count = int(values["devices"])
     where = f"{count} device{'s' if count > 1 else ''} of {format_bytes(values['memory_bytes'])}"
     return f"{batch}{where}, {values['placer']}: step {format_us(values['makespan_us'])}{speed}"
@@ -142,7 +142,7 @@ def _cells(values: Any) -> list[str]:
         shown(values["batch_size"], lambda v: str(int(v))), str(values["devices"]),
         format_bytes(values["memory_bytes"]), str(values["placer"]),
         shown(values.get("makespan_us"), format_us),
-        shown(values.get("samples_per_second"), lambda v: f"{v:.4g}"), shown(values.get("peak_bytes"), format_bytes),
+        shown(values.get("samples_per_second"), format_rate), shown(values.get("peak_bytes"), format_bytes),
         "yes" if values["feasible"] else "no", str(values["error"] or ""),
     ]  # fmt: skip
 
@@ -159,3 +159,12 @@ def _whole(what: str, text: str) -> list[int]:
         return [int(p) for p in _words(what, text)]
     except ValueError as error:
         raise InvalidInput(f"{what}: {text!r} is not a list of whole numbers; write for example 1, 2, 4") from error
+
+
+def format_rate(rate: float) -> str:
+    """Samples per second as people write them.
+
+    >>> format_rate(1_326_912.7), format_rate(913.44), format_rate(0.5)
+    ('1,326,913', '913.4', '0.5')
+    """
+    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
