@@ -214,3 +214,19 @@ def test_cluster_export_trains_on_the_workers_that_its_readme_names(step, placem
             process.stdout.close()
     assert done.returncode == 0, done.stderr[-2000:]
     np.testing.assert_allclose([float(x.split()[-1]) for x in done.stdout.splitlines()], step.info["losses"], rtol=1e-6)
+
+
+def test_replicated_constants_run_and_export_to_the_same_losses(step, tmp_path):
+    """A placement of a graph with copied constants: a real run and the exported script give the unplaced step's losses."""
+    graph = bl.profile(step, mode="estimated")
+    copied = bl.optimize(graph, passes=("replicate",))
+    assert copied.n > graph.n  # the step has constants that several ops read
+    placed = bl.place(copied, bl.Cluster.uniform(2, memory_bytes=1 << 30), "m-topo")
+    assert len(set(placed.on(graph).device.tolist())) == 2
+    run = bl.execute(step, placed, steps=3, kind="cpu")
+    assert run.status == "ok"
+    np.testing.assert_allclose([float(outputs[0]) for outputs in run.outputs[:5]], step.info["losses"], rtol=1e-6)
+    done = run_script(bl.export(step, placed, tmp_path / "replicated"), "--steps", "5")
+    assert done.returncode == 0, done.stderr[-2000:]
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    np.testing.assert_allclose(losses, step.info["losses"], rtol=1e-6)
