@@ -84,10 +84,10 @@ class Hierarchical(Placer):
         checkpoint: `.npz` file written every `checkpoint_every` updates and at the end. resume: one to go on from;
             `updates` counts those done before.
 
-        explain: keep `info["explanation"]`, the `LearnedGroups` of the best placement, which `bl.viz.groups` draws.
+        explain: keep `info["explanation"]`, the `LearnedGroups` of the best placement, which `viz.groups` draws.
         learning_rate: the paper's 0.1 is the default, but collapses under simulated rewards; use 0.005. Optimized GNMT, 1
-            CPU + 4 GPUs, some 300 updates (`planner.experiment --rates GNMT`): with 0.1 the entropy per choice falls from
-            1.61 to 0.002 and the best step is 0.382 s; with 0.005 it is 0.70 and 0.362 s.
+            CPU + 4 GPUs, 10 s (`planner.experiment --rates GNMT`): with 0.1 the entropy per choice falls from 1.61 to
+            0.002 and the best step is 0.382 s; with 0.005 it ends at 0.68 and 0.362 s.
 
     `info`: `rewards` (mean per update), `valid` samples, `best_seconds` and `entropy` per update, `samples`, `updates`,
     `train_seconds`, `best_us`, and `groups` int[n], the group of each op in the best placement.

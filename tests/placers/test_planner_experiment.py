@@ -1,11 +1,12 @@
 """The experiment's command writes one row per placer, each as a simulation of its placement says."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from baechi_lab import Cluster, OpGraph, save_graph
-from baechi_lab.placers.planner import experiment
+from baechi_lab.placers.planner import experiment, tables
 
 
 def test_rows_and_command(tmp_path):
@@ -47,3 +48,36 @@ def test_learning_rates_are_compared(monkeypatch):
     for row in found:  # four ops of 1 s on two devices: between 2 and 4 s
         assert 2.0 - 1e-9 <= row["best_seconds"] <= 4.0 + 1e-9 and row["updates"] >= 1
         assert -2.0 - 1e-6 <= row["last_reward"] <= -(2.0**0.5) + 1e-6
+
+
+def test_tables_by_hand():
+    steps = {
+        "cpu-only": 8.0, "gpu-only": 4.0, "expert": 5.0, "scotch": 6.0, "metis": 3.0, "m-topo": 4.0, "m-etf": 2.0,
+        "m-sct": 2.5, "hierarchical": 1.5, "coloc-rl": 2.0, "simple-planner": 2.0, "hierarchical on ops": 3.0,
+        "random grouping 0 on ops": 4.0, "random grouping 1 on ops": 6.0,
+    }  # fmt: skip
+    learned = [name for name in steps if name in experiment.LEARNED or name.endswith("on ops")]
+    rows = [
+        {"placer": name, "step_seconds": step, "feasible": name != "expert", "place_seconds": 0.5,
+         **({"updates": 7, "samples": 28, "place_seconds": 10.0} if name in learned else {})}
+        for name, step in steps.items()
+    ]  # fmt: skip
+    results = {"cells": [{"name": "RNNLM", "gpus": 2, "rows": rows}]}
+    first = tables.table_1(results).loc["RNNLM"]
+    assert (first["GPUs"], first["min-cut"], first["reduction"]) == (2, 3.0, 1 - 1.5 / 3.0)
+    assert first.isna()["expert"]
+    second = tables.table_2(results).loc["RNNLM"]
+    assert second.tolist() == [4.0, 5.0, 6.0, 3.0, 1 - 3.0 / 4.0, 7]
+    took = tables.placing_times(results).loc[("RNNLM", "m-etf")]
+    assert (took["times_longer"], took["samples"], took["step_learned_over_rival"]) == (20.0, 28, 0.75)
+    assert tables.paper_table_1().loc["NMT (4-layer)", "hierarchical"] == 1.69
+
+
+def test_stored_results_hold_every_cell():
+    path = Path(__file__).parents[2] / "notebooks" / "40_planner_results.json"
+    results = json.loads(path.read_text())
+    assert {"command", "seed", "date", "took_seconds", "budget", "hardware"} <= set(results)
+    assert [cell["name"] for cell in results["cells"]] == [cell.name for cell in experiment.CELLS]
+    assert list(tables.table_1(results).index) == [cell.name for cell in experiment.CELLS]
+    best = {row["learning_rate"]: row["last_entropy"] for row in results["cells"][-1]["learning_rates"]}
+    assert best[0.1] < 0.01 < best[0.005]  # what the parameter's text says
