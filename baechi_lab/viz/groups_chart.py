@@ -11,9 +11,12 @@ from ..errors import InvalidInput
 from ..graph import OpGraph, Placement
 from ..graph.units import format_us
 from .colors import device_colors
-from .graph_chart import LEGEND, NO_DEVICE
+from .graph_chart import NO_DEVICE
 from .layers import Drawing, drawing
 from .layout import styled
+
+LEGEND = {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0}
+"""Below the drawing: groups have long names."""
 
 
 def groups(
@@ -57,7 +60,7 @@ def groups(
     figure.update_xaxes(title_text="depth", showgrid=False)
     figure.update_yaxes(visible=False)
     heading = title or f"{opgraph.name}: {len(told)} learned groups of {len(told.group)} ops"
-    tall = int(np.clip(16 * drawn.widest, 380, 760))
+    tall = int(np.clip(16 * drawn.widest, 420, 760))
     return styled(figure, heading, tall, legend=LEGEND, hovermode="closest")
 
 
