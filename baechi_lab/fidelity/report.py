@@ -53,10 +53,19 @@ class Row:
     @property
     def where(self) -> str:
         """The largest part of the error: kernels that took another time under the placement, or the rest."""
-        compute = (self.compute_us - self.traced_compute_us) / self.measured_us
-        rest = self.error - compute
-        part, share = ("compute", compute) if abs(compute) >= abs(rest) else ("transfers and runtime", rest)
+        compute = abs(self.compute_error) >= abs(self.rest)
+        part, share = ("compute", self.compute_error) if compute else ("transfers and runtime", self.rest)
         return f"{part} {share:+.0%}"
+
+    @property
+    def compute_error(self) -> float:
+        """The busiest device's kernels as profiled, less those as traced, as a share of the measured time."""
+        return (self.compute_us - self.traced_compute_us) / self.measured_us
+
+    @property
+    def rest(self) -> float:
+        """The error that is not of kernels."""
+        return self.error - self.compute_error
 
 
 @dataclass(frozen=True)
@@ -103,12 +112,24 @@ class Report:
                 "high_ms": row.measured_high_us / 1e3,
                 "error": row.error,
                 "where": row.where,
+                **self.parts(row),
                 "without_overheads_ms": row.without_overheads_us / 1e3,
                 "of_single": row.measured_us / self._single_us(row.model),
                 "busy_share": row.busy_share,
             }
             for row in self.rows
         )
+
+    def parts(self, row: Row) -> dict[str, float]:
+        """Where a row's error comes from, as shares of its measured time that add up to it.
+
+        `from_compute`: kernels that took another time than profiled. `from_runtime`: what `single`, which has no
+        transfers, is off beside them. `from_transfers`: the rest. Memory has no part: a CPU worker enforces no limit, and
+        what its caches cost is in the kernels. Without a `single` row runtime and transfers are NaN.
+        """
+        found = [r for r in self.rows if r.model == row.model and r.placement == "single"]
+        runtime = found[0].rest * found[0].measured_us / row.measured_us if found else float("nan")
+        return {"from_compute": row.compute_error, "from_runtime": runtime, "from_transfers": row.rest - runtime}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""

@@ -79,6 +79,18 @@ def test_where_an_error_comes_from():
     assert row("m", "a", 130, 100, compute_us=90, traced_compute_us=85).where == "transfers and runtime +25%"
 
 
+def test_parts_of_an_error_add_up():
+    """single: 90 of 100, kernels as profiled: runtime -10%. a: 130 of 200, -35%; kernels 20 too few, -10%; runtime's 10 of 200
+    are -5%; transfers the remaining -20%."""
+    single, a = row("m", "single", 90, 100), row("m", "a", 130, 200, compute_us=60, traced_compute_us=80)
+    parts = Report((single, a), COSTS).parts(a)
+    assert parts == {"from_compute": pytest.approx(-0.1), "from_runtime": pytest.approx(-0.05),
+                     "from_transfers": pytest.approx(-0.2)}  # fmt: skip
+    assert sum(parts.values()) == pytest.approx(a.error)
+    assert Report((single,), COSTS).parts(single)["from_transfers"] == 0.0
+    assert np.isnan(Report((a,), COSTS).parts(a)["from_transfers"])
+
+
 def test_report_prints_and_becomes_json():
     report = Report((row("m", "single", 100, 100), row("m", "a", 90, 80, busy_share=0.4)), COSTS)
     assert report.to_pandas()["of_single"].tolist() == [1.0, 0.8]
