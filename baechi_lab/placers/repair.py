@@ -28,6 +28,9 @@ __all__ = ["packing_proof", "repair"]
 EVALUATIONS = 4000
 ROUNDS = 6
 
+REMOVAL = 100_000_000
+"""Ops to simulate at most, over all simulations, until nothing exceeds a limit: most placements need far fewer."""
+
 
 def repair(
     graph: OpGraph, cluster: Cluster, start: Placement | None = None, seed: int = 0, evaluations: int | None = None
@@ -35,7 +38,8 @@ def repair(
     """A placement whose simulation exceeds no memory limit and keeps colocation and allowed devices; None if not found.
 
     `start` may break any rule; what it gives is used as far as it goes. `evaluations`: simulations to spend (default
-    4000, fewer on large graphs). Raises `InfeasiblePlacement` when an op has no allowed device at all.
+    4000, fewer on large graphs, but more there while something exceeds a limit and no packing is known to be impossible).
+    Raises `InfeasiblePlacement` when an op has no allowed device at all.
 
     >>> from baechi_lab import Cluster, OpGraph
     >>> graph = OpGraph.from_edges([1, 1], persistent_bytes=[60, 60])
@@ -45,7 +49,8 @@ def repair(
     if graph.n == 0:
         return Placement(device=np.zeros(0, dtype=np.int32))
     budget = max(60, min(EVALUATIONS, 8_000_000 // graph.n)) if evaluations is None else evaluations
-    found = _Repair(graph, cluster, seed).run(start, budget)
+    removal = min(EVALUATIONS, REMOVAL // graph.n) if evaluations is None else 0
+    found = _Repair(graph, cluster, seed).run(start, budget, removal)
     return None if found is None else found.replace(placer="repair")
 
 
@@ -64,7 +69,8 @@ class _Repair:
         self.units = make_units(self.group, self.position, self.allowed)
         self.rng = np.random.default_rng(seed)
 
-    def run(self, start: Placement | None, budget: int) -> Placement | None:
+    def run(self, start: Placement | None, budget: int, removal: int = 0) -> Placement | None:
+        """Spend `budget` simulations; as long as something exceeds a limit, up to `removal` where that is more."""
         best: tuple[float, float, int, Any, Any] | None = None
         tried = []
         for k, (device, rank) in enumerate(self._starts(start)):
@@ -75,10 +81,12 @@ class _Repair:
                 break
         tried.sort(key=lambda t: t[:3])
         left = max(budget - len(tried), 0)
+        if tried[0][0] > 0 and packing_proof(self.graph, self.cluster) is not None:
+            return None
         if tried[0][0] > 0:
             rounds = tried[:ROUNDS]
             for candidate in rounds:
-                best = self._remove_overflow(candidate, left // len(rounds))
+                best = self._remove_overflow(candidate, max(left, removal) // len(rounds))
                 if best is not None:
                     break
             left = left // 4

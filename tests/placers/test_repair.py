@@ -1,11 +1,12 @@
 """Repair: memory is kept where it can be, and where it cannot the proof holds up to brute force."""
 
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from baechi_lab import Cluster, Link, OpGraph, Placement, check, simulate
+from baechi_lab import Cluster, Link, OpGraph, Placement, check, load_graph, simulate
 from baechi_lab.errors import InfeasiblePlacement
 from baechi_lab.graph import generators
 from baechi_lab.placers.memory_order import depth_first_order
@@ -118,3 +119,12 @@ def test_best_fit_takes_the_fullest_device_that_still_fits():
     # 50 -> room 60 (left 10), 30 -> room 100 (left 70), 10 -> exactly the 10 left.
     need = np.array([50, 30, 10])
     assert best_fit(need, need, np.ones((3, 2), dtype=bool), np.array([100, 60])).tolist() == [1, 0, 1]
+
+
+def test_a_large_graph_on_two_devices_of_0_6_of_its_need():
+    """GNMT, 17,838 ops: the best start exceeds the limit by 174 MB, and a few hundred simulations do not remove that."""
+    graph = load_graph(Path(__file__).parents[2] / "data" / "gnmt-length40-batch128.json.gz")
+    alone = simulate(graph, Cluster.uniform(1), Placement(device=[0] * graph.n))
+    cluster = Cluster.uniform(2, memory_bytes=int(0.6 * alone.peak_bytes[0]))
+    found = repair(graph, cluster)
+    assert found is not None and simulate(graph, cluster, found).feasible
