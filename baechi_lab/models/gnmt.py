@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, ClassVar
 
 from ..errors import InvalidInput
-from ..graph import OpGraph
-from .base import PROJECTIONS, Model
-from .scopes import assign_by_scope, layer_count, translation_rule
-
-if TYPE_CHECKING:
-    from .training import TrainingStep
+from .sequences import TranslationModel
 
 
 @dataclass(frozen=True)
-class Gnmt(Model):
+class Gnmt(TranslationModel):
     """Translation: LSTM encoder and decoder, residual connections, attention into every decoder layer.
 
     The first encoder layer is bidirectional, `units / 2` each way, so that all layers are `units` wide. Layers from
@@ -41,44 +33,19 @@ class Gnmt(Model):
     name: ClassVar[str] = "gnmt"
     layers: int = 4
     units: int = 512
-    vocabulary: int = 30000
-    sequence_length: int = 40
     batch_size: int = 128
-    optimizer: str = "sgd"
     projection: str = "whole"
-    seed: int = 0
 
     def validate(self) -> None:
-        for field in ("layers", "units", "sequence_length"):
-            self.check_whole(field)
-        self.check_whole("vocabulary", low=2)
-        self.check_common()
-        self.check_among("projection", PROJECTIONS)
+        super().validate()
         if self.units % 2:
             raise InvalidInput(
                 f"units of model 'gnmt' is {self.units}; it must be even, "
                 "because the two directions of the first encoder layer get half of them each"
             )
 
-    def training_step(self) -> TrainingStep:
-        from .recurrent import random_words
-        from .training import make_step
-
-        self.validate()
-        net = _Network(self)
-        sizes = self.vocabulary, self.sequence_length, self.batch_size
-        source, target = random_words(self.seed, *sizes), random_words(self.seed + 1, *sizes)
-        inputs = source, np.roll(target, 1, axis=0), target
-        names = "source", "target_in", "target_out"
-        return make_step(self.name, net.loss, net.weights.made, inputs, names, self.optimizer, 5.0)
-
-    @classmethod
-    def expert(cls, graph: OpGraph, devices: int, attention: str = "last") -> NDArray[np.int32]:
-        """Encoder and decoder layer k on device k, embedding with the first, projection with the last (papers B and H).
-
-        The attention is with the last as in H, or with the first.
-        """
-        return assign_by_scope(graph, devices, translation_rule(layer_count(graph), devices, attention))
+    def network(self) -> _Network:
+        return _Network(self)
 
 
 class _Network:

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..graph import OpGraph
-from .base import PROJECTIONS, Model
-from .scopes import assign_by_scope, layer_count, translation_rule
-
-if TYPE_CHECKING:
-    from .training import TrainingStep
+from .sequences import TranslationModel
 
 
 @dataclass(frozen=True)
-class Nmt(Model):
+class Nmt(TranslationModel):
     """Translation: plain LSTM encoder and decoder (2, 4 or 8 layers in paper H), attention from the top decoder layer.
 
     The context at time t comes from the top decoder layer's state at t - 1 and is an input of the bottom layer, as
@@ -29,41 +21,9 @@ class Nmt(Model):
     """
 
     name: ClassVar[str] = "nmt"
-    layers: int = 2
-    units: int = 1024
-    vocabulary: int = 30000
-    sequence_length: int = 40
-    batch_size: int = 64
-    optimizer: str = "sgd"
-    projection: str = "steps"
-    seed: int = 0
 
-    def validate(self) -> None:
-        for field in ("layers", "units", "sequence_length"):
-            self.check_whole(field)
-        self.check_whole("vocabulary", low=2)
-        self.check_common()
-        self.check_among("projection", PROJECTIONS)
-
-    def training_step(self) -> TrainingStep:
-        from .recurrent import random_words
-        from .training import make_step
-
-        self.validate()
-        net = _Network(self)
-        sizes = self.vocabulary, self.sequence_length, self.batch_size
-        source, target = random_words(self.seed, *sizes), random_words(self.seed + 1, *sizes)
-        inputs = source, np.roll(target, 1, axis=0), target
-        names = "source", "target_in", "target_out"
-        return make_step(self.name, net.loss, net.weights.made, inputs, names, self.optimizer, 5.0)
-
-    @classmethod
-    def expert(cls, graph: OpGraph, devices: int, attention: str = "last") -> NDArray[np.int32]:
-        """Encoder and decoder layer k on device k, embedding with the first, projection with the last (papers B and H).
-
-        The attention is with the last as in H, or with the first.
-        """
-        return assign_by_scope(graph, devices, translation_rule(layer_count(graph), devices, attention))
+    def network(self) -> _Network:
+        return _Network(self)
 
 
 class _Network:

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
-from .base import PROJECTIONS, Model
 from .scopes import assign_by_scope, layer_count, layered_rule
+from .sequences import SequenceModel
 
 if TYPE_CHECKING:
     from .training import TrainingStep
 
 
 @dataclass(frozen=True)
-class RnnLm(Model):
+class RnnLm(SequenceModel):
     """Language model: stacked LSTM layers that predict the next word.
 
     Defaults are Zaremba et al.'s large model (2 layers, 1500 units, 10,000 words, 35 steps) with paper H's batch of
@@ -26,21 +26,9 @@ class RnnLm(Model):
     """
 
     name: ClassVar[str] = "rnnlm"
-    layers: int = 2
     units: int = 1500
     vocabulary: int = 10000
     sequence_length: int = 35
-    batch_size: int = 64
-    optimizer: str = "sgd"
-    projection: str = "steps"
-    seed: int = 0
-
-    def validate(self) -> None:
-        for field in ("layers", "units", "sequence_length"):
-            self.check_whole(field)
-        self.check_whole("vocabulary", low=2)
-        self.check_common()
-        self.check_among("projection", PROJECTIONS)
 
     def training_step(self) -> TrainingStep:
         from .recurrent import Embedding, LstmLayer, Projection, random_words
