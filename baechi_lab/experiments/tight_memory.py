@@ -4,8 +4,8 @@
 
 Any other exception ends the run. The counts say how often a placer gave up although another one succeeded.
 
-Seeds 0 to 4,499 (`--instances 4500`): none of the three places 1,088 instances, some placer 3,412; in 46 of those at least
-one gives up (m-topo 33, m-etf 11, m-sct 23). No placement is invalid, no other exception.
+Seeds 0 to 9,999, 2026-11-21: none of the three places 2,493 instances, some placer 7,507; in 112 of those at least one
+gives up (m-topo 59, m-etf 48, m-sct 54). No placement is invalid, no other exception.
 """
 
 from __future__ import annotations
