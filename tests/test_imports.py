@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -105,3 +107,27 @@ def test_the_way_imports_run_is_seen():
     """The reader of imports finds relative and lazy ones, or the test above would prove nothing."""
     assert {"graph", "profilers"} <= known_packages(PACKAGE / "executors" / "structure.py")
     assert "executors" in known_packages(PACKAGE / "graph" / "cluster.py")
+
+
+def imported_names() -> list[tuple[str, str, str]]:
+    """(module, imported module, name) of every relative import of the package, those inside functions included."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = ("baechi_lab", *path.relative_to(PACKAGE).with_suffix("").parts)
+        where = parts[:-1]  # the package that a module, or an __init__, is in
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                above = where[: len(where) - node.level + 1]
+                target = ".".join([*above, *([node.module] if node.module else [])])
+                found += [(".".join(parts), target, alias.name) for alias in node.names]
+    return found
+
+
+def test_every_name_that_a_function_imports_exists():
+    without_torch = importlib.util.find_spec("torch") is None
+    for module, target, name in imported_names():
+        if without_torch and "torch" in target:
+            continue
+        home = importlib.import_module(target)
+        if not hasattr(home, name):
+            assert importlib.util.find_spec(f"{target}.{name}"), f"{module} imports {name} from {target}"

@@ -97,7 +97,7 @@ def attached_cluster(devices: int, memory: str | None) -> Cluster:
 
     Parts of one GPU have no link of their own to measure; they keep the default one.
     """
-    from ..profilers import measure_link
+    from ..executors import measure_link
 
     cluster = Cluster.from_tensorflow(virtual=devices)
     if memory is not None:

@@ -157,7 +157,7 @@ class Tasks:
         """Time transfers between two TensorFlow devices here and take the fitted link over."""
 
         def work(ticket: Ticket) -> Any:
-            from ..profilers import measure_link
+            from ..executors import measure_link
 
             ticket.report("timing transfers between two devices (TensorFlow)")
             return measure_link(progress=False).link
