@@ -7,14 +7,16 @@ Chromium.
 
 import base64
 import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import plotly.io as pio
 from nbclient import NotebookClient
 
-PLOTLY = "application/vnd.plotly.v1+json"
+PLOTLY, SVG = "application/vnd.plotly.v1+json", "image/svg+xml"
 
 
 def render(path: Path) -> None:
@@ -37,12 +39,26 @@ def of_widget(out: nbformat.NotebookNode) -> bool:
 
 
 def picture(out: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The output, with a PNG beside a plotly figure."""
+    """The output, with a PNG beside a plotly figure, and beside an SVG, which JupyterLab hides until it is trusted."""
     data = out.get("data", {})
+    image = None
     if PLOTLY in data:
         image = pio.to_image({k: data[PLOTLY][k] for k in ("data", "layout")}, format="png", width=900)
+    elif SVG in data:
+        image = pio.to_image(svg_figure("".join(data[SVG])), format="png")
+    if image is not None:
         data["image/png"] = base64.b64encode(image).decode()
     return out
+
+
+def svg_figure(svg: str) -> dict[str, Any]:
+    """A plotly figure that shows the SVG in its own size and nothing else."""
+    width, height = (float(re.search(rf'<svg[^>]*?\b{side}="([\d.]+)', svg)[1]) for side in ("width", "height"))
+    source = "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+    whole = {"source": source, "x": 0, "y": 1, "sizex": 1, "sizey": 1, "xref": "paper", "yref": "paper"}
+    bare = {"width": width, "height": height, "margin": dict.fromkeys("lrtb", 0), "template": "none"}
+    hidden = {"visible": False}
+    return {"data": [], "layout": {"images": [whole], "xaxis": hidden, "yaxis": hidden, **bare}}
 
 
 if __name__ == "__main__":

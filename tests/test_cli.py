@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -291,9 +292,7 @@ def test_step_file_without_the_function(call, tmp_path):
 
 def test_lab_names_the_notebook(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert call("lab", "--print")[1] == f"{tmp_path}/00_quickstart.ipynb\n"
-    (tmp_path / "notebooks").mkdir()
-    (tmp_path / "notebooks" / "00_quickstart.ipynb").write_text("{}")
+    assert call("lab", "--print")[1] == f"{tmp_path}/notebooks/00_quickstart.ipynb\n"
     assert json.loads(call("lab", "--json")[1]) == {"notebook": f"{tmp_path}/notebooks/00_quickstart.ipynb"}
 
 
@@ -305,9 +304,11 @@ def test_lab_copies_the_notebook_once_and_opens_it(call, tmp_path, monkeypatch):
     monkeypatch.setattr(lab.subprocess, "call", lambda command: opened.append(command) or 0)
     monkeypatch.setattr(lab.importlib.util, "find_spec", lambda name: name)
     assert call("lab")[0] == 0
-    notebook = tmp_path / "00_quickstart.ipynb"
+    notebook = tmp_path / "notebooks" / "00_quickstart.ipynb"
     assert opened[0][-1] == str(notebook)
-    assert json.loads(notebook.read_text())["cells"]
+    source = "".join("".join(cell["source"]) for cell in json.loads(notebook.read_text())["cells"])
+    read = re.findall(r'load_graph\("(.+?)"\)', source)  # copied with it, where the notebook looks for it
+    assert read and all((notebook.parent / path).is_file() for path in read)
     notebook.write_text("mine")
     assert call("lab", "--", "--no-browser")[0] == 0
     assert notebook.read_text() == "mine"

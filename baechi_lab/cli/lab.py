@@ -1,7 +1,7 @@
 """Open JupyterLab on the quickstart notebook.
 
-In a checkout that is notebooks/00_quickstart.ipynb; elsewhere a copy of it is put into the current folder, unless
-one is there. --print only says which notebook it would open.
+That is notebooks/00_quickstart.ipynb below the current folder, as in a checkout. Where it is not, a copy is put there,
+and the graph that it opens into data/. --print only says which notebook it would open.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pathlib import Path
 from ..errors import FormatError, MissingPackage
 from . import output
 
-NAME = "00_quickstart.ipynb"
+NOTEBOOK = "notebooks/00_quickstart.ipynb"
+FILES = (NOTEBOOK, "data/gnmt-length40-batch128.json.gz")
+"""The notebook, and what it reads; the installed package holds both."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,30 +30,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Find or copy the notebook and open it."""
     if arguments.only_print or arguments.json:
-        facts = {"notebook": str(notebook(Path.cwd()))}
+        facts = {"notebook": str(Path.cwd() / NOTEBOOK)}
         output.print_json(facts) if arguments.json else print(facts["notebook"])
         return 0
     if importlib.util.find_spec("jupyterlab") is None:
         raise MissingPackage.of("jupyterlab", "lab", "baechi-lab lab")
-    target = notebook(Path.cwd())
-    if not target.exists():
-        _copy(target)
-    return subprocess.call([sys.executable, "-m", "jupyterlab", str(target), *arguments.options])
+    for name in FILES:
+        if not (Path.cwd() / name).exists():
+            _copy(name, Path.cwd())
+    return subprocess.call([sys.executable, "-m", "jupyterlab", str(Path.cwd() / NOTEBOOK), *arguments.options])
 
 
-def notebook(folder: Path) -> Path:
-    """Where the quickstart is, or would be put, seen from `folder`."""
-    in_checkout = folder / "notebooks" / NAME
-    return in_checkout if in_checkout.exists() else folder / NAME
-
-
-def _copy(target: Path) -> None:
+def _copy(name: str, folder: Path) -> None:
     from ..graph.files import write_atomically
 
     package = Path(str(resources.files("baechi_lab")))
-    # An installation has the notebook in the package; a checkout that is installed in place has it beside.
-    sources = [folder / "notebooks" / NAME for folder in (package, package.parent)]
-    found = next((source for source in sources if source.is_file()), None)
+    # An installation has the files in the package; a checkout that is installed in place has them beside.
+    found = next((path for path in (package / name, package.parent / name) if path.is_file()), None)
     if found is None:
-        raise FormatError(f"{NAME} is neither in {target.parent} nor part of this installation")
-    write_atomically(target, found.read_bytes())
+        raise FormatError(f"{name} is neither in {folder} nor part of this installation")
+    (folder / name).parent.mkdir(exist_ok=True)
+    write_atomically(folder / name, found.read_bytes())
