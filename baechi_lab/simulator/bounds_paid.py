@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph
 from ..graph.jit import njit
-from .bounds_merge import MergeProblem, merge_problem, paid_heads
+from .bounds_problem import MergeProblem, merge_problem
+from .bounds_sweep import paid_heads
 
 
 def paid_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:

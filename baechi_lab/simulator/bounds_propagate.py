@@ -1,0 +1,74 @@
+"""All rules of `bounds_merge` for one assumed makespan, until nothing changes or something is impossible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..graph.jit import njit
+from .bounds_machine import BIG, SLACK, compare
+from .bounds_sweep import sweep
+from .bounds_units import group_units, join
+
+
+@njit(cache=True)
+def propagate(
+    limit: float, order: Any, p: Any, held: Any, in_ptr: Any, in_near: Any, in_cost: Any, in_edge: Any, out_ptr: Any,
+    out_near: Any, out_cost: Any, out_edge: Any, unit: Any, paid: Any, head: Any, tail: Any, ancestors: Any,
+    descendants: Any, devices: int, memory: float, queued: bool, rounds: int,
+) -> bool:  # fmt: skip
+    """Apply all rules until nothing changes; `unit`, `head` and `tail` are updated. False: `limit` is impossible."""
+    n = len(p)
+    big, apart = np.full(n, -1, np.int64), np.zeros((BIG, BIG), np.bool_)
+    most = limit * (1.0 + SLACK)
+    for _ in range(rounds):
+        pointer, members = group_units(unit)
+        rose = sweep(
+            order, False, p, in_ptr, in_near, in_cost, in_edge, unit, big, apart, paid, pointer, members, ancestors,
+            queued, head,
+        )  # fmt: skip
+        rose |= sweep(
+            order, True, p, out_ptr, out_near, out_cost, out_edge, unit, big, apart, paid, pointer, members,
+            descendants, queued, tail,
+        )  # fmt: skip
+        for i in range(n):
+            if head[i] + p[i] + tail[i] > most:
+                return False
+        joined = False
+        for u in range(n):
+            for e in range(out_ptr[u], out_ptr[u + 1]):
+                v = out_near[e]
+                if head[u] + p[u] + out_cost[e] + p[v] + tail[v] > most:
+                    if paid[out_edge[e]]:
+                        return False
+                    joined |= join(unit, u, v)
+        pointer, members = group_units(unit)
+        if not compare(limit, pointer, members, head, p, tail, devices, held, memory, big, apart):
+            return False
+        for u in range(n):
+            for e in range(out_ptr[u], out_ptr[u + 1]):
+                if paid[out_edge[e]] and unit[u] == unit[out_near[e]]:
+                    return False
+        if not rose and not joined:
+            break
+    return not too_much_work(limit, head, p, tail, devices)
+
+
+@njit(cache=True)
+def too_much_work(limit: float, head: Any, p: Any, tail: Any, devices: int) -> bool:
+    """Rule 6 for windows whose ends are quantiles of heads and tails."""
+    n = len(p)
+    by_head, by_tail = np.sort(head), np.sort(tail)
+    steps = 24
+    for x in range(steps):
+        a = by_head[(n - 1) * x // steps]
+        for y in range(steps):
+            b = by_tail[(n - 1) * y // steps]
+            total = 0.0
+            for i in range(n):
+                if head[i] >= a and tail[i] >= b:
+                    total += p[i]
+            if total > devices * max(limit - a - b, 0.0) * (1.0 + SLACK) + SLACK:
+                return True
+    return False
