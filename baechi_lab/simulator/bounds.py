@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,23 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, allowed_devices, durations
+from ..graph.jit import HAS_NUMBA
 from .bounds_merge import forced_merges
 from .bounds_paid import paid_bounds
+from .bounds_problem import merge_problem
+from .bounds_raised import raised
 from .paths import heads_and_tails
 
 EFFORTS = ("normal", "high")
+
+SMALL = 1000 if HAS_NUMBA else 50
+"""Most ops for which raising heads and tails takes milliseconds."""
+
+ZONES = {"normal": (40,), "high": (40, 200, 600)}
+"""Ancestors that are probed together, per effort."""
+
+RAISE_SHARE = 0.6
+"""Of `time_limit`, for heads and tails; the rest is for forced merges."""
 
 
 class Bounds(dict[str, float]):
@@ -28,7 +41,8 @@ class Bounds(dict[str, float]):
 def bounds(graph: OpGraph, cluster: Cluster, effort: str = "normal", time_limit: float = 10.0) -> Bounds:
     """Lower bounds on the makespan of `graph` on `cluster`, in microseconds.
 
-    `effort`: "normal" takes milliseconds, "high" up to `time_limit` seconds more for the last of these:
+    `effort`: "normal" takes milliseconds, "high" up to `time_limit` seconds more for the last three of these (of which
+    "normal" has the first two for graphs of at most `SMALL` ops, with less effort):
 
     - `critical-path`: the longest path, each op on its fastest allowed device, transfers free.
     - `work`: total work over total speed.
@@ -38,6 +52,8 @@ def bounds(graph: OpGraph, cluster: Cluster, effort: str = "normal", time_limit:
     - `memory-cut`: where no device holds a connected part of the graph, some edge of it must be paid for.
     - `local-or-paid`: every producer either runs on its reader's device or its transfer is paid (`bounds_paid`).
     - `staggered-work`: work, with the time for which devices wait for their first and after their last op.
+    - `probed-path`: the longest path with heads and tails for which whole neighbourhoods are local or paid (`bounds_probe`).
+    - `energy`: the same, with the work of all ancestors and all descendants shared by all devices (`bounds_energy`).
     - `forced-merges` (effort "high"): what every schedule within a makespan must do, up to a contradiction, with the
       colocation, separations and transfers that this forces (`bounds_merge`).
 
@@ -46,7 +62,7 @@ def bounds(graph: OpGraph, cluster: Cluster, effort: str = "normal", time_limit:
     >>> from baechi_lab import Cluster, OpGraph
     >>> bounds(OpGraph.from_edges([5, 10, 10, 5]), Cluster.uniform(2))
     {'critical-path': 10.0, 'work': 15.0, 'restricted-work': 15.0, 'group': 10.0, 'memory-cut': 0.0, \
-'local-or-paid': 10.0, 'staggered-work': 15.0}
+'local-or-paid': 10.0, 'staggered-work': 15.0, 'probed-path': 10.0, 'energy': 15.0}
     """
     if effort not in EFFORTS:
         raise InvalidInput(f"effort is {effort!r}; it must be one of {', '.join(EFFORTS)}")
@@ -64,8 +80,13 @@ def bounds(graph: OpGraph, cluster: Cluster, effort: str = "normal", time_limit:
         "memory-cut": _memory_cut(graph, cluster, fastest, head, tail),
         **paid_bounds(graph, cluster),
     })  # fmt: skip
-    if effort == "high":
-        found["forced-merges"] = forced_merges(graph, cluster, found.best, np.inf, time_limit)
+    if cluster.n > 1 and (effort == "high" or graph.n <= SMALL):
+        until = time.perf_counter() + time_limit
+        better = raised(merge_problem(graph, cluster, reach=False), ZONES[effort], RAISE_SHARE * time_limit)
+        found.update(better.bounds)
+        if effort == "high":
+            left, start = until - time.perf_counter(), (better.head, better.tail)
+            found["forced-merges"] = forced_merges(graph, cluster, found.best, np.inf, left, start=start)
     return found
 
 

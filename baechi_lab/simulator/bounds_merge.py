@@ -19,6 +19,7 @@ duration, `c` the cost of an edge (of all its tensors where transfers queue, of 
    smallest value over fractional x is a lower bound.
 6. *Work.* The ops of a window [a, T - b] (head >= a, tail >= b) fit D devices: sum p <= D (T - a - b).
 7. *Memory.* A unit's persistent bytes fit some device.
+8. *Staggered.* Devices start late and stop early by what is derived so far (`bounds_stagger`).
 
 `shave`: where neither "together" nor "paid" is known for an edge, each is assumed in turn and, if it contradicts, the
 other is adopted. Complexity: a propagation is O((ops + edges) * rounds) plus units squared; the bisection takes about ten,
@@ -46,11 +47,18 @@ ROUNDS = 30
 
 
 def forced_merges(
-    graph: OpGraph, cluster: Cluster, low: float, high: float, time_limit: float = 10.0, shave: bool = True
+    graph: OpGraph,
+    cluster: Cluster,
+    low: float,
+    high: float,
+    time_limit: float = 10.0,
+    shave: bool = True,
+    start: tuple[NDArray[Any], NDArray[Any]] | None = None,
 ) -> float:
     """The largest makespan in [`low`, `high`] that is proven impossible (`low` where none is).
 
     `low` must be a valid bound already; `high` any makespan that is known to be reached, or infinity.
+    `start`: heads and tails float64[n] that hold for every schedule (default: zeros).
 
     >>> from baechi_lab import Cluster, Link, OpGraph
     >>> graph = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
@@ -63,18 +71,19 @@ def forced_merges(
     everything = float(problem.p.sum() + problem.after[2].sum())  # all ops and all transfers one after the other
     ceiling = high if np.isfinite(high) else everything
     until = time.perf_counter() + time_limit
+    start = start or (np.zeros(graph.n), np.zeros(graph.n))
     none = np.zeros(len(problem.before[1]), dtype=np.int8)
-    proven = _bisect(problem, low, ceiling, until, lambda limit: _contradiction(problem, limit, none))
+    proven = _bisect(problem, low, ceiling, until, lambda limit: _contradiction(problem, limit, none, start))
     if shave:
-        proven = _climb(problem, proven, ceiling, until)
+        proven = _climb(problem, proven, ceiling, until, start)
     return proven
 
 
-def _climb(problem: MergeProblem, low: float, high: float, until: float) -> float:
+def _climb(problem: MergeProblem, low: float, high: float, until: float, start: Any) -> float:
     """Shaving costs most where nothing contradicts, so it climbs from the proven bound in steps."""
     step = 0.02
     while step >= PRECISION and low < high and time.perf_counter() < until:
-        if _shaved(problem, min(low * (1.0 + step), high), until):
+        if _shaved(problem, min(low * (1.0 + step), high), until, start):
             low = min(low * (1.0 + step), high)
             step *= 1.5
         else:
@@ -92,10 +101,8 @@ def _bisect(problem: MergeProblem, low: float, high: float, until: float, imposs
     return low
 
 
-def _contradiction(problem: MergeProblem, limit: float, paid: NDArray[np.int8]) -> bool:
-    unit = problem.unit.copy()
-    n = len(problem.p)
-    return not _propagate(limit, problem, unit, paid, np.zeros(n), np.zeros(n))
+def _contradiction(problem: MergeProblem, limit: float, paid: NDArray[np.int8], start: Any) -> bool:
+    return not _propagate(limit, problem, problem.unit.copy(), paid, start[0].copy(), start[1].copy())
 
 
 def _propagate(limit: float, x: MergeProblem, unit: Any, paid: Any, head: Any, tail: Any) -> bool:
@@ -107,12 +114,12 @@ def _propagate(limit: float, x: MergeProblem, unit: Any, paid: Any, head: Any, t
     )  # fmt: skip
 
 
-def _shaved(problem: MergeProblem, limit: float, until: float) -> bool:
+def _shaved(problem: MergeProblem, limit: float, until: float, start: Any) -> bool:
     """Contradiction of `limit` with probing of single edges; False also when time runs out."""
     n, (_, target, cost, _) = len(problem.p), problem.after
     source = np.repeat(np.arange(n, dtype=np.int32), np.diff(problem.after[0]))
     unit, paid = problem.unit.copy(), np.zeros(len(target), dtype=np.int8)
-    head, tail = np.zeros(n), np.zeros(n)
+    head, tail = start[0].copy(), start[1].copy()
     if not _propagate(limit, problem, unit, paid, head, tail):
         return True
     changed = True

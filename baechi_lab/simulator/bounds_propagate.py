@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..graph.jit import njit
+from .bounds_energy import GRID, heaviest
 from .bounds_machine import BIG, SLACK, compare
+from .bounds_stagger import staggered
 from .bounds_sweep import sweep
 from .bounds_units import group_units, join
 
@@ -52,23 +54,5 @@ def propagate(
                     return False
         if not rose and not joined:
             break
-    return not too_much_work(limit, head, p, tail, devices)
-
-
-@njit(cache=True)
-def too_much_work(limit: float, head: Any, p: Any, tail: Any, devices: int) -> bool:
-    """Rule 6 for windows whose ends are quantiles of heads and tails."""
-    n = len(p)
-    by_head, by_tail = np.sort(head), np.sort(tail)
-    steps = 24
-    for x in range(steps):
-        a = by_head[(n - 1) * x // steps]
-        for y in range(steps):
-            b = by_tail[(n - 1) * y // steps]
-            total = 0.0
-            for i in range(n):
-                if head[i] >= a and tail[i] >= b:
-                    total += p[i]
-            if total > devices * max(limit - a - b, 0.0) * (1.0 + SLACK) + SLACK:
-                return True
-    return False
+    late = staggered(order, p, in_ptr, in_near, in_cost, out_ptr, out_near, out_cost, unit, head, tail, devices)
+    return late <= most and heaviest(head, p, tail, n, devices, GRID) <= most

@@ -9,9 +9,9 @@ from baechi_lab import Cluster, Device, Link, OpGraph, Placement, bounds, simula
 from baechi_lab.errors import InvalidInput
 from baechi_lab.graph import generators
 from baechi_lab.simulator.bounds_merge import forced_merges
+from baechi_lab.simulator.bounds_paid import paid_bounds
 from baechi_lab.simulator.bounds_problem import merge_problem
 from baechi_lab.simulator.bounds_propagate import propagate
-from baechi_lab.simulator.bounds_paid import paid_bounds
 
 COMMS = ("parallel", "sequential", "duplex")
 
