@@ -14,8 +14,8 @@ from baechi_lab import Cluster, Device, Link, OpGraph, Placement, bounds, check,
 from baechi_lab.errors import ExecutionError, InfeasiblePlacement, InvalidInput, MissingPackage
 from baechi_lab.graph import generators
 from baechi_lab.placers.exact import model_size
-from baechi_lab.placers.exact_model import scaled_times
 from baechi_lab.placers.exact_process import SolverProcess
+from baechi_lab.placers.exact_times import scaled_times
 
 COMMS = ("parallel", "sequential", "duplex")
 
@@ -80,6 +80,27 @@ def test_equals_brute_force(seed):
     assert found.info["status"] == "OPTIMAL" and not check(graph, cluster, found, timeline)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_equals_brute_force_where_times_are_rounded(seed):
+    """Times that no scale makes whole: the bound is never above the optimum, and close enough to prove it."""
+    graph = generators.random_dag(
+        5, degree=1.2, second_output=0.3, duration_us=(1, 20), size_bytes=(10, 100), temp_bytes=(1, 50),
+        persistent_bytes=(1, 100), colocation_groups=seed % 2, seed=seed,
+    )  # fmt: skip
+    cluster = Cluster.uniform(2, memory_bytes=1 << 30, link=Link(np.pi, 0.1), comm=COMMS[seed % 3])
+    if seed >= 3:
+        cluster = cluster.with_memory(int(0.7 * (graph.persistent_bytes.sum() + graph.tensor_bytes.sum())))
+    assert not scaled_times(graph, cluster, 1.0).exact
+    expected = brute_force(graph, cluster)
+    if np.isinf(expected):
+        with pytest.raises(InfeasiblePlacement):
+            exact(graph, cluster)
+        return
+    found = exact(graph, cluster)
+    assert simulate(graph, cluster, found).makespan_us == pytest.approx(expected, rel=1e-9)
+    assert found.info["status"] == "OPTIMAL" and found.info["bound_us"] <= expected * (1 + 1e-12)
+
+
 @pytest.mark.parametrize("comm", COMMS)
 def test_strict_and_relaxed_models_bracket_the_optimum(comm):
     """The strict model's optimum is what the simulator can reach; the relaxed one's is never above it."""
@@ -103,7 +124,8 @@ def test_times_are_scaled_exactly_where_a_small_scale_is_enough():
     assert times.exact and times.scale == 4 and times.duration[:, 0].tolist() == [6, 9]
     assert times.transfer[0, 0, 1] == 5  # 0.25 + 10 * 0.1 = 1.25
     rounded = scaled_times(OpGraph.from_edges([np.pi]), cluster, 10.0)
-    assert not rounded.exact and rounded.scale == 1e5
+    # One op loses less than half a millionth of 10 us: 2e6 units.
+    assert not rounded.exact and rounded.scale == 2e5 and rounded.duration[0, 0] == 628318
 
 
 def test_rounded_times_leave_a_valid_bound():
@@ -113,7 +135,8 @@ def test_rounded_times_leave_a_valid_bound():
     # pi + sqrt 2 = 4.5558 and e + sqrt 3 = 4.4503 divide best.
     best = np.pi + np.sqrt(2.0)
     assert simulate(graph, cluster, found).makespan_us == pytest.approx(best)
-    assert best - 0.01 < found.info["bound_us"] <= best and found.info["scale_error_us"] > 0
+    assert best * (1 - 1e-6) < found.info["bound_us"] <= best
+    assert found.info["status"] == "OPTIMAL" and 0 < found.info["scale_error_us"] < best * 1e-6
 
 
 def test_no_time_returns_the_start_with_its_gap():
