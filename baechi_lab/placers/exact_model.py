@@ -30,7 +30,7 @@ from .exact_memory import add_memory, memory_may_run_out
 from .exact_strict import never_idle
 from .exact_symmetry import devices_are_equal, first_numbering
 from .exact_times import Times
-from .exact_transfers import add_transfers
+from .exact_transfers import add_transfers, together_or_paid
 from .problem import groups_of
 
 Pair = tuple[int, int]
@@ -70,6 +70,8 @@ class ExactModel:
         self._ops()
         add_transfers(self)
         self._inputs()
+        if self.cluster.n > 1:
+            together_or_paid(self)
         if memory_may_run_out(self.graph, self.cluster):
             add_memory(self)
         if self.strict:

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from .exact import Exact
 
 WARM_START_SECONDS = 10.0
-EVALUATIONS = 20_000
-"""The most that the warm start takes, seconds and simulations."""
+EVALUATIONS = 100
+"""The most that the warm start takes: seconds, and simulations per pair of ops."""
+
+LOOK_CLOSER, CLOSER_SECONDS = 400, 1.0
+"""Pairs of ops from which on bounds of high effort come before a model, and the most that they take."""
 
 ADDED = 1e-3
 """Units of the model: far more than floating point adds to a bound, far less than a unit."""
@@ -40,6 +43,9 @@ class Proof:
         self.best = self._warm_start()
         self.timeline = simulate(graph, cluster, self.best)
         self._scale_for(self.timeline.makespan_us)
+        if graph.n**2 >= LOOK_CLOSER and not self._proven() and self._left() > 0:
+            seconds = min(CLOSER_SECONDS, 0.1 * self._left())
+            self._learn(bounds(graph, cluster, effort="high", time_limit=seconds).best)
 
     def placement(self) -> Placement:
         """The best placement, with what is proven of it."""
@@ -95,7 +101,7 @@ class Proof:
 
         seconds = min(self.params.time_limit * self.params.warm_start, WARM_START_SECONDS)
         search = Search(
-            time_limit=seconds, evaluations=EVALUATIONS, seed=self.params.seed, workers=1,
+            time_limit=seconds, evaluations=EVALUATIONS * self.graph.n**2, seed=self.params.seed, workers=1,
             callback=lambda found: self._stop() or self._within_bound(found.makespan_us),
         )  # fmt: skip
         try:

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from ..simulator.paths import heads_and_tails
+
 if TYPE_CHECKING:
     from .exact_model import ExactModel
 
@@ -123,3 +127,28 @@ class _Queues:
                 reasons = [m.reason(begin, ready, [present])]
                 reasons += [m.reason(begin, stop, when) for stop, when in self.earlier.get((side, key), [])]
                 m.model.add_bool_or([*reasons, ~present])
+
+
+def together_or_paid(m: ExactModel) -> None:
+    """What follows from the rest, said so that it is seen before receivers and queues are decided.
+
+    An op starts no earlier than a producer elsewhere has ended and its tensor has travelled at the least cost. Where
+    transfers queue, those to one op arrive one after the other: after the k-th earliest end of its producers there
+    follow all transfers from that producer and later ones.
+    """
+    fastest = m.times.duration.min(axis=1)
+    head, _ = heads_and_tails(m.graph, fastest.astype(np.float64))
+    away = ~np.eye(m.cluster.n, dtype=bool)
+    incoming: dict[int, list[tuple[int, Any]]] = {}
+    for t in sorted({t for t, _ in m.present}):
+        i = int(m.graph.tensor_producer[t])
+        least = int(m.times.transfer[t][away].min())
+        for j in m.graph.tensor_consumers(t).tolist():
+            paid = least * (1 - m.together(i, j))
+            m.model.add(m.start[j] >= m.end[i] + paid)
+            incoming.setdefault(j, []).append((int(head[i] + fastest[i]), paid))
+    if m.cluster.comm != "parallel":
+        for j, ends in incoming.items():
+            ends.sort(key=lambda entry: entry[0])
+            for k in range(len(ends) - 1):
+                m.model.add(m.start[j] >= ends[k][0] + sum(paid for _, paid in ends[k:]))
