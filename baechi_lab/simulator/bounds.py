@@ -13,7 +13,7 @@ from ..graph import Cluster, OpGraph, allowed_devices, durations
 from ..graph.jit import HAS_NUMBA
 from .bounds_merge import forced_merges
 from .bounds_paid import paid_bounds
-from .bounds_problem import merge_problem
+from .bounds_problem import REACH_OPS, merge_problem
 from .bounds_raised import raised
 from .paths import heads_and_tails
 
@@ -25,8 +25,8 @@ SMALL = 1000 if HAS_NUMBA else 50
 ZONES = {"normal": (40,), "high": (40, 200, 600)}
 """Ancestors that are probed together, per effort."""
 
-RAISE_SHARE = 0.6
-"""Of `time_limit`, for heads and tails; the rest is for forced merges."""
+RAISE_SHARE = 0.5, 0.95
+"""Of `time_limit`, for heads and tails of graphs of at most `REACH_OPS` ops, and of larger ones, where merges see less."""
 
 
 class Bounds(dict[str, float]):
@@ -82,7 +82,8 @@ def bounds(graph: OpGraph, cluster: Cluster, effort: str = "normal", time_limit:
     })  # fmt: skip
     if cluster.n > 1 and (effort == "high" or graph.n <= SMALL):
         until = time.perf_counter() + time_limit
-        better = raised(merge_problem(graph, cluster, reach=False), ZONES[effort], RAISE_SHARE * time_limit)
+        share = RAISE_SHARE[graph.n > REACH_OPS]
+        better = raised(merge_problem(graph, cluster, reach=False), ZONES[effort], share * time_limit)
         found.update(better.bounds)
         if effort == "high":
             left, start = until - time.perf_counter(), (better.head, better.tail)

@@ -16,6 +16,11 @@ ones in topological order, up to `zone` of them) with duration p(u), and c the c
   becomes infinite. Neither possible is a contradiction.
 - All u that must be on d run there before v, one after the other: v starts no earlier than they end when served by L.
 
+- Case split: a *fork* f of the zone is on d, or on another device e. In the second case the same is asked of e: own(u) and
+  other(u) are lower bounds on u's start on e and elsewhere; if other(u) + p(u) + tau(u) >= H, then u is on e; if
+  own(u) + p(u) + pay(u) >= H, it is not; what must be on e is served there one after the other and then paid for. With
+  two devices, what is not on one is on the other. The smaller result of both cases counts.
+
 These are repeated until nothing changes. A contradiction, or an end of at least H, proves head(v) >= H. With a smaller H
 the same ops and more are forced, so where the ops that H forces end before H, at f say, f is proven as well. The
 largest H is found by bisection. Durations are those on the fastest device and costs those of the cheapest link.
@@ -38,6 +43,17 @@ from .bounds_units import serial_end
 
 STEPS = 8
 """Probes per op."""
+
+ROUNDS = 10
+"""Most rounds of a probe."""
+
+FIRST = 1 / 64
+"""Part of the range that must be proven before the rest is looked at: most ops have nothing to gain."""
+
+FORKS = 3
+"""Ops per zone whose device is asked for separately."""
+
+ANYWHERE, HERE, ELSEWHERE = 0, 1, 2
 
 CLOSE = 1e-4
 """Relative width at which the bisection stops."""
@@ -75,20 +91,20 @@ def _probe_all(problem: MergeProblem, order: Any, inputs: Any, head: Any, zone: 
         if time.perf_counter() > until:
             return
         last = min(first + CHUNK, len(order))
-        probe(first, last, order, position, problem.p, pointer, near, cost, problem.unit, head, zone)
+        probe(first, last, order, position, problem.p, pointer, near, cost, problem.unit, head, zone, problem.devices)
 
 
 @njit(cache=True)
 def probe(
     first: int, last: int, order: Any, position: Any, p: Any, pointer: Any, near: Any, cost: Any, unit: Any, head: Any,
-    most: int,
+    most: int, devices: int,
 ) -> None:  # fmt: skip
     """Raise the heads of the ops at the positions `first` to `last` - 1 of `order`."""
     n = len(p)
     slot = np.full(n, -1, np.int64)  # op -> place in the zone
-    zone, tau = np.empty(most, np.int64), np.empty(most)
-    here, there, pay = np.empty(most), np.empty(most), np.empty(most)
-    release, length = np.empty(most), np.empty(most)
+    zone, tau, forks = np.empty(most, np.int64), np.empty(most), np.empty(FORKS, np.int64)
+    work = np.empty((7, most))
+    can = np.empty((4, most), np.bool_)
     keys, codes, seen = np.empty(n), np.empty(n, np.int64), np.full(n, -1, np.int64)
     for k in range(first, last):
         v = order[k]
@@ -96,22 +112,91 @@ def probe(
             head[v] = max(head[v], head[near[e]] + p[near[e]])
         size = _fill_zone(k, order, position, p, pointer, near, zone, slot, tau, keys, codes, seen, most)
         for a in range(1, size):
-            release[a - 1], length[a - 1] = head[zone[a]], p[zone[a]]
-        low, high = head[v], serial_end(release, length, size - 1) if size > 2 else 0.0
-        guess = high
-        for _ in range(STEPS):
-            if high - low <= CLOSE * high:
-                break
-            proven = _earliest(
-                guess, zone, size, p, head, pointer, near, cost, unit, slot, tau, here, there, pay, release, length
+            work[0, size - 1 - a], work[1, size - 1 - a] = head[zone[a]], p[zone[a]]
+        low, high = head[v], serial_end(work[0], work[1], size - 1) if size > 2 else 0.0
+        if high - low > CLOSE * high:
+            count = 0
+            if pointer[v + 1] - pointer[v] > 1:
+                count = _choose_forks(zone, size, pointer, near, cost, slot, work[0], work[1], forks)
+            head[v] = _bisect(
+                low, high, zone, size, p, head, pointer, near, cost, unit, slot, tau, work, can, forks[:count], devices
             )
-            low = max(low, min(proven, guess))
-            if proven < guess:
-                high = guess
-            guess = 0.5 * (low + high)
-        head[v] = max(head[v], low)
         for a in range(size):
             slot[zone[a]] = -1
+
+
+@njit(cache=True)
+def _bisect(
+    low: float, high: float, zone: Any, size: int, p: Any, head: Any, pointer: Any, near: Any, cost: Any, unit: Any,
+    slot: Any, tau: Any, work: Any, can: Any, forks: Any, devices: int,
+) -> float:  # fmt: skip
+    """The largest start in [`low`, `high`] that is proven for the first op of the zone."""
+    guess, least = high, low + FIRST * (high - low)
+    for step in range(STEPS):
+        if high - low <= CLOSE * high or (step > 1 and high <= least):
+            break
+        proven = _earliest(
+            guess, ANYWHERE, 0, zone, size, p, head, pointer, near, cost, unit, slot, tau, work, can, devices
+        )
+        for f in forks:
+            if proven >= guess:
+                break
+            split = np.inf
+            for where in (HERE, ELSEWHERE):
+                if split > proven:
+                    split = min(
+                        split,
+                        _earliest(
+                            guess,
+                            where,
+                            f,
+                            zone,
+                            size,
+                            p,
+                            head,
+                            pointer,
+                            near,
+                            cost,
+                            unit,
+                            slot,
+                            tau,
+                            work,
+                            can,
+                            devices,
+                        ),
+                    )
+            proven = max(proven, split)
+        low = max(low, min(proven, guess))
+        if proven < guess:
+            high = guess
+        guess = least if step == 0 and least > low else 0.5 * (low + high)
+    return low
+
+
+@njit(cache=True)
+def _choose_forks(
+    zone: Any, size: int, pointer: Any, near: Any, cost: Any, slot: Any, total: Any, readers: Any, forks: Any
+) -> int:  # fmt: skip
+    """Ops of the zone with several readers that are dear to send: what is asked for first."""
+    total[:size] = 0.0
+    readers[:size] = 0.0
+    for a in range(size):
+        for e in range(pointer[zone[a]], pointer[zone[a] + 1]):
+            s = slot[near[e]]
+            if s >= 0 and cost[e] < np.inf:
+                total[s] += cost[e]
+                readers[s] += 1.0
+    count = 0
+    for k in range(len(forks)):
+        best = -1
+        for a in range(1, size):
+            if readers[a] > 1.0 and total[a] > 0.0 and (best < 0 or total[a] > total[best]):
+                best = a
+        if best < 0:
+            break
+        forks[k], total[best] = best, 0.0
+        count += 1
+    return count
 
 
 @njit(cache=True)
@@ -145,20 +230,32 @@ def _fill_zone(
 
 @njit(cache=True)
 def _earliest(
-    limit: float, zone: Any, size: int, p: Any, head: Any, pointer: Any, near: Any, cost: Any, unit: Any, slot: Any,
-    tau: Any, here: Any, there: Any, pay: Any, release: Any, length: Any,
+    limit: float, where: int, fork: int, zone: Any, size: int, p: Any, head: Any, pointer: Any, near: Any, cost: Any,
+    unit: Any, slot: Any, tau: Any, work: Any, can: Any, devices: int,
 ) -> float:  # fmt: skip
-    """Infinite if the first op of the zone cannot start before `limit`, otherwise a proven earliest start below it."""
-    local, remote = np.ones(size, np.bool_), np.ones(size, np.bool_)  # what is possible
+    """Infinite if the first op of the zone cannot start before `limit`, otherwise a proven earliest start below it.
+
+    `where` says what else is assumed: `fork` (a place in the zone) is on the same device, or not, or nothing.
+    """
+    here, there, pay, release, length, own, other = work[0], work[1], work[2], work[3], work[4], work[5], work[6]
+    local, remote, with_fork, without = can[0], can[1], can[2], can[3]
     for a in range(size):
+        local[a] = with_fork[a] = without[a] = True
         remote[a] = unit[zone[a]] != unit[zone[0]]
-    while True:
+    if where == HERE:
+        remote[fork] = False
+    if where == ELSEWHERE:
+        local[fork] = without[fork] = with_fork[0] = False
+        if not remote[fork]:
+            return np.inf
+    proven = 0.0
+    for _ in range(ROUNDS):
         _pay(zone, size, p, pointer, near, cost, slot, tau, local, remote, pay)
         _starts(zone, size, p, head, pointer, near, cost, slot, local, remote, here, there)
         if here[0] >= limit:
             return np.inf
-        changed, count, proven = False, 0, here[0]
-        for a in range(1, size):
+        changed, count, proven = False, 0, max(proven, here[0])
+        for a in range(size - 1, 0, -1):  # nearly by release
             u = zone[a]
             if remote[a] and there[a] + p[u] + pay[a] >= limit:
                 remote[a], changed = False, True
@@ -170,10 +267,38 @@ def _earliest(
                 release[count], length[count] = here[a], p[u]
                 count += 1
         proven = max(proven, serial_end(release, length, count))
+        if where == ELSEWHERE and proven < limit:
+            for a in range(size - 1, 0, -1):
+                if not remote[a]:
+                    with_fork[a] = False
+                elif not local[a] and devices == 2:
+                    without[a] = False
+            _starts(zone, size, p, head, pointer, near, cost, slot, with_fork, without, own, other)
+            count, least = 0, np.inf
+            for a in range(size - 1, 0, -1):
+                u = zone[a]
+                if without[a] and other[a] + p[u] + tau[a] >= limit:
+                    without[a], changed = False, True
+                if with_fork[a] and own[a] + p[u] + pay[a] >= limit:
+                    with_fork[a], changed = False, True
+                if not with_fork[a]:
+                    if not without[a]:
+                        return np.inf
+                    if devices == 2 and remote[a]:
+                        remote[a], changed = False, True
+                if not without[a]:
+                    if local[a]:
+                        local[a], changed = False, True
+                    release[count], length[count] = own[a], p[u]
+                    least = min(least, pay[a])
+                    count += 1
+            if count > 0:
+                proven = max(proven, serial_end(release, length, count) + least)
         if proven >= limit:
             return np.inf
         if not changed:
-            return proven
+            break
+    return proven
 
 
 @njit(cache=True)

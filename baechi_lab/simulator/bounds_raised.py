@@ -15,7 +15,7 @@ from .bounds_problem import MergeProblem
 from .bounds_stagger import staggered
 from .bounds_sweep import paid_heads
 
-PROBE_SHARE = 0.5
+PROBE_SHARE = 0.6
 """Of the time, for probes; small zones come first."""
 
 

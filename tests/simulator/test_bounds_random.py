@@ -48,7 +48,7 @@ def optimum(graph, cluster):
     return best
 
 
-@njit(cache=True)
+@njit(nogil=True)  # not cached: test modules have changing names
 def least(device, p, after, target, target_ptr, degree, output_ptr, consumer_ptr, consumers, cost, comm, best):
     """Depth first over all topological orders; a state is copied per level."""
     n, devices = len(p), cost.shape[0]
