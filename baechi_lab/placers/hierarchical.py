@@ -31,12 +31,21 @@ from ..graph import Cluster, OpGraph, Placement, Step
 from ..graph.units import format_us
 from .base import Placer
 
-GROUPINGS = ("learned", "random", "scopes", "none")
+GROUPINGS = ("learned", "random", "scopes", "metis", "none")
+STARTS = ("uniform", "metis", "scopes")
+BASELINES = ("average", "others")
+SIMULATED: dict[str, Any] = {
+    "groups": 16, "placer_hidden": 64, "group_samples": 4, "placement_samples": 4, "learning_rate": 0.002,
+    "baseline": "others", "standardise": True, "entropy_bonus": 0.1, "grouper_start": "metis", "noise_updates": 0,
+}  # fmt: skip
+"""Parameters that learn from simulated rewards within minutes, where the paper's defaults end on one device:
+`bl.place(graph, cluster, "hierarchical", **SIMULATED)`. `grouper_start` needs pymetis."""
 _WHOLE = {
     "seed": 0, "groups": 1, "grouper_hidden": 1, "placer_hidden": 1, "type_embedding": 1, "vocabulary": 1, "outputs": 0,
     "neighbours": 0, "group_samples": 1, "placement_samples": 1, "noise_updates": 0, "checkpoint_every": 1,
     "reward_steps": 1, "reward_warmup": 0,
 }  # fmt: skip
+_CHOICES = {"baseline": BASELINES, "grouper_start": STARTS}
 _ABOVE_ZERO = ("temperature", "tanh_constant", "learning_rate", "gradient_norm")
 _BUDGETS = (
     "time_limit",
@@ -74,8 +83,9 @@ class Hierarchical(Placer):
 
     Parameters:
         time_limit: seconds for training, or None. updates: policy updates, or None; at least one must end the run.
-        grouping: "learned"; "random" groups; "scopes", groups by name scope as in ColocRL; "none", the Simple Planner,
-            which places every op by itself; or a group number per op. More groups than ops are as many as ops.
+        grouping: "learned"; "random" groups; "scopes", groups by name scope as in ColocRL; "metis", those with the
+            cheapest transfers between them; "none", the Simple Planner, which places every op by itself; or a group number
+            per op. More groups than ops are as many as ops.
         reward: "simulated", "measured" (runs `step` by `bl.execute`), or a function of a placement that returns seconds.
         workers: threads for simulations (default: one per core), or parts that an executor gets.
         executor: any `concurrent.futures.Executor` to ask for rewards, also on other machines (a Dask client gives one);
@@ -85,12 +95,22 @@ class Hierarchical(Placer):
             `updates` counts those done before.
 
         explain: keep `info["explanation"]`, the `LearnedGroups` of the best placement, which `viz.groups` draws.
-        learning_rate: the paper's 0.1 is the default, but collapses under simulated rewards; use 0.005. Optimized GNMT, 1
-            CPU + 4 GPUs, 10 s (`planner.experiment --rates GNMT`): with 0.1 the entropy per choice falls from 1.61 to
-            0.002 and the best step is 0.382 s; with 0.005 it ends at 0.68 and 0.362 s.
+        learning_rate: the paper's 0.1 is the default, but collapses under simulated rewards: on optimized GNMT the entropy
+            per choice is 0.002 after 10 s (`planner.experiment --rates GNMT`). Use 0.002 to 0.005.
+        baseline: "average" (the paper's moving average), or "others", which compares a placement with those of its own
+            grouping and a grouping with the others of its update; needs several group_samples (`planner.credit`).
+        standardise: give credit in standard deviations of the update's rewards.
+        entropy_bonus: added to what is maximised, per nat of entropy of the Placer's choices (the paper has none). Without
+            it the Placer puts all groups on one GPU within about 100 updates, and the Grouper has nothing left to learn.
+        grouper_start: "uniform", the paper's: every update samples another grouping at first, so the Placer sees other
+            groups each time; or the "metis" or "scopes" grouping, in which each op starts with `start_probability`.
 
-    `info`: `rewards` (mean per update), `valid` samples, `best_seconds` and `entropy` per update, `samples`, `updates`,
-    `train_seconds`, `best_us`, and `groups` int[n], the group of each op in the best placement.
+    The paper's values are the defaults; `SIMULATED` holds others that learn from simulated rewards. With them and 16 samples
+    per update, learned groupings beat random ones on GNMT: `planner.experiment --groupings`, notebook 40.
+
+    `info`: `rewards` (mean per update), `valid` samples, `best_seconds`, and `entropy` and `grouper_entropy` (mean per choice
+    of a device, of a group), per update; `samples`, `updates`, `train_seconds`, `best_us`, and `groups` int[n], the group of
+    each op in the best placement.
 
     Raises:
         InfeasiblePlacement: nothing fits, or no sample did. InvalidInput: a parameter out of range, a foreign checkpoint.
@@ -115,6 +135,11 @@ class Hierarchical(Placer):
     gradient_norm: float = 1.0  # H, section 3, "Training Details": clipping
     group_samples: int = 1  # H, section 3, "Training Details": m of equations 4 and 6
     placement_samples: int = 4  # H, section 3, "Training Details": k of equations 4 and 6
+    baseline: str = "average"  # H, section 2: an exponential moving average
+    standardise: bool = False
+    entropy_bonus: float = 0.0
+    grouper_start: str = "uniform"  # H, section 3, "Analysis": initially nearly uniform
+    start_probability: float = 0.999
     noise_updates: int = 500  # H, section 3, "Training Details": noise, and learning from invalid placements
     noise_amplitude: float = 0.1  # H, section 3, "Training Details"
     baseline_decay: float = 0.9  # H, section 2: an exponential moving average; the decay is not stated
@@ -141,7 +166,10 @@ class Hierarchical(Placer):
         self._number("noise_amplitude", lambda x: x >= 0, "of at least 0")
         self._number("baseline_decay", lambda x: 0 <= x < 1, "from 0 to below 1")
         self._number("invalid_reward", lambda x: x <= 0, "of at most 0")
+        self._number("entropy_bonus", lambda x: x >= 0, "of at least 0")
+        self._number("start_probability", lambda x: 0 < x < 1, "above 0 and below 1")
         self._validate_budget()
+        self._validate_learning()
         if isinstance(self.grouping, str) and self.grouping not in GROUPINGS:
             raise InvalidInput(
                 f"grouping is {self.grouping!r}; it must be one of {', '.join(GROUPINGS)}, or a group number per op"
@@ -149,8 +177,9 @@ class Hierarchical(Placer):
         if not callable(self.reward) and self.reward not in ("simulated", "measured"):
             raise InvalidInput(f"reward is {self.reward!r}; it must be 'simulated', 'measured' or a function")
         self._validate_places()
-        if not isinstance(self.explain, bool):
-            raise InvalidInput(f"explain is {self.explain!r}; it must be True or False")
+        for key in ("explain", "standardise"):
+            if not isinstance(getattr(self, key), bool):
+                raise InvalidInput(f"{key} is {getattr(self, key)!r}; it must be True or False")
         if self.callback is not None and not callable(self.callback):
             raise InvalidInput(f"callback is {self.callback!r}; it must be a function of a PlannerProgress, or None")
         if not (self.executor is None or self.executor == "here" or hasattr(self.executor, "submit")):
@@ -159,6 +188,15 @@ class Hierarchical(Placer):
             )
         if self.reward == "measured" and self.step is None:
             raise InvalidInput("reward is 'measured' and step is None; give the training step that is to be run")
+
+    def _validate_learning(self) -> None:
+        for key, allowed in _CHOICES.items():
+            if getattr(self, key) not in allowed:
+                raise InvalidInput(f"{key} is {getattr(self, key)!r}; it must be one of {', '.join(allowed)}")
+        learned = isinstance(self.grouping, str) and self.grouping == "learned"
+        if self.baseline == "others" and self.group_samples * (1 if learned else self.placement_samples) < 2:
+            which = "group_samples" if learned else "group_samples * placement_samples"
+            raise InvalidInput(f"{which} is 1; baseline 'others' compares samples, it must be at least 2")
 
     def _validate_places(self) -> None:
         """A checkpoint that cannot be written must be known before the training, not after it."""
@@ -201,7 +239,8 @@ class Hierarchical(Placer):
         tensorflow()
         began = time.perf_counter()
         units = make_units(graph, cluster, self.vocabulary, self.outputs, self.neighbours)
-        trainer = Trainer(self, units, cluster.n, self._reward(graph, cluster), self._fixed(graph, units))
+        fixed, start = self._fixed(graph, cluster, units), self._start(graph, cluster, units)
+        trainer = Trainer(self, units, cluster.n, self._reward(graph, cluster), fixed, start)
         self._train(trainer, began, self._belongs(graph, cluster))
         return self._best(trainer, graph, cluster, time.perf_counter() - began)
 
@@ -226,15 +265,27 @@ class Hierarchical(Placer):
             return reward.execute_here, (self.step, cluster, self.reward_steps, self.reward_warmup)
         return reward.simulate_here, (cluster,)
 
-    def _fixed(self, graph: OpGraph, units: Any) -> NDArray[np.int64] | None:
-        from .planner.groupings import given_grouping, random_grouping, scope_grouping
+    def _fixed(self, graph: OpGraph, cluster: Cluster, units: Any) -> NDArray[np.int64] | None:
+        from .planner.groupings import given_grouping
 
         if not isinstance(self.grouping, str):
             return given_grouping(graph, units, self.grouping)
+        return self._grouping(self.grouping, graph, cluster, units)
+
+    def _start(self, graph: OpGraph, cluster: Cluster, units: Any) -> NDArray[np.int64] | None:
+        learned = isinstance(self.grouping, str) and self.grouping == "learned"
+        return self._grouping(self.grouper_start, graph, cluster, units) if learned else None
+
+    def _grouping(self, kind: str, graph: OpGraph, cluster: Cluster, units: Any) -> NDArray[np.int64] | None:
+        """The grouping of that name; None for one that only learning makes."""
+        from .planner.groupings import metis_grouping, random_grouping, scope_grouping
+
         groups = min(self.groups, units.total)
-        if self.grouping == "random":
+        if kind == "random":
             return random_grouping(units, groups, self.seed)
-        return scope_grouping(graph, units, groups) if self.grouping == "scopes" else None
+        if kind == "metis":
+            return metis_grouping(graph, cluster, units, groups, self.seed)
+        return scope_grouping(graph, units, groups) if kind == "scopes" else None
 
     def _belongs(self, graph: OpGraph, cluster: Cluster) -> dict[str, Any]:
         """What a checkpoint may be continued with: everything that decides a run, except how long it goes on."""
@@ -277,6 +328,7 @@ class Hierarchical(Placer):
             "best_us": trainer.best_seconds * 1e6, "updates": trainer.updates, "samples": trainer.samples,
             "train_seconds": seconds, "rewards": tuple(history.reward), "valid": tuple(history.valid),
             "best_seconds": tuple(history.best_seconds), "entropy": tuple(history.entropy),
+            "grouper_entropy": tuple(history.grouper_entropy),
             "groups": tuple(trainer.best_group[trainer.units.of].tolist()),
         }  # fmt: skip
         if self.explain:

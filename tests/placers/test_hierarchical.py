@@ -250,7 +250,7 @@ def test_degenerate_cases():
         ({"groups": 0}, "groups is 0; it must be a whole number of at least 1"),
         ({"temperature": 0.0}, "temperature is 0.0; it must be a finite number above 0"),
         ({"time_limit": None, "updates": None}, "time_limit and updates are both None"),
-        ({"grouping": "magic"}, "grouping is 'magic'; it must be one of learned, random, scopes, none"),
+        ({"grouping": "magic"}, "grouping is 'magic'; it must be one of learned, random, scopes, metis, none"),
         ({"executor": "mars"}, "executor is 'mars'; it must be a concurrent.futures.Executor, 'here' or None"),
         ({"learning_rate": float("nan")}, "learning_rate is nan; it must be a finite number above 0"),
         ({"learning_rate": "fast"}, "learning_rate is 'fast'; it must be a finite number above 0"),

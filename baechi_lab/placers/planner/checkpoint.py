@@ -16,8 +16,8 @@ import numpy as np
 from ...errors import FormatError, InvalidInput
 from .reinforce import History, Trainer
 
-VERSION = 1
-_CURVES = ("reward", "valid", "best_seconds", "entropy")
+VERSION = 2
+_CURVES = ("reward", "valid", "best_seconds", "entropy", "grouper_entropy")
 
 
 def save(path: str | os.PathLike[str], trainer: Trainer, belongs: dict[str, Any]) -> None:

@@ -6,6 +6,10 @@ places training steps on 1 CPU and some GPUs with every rival and with the plann
 estimated (a roofline of H's GPU, the K40), step times simulated on the whole graph, placing times measured on the machine
 that runs it, after a first placement that loads and compiles. Written down: one row per placer, with the command, seed,
 date and seconds. H trains for hours; `--seconds` is what every learned placement gets here, which the record says.
+
+    python -m baechi_lab.placers.planner.experiment GROUPINGS.json --graph GRAPH --gpus 4 --groupings 600 --seeds 0 1 2
+
+compares learned, random and fixed groupings at equal updates instead (`comparison`).
 """
 
 from __future__ import annotations
@@ -152,6 +156,26 @@ def _answer(
     return result
 
 
+def _compared(result: dict[str, Any], cell: Cell, graph: OpGraph, given: argparse.Namespace) -> None:
+    """Add the comparison of groupings to `result`, and write it down after every row."""
+    from ...passes import optimize
+    from .comparison import compare_groupings
+
+    cluster = machine(cell.gpus, parse_bytes(given.memory), Link(134.0, 0.0001754))
+    placed = graph if given.on == "ops" else optimize(graph, cluster)
+    rows: list[dict[str, Any]] = []
+    result["cells"].append({"name": cell.name, "gpus": cell.gpus, "on": given.on, "ops": placed.n, "rows": rows})
+    for row in compare_groupings(placed, cluster, given.groupings, given.seeds, **given.params):
+        rows.append(row)
+        _write(result, given.results)
+
+
+def _write(result: dict[str, Any], place: str) -> None:
+    with open(place, "w", encoding="utf-8") as file:  # again and again: an interrupted run keeps what it has
+        json.dump(result, file, indent=1)
+        file.write("\n")
+
+
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m baechi_lab.placers.planner.experiment", description=__doc__)
     parser.add_argument("results", help="JSON file to write")
@@ -164,6 +188,11 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trials", type=int, default=3, help="random groupings (H: 10)")
     parser.add_argument("--rates", help="name of a cell on which learning rates are compared, too")
+    parser.add_argument("--groupings", type=int, metavar="UPDATES", help="compare groupings, at so many updates each")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="with --groupings")
+    parser.add_argument(
+        "--on", choices=("optimized", "ops"), default="optimized", help="with --groupings: what is grouped"
+    )
     parser.add_argument("--params", type=json.loads, default={}, help="further parameters of the planner, as JSON")
     return parser.parse_args(arguments)
 
@@ -181,19 +210,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         make = lambda cell: profiled(cell, given.hardware)  # noqa: E731
     warm_up(machine(2, parse_bytes(given.memory), Link(134.0, 0.0001754)), given.params)
     result: dict[str, Any] = {
-        "command": " ".join(["python", "-m", "baechi_lab.placers.planner.experiment", *told]), "seed": given.seed,
+        "command": " ".join(["python", "-m", "baechi_lab.placers.planner.experiment", *told]),
+        "seed": given.seeds if given.groupings else given.seed,
         "date": date, "step_times": "simulated", "place_seconds": "measured",
-        "hardware": given.hardware if not given.graph else "as profiled",
-        "budget": f"{given.seconds:g} s of training per learned placement on a machine shared with other work; H: up to 3 h",
-        "cells": [],
+        "hardware": given.hardware if not given.graph else "as profiled", "budget": _budget(given), "cells": [],
     }  # fmt: skip
     for cell in cells:
-        result["cells"].append(_answer(cell, make, given, given.params))
+        if given.groupings:
+            _compared(result, cell, make(cell), given)
+        else:
+            result["cells"].append(_answer(cell, make, given, given.params))
         result["took_seconds"] = time.perf_counter() - began
-        with open(given.results, "w", encoding="utf-8") as file:  # after every cell: an interrupted run keeps them
-            json.dump(result, file, indent=1)
-            file.write("\n")
+        _write(result, given.results)
     return 0
+
+
+def _budget(given: argparse.Namespace) -> str:
+    each = f"{given.groupings} updates" if given.groupings else f"{given.seconds:g} s of training"
+    return f"{each} per learned placement on a machine shared with other work; H: up to 3 h"
 
 
 if __name__ == "__main__":

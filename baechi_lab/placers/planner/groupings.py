@@ -1,4 +1,6 @@
-"""Fixed groupings, which the Placer network places without a Grouper: random (H, Table 2), by name scope, or by hand.
+"""Groupings that are computed: random (H, Table 2), by name scope, by METIS, or by hand.
+
+The Placer network places them as they are, or a Grouper starts from them.
 
 ColocRL (Mirhoseini et al. 2017, arXiv:1706.04972) places groups that people made by name; here the deepest level of name
 scopes that yields at most the wanted number of groups.
@@ -10,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput
-from ...graph import OpGraph
+from ...graph import Cluster, OpGraph
+from ..metis import _cut_costs, _pymetis, _silent
 from .embeddings import Units
 
 _PREFIXES = ("gradient_tape", "gradients", "optimizer")
@@ -35,6 +38,23 @@ def scope_grouping(graph: OpGraph, units: Units, groups: int) -> NDArray[np.int6
             break
         chosen = deeper
     return np.minimum(chosen, groups - 1)
+
+
+def metis_grouping(graph: OpGraph, cluster: Cluster, units: Units, groups: int, seed: int) -> NDArray[np.int64]:
+    """int64[U]: about equally many units per group, the cheapest transfers between groups (METIS, k-way; needs pymetis).
+
+    Where there are enough groups for that, every unit is in one of its own.
+    """
+    if groups >= units.total or groups == 1:
+        return np.arange(units.total) % groups
+    pymetis = _pymetis()
+    pointer, neighbour, cost = _cut_costs(graph, cluster, units.of, units.total)
+    options = pymetis.Options(seed=seed, numbering=0)
+    with _silent():
+        _, part = pymetis.part_graph(
+            groups, pymetis.CSRAdjacency(pointer, neighbour), eweights=cost, recursive=False, options=options
+        )
+    return np.asarray(part, dtype=np.int64)
 
 
 def scope_of(name: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """REINFORCE (Williams 1992, doi:10.1007/BF00992696) for the planner's networks: paper H, equations 2 to 6.
 
 One update: draw `m` groupings and for each of them `k` placements, ask for their step times, and move the weights along
-`grad log p (R - B)`, with `R = -sqrt(seconds)`, -10 for what is not valid, and `B` the moving average of `R`. The best
+`grad log p (R - B)`, with `R = -sqrt(seconds)`, -10 for what is not valid, and `B` a baseline (`credit`). The best
 placement seen is kept. Update `u` takes its random numbers from `(seed, u)`, so a run that is continued from a
 checkpoint does what an uninterrupted one would have done.
 """
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from .adam import Adam
+from .credit import Credit, moving_average, others, standardised
 from .embeddings import Units, group_embeddings
 from .networks import Weights, functions, grouper_weights, placer_weights, tensorflow
 from .reward import Reward
@@ -26,20 +27,36 @@ if TYPE_CHECKING:
 
 @dataclass
 class History:
-    """Per update: mean reward, valid samples, best seconds so far, and mean entropy of the Placer's choices."""
+    """Per update: mean reward, valid samples, best seconds so far, mean entropy of the Placer's and Grouper's choices."""
 
     reward: list[float] = field(default_factory=list)
     valid: list[int] = field(default_factory=list)
     best_seconds: list[float] = field(default_factory=list)
     entropy: list[float] = field(default_factory=list)
+    grouper_entropy: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Draw:
+    """What one update sampled: `device` int32[m, k, n], `group` int64[m, U], `seconds` float64[m, k], mean entropies."""
+
+    device: NDArray[np.int32]
+    group: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    entropy: float
+    grouper_entropy: float
 
 
 class Trainer:
-    """The state of one training run; `update()` does one policy update."""
+    """The state of one training run; `update()` does one policy update.
+
+    `fixed` int64[U]: groups in place of a Grouper; `start` int64[U]: groups that a Grouper starts from.
+    """
 
     def __init__(
-        self, params: Hierarchical, units: Units, devices: int, reward: Reward, fixed: NDArray[np.int64] | None
-    ):
+        self, params: Hierarchical, units: Units, devices: int, reward: Reward, fixed: NDArray[np.int64] | None,
+        start: NDArray[np.int64] | None = None,
+    ):  # fmt: skip
         self.params, self.units, self.devices, self.reward, self.fixed = params, units, devices, reward, fixed
         self.simple = params.grouping == "none"
         self.groups = self._group_count()
@@ -52,6 +69,7 @@ class Trainer:
         self.best_seconds = float("inf")
         self.history = History()
         self.types = np.eye(units.types, dtype=np.float32)[units.type]
+        self.prior = self._prior(start)
 
     @property
     def updates(self) -> int:
@@ -77,29 +95,45 @@ class Trainer:
             weights |= placer_weights(rng, width, self.devices, p.placer_hidden)
         return weights
 
+    def _prior(self, start: NDArray[np.int64] | None) -> NDArray[np.float32]:
+        """float32[U, groups] added to the Grouper's logits: at first a unit is in its group of `start` with odds as asked."""
+        if start is None or self.groups == 1:
+            return np.zeros((self.units.total, self.groups), dtype=np.float32)
+        odds = self.params.start_probability / (1.0 - self.params.start_probability) * (self.groups - 1)
+        return np.eye(self.groups, dtype=np.float32)[start] * np.float32(np.log(odds))
+
     def update(self) -> None:
         """Sample, measure, learn; extends `history`."""
+        gradient, draw = self.gradient(np.random.default_rng([self.params.seed, self.updates]))
+        if gradient is not None:
+            self.adam.step(self.weights, gradient, self.params.gradient_norm)
+            self._check()
+        self._keep(draw)
+
+    def gradient(self, rng: np.random.Generator) -> tuple[Weights | None, Draw]:
+        """Minus the estimate of equations 4 and 6 from the samples that `rng` draws; None where no sample teaches."""
         tf = tensorflow()
-        p = self.params
-        rng = np.random.default_rng([p.seed, self.updates])
+        bonus = self.params.entropy_bonus
         tensors = {name: tf.constant(value) for name, value in self.weights.items()}
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(tensors)
-            group, log_group, entropy = self._grouped(tensors, rng)
-            home, log_home, entropy = (group, None, entropy) if self.simple else self._placed(tensors, rng, group)
+            group, log_group, spread = self._grouped(tensors, rng)
+            home, log_home, entropy = (group, None, spread) if self.simple else self._placed(tensors, rng, group)
             device = self._devices(group, home)
             seconds = self.reward(device.reshape(-1, len(self.units.of))).reshape(device.shape[:2])
-            advantage = self._advantage(seconds)
+            grouping, placement = self._credit(seconds)
             loss = 0.0
             if log_group is not None:  # equation 4: a grouping answers for the mean of its placements
-                loss -= tf.reduce_mean(log_group * tf.constant(advantage.mean(axis=1), tf.float32))
+                loss -= tf.reduce_mean(log_group * tf.constant(grouping, tf.float32))
             if log_home is not None:  # equation 6
-                loss -= tf.reduce_mean(log_home * tf.constant(advantage, tf.float32))
-        if np.any(advantage):
-            gradient = tape.gradient(loss, tensors)
-            self.adam.step(self.weights, {k: g.numpy() for k, g in gradient.items()}, p.gradient_norm)
-            self._check()
-        self._keep(seconds, device, group, float(entropy))
+                loss -= tf.reduce_mean(log_home * tf.constant(placement, tf.float32))
+            if bonus:  # of all choices of a device, as their log probabilities are added up, too
+                loss -= bonus * (self.units.total if self.simple else self.groups) * entropy
+        draw = Draw(device, group, seconds, float(entropy), float(spread))
+        if not bonus and not np.any(placement) and not np.any(grouping):
+            return None, draw
+        found = tape.gradient(loss, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return {name: value.numpy() for name, value in found.items()}, draw
 
     def _check(self) -> None:
         if not all(np.isfinite(value).all() for value in self.weights.values()):
@@ -122,7 +156,7 @@ class Trainer:
             return np.repeat(self.fixed[None], p.group_samples, axis=0), None, 0.0
         draws = p.group_samples * (p.placement_samples if self.simple else 1)
         group, log_p, entropy = functions()[0](
-            tensors, self.types, self.units.features, self._noise(rng, (count, self.groups)),
+            tensors, self.types, self.units.features, self._noise(rng, (count, self.groups)) + self.prior,
             rng.random((draws, count), dtype=np.float32),
         )  # fmt: skip
         return group.numpy().astype(np.int64), log_p, entropy
@@ -144,28 +178,29 @@ class Trainer:
         lawful = units.able[np.arange(units.total), chosen]
         return np.where(lawful, chosen, units.fallback)[..., units.of].astype(np.int32)
 
-    def _advantage(self, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-        """`R - B`, 0 for samples that must not count; moves the baseline."""
+    def _credit(self, seconds: NDArray[np.float64]) -> Credit:
+        """`R - B` per grouping and per placement, 0 for samples that must not count; moves the moving average."""
         p = self.params
         valid = np.isfinite(seconds)
         reward = np.where(valid, -np.sqrt(np.where(valid, seconds, 0.0)), p.invalid_reward)
         counts = valid | (self.updates < p.noise_updates)  # H, section 3: only valid placements later on
         self.history.reward.append(float(reward.mean()))
         if not counts.any():
-            return np.zeros_like(reward)
+            return np.zeros(len(reward)), np.zeros_like(reward)
         mean = float(reward[counts].mean())
         if np.isnan(self.baseline):
             self.baseline = mean
-        advantage = np.where(counts, reward - self.baseline, 0.0)
+        credit = others(reward, counts) if p.baseline == "others" else moving_average(reward, counts, self.baseline)
         self.baseline += (1.0 - p.baseline_decay) * (mean - self.baseline)
-        return advantage
+        return standardised(credit, reward, counts) if p.standardise else credit
 
-    def _keep(self, seconds: NDArray[np.float64], device: Any, group: Any, entropy: float) -> None:
-        i, j = np.unravel_index(int(np.argmin(seconds)), seconds.shape)
-        self.samples += seconds.size
-        if seconds[i, j] < self.best_seconds:
-            self.best_seconds, self.best_device = float(seconds[i, j]), device[i, j].copy()
-            self.best_group = group[i].copy()
-        self.history.valid.append(int(np.isfinite(seconds).sum()))
+    def _keep(self, draw: Draw) -> None:
+        i, j = np.unravel_index(int(np.argmin(draw.seconds)), draw.seconds.shape)
+        self.samples += draw.seconds.size
+        if draw.seconds[i, j] < self.best_seconds:
+            self.best_seconds, self.best_device = float(draw.seconds[i, j]), draw.device[i, j].copy()
+            self.best_group = draw.group[i].copy()
+        self.history.valid.append(int(np.isfinite(draw.seconds).sum()))
         self.history.best_seconds.append(self.best_seconds)
-        self.history.entropy.append(entropy)
+        self.history.entropy.append(draw.entropy)
+        self.history.grouper_entropy.append(draw.grouper_entropy)

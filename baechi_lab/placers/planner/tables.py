@@ -1,4 +1,4 @@
-"""The stored results of `planner.experiment` as the papers' tables: H's Tables 1 and 2, B's Table 2."""
+"""The stored results of `planner.experiment` as the papers' tables: H's Tables 1 and 2, B's Table 2; and of `--groupings`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from .comparison import best_within
 
 if TYPE_CHECKING:
     import pandas
@@ -66,6 +68,26 @@ def table_2(results: Mapping[str, Any]) -> pandas.DataFrame:
             "improvement": 1 - learned / best, "updates": [r for r in cell["rows"] if "updates" in r][3]["updates"],
         }  # fmt: skip
     return pd.DataFrame(rows).T
+
+
+def compared_groupings(results: Mapping[str, Any]) -> pandas.DataFrame:
+    """Per grouping: best seconds per step of every seed, their median, and the median at equal seconds of training, which
+    are those of the fastest run with learned or random groups (random placement, which trains nothing, keeps its samples)."""
+    import pandas as pd
+
+    rows = {}
+    for cell in results["cells"]:
+        limit = min(row["train_seconds"] for row in cell["rows"] if row["grouping"] in ("learned", "random"))
+        for name in dict.fromkeys(row["grouping"] for row in cell["rows"]):
+            mine = [row for row in cell["rows"] if row["grouping"] == name]
+            soon = [best_within(row, 1, limit if "updates" in row else float("inf")) for row in mine]
+            rows[cell["on"], name] = {
+                **{f"seed {row['seed']}": row["best_seconds"] for row in mine},
+                "median": float(np.median([row["best_seconds"] for row in mine])),
+                f"median after {limit:.0f} s": float(np.median(soon)),
+                "samples": mine[0]["samples"], "seconds": float(np.median([row["train_seconds"] for row in mine])),
+            }  # fmt: skip
+    return pd.DataFrame(rows).T.rename_axis(["placed", "grouping"])
 
 
 def placing_times(results: Mapping[str, Any]) -> pandas.DataFrame:

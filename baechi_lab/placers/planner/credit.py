@@ -1,0 +1,62 @@
+"""Which sample gets how much credit: the `R - B` of paper H's equations 4 and 6, per grouping and per placement.
+
+`moving_average` is H's baseline: one number for all samples of all updates. `others` compares a sample with the other
+samples of its update (leave one out; Kool, van Hoof and Welling 2019, "Buy 4 REINFORCE samples, get a baseline for free!"):
+a placement with those of its own grouping, a grouping with the other groupings. What a grouping makes possible then no
+longer hides which of its placements was good. Neither baseline depends on the sample it judges, so both gradients have the
+expectation of equations 4 and 6. O(samples).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Credit = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""float64[m] of every grouping, float64[m, k] of every placement of every grouping."""
+
+
+def moving_average(reward: NDArray[np.float64], counts: NDArray[np.bool_], baseline: float) -> Credit:
+    """`reward - baseline`, a grouping for the mean of its placements; 0 where `counts` bool[m, k] is false.
+
+    >>> [part.tolist() for part in moving_average(np.array([[-1.0, -3.0]]), np.array([[True, True]]), -3.0)]
+    [[1.0], [[2.0, 0.0]]]
+    """
+    placement = np.where(counts, reward - baseline, 0.0)
+    return placement.mean(axis=1), placement
+
+
+def others(reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Credit:
+    """`reward` minus the mean of the other samples that count; 0 for those that do not, or that have no others.
+
+    The only placement of a grouping is compared with those of the other groupings.
+
+    >>> reward, counts = np.array([[-1.0, -3.0], [-6.0, -10.0]]), np.ones((2, 2), dtype=bool)
+    >>> [part.tolist() for part in others(reward, counts)]
+    [[6.0, -6.0], [[2.0, -2.0], [4.0, -4.0]]]
+    """
+    counted = np.where(counts, reward, 0.0)
+    total, number = counted.sum(axis=1), counts.sum(axis=1)
+    alone = (number == 1)[:, None]
+    rest = np.where(alone, counted.sum(), total[:, None]) - counted
+    size = np.where(alone, number.sum(), number[:, None]) - 1
+    placement = np.where(counts & (size > 0), reward - rest / np.maximum(size, 1), 0.0)
+    known = number > 0
+    mean = np.where(known, total / np.maximum(number, 1), 0.0)
+    groupings = int(known.sum()) - 1
+    grouping = np.where(known & (groupings > 0), mean - (mean.sum() - mean) / max(groupings, 1), 0.0)
+    return grouping, placement
+
+
+def standardised(credit: Credit, reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Credit:
+    """Credit in standard deviations of the rewards that count, so that it keeps its size while rewards come closer.
+
+    >>> reward, counts = np.array([[-1.0, -5.0]]), np.ones((1, 2), dtype=bool)
+    >>> [part.tolist() for part in standardised(moving_average(reward, counts, -3.0), reward, counts)]
+    [[0.0], [[1.0, -1.0]]]
+    """
+    rewards = reward[counts]
+    spread = float(rewards.std()) if rewards.size else 0.0
+    if spread <= 1e-9 * float(np.abs(rewards).max(initial=0.0)):  # equal up to rounding: nothing to tell apart
+        return np.zeros_like(credit[0]), np.zeros_like(credit[1])
+    return credit[0] / spread, credit[1] / spread
