@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph
 from .bounds_problem import MergeProblem, merge_problem
-from .bounds_propagate import propagate
+from .bounds_propagate import IMPOSSIBLE, OPEN, blank, propagate
 from .bounds_sweep import paid_heads
 from .bounds_units import join, root
 
@@ -73,7 +73,7 @@ def forced_merges(
     until = time.perf_counter() + time_limit
     start = start or (np.zeros(graph.n), np.zeros(graph.n))
     none = np.zeros(len(problem.before[1]), dtype=np.int8)
-    proven = _bisect(problem, low, ceiling, until, lambda limit: _contradiction(problem, limit, none, start))
+    proven = _bisect(problem, low, ceiling, until, lambda limit: _contradiction(problem, limit, none, start, until))
     if shave:
         proven = _climb(problem, proven, ceiling, until, start)
     return proven
@@ -101,17 +101,21 @@ def _bisect(problem: MergeProblem, low: float, high: float, until: float, imposs
     return low
 
 
-def _contradiction(problem: MergeProblem, limit: float, paid: NDArray[np.int8], start: Any) -> bool:
-    return not _propagate(limit, problem, problem.unit.copy(), paid, start[0].copy(), start[1].copy())
+def _contradiction(problem: MergeProblem, limit: float, paid: NDArray[np.int8], start: Any, until: float) -> bool:
+    return not _propagate(limit, problem, problem.unit.copy(), paid, start[0].copy(), start[1].copy(), until)
 
 
-def _propagate(limit: float, x: MergeProblem, unit: Any, paid: Any, head: Any, tail: Any) -> bool:
-    return bool(
-        propagate(
+def _propagate(limit: float, x: MergeProblem, unit: Any, paid: Any, head: Any, tail: Any, until: float) -> bool:
+    """False if `limit` is impossible; True also when time or `ROUNDS` run out."""
+    pairs = blank(len(x.p))
+    for _ in range(ROUNDS):
+        state = propagate(
             limit, x.order, x.p, x.held, *x.before, *x.after, unit, paid, head, tail, x.ancestors, x.descendants,
-            x.devices, x.memory, x.queued, ROUNDS,
-        )
-    )  # fmt: skip
+            x.devices, x.memory, x.queued, *pairs, 1,
+        )  # fmt: skip
+        if state != OPEN or time.perf_counter() > until:
+            break
+    return state != IMPOSSIBLE
 
 
 def _shaved(problem: MergeProblem, limit: float, until: float, start: Any) -> bool:
@@ -120,7 +124,7 @@ def _shaved(problem: MergeProblem, limit: float, until: float, start: Any) -> bo
     source = np.repeat(np.arange(n, dtype=np.int32), np.diff(problem.after[0]))
     unit, paid = problem.unit.copy(), np.zeros(len(target), dtype=np.int8)
     head, tail = start[0].copy(), start[1].copy()
-    if not _propagate(limit, problem, unit, paid, head, tail):
+    if not _propagate(limit, problem, unit, paid, head, tail, until):
         return True
     changed = True
     while changed:
@@ -134,10 +138,10 @@ def _shaved(problem: MergeProblem, limit: float, until: float, start: Any) -> bo
                 continue
             assumed = paid.copy()
             assumed[e] = 1
-            remote_possible = _propagate(limit, problem, unit.copy(), assumed, head.copy(), tail.copy())
+            remote_possible = _propagate(limit, problem, unit.copy(), assumed, head.copy(), tail.copy(), until)
             merged = unit.copy()
             join(merged, u, v)
-            local_possible = _propagate(limit, problem, merged, paid, head.copy(), tail.copy())
+            local_possible = _propagate(limit, problem, merged, paid, head.copy(), tail.copy(), until)
             if not remote_possible and not local_possible:
                 return True
             if remote_possible and local_possible:
@@ -147,6 +151,6 @@ def _shaved(problem: MergeProblem, limit: float, until: float, start: Any) -> bo
                 join(unit, u, v)
             else:
                 paid[e] = 1
-            if not _propagate(limit, problem, unit, paid, head, tail):
+            if not _propagate(limit, problem, unit, paid, head, tail, until):
                 return True
     return False

@@ -11,7 +11,7 @@ from baechi_lab.graph import generators
 from baechi_lab.simulator.bounds_merge import forced_merges
 from baechi_lab.simulator.bounds_paid import paid_bounds
 from baechi_lab.simulator.bounds_problem import merge_problem
-from baechi_lab.simulator.bounds_propagate import propagate
+from baechi_lab.simulator.bounds_propagate import blank, propagate
 
 COMMS = ("parallel", "sequential", "duplex")
 
@@ -127,9 +127,9 @@ def test_compiled_and_readable_propagation_agree():
                 unit, head, tail = x.unit.copy(), np.zeros(n), np.zeros(n)
                 fits = function(
                     limit * x.p.sum(), x.order, x.p, x.held, *x.before, *x.after, unit, np.zeros(len(x.before[1]), np.int8),
-                    head, tail, x.ancestors, x.descendants, x.devices, x.memory, x.queued, 30,
+                    head, tail, x.ancestors, x.descendants, x.devices, x.memory, x.queued, *blank(n), 30,
                 )  # fmt: skip
-                answers.append((bool(fits), unit.tolist(), head.tolist(), tail.tolist()))
+                answers.append((fits, unit.tolist(), head.tolist(), tail.tolist()))
             assert answers[0] == answers[1]
 
 
@@ -137,8 +137,8 @@ def test_high_effort_is_never_below_normal_and_respects_its_limit():
     graph = generators.layered_dag(200, seed=1)
     cluster = Cluster.uniform(3)
     normal, high = bounds(graph, cluster), bounds(graph, cluster, effort="high", time_limit=0.5)
-    assert {k: v for k, v in high.items() if k != "forced-merges"} == dict(normal)
-    assert high["forced-merges"] >= normal.best
+    assert all(high[name] >= value for name, value in normal.items())
+    assert high["forced-merges"] >= max(value for name, value in high.items() if name != "forced-merges")
     assert forced_merges(graph, cluster, 5.0, 5.0) == 5.0
 
 
