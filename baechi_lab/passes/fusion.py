@@ -56,7 +56,7 @@ def fuse(source: Ints, target: Ints, key: Ints, turns: int = TURNS) -> Ints:
     """
     n = len(key)
     label, quiet = np.arange(n, dtype=np.int64), 0
-    source, target = _distinct(source, target, n)
+    source, target = distinct_edges(source, target, n)
     for turn in range(turns):
         side = source if turn % 2 == 0 else target
         degree = np.bincount(side, minlength=n)
@@ -66,11 +66,12 @@ def fuse(source: Ints, target: Ints, key: Ints, turns: int = TURNS) -> Ints:
             return label
         joined = components(n, source[chosen], target[chosen])
         label = joined[label]
-        source, target = _distinct(joined[source], joined[target], n)
+        source, target = distinct_edges(joined[source], joined[target], n)
     return _fuse_one_by_one(source, target, key)[label]
 
 
-def _distinct(source: Ints, target: Ints, n: int) -> tuple[Ints, Ints]:
+def distinct_edges(source: Ints, target: Ints, n: int) -> tuple[Ints, Ints]:
+    """The edges between different ops, each once."""
     pair = source * max(n, 1) + target
     pair = distinct(pair[source != target])
     return pair // max(n, 1), pair % max(n, 1)

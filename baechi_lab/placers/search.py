@@ -7,8 +7,9 @@ best fast rules, each under first in first out and under priorities by upward ra
 2. The best starts are annealed for a tenth of the budget; the best of them go on, one per worker (`search_team`).
 3. Cycles: merge what the best placement keeps together into a few dozen units (`search_coarsen`), anneal, split into
    more units, anneal, ... (`search_engine`). After each round a worker that fell behind continues from the leader.
-4. Large graphs: the first half of the time goes to the optimized graph, whose simulations are many times cheaper; what it
-   finds is read for the ops and joins the starts.
+   Units follow the structure of the graph, too: what shares a weight or a name scope moves as one (`search_structure`).
+4. Large graphs: most of the time goes to a contracted graph (`search_contract`), whose simulations are several times
+   cheaper and nearly as right; what it finds is read for the ops and joins the starts.
 
 Memory limits, colocation groups and allowed devices are kept by every accepted candidate. Complexity: one simulation
 per candidate (`search_evaluate`), many of which stop early. Source: Kirkpatrick, Gelatt and Vecchi 1983,
@@ -30,18 +31,21 @@ from .base import Placer
 from .search_anneal import Samples
 from .search_engine import Budget, Space
 from .search_orders import Candidate
-from .search_starts import Starts, coarse_form, members_of, read_for
+from .search_starts import Starts, coarse_form, read_for
 from .search_team import Team
 
 OBJECTIVES = ("makespan", "p90")
 SAMPLES = 16
 """Samples of the profile error that `objective="p90"` simulates per candidate."""
 
-RULES = 0.35
+RULES = 0.2
 """Most of the time that the rules may take."""
 
-COARSE = 0.5
-"""Share of a large graph's budget for its optimized form."""
+COARSE = 0.7
+"""Share of a large graph's budget for its contracted form."""
+
+COARSE_STARTS = 8
+"""Candidates that are read for that form."""
 
 
 @dataclass(frozen=True)
@@ -181,33 +185,32 @@ class _Run:
         return [first, *sorted(others, key=lambda c: c.key)]
 
     def _coarse(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Search the optimized form of a large graph, and read what it finds for the graph itself."""
-        form = coarse_form(self.graph, self.cluster) if self.params.objective == "makespan" else None
-        if form is None or self.budget.spent(0) >= 1.0:
+        """Search the contracted form of a large graph, and read what it finds for the graph itself."""
+        found = coarse_form(self.graph, self.cluster) if self.params.objective == "makespan" else None
+        if found is None or self.budget.spent(0) >= 1.0:
             return []
+        form, member = found
         space = Space(form, self.cluster)
         starts = Starts(space, self.params.schedulers, self.params.seed)
-        found: list[Candidate] = []
-        for candidate in candidates[:8]:
-            device = read_for(form, candidate.device, self.cluster)
+        begin: list[Candidate] = []
+        for candidate in candidates[:COARSE_STARTS]:
+            device, rank = read_for(member, candidate, self.cluster, self.space.work)
             if space.allowed[np.arange(form.n), device].all():
-                found += starts.measured(candidate.name, device)
-        if not found:
+                begin += starts.measured(candidate.name, device, rank)
+        if not begin:
             return []
-        found.sort(key=lambda c: c.key)
         part = self.budget.part(COARSE * (1.0 - self.budget.spent(0)), 1)
         team = Team(space, self.params.workers, self.params.seed, part, lambda best, used: self._tell(np.inf, used))
         try:
-            team.search(found, 0)
+            team.search(begin, 0)
         except KeyboardInterrupt:
             self.budget.stopped = self.interrupted = True
         self.used_before += team.used
         read: list[Candidate] = []
         for walk in team.walks:
             best = walk.best
-            group = members_of(form)
-            order = None if best.rank is None else best.rank[group]
-            read += self.starts.measured(f"{best.name} (coarse)", best.device[group], order)
+            rank = None if best.rank is None else best.rank[member]
+            read += self.starts.measured(f"{best.name} (contracted)", best.device[member], rank)
         return sorted(read, key=lambda c: c.key)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from .search_anneal import Samples, anneal, back_to_best, make_state, make_units
 from .search_coarsen import coarsen
 from .search_evaluate import make_model, make_work, memory_matters
 from .search_orders import Candidate, topological_position
+from .search_regions import around, in_time, part
+from .search_structure import structures
 
 SLICE_SECONDS = 0.03
 """How long compiled code runs before time, callback and interruption are looked at."""
@@ -27,6 +30,13 @@ LEVELS = ((48, 0.02, 0.002), (150, 0.01, 0.001), (500, 0.005, 0.0005))
 
 SMALL_LEVELS = ((48, 0.15, 0.01), (48, 0.05, 0.002))
 """The same for small graphs, where a single op is a large part of the makespan."""
+
+
+PARTS, PARTS_SHARE, PART_UNITS, PART_HEAT = 6, 0.25, 60, (0.003, 0.0003)
+"""After these levels: how many parts are re-optimised, in which share of the cycle, and the units and temperatures of each."""
+
+NEAREST = 0.75
+"""How often units are made along the structure that has about as many labels as units are wanted."""
 
 
 class Budget:
@@ -88,14 +98,23 @@ class Space:
         smallest = max(float(self.model.limit.min()), 1.0)
         return np.array([1.0, min(price / smallest, never), 0.0, never])
 
+    @cached_property
+    def structures(self) -> list[NDArray[np.int64]]:
+        """Labels along which units are made, the coarsest first: structures of the graph, then its colocation groups."""
+        return [*structures(self.graph, self.group), self.group.astype(np.int64)]
+
+    def along(self, wanted: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """The labels to make about `wanted` units from: mostly the structure that is nearest to that, else any."""
+        if rng.random() < NEAREST:
+            return min(self.structures, key=lambda labels: abs(np.log((labels.max() + 1) / wanted)))
+        fine = [labels for labels in self.structures if labels.max() >= wanted / 3] or self.structures[-1:]
+        return fine[int(rng.integers(0, len(fine)))]
+
     def units(self, device: NDArray[np.int32], wanted: int, rng: np.random.Generator) -> Any:
-        """Units that move together: about `wanted`, each within one device of `device`; all groups where they are few."""
-        if wanted >= len(self.groups.ptr) - 1:
-            return self.groups
+        """About `wanted` units, each on one device."""
         graph = self.graph
-        label = coarsen(
-            self.group, device, graph.edge_source, graph.consumers, self.edge_cost, self.work, wanted, rng
-        )  # fmt: skip
+        label = self.along(wanted, rng) * self.cluster.n + device
+        label = coarsen(label, device, graph.edge_source, graph.consumers, self.edge_cost, self.work, wanted, rng)
         return make_units(label, self.position, self.allowed)
 
 
@@ -141,7 +160,7 @@ class Walk:
         return Candidate(self.name, self.state.best_device.copy(), rank, float(self.state.cost[2]), over)
 
     def cycle(self, share: Budget, levels: Any = LEVELS) -> None:
-        """Coarse to fine: anneal on every level with an equal part of `share`, each time from the best candidate.
+        """Coarse to fine: anneal on every level, then in parts of the graph alone, each time from the best candidate.
 
         Where memory may run out, half of the cycles may exceed it on the way, at a price that differs from cycle to cycle.
         """
@@ -149,15 +168,27 @@ class Walk:
         self.weight = self.space.weight(
             float(self.state.cost[2]) * 10.0 ** self.rng.uniform(-0.5, 1.0) if soft else np.inf
         )
-        count = len(levels)
-        before = self.used
+        before, last = self.used, 1.0 - PARTS_SHARE
         for k, (wanted, hot, cold) in enumerate(levels):
             back_to_best(self.state)
             units = self.space.units(self.state.device, wanted, self.rng)
             if len(units.ptr) < 2:
                 return
-            self._anneal(units, hot, cold, share, before, k / count, (k + 1) / count)
+            self._anneal(units, hot, cold, share, before, last * k / len(levels), last * (k + 1) / len(levels))
+        for k in range(PARTS):
+            back_to_best(self.state)
+            step = (1.0 - last) / PARTS
+            self._anneal(self._part(), *PART_HEAT, share, before, last + step * k, last + step * (k + 1))
         back_to_best(self.state)
+
+    def _part(self) -> Any:
+        """Units of a random part of the graph, near each other by edges or in time, as fine as they can be."""
+        space, rng = self.space, self.rng
+        if rng.random() < 0.5:
+            return part(space.groups, around(space.graph, space.groups, PART_UNITS, rng))
+        settle(space.model, self.work, self.state, space.samples, self.by_rank, space.track, self.weight)
+        self.used += 1
+        return part(space.groups, in_time(self.work.start, space.groups, PART_UNITS, rng))
 
     def _anneal(
         self, units: Any, hot: float, cold: float, share: Budget, before: int, first: float, last: float

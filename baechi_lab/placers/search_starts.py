@@ -12,6 +12,7 @@ from ..graph import Cluster, OpGraph, Placement
 from ..simulator.schedulers.pct import path_computation_time
 from .auto import fast_placers, forms_of, proposal
 from .contiguous import contiguous_splits
+from .search_contract import contracted, short_us
 from .search_engine import Space
 from .search_evaluate import make_work
 from .search_orders import Candidate, measure, upward_order
@@ -66,15 +67,15 @@ class Starts:
     def _rules(self) -> Iterator[tuple[str, NDArray[np.int32], NDArray[np.float64] | None]]:
         """Every fast placer on every form of the graph; METIS and cuts also on fewer devices."""
         for what, form in forms_of(self.graph, self.cluster).items():
+            for name, device in self._cuts(form):
+                device = device if form is self.graph or form.group_of is None else device[form.group_of]
+                yield f"{name} on the {what} graph", device, None
             for name in fast_placers(form):
                 try:
                     placed = proposal(name, form, self.graph, self.cluster)
                 except BaechiLabError:  # this rule finds nothing that fits; others may
                     continue
                 yield f"{name} on the {what} graph", placed.device, placed.rank
-            for name, device in self._cuts(form):
-                device = device if form is self.graph or form.group_of is None else device[form.group_of]
-                yield f"{name} on the {what} graph", device, None
 
     def _cuts(self, form: OpGraph) -> Iterator[tuple[str, NDArray[np.int32]]]:
         from .metis import metis_partitions
@@ -124,31 +125,30 @@ def choose(starts: Sequence[Candidate], most: int) -> list[Candidate]:
     return chosen
 
 
-def coarse_form(graph: OpGraph, cluster: Cluster) -> OpGraph | None:
-    """A form of `graph` small enough to be searched much faster and fine enough to be worth it; None where there is none."""
-    from ..passes import optimize
-
-    if graph.group_of is not None or graph.n < LARGE:
-        return None
-    forms = [optimize(graph, cluster), optimize(graph, cluster, forward_only=False)]
-    fit = [form for form in forms if FINE * cluster.n <= form.n <= graph.n / 3]
-    return min(fit, key=lambda form: form.n) if fit else None
-
-
 LARGE = 1500
-"""Fewest ops for which a coarse form is searched first."""
+"""Fewest ops for which a contracted form is searched first."""
 
-FINE = 40
-"""Fewest groups per device that such a form must have."""
-
-
-def members_of(form: OpGraph) -> NDArray[np.int32]:
-    """int32[original ops]: the op of `form` that holds each original op."""
-    return np.arange(form.n, dtype=np.int32) if form.group_of is None else form.group_of
+WORTH = 0.5
+"""Most of the ops that such a form may keep."""
 
 
-def read_for(form: OpGraph, device: NDArray[np.int32], cluster: Cluster) -> NDArray[np.int32]:
-    """Device per op of the coarse `form`: where most of the work of its members is in `device` int32[original ops]."""
-    votes = np.zeros((form.n, cluster.n))
-    np.add.at(votes, (members_of(form), device), 1.0)
-    return votes.argmax(axis=1).astype(np.int32)
+def coarse_form(graph: OpGraph, cluster: Cluster) -> tuple[OpGraph, NDArray[np.int64]] | None:
+    """A contracted form of a large `graph`, whose simulations are much cheaper, and the op of it that holds each op."""
+    if graph.n < LARGE:
+        return None
+    form, member = contracted(graph, cluster, short_us(graph, cluster))
+    return (form, member) if form.n <= WORTH * graph.n else None
+
+
+def read_for(
+    member: NDArray[np.int64], candidate: Candidate, cluster: Cluster, work: NDArray[np.float64]
+) -> tuple[NDArray[np.int32], NDArray[np.float64] | None]:
+    """Device and rank per merged op: where most of the `work` of its members is, and the rank of the first of them."""
+    count = int(member.max()) + 1
+    votes = np.zeros((count, cluster.n))
+    np.add.at(votes, (member, candidate.device), work)
+    rank = None
+    if candidate.rank is not None:
+        rank = np.full(count, np.inf)
+        np.minimum.at(rank, member, candidate.rank)
+    return votes.argmax(axis=1).astype(np.int32), rank

@@ -22,8 +22,11 @@ TRIAL = 0.1
 RESTART_OPS = 40
 """Most ops for which every second round starts from a random candidate: there one good start is not worth much."""
 
+ROUNDS = 12
+"""Rounds in which the walks share what they found."""
+
 RESTARTS = 24
-"""Rounds on these."""
+"""Rounds on graphs that small."""
 
 TELL_SECONDS = 0.2
 """How often progress is reported."""
@@ -78,7 +81,7 @@ class Team:
         """Cycles of all walks until the budget is spent; those that fall behind continue from the leader."""
         for k, walk in enumerate(self.walks):
             walk.begin(candidates[min(k, len(candidates) - 1)])
-        rounds = self._round_count()
+        rounds = RESTARTS if self.small else ROUNDS
         for number in range(rounds):
             left = 1.0 - self._spent()
             if left <= 0.0:
@@ -104,14 +107,6 @@ class Team:
         by_rank = (self.orders == {True, False} and rng.random() < 0.8) or self.orders == {True}
         rank = space.position + rng.normal(0.0, n * rng.random(), n) if by_rank else None
         return measure(space.model, walk.work, "restart", home.astype(np.int32), rank)
-
-    def _round_count(self) -> int:
-        """About one cycle per second and more for long searches, at least two; many short ones on small graphs."""
-        if self.small:
-            return RESTARTS
-        if self.budget.seconds is not None:
-            return max(2, min(12, round(self.budget.seconds / 1.5)))
-        return max(2, min(12, (self.budget.evaluations or 0) // 10_000))
 
     def _reorder(self, walk: Walk) -> None:
         """Ops have moved since the priorities were computed: take those of the present assignment if they are better."""
