@@ -29,31 +29,30 @@ def compare(
             load[u] += p[members[e]]
     tallest = np.argsort(-load)
     count = 0
-    roots = np.empty(BIG, np.int64)
+    roots, begin, finish, size = np.empty(BIG, np.int64), np.empty(BIG), np.empty(BIG), np.empty(BIG)
     for u in tallest:
-        if pointer[u + 1] == pointer[u] or load[u] <= 0.0:
-            continue
-        if pointer[u + 1] - pointer[u] > 1:
-            mine = members[pointer[u] : pointer[u + 1]]
+        if load[u] <= 0.0:
+            break
+        mine = members[pointer[u] : pointer[u + 1]]
+        if len(mine) > 1:
             if one_machine(mine, head, p, tail) > limit * (1.0 + SLACK):
                 return False
             if held[mine].sum() > memory:
                 return False
         if count < BIG:
-            big[u] = count
-            roots[count] = u
+            big[u], roots[count] = count, u
+            begin[count], finish[count], size[count] = head[mine].min(), tail[mine].min(), held[mine].sum()
             count += 1
     apart[:, :] = False
     for a in range(count):
         for b in range(a + 1, count):
             u, w = roots[a], roots[b]
-            both = np.concatenate((members[pointer[u] : pointer[u + 1]], members[pointer[w] : pointer[w + 1]]))
-            first, last = head[both].min(), tail[both].min()
-            far = load[u] + load[w] + first + last > limit * (1.0 + SLACK)
-            if not far and load[u] + load[w] > 0.3 * limit:
+            work = load[u] + load[w]
+            far = work + min(begin[a], begin[b]) + min(finish[a], finish[b]) > limit * (1.0 + SLACK)
+            far = far or size[a] + size[b] > memory
+            if not far and work > 0.3 * limit:
+                both = np.concatenate((members[pointer[u] : pointer[u + 1]], members[pointer[w] : pointer[w + 1]]))
                 far = one_machine(both, head, p, tail) > limit * (1.0 + SLACK)
-            if not far:
-                far = held[both].sum() > memory
             apart[a, b] = apart[b, a] = far
     return not _too_many_apart(apart, count, devices)
 
