@@ -92,12 +92,14 @@ def _climb(problem: MergeProblem, low: float, high: float, until: float, start: 
 
 
 def _bisect(problem: MergeProblem, low: float, high: float, until: float, impossible: Any) -> float:
-    while high - low > PRECISION * high and time.perf_counter() < until:
-        middle = 0.5 * (low + high)
+    longest = 0.0  # so far, of one propagation in seconds: none that may take so long is begun too late
+    while high - low > PRECISION * high and time.perf_counter() + longest < until:
+        middle, began = 0.5 * (low + high), time.perf_counter()
         if impossible(middle):
             low = middle
         else:
             high = middle
+        longest = max(longest, time.perf_counter() - began)
     return low
 
 
@@ -107,14 +109,16 @@ def _contradiction(problem: MergeProblem, limit: float, paid: NDArray[np.int8], 
 
 def _propagate(limit: float, x: MergeProblem, unit: Any, paid: Any, head: Any, tail: Any, until: float) -> bool:
     """False if `limit` is impossible; True also when time or `ROUNDS` run out."""
-    pairs = blank(len(x.p))
+    pairs, last = blank(len(x.p)), time.perf_counter()
     for _ in range(ROUNDS):
         state = propagate(
             limit, x.order, x.p, x.held, *x.before, *x.after, unit, paid, head, tail, x.ancestors, x.descendants,
             x.devices, x.memory, x.queued, *pairs, 1,
         )  # fmt: skip
-        if state != OPEN or time.perf_counter() > until:
+        now = time.perf_counter()
+        if state != OPEN or now + (now - last) > until:
             break
+        last = now
     return state != IMPOSSIBLE
 
 
