@@ -106,7 +106,8 @@ class Hierarchical(Placer):
             groups each time; or the "metis" or "scopes" grouping, in which each op starts with `start_probability`.
 
     The paper's values are the defaults; `SIMULATED` holds others that learn from simulated rewards. With them and 16 samples
-    per update, learned groupings beat random ones on GNMT: `planner.experiment --groupings`, notebook 40.
+    per update, learned groupings beat random ones on GNMT (`planner.experiment --groupings`, notebook 40): from either start
+    where the graph is optimized (12 units), only from "metis" on its 17,838 ops, where learning adds little to that start.
 
     `info`: `rewards` (mean per update), `valid` samples, `best_seconds`, and `entropy` and `grouper_entropy` (mean per choice
     of a device, of a group), per update; `samples`, `updates`, `train_seconds`, `best_us`, and `groups` int[n], the group of

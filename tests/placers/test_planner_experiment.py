@@ -81,3 +81,48 @@ def test_stored_results_hold_every_cell():
     assert list(tables.table_1(results).index) == [cell.name for cell in experiment.CELLS]
     best = {row["learning_rate"]: row["last_entropy"] for row in results["cells"][-1]["learning_rates"]}
     assert best[0.1] < 0.01 < best[0.005]  # what the parameter's text says
+
+
+def test_compared_groupings_by_hand():
+    def row(grouping, seed, seconds, best, **more):
+        curve = [[16, seconds / 2, 2 * best], [32, seconds, best]]
+        return {"grouping": grouping, "seed": seed, "samples": 32, "train_seconds": seconds, "best_seconds": best,
+                "curve": curve, **more}  # fmt: skip
+
+    rows = [
+        row("learned", 0, 10.0, 1.0, updates=2), row("learned", 1, 30.0, 3.0, updates=2),
+        row("random", 0, 8.0, 4.0, updates=2), row("random", 1, 8.0, 6.0, updates=2), row("random placement", 0, 1.0, 9.0),
+    ]  # fmt: skip
+    table = tables.compared_groupings({"cells": [{"on": "ops", "rows": rows}]})
+    learned = table.loc[("ops", "learned")]
+    # The fastest run took 8 s: by then, seed 0 has its first point and seed 1 none yet.
+    assert (learned["median"], learned["median after 8 s"], learned["seconds"]) == (2.0, float("inf"), 20.0)
+    assert table.loc[("ops", "random")].tolist() == [4.0, 6.0, 5.0, 5.0, 32, 8.0]
+    assert table.loc[("ops", "random placement"), "median after 8 s"] == 9.0
+
+
+def test_command_compares_groupings(tmp_path):
+    pytest.importorskip("tensorflow")
+    pytest.importorskip("pymetis")
+    save_graph(OpGraph.from_edges([1e6, 1e6]), tmp_path / "two.json")
+    arguments = [str(tmp_path / "out.json"), "--graph", str(tmp_path / "two.json"), "--gpus", "2", "--groupings", "8"]
+    params = {"placer_hidden": 4, "grouper_hidden": 4, "workers": 1}
+    assert experiment.main([*arguments, "--seeds", "4", "--on", "ops", "--params", json.dumps(params)]) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    (cell,) = result["cells"]
+    assert (cell["on"], cell["ops"], result["seed"]) == ("ops", 2, [4]) and result["budget"].startswith("8 updates")
+    best = {row["grouping"]: row["best_seconds"] for row in cell["rows"]}
+    # Two ops of 1 s and two GPUs: every one of 128 samples would have to miss 2 of 9 placements. METIS keeps them apart.
+    assert best["metis"] == best["learned"] == best["random placement"] == 1.0 and best["random"] >= 1.0
+
+
+def test_stored_groupings_are_what_the_notebook_says():
+    for on in ("optimized", "ops"):
+        path = Path(__file__).parents[2] / "notebooks" / f"40_planner_groupings_{on}.json"
+        results = json.loads(path.read_text())
+        assert {"command", "seed", "date", "took_seconds", "budget", "hardware"} <= set(results)
+        assert "--groupings" in results["command"] and results["seed"] == [0, 1, 2]
+        table = tables.compared_groupings(results).loc[on]
+        assert len(set(table["samples"])) == 1
+        for column in (name for name in table if name.startswith("median")):
+            assert table.loc["learned", column] < min(table.loc[["random", "random placement"], column])

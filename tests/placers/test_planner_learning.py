@@ -7,6 +7,7 @@ import pytest
 
 from baechi_lab import Cluster, Link, OpGraph, place
 from baechi_lab.errors import InvalidInput
+from baechi_lab.graph import generators
 from baechi_lab.placers.hierarchical import SIMULATED, Hierarchical
 from baechi_lab.placers.planner.comparison import best_within, compare_groupings
 from baechi_lab.placers.planner.credit import moving_average, others, standardised
@@ -171,6 +172,17 @@ def test_simulated_parameters_repeat_and_resume(tmp_path):
     assert whole.info["samples"] == 8 * 16 and len(whole.info["grouper_entropy"]) == 8
     with pytest.raises(InvalidInput, match=r"was made with entropy_bonus 0\.1, this run has 0\.0; they must agree"):
         learned(resume=file, entropy_bonus=0.0)
+
+
+def test_reaches_the_optimum_of_twelve_ops_in_most_seeds():
+    pytest.importorskip("tensorflow")
+    graph = generators.layered_dag(12, seed=3, duration_us=(10, 100), size_bytes=(100, 1000))
+    cluster = Cluster.uniform(2, memory_bytes=1 << 40, link=Link(5.0, 0.01))
+    every = np.array(list(itertools.product(range(2), repeat=12)), dtype=np.int32)
+    optimum = SimulatedReward(graph, cluster, 1)(every).min() * 1e6
+    given = {**SIMULATED, "placer_hidden": 16, "placement_samples": 16, "entropy_bonus": 0.2, "workers": 1}
+    runs = [place(graph, cluster, "hierarchical", **given, seed=s, updates=85, time_limit=None) for s in range(3)]
+    assert sum(run.info["best_us"] == pytest.approx(optimum, rel=1e-9) for run in runs) >= 2
 
 
 def test_groupings_are_compared_at_equal_samples():
