@@ -22,7 +22,7 @@ EFFORTS = ("normal", "high")
 SMALL = 1000 if HAS_NUMBA else 50
 """Most ops for which raising heads and tails takes milliseconds."""
 
-ZONES = {"normal": (40,), "high": (40, 200, 600)}
+ZONES = {"normal": (40,), "high": (40, 150, 300, 600)}
 """Ancestors that are probed together, per effort."""
 
 RAISE_SHARE = 0.5, 0.95
