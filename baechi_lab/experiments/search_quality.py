@@ -3,7 +3,9 @@
     python -m baechi_lab.experiments.search_quality --graphs FOLDER --seconds 10 --seeds 3 --store result.json
 
 `--graphs` (or the environment's BAECHI_LAB_GRAPHS) is a folder of dnn-partitioning graphs, read from where it is; the
-project's own profiles come from `--data`. `--quick`: the small graphs, 2 s, one seed.
+project's own profiles come from `--data`, with paper B's link. The graphs of paper C, whose stored costs are placeholders,
+get costs drawn as in its section 5.1 (1 to 100 operations and bytes; speed and bandwidth at their means, 55 and 35).
+`--quick`: the small graphs, 2 s, one seed.
 
 Definitions. *Best rule*: the fastest feasible row of `auto`'s table (under FIFO alone: of its rows with that scheduler).
 *Search*: the median makespan over the seeds. *Bound*: the largest of `bounds(effort="high")`. *Transfers dominate* where
@@ -24,28 +26,43 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Cluster, OpGraph, load_graph
+from ..graph import Cluster, Link, OpGraph, load_graph
 from ..placers import place
 from ..simulator import bounds, simulate
 
 SHARED = ("bert_l-3_training.json", "inceptionv3_training.json")
 OWN = (
-    "tf-examples/dynamic_rnn.json.gz", "tf-examples/recurrent_network.json.gz", "inception_v3-batch32.json.gz",
-    "gnmt-length40-batch128.json.gz",
+    "inception_v3-batch32.json.gz", "inception_v3-batch128.json.gz", "gnmt-length40-batch128.json.gz",
+    "gnmt-length50-batch256.json.gz",
 )  # fmt: skip
+DRAWN = ("tf-examples/recurrent_network.json.gz", "tf-examples/dynamic_rnn.json.gz")
 SIMPLE = ("critical-path", "work", "restricted-work", "group")
 DEVICES = (2, 4)
 PLENTY = 1 << 44
 QUICK_OPS = 5000
 
 
-def graphs(folder: str | Path | None, data: str | Path, quick: bool = False) -> Iterator[OpGraph]:
-    """The graphs of the bars: those of dnn-partitioning in `folder` (None: left out) and stored profiles in `data`."""
+def graphs(
+    folder: str | Path | None, data: str | Path, quick: bool = False
+) -> Iterator[tuple[OpGraph, dict[str, Any]]]:
+    """The graphs of the bars and what their clusters need: those of dnn-partitioning in `folder` (None: left out), stored
+    profiles in `data`, and paper C's with drawn costs."""
     paths = [] if folder is None else [Path(folder) / name for name in SHARED]
     for path in [*paths, *(Path(data) / name for name in OWN)]:
         graph = load_graph(path)
         if not quick or graph.n <= QUICK_OPS:
-            yield graph
+            yield graph, {"link": Link(134.0, 0.0001754)}
+    for path in (Path(data) / name for name in DRAWN):
+        graph = load_graph(path)
+        if not quick or graph.n <= QUICK_OPS:
+            yield drawn(graph), {"link": Link(0.0, 1.0 / 35.0), "speed": 55.0}
+
+
+def drawn(graph: OpGraph, seed: int = 0) -> OpGraph:
+    """`graph` with durations and sizes drawn uniformly from 1 to 100 (paper C, section 5.1)."""
+    rng = np.random.default_rng(seed)
+    size = rng.integers(1, 101, graph.tensor_count)
+    return graph.replace(duration_us=rng.uniform(1.0, 100.0, graph.n), tensor_bytes=size)
 
 
 def transfers_dominate(graph: OpGraph, cluster: Cluster) -> bool:
@@ -59,7 +76,7 @@ def transfers_dominate(graph: OpGraph, cluster: Cluster) -> bool:
     if cluster.n < 2:
         return False
     moved = cluster.latency_us[0, 1] + cluster.us_per_byte[0, 1] * graph.tensor_bytes
-    return bool(moved.sum() > graph.duration_us.sum())
+    return bool(moved.sum() > graph.duration_us.sum() / cluster.speed.max())
 
 
 def quality(
@@ -86,7 +103,7 @@ def quality(
     best, searched = min(fits), float(np.median(found))
     return {
         "graph": graph.name, "ops": graph.n, "devices": cluster.n, "transfers_dominate": transfers_dominate(graph, cluster),
-        "one_device_us": float(graph.duration_us.sum()), "best_rule_us": best, "search_us": found,
+        "one_device_us": float(graph.duration_us.sum() / cluster.speed.max()), "best_rule_us": best, "search_us": found,
         "search_over_rule": searched / best, "search_over_bound": searched / known.best,
         "search_over_simple_bound": searched / max(known[name] for name in SIMPLE),
         "bounds_us": dict(known),
@@ -127,9 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     seconds, seeds = (2.0, 1) if given.quick else (given.seconds, given.seeds)
     began, rows = time.perf_counter(), []
-    for graph in graphs(given.graphs, given.data, given.quick):
+    for graph, costs in graphs(given.graphs, given.data, given.quick):
         for devices in DEVICES:
-            cluster = Cluster.uniform(devices, memory_bytes=PLENTY, comm="sequential")
+            cluster = Cluster.uniform(devices, memory_bytes=PLENTY, comm="sequential", **costs)
             rows.append(quality(graph, cluster, seconds, range(seeds), given.fifo, given.bound_seconds))
             row = rows[-1]
             ratios = " ".join(f"{key} {row[key]:.3f}" for key in row if key.startswith("search_over"))

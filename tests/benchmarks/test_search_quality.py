@@ -30,9 +30,9 @@ needs_ortools = pytest.mark.skipif(importlib.util.find_spec("ortools") is None, 
 @cache
 def results(fifo, seconds):
     rows = []
-    for graph in graphs(FOLDER, DATA, quick=not FULL):
+    for graph, costs in graphs(FOLDER, DATA, quick=not FULL):
         for devices in DEVICES:
-            cluster = bl.Cluster.uniform(devices, memory_bytes=PLENTY, comm="sequential")
+            cluster = bl.Cluster.uniform(devices, memory_bytes=PLENTY, comm="sequential", **costs)
             rows.append(quality(graph, cluster, seconds if FULL else 2.0, range(3 if FULL else 1), fifo))
     return rows
 
@@ -93,9 +93,11 @@ def test_tight_memory(benchmark, devices, share):
 
     def attempt():
         found = {}
-        for graph in graphs(FOLDER, DATA, quick=not FULL):
+        for graph, costs in graphs(FOLDER, DATA, quick=not FULL):
             alone = bl.simulate(graph, bl.Cluster.uniform(1, memory_bytes=PLENTY), bl.Placement(device=[0] * graph.n))
-            cluster = bl.Cluster.uniform(devices, memory_bytes=int(share * alone.peak_bytes[0]), comm="sequential")
+            cluster = bl.Cluster.uniform(
+                devices, memory_bytes=int(share * alone.peak_bytes[0]), comm="sequential", **costs
+            )
             try:
                 placed = bl.place(graph, cluster, "auto")
                 found[graph.name] = "placed" if bl.simulate(graph, cluster, placed).feasible else "invalid"
