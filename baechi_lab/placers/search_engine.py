@@ -32,8 +32,8 @@ SMALL_LEVELS = ((48, 0.15, 0.01), (48, 0.05, 0.002))
 """The same for small graphs, where a single op is a large part of the makespan."""
 
 
-PARTS, PARTS_SHARE, PART_UNITS, PART_HEAT = 6, 0.25, 60, (0.003, 0.0003)
-"""After these levels: how many parts are re-optimised, in which share of the cycle, and the units and temperatures of each."""
+PARTS, PART_UNITS, PART_HEAT = 6, 60, (0.003, 0.0003)
+"""After these levels: how many parts are re-optimised, and the units and temperatures of each."""
 
 NEAREST = 0.75
 """How often units are made along the structure that has about as many labels as units are wanted."""
@@ -159,8 +159,8 @@ class Walk:
         over = float(self.state.cost[3]) if self.space.track else 0.0
         return Candidate(self.name, self.state.best_device.copy(), rank, float(self.state.cost[2]), over)
 
-    def cycle(self, share: Budget, levels: Any = LEVELS) -> None:
-        """Coarse to fine: anneal on every level, then in parts of the graph alone, each time from the best candidate.
+    def cycle(self, share: Budget, levels: Any = LEVELS, parts: float = 0.0) -> None:
+        """Coarse to fine: anneal on every level, then, for a share `parts`, in parts of the graph alone, each time from the best.
 
         Where memory may run out, half of the cycles may exceed it on the way, at a price that differs from cycle to cycle.
         """
@@ -168,14 +168,14 @@ class Walk:
         self.weight = self.space.weight(
             float(self.state.cost[2]) * 10.0 ** self.rng.uniform(-0.5, 1.0) if soft else np.inf
         )
-        before, last = self.used, 1.0 - PARTS_SHARE
+        before, last = self.used, 1.0 - parts
         for k, (wanted, hot, cold) in enumerate(levels):
             back_to_best(self.state)
             units = self.space.units(self.state.device, wanted, self.rng)
             if len(units.ptr) < 2:
                 return
             self._anneal(units, hot, cold, share, before, last * k / len(levels), last * (k + 1) / len(levels))
-        for k in range(PARTS):
+        for k in range(PARTS if parts else 0):
             back_to_best(self.state)
             step = (1.0 - last) / PARTS
             self._anneal(self._part(), *PART_HEAT, share, before, last + step * k, last + step * (k + 1))

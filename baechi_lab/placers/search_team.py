@@ -22,8 +22,11 @@ TRIAL = 0.1
 RESTART_OPS = 40
 """Most ops for which every second round starts from a random candidate: there one good start is not worth much."""
 
-ROUNDS = 12
+ROUNDS = 8
 """Rounds in which the walks share what they found."""
+
+LATE, PARTS_SHARE = 0.7, 0.4
+"""From which share of the rounds on parts are re-optimised, and in which share of a round: there, annealing gains little."""
 
 RESTARTS = 24
 """Rounds on graphs that small."""
@@ -92,7 +95,8 @@ class Team:
                 elif walk.kept is not None:
                     walk.begin(walk.best)
                 self._reorder(walk)
-            self._together(self.walks, left / (rounds - number))
+            late = number >= LATE * rounds
+            self._together(self.walks, left / (rounds - number), PARTS_SHARE if late else 0.0)
             leader = self.leader
             for walk in self.walks:
                 if walk is not leader and (number >= rounds // 2 or walk.cost > 1.05 * leader.cost):
@@ -119,13 +123,13 @@ class Team:
         if again.key < best.key:
             walk.begin(again)
 
-    def _together(self, walks: Sequence[Walk], share: float) -> None:
+    def _together(self, walks: Sequence[Walk], share: float, parts: float = 0.0) -> None:
         """Every walk does one cycle with its part of `share` of the whole budget."""
-        parts = [self.budget.part(share, len(walks)) for _ in walks]
+        shares = [self.budget.part(share, len(walks)) for _ in walks]
         with ThreadPoolExecutor(len(walks)) as pool:
             running = {
-                pool.submit(w.cycle, part, SMALL_LEVELS if self.small else LEVELS)
-                for w, part in zip(walks, parts, strict=True)
+                pool.submit(w.cycle, mine, SMALL_LEVELS if self.small else LEVELS, parts)
+                for w, mine in zip(walks, shares, strict=True)
             }
             try:
                 while running and not self.budget.stopped:
@@ -134,5 +138,5 @@ class Team:
                         future.result()
                     self.tell(self.leader.cost, self.used)
             finally:  # also when interrupted or asked to stop
-                for part in parts:
-                    part.stopped = True
+                for mine in shares:
+                    mine.stopped = True
