@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..simulator.paths import heads_and_tails
-
 if TYPE_CHECKING:
     from .exact_model import ExactModel
 
@@ -136,8 +134,7 @@ def together_or_paid(m: ExactModel) -> None:
     transfers queue, those to one op arrive one after the other: after the k-th earliest end of its producers there
     follow all transfers from that producer and later ones.
     """
-    fastest = m.times.duration.min(axis=1)
-    head, _ = heads_and_tails(m.graph, fastest.astype(np.float64))
+    ends = _earliest_ends(m)
     away = ~np.eye(m.cluster.n, dtype=bool)
     incoming: dict[int, list[tuple[int, Any]]] = {}
     for t in sorted({t for t, _ in m.present}):
@@ -146,9 +143,21 @@ def together_or_paid(m: ExactModel) -> None:
         for j in m.graph.tensor_consumers(t).tolist():
             paid = least * (1 - m.together(i, j))
             m.model.add(m.start[j] >= m.end[i] + paid)
-            incoming.setdefault(j, []).append((int(head[i] + fastest[i]), paid))
+            incoming.setdefault(j, []).append((ends[i], paid))
     if m.cluster.comm != "parallel":
-        for j, ends in incoming.items():
-            ends.sort(key=lambda entry: entry[0])
-            for k in range(len(ends) - 1):
-                m.model.add(m.start[j] >= ends[k][0] + sum(paid for _, paid in ends[k:]))
+        for j, known in incoming.items():
+            known.sort(key=lambda entry: entry[0])
+            for k in range(len(known) - 1):
+                m.model.add(m.start[j] >= known[k][0] + sum(paid for _, paid in known[k:]))
+
+
+def _earliest_ends(m: ExactModel) -> list[int]:
+    """Longest path to the end of each op, transfers free (uncompiled: loading a compiler would take a second)."""
+    ends: list[int] = m.times.duration.min(axis=1).tolist()
+    begins = [0] * m.graph.n
+    for i in m.graph.order.tolist():
+        ends[i] += begins[i]
+        for t in m.graph.outputs(i):
+            for j in m.graph.tensor_consumers(t).tolist():
+                begins[j] = max(begins[j], ends[i])
+    return ends
