@@ -55,7 +55,11 @@ def scaled_times(graph: OpGraph, cluster: Cluster, horizon_us: float) -> Times:
     for scale in SCALES:
         whole = np.rint(everything * scale)
         if horizon_us * scale <= LARGEST and np.allclose(everything * scale, whole, rtol=0, atol=1e-7):
-            return Times(*(np.rint(x * scale).astype(np.int64) for x in (table, cost)), float(scale), True)
+            return Times(_whole(np.rint(table * scale)), _whole(np.rint(cost * scale)), float(scale), True)
     units = min(2 * longest_chain(graph, cluster) / CLOSE, LARGEST)
     fine = units / max(horizon_us, 1e-12)
-    return Times(*(np.floor(x * fine).astype(np.int64) for x in (table, cost)), fine, False)
+    return Times(_whole(np.floor(table * fine)), _whole(np.floor(cost * fine)), fine, False)
+
+
+def _whole(times: NDArray[np.float64]) -> NDArray[np.int64]:
+    return times.astype(np.int64)

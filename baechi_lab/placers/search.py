@@ -4,7 +4,7 @@ Idea: simulated annealing on device assignments and schedule priorities, on coar
 best fast rules, each under first in first out and under priorities by upward rank, and share what they find:
 
 1. Every fast placer's assignment is simulated under the orders that suit it (`search_starts`).
-2. The best starts are annealed for a tenth of the budget; the best of them go on, one per worker (`search_team`).
+2. The best starts are annealed for a seventh of the budget; the best of them go on, one per worker (`search_team`).
 3. Cycles: merge what the best placement keeps together into a few dozen units (`search_coarsen`), anneal, split into
    more units, anneal, ... (`search_engine`). After each round a worker that fell behind continues from the leader.
    Units follow the structure of the graph, too: what shares a weight or a name scope moves as one (`search_structure`).

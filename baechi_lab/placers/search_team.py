@@ -16,13 +16,13 @@ from .search_starts import choose
 STARTS = 4
 """Starts that get a first, short annealing."""
 
-TRIAL = 0.1
+TRIAL = 0.15
 """Share of the budget for these."""
 
 RESTART_OPS = 40
 """Most ops for which every second round starts from a random candidate: there one good start is not worth much."""
 
-ROUNDS = 8
+ROUNDS = 5
 """Rounds in which the walks share what they found."""
 
 LATE, PARTS_SHARE = 0.7, 0.4
