@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import baechi_lab as bl
 from baechi_lab.graph.generators import chain, gnmt, random_dag
 from baechi_lab.passes.coplacement import CoPlacement
-from baechi_lab.passes.fusion import Fusion, _distinct, fuse
+from baechi_lab.passes.fusion import Fusion, distinct_edges, fuse
 
 
 def one_group(n: int, edges: list[tuple[int, int, int]]) -> bl.OpGraph:
@@ -91,7 +91,7 @@ def test_lists_that_only_a_cluster_can_combine_stay_apart():
 
 def left_over(source, target, key, label):
     """Edges that the rule would still allow to be merged."""
-    u, v = _distinct(label[source], label[target], len(key))
+    u, v = distinct_edges(label[source], label[target], len(key))
     out, into = np.bincount(u, minlength=len(key)), np.bincount(v, minlength=len(key))
     return np.flatnonzero((key[u] == key[v]) & (key[u] >= 0) & ((out[u] == 1) | (into[v] == 1)))
 
