@@ -29,7 +29,7 @@ from ..graph.jit import njit
 from .base import Placer
 from .feasible import within_memory
 from .memory_order import depth_first_order
-from .problem import groups_of
+from .problem import groups_of, transfer_us
 from .search_evaluate import make_model, make_work
 from .search_orders import best_of, topological_position, usual_orders
 
@@ -132,8 +132,7 @@ def _crossing_cost(
     spot[line] = np.arange(count)
     if graph.edge_count == 0 or cluster.n == 1:
         return np.zeros(count + 1)
-    off = ~np.eye(cluster.n, dtype=bool)
-    cost = cluster.latency_us[off].mean() + cluster.us_per_byte[off].mean() * graph.tensor_bytes
+    cost = transfer_us(graph, cluster)
     home, reader = spot[group[graph.tensor_producer]], spot[group[graph.consumers]]
     low, high = home.copy(), home.copy()
     np.minimum.at(low, graph.edge_tensor, reader)

@@ -25,7 +25,7 @@ from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ..graph.csr import offsets
 from .base import Placer
 from .feasible import within_memory
-from .problem import groups_of
+from .problem import groups_of, transfer_us
 from .search_evaluate import make_model, make_work
 from .search_orders import best_of, usual_orders
 
@@ -52,7 +52,7 @@ class Metis(Placer):
             raise InvalidInput(f"seed is {self.seed}; it must be at least 0")
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        _pymetis()
+        load_pymetis()
         return within_memory(graph, cluster, lambda limits, careful: self._plan(graph, limits, careful))
 
     def _plan(self, graph: OpGraph, cluster: Cluster, careful: bool) -> Placement:
@@ -66,7 +66,8 @@ class Metis(Placer):
         return Placement(device=best.device, order=best.rank, info={"partition": best.name})
 
 
-def _pymetis() -> Any:
+def load_pymetis() -> Any:
+    """The module; `MissingPackage` names what brings it."""
     try:
         import pymetis
     except ImportError as error:
@@ -75,7 +76,7 @@ def _pymetis() -> Any:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """METIS prints on C's stdout when a part comes out empty, as on tiny graphs: that would end up in `--json` output."""
     libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.cdll.msvcrt
     with _SILENCE:
@@ -99,12 +100,12 @@ def metis_partitions(
 
     `by_bytes` balances bytes instead of work; `parts` uses only that many devices, the first ones.
     """
-    pymetis = _pymetis()
+    pymetis = load_pymetis()
     group, able = groups_of(graph), allowed_devices(graph, cluster)
     count = int(group.max()) + 1
     homes = np.ones((count, cluster.n), dtype=np.bool_)
     np.logical_and.at(homes, group, able)
-    pointer, neighbour, cost = _cut_costs(graph, cluster, group, count)
+    pointer, neighbour, cost = cut_costs(graph, cluster, group, count)
     load = graph.persistent_bytes if by_bytes else durations(graph, cluster).min(axis=1)
     weight = _integers(np.bincount(group, load, count), _TOP)
     room = cluster.memory_bytes if by_bytes else cluster.speed
@@ -119,7 +120,7 @@ def metis_partitions(
     for tolerance in imbalance:
         for recursive in (False, True):
             options = pymetis.Options(ufactor=max(1, round(tolerance * 1000)), seed=seed, numbering=0)
-            with _silent():
+            with silent():
                 _, part = pymetis.part_graph(
                     len(useful), pymetis.CSRAdjacency(pointer, neighbour), vweights=weight, eweights=cost, tpwgts=share,
                     recursive=recursive, options=options,
@@ -130,16 +131,14 @@ def metis_partitions(
             yield f"{method}, {parts} parts, imbalance {tolerance:g}", home[group].astype(np.int32)
 
 
-def _cut_costs(
+def cut_costs(
     graph: OpGraph, cluster: Cluster, group: NDArray[np.int32], count: int
 ) -> tuple[list[int], list[int], list[int]]:
     """The undirected graph of groups in CSR form, each edge with the (scaled) time to send what it carries.
 
     A tensor with several readers is sent once per device: each of its edges carries an equal part of its cost.
     """
-    off = ~np.eye(cluster.n, dtype=bool)
-    latency, per_byte = (float(a[off].mean()) if off.any() else 0.0 for a in (cluster.latency_us, cluster.us_per_byte))
-    cost = (latency + per_byte * graph.tensor_bytes) / np.maximum(np.diff(graph.consumer_ptr), 1)
+    cost = transfer_us(graph, cluster) / np.maximum(np.diff(graph.consumer_ptr), 1)
     a, b = group[graph.edge_source].astype(np.int64), group[graph.consumers].astype(np.int64)
     apart = a != b
     a, b, each = a[apart], b[apart], cost[graph.edge_tensor][apart]

@@ -54,6 +54,14 @@ def groups_of(graph: OpGraph) -> np.ndarray[Any, np.dtype[np.int32]]:
     return position[group.reshape(-1)]
 
 
+def transfer_us(graph: OpGraph, cluster: Cluster) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """float64[tensors]: microseconds of a transfer, the mean over all ordered pairs of devices (0 for one device)."""
+    off = ~np.eye(cluster.n, dtype=bool)
+    latency, per_byte = (float(a[off].mean()) if off.any() else 0.0 for a in (cluster.latency_us, cluster.us_per_byte))
+    found: np.ndarray[Any, np.dtype[np.float64]] = latency + per_byte * graph.tensor_bytes
+    return found
+
+
 def output_bytes(graph: OpGraph) -> np.ndarray[Any, np.dtype[np.int64]]:
     """int64[n]: bytes of all outputs of each op."""
     total = np.zeros(graph.n, dtype=np.int64)

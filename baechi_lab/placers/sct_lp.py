@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from ..graph import Cluster, OpGraph, allowed_devices, durations
+from .problem import transfer_us
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,7 @@ def sct_problem(graph: OpGraph, cluster: Cluster) -> SctProblem:
     Edges inside a colocation group cost nothing, since the group shares a device.
     """
     compute = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf).min(axis=1, initial=np.inf)
-    off = ~np.eye(cluster.n, dtype=bool)
-    latency, per_byte = (float(m[off].mean()) if off.any() else 0.0 for m in (cluster.latency_us, cluster.us_per_byte))
-    cost = latency + per_byte * graph.tensor_bytes[graph.edge_tensor]
+    cost = transfer_us(graph, cluster)[graph.edge_tensor]
     n = max(graph.n, 1)
     pair, place = np.unique(graph.edge_source.astype(np.int64) * n + graph.consumers, return_inverse=True)
     transfer = np.zeros(len(pair))

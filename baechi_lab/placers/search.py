@@ -186,8 +186,10 @@ class _Run:
 
     def _coarse(self, candidates: list[Candidate]) -> list[Candidate]:
         """Search the contracted form of a large graph, and read what it finds for the graph itself."""
-        found = coarse_form(self.graph, self.cluster) if self.params.objective == "makespan" else None
-        if found is None or self.budget.spent(0) >= 1.0:
+        if self.params.objective != "makespan" or self.budget.spent(0) >= 1.0:
+            return []
+        found = coarse_form(self.graph, self.cluster)
+        if found is None:
             return []
         form, member = found
         space = Space(form, self.cluster)

@@ -20,6 +20,7 @@ from ..graph.csr import distinct
 from ..passes.components import components
 from ..passes.contraction import contract, number_groups
 from ..passes.fusion import distinct_edges
+from .problem import transfer_us
 
 ROUNDS = 12
 TRANSFER_SHARE, WORK_SHARE = 0.3, 1.0 / 2000.0
@@ -29,15 +30,6 @@ CHAIN = 4.0
 """Most work of a merged part, in units of what is short."""
 
 Ints = NDArray[np.int64]
-
-
-def transfer_us(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
-    """float64[tensors]: the mean time of a transfer between two devices, in microseconds."""
-    off = ~np.eye(cluster.n, dtype=bool)
-    if not off.any():
-        return np.zeros(graph.tensor_count)
-    found: NDArray[np.float64] = cluster.latency_us[off].mean() + cluster.us_per_byte[off].mean() * graph.tensor_bytes
-    return found
 
 
 def short_us(graph: OpGraph, cluster: Cluster) -> float:

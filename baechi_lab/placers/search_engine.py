@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, allowed_devices
-from .problem import groups_of
+from .problem import groups_of, transfer_us
 from .search_anneal import Samples, anneal, back_to_best, make_state, make_units, no_samples, settle
 from .search_coarsen import coarsen
 from .search_evaluate import make_model, make_work, memory_matters
@@ -80,11 +80,7 @@ class Space:
         self.position = topological_position(graph)
         self.group = groups_of(graph)
         self.allowed = allowed_devices(graph, cluster)
-        off = ~np.eye(cluster.n, dtype=bool)
-        latency, per_byte = (
-            float(a[off].mean()) if off.any() else 0.0 for a in (cluster.latency_us, cluster.us_per_byte)
-        )
-        cost = (latency + per_byte * graph.tensor_bytes) / np.maximum(np.diff(graph.consumer_ptr), 1)
+        cost = transfer_us(graph, cluster) / np.maximum(np.diff(graph.consumer_ptr), 1)
         self.edge_cost = cost[graph.edge_tensor]
         self.work = self.model.table.min(axis=1) + 1e-9
         self.groups = make_units(self.group, self.position, self.allowed)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..graph import OpGraph
 from ..graph.jit import njit
-from .planner.groupings import scope_of
+from .scopes import scope_labels, scope_of
 
 MOST = 0.5
 """A structure with more labels than this share of the groups says too little."""
@@ -40,7 +40,7 @@ def structures(graph: OpGraph, group: NDArray[Any]) -> list[NDArray[np.int64]]:
     kept = []
     for labels in found:
         whole = np.unique(labels[first][group], return_inverse=True)[1].reshape(-1).astype(np.int64)
-        if 0 < int(whole.max(initial=0)) + 1 <= MOST * groups and whole.max() > 0 and whole.tobytes() not in seen:
+        if 0 < whole.max() < MOST * groups and whole.tobytes() not in seen:
             seen.add(whole.tobytes())
             kept.append(whole)
     return sorted(kept, key=lambda labels: int(labels.max()))
@@ -92,8 +92,4 @@ def scopes(graph: OpGraph) -> list[NDArray[np.int64]]:
     for v in graph.order.tolist():
         if not parts[v]:
             parts[v] = next((parts[u] for u in producer[pointer[v] : pointer[v + 1]] if parts[u]), ())
-    found = []
-    for depth in range(1, min(DEPTHS, max(map(len, parts))) + 1):
-        number: dict[tuple[str, ...], int] = {}
-        found.append(np.array([number.setdefault(p[:depth], len(number)) for p in parts], dtype=np.int64))
-    return found
+    return [scope_labels(parts, depth) for depth in range(1, min(DEPTHS, max(map(len, parts))) + 1)]

@@ -144,27 +144,10 @@ def _bisect(
             split = np.inf
             for where in (HERE, ELSEWHERE):
                 if split > proven:
-                    split = min(
-                        split,
-                        _earliest(
-                            guess,
-                            where,
-                            f,
-                            zone,
-                            size,
-                            p,
-                            head,
-                            pointer,
-                            near,
-                            cost,
-                            unit,
-                            slot,
-                            tau,
-                            work,
-                            can,
-                            devices,
-                        ),
-                    )
+                    shortest = _earliest(
+                        guess, where, f, zone, size, p, head, pointer, near, cost, unit, slot, tau, work, can, devices
+                    )  # fmt: skip
+                    split = min(split, shortest)
             proven = max(proven, split)
         low = max(low, min(proven, guess))
         if proven < guess:

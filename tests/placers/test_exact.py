@@ -56,6 +56,19 @@ def test_fork_join_of_the_design():
     assert simulate(graph, cheap, exact(graph, cheap)).makespan_us == 24
 
 
+def as_brute_force(graph, cluster):
+    """The exact placement, which is proven and as fast as the best of all; None where, rightly, there is none."""
+    expected = brute_force(graph, cluster)
+    if np.isinf(expected):
+        with pytest.raises(InfeasiblePlacement):
+            exact(graph, cluster)
+        return None
+    found = exact(graph, cluster)
+    assert simulate(graph, cluster, found).makespan_us == pytest.approx(expected, rel=1e-9)
+    assert found.info["status"] == "OPTIMAL"
+    return found
+
+
 @pytest.mark.parametrize("seed", range(9))
 def test_equals_brute_force(seed):
     rng = np.random.default_rng(seed)
@@ -69,15 +82,9 @@ def test_equals_brute_force(seed):
     if seed % 4 != 3:
         total = int(graph.persistent_bytes.sum() + graph.tensor_bytes.sum())
         cluster = cluster.with_memory(int(0.7 * total))
-    expected = brute_force(graph, cluster)
-    if np.isinf(expected):
-        with pytest.raises(InfeasiblePlacement):
-            exact(graph, cluster)
-        return
-    found = exact(graph, cluster)
-    timeline = simulate(graph, cluster, found)
-    assert timeline.makespan_us == pytest.approx(expected, rel=1e-9)
-    assert found.info["status"] == "OPTIMAL" and not check(graph, cluster, found, timeline)
+    found = as_brute_force(graph, cluster)
+    if found is not None:
+        assert not check(graph, cluster, found, simulate(graph, cluster, found))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -91,14 +98,9 @@ def test_equals_brute_force_where_times_are_rounded(seed):
     if seed >= 3:
         cluster = cluster.with_memory(int(0.7 * (graph.persistent_bytes.sum() + graph.tensor_bytes.sum())))
     assert not scaled_times(graph, cluster, 1.0).exact
-    expected = brute_force(graph, cluster)
-    if np.isinf(expected):
-        with pytest.raises(InfeasiblePlacement):
-            exact(graph, cluster)
-        return
-    found = exact(graph, cluster)
-    assert simulate(graph, cluster, found).makespan_us == pytest.approx(expected, rel=1e-9)
-    assert found.info["status"] == "OPTIMAL" and found.info["bound_us"] <= expected * (1 + 1e-12)
+    found = as_brute_force(graph, cluster)
+    if found is not None:
+        assert found.info["bound_us"] <= simulate(graph, cluster, found).makespan_us * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("comm", COMMS)

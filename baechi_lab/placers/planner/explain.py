@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import OpGraph
-from .groupings import scope_of
+from ..scopes import scope_of
 
 if TYPE_CHECKING:
     import pandas

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph
-from ..metis import _cut_costs, _pymetis, _silent
+from ..metis import cut_costs, load_pymetis, silent
+from ..scopes import scope_labels, scope_of
 from .embeddings import Units
-
-_PREFIXES = ("gradient_tape", "gradients", "optimizer")
 
 
 def random_grouping(units: Units, groups: int, seed: int) -> NDArray[np.int64]:
@@ -31,9 +30,9 @@ def scope_grouping(graph: OpGraph, units: Units, groups: int) -> NDArray[np.int6
     """
     _, first = np.unique(units.of, return_index=True)
     parts = [scope_of(graph.names[i]) for i in first.tolist()]
-    chosen = _numbered(parts, 1)
+    chosen = scope_labels(parts, 1)
     for depth in range(2, max(map(len, parts)) + 1):
-        deeper = _numbered(parts, depth)
+        deeper = scope_labels(parts, depth)
         if deeper.max() >= groups:
             break
         chosen = deeper
@@ -47,31 +46,14 @@ def metis_grouping(graph: OpGraph, cluster: Cluster, units: Units, groups: int, 
     """
     if groups >= units.total or groups == 1:
         return np.arange(units.total) % groups
-    pymetis = _pymetis()
-    pointer, neighbour, cost = _cut_costs(graph, cluster, units.of, units.total)
+    pymetis = load_pymetis()
+    pointer, neighbour, cost = cut_costs(graph, cluster, units.of, units.total)
     options = pymetis.Options(seed=seed, numbering=0)
-    with _silent():
+    with silent():
         _, part = pymetis.part_graph(
             groups, pymetis.CSRAdjacency(pointer, neighbour), eweights=cost, recursive=False, options=options
         )
     return np.asarray(part, dtype=np.int64)
-
-
-def scope_of(name: str) -> tuple[str, ...]:
-    """The scopes around an op; its own name stands for a scope where it has none.
-
-    >>> scope_of("gradient_tape/encoder/layer2/MatMul")
-    ('encoder', 'layer2')
-    """
-    parts = name.split("/")
-    while len(parts) > 2 and parts[0] in _PREFIXES:
-        parts = parts[1:]
-    return tuple(parts[:-1] or parts)
-
-
-def _numbered(parts: list[tuple[str, ...]], depth: int) -> NDArray[np.int64]:
-    numbers: dict[tuple[str, ...], int] = {}
-    return np.array([numbers.setdefault(p[:depth], len(numbers)) for p in parts], dtype=np.int64)
 
 
 def given_grouping(graph: OpGraph, units: Units, given: object) -> NDArray[np.int64]:

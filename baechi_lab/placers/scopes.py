@@ -1,0 +1,32 @@
+"""Name scopes of ops, as people wrote them: a backward op's are those of its forward op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_PREFIXES = ("gradient_tape", "gradients", "optimizer")
+
+
+def scope_of(name: str) -> tuple[str, ...]:
+    """The scopes around an op; its own name stands for a scope where it has none.
+
+    >>> scope_of("gradient_tape/encoder/layer2/MatMul")
+    ('encoder', 'layer2')
+    """
+    parts = name.split("/")
+    while len(parts) > 2 and parts[0] in _PREFIXES:
+        parts = parts[1:]
+    return tuple(parts[:-1] or parts)
+
+
+def scope_labels(scopes: Sequence[tuple[str, ...]], depth: int) -> NDArray[np.int64]:
+    """int64[len(scopes)]: equal for equal outer `depth` scopes, numbered as they come.
+
+    >>> scope_labels([("a", "b"), ("c",), ("a", "d")], 1).tolist()
+    [0, 1, 0]
+    """
+    numbers: dict[tuple[str, ...], int] = {}
+    return np.array([numbers.setdefault(scope[:depth], len(numbers)) for scope in scopes], dtype=np.int64)
