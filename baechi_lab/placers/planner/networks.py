@@ -161,19 +161,24 @@ def _lstm(tf: Any) -> Any:
 def _scores(tf: Any) -> Any:
     """Content attention, `(keys[m, 1, M, h], query[m, k, 1, h], score[h, 1]) -> [m, k, M]`: `tanh(keys + query) @ score`.
 
-    Most of an update is spent here. The derivative is written out, so that its sums over M are products of matrices.
+    Most of an update is spent here: both directions are compiled as a whole, and nothing of size M x h is kept between.
     """
+
+    @tf.function(autograph=False, jit_compile=True)  # type: ignore[untyped-decorator]
+    def ahead(keys: Any, query: Any, score: Any) -> Any:
+        return tf.reduce_sum(tf.tanh(keys + query) * score[:, 0], axis=-1)
+
+    @tf.function(autograph=False, jit_compile=True)  # type: ignore[untyped-decorator]
+    def slopes(keys: Any, query: Any, score: Any, upstream: Any) -> tuple[Any, Any, Any]:
+        bent, by = tf.tanh(keys + query), upstream[..., None]
+        slope = by * (1.0 - bent * bent)
+        by_keys = tf.reduce_sum(slope, axis=1, keepdims=True) * score[:, 0]
+        by_query = tf.reduce_sum(slope, axis=2, keepdims=True) * score[:, 0]
+        return by_keys, by_query, tf.reduce_sum(by * bent, axis=[0, 1, 2])[:, None]
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def scores(keys: Any, query: Any, score: Any) -> Any:
-        bent = tf.tanh(keys + query)  # [m, k, M, h]
-
-        def back(upstream: Any) -> tuple[Any, Any, Any]:
-            slope, row = 1.0 - bent * bent, upstream[:, :, None]  # [m, k, M, h], [m, k, 1, M]
-            by_keys = tf.reduce_sum(upstream[..., None] * slope, axis=1, keepdims=True) * score[:, 0]
-            return by_keys, (row @ slope) * score[:, 0], tf.reduce_sum(row @ bent, axis=[0, 1, 2])[:, None]
-
-        return _times(tf, bent, score)[..., 0], back
+        return ahead(keys, query, score), lambda upstream: slopes(keys, query, score, upstream)
 
     return scores
 
