@@ -42,7 +42,6 @@ class Plan(NamedTuple):
     far_unit: Any
     far_tensor: Any
     far_last: Any
-    tensor_ptr: Any
     size: Any
     unit: Any
     persistent: Any
@@ -55,26 +54,29 @@ class Plan(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Room for one placement at a time; `received` float64[D] bytes is also a result."""
+    """Room for one placement at a time; `received` float64[D] bytes is also a result.
+
+    `line` holds the ops of a device that may start, `pending` those that will be able to at `ready_at` (known once their
+    last input is on its way), by time; `arrival` float64[D] when the tensor at hand reaches a device.
+    """
 
     missing: Any
+    ready_at: Any
     line: Any
     head: Any
     tail: Any
     fresh: Any
     fresh_at: Any
+    pending: Any
+    first: Any
+    last: Any
     running: Any
     busy_until: Any
     coming_at: Any
-    first: Any
-    last: Any
     queue_out: Any
     queue_in: Any
-    slot_end: Any
-    slot_tensor: Any
-    slot_before: Any
-    slot_after: Any
     goal: Any
+    arrival: Any
     received: Any
 
 
@@ -123,21 +125,20 @@ def _make_plan(graph: OpGraph, model: Any) -> Plan:
     return Plan(
         model.table.reshape(-1), waits.degree, index(np.flatnonzero(waits.degree == 0)), index(waits.near_ptr),
         index(waits.near), index(waits.far_ptr), index(waits.far), index(unit[waits.far]), index(waits.far_tensor), last,
-        index(waits.tensor_ptr), graph.tensor_bytes[waits.tensor].astype(np.float64), index(unit), persistent,
+        graph.tensor_bytes[waits.tensor].astype(np.float64), index(unit), persistent,
         persistent + made, temp, model.limit, model.latency, model.per_byte, model.comm,
     )  # fmt: skip
 
 
 def _make_scratch(plan: Plan) -> Scratch:
     n, devices = len(plan.degree), len(plan.limit)
-    slots = int(np.minimum(np.diff(plan.tensor_ptr), max(devices - 1, 0)).sum()) + 1
     ints = lambda size: np.zeros(size, dtype=np.int64)  # noqa: E731
+    indices = lambda size: np.zeros(size, dtype=np.uint32)  # noqa: E731
     floats = np.zeros
     return Scratch(
-        np.zeros(n, dtype=np.int32), np.zeros(devices * (n + 1), dtype=np.uint32), ints(devices), ints(devices),
-        ints(devices), floats(devices), ints(devices), floats(devices), floats(devices), ints(devices), ints(devices),
-        floats(devices), floats(devices), floats(slots), np.zeros(slots, dtype=np.uint32), ints(slots), ints(slots),
-        ints(devices + 1), floats(devices),
+        np.zeros(n, dtype=np.int32), floats(n), indices(devices * (n + 1)), ints(devices), ints(devices), ints(devices),
+        floats(devices), indices(devices * (n + 1)), ints(devices), ints(devices), ints(devices), floats(devices),
+        floats(devices), floats(devices), floats(devices), ints(devices + 1), floats(devices), floats(devices),
     )  # fmt: skip
 
 
@@ -199,28 +200,57 @@ def _ready(i: int, d: int, now: float, line: Any, head: Any, tail: Any, fresh: A
     line[k] = i
 
 
+@njit(cache=True, inline="always")
+def _await(i: int, d: int, ready_at: Any, pending: Any, first: Any, last: Any, coming_at: Any) -> None:
+    """Op `i` may start on `d` at `ready_at[i]`: into what is pending there, mostly at the end."""
+    k = last[d]
+    last[d] = k + 1
+    time = ready_at[i]
+    while k > first[d] and ready_at[pending[k - 1]] > time:
+        pending[k] = pending[k - 1]
+        k -= 1
+    pending[k] = i
+    coming_at[d] = ready_at[pending[first[d]]]
+
+
+@njit(cache=True, inline="always")
+def _depart(now: float, d: int, q: int, took: float, comm: int, queue_out: Any, queue_in: Any) -> float:
+    """When a transfer of `took` us that is asked for now ends, after those before it in the queues of `d` and `q`."""
+    begin = now
+    if comm != PARALLEL:
+        begin = max(now, queue_out[d])
+        queue_out[d] = begin + took
+        if comm == SEQUENTIAL:
+            begin = max(begin, queue_out[q])
+            queue_out[q] = begin + took
+        else:
+            begin = max(begin, queue_in[q])
+            queue_in[q] = begin + took
+    return begin + took
+
+
 @njit(cache=True, nogil=True)
 def _makespan(p: Any, s: Any, home: Any) -> float:
     """Microseconds of the placement of every unit on its `home` int32[units]."""
-    (cost, degree, source, near_ptr, near, far_ptr, far, far_unit, far_tensor, far_last, tensor_ptr, size, unit, _, _, _,
-     _, latency, per_byte, comm) = p  # fmt: skip
-    (missing, line, head, tail, fresh, fresh_at, running, busy_until, coming_at, first, last, queue_out, queue_in, slot_end,
-     slot_tensor, slot_before, slot_after, goal, received) = s  # fmt: skip
+    (cost, degree, source, near_ptr, near, far_ptr, far, far_unit, far_tensor, far_last, size, unit, _, _, _, _, latency,
+     per_byte, comm) = p  # fmt: skip
+    (missing, ready_at, line, head, tail, fresh, fresh_at, pending, first, last, running, busy_until, coming_at, queue_out,
+     queue_in, goal, arrival, received) = s  # fmt: skip
     n, devices = len(degree), len(latency)
     for d in range(devices):
-        head[d] = tail[d] = fresh[d] = d * (n + 1)
+        head[d] = tail[d] = fresh[d] = first[d] = last[d] = d * (n + 1)
         fresh_at[d] = queue_out[d] = queue_in[d] = received[d] = 0.0
-        running[d] = first[d] = -1
+        running[d] = -1
         busy_until[d] = coming_at[d] = np.inf
     missing[:] = degree
+    ready_at[:] = 0.0
     for i in source:
         d = home[unit[i]]
         line[tail[d]] = i
         tail[d] += 1
-    now, slots = 0.0, 0
+    now = 0.0
     while True:
-        end, ending, ends = np.inf, -1, 0
-        arrival, arriving, arrivals = np.inf, -1, 0
+        end, ending, ends, coming = np.inf, -1, 0, np.inf
         for d in range(devices):
             if running[d] < 0 and head[d] < tail[d]:
                 op = line[head[d]]
@@ -231,13 +261,10 @@ def _makespan(p: Any, s: Any, home: Any) -> float:
                 end, ending, ends = busy_until[d], d, 1
             elif busy_until[d] == end:
                 ends += 1
-            if coming_at[d] < arrival:
-                arrival, arriving, arrivals = coming_at[d], d, 1
-            elif coming_at[d] == arrival:
-                arrivals += 1
-        if end == np.inf and arrival == np.inf:
+            coming = min(coming, coming_at[d])
+        if end == np.inf and coming == np.inf:
             return now
-        now = min(end, arrival)
+        now = min(end, coming)
         d = ending if end == now else -1
         while d >= 0:  # ops that end now, by op index: their sends join the queues in that order
             if ends > 1:
@@ -251,16 +278,14 @@ def _makespan(p: Any, s: Any, home: Any) -> float:
                 i = near[k]
                 missing[i] -= 1
                 if missing[i] == 0:
-                    _ready(i, d, now, line, head, tail, fresh, fresh_at)
-            goals = 0
-            for k in range(far_ptr[op], far_ptr[op + 1]):
-                q = home[far_unit[k]]
-                if q == d:
-                    i = far[k]
-                    missing[i] -= 1
-                    if missing[i] == 0:
+                    if ready_at[i] <= now:
                         _ready(i, d, now, line, head, tail, fresh, fresh_at)
-                else:  # one more destination of this tensor; ascending and distinct
+                    else:
+                        _await(i, d, ready_at, pending, first, last, coming_at)
+            goals, begin = 0, far_ptr[op]
+            for k in range(begin, far_ptr[op + 1]):
+                q = home[far_unit[k]]
+                if q != d:  # one more destination of this tensor; ascending and distinct
                     g = goals
                     while g > 0 and goal[g - 1] > q:
                         g -= 1
@@ -269,64 +294,36 @@ def _makespan(p: Any, s: Any, home: Any) -> float:
                             goal[j] = goal[j - 1]
                         goal[g] = q
                         goals += 1
-                if goals == 0 or not far_last[k]:
+                if not far_last[k]:
                     continue
-                x = far_tensor[k]
+                arrival[d] = now
                 for g in range(goals):
                     q = goal[g]
-                    took = latency[d, q] + per_byte[d, q] * size[x]
-                    received[q] += size[x]
-                    begin = now
-                    if comm != PARALLEL:
-                        begin = max(now, queue_out[d])
-                        queue_out[d] = begin + took
-                        if comm == SEQUENTIAL:
-                            begin = max(begin, queue_out[q])
-                            queue_out[q] = begin + took
+                    bytes_ = size[far_tensor[k]]
+                    received[q] += bytes_
+                    took = latency[d, q] + per_byte[d, q] * bytes_
+                    arrival[q] = _depart(now, d, q, took, comm, queue_out, queue_in)
+                for j in range(begin, k + 1):
+                    i, q = far[j], home[far_unit[j]]
+                    ready_at[i] = max(ready_at[i], arrival[q])
+                    missing[i] -= 1
+                    if missing[i] == 0:
+                        if ready_at[i] <= now:
+                            _ready(i, q, now, line, head, tail, fresh, fresh_at)
                         else:
-                            begin = max(begin, queue_in[q])
-                            queue_in[q] = begin + took
-                    begin += took
-                    slot_end[slots] = begin
-                    slot_tensor[slots] = x
-                    before = last[q] if first[q] >= 0 else -1
-                    while before >= 0 and slot_end[before] > begin:  # only where transfers do not queue
-                        before = slot_before[before]
-                    after = first[q] if before < 0 else slot_after[before]
-                    slot_before[slots], slot_after[slots] = before, after
-                    if after < 0:
-                        last[q] = slots
-                    else:
-                        slot_before[after] = slots
-                    if before >= 0:
-                        slot_after[before] = slots
-                    else:
-                        first[q] = slots
-                        coming_at[q] = begin
-                        if begin == now:
-                            arrival, arriving, arrivals = now, 0, 2
-                    slots += 1
-                goals = 0
+                            _await(i, q, ready_at, pending, first, last, coming_at)
+                            coming = min(coming, ready_at[i])
+                goals, begin = 0, k + 1
             d = -1
             if ends > 1:
                 for q in range(devices):
                     if busy_until[q] == now:
                         d = q
-        if arrival != now:
+        if coming != now:
             continue
-        for q in range(0 if arrivals > 1 else arriving, devices if arrivals > 1 else arriving + 1):
-            while coming_at[q] == now:  # transfers that end now
-                slot = first[q]
-                x = slot_tensor[slot]
-                slot = slot_after[slot]
-                first[q] = slot
-                coming_at[q] = np.inf
-                if slot >= 0:
-                    slot_before[slot] = -1
-                    coming_at[q] = slot_end[slot]
-                for k in range(tensor_ptr[x], tensor_ptr[x + 1]):
-                    if home[far_unit[k]] == q:
-                        i = far[k]
-                        missing[i] -= 1
-                        if missing[i] == 0:
-                            _ready(i, q, now, line, head, tail, fresh, fresh_at)
+        for q in range(devices):
+            while coming_at[q] == now:
+                i = pending[first[q]]
+                first[q] += 1
+                coming_at[q] = ready_at[pending[first[q]]] if first[q] < last[q] else np.inf
+                _ready(i, q, now, line, head, tail, fresh, fresh_at)
