@@ -181,8 +181,9 @@ def script(code):
 def test_ctrl_c_ends_the_worker_and_the_next_execution_works():
     """As in a notebook: the interrupt is raised in the caller, whose process lives on."""
     caller = script("""
-import os, sys, numpy as np, tensorflow as tf, baechi_lab as bl
+import os, signal, sys, numpy as np, tensorflow as tf, baechi_lab as bl
 from baechi_lab.executors import Worker
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell starts with it ignored
 v = tf.Variable(1.0)
 step = bl.trace(lambda x: v.assign_sub(x), np.float32(0.1))
 n = bl.profile(step, mode="estimated").n

@@ -98,10 +98,14 @@ def test_worker_killed_while_it_measures(step):
 
 def test_ctrl_c_ends_the_worker(step):
     worker = fake("import time; time.sleep(600)")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job of a shell
     threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        isolated.measure(step, worker=worker)
-        time.sleep(5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            isolated.measure(step, worker=worker)
+            time.sleep(5)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not psutil.pid_exists(worker.pid)
 
 
