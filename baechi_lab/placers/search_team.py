@@ -22,8 +22,9 @@ TRIAL = 0.15
 RESTART_OPS = 40
 """Most ops for which every second round starts from a random candidate: there one good start is not worth much."""
 
-ROUNDS = 5
-"""Rounds in which the walks share what they found."""
+ROUNDS, CYCLE = 5, 3000
+"""Fewest rounds in which the walks share what they found, and simulations of a walk in one of more rounds: a new cycle
+from coarse to fine finds more than a longer one."""
 
 LATE, PARTS_SHARE = 0.7, 0.4
 """From which share of the rounds on parts are re-optimised, and in which share of a round: there, annealing gains little."""
@@ -61,7 +62,9 @@ class Team:
         """Spend the budget, starting from `candidates` (best first); `before`: simulations already spent of it."""
         self.before = before
         self.orders = {c.rank is not None for c in candidates}
-        self._rounds(self._trials(sorted(candidates, key=lambda c: c.key)))
+        spent, used = self._spent(), self.used
+        found = self._trials(sorted(candidates, key=lambda c: c.key))
+        self._rounds(found, self._affordable(self._spent() - spent, self.used - used))
 
     def _spent(self) -> float:
         return self.budget.spent(self.before + self.used)
@@ -80,11 +83,17 @@ class Team:
         done.sort(key=lambda x: x[0])
         return [candidate for _, candidate in done]
 
-    def _rounds(self, candidates: Sequence[Candidate]) -> None:
+    def _affordable(self, share: float, used: int) -> int:
+        """Rounds that fit into what is left, as a `share` of the budget paid for `used` simulations."""
+        if self.small:
+            return RESTARTS
+        left = used * (1.0 - self._spent()) / share if share > 0.0 else 0.0
+        return max(ROUNDS, round(left / (CYCLE * len(self.walks))))
+
+    def _rounds(self, candidates: Sequence[Candidate], rounds: int) -> None:
         """Cycles of all walks until the budget is spent; those that fall behind continue from the leader."""
         for k, walk in enumerate(self.walks):
             walk.begin(candidates[min(k, len(candidates) - 1)])
-        rounds = RESTARTS if self.small else ROUNDS
         for number in range(rounds):
             left = 1.0 - self._spent()
             if left <= 0.0:

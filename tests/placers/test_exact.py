@@ -21,7 +21,8 @@ COMMS = ("parallel", "sequential", "duplex")
 
 
 def exact(graph, cluster, **options):
-    return place(graph, cluster, "exact", **{"time_limit": 60, "warm_start": 0.0, **options})
+    """With room for compiling, which the first call after an installation pays for out of the limit."""
+    return place(graph, cluster, "exact", **{"time_limit": 250, "warm_start": 0.0, **options})
 
 
 def topological_orders(graph):
