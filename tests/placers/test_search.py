@@ -7,9 +7,11 @@ from baechi_lab import Cluster, Link, OpGraph, Placement, bounds, check, place, 
 from baechi_lab.errors import InfeasiblePlacement, InvalidInput, UnknownNameError
 from baechi_lab.graph import generators
 from baechi_lab.placers.search_coarsen import coarsen
+from baechi_lab.placers.search_engine import Budget, Space
 from baechi_lab.placers.search_evaluate import evaluate, evaluate_after, make_model, make_work, overflow, positions
 from baechi_lab.placers.search_marks import accept_marks, last_mark_before
 from baechi_lab.placers.search_starts import coarse_form
+from baechi_lab.placers.search_team import CYCLE, ROUNDS, Team
 from baechi_lab.simulator import makespan_and_peak
 
 COMMS = ("parallel", "sequential", "duplex")
@@ -273,3 +275,14 @@ def test_tight_memory_is_passed_through_on_the_way_to_the_optimum():
     found = place(graph, cluster, "search", time_limit=None, evaluations=150_000)
     timeline = simulate(graph, cluster, found)
     assert timeline.feasible and timeline.makespan_us == pytest.approx(45.0)
+
+
+def test_longer_budgets_are_more_rounds():
+    """A tenth of the budget paid for so many simulations: what is left pays for as many rounds of `CYCLE` per walk."""
+    graph = generators.layered_dag(60)
+    team = Team(Space(graph, Cluster.uniform(2)), 2, 0, Budget(None, 10**6), lambda cost, used: None)
+    assert team._affordable(0.1, 100) == ROUNDS
+    assert team._affordable(0.1, 2 * 7 * CYCLE) == 70
+    team.budget.stopped = True
+    assert team._affordable(0.1, 2 * 7 * CYCLE) == ROUNDS
+    assert team._affordable(0.0, 5) == ROUNDS
