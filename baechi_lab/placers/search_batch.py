@@ -56,12 +56,13 @@ class Plan(NamedTuple):
 class Scratch(NamedTuple):
     """Room for one placement at a time; `received` float64[D] bytes is also a result.
 
-    `line` holds the ops of a device that may start, `pending` those that will be able to at `ready_at` (known once their
+    `woken` holds ops that need no further input, `line` those of a device that may start, `pending` those that will be able to at `ready_at` (known once their
     last input is on its way), by time; `arrival` float64[D] when the tensor at hand reaches a device.
     """
 
     missing: Any
     ready_at: Any
+    woken: Any
     line: Any
     head: Any
     tail: Any
@@ -136,7 +137,7 @@ def _make_scratch(plan: Plan) -> Scratch:
     indices = lambda size: np.zeros(size, dtype=np.uint32)  # noqa: E731
     floats = np.zeros
     return Scratch(
-        np.zeros(n, dtype=np.int32), floats(n), indices(devices * (n + 1)), ints(devices), ints(devices), ints(devices),
+        np.zeros(n, dtype=np.int32), floats(n), indices(n + 1), indices(devices * (n + 1)), ints(devices), ints(devices), ints(devices),
         floats(devices), indices(devices * (n + 1)), ints(devices), ints(devices), ints(devices), floats(devices),
         floats(devices), floats(devices), floats(devices), ints(devices + 1), floats(devices), floats(devices),
     )  # fmt: skip
@@ -185,57 +186,16 @@ def _fits(p: Any, home: Any, received: Any, copies: bool) -> tuple[bool, bool]:
     return surely, never
 
 
-@njit(cache=True, inline="always")
-def _ready(i: int, d: int, now: float, line: Any, head: Any, tail: Any, fresh: Any, fresh_at: Any) -> None:
-    """Op `i` may start on `d`: into the line behind what is ready (at one instant by op index)."""
-    k = tail[d]
-    tail[d] = k + 1
-    if fresh_at[d] != now:
-        fresh_at[d] = now
-        fresh[d] = k
-    low = max(fresh[d], head[d])
-    while k > low and line[k - 1] > i:
-        line[k] = line[k - 1]
-        k -= 1
-    line[k] = i
-
-
-@njit(cache=True, inline="always")
-def _await(i: int, d: int, ready_at: Any, pending: Any, first: Any, last: Any, coming_at: Any) -> None:
-    """Op `i` may start on `d` at `ready_at[i]`: into what is pending there, mostly at the end."""
-    k = last[d]
-    last[d] = k + 1
-    time = ready_at[i]
-    while k > first[d] and ready_at[pending[k - 1]] > time:
-        pending[k] = pending[k - 1]
-        k -= 1
-    pending[k] = i
-    coming_at[d] = ready_at[pending[first[d]]]
-
-
-@njit(cache=True, inline="always")
-def _depart(now: float, d: int, q: int, took: float, comm: int, queue_out: Any, queue_in: Any) -> float:
-    """When a transfer of `took` us that is asked for now ends, after those before it in the queues of `d` and `q`."""
-    begin = now
-    if comm != PARALLEL:
-        begin = max(now, queue_out[d])
-        queue_out[d] = begin + took
-        if comm == SEQUENTIAL:
-            begin = max(begin, queue_out[q])
-            queue_out[q] = begin + took
-        else:
-            begin = max(begin, queue_in[q])
-            queue_in[q] = begin + took
-    return begin + took
-
-
 @njit(cache=True, nogil=True)
 def _makespan(p: Any, s: Any, home: Any) -> float:
-    """Microseconds of the placement of every unit on its `home` int32[units]."""
+    """Microseconds of the placement of every unit on its `home` int32[units].
+
+    One loop without helpers: handing arrays to one counts references, which costs more than what it would do.
+    """
     (cost, degree, source, near_ptr, near, far_ptr, far, far_unit, far_tensor, far_last, size, unit, _, _, _, _, latency,
      per_byte, comm) = p  # fmt: skip
-    (missing, ready_at, line, head, tail, fresh, fresh_at, pending, first, last, running, busy_until, coming_at, queue_out,
-     queue_in, goal, arrival, received) = s  # fmt: skip
+    (missing, ready_at, woken, line, head, tail, fresh, fresh_at, pending, first, last, running, busy_until, coming_at,
+     queue_out, queue_in, goal, arrival, received) = s  # fmt: skip
     n, devices = len(degree), len(latency)
     for d in range(devices):
         head[d] = tail[d] = fresh[d] = first[d] = last[d] = d * (n + 1)
@@ -265,6 +225,7 @@ def _makespan(p: Any, s: Any, home: Any) -> float:
         if end == np.inf and coming == np.inf:
             return now
         now = min(end, coming)
+        count = 0  # ops whose last input is there or on its way
         d = ending if end == now else -1
         while d >= 0:  # ops that end now, by op index: their sends join the queues in that order
             if ends > 1:
@@ -277,11 +238,8 @@ def _makespan(p: Any, s: Any, home: Any) -> float:
             for k in range(near_ptr[op], near_ptr[op + 1]):
                 i = near[k]
                 missing[i] -= 1
-                if missing[i] == 0:
-                    if ready_at[i] <= now:
-                        _ready(i, d, now, line, head, tail, fresh, fresh_at)
-                    else:
-                        _await(i, d, ready_at, pending, first, last, coming_at)
+                woken[count] = i
+                count += 1 if missing[i] == 0 else 0
             goals, begin = 0, far_ptr[op]
             for k in range(begin, far_ptr[op + 1]):
                 q = home[far_unit[k]]
@@ -299,31 +257,56 @@ def _makespan(p: Any, s: Any, home: Any) -> float:
                 arrival[d] = now
                 for g in range(goals):
                     q = goal[g]
-                    bytes_ = size[far_tensor[k]]
-                    received[q] += bytes_
-                    took = latency[d, q] + per_byte[d, q] * bytes_
-                    arrival[q] = _depart(now, d, q, took, comm, queue_out, queue_in)
-                for j in range(begin, k + 1):
-                    i, q = far[j], home[far_unit[j]]
-                    ready_at[i] = max(ready_at[i], arrival[q])
-                    missing[i] -= 1
-                    if missing[i] == 0:
-                        if ready_at[i] <= now:
-                            _ready(i, q, now, line, head, tail, fresh, fresh_at)
+                    received[q] += size[far_tensor[k]]
+                    took = latency[d, q] + per_byte[d, q] * size[far_tensor[k]]
+                    leaves = now
+                    if comm != PARALLEL:  # behind what is in the queues of both
+                        leaves = max(now, queue_out[d])
+                        queue_out[d] = leaves + took
+                        if comm == SEQUENTIAL:
+                            leaves = max(leaves, queue_out[q])
+                            queue_out[q] = leaves + took
                         else:
-                            _await(i, q, ready_at, pending, first, last, coming_at)
-                            coming = min(coming, ready_at[i])
+                            leaves = max(leaves, queue_in[q])
+                            queue_in[q] = leaves + took
+                    arrival[q] = leaves + took
+                for j in range(begin, k + 1):
+                    i = far[j]
+                    ready_at[i] = max(ready_at[i], arrival[home[far_unit[j]]])
+                    missing[i] -= 1
+                    woken[count] = i
+                    count += 1 if missing[i] == 0 else 0
                 goals, begin = 0, k + 1
             d = -1
             if ends > 1:
                 for q in range(devices):
                     if busy_until[q] == now:
                         d = q
-        if coming != now:
-            continue
-        for q in range(devices):
-            while coming_at[q] == now:
-                i = pending[first[q]]
-                first[q] += 1
-                coming_at[q] = ready_at[pending[first[q]]] if first[q] < last[q] else np.inf
-                _ready(i, q, now, line, head, tail, fresh, fresh_at)
+        if coming == now:
+            for q in range(devices):
+                while coming_at[q] == now:
+                    woken[count] = pending[first[q]]
+                    count += 1
+                    first[q] += 1
+                    coming_at[q] = ready_at[pending[first[q]]] if first[q] < last[q] else np.inf
+        for j in range(count):
+            i = woken[j]
+            time, d = ready_at[i], home[unit[i]]
+            if time > now:  # into what is pending, by time, mostly at the end
+                k = last[d]
+                last[d] = k + 1
+                while k > first[d] and ready_at[pending[k - 1]] > time:
+                    pending[k] = pending[k - 1]
+                    k -= 1
+                pending[k] = i
+                coming_at[d] = ready_at[pending[first[d]]]
+                continue
+            k = tail[d]  # into the line behind what is ready, at one instant by op index
+            tail[d] = k + 1
+            if fresh_at[d] != now:
+                fresh_at[d] = now
+                fresh[d] = k
+            while k > fresh[d] and k > head[d] and line[k - 1] > i:
+                line[k] = line[k - 1]
+                k -= 1
+            line[k] = i
