@@ -56,8 +56,9 @@ class Plan(NamedTuple):
 class Scratch(NamedTuple):
     """Room for one placement at a time; `received` float64[D] bytes is also a result.
 
-    `woken` holds ops that need no further input, `line` those of a device that may start, `pending` those that will be able to at `ready_at` (known once their
-    last input is on its way), by time; `arrival` float64[D] when the tensor at hand reaches a device.
+    `woken` holds ops that need no further input, `line` those of a device that may start, `pending` those that will be able
+    to at `ready_at` (known once their last input is on its way), by time; `arrival` float64[D] when the tensor at hand
+    reaches a device.
     """
 
     missing: Any
@@ -137,9 +138,10 @@ def _make_scratch(plan: Plan) -> Scratch:
     indices = lambda size: np.zeros(size, dtype=np.uint32)  # noqa: E731
     floats = np.zeros
     return Scratch(
-        np.zeros(n, dtype=np.int32), floats(n), indices(n + 1), indices(devices * (n + 1)), ints(devices), ints(devices), ints(devices),
-        floats(devices), indices(devices * (n + 1)), ints(devices), ints(devices), ints(devices), floats(devices),
-        floats(devices), floats(devices), floats(devices), ints(devices + 1), floats(devices), floats(devices),
+        np.zeros(n, dtype=np.int32), floats(n), indices(n + 1), indices(devices * (n + 1)), ints(devices), ints(devices),
+        ints(devices), floats(devices), indices(devices * (n + 1)), ints(devices), ints(devices), ints(devices),
+        floats(devices), floats(devices), floats(devices), floats(devices), ints(devices + 1), floats(devices),
+        floats(devices),
     )  # fmt: skip
 
 
