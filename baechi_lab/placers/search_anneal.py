@@ -22,6 +22,7 @@ from ..graph.csr import offsets
 from ..graph.jit import njit
 from .search_evaluate import Model, evaluate, evaluate_after, overflow, positions
 from .search_marks import PROBE, WORTH, accept_marks, last_mark_before
+from .search_model import apart
 
 
 class Units(NamedTuple):
@@ -88,7 +89,7 @@ def make_state(device: NDArray[Any], rank: NDArray[Any] | None) -> State:
     now = np.array(device, dtype=np.int32)
     position, at = positions(rank, n)
     undo = (np.empty(n, np.int32) for _ in range(2))
-    return State(now, position, at, now.copy(), position.copy(), np.full(4, np.inf), *undo)
+    return apart(State(now, position, at, now.copy(), position.copy(), np.full(4, np.inf), *undo))  # type: ignore[no-any-return]
 
 
 @njit(cache=True, nogil=True)

@@ -21,6 +21,7 @@ from ..graph.jit import njit
 from ..simulator.kernel import PARALLEL, SEQUENTIAL
 from .problem import groups_of
 from .search_evaluate import evaluate, make_model, make_work, overflow, positions
+from .search_model import apart
 from .search_waits import make_waits
 
 
@@ -132,17 +133,18 @@ def _make_plan(graph: OpGraph, model: Any) -> Plan:
     )  # fmt: skip
 
 
-def _make_scratch(plan: Plan) -> Scratch:
+def _make_scratch(plan: Plan) -> Any:
     n, devices = len(plan.degree), len(plan.limit)
     ints = lambda size: np.zeros(size, dtype=np.int64)  # noqa: E731
     indices = lambda size: np.zeros(size, dtype=np.uint32)  # noqa: E731
     floats = np.zeros
-    return Scratch(
+    scratch = Scratch(
         np.zeros(n, dtype=np.int32), floats(n), indices(n + 1), indices(devices * (n + 1)), ints(devices), ints(devices),
         ints(devices), floats(devices), indices(devices * (n + 1)), ints(devices), ints(devices), ints(devices),
         floats(devices), floats(devices), floats(devices), floats(devices), ints(devices + 1), floats(devices),
         floats(devices),
     )  # fmt: skip
+    return apart(scratch)
 
 
 @njit(cache=True, nogil=True)

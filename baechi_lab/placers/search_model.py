@@ -15,6 +15,9 @@ from .problem import output_bytes
 from .search_marks import FLYING, MARKS
 from .search_ready import bit_words
 
+LINES, PAGE = 256, 4096
+"""Bytes kept free around small arrays, some lines of a processor's cache; and how large an array is left where it is."""
+
 
 class Model(NamedTuple):
     """What stays the same: `table` float64[n, D] durations, `tail` float64[n] the least time from the end of an op to the
@@ -116,13 +119,29 @@ def _tails(graph: OpGraph, cluster: Cluster, costs: NDArray[np.float64], exact: 
     return tail * (1.0 - 1e-12)
 
 
+def apart(arrays: Any) -> Any:
+    """A named tuple of arrays with the small ones moved away from all others: threads that write to neighbouring memory
+    wait for each other, although each has its own arrays.
+    """
+
+    def moved(a: NDArray[Any]) -> NDArray[Any]:
+        if a.nbytes > PAGE:
+            return a
+        around = LINES // a.itemsize
+        mine = np.zeros(a.size + 2 * around, a.dtype)[around : around + a.size].reshape(a.shape)
+        mine[...] = a
+        return mine
+
+    return type(arrays)(*(moved(a) for a in arrays))
+
+
 def make_work(model: Model) -> Work:
     """Scratch space for `model`."""
     n, devices = len(model.degree), len(model.limit)
     tensors = len(model.producer)
     slots = int(np.minimum(np.bincount(model.edge_tensor, minlength=tensors), devices - 1).sum()) + 1
     ints = lambda size: np.zeros(size, np.int32)  # noqa: E731
-    return Work(
+    work = Work(
         ints(n), np.zeros(devices * bit_words(n)[1], np.uint64), ints(devices * (n + 1)), ints(devices),
         ints(devices), ints(devices), np.zeros(devices),
         ints(devices), np.zeros(devices), np.zeros(devices), np.zeros(devices), ints(devices), ints(devices),
@@ -132,6 +151,7 @@ def make_work(model: Model) -> Work:
         np.zeros(n), np.full((2, MARKS), np.inf), np.zeros((2, MARKS, 2 * n + 4 * devices + 4 * FLYING + 4), np.int32),
         np.zeros((2, MARKS, 3 * devices + FLYING + 1)), ints(MARKS),
     )  # fmt: skip
+    return apart(work)
 
 
 def memory_matters(model: Model) -> bool:
