@@ -89,7 +89,7 @@ def make_state(device: NDArray[Any], rank: NDArray[Any] | None) -> State:
     now = np.array(device, dtype=np.int32)
     position, at = positions(rank, n)
     undo = (np.empty(n, np.int32) for _ in range(2))
-    return apart(State(now, position, at, now.copy(), position.copy(), np.full(4, np.inf), *undo))  # type: ignore[no-any-return]
+    return apart(State(now, position, at, now.copy(), position.copy(), np.full(4, np.inf), *undo))
 
 
 @njit(cache=True, nogil=True)

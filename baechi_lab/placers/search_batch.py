@@ -133,7 +133,7 @@ def _make_plan(graph: OpGraph, model: Any) -> Plan:
     )  # fmt: skip
 
 
-def _make_scratch(plan: Plan) -> Any:
+def _make_scratch(plan: Plan) -> Scratch:
     n, devices = len(plan.degree), len(plan.limit)
     ints = lambda size: np.zeros(size, dtype=np.int64)  # noqa: E731
     indices = lambda size: np.zeros(size, dtype=np.uint32)  # noqa: E731
@@ -192,7 +192,7 @@ def _fits(p: Any, home: Any, received: Any, copies: bool) -> tuple[bool, bool]:
 
 @njit(cache=True, nogil=True)
 def _makespan(p: Any, s: Any, home: Any) -> float:
-    """Microseconds of the placement of every unit on its `home` int32[units].
+    """Microseconds of the placement of every unit on its `home` int64[units].
 
     One loop without helpers: handing arrays to one counts references, which costs more than what it would do.
     """

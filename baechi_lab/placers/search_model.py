@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from ..simulator.paths import heads_and_tails
 from .problem import output_bytes
 from .search_marks import FLYING, MARKS
 from .search_ready import bit_words
+
+Arrays = TypeVar("Arrays", bound=tuple[Any, ...])
 
 LINES, PAGE = 256, 4096
 """Bytes kept free around small arrays, some lines of a processor's cache; and how large an array is left where it is."""
@@ -119,7 +121,7 @@ def _tails(graph: OpGraph, cluster: Cluster, costs: NDArray[np.float64], exact: 
     return tail * (1.0 - 1e-12)
 
 
-def apart(arrays: Any) -> Any:
+def apart(arrays: Arrays) -> Arrays:
     """A named tuple of arrays with the small ones moved away from all others: threads that write to neighbouring memory
     wait for each other, although each has its own arrays.
     """

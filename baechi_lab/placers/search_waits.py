@@ -27,7 +27,7 @@ class Waits(NamedTuple):
 
     `degree` per op. `near` (from `near_ptr[op]` on): ops of its unit that wait for an op. `far` (from `far_ptr[op]` on):
     ops of other units that wait for one of its tensors, by tensor and unit; `far_tensor` counts these tensors from 0
-    (`tensor` tells which in the graph), and those that wait for one of them begin at `tensor_ptr`.
+    (`tensor` tells which in the graph).
     """
 
     degree: NDArray[np.int32]
@@ -36,7 +36,6 @@ class Waits(NamedTuple):
     far_ptr: NDArray[np.int32]
     far: NDArray[np.int32]
     far_tensor: NDArray[np.int32]
-    tensor_ptr: NDArray[np.int32]
     tensor: NDArray[np.int32]
 
 
@@ -57,7 +56,7 @@ def make_waits(graph: OpGraph, unit: NDArray[np.int32]) -> Waits:
     degree = np.bincount(near % n, minlength=n) + np.bincount(target[edge], minlength=n)
     arrays = (
         degree, offsets(near // n, n), near % n, offsets(source[edge], n), target[edge], number,
-        offsets(number, len(tensor)), tensor,
+        tensor,
     )  # fmt: skip
     return Waits(*(np.array(a, dtype=np.int32) for a in arrays))
 

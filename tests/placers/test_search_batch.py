@@ -71,7 +71,7 @@ def test_what_need_not_be_waited_for():
     edges = [(0, 1, 4), (0, 2, 4), (0, 3, 4), (1, 2, 8), (2, 3, 8), (1, 3, 16)]
     waits = make_waits(OpGraph.from_edges([1] * 4, edges), np.array([0, 1, 1, 1]))
     assert waits.degree.tolist() == [0, 1, 1, 1]  # 1 waits for 0, 2 for 1, 3 for 2
-    assert (waits.near.tolist(), waits.far.tolist(), waits.tensor_ptr.tolist()) == ([2, 3], [1], [0, 1])
+    assert (waits.near.tolist(), waits.far.tolist(), waits.tensor.tolist()) == ([2, 3], [1], [0])
     # Without units that share a device nothing is certain: all six stay.
     assert make_waits(OpGraph.from_edges([1] * 4, edges), np.arange(4)).degree.tolist() == [0, 1, 2, 3]
 

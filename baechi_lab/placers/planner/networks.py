@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import MissingPackage
+from .layers import lstm_cell, make_lstm, make_scores, times
 
 Weights = dict[str, NDArray[np.float32]]
 
@@ -106,83 +107,6 @@ def _group(weights: Any, types: Any, features: Any, noise: Any, uniform: Any) ->
     return chosen, picked, -tf.reduce_mean(tf.reduce_sum(p * log_p, axis=1))
 
 
-def _times(tf: Any, x: Any, weights: Any) -> Any:
-    """`x[..., a] @ weights[a, b]` as one product of two matrices: TensorFlow 2.21 with oneDNN writes beyond the result of
-    [5, 1, 4, 8] @ [8, 8], as it was found to do with a batch against a single matrix where a batch dimension is 1."""
-    return tf.reshape(tf.reshape(x, [-1, x.shape[-1]]) @ weights, [*x.shape[:-1], weights.shape[-1]])
-
-
-def _cell(tf: Any, gates: Any, cell: Any) -> tuple[Any, Any]:
-    """One LSTM step (Hochreiter and Schmidhuber 1997): output and memory cell."""
-    i, f, g, o = tf.split(gates, 4, axis=-1)
-    cell = tf.sigmoid(f) * cell + tf.sigmoid(i) * tf.tanh(g)
-    return tf.sigmoid(o) * tf.tanh(cell), cell
-
-
-def _lstm(tf: Any) -> Any:
-    """`(inputs[T, ..., b, 4h], weights[..., h, 4h], out[..., b, h], cell[..., b, h]) -> outputs, cells [T, ..., b, h]`.
-
-    The derivative is written out: that of the weights is one product over all steps, not a sum of small ones.
-    """
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def lstm(inputs: Any, weights: Any, out: Any, cell: Any) -> Any:
-        def forward(state: Any, x: Any) -> tuple[Any, Any, Any]:
-            gates = x + state[0] @ weights
-            return *_cell(tf, gates, state[1]), gates
-
-        outs, cells, gates = tf.scan(forward, inputs, (out, cell, tf.zeros_like(inputs[0])))
-        outs_before, cells_before = (tf.concat([a[None], b[:-1]], 0) for a, b in ((out, outs), (cell, cells)))
-
-        def back(by_outs: Any, by_cells: Any) -> tuple[Any, Any, Any, Any]:
-            i, f, g, o = tf.split(gates, 4, axis=-1)
-            i, f, g, o, bent = tf.sigmoid(i), tf.sigmoid(f), tf.tanh(g), tf.sigmoid(o), tf.tanh(cells)
-            to_cell = o * (1.0 - bent * bent)
-            slopes = tf.concat([g * i * (1.0 - i), cells_before * f * (1.0 - f), i * (1.0 - g * g)], -1)
-            slope_o = bent * o * (1.0 - o)
-
-            def step(state: Any, x: Any) -> tuple[Any, Any, Any]:
-                by_out, by_cell = state[0] + x[0], state[1] + x[1]
-                by_cell += by_out * x[2]
-                by_gates = tf.concat([tf.concat([by_cell] * 3, -1) * x[3], by_out * x[4]], -1)
-                return tf.linalg.matmul(by_gates, weights, transpose_b=True), by_cell * x[5], by_gates
-
-            zero = tf.zeros_like(out)
-            steps = (by_outs, by_cells, to_cell, slopes, slope_o, f)
-            by_out, by_cell, by_gates = tf.scan(step, steps, (zero, zero, tf.zeros_like(gates[0])), reverse=True)
-            by_weights = tf.einsum("t...bh,t...bg->...hg", outs_before, by_gates)
-            return by_gates, by_weights, by_out[0], by_cell[0]
-
-        return (outs, cells), back
-
-    return lstm
-
-
-def _scores(tf: Any) -> Any:
-    """Content attention, `(keys[m, 1, M, h], query[m, k, 1, h], score[h, 1]) -> [m, k, M]`: `tanh(keys + query) @ score`.
-
-    Most of an update is spent here: both directions are compiled as a whole, and nothing of size M x h is kept between.
-    """
-
-    @tf.function(autograph=False, jit_compile=True)  # type: ignore[untyped-decorator]
-    def ahead(keys: Any, query: Any, score: Any) -> Any:
-        return tf.reduce_sum(tf.tanh(keys + query) * score[:, 0], axis=-1)
-
-    @tf.function(autograph=False, jit_compile=True)  # type: ignore[untyped-decorator]
-    def slopes(keys: Any, query: Any, score: Any, upstream: Any) -> tuple[Any, Any, Any]:
-        bent, by = tf.tanh(keys + query), upstream[..., None]
-        slope = by * (1.0 - bent * bent)
-        by_keys = tf.reduce_sum(slope, axis=1, keepdims=True) * score[:, 0]
-        by_query = tf.reduce_sum(slope, axis=2, keepdims=True) * score[:, 0]
-        return by_keys, by_query, tf.reduce_sum(by * bent, axis=[0, 1, 2])[:, None]
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def scores(keys: Any, query: Any, score: Any) -> Any:
-        return ahead(keys, query, score), lambda upstream: slopes(keys, query, score, upstream)
-
-    return scores
-
-
 def _encode(tf: Any, w: Any, embedding: Any) -> tuple[Any, Any]:
     """Encoder states [m, M, 2h] and both final states [2, m, 2h] of a bi-directional LSTM."""
     both = tf.stack([embedding, embedding[::-1]], axis=0)
@@ -191,7 +115,7 @@ def _encode(tf: Any, w: Any, embedding: Any) -> tuple[Any, Any]:
     flat = tf.reshape(both, [2, count * m, width]) @ w["placer/encoder_input"] + w["placer/encoder_bias"]
     steps = tf.transpose(tf.reshape(flat, [2, count, m, 4 * h]), [1, 0, 2, 3])
     zero = tf.zeros([2, m, h])
-    out, cell = _lstm(tf)(steps, w["placer/encoder_state"], zero, zero)
+    out, cell = make_lstm(tf)(steps, w["placer/encoder_state"], zero, zero)
     last = tf.stack([tf.concat([s[-1, 0], s[-1, 1]], axis=-1) for s in (out, cell)])
     return tf.transpose(tf.concat([out[:, 0], out[::-1, 1]], axis=-1), [1, 0, 2]), last
 
@@ -202,12 +126,12 @@ def _place(weights: Any, embedding: Any, noise: Any, gumbel: Any, temperature: A
     tf = tensorflow()
     w = weights
     memory, last = _encode(tf, w, embedding)
-    keys = _times(tf, memory, w["placer/memory"])[:, None]  # [m, 1, M, h]
+    keys = times(tf, memory, w["placer/memory"])[:, None]  # [m, 1, M, h]
     first = tf.repeat(last @ w["placer/bridge"], noise.shape[2], axis=1)  # [2, m * k, h]
     decoder = _Decoder(tf, w, memory, keys, temperature, tanh_constant)
     chosen = decoder.sample(first, noise, gumbel)
     log_p = decoder.log_p(first, noise, chosen)  # [m, M * k, D]
-    picked = by_grouping(tf, tf.one_hot(chosen, noise.shape[-1]))
+    picked = _by_grouping(tf, tf.one_hot(chosen, noise.shape[-1]))
     total = tf.reshape(tf.reduce_sum(picked * log_p, axis=-1), [log_p.shape[0], *chosen.shape[::2]])  # [m, M, k]
     return chosen, tf.reduce_sum(total, axis=1), -tf.reduce_mean(tf.reduce_sum(tf.exp(log_p) * log_p, axis=-1))
 
@@ -218,7 +142,7 @@ class _Decoder:
     def __init__(self, tf: Any, w: Any, memory: Any, keys: Any, temperature: Any, tanh_constant: Any):
         self.tf, self.w, self.memory, self.keys = tf, w, memory, keys
         self.temperature, self.tanh_constant = temperature, tanh_constant
-        self.scores = _scores(tf)
+        self.scores = make_scores(tf)
 
     def _attention(self, query: Any) -> Any:
         """Scores [m, k, M] of `query` [m, k, h]."""
@@ -228,7 +152,7 @@ class _Decoder:
         """log p [m, k, D] from LSTM outputs [m, k, h] and scores [m, k, M]."""
         tf = self.tf
         context = tf.linalg.matmul(tf.nn.softmax(score), self.memory)
-        logits = _times(tf, tf.concat([context, out], axis=-1), self.w["placer/output"])
+        logits = times(tf, tf.concat([context, out], axis=-1), self.w["placer/output"])
         return tf.nn.log_softmax(self.tanh_constant * tf.tanh(logits / self.temperature) + noise)
 
     def sample(self, first: Any, noise: Any, gumbel: Any) -> Any:
@@ -239,9 +163,9 @@ class _Decoder:
         def step(state: Any, x: Any) -> Any:
             out, cell, device, _ = state
             gates = tf.concat([device, out], axis=1) @ w["placer/decoder"] + w["placer/decoder_bias"]
-            out, cell = _cell(tf, gates, cell)
+            out, cell = lstm_cell(tf, gates, cell)
             at = tf.reshape(out, [m, k, -1])
-            log_p = self._log_p(at, self._attention(_times(tf, at, w["placer/query"])), x[0])
+            log_p = self._log_p(at, self._attention(times(tf, at, w["placer/query"])), x[0])
             chosen = tf.argmax(log_p + x[1], axis=-1, output_type=tf.int32)
             return out, cell, tf.reshape(tf.one_hot(chosen, devices), [m * k, devices]) @ w["placer/devices"], chosen
 
@@ -252,21 +176,19 @@ class _Decoder:
         """log p [m, M * k, D] of every device at every step of the samples `chosen`."""
         tf, w = self.tf, self.w
         count, m, k, devices = noise.shape
-        before = _times(
+        before = times(
             tf, tf.reshape(tf.one_hot(chosen[:-1], devices), [count - 1, m * k, devices]), w["placer/devices"]
         )
         begin = tf.repeat(w["placer/begin"], m * k, axis=0)
         h = begin.shape[-1]
-        inputs = (
-            _times(tf, tf.concat([begin[None], before], axis=0), w["placer/decoder"][:h]) + w["placer/decoder_bias"]
-        )
-        out, _ = _lstm(tf)(inputs, w["placer/decoder"][h:], first[0], first[1])
+        inputs = times(tf, tf.concat([begin[None], before], axis=0), w["placer/decoder"][:h]) + w["placer/decoder_bias"]
+        out, _ = make_lstm(tf)(inputs, w["placer/decoder"][h:], first[0], first[1])
         out = tf.reshape(out, [count, m, k, -1])
-        score = tf.map_fn(self._attention, _times(tf, out, w["placer/query"]))
-        return self._log_p(by_grouping(tf, out), by_grouping(tf, score), by_grouping(tf, noise))
+        score = tf.map_fn(self._attention, times(tf, out, w["placer/query"]))
+        return self._log_p(_by_grouping(tf, out), _by_grouping(tf, score), _by_grouping(tf, noise))
 
 
-def by_grouping(tf: Any, x: Any) -> Any:
+def _by_grouping(tf: Any, x: Any) -> Any:
     """[m, M * k, ...] of `x` [M, m, k, ...]."""
     count, m, k, width = x.shape
     return tf.reshape(tf.transpose(x, [1, 0, 2, 3]), [m, count * k, width])
