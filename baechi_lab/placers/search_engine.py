@@ -17,6 +17,7 @@ from .search_coarsen import coarsen
 from .search_evaluate import make_model, make_work, memory_matters
 from .search_orders import Candidate, topological_position
 from .search_regions import around, in_time, part
+from .search_runs import Form, read, shorter
 from .search_structure import structures
 
 SLICE_SECONDS = 0.03
@@ -24,6 +25,9 @@ SLICE_SECONDS = 0.03
 
 SLICE_STEPS = 2000
 """The same where simulations are counted, so that the temperatures do not depend on the machine."""
+
+PACE = 50
+"""Simulations of the first slice, after which it is known how long one takes."""
 
 LEVELS = ((48, 0.02, 0.002), (150, 0.01, 0.001), (500, 0.005, 0.0005))
 """One cycle: about how many units, and first and last temperature in units of the makespan."""
@@ -80,8 +84,8 @@ class Space:
         self.position = topological_position(graph)
         self.group = groups_of(graph)
         self.allowed = allowed_devices(graph, cluster)
-        cost = transfer_us(graph, cluster) / np.maximum(np.diff(graph.consumer_ptr), 1)
-        self.edge_cost = cost[graph.edge_tensor]
+        self.price = transfer_us(graph, cluster)
+        self.edge_cost = (self.price / np.maximum(np.diff(graph.consumer_ptr), 1))[graph.edge_tensor]
         self.work = self.model.table.min(axis=1) + 1e-9
         self.groups = make_units(self.group, self.position, self.allowed)
 
@@ -128,17 +132,14 @@ class Walk:
     def __post_init__(self) -> None:
         self.work = make_work(self.space.model)
         self.weight = self.space.weight(np.inf)
-        self.pace = 50
         self.kept: tuple[float, Candidate] | None = None
 
     def begin(self, start: Candidate, afresh: bool = False) -> None:
         """Search on from `start`; `afresh`: what was found before stays known as a result."""
         self.kept = (self.cost, self.best) if afresh else None
-        space = self.space
         self.name, self.by_rank = start.name, start.rank is not None
         self.state = make_state(start.device, start.rank)
-        settle(space.model, self.work, self.state, space.samples, self.by_rank, space.track, self.weight)
-        self.used += 1
+        self._settle()
 
     @property
     def cost(self) -> float:
@@ -170,11 +171,11 @@ class Walk:
             units = self.space.units(self.state.device, wanted, self.rng)
             if len(units.ptr) < 2:
                 return
-            self._anneal(units, hot, cold, share, before, last * k / len(levels), last * (k + 1) / len(levels))
+            self._level(units, hot, cold, share, before, last * k / len(levels), last * (k + 1) / len(levels))
         for k in range(PARTS if parts else 0):
             back_to_best(self.state)
             step = (1.0 - last) / PARTS
-            self._anneal(self._part(), *PART_HEAT, share, before, last + step * k, last + step * (k + 1))
+            self._level(self._part(), *PART_HEAT, share, before, last + step * k, last + step * (k + 1))
         back_to_best(self.state)
 
     def _part(self) -> Any:
@@ -182,26 +183,58 @@ class Walk:
         space, rng = self.space, self.rng
         if rng.random() < 0.5:
             return part(space.groups, around(space.graph, space.groups, PART_UNITS, rng))
-        settle(space.model, self.work, self.state, space.samples, self.by_rank, space.track, self.weight)
-        self.used += 1
+        self._settle()
         return part(space.groups, in_time(self.work.start, space.groups, PART_UNITS, rng))
 
-    def _anneal(
+    def _level(
         self, units: Any, hot: float, cold: float, share: Budget, before: int, first: float, last: float
     ) -> None:
-        scale = float(self.state.cost[2])
+        """Anneal `units` between the shares `first` and `last` of a budget, on runs of ops where that is shorter."""
+        space, form = self.space, None
+        if self.by_rank and not len(space.samples.table):
+            self._settle()
+            form = shorter(space.graph, space.cluster, space.model, self.work.start, space.price, self.state, units)
+        if form is None:
+            self._anneal(units, space.model, self.work, self.state, (hot, cold), share, before, (first, last))
+            return
+        self._settle_form(form)
+        self._anneal(form.units, form.model, form.work, form.state, (hot, cold), share, before, (first, last))
+        back_to_best(form.state)
+        self._settle_form(form)
+        for device, line in read(form, self.state.position):
+            self.state.device[:], self.state.at[:] = device, line
+            self.state.position[line] = np.arange(len(line))
+            self._settle()
+
+    def _settle(self) -> None:
+        space = self.space
+        settle(space.model, self.work, self.state, space.samples, self.by_rank, space.track, self.weight)
+        self.used += 1
+
+    def _settle_form(self, form: Form) -> None:
+        samples = no_samples(*form.model.table.shape)
+        settle(form.model, form.work, form.state, samples, self.by_rank, self.space.track, self.weight)
+        self.used += 1
+
+    def _anneal(
+        self, units: Any, model: Any, work: Any, state: Any, heat: tuple[float, float], share: Budget, before: int,
+        span: tuple[float, float],
+    ) -> None:  # fmt: skip
+        (hot, cold), (first, last) = heat, span
+        scale, pace = float(state.cost[2]), PACE
+        own = model is self.space.model
+        samples = self.space.samples if own else no_samples(*model.table.shape)
         while (gone := share.spent(self.used - before)) < last:
             part = min(max((gone - first) / (last - first), 0.0), 1.0)
             temperature = scale * hot * (cold / hot) ** part
-            steps = self.pace
+            steps = pace
             if share.evaluations is not None:
                 left = int(np.ceil(last * share.evaluations)) - (self.used - before)
                 steps = max(1, min(1 + share.evaluations // 60, SLICE_STEPS, left))
             began = time.perf_counter()
-            space = self.space
             self.used += anneal(
-                space.model, self.work, units, self.state, space.samples, self.by_rank, space.track, self.weight,
-                temperature, temperature, steps, False, self.rng,
+                model, work, units, state, samples, self.by_rank, self.space.track, self.weight, temperature, temperature,
+                steps, False, self.rng,
             )  # fmt: skip
             took = max(time.perf_counter() - began, 1e-6)
-            self.pace = max(5, min(200_000, int(steps * SLICE_SECONDS / took)))
+            pace = max(5, min(200_000, int(steps * SLICE_SECONDS / took)))
