@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, allowed_devices, durations
 from ..graph.jit import HAS_NUMBA
+from .bounds_assignment import assignment
 from .bounds_merge import forced_merges
 from .bounds_paid import paid_bounds
 from .bounds_problem import REACH_OPS, merge_problem
@@ -28,6 +29,9 @@ ZONES = {"normal": (40,), "high": (40, 150, 300, 600)}
 RAISE_SHARE = 0.5, 0.95
 """Of `time_limit`, for heads and tails of graphs of at most `REACH_OPS` ops, and of larger ones, where merges see less."""
 
+ASSIGN_SHARE = 0.2
+"""Of `time_limit`, for the assignment program."""
+
 
 class Bounds(dict[str, float]):
     """Name -> lower bound on the makespan in microseconds; `best` is the largest."""
@@ -41,7 +45,7 @@ class Bounds(dict[str, float]):
 def bounds(graph: OpGraph, cluster: Cluster, effort: str = "normal", time_limit: float = 10.0) -> Bounds:
     """Lower bounds on the makespan of `graph` on `cluster`, in microseconds.
 
-    `effort`: "normal" takes milliseconds, "high" up to `time_limit` seconds more for the last three of these (of which
+    `effort`: "normal" takes milliseconds, "high" up to `time_limit` seconds more for the last four of these (of which
     "normal" has the first two for graphs of at most `SMALL` ops, with less effort):
 
     - `critical-path`: the longest path, each op on its fastest allowed device, transfers free.
@@ -54,6 +58,8 @@ def bounds(graph: OpGraph, cluster: Cluster, effort: str = "normal", time_limit:
     - `staggered-work`: work, with the time for which devices wait for their first and after their last op.
     - `probed-path`: the longest path with heads and tails for which whole neighbourhoods are local or paid (`bounds_probe`).
     - `energy`: the same, with the work of all ancestors and all descendants shared by all devices (`bounds_energy`).
+    - `assignment` (effort "high"): the best assignment of the heaviest units to devices within memory, with the transfers,
+      queues and paths that it forces, as a mixed-integer program (`bounds_assignment`).
     - `forced-merges` (effort "high"): what every schedule within a makespan must do, up to a contradiction, with the
       colocation, separations and transfers that this forces (`bounds_merge`).
 
@@ -86,6 +92,8 @@ def bounds(graph: OpGraph, cluster: Cluster, effort: str = "normal", time_limit:
         better = raised(merge_problem(graph, cluster, reach=False), ZONES[effort], share * time_limit)
         found.update(better.bounds)
         if effort == "high":
+            most = ASSIGN_SHARE * time_limit
+            found["assignment"] = assignment(graph, cluster, table, better.head, better.tail, found.best, most)
             left, start = until - time.perf_counter(), (better.head, better.tail)
             found["forced-merges"] = forced_merges(graph, cluster, found.best, np.inf, left, start=start)
     return found
