@@ -5,7 +5,8 @@
 `--graphs` (or the environment's BAECHI_LAB_GRAPHS) is a folder of dnn-partitioning graphs, read from where it is; the
 project's own profiles come from `--data`, with paper B's link. The graphs of paper C, whose stored costs are placeholders,
 get costs drawn as in its section 5.1 (1 to 100 operations and bytes; speed and bandwidth at their means, 55 and 35).
-`--quick`: the small graphs, 2 s, one seed.
+Graphs that `generators` makes, as other tests use them, join these; their means are also given apart. `--quick`: the small
+graphs, 2 s, one seed.
 
 Definitions. *Best rule*: the fastest feasible row of `auto`'s table (under FIFO alone: of its rows with that scheduler).
 *Search*: the median makespan over the seeds. *Bound*: the largest of `bounds(effort="high")`. *Transfers dominate* where
@@ -21,12 +22,14 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..graph import Cluster, Link, OpGraph, load_graph
+from ..graph import Cluster, Link, OpGraph, generators, load_graph
+from ..graph.backward import with_backward
 from ..placers import place
 from ..simulator import bounds, simulate
 
@@ -36,6 +39,7 @@ OWN = (
     "gnmt-length50-batch256.json.gz",
 )  # fmt: skip
 DRAWN = ("tf-examples/recurrent_network.json.gz", "tf-examples/dynamic_rnn.json.gz")
+GENERATED = "generated "
 SIMPLE = ("critical-path", "work", "restricted-work", "group")
 DEVICES = (2, 4)
 PLENTY = 1 << 44
@@ -46,10 +50,11 @@ def graphs(
     folder: str | Path | None, data: str | Path, quick: bool = False
 ) -> Iterator[tuple[OpGraph, dict[str, Any]]]:
     """The graphs of the bars and what their clusters need: those of dnn-partitioning in `folder` (None: left out), stored
-    profiles in `data`, and paper C's with drawn costs."""
+    profiles in `data`, generated ones, and paper C's with drawn costs."""
     paths = [] if folder is None else [Path(folder) / name for name in SHARED]
-    for path in [*paths, *(Path(data) / name for name in OWN)]:
-        graph = load_graph(path)
+    measured = (load_graph(path) for path in [*paths, *(Path(data) / name for name in OWN)])
+    made = (generators.gnmt(ops=10_000), generators.unrolled_rnn(), with_backward(generators.layered_dag(1000)))
+    for graph in chain(measured, (graph.replace(name=f"{GENERATED}{graph.name}") for graph in made)):
         if not quick or graph.n <= QUICK_OPS:
             yield graph, {"link": Link(134.0, 0.0001754)}
     for path in (Path(data) / name for name in DRAWN):
@@ -121,9 +126,13 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Geometric means of the ratios over all rows, and of search over bound where transfers dominate."""
+    """Geometric means of the ratios over all rows, over those of profiles and of generated graphs, and of search over bound
+    where transfers dominate."""
     keys = ("search_over_rule", "search_over_bound", "search_over_simple_bound")
     found = {key: geometric_mean(row[key] for row in rows) for key in keys}
+    for kind, made in (("profiles", False), ("generated", True)):
+        mine = [row for row in rows if row["graph"].startswith(GENERATED) == made]
+        found |= {f"{key}_{kind}": geometric_mean(row[key] for row in mine) for key in keys[:2]}
     heavy = [row["search_over_bound"] for row in rows if row["transfers_dominate"]]
     return {**found, "search_over_bound_where_transfers_dominate": geometric_mean(heavy)}
 

@@ -32,7 +32,7 @@ from .base import Placer
 from .search_anneal import Samples
 from .search_engine import Budget, Space
 from .search_orders import Candidate
-from .search_starts import Starts, coarse_form, read_for
+from .search_starts import Starts, choose, coarse_form, read_for
 from .search_team import Team
 
 OBJECTIVES = ("makespan", "p90")
@@ -196,7 +196,7 @@ class _Run:
         space = Space(form, self.cluster)
         starts = Starts(space, self.params.schedulers, self.params.seed)
         begin: list[Candidate] = []
-        for candidate in candidates[:COARSE_STARTS]:
+        for candidate in choose(candidates, COARSE_STARTS):
             device, rank = read_for(member, candidate, self.cluster, self.space.work)
             if space.allowed[np.arange(form.n), device].all():
                 begin += starts.measured(candidate.name, device, rank)

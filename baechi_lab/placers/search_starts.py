@@ -17,6 +17,9 @@ from .search_engine import Space
 from .search_evaluate import make_work
 from .search_orders import Candidate, measure, upward_order
 
+FIFO = 0.25
+"""Share of the starts that keep first in, first out where priorities are allowed: those find more."""
+
 NEAR = 1.6
 """Starts slower than this many times the best one are not kept."""
 
@@ -111,16 +114,18 @@ class Starts:
 
 
 def choose(starts: Sequence[Candidate], most: int) -> list[Candidate]:
-    """Up to `most` different starts, best first, no more than half of them under one order."""
+    """Up to `most` different starts, best first; where priorities are searched, a quarter of them first in, first out."""
     chosen: list[Candidate] = []
     seen: set[tuple[bool, bytes]] = set()
-    count = {True: 0, False: 0}
+    left = {True: most, False: most}
+    if any(c.rank is not None for c in starts):
+        left[True] = max(round(FIFO * most), 1)
     for candidate in starts:
         fifo = candidate.rank is None
         key = (fifo, candidate.device.tobytes())
-        if key not in seen and count[fifo] < max(most // 2, 1):
+        if key not in seen and left[fifo] > 0 and len(chosen) < most:
             seen.add(key)
-            count[fifo] += 1
+            left[fifo] -= 1
             chosen.append(candidate)
     return chosen
 
