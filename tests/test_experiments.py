@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.experiments import paper_b
+from baechi_lab.experiments import paper_b, search_quality
 from baechi_lab.experiments.runs import outcome, outcomes, paper_cluster, ratio_table, step_table, stored
 from baechi_lab.experiments.sensitivity import perturbed
 from baechi_lab.graph.generators import chain
@@ -44,6 +44,26 @@ def test_perturbed_factors_stay_in_their_range():
 def test_bad_error(error):
     with pytest.raises(bl.InvalidInput, match="error is"):
         perturbed(chain(2), bl.Link(1.0, 1.0), error, 0)
+
+
+def test_quality_is_summed_up_over_all_and_by_kind():
+    made, profile = (
+        {"search_over_bound": 1.0, "search_over_simple_bound": 1.0, "transfers_dominate": False} for _ in "ab"
+    )
+    made |= {"graph": f"{search_quality.GENERATED}rnn", "search_over_rule": 0.5}
+    profile |= {"graph": "bert", "search_over_rule": 0.98, "search_over_bound": 1.21, "transfers_dominate": True}
+    found = search_quality.summary([made, profile])
+    assert found["search_over_rule"] == pytest.approx(0.7)
+    assert found["search_over_rule_generated"] == pytest.approx(0.5)
+    assert found["search_over_rule_profiles"] == pytest.approx(0.98)
+    assert found["search_over_bound"] == pytest.approx(1.1)
+    assert found["search_over_bound_where_transfers_dominate"] == pytest.approx(1.21)
+
+
+def test_quality_of_a_small_graph_against_rules_and_bounds():
+    graph, cluster = chain(6, duration_us=10.0), bl.Cluster.uniform(2, memory_bytes=1 << 30, link=bl.Link(5.0, 0.0))
+    row = search_quality.quality(graph, cluster, 0.05, [0], effort_seconds=0.0)
+    assert row["search_over_rule"] == row["search_over_bound"] == 1.0 and row["search_us"] == [60.0]
 
 
 def test_a_missing_profile_is_named(tmp_path):

@@ -29,7 +29,7 @@ ZONES = {"normal": (40,), "high": (40, 150, 300, 600)}
 RAISE_SHARE = 0.5, 0.95
 """Of `time_limit`, for heads and tails of graphs of at most `REACH_OPS` ops, and of larger ones, where merges see less."""
 
-ASSIGN_SHARE = 0.2
+ASSIGN_SHARE = 0.05
 """Of `time_limit`, for the assignment program."""
 
 

@@ -10,7 +10,8 @@ from baechi_lab.placers.search_coarsen import coarsen
 from baechi_lab.placers.search_engine import Budget, Space
 from baechi_lab.placers.search_evaluate import evaluate, evaluate_after, make_model, make_work, overflow, positions
 from baechi_lab.placers.search_marks import accept_marks, last_mark_before
-from baechi_lab.placers.search_starts import coarse_form
+from baechi_lab.placers.search_orders import Candidate
+from baechi_lab.placers.search_starts import choose, coarse_form
 from baechi_lab.placers.search_team import CYCLE, ROUNDS, Team
 from baechi_lab.simulator import makespan_and_peak
 
@@ -129,6 +130,20 @@ def test_large_graphs_are_searched_in_a_contracted_form_first():
     first, second = (place(graph, cluster, "search", time_limit=None, evaluations=600) for _ in range(2))
     assert first == second and simulate(graph, cluster, first).feasible
     assert simulate(graph, cluster, first).makespan_us <= first.info["start_us"]
+
+
+def test_starts_are_different_and_mostly_have_priorities():
+    rank = np.zeros(2)
+    starts = [
+        Candidate(f"{time}", np.array(device, dtype=np.int32), order, time, 0.0)
+        for time, device, order in [
+            (1.0, [0, 0], None), (2.0, [0, 0], rank), (3.0, [0, 0], rank), (4.0, [0, 1], None), (5.0, [1, 0], rank),
+            (6.0, [1, 1], rank), (7.0, [0, 1], rank),
+        ]
+    ]  # fmt: skip
+    assert [c.makespan_us for c in choose(starts, 4)] == [1.0, 2.0, 5.0, 6.0]
+    only = [c for c in starts if c.rank is None]
+    assert choose(only, 4) == only
 
 
 def test_never_worse_than_the_portfolio():
