@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BaechiLabError, InfeasiblePlacement, InvalidInput
+from ..errors import BaechiLabError, InvalidInput
 from ..graph import Cluster, OpGraph, Placement
-from ..graph.units import format_bytes
 from ..simulator import simulate
 from ..simulator.schedulers import SCHEDULERS
 from .base import Placer
+from .packing import infeasible, refuse_the_impossible
 from .registry import make_placer, placer_class, placer_names
 
 LP_PLACERS = ("sct", "m-sct")
@@ -75,6 +75,7 @@ class Auto(Placer):
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         if graph.n == 0:
             return Placement(device=np.zeros(0, dtype=np.int32), info={"table": ()})
+        refuse_the_impossible(graph, cluster)
         found = [pair for some in self._run(self._jobs(graph, cluster)) for pair in some]
         table = tuple(asdict(attempt) for attempt, _ in found)
         fits = [(attempt, placed) for attempt, placed in found if placed is not None and attempt.feasible]
@@ -107,18 +108,14 @@ class Auto(Placer):
         return found
 
     def _mended(self, graph: OpGraph, cluster: Cluster, found: list[tuple[Attempt, Placement | None]]) -> Placement:
-        from .repair import packing_proof, repair
+        from .repair import repair
 
         placed = [(a.peak_bytes, k) for k, (a, p) in enumerate(found) if p is not None]
         start = found[min(placed)[1]][1] if placed else None
         mended = repair(graph, cluster, start)
         if mended is not None:
             return mended
-        needed = int(graph.persistent_bytes.sum())
-        why = packing_proof(graph, cluster) or "neither a rule nor the repair found a placement that fits"
-        raise InfeasiblePlacement(
-            f"{why}; the graph keeps {format_bytes(needed)} persistently", needed, cluster.memory_bytes.tolist()
-        )
+        raise infeasible("neither a rule nor the repair found a placement that fits", graph, cluster)
 
 
 def fast_placers(graph: OpGraph, lp_ops: int = LP_OPS) -> list[str]:

@@ -11,10 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..errors import InfeasiblePlacement
 from ..graph import Cluster, OpGraph, Placement
-from ..graph.units import format_bytes
 from ..simulator import makespan_and_peak
+from .packing import infeasible, refuse_the_impossible
 
 ATTEMPTS, MOST_ATTEMPTS = 4, 12
 
@@ -40,18 +39,16 @@ def within_memory(graph: OpGraph, cluster: Cluster, attempt: Callable[[Cluster, 
             return plan.replace(info={**plan.info, "attempts": number})
         if least is None or over.sum() < least:
             best, least = plan, int(over.sum())
+        if number == 1:
+            refuse_the_impossible(graph, cluster)
         limit = np.maximum(limit - over, 0)
     return _repaired(graph, cluster, best)
 
 
 def _repaired(graph: OpGraph, cluster: Cluster, start: Placement | None) -> Placement:
-    from .repair import packing_proof, repair
+    from .repair import repair
 
     found = repair(graph, cluster, start)
     if found is not None:
         return found.replace(info={**found.info, "attempts": _attempts(graph), "repaired": True})
-    needed = int(graph.persistent_bytes.sum())
-    has = ", ".join(f"{d.name} {format_bytes(d.memory_bytes)}" for d in cluster.devices)
-    why = packing_proof(graph, cluster) or "no placement that fits was found"
-    message = f"{why}; the graph keeps {format_bytes(needed)} persistently, the devices have {has}"
-    raise InfeasiblePlacement(message, needed, cluster.memory_bytes.tolist())
+    raise infeasible("no placement that fits was found", graph, cluster)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import InfeasiblePlacement
 from ..graph import Cluster, OpGraph, allowed_devices
 from ..graph.units import format_bytes
 from .problem import groups_of, output_bytes
@@ -65,6 +66,20 @@ def packing_proof(graph: OpGraph, cluster: Cluster) -> str | None:
         or _too_much(graph, cluster, need, able)
         or _no_packing(need, able, cluster)
     )
+
+
+def refuse_the_impossible(graph: OpGraph, cluster: Cluster) -> None:
+    """Raise `InfeasiblePlacement` at once where it is proven that no placement fits, before rules try in vain."""
+    if (why := packing_proof(graph, cluster)) is not None:
+        raise infeasible(why, graph, cluster)
+
+
+def infeasible(why: str, graph: OpGraph, cluster: Cluster) -> InfeasiblePlacement:
+    """The error that says `why`, what the graph keeps and what the devices have."""
+    needed = int(graph.persistent_bytes.sum())
+    has = ", ".join(f"{d.name} {format_bytes(d.memory_bytes)}" for d in cluster.devices)
+    message = f"{why}; the graph keeps {format_bytes(needed)} persistently, the devices have {has}"
+    return InfeasiblePlacement(message, needed, cluster.memory_bytes.tolist())
 
 
 def _an_op_alone(

@@ -103,6 +103,12 @@ class Space:
         """Labels along which units are made, the coarsest first: structures of the graph, then its colocation groups."""
         return [*structures(self.graph, self.group), self.group.astype(np.int64)]
 
+    @cached_property
+    def free(self) -> OpGraph:
+        """The graph without colocation groups and allowed devices, which units keep: any of its ops may be merged."""
+        nowhere = np.full(self.graph.n, -1)
+        return self.graph.replace(colocation=nowhere, colocation_names=(), allowed=nowhere, allowed_sets=())
+
     def along(self, wanted: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """The labels to make about `wanted` units from: mostly the structure that is nearest to that, else any."""
         if rng.random() < NEAREST:
@@ -193,7 +199,7 @@ class Walk:
         space, form = self.space, None
         if self.by_rank and not len(space.samples.table):
             self._settle()
-            form = shorter(space.graph, space.cluster, space.model, self.work.start, space.price, self.state, units)
+            form = shorter(space.free, space.cluster, space.model, self.work.start, space.price, self.state, units)
         if form is None:
             self._anneal(units, space.model, self.work, self.state, (hot, cold), share, before, (first, last))
             return

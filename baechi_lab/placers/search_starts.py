@@ -12,6 +12,7 @@ from ..graph import Cluster, OpGraph, Placement
 from ..simulator.schedulers.pct import path_computation_time
 from .auto import fast_placers, forms_of, proposal
 from .contiguous import contiguous_splits
+from .packing import packing_proof, refuse_the_impossible
 from .search_contract import contracted, short_us
 from .search_engine import Space
 from .search_evaluate import make_work
@@ -57,6 +58,8 @@ class Starts:
 
     def from_rules(self, enough: Callable[[], bool]) -> list[Candidate]:
         """Feasible candidates, best first; stops once `enough` (asked after every rule) and one is there."""
+        if self.space.track:
+            refuse_the_impossible(self.graph, self.cluster)
         found: list[Candidate] = []
         best = np.inf
         for name, device, planned in self._rules():
@@ -102,7 +105,7 @@ class Starts:
 
     def repaired(self, given: Placement | None) -> Candidate:
         """What the repair makes of `given`; `InfeasiblePlacement` names it where nothing fits."""
-        from .repair import packing_proof, repair
+        from .repair import repair
 
         found = repair(self.graph, self.cluster, given, seed=self.seed)
         if found is None:

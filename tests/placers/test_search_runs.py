@@ -27,7 +27,7 @@ def _form(graph, cluster, seed, wanted):
     device = rng.integers(0, cluster.n, graph.n).astype(np.int32)[space.along(20, rng)]
     state, start = _settled(space, device, space.position.astype(np.float64))
     units = space.units(device, wanted, rng)
-    return space, state, units, shorter(graph, cluster, space.model, start, space.price, state, units)
+    return space, state, units, shorter(space.free, cluster, space.model, start, space.price, state, units)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -60,7 +60,7 @@ def test_a_recurrent_step_is_several_times_shorter_and_takes_nearly_the_same_tim
     space = Space(graph, cluster)
     state, start = _settled(space, placed.device, placed.rank)
     units = space.units(placed.device, 48, np.random.default_rng(0))
-    form = shorter(graph, cluster, space.model, start, space.price, state, units)
+    form = shorter(space.free, cluster, space.model, start, space.price, state, units)
     assert len(form.model.degree) < 0.5 * graph.n
     settle(form.model, form.work, form.state, no_samples(*form.model.table.shape), True, False, space.weight(np.inf))
     before = float(state.cost[2])
@@ -81,7 +81,7 @@ def test_only_the_given_units_move_and_what_hardly_gets_shorter_is_left():
     walk = Walk(space, np.random.default_rng(0))
     walk.begin(measure(space.model, walk.work, "", np.zeros(graph.n), space.position.astype(np.float64)))
     part = walk._part()
-    form = shorter(graph, cluster, space.model, walk.work.start, space.price, walk.state, part)
+    form = shorter(space.free, cluster, space.model, walk.work.start, space.price, walk.state, part)
     moving = set(form.member[part.ops].tolist())
     assert moving == set(form.units.ops.tolist())
     assert not moving & set(np.delete(form.member, part.ops).tolist())
@@ -89,4 +89,23 @@ def test_only_the_given_units_move_and_what_hardly_gets_shorter_is_left():
     space = Space(slow, cluster)
     state, start = _settled(space, np.zeros(slow.n, np.int32), space.position.astype(np.float64))
     units = space.units(state.device, 48, np.random.default_rng(0))
-    assert shorter(slow, cluster, space.model, start, space.price, state, units) is None
+    assert shorter(space.free, cluster, space.model, start, space.price, state, units) is None
+
+
+def test_groups_and_allowed_devices_are_kept_where_runs_mix_them():
+    graph = gnmt(ops=1500, seed=2)
+    n, rng = graph.n, np.random.default_rng(0)
+    group = np.where(rng.random(n) < 0.3, rng.integers(0, 40, n), -1)
+    group[np.isin(group, np.setdiff1d(np.arange(40), group))] = -1
+    allowed = np.where(group < 0, rng.integers(-1, 2, n), -1)
+    graph = graph.replace(
+        colocation=group, colocation_names=tuple(f"g{k}" for k in range(40)), allowed=allowed,
+        allowed_sets=(("gpu",), ("gpu:0", "gpu:1")),
+    )  # fmt: skip
+    cluster = Cluster.uniform(3, memory_bytes=1 << 50, link=Link(134.0, 1.754e-4))
+    placed = bl.place(
+        graph, cluster, "search", time_limit=None, evaluations=4000, schedulers=("planned",), start="m-etf"
+    )
+    timeline = bl.simulate(graph, cluster, placed)
+    assert not bl.check(graph, cluster, placed, timeline)
+    assert timeline.makespan_us < placed.info["start_us"]
