@@ -52,7 +52,8 @@ def shorter(
 ) -> Form | None:  # fmt: skip
     """The runs for the present candidate of `state`, where `units` may move; None where they are hardly fewer than the ops.
 
-    `graph` has no colocation groups and allowed devices, which `units` keep; `start_us` float64[n]: the present schedule; `price_us` float64[T]: mean time of a transfer of each tensor.
+    `graph` has no colocation groups and allowed devices, which `units` keep; `start_us` float64[n]: the present schedule;
+    `price_us` float64[T]: mean time of a transfer of each tensor.
     """
     if graph.n < SMALL:
         return None
