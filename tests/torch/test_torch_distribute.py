@@ -295,13 +295,13 @@ def test_an_error_between_layers_leaves_nothing_waiting():
     model, x = Net(), torch.randn(6, 4)
     scattered(model, (x,), seed=6)
     model(x), model(x)
+    most, expected = len(distribution(model).plan.keys), model(x).shape
     model.broken = True
-    with pytest.raises(KeyError, match="between"):
-        model(x)
+    for _ in range(most + 1):  # as many waiting threads would leave none for the next step
+        with pytest.raises(KeyError, match="between"):
+            model(x)
     model.broken = False
-    expected = model(x).shape
-    started = len(set(ours()) - others)
-    assert model(x).shape == expected and len(set(ours()) - others) == started > 0
+    assert model(x).shape == expected and 0 < len(set(ours()) - others) <= most
     bl.torch.gather(model)
     assert not set(ours()) - others
 
