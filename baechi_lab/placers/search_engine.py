@@ -145,7 +145,7 @@ class Walk:
         self.kept = (self.cost, self.best) if afresh else None
         self.name, self.by_rank = start.name, start.rank is not None
         self.state = make_state(start.device, start.rank)
-        self._settle()
+        self._settle(self._own(self.space.groups))
 
     @property
     def cost(self) -> float:
@@ -189,47 +189,42 @@ class Walk:
         space, rng = self.space, self.rng
         if rng.random() < 0.5:
             return part(space.groups, around(space.graph, space.groups, PART_UNITS, rng))
-        self._settle()
+        self._settle(self._own(space.groups))
         return part(space.groups, in_time(self.work.start, space.groups, PART_UNITS, rng))
 
     def _level(
         self, units: Any, hot: float, cold: float, share: Budget, before: int, first: float, last: float
     ) -> None:
         """Anneal `units` between the shares `first` and `last` of a budget, on runs of ops where that is shorter."""
-        space, form = self.space, None
-        if self.by_rank and not len(space.samples.table):
-            self._settle()
-            form = shorter(space.free, space.cluster, space.model, self.work.start, space.price, self.state, units)
+        own = self._own(units)
+        form = None
+        if self.by_rank and not len(own.samples.table):
+            self._settle(own)
+            form = shorter(self.space, own)
         if form is None:
-            self._anneal(units, space.model, self.work, self.state, (hot, cold), share, before, (first, last))
+            self._anneal(own, hot, cold, share, before, first, last)
             return
-        self._settle_form(form)
-        self._anneal(form.units, form.model, form.work, form.state, (hot, cold), share, before, (first, last))
+        self._settle(form)
+        self._anneal(form, hot, cold, share, before, first, last)
         back_to_best(form.state)
-        self._settle_form(form)
+        self._settle(form)
         for device, line in read(form, self.state.position):
             self.state.device[:], self.state.at[:] = device, line
             self.state.position[line] = np.arange(len(line))
-            self._settle()
+            self._settle(own)
 
-    def _settle(self) -> None:
-        space = self.space
-        settle(space.model, self.work, self.state, space.samples, self.by_rank, space.track, self.weight)
-        self.used += 1
+    def _own(self, units: Any) -> Form:
+        """The ops themselves, of which `units` move."""
+        return Form(self.space.model, self.work, self.state, self.space.samples, units)
 
-    def _settle_form(self, form: Form) -> None:
-        samples = no_samples(*form.model.table.shape)
-        settle(form.model, form.work, form.state, samples, self.by_rank, self.space.track, self.weight)
+    def _settle(self, form: Form) -> None:
+        settle(form.model, form.work, form.state, form.samples, self.by_rank, self.space.track, self.weight)
         self.used += 1
 
     def _anneal(
-        self, units: Any, model: Any, work: Any, state: Any, heat: tuple[float, float], share: Budget, before: int,
-        span: tuple[float, float],
-    ) -> None:  # fmt: skip
-        (hot, cold), (first, last) = heat, span
-        scale, pace = float(state.cost[2]), PACE
-        own = model is self.space.model
-        samples = self.space.samples if own else no_samples(*model.table.shape)
+        self, form: Form, hot: float, cold: float, share: Budget, before: int, first: float, last: float
+    ) -> None:
+        scale, pace = float(form.state.cost[2]), PACE
         while (gone := share.spent(self.used - before)) < last:
             part = min(max((gone - first) / (last - first), 0.0), 1.0)
             temperature = scale * hot * (cold / hot) ** part
@@ -239,8 +234,8 @@ class Walk:
                 steps = max(1, min(1 + share.evaluations // 60, SLICE_STEPS, left))
             began = time.perf_counter()
             self.used += anneal(
-                model, work, units, state, samples, self.by_rank, self.space.track, self.weight, temperature, temperature,
-                steps, False, self.rng,
+                form.model, form.work, form.units, form.state, form.samples, self.by_rank, self.space.track, self.weight,
+                temperature, temperature, steps, False, self.rng,
             )  # fmt: skip
             took = max(time.perf_counter() - began, 1e-6)
             pace = max(5, min(200_000, int(steps * SLICE_SECONDS / took)))

@@ -16,17 +16,19 @@ doi:10.1137/S1064827595287997); here what is simulated is coarsened along with w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import Cluster, OpGraph
 from ..graph.csr import offsets
 from ..graph.jit import njit
 from ..passes.contraction import contract, number_groups
-from .search_anneal import State, Units, make_state
+from .search_anneal import Samples, State, Units, make_state, no_samples
 from .search_model import Model, Work, make_model, make_work
+
+if TYPE_CHECKING:
+    from .search_engine import Space
 
 JOINED = 1.0 / 1500.0
 """Most work that joins the first op of a run, as a share of the makespan."""
@@ -37,35 +39,32 @@ FEWER, SMALL = 0.75, 400
 
 @dataclass(frozen=True)
 class Form:
-    """Runs as a graph of their own: `member` int64[n] is the run of each op; the rest describes runs instead of ops."""
+    """What is simulated while `units` move: the ops themselves, or runs of them (`member` int64[n]: the run of each op)."""
 
-    member: NDArray[np.int64]
     model: Model
     work: Work
     state: State
+    samples: Samples
     units: Units
+    member: Any = None
 
 
-def shorter(
-    graph: OpGraph, cluster: Cluster, model: Model, start_us: NDArray[np.float64], price_us: NDArray[np.float64],
-    state: State, units: Units,
-) -> Form | None:  # fmt: skip
-    """The runs for the present candidate of `state`, where `units` may move; None where they are hardly fewer than the ops.
+def shorter(space: Space, whole: Form) -> Form | None:
+    """The runs for the present candidate of `whole`, which was simulated last; None where they are hardly fewer than its ops.
 
-    `graph` has no colocation groups and allowed devices, which `units` keep; `start_us` float64[n]: the present schedule;
-    `price_us` float64[T]: mean time of a transfer of each tensor.
+    Colocation groups and allowed devices are left to the units, which keep them.
     """
+    graph, model, state, units = space.free, whole.model, whole.state, whole.units
     if graph.n < SMALL:
         return None
-    devices = cluster.n
+    devices, start = space.cluster.n, whole.work.start
     moves = np.zeros(graph.n, dtype=np.bool_)
     moves[units.ops] = True
     label = np.where(moves, devices + units.of, state.device).astype(np.int64)
-    line = np.lexsort((graph.order.argsort(), start_us))
+    line, work = np.lexsort((space.position, start)), model.table.min(axis=1)
     most = JOINED * float(state.cost[2])
-    work = model.table.min(axis=1)
     found = runs(
-        line, label, state.device, start_us, work, price_us, model.input_ptr, model.inputs, model.producer, most
+        line, label, state.device, start, work, space.price, model.input_ptr, model.inputs, model.producer, most
     )
     if found.max() + 1 > FEWER * graph.n:
         return None
@@ -73,8 +72,9 @@ def shorter(
     device, home, rank = (np.zeros(form.n, dtype=np.int64) for _ in range(3))
     device[member], home[member], rank[:] = state.device, label, graph.n
     np.minimum.at(rank, member, state.position)
-    short = make_model(form, cluster)
-    return Form(member, short, make_work(short), make_state(device, rank), _units(home - devices, units))
+    short = make_model(form, space.cluster)
+    samples, moving = no_samples(form.n, devices), _units(home - devices, units)
+    return Form(short, make_work(short), make_state(device, rank), samples, moving, member)
 
 
 def _units(unit: NDArray[np.int64], units: Units) -> Units:

@@ -171,9 +171,7 @@ class _Program:
         kept, relaxed = self.unit >= 0, self.unit < 0
         devices = self.cluster.n
         shares = [self._x(self.kept, d) for d in range(devices)]
-        rest = self.table[relaxed]
-        fast = np.where(np.isfinite(rest), rest, np.inf).min(axis=1).sum() if relaxed.any() else 0.0
-        self.rows.add(shares, [1.0] * devices, float(fast), np.inf)
+        self.rows.add(shares, [1.0] * devices, float(self.fastest[relaxed].sum()), np.inf)
         levels = [_levels(times[kept]) for times in (self.head, self.tail)]
         for a in levels[0]:
             for b in levels[1]:

@@ -7,27 +7,26 @@ import baechi_lab as bl
 from baechi_lab import Cluster, Link
 from baechi_lab.graph.generators import gnmt, random_dag
 from baechi_lab.placers import search_runs
-from baechi_lab.placers.search_anneal import make_state, no_samples, settle
+from baechi_lab.placers.search_anneal import make_state, settle
 from baechi_lab.placers.search_engine import Space, Walk
 from baechi_lab.placers.search_evaluate import make_work
 from baechi_lab.placers.search_orders import measure
-from baechi_lab.placers.search_runs import JOINED, SMALL, read, shorter
+from baechi_lab.placers.search_runs import JOINED, SMALL, Form, read, shorter
 
 
-def _settled(space, device, rank):
-    """The candidate's state and its schedule."""
+def _settled(space, device, rank, wanted, rng):
+    """The candidate, simulated, with about `wanted` units to move."""
     state, work = make_state(device, rank), make_work(space.model)
     weight = space.weight(np.inf)
     settle(space.model, work, state, space.samples, rank is not None, space.track, weight)
-    return state, work.start.copy()
+    return Form(space.model, work, state, space.samples, space.units(device, wanted, rng))
 
 
 def _form(graph, cluster, seed, wanted):
     space, rng = Space(graph, cluster), np.random.default_rng(seed)
     device = rng.integers(0, cluster.n, graph.n).astype(np.int32)[space.along(20, rng)]
-    state, start = _settled(space, device, space.position.astype(np.float64))
-    units = space.units(device, wanted, rng)
-    return space, state, units, shorter(space.free, cluster, space.model, start, space.price, state, units)
+    whole = _settled(space, device, space.position.astype(np.float64), wanted, rng)
+    return whole.state, whole.units, shorter(space, whole)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -35,7 +34,7 @@ def test_runs_stay_within_units_and_short_and_form_no_cycle(seed, monkeypatch):
     monkeypatch.setattr(search_runs, "FEWER", 0.99)
     graph = random_dag(SMALL + 300, degree=1.7, duration_us=(0.01, 50.0), seed=seed)
     cluster = Cluster.uniform(3, memory_bytes=1 << 50, link=Link(100.0, 1e-4))
-    _, state, units, form = _form(graph, cluster, seed, 8)  # contract refuses groups that form a cycle
+    state, units, form = _form(graph, cluster, seed, 8)  # contract refuses groups that form a cycle
     assert len(form.model.degree) < graph.n
     runs = form.model.degree.size
     for what in (units.of, state.device):
@@ -58,11 +57,10 @@ def test_a_recurrent_step_is_several_times_shorter_and_takes_nearly_the_same_tim
     cluster = Cluster.uniform(2, memory_bytes=1 << 50, link=Link(134.0, 1.754e-4))
     placed = bl.place(graph, cluster, "m-etf")
     space = Space(graph, cluster)
-    state, start = _settled(space, placed.device, placed.rank)
-    units = space.units(placed.device, 48, np.random.default_rng(0))
-    form = shorter(space.free, cluster, space.model, start, space.price, state, units)
+    whole = _settled(space, placed.device, placed.rank, 48, np.random.default_rng(0))
+    form, state = shorter(space, whole), whole.state
     assert len(form.model.degree) < 0.5 * graph.n
-    settle(form.model, form.work, form.state, no_samples(*form.model.table.shape), True, False, space.weight(np.inf))
+    settle(form.model, form.work, form.state, form.samples, True, False, space.weight(np.inf))
     before = float(state.cost[2])
     assert form.state.cost[2] == pytest.approx(before, rel=0.03)
     for device, line in read(form, state.position):
@@ -81,15 +79,14 @@ def test_only_the_given_units_move_and_what_hardly_gets_shorter_is_left():
     walk = Walk(space, np.random.default_rng(0))
     walk.begin(measure(space.model, walk.work, "", np.zeros(graph.n), space.position.astype(np.float64)))
     part = walk._part()
-    form = shorter(space.free, cluster, space.model, walk.work.start, space.price, walk.state, part)
+    form = shorter(space, walk._own(part))
     moving = set(form.member[part.ops].tolist())
     assert moving == set(form.units.ops.tolist())
     assert not moving & set(np.delete(form.member, part.ops).tolist())
     slow = random_dag(SMALL + 100, degree=1.8, duration_us=50.0, seed=3)  # no op is short
     space = Space(slow, cluster)
-    state, start = _settled(space, np.zeros(slow.n, np.int32), space.position.astype(np.float64))
-    units = space.units(state.device, 48, np.random.default_rng(0))
-    assert shorter(space.free, cluster, space.model, start, space.price, state, units) is None
+    whole = _settled(space, np.zeros(slow.n, np.int32), space.position.astype(np.float64), 48, np.random.default_rng(0))
+    assert shorter(space, whole) is None
 
 
 def test_groups_and_allowed_devices_are_kept_where_runs_mix_them():
