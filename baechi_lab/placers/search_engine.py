@@ -17,7 +17,8 @@ from .search_coarsen import coarsen
 from .search_evaluate import make_model, make_work, memory_matters
 from .search_orders import Candidate, topological_position
 from .search_regions import around, in_time, part
-from .search_runs import Form, read, shorter
+from .search_form import Form, lean
+from .search_runs import read, shorter
 from .search_structure import structures
 
 SLICE_SECONDS = 0.03
@@ -102,12 +103,6 @@ class Space:
     def structures(self) -> list[NDArray[np.int64]]:
         """Labels along which units are made, the coarsest first: structures of the graph, then its colocation groups."""
         return [*structures(self.graph, self.group), self.group.astype(np.int64)]
-
-    @cached_property
-    def free(self) -> OpGraph:
-        """The graph without colocation groups and allowed devices, which units keep: any of its ops may be merged."""
-        nowhere = np.full(self.graph.n, -1)
-        return self.graph.replace(colocation=nowhere, colocation_names=(), allowed=nowhere, allowed_sets=())
 
     def along(self, wanted: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """The labels to make about `wanted` units from: mostly the structure that is nearest to that, else any."""
@@ -202,7 +197,7 @@ class Walk:
             self._settle(own)
             form = shorter(self.space, own)
         if form is None:
-            self._anneal(own, hot, cold, share, before, first, last)
+            self._anneal(lean(self.space, own), hot, cold, share, before, first, last)
             return
         self._settle(form)
         self._anneal(form, hot, cold, share, before, first, last)

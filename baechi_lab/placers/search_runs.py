@@ -15,7 +15,6 @@ doi:10.1137/S1064827595287997); here what is simulated is coarsened along with w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,9 +22,9 @@ from numpy.typing import NDArray
 
 from ..graph.csr import offsets
 from ..graph.jit import njit
-from ..passes.contraction import contract, number_groups
-from .search_anneal import Samples, State, Units, make_state, no_samples
-from .search_model import Model, Work, make_model, make_work
+from .search_anneal import Units, make_state, no_samples
+from .search_form import Form, homes, merged
+from .search_model import make_work
 
 if TYPE_CHECKING:
     from .search_engine import Space
@@ -37,44 +36,27 @@ FEWER, SMALL = 0.75, 400
 """Most runs worth simulating, as a share of the ops; and ops below which it is not tried."""
 
 
-@dataclass(frozen=True)
-class Form:
-    """What is simulated while `units` move: the ops themselves, or runs of them (`member` int64[n]: the run of each op)."""
-
-    model: Model
-    work: Work
-    state: State
-    samples: Samples
-    units: Units
-    member: Any = None
-
-
 def shorter(space: Space, whole: Form) -> Form | None:
     """The runs for the present candidate of `whole`, which was simulated last; None where they are hardly fewer than its ops.
 
     Colocation groups and allowed devices are left to the units, which keep them.
     """
-    graph, model, state, units = space.free, whole.model, whole.state, whole.units
+    graph, model, state, units = space.graph, whole.model, whole.state, whole.units
     if graph.n < SMALL:
         return None
-    devices, start = space.cluster.n, whole.work.start
-    moves = np.zeros(graph.n, dtype=np.bool_)
-    moves[units.ops] = True
-    label = np.where(moves, devices + units.of, state.device).astype(np.int64)
+    devices, start, home = space.cluster.n, whole.work.start, homes(whole)
     line, work = np.lexsort((space.position, start)), model.table.min(axis=1)
     most = JOINED * float(state.cost[2])
-    found = runs(
-        line, label, state.device, start, work, space.price, model.input_ptr, model.inputs, model.producer, most
-    )
-    if found.max() + 1 > FEWER * graph.n:
+    run = runs(line, home, state.device, start, work, space.price, model.input_ptr, model.inputs, model.producer, most)
+    count = int(run.max()) + 1
+    if count > FEWER * graph.n:
         return None
-    form, member = contract(graph, found), number_groups(graph, found)
-    device, home, rank = (np.zeros(form.n, dtype=np.int64) for _ in range(3))
-    device[member], home[member], rank[:] = state.device, label, graph.n
-    np.minimum.at(rank, member, state.position)
-    short = make_model(form, space.cluster)
-    samples, moving = no_samples(form.n, devices), _units(home - devices, units)
-    return Form(short, make_work(short), make_state(device, rank), samples, moving, member)
+    device, place, rank = (np.zeros(count, dtype=np.int64) for _ in range(3))
+    device[run], place[run], rank[:] = state.device, home, graph.n
+    np.minimum.at(rank, run, state.position)
+    short = merged(space, run, place, np.arange(count))
+    samples, moving = no_samples(count, devices), _units(place - devices, units)
+    return Form(short, make_work(short), make_state(device, rank), samples, moving, run)
 
 
 def _units(unit: NDArray[np.int64], units: Units) -> Units:
