@@ -96,7 +96,7 @@ def evaluate_after(
      unread, temp, persistent, limit, latency, per_byte, comm) = m  # fmt: skip
     (missing, bits, line, head, tail, fresh, fresh_at, running, busy_until, queue_out, queue_in, list_head, list_tail,
      alloc_next, slot_end, slot_receive, slot_info, heap, readers, local_left, sends_left, copy_left, level, peak, start,
-     moved, _base_start, _mark_time, _mark_ints, _mark_floats, mark_bank) = w  # fmt: skip
+     moved, total, spent, _base_start, _mark_time, _mark_ints, _mark_floats, mark_bank) = w  # fmt: skip
     devices, n = len(limit), len(device)
     words, stride = (n + 63) >> 6, len(bits) // max(devices, 1)
     shared = comm == SEQUENTIAL
@@ -104,6 +104,13 @@ def evaluate_after(
     marks = len(mark_bank)
     mark = marks
     other = np.inf  # when the next transfer ends or the next copy is allocated
+    total[:] = 0.0
+    for i in range(n):
+        total[device[i]] += table[i, device[i]]
+    for d in range(devices):
+        total[d] *= 1.0 - 1e-12  # a little less than computed, as the tails are
+        if total[d] > cutoff:
+            return np.inf
     if begin < 0:
         if by_rank:
             bits[:] = NO_BITS
@@ -112,7 +119,7 @@ def evaluate_after(
             fresh_at[d] = 0.0
             running[d] = list_head[d] = list_tail[d] = alloc_next[d] = -1
             busy_until[d] = np.inf
-            queue_out[d] = queue_in[d] = 0.0
+            queue_out[d] = queue_in[d] = spent[d] = 0.0
             readers[d] = 0
             level[d] = 0
         missing[:] = degree
@@ -153,7 +160,8 @@ def evaluate_after(
                     op = line[d * (n + 1) + head[d]]
                     head[d] += 1
                 end = now + table[op, d]
-                if end + after[op] > cutoff:
+                spent[d] += table[op, d]
+                if end + after[op] > cutoff or end - spent[d] + total[d] > cutoff:
                     return np.inf
                 start[op] = now
                 done += 1

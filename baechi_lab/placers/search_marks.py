@@ -98,10 +98,10 @@ def save_mark(
     """Keep the state at `now`, of which everything has happened, as mark `k` of the candidate under way."""
     head, tail, line, bits, missing, heap = w.head, w.tail, w.line, w.bits, w.missing, w.heap
     running, list_head, list_tail, slot_info, slot_end = w.running, w.list_head, w.list_tail, w.slot_info, w.slot_end
-    busy_until, queue_out, queue_in = w.busy_until, w.queue_out, w.queue_in
+    busy_until, queue_out, queue_in, spent = w.busy_until, w.queue_out, w.queue_in, w.spent
     devices, n, bank = len(head), len(missing), 1 - w.mark_bank[k]
     ints, floats = w.mark_ints[bank, k], w.mark_floats[bank, k]
-    flight, place = INTS + 4 * devices + 2 * n, 1 + 3 * devices
+    flight, place = INTS + 4 * devices + 2 * n, 1 + 4 * devices
     flying = 0
     for q in range(1 if parallel else devices):
         slot = list_head[q]
@@ -121,7 +121,8 @@ def save_mark(
     for d in range(devices):
         base, count = INTS + 4 * d, tail[d] - head[d]
         ints[base], ints[base + 1], ints[base + 2], ints[base + 3] = running[d], list_head[d], list_tail[d], count
-        floats[1 + 3 * d], floats[2 + 3 * d], floats[3 + 3 * d] = busy_until[d], queue_out[d], queue_in[d]
+        floats[1 + 4 * d], floats[2 + 4 * d], floats[3 + 4 * d] = busy_until[d], queue_out[d], queue_in[d]
+        floats[4 + 4 * d] = spent[d]
         if not by_rank:
             first = d * (n + 1) + head[d]
             for z in range(count):
@@ -147,10 +148,11 @@ def restore_mark(k: int, w: Any, position: Any, by_rank: bool) -> Any:
     head, tail, line, bits, missing, heap = w.head, w.tail, w.line, w.bits, w.missing, w.heap
     running, list_head, list_tail, slot_info, slot_end = w.running, w.list_head, w.list_tail, w.slot_info, w.slot_end
     busy_until, queue_out, queue_in, fresh, fresh_at = w.busy_until, w.queue_out, w.queue_in, w.fresh, w.fresh_at
+    spent = w.spent
     alloc_next, readers = w.alloc_next, w.readers
     devices, n, bank = len(head), len(missing), w.mark_bank[k]
     ints, floats = w.mark_ints[bank, k], w.mark_floats[bank, k]
-    flight, place = INTS + 4 * devices + 2 * n, 1 + 3 * devices
+    flight, place = INTS + 4 * devices + 2 * n, 1 + 4 * devices
     words, stride = (n + 63) >> 6, len(bits) // max(devices, 1)
     w.moved[0] = floats[0]
     if by_rank:
@@ -162,7 +164,8 @@ def restore_mark(k: int, w: Any, position: Any, by_rank: bool) -> Any:
     for d in range(devices):
         base = INTS + 4 * d
         running[d], list_head[d], list_tail[d], count = ints[base], ints[base + 1], ints[base + 2], ints[base + 3]
-        busy_until[d], queue_out[d], queue_in[d] = floats[1 + 3 * d], floats[2 + 3 * d], floats[3 + 3 * d]
+        busy_until[d], queue_out[d], queue_in[d] = floats[1 + 4 * d], floats[2 + 4 * d], floats[3 + 4 * d]
+        spent[d] = floats[4 + 4 * d]
         head[d], tail[d], fresh[d], fresh_at[d] = 0, count, 0, -1.0
         alloc_next[d], readers[d] = -1, 0
         for z in range(count):

@@ -82,6 +82,8 @@ class Work(NamedTuple):
     peak: Any
     start: Any
     moved: Any
+    total: Any
+    spent: Any
     base_start: Any
     mark_time: Any
     mark_ints: Any
@@ -149,9 +151,9 @@ def make_work(model: Model) -> Work:
         ints(devices), np.zeros(devices), np.zeros(devices), np.zeros(devices), ints(devices), ints(devices),
         ints(devices), np.zeros(slots), np.zeros(slots), ints(3 * slots), ints(slots),
         ints(devices), ints(tensors), ints(tensors), ints(tensors * devices),
-        np.zeros(devices, np.int64), np.zeros(devices, np.int64), np.zeros(n), np.zeros(1),
+        np.zeros(devices, np.int64), np.zeros(devices, np.int64), np.zeros(n), np.zeros(1), np.zeros(devices), np.zeros(devices),
         np.zeros(n), np.full((2, MARKS), np.inf), np.zeros((2, MARKS, 2 * n + 4 * devices + 4 * FLYING + 4), np.int32),
-        np.zeros((2, MARKS, 3 * devices + FLYING + 1)), ints(MARKS),
+        np.zeros((2, MARKS, 4 * devices + FLYING + 1)), ints(MARKS),
     )  # fmt: skip
     return apart(work)
 
