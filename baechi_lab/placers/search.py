@@ -4,11 +4,13 @@ Idea: simulated annealing on device assignments and schedule priorities, on coar
 best fast rules, each under first in first out and under priorities by upward rank, and share what they find:
 
 1. Every fast placer's assignment is simulated under the orders that suit it (`search_starts`).
-2. The best starts are annealed for a seventh of the budget; the best of them go on, one per worker (`search_team`).
+2. Short trials of the best starts along the coarse structures of the graph, for two fifths of the budget where there
+   are such structures; the best results go on, one per worker (`search_trials`, `search_team`).
 3. Cycles: merge what the best placement keeps together into a few dozen units (`search_coarsen`), anneal, split into
    more units, anneal, ... (`search_engine`). After each round a worker that fell behind continues from the leader.
    Units follow the structure of the graph, too: what shares a weight or a name scope moves as one (`search_structure`),
-   and under priorities what of it runs one after the other is simulated as one (`search_runs`).
+   and under priorities what of it runs one after the other is simulated as one (`search_runs`), with only the edges
+   that matter (`search_edges`). Where a worker gains nothing any more early on, it begins a new trial.
 4. Large graphs: most of the time goes to a contracted graph (`search_contract`), whose simulations are several times
    cheaper and nearly as right; what it finds is read for the ops and joins the starts.
 

@@ -15,9 +15,9 @@ from .problem import groups_of, transfer_us
 from .search_anneal import Samples, anneal, back_to_best, make_state, make_units, no_samples, settle
 from .search_coarsen import coarsen
 from .search_evaluate import make_model, make_work, memory_matters
+from .search_form import Form, lean
 from .search_orders import Candidate, topological_position
 from .search_regions import around, in_time, part
-from .search_form import Form, lean
 from .search_runs import read, shorter
 from .search_structure import structures
 
@@ -39,6 +39,9 @@ SMALL_LEVELS = ((48, 0.15, 0.01), (48, 0.05, 0.002))
 
 PARTS, PART_UNITS, PART_HEAT = 6, 60, (0.003, 0.0003)
 """After these levels: how many parts are re-optimised, and the units and temperatures of each."""
+
+COARSE = 100
+"""Most labels of a coarse structure: few enough that every unit is moved hundreds of times within seconds."""
 
 NEAREST = 0.75
 """How often units are made along the structure that has about as many labels as units are wanted."""
@@ -104,6 +107,11 @@ class Space:
         """Labels along which units are made, the coarsest first: structures of the graph, then its colocation groups."""
         return [*structures(self.graph, self.group), self.group.astype(np.int64)]
 
+    @cached_property
+    def layers(self) -> list[NDArray[np.int64]]:
+        """The coarse structures of the graph, the coarsest first."""
+        return [labels for labels in self.structures[:-1] if labels.max() < COARSE]
+
     def along(self, wanted: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """The labels to make about `wanted` units from: mostly the structure that is nearest to that, else any."""
         if rng.random() < NEAREST:
@@ -111,11 +119,13 @@ class Space:
         fine = [labels for labels in self.structures if labels.max() >= wanted / 3] or self.structures[-1:]
         return fine[int(rng.integers(0, len(fine)))]
 
-    def units(self, device: NDArray[np.int32], wanted: int, rng: np.random.Generator) -> Any:
-        """About `wanted` units, each on one device."""
+    def units(self, device: NDArray[np.int32], wanted: int | NDArray[np.int64], rng: np.random.Generator) -> Any:
+        """About `wanted` units, each on one device; or the units of a structure, given as labels int64[n]."""
         graph = self.graph
-        label = self.along(wanted, rng) * self.cluster.n + device
-        label = coarsen(label, device, graph.edge_source, graph.consumers, self.edge_cost, self.work, wanted, rng)
+        label, count = (wanted, COARSE) if isinstance(wanted, np.ndarray) else (self.along(wanted, rng), wanted)
+        label = coarsen(
+            label * self.cluster.n + device, device, graph.edge_source, graph.consumers, self.edge_cost, self.work, count, rng
+        )  # fmt: skip
         return make_units(label, self.position, self.allowed)
 
 
@@ -137,22 +147,29 @@ class Walk:
 
     def begin(self, start: Candidate, afresh: bool = False) -> None:
         """Search on from `start`; `afresh`: what was found before stays known as a result."""
-        self.kept = (self.cost, self.best) if afresh else None
+        self.kept = (self.cost, self.best) if afresh and self.state is not None else None
         self.name, self.by_rank = start.name, start.rank is not None
         self.state = make_state(start.device, start.rank)
         self._settle(self._own(self.space.groups))
 
     @property
+    def here(self) -> float:
+        """Cost of the best candidate since the search last began afresh."""
+        return float(self.state.cost[1])
+
+    @property
     def cost(self) -> float:
         """Cost of the best candidate: its time, plus a prohibitive amount for every byte above a limit."""
-        here = float(self.state.cost[1])
-        return here if self.kept is None else min(here, self.kept[0])
+        return self.here if self.kept is None else min(self.here, self.kept[0])
 
     @property
     def best(self) -> Candidate:
         """The best candidate so far."""
-        if self.kept is not None and self.kept[0] <= self.state.cost[1]:
-            return self.kept[1]
+        return self.found if self.kept is None or self.here < self.kept[0] else self.kept[1]
+
+    @property
+    def found(self) -> Candidate:
+        """The best candidate since the search last began afresh."""
         rank = self.state.best_position.astype(np.float64) if self.by_rank else None
         over = float(self.state.cost[3]) if self.space.track else 0.0
         return Candidate(self.name, self.state.best_device.copy(), rank, float(self.state.cost[2]), over)

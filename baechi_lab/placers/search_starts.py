@@ -62,7 +62,11 @@ class Starts:
             refuse_the_impossible(self.graph, self.cluster)
         found: list[Candidate] = []
         best = np.inf
+        seen: set[bytes] = set()
         for name, device, planned in self._rules():
+            if planned is None and device.tobytes() in seen:
+                continue
+            seen.add(device.tobytes())
             found += self.measured(name, device, planned, NEAR * best)
             best = min([best, *(c.makespan_us for c in found[-4:])])
             if enough() and found:

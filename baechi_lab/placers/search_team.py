@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 import numpy as np
 
 from ..graph import Placement
 from ..simulator.schedulers.pct import path_computation_time
-from .search_engine import LEVELS, SMALL_LEVELS, Budget, Space, Walk
+from .search_engine import Budget, Space, Walk
 from .search_orders import Candidate, measure
-from .search_starts import choose
+from .search_trials import Trial, Trials
 
-STARTS = 4
-"""Starts that get a first, short annealing."""
-
-TRIAL = 0.15
-"""Share of the budget for these."""
+UNTIL, STALE, CLOSE = 0.6, 0.003, 1.04
+"""Until which share of the rounds a walk that gained less than a share of its cost begins a new trial; and how far from
+the best cost that may end for the walk to go on from there."""
 
 RESTART_OPS = 40
 """Most ops for which every second round starts from a random candidate: there one good start is not worth much."""
@@ -63,25 +62,27 @@ class Team:
         self.before = before
         self.orders = {c.rank is not None for c in candidates}
         spent, used = self._spent(), self.used
-        found = self._trials(sorted(candidates, key=lambda c: c.key))
+        self.trials = Trials(self.space, sorted(candidates, key=lambda c: c.key), self.small, len(self.walks))
+        found = self._tried()
         self._rounds(found, self._affordable(self._spent() - spent, self.used - used))
 
     def _spent(self) -> float:
         return self.budget.spent(self.before + self.used)
 
-    def _trials(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """A short annealing of the best starts; the results, best first."""
-        chosen = choose(candidates, max(STARTS, len(self.walks)))
-        share = TRIAL * (1.0 - self._spent())
-        done: list[tuple[float, Candidate]] = []
-        for k in range(0, len(chosen), len(self.walks)):
-            batch = chosen[k : k + len(self.walks)]
-            for walk, start in zip(self.walks, batch, strict=False):
-                walk.begin(start)
-            self._together(self.walks[: len(batch)], share * len(batch) / len(chosen))
-            done += [(walk.cost, walk.best) for walk in self.walks[: len(batch)]]
-        done.sort(key=lambda x: x[0])
-        return [candidate for _, candidate in done]
+    def _tried(self) -> list[Candidate]:
+        """What the trials find, best first."""
+        trials, done = self.trials, []
+        share = trials.share * (1.0 - self._spent())
+        for k in range(0, trials.count, len(self.walks)):
+            walks = self.walks[: trials.count - k]
+            batch = [trials.next() for _ in walks]
+            for walk, trial in zip(walks, batch, strict=True):
+                walk.begin(trial.start, afresh=True)
+            self._together(walks, share * len(batch) / trials.count, [trial.levels for trial in batch])
+            for walk, trial in zip(walks, batch, strict=True):
+                trials.note(trial, walk.here)
+                done.append((walk.here, walk.found))
+        return [candidate for _, candidate in sorted(done, key=lambda x: x[0])]
 
     def _affordable(self, share: float, used: int) -> int:
         """Rounds that fit into what is left, as a `share` of the budget paid for `used` simulations."""
@@ -94,22 +95,37 @@ class Team:
         """Cycles of all walks until the budget is spent; those that fall behind continue from the leader."""
         for k, walk in enumerate(self.walks):
             walk.begin(candidates[min(k, len(candidates) - 1)])
+        stale = [False] * len(self.walks)
         for number in range(rounds):
             left = 1.0 - self._spent()
             if left <= 0.0:
                 break
-            for walk in self.walks:
-                if number % 2 and number < rounds - 1 and self.small:
-                    walk.begin(self._anywhere(walk), afresh=True)
-                elif walk.kept is not None:
-                    walk.begin(walk.best)
-                self._reorder(walk)
-            late = number >= LATE * rounds
-            self._together(self.walks, left / (rounds - number), PARTS_SHARE if late else 0.0)
+            free = bool(self.trials.layers) and number < UNTIL * rounds
+            plans = [self.trials.next() if free and old else None for old in stale]
+            for walk, plan in zip(self.walks, plans, strict=True):
+                self._prepare(walk, plan, free, self.small and number % 2 == 1 and number < rounds - 1)
+            before = [walk.here for walk in self.walks]
+            parts = PARTS_SHARE if number >= LATE * rounds else 0.0
+            levels = [self.trials.levels if plan is None else plan.levels for plan in plans]
+            self._together(self.walks, left / (rounds - number), levels, parts)
             leader = self.leader
-            for walk in self.walks:
-                if walk is not leader and (number >= rounds // 2 or walk.cost > 1.05 * leader.cost):
+            for k, (walk, plan) in enumerate(zip(self.walks, plans, strict=True)):
+                gained = before[k] - walk.here
+                stale[k] = gained < STALE * before[k] if plan is None else walk.here > CLOSE * leader.cost
+                behind = number >= rounds // 2 or walk.cost > 1.05 * leader.cost
+                if walk is not leader and behind and not (free and walk.kept is not None):
                     walk.begin(leader.best)
+
+    def _prepare(self, walk: Walk, plan: Trial | None, free: bool, anywhere: bool) -> None:
+        """Where a walk goes on: from anywhere, with a new trial, from its own line of search, or from the best it knows."""
+        if anywhere:
+            walk.begin(self._anywhere(walk), afresh=True)
+        elif plan is not None:
+            walk.begin(plan.start, afresh=True)
+        elif walk.kept is not None and not free:
+            walk.begin(walk.best)
+        if walk.kept is None:
+            self._reorder(walk)
 
     def _anywhere(self, walk: Walk) -> Candidate:
         """A random candidate: every unit on any device that it may use, with random priorities where they are searched."""
@@ -132,13 +148,13 @@ class Team:
         if again.key < best.key:
             walk.begin(again)
 
-    def _together(self, walks: Sequence[Walk], share: float, parts: float = 0.0) -> None:
+    def _together(self, walks: Sequence[Walk], share: float, levels: Sequence[Any], parts: float = 0.0) -> None:
         """Every walk does one cycle with its part of `share` of the whole budget."""
         shares = [self.budget.part(share, len(walks)) for _ in walks]
         with ThreadPoolExecutor(len(walks)) as pool:
             running = {
-                pool.submit(w.cycle, mine, SMALL_LEVELS if self.small else LEVELS, parts)
-                for w, mine in zip(walks, shares, strict=True)
+                pool.submit(w.cycle, mine, levels[k], parts)
+                for k, (w, mine) in enumerate(zip(walks, shares, strict=True))
             }
             try:
                 while running and not self.budget.stopped:
