@@ -1,0 +1,181 @@
+"""Edges that others imply: what is left orders the same ops and sends the same tensors, in the same times."""
+
+import numpy as np
+import pytest
+
+from baechi_lab import Cluster, Link
+from baechi_lab.graph.generators import gnmt, random_dag
+from baechi_lab.passes import contraction
+from baechi_lab.placers import search_form, search_runs
+from baechi_lab.placers.search_anneal import make_state, make_units, settle
+from baechi_lab.placers.search_edges import MOST, needed
+from baechi_lab.placers.search_engine import Space
+from baechi_lab.placers.search_evaluate import evaluate, make_model, make_work
+from baechi_lab.placers.search_form import Form, homes, lean, merged
+from baechi_lab.placers.search_runs import shorter
+
+
+def _edges(graph):
+    return graph.edge_source, graph.edge_tensor, graph.consumers
+
+
+def _ways(n, pairs, order):
+    """bool[n, n]: from which ops a way along `pairs` leads to which."""
+    way = np.zeros((n, n), dtype=bool)
+    before = {v: [] for v in range(n)}
+    for a, b in pairs:
+        before[b].append(a)
+    for v in order:
+        for a in before[v]:
+            way[:, v] |= way[:, a]
+            way[a, v] = True
+    return way
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_order_within_a_label_stays_and_no_edge_too_many(seed):
+    graph = random_dag(40, degree=1.0 + seed % 4, seed=seed)
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, 1 + seed % 5, graph.n)
+    source, tensor, reader = _edges(graph)
+    order = graph.order.astype(np.int64)
+    kept = needed(source, tensor, reader, label.astype(np.int64), order)
+    inside = label[source] == label[reader]
+
+    def within(chosen):
+        edges = np.flatnonzero(inside & chosen)
+        return _ways(graph.n, list(zip(source[edges].tolist(), reader[edges].tolist(), strict=True)), order)
+
+    everything = np.ones(len(kept), dtype=bool)
+    assert np.array_equal(within(kept), within(everything))
+    for e in np.flatnonzero(inside & kept):  # without it, its order would be lost
+        rest = kept.copy()
+        rest[e] = False
+        assert not within(rest)[source[e], reader[e]]
+    way = within(everything)
+    for e in np.flatnonzero(~inside & ~kept):  # an earlier op of the label reads the tensor there
+        same = np.flatnonzero(kept & (tensor == tensor[e]) & (label[reader] == label[reader[e]]))
+        assert any(way[reader[x], reader[e]] for x in same)
+
+
+def _random_case(seed):
+    rng = np.random.default_rng(seed)
+    graph = (
+        gnmt(ops=1200, seed=seed)
+        if seed % 3 == 0
+        else random_dag(500 + seed, degree=1.0 + seed % 5, duration_us=(0.0, 50.0), seed=seed)
+    )
+    if seed % 4 == 1:  # ties, and ops that take no time
+        graph = graph.replace(duration_us=np.round(graph.duration_us / 25.0) * 25.0)
+    comm = ("sequential", "parallel", "duplex")[seed % 3]
+    link = Link(float(rng.choice([0.0, 25.0, 100.0])), 1e-4 if seed % 2 else 0.0)
+    cluster = Cluster.uniform(2 + seed % 3, memory_bytes=1 << 50, link=link, comm=comm)
+    return graph, cluster, rng
+
+
+def _whole(space, rng, by_rank, wanted):
+    graph = space.graph
+    device = rng.integers(0, space.cluster.n, graph.n).astype(np.int32)[space.along(20, rng)]
+    rank = space.position + rng.normal(0.0, 50.0, graph.n) if by_rank else None
+    state, work = make_state(device, rank), make_work(space.model)
+    settle(space.model, work, state, space.samples, by_rank, space.track, space.weight(np.inf))
+    return Form(space.model, work, state, space.samples, space.units(device, wanted, rng))
+
+
+def _moved(form, device, rng, devices):
+    for u in rng.integers(0, len(form.units.ptr) - 1, 5):
+        device[form.units.ops[form.units.ptr[u] : form.units.ptr[u + 1]]] = rng.integers(0, devices)
+    return device
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("by_rank", [True, False])
+def test_wherever_units_go_the_times_stay_the_same(seed, by_rank):
+    graph, cluster, rng = _random_case(seed)
+    space = Space(graph, cluster)
+    whole = _whole(space, rng, by_rank, int(rng.choice([10, 48, 150])))
+    less = lean(space, whole)
+    assert len(less.model.edge_to) <= len(space.model.edge_to)
+    state, work, device = whole.state, whole.work, whole.state.device.copy()
+    for _ in range(8):
+        _moved(whole, device, rng, cluster.n)
+        times = [
+            evaluate(m, work, device, state.position, state.at, by_rank, False, np.inf, np.inf)
+            for m in (space.model, less.model)
+        ]
+        assert times[0] == times[1]
+
+
+@pytest.mark.parametrize("seed", [0, 3, 6])
+def test_runs_with_fewer_edges_take_the_same_time(seed, monkeypatch):
+    graph, cluster, rng = _random_case(seed)
+    monkeypatch.setattr(search_runs, "FEWER", 0.999)
+    space = Space(graph, cluster)
+    whole = _whole(space, rng, True, 20)
+    less = shorter(space, whole)
+    monkeypatch.setattr(search_form, "needed", lambda maker, *rest: np.ones(len(maker), dtype=bool))
+    more = shorter(space, whole)
+    assert np.array_equal(less.member, more.member)
+    assert len(less.model.edge_to) < len(more.model.edge_to)
+    device, state = less.state.device.copy(), less.state
+    for _ in range(8):
+        _moved(less, device, rng, cluster.n)
+        times = [
+            evaluate(f.model, f.work, device, state.position, state.at, True, False, np.inf, np.inf)
+            for f in (less, more)
+        ]
+        assert times[0] == pytest.approx(times[1], rel=1e-12)
+
+
+def test_where_memory_matters_runs_are_those_of_the_contracted_graph():
+    graph = gnmt(ops=1500, seed=1)
+    need = int(graph.persistent_bytes.sum() + graph.temp_bytes.sum() + graph.tensor_bytes.sum())
+    space = Space(graph, Cluster.uniform(3, memory_bytes=need // 2, link=Link(134.0, 1e-4)))
+    assert space.track
+    position = space.position
+    run = np.arange(graph.n)
+    run[graph.order] = np.arange(graph.n) // 4  # stretches of a topological order make no cycle
+    count = int(run.max()) + 1
+    model = merged(space, run, np.zeros(count, dtype=np.int64), np.arange(count))
+    form = contraction.contract(graph, run)
+    number = contraction.number_groups(graph, run)
+    at = np.empty(count, dtype=np.int64)
+    at[run] = number  # the same groups, numbered by their smallest member
+    expected = make_model(form, space.cluster)
+    for name in ("table", "persistent", "temp", "made", "unread"):
+        assert np.array_equal(getattr(model, name), getattr(expected, name)[at]), name
+    device = np.random.default_rng(0).integers(0, 3, count).astype(np.int32)
+    other = np.empty(count, dtype=np.int32)
+    other[at] = device
+    rank = np.empty(count)
+    rank[at] = np.arange(count)
+    times, peaks = [], []
+    for m, where, order in ((model, device, np.arange(count)), (expected, other, rank)):
+        state, work = make_state(where, order), make_work(m)
+        times.append(evaluate(m, work, state.device, state.position, state.at, True, True, np.inf, np.inf))
+        peaks.append(work.peak.tolist())
+    assert times[0] == times[1]
+    assert peaks[0] == peaks[1]
+    assert len(position) == graph.n
+    whole = Form(space.model, make_work(space.model), None, space.samples, None)
+    assert lean(space, whole) is whole
+
+
+def test_homes_are_devices_of_what_stays_and_units_of_what_moves():
+    device = np.array([1, 0, 1, 0], dtype=np.int32)
+    units = make_units(np.array([0, 1, 1, 2]), np.arange(4), np.ones((4, 2), dtype=bool))
+    space = Space(random_dag(4, seed=0), Cluster.uniform(2))
+    form = Form(space.model, None, make_state(device, None), None, units)
+    assert homes(form).tolist() == [2, 3, 3, 4]
+
+
+def test_very_large_labels_only_lose_what_occurs_twice():
+    n = MOST + 2
+    chain = np.arange(n - 1, dtype=np.int32)
+    source = np.concatenate([chain, chain[:-1], [n - 2]]).astype(np.int32)
+    reader = np.concatenate([chain + 1, chain[:-1] + 2, [n - 1]]).astype(np.int32)
+    tensor = np.arange(len(source), dtype=np.int32)
+    kept = needed(source, tensor, reader, np.zeros(n, dtype=np.int64), np.arange(n))
+    assert len(kept) - kept.sum() == 1
+    half = needed(source, tensor, reader, (np.arange(n) // (n // 2 + 1)).astype(np.int64), np.arange(n))
+    assert half.sum() < 0.6 * len(half)

@@ -1,0 +1,68 @@
+"""Trials: every coarse structure once, then the best one; nothing found in a trial is lost."""
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab import Cluster, Link
+from baechi_lab.graph.generators import gnmt, random_dag
+from baechi_lab.placers.search_engine import COARSE, LEVELS, SMALL_LEVELS, Space
+from baechi_lab.placers.search_orders import Candidate
+from baechi_lab.placers.search_trials import LAYERS, NEAR, STARTS, TURNS, Trials
+
+CLUSTER = Cluster.uniform(3, memory_bytes=1 << 50, link=Link(134.0, 1.754e-4))
+
+
+def _candidates(n, *costs):
+    return [
+        Candidate(
+            f"rule {k}", (np.arange(n) < 10 * k).astype(np.int32), np.roll(np.arange(n), k).astype(float), cost, 0.0
+        )
+        for k, cost in enumerate(costs)
+    ]
+
+
+def test_every_coarse_structure_is_tried_once_and_the_best_again():
+    space = Space(gnmt(ops=1500, seed=0), CLUSTER)
+    layers = space.layers[:LAYERS]
+    assert len(layers) > 1 and all(labels.max() < COARSE for labels in layers)
+    trials = Trials(space, _candidates(space.graph.n, 100.0, 105.0, 100.0 * NEAR + 1.0), small=False, walks=2)
+    assert trials.count == len(TURNS)
+    first = [trials.next() for _ in layers]
+    assert [t.layer for t in first] == list(range(len(layers)))
+    assert {t.start.name for t in first} == {"rule 0"}
+    for trial, cost in zip(first, [9.0, 7.0, 8.0, 9.5], strict=False):
+        assert trial.levels[0][0] is layers[trial.layer]
+        trials.note(trial, cost)
+    later = [trials.next() for _ in range(len(TURNS))]
+    assert {t.layer for t in later} == {1}
+    assert {t.start.name for t in later} == {"rule 0", "rule 1"}  # the third is too slow
+    trials.note(later[0]._replace(layer=0), 6.0)
+    assert trials.next().layer == 0
+
+
+def test_graphs_without_coarse_structures_get_a_cycle_per_start():
+    space = Space(random_dag(300, seed=0), CLUSTER)
+    assert not space.layers
+    trials = Trials(space, _candidates(300, 1.0, 2.0, 3.0), small=False, walks=2)
+    made = [trials.next() for _ in range(trials.count)]
+    assert [t.start.name for t in made] == ["rule 0", "rule 1", "rule 2"]
+    assert all(t.levels == LEVELS and t.layer < 0 for t in made)
+    small = Trials(space, _candidates(300, *range(1, 9)), small=True, walks=2)
+    assert small.count == STARTS and small.next().levels == SMALL_LEVELS
+    assert Trials(space, _candidates(300, *range(1, 9)), small=False, walks=3 * STARTS).count > STARTS
+
+
+@pytest.mark.parametrize("stop", [2, 4, 7])
+def test_a_search_that_is_stopped_during_its_trials_returns_the_best_of_them(stop):
+    told = []
+
+    def tell(progress):
+        if not told or progress.makespan_us < told[-1]:
+            told.append(progress.makespan_us)
+        return len(told) > stop
+
+    graph = gnmt(ops=1500, seed=0)
+    placed = bl.place(graph, CLUSTER, "search", time_limit=None, evaluations=20_000, callback=tell, seed=stop)
+    assert bl.simulate(graph, CLUSTER, placed).makespan_us <= told[-1] * (1 + 1e-12)
+    assert bl.place(graph, CLUSTER, "search", time_limit=None, evaluations=3000, workers=1).order is not None
