@@ -6,7 +6,7 @@ that two ops of one label read arrives for both at once: the later of them waits
 such edges out changes no time of the simulation, only its work: on recurrent graphs two thirds of the edges go.
 
 Idea: transitive reduction (Aho, Garey and Ullman 1972, doi:10.1137/0201008), here with sets of bits per label.
-Complexity: O(edges * ops of a label / 64); labels of more than `MOST` ops only lose what occurs twice.
+Complexity: O(edges * ops of a label / 64); labels of more than `MOST` ops keep all edges.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOOK = 16
 def needed(producer: Any, tensor: Any, reader: Any, label: Any, order: Any) -> Any:
     """bool[edges]: which edges the rest does not imply.
 
-    `producer`, `tensor`, `reader` int32[edges], the edges of a tensor next to each other; `label` int64[n] of each op;
+    `producer`, `tensor`, `reader` int64[edges], the edges of a tensor next to each other; `label` int64[n] of each op;
     `order` int64[n]: the ops in topological order.
     """
     n, edges, labels = len(label), len(tensor), label.max() + 1
@@ -53,12 +53,12 @@ def needed(producer: Any, tensor: Any, reader: Any, label: Any, order: Any) -> A
     for e in range(edges):
         entry[place[reader[e]]] = e
         place[reader[e]] += 1
-    kept, met = np.ones(edges, np.bool_), np.full(n, -1, np.int64)
-    one = np.uint64(1)
+    kept, one = np.ones(edges, np.bool_), np.uint64(1)
     for r in order:
-        mine, words = label[r], 0
-        if size[mine] <= MOST:
-            words = (size[mine] + 63) >> 6
+        mine = label[r]
+        if size[mine] > MOST:
+            continue
+        words = (size[mine] + 63) >> 6
         for x in range(into[r], into[r + 1]):
             p = producer[entry[x]]
             if label[p] == mine:
@@ -66,16 +66,10 @@ def needed(producer: Any, tensor: Any, reader: Any, label: Any, order: Any) -> A
                     before[base[r] + z] |= before[base[p] + z]
         for x in range(into[r], into[r + 1]):
             p = producer[entry[x]]
-            if label[p] == mine:
-                implied = words > 0 and (before[base[r] + (slot[p] >> 6)] >> np.uint64(slot[p] & 63)) & one
-                kept[entry[x]] = met[p] != r and not implied
-                met[p] = r
-        for x in range(into[r], into[r + 1]):
-            p = producer[entry[x]]
-            if label[p] == mine and words > 0:
-                before[base[r] + (slot[p] >> 6)] |= one << np.uint64(slot[p] & 63)
-        if words == 0:
-            continue
+            if label[p] == mine:  # there before: by another way, or by another tensor of the same producer
+                word, bit = base[r] + (slot[p] >> 6), one << np.uint64(slot[p] & 63)
+                kept[entry[x]] = (before[word] & bit) == 0
+                before[word] |= bit
         for x in range(into[r], into[r + 1]):
             e = entry[x]
             if label[producer[e]] == mine:

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph.csr import offsets
-from ..graph.jit import njit
-from ..passes.contraction import grouped_sum, member_peak
+from ..passes.contraction import group_edges, grouped_sum, member_peak
+from ..simulator.paths import tails
 from .search_anneal import Samples, State, Units
 from .search_edges import needed
 from .search_model import Model, Work
@@ -59,69 +59,42 @@ def merged(space: Space, run: Ints, home: Ints, order: Ints) -> Model:
     Costs and bytes are those of the contracted graph (`passes.contraction`). Where memory matters, all its edges stay.
     """
     graph, model, count = space.graph, space.model, len(home)
-    size, lonely = np.bincount(run, minlength=count), np.diff(graph.consumer_ptr) == 0
-    line = np.argsort(run, kind="stable")
-    pointer, tensor, reader = joined(run, line, offsets(run, count), model.edge_ptr, model.edge_to, model.edge_tensor)
-    maker = np.repeat(np.arange(count, dtype=np.int32), np.diff(pointer))
-    kept = np.zeros(graph.tensor_count, dtype=np.bool_)
-    if space.track:
-        kept[tensor] = True
-        kept |= size[run[graph.tensor_producer]] == 1
-        temp = member_peak(graph, run, count, kept)
-    else:
-        left = needed(maker, tensor, reader, home, order)
-        maker, tensor, reader = maker[left], tensor[left], reader[left]
-        kept[tensor] = True
-        temp = np.zeros(count, dtype=np.int64)
     makers = run[graph.tensor_producer]
+    maker, tensor, reader = _edges(space, run, home, order)
+    kept = np.zeros(graph.tensor_count, dtype=np.bool_)
+    kept[tensor] = True
+    temp = np.zeros(count, dtype=np.int64)
+    if space.track:
+        kept |= np.bincount(run, minlength=count)[makers] == 1
+        temp = member_peak(graph, run, count, kept)
     ids = np.flatnonzero(kept)
     ids = ids[np.argsort(makers[ids], kind="stable")]
     number = np.empty(graph.tensor_count, dtype=np.int32)
     number[ids] = np.arange(len(ids), dtype=np.int32)
-    bytes_, degree = model.size_bytes[ids], np.bincount(reader, minlength=count).astype(np.int32)
+    size, lonely = model.size_bytes[ids], (np.diff(graph.consumer_ptr) == 0)[ids]
+    degree = np.bincount(reader, minlength=count)
     table = np.stack([np.bincount(run, column, count) for column in model.table.T], axis=1)
     by_reader = np.argsort(reader, kind="stable")
     ints = lambda a: a.astype(np.int32)  # noqa: E731
-    edge_ptr = ints(offsets(maker, count))
+    edge_ptr, read = offsets(maker, count), ints(reader)
+    tail = tails(order, table.min(axis=1), np.zeros(len(reader)), np.arange(count + 1), edge_ptr, read)
     return model._replace(
-        table=table, tail=tails(table.min(axis=1), edge_ptr, reader, order), degree=degree,
-        sources=ints(np.flatnonzero(degree == 0)), edge_ptr=edge_ptr, edge_to=reader, edge_tensor=number[tensor],
-        ready_to=reader[np.lexsort((reader, maker))], input_ptr=ints(offsets(reader, count)),
-        inputs=number[tensor[by_reader]], producer=ints(makers[ids]), size_bytes=bytes_,
-        made=grouped_sum(bytes_, makers[ids], count), unread=grouped_sum(bytes_ * lonely[ids], makers[ids], count), temp=temp,
-        persistent=grouped_sum(model.persistent, run, count),
+        table=table, tail=tail * (1.0 - 1e-12), degree=ints(degree), sources=ints(np.flatnonzero(degree == 0)),
+        edge_ptr=ints(edge_ptr), edge_to=read, edge_tensor=number[tensor], ready_to=read[np.lexsort((reader, maker))],
+        input_ptr=ints(offsets(reader, count)), inputs=number[tensor[by_reader]], producer=ints(makers[ids]),
+        size_bytes=size, made=grouped_sum(size, makers[ids], count), unread=grouped_sum(size * lonely, makers[ids], count),
+        temp=temp, persistent=grouped_sum(model.persistent, run, count),
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
-def joined(run: Any, line: Any, ptr: Any, edge_ptr: Any, edge_to: Any, edge_tensor: Any) -> Any:
-    """The edges between runs, distinct per tensor: row pointers by producing run, tensor and reading run int32[edges].
-
-    `line[ptr[r]:ptr[r+1]]` are the ops of run `r`.
-    """
-    count = len(ptr) - 1
-    pointer, met = np.zeros(count + 1, np.int64), np.full(count, -1, np.int64)
-    tensor, reader = np.empty(len(edge_to), np.int32), np.empty(len(edge_to), np.int32)
-    k = 0
-    for r in range(count):
-        for x in range(ptr[r], ptr[r + 1]):
-            for e in range(edge_ptr[line[x]], edge_ptr[line[x] + 1]):
-                q, t = run[edge_to[e]], edge_tensor[e]
-                if q != r and met[q] != t:
-                    met[q] = t
-                    tensor[k], reader[k] = t, q
-                    k += 1
-        pointer[r + 1] = k
-    return pointer, tensor[:k], reader[:k]
-
-
-@njit(cache=True, nogil=True)
-def tails(work: Any, edge_ptr: Any, edge_to: Any, order: Any) -> Any:
-    """float64[n]: the least time from the end of each op to the end of the step, transfers free; a little less than
-    computed, so that rounding never drops a candidate that meets a threshold exactly."""
-    tail = np.zeros(len(work))
-    for k in range(len(order) - 1, -1, -1):
-        v = order[k]
-        for e in range(edge_ptr[v], edge_ptr[v + 1]):
-            tail[v] = max(tail[v], work[edge_to[e]] + tail[edge_to[e]])
-    return tail * (1.0 - 1e-12)
+def _edges(space: Space, run: Ints, home: Ints, order: Ints) -> tuple[Ints, Ints, Ints]:
+    """Producing run, tensor and reading run of every edge that matters, by producing run."""
+    graph = space.graph
+    pairs = group_edges(run, graph.edge_tensor, run[graph.edge_source], run[graph.consumers])
+    made = run[graph.tensor_producer[pairs.tensor]]
+    by_maker = np.argsort(made, kind="stable")
+    maker, tensor, reader = made[by_maker], pairs.tensor[by_maker], pairs.reader[by_maker]
+    if space.track:
+        return maker, tensor, reader
+    left = needed(maker, tensor, reader, home, order)
+    return maker[left], tensor[left], reader[left]

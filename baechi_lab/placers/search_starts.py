@@ -64,9 +64,10 @@ class Starts:
         best = np.inf
         seen: set[bytes] = set()
         for name, device, planned in self._rules():
-            if planned is None and device.tobytes() in seen:
+            key = device.tobytes()
+            if planned is None and key in seen:
                 continue
-            seen.add(device.tobytes())
+            seen.add(key)
             found += self.measured(name, device, planned, NEAR * best)
             best = min([best, *(c.makespan_us for c in found[-4:])])
             if enough() and found:

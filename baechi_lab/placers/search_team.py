@@ -153,8 +153,8 @@ class Team:
         shares = [self.budget.part(share, len(walks)) for _ in walks]
         with ThreadPoolExecutor(len(walks)) as pool:
             running = {
-                pool.submit(w.cycle, mine, levels[k], parts)
-                for k, (w, mine) in enumerate(zip(walks, shares, strict=True))
+                pool.submit(walk.cycle, mine, level, parts)
+                for walk, mine, level in zip(walks, shares, levels, strict=True)
             }
             try:
                 while running and not self.budget.stopped:

@@ -23,8 +23,9 @@ def _heads(order: Any, weight: Any, edge_weight: Any, input_ptr: Any, input_edge
     return head
 
 
-@njit(cache=True)
-def _tails(order: Any, weight: Any, edge_weight: Any, output_ptr: Any, consumer_ptr: Any, consumers: Any) -> Any:
+@njit(cache=True, nogil=True)
+def tails(order: Any, weight: Any, edge_weight: Any, output_ptr: Any, consumer_ptr: Any, consumers: Any) -> Any:
+    """float64[n]: the longest path after each op, from arrays as `OpGraph` has them."""
     tail = np.zeros(len(order))
     for k in range(len(order) - 1, -1, -1):
         i = order[k]
@@ -46,5 +47,5 @@ def heads_and_tails(
     node = np.ascontiguousarray(weight, dtype=np.float64)
     input_edge = np.argsort(graph.consumers, kind="stable")
     head = _heads(graph.order, node, cost, graph.inputs[0], input_edge, graph.edge_source)
-    tail = _tails(graph.order, node, cost, graph.output_ptr, graph.consumer_ptr, graph.consumers)
+    tail = tails(graph.order, node, cost, graph.output_ptr, graph.consumer_ptr, graph.consumers)
     return head, tail

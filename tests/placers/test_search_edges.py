@@ -169,13 +169,18 @@ def test_homes_are_devices_of_what_stays_and_units_of_what_moves():
     assert homes(form).tolist() == [2, 3, 3, 4]
 
 
-def test_very_large_labels_only_lose_what_occurs_twice():
+def test_very_large_labels_keep_all_edges():
     n = MOST + 2
-    chain = np.arange(n - 1, dtype=np.int32)
-    source = np.concatenate([chain, chain[:-1], [n - 2]]).astype(np.int32)
-    reader = np.concatenate([chain + 1, chain[:-1] + 2, [n - 1]]).astype(np.int32)
-    tensor = np.arange(len(source), dtype=np.int32)
-    kept = needed(source, tensor, reader, np.zeros(n, dtype=np.int64), np.arange(n))
-    assert len(kept) - kept.sum() == 1
-    half = needed(source, tensor, reader, (np.arange(n) // (n // 2 + 1)).astype(np.int64), np.arange(n))
+    chain = np.arange(n - 1)
+    source, reader = np.concatenate([chain, chain[:-1]]), np.concatenate([chain + 1, chain[:-1] + 2])
+    tensor = np.arange(len(source))
+    assert needed(source, tensor, reader, np.zeros(n, dtype=np.int64), np.arange(n)).all()
+    half = needed(source, tensor, reader, np.arange(n) // (n // 2 + 1), np.arange(n))
     assert half.sum() < 0.6 * len(half)
+
+
+def test_of_several_tensors_to_one_reader_within_a_label_one_stays():
+    both = np.zeros(2, dtype=np.int64)
+    kept = needed(both, np.arange(2), both + 1, both, np.arange(2))
+    assert kept.tolist() == [True, False]
+    assert needed(both, np.arange(2), both + 1, np.arange(2), np.arange(2)).all()  # two transfers
