@@ -24,7 +24,7 @@ class Placement:
         order: float64[n], the planned position of each op: among the ready ops of a device the lowest runs first.
         priority: float64[n], the same said the other way round: the highest runs first. Give at most one of the two.
         placer, params: the algorithm that made it and its parameters.
-        seconds: time the algorithm took.
+        seconds: time the algorithm took, without compiling at its first use.
         graph_key: `OpGraph.key` of the graph it was made for; None fits any graph of that size.
         group_of, source_key: for a placement of a coarse graph, how to read it for the original one.
         info: what else the placer has to say (planned makespan, LP size, decision log, ...).

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from ..graph import Cluster, OpGraph, Placement
+from ..graph.compiling import working_seconds
 from .base import Placer
 from .registry import list_placers, make_placer, placer_names
 
@@ -28,7 +28,7 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     [0, 1]
     """
     made = make_placer(placer, **params)
-    began = time.perf_counter()
+    began = working_seconds()
     # What a message takes of the devices depends on the placement: placers see it as latency.
     found = made.assign(graph, cluster.without_overhead())
     if cluster.overhead_us.any():
@@ -36,7 +36,7 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     return found.replace(
         placer=made.name,
         params=made.get_params(),
-        seconds=time.perf_counter() - began,
+        seconds=working_seconds() - began,
         graph_key=graph.key,
         group_of=graph.group_of,
         source_key=graph.source_key,

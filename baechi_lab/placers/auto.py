@@ -11,7 +11,6 @@ A dynamic scheduler's decisions are kept as the placement's planned order, so th
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -21,6 +20,7 @@ import numpy as np
 
 from ..errors import BaechiLabError, InvalidInput
 from ..graph import Cluster, OpGraph, Placement
+from ..graph.compiling import working_seconds
 from ..simulator import simulate
 from ..simulator.schedulers import SCHEDULERS
 from .base import Placer
@@ -148,13 +148,13 @@ def _attempts(
     name: str, what: str, form: OpGraph, graph: OpGraph, cluster: Cluster
 ) -> list[tuple[Attempt, Placement | None]]:  # fmt: skip
     """What `name` says about `form`, simulated on `graph` under every scheduler."""
-    began = time.perf_counter()
+    began = working_seconds()
     try:
         placed = proposal(name, form, graph, cluster)
     except BaechiLabError as error:  # a placer that finds nothing, or lacks its package, is a row without a placement
-        took = time.perf_counter() - began
+        took = working_seconds() - began
         return [(Attempt(name, what, "", float("inf"), 0, False, took, str(error)), None)]
-    took = time.perf_counter() - began
+    took = working_seconds() - began
     rows: list[tuple[Attempt, Placement | None]] = []
     for scheduler in SCHEDULERS:
         if scheduler == "planned" and placed.rank is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from ..errors import InfeasiblePlacement
 from ..graph import Cluster, OpGraph, Placement, durations
+from ..graph.compiling import working_seconds
 from ..simulator import bounds, simulate
 from .exact_process import SolverProcess
 from .exact_times import CLOSE, longest_chain, scaled_times
@@ -34,7 +34,7 @@ class Proof:
 
     def __init__(self, params: Exact, graph: OpGraph, cluster: Cluster, solver: SolverProcess):
         self.params, self.graph, self.cluster, self.solver = params, graph, cluster, solver
-        self.began, self.stopped = time.perf_counter(), False
+        self.began, self.stopped = working_seconds(), False
         self.timeline: Any = None
         self.solves: list[str] = []
         self.bound = 0.0
@@ -82,7 +82,7 @@ class Proof:
         return self._within_bound(self.timeline.makespan_us)
 
     def _left(self) -> float:
-        return self.params.time_limit - (time.perf_counter() - self.began)
+        return self.params.time_limit - (working_seconds() - self.began)
 
     def _stop(self) -> bool:
         """Tell the callback how far it is; True once it wants an end."""
@@ -90,7 +90,7 @@ class Proof:
 
         if self.params.callback is not None and not self.stopped:
             known = np.inf if self.timeline is None else self.timeline.makespan_us
-            progress = ExactProgress(time.perf_counter() - self.began, known, self.bound)
+            progress = ExactProgress(working_seconds() - self.began, known, self.bound)
             self.stopped = self.params.callback(progress) is True
         return self.stopped
 

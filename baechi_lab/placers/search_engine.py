@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, allowed_devices
+from ..graph.compiling import working_seconds
 from .problem import groups_of, transfer_us
 from .search_anneal import Samples, anneal, back_to_best, make_state, make_units, no_samples, settle
 from .search_coarsen import coarsen
@@ -48,16 +49,19 @@ NEAREST = 0.75
 
 
 class Budget:
-    """Seconds or simulations, whichever is given; `evaluations` makes a search reproducible on any machine."""
+    """Seconds or simulations, whichever is given; `evaluations` makes a search reproducible on any machine.
+
+    The seconds in which kernels are compiled, once per installation, are not counted.
+    """
 
     def __init__(self, seconds: float | None, evaluations: int | None):
         self.seconds, self.evaluations = seconds, evaluations
-        self.began = time.perf_counter()
+        self.began = working_seconds()
         self.stopped = False
 
     @property
     def elapsed(self) -> float:
-        return time.perf_counter() - self.began
+        return working_seconds() - self.began
 
     def part(self, share: float, among: int) -> Budget:
         """A budget of `share` of this one: its seconds side by side, its simulations divided `among` walks."""

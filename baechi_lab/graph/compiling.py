@@ -1,0 +1,56 @@
+"""A clock that stands still while kernels are compiled: that happens once per installation and says nothing of a placer."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .jit import HAS_NUMBA
+
+
+class _Clock:
+    """Adds up the time of kernels; those that a kernel calls are compiled meanwhile, in the same thread."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        # Total, and begin of the present one: one value, as other threads read it.
+        self.state: tuple[float, float | None] = 0.0, None
+
+    def begin(self) -> None:
+        if self.depth == 0:
+            self.state = self.state[0], time.perf_counter()
+        self.depth += 1
+
+    def end(self) -> None:
+        self.depth -= 1
+        if self.depth == 0:
+            self.state = self.seconds, None
+
+    @property
+    def seconds(self) -> float:
+        total, began = self.state
+        return total if began is None else total + time.perf_counter() - began
+
+
+_clock = _Clock()
+
+if HAS_NUMBA:
+    from numba.core import event
+
+    class _Ear(event.Listener):  # type: ignore[misc]  # numba has no types
+        def on_start(self, _: Any) -> None:
+            _clock.begin()
+
+        def on_end(self, _: Any) -> None:
+            _clock.end()
+
+    event.register("numba:compile", _Ear())
+
+
+def working_seconds() -> float:
+    """`time.perf_counter` without what was spent compiling, in any thread; reading compiled kernels from disk counts.
+
+    >>> working_seconds() <= working_seconds()
+    True
+    """
+    return time.perf_counter() - _clock.seconds
