@@ -34,8 +34,11 @@ PACE = 50
 LEVELS = ((48, 0.02, 0.002), (150, 0.01, 0.001), (500, 0.005, 0.0005))
 """One cycle: about how many units, and first and last temperature in units of the makespan."""
 
+HEATS = (0.25, 1.2)
+"""By what each cycle multiplies these temperatures, at random: which are best differs from graph to graph."""
+
 SMALL_LEVELS = ((48, 0.15, 0.01), (48, 0.05, 0.002))
-"""The same for small graphs, where a single op is a large part of the makespan."""
+"""The levels of small graphs, where a single op is a large part of the makespan: as hot in every cycle."""
 
 
 PARTS, PART_UNITS, PART_HEAT = 6, 60, (0.003, 0.0003)
@@ -181,6 +184,7 @@ class Walk:
     def cycle(self, share: Budget, levels: Any = LEVELS, parts: float = 0.0) -> None:
         """Coarse to fine: anneal on every level, then, for a share `parts`, in parts of the graph alone, each time from the best.
 
+        Temperatures differ from cycle to cycle but on small graphs.
         Where memory may run out, half of the cycles may exceed it on the way, at a price that differs from cycle to cycle.
         """
         soft = self.space.track and self.rng.random() < 0.5
@@ -188,12 +192,15 @@ class Walk:
             float(self.state.cost[2]) * 10.0 ** self.rng.uniform(-0.5, 1.0) if soft else np.inf
         )
         before, last = self.used, 1.0 - parts
+        heat = 1.0 if levels is SMALL_LEVELS else float(np.exp(self.rng.uniform(*np.log(HEATS))))
         for k, (wanted, hot, cold) in enumerate(levels):
             back_to_best(self.state)
             units = self.space.units(self.state.device, wanted, self.rng)
             if len(units.ptr) < 2:
                 return
-            self._level(units, hot, cold, share, before, last * k / len(levels), last * (k + 1) / len(levels))
+            self._level(
+                units, heat * hot, heat * cold, share, before, last * k / len(levels), last * (k + 1) / len(levels)
+            )
         for k in range(PARTS if parts else 0):
             back_to_best(self.state)
             step = (1.0 - last) / PARTS
