@@ -21,9 +21,9 @@ the best cost that may end for the walk to go on from there."""
 RESTART_OPS = 40
 """Most ops for which every second round starts from a random candidate: there one good start is not worth much."""
 
-ROUNDS, CYCLE = 5, 3000
-"""Fewest rounds in which the walks share what they found, and simulations of a walk in one of more rounds: a new cycle
-from coarse to fine finds more than a longer one."""
+ROUNDS, MOST_ROUNDS, CYCLE = 5, 25, 3000
+"""Fewest and most rounds in which the walks share what they found, and simulations of a walk in one of those between: a
+new cycle from coarse to fine finds more than a longer one, up to about this many."""
 
 LATE, PARTS_SHARE = 0.7, 0.4
 """From which share of the rounds on parts are re-optimised, and in which share of a round: there, annealing gains little."""
@@ -89,7 +89,7 @@ class Team:
         if self.small:
             return RESTARTS
         left = used * (1.0 - self._spent()) / share if share > 0.0 else 0.0
-        return max(ROUNDS, round(left / (CYCLE * len(self.walks))))
+        return min(max(ROUNDS, round(left / (CYCLE * len(self.walks)))), MOST_ROUNDS)
 
     def _rounds(self, candidates: Sequence[Candidate], rounds: int) -> None:
         """Cycles of all walks until the budget is spent; those that fall behind continue from the leader."""

@@ -12,7 +12,7 @@ from baechi_lab.placers.search_evaluate import evaluate, evaluate_after, make_mo
 from baechi_lab.placers.search_marks import accept_marks, last_mark_before
 from baechi_lab.placers.search_orders import Candidate
 from baechi_lab.placers.search_starts import choose, coarse_form
-from baechi_lab.placers.search_team import CYCLE, ROUNDS, Team
+from baechi_lab.placers.search_team import CYCLE, MOST_ROUNDS, ROUNDS, Team
 from baechi_lab.simulator import makespan_and_peak
 
 COMMS = ("parallel", "sequential", "duplex")
@@ -293,11 +293,13 @@ def test_tight_memory_is_passed_through_on_the_way_to_the_optimum():
 
 
 def test_longer_budgets_are_more_rounds():
-    """A tenth of the budget paid for so many simulations: what is left pays for as many rounds of `CYCLE` per walk."""
+    """A tenth of the budget paid for so many simulations: what is left pays for as many rounds of `CYCLE` per walk, or for
+    `MOST_ROUNDS` longer ones."""
     graph = generators.layered_dag(60)
     team = Team(Space(graph, Cluster.uniform(2)), 2, 0, Budget(None, 10**6), lambda cost, used: None)
     assert team._affordable(0.1, 100) == ROUNDS
-    assert team._affordable(0.1, 2 * 7 * CYCLE) == 70
+    assert team._affordable(0.1, 2 * 2 * CYCLE) == 20
+    assert team._affordable(0.1, 2 * 7 * CYCLE) == MOST_ROUNDS
     team.budget.stopped = True
-    assert team._affordable(0.1, 2 * 7 * CYCLE) == ROUNDS
+    assert team._affordable(0.1, 2 * 2 * CYCLE) == ROUNDS
     assert team._affordable(0.0, 5) == ROUNDS
