@@ -1,40 +1,10 @@
-"""Standard error: progress bars for people only, and no start-up notices of TensorFlow between our lines."""
+"""Standard error: progress bars for people only."""
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 
 def shows_progress() -> bool:
     """Is somebody watching?"""
     return sys.stderr.isatty()
-
-
-def load_tensorflow() -> None:
-    """Import TensorFlow and look for GPUs, keeping what it logs meanwhile to itself unless it fails."""
-    with _held_back():
-        import tensorflow as tf
-
-        tf.config.list_physical_devices()
-
-
-@contextmanager
-def _held_back() -> Iterator[None]:
-    """File descriptor 2 into a file: TensorFlow's C++ logs know nothing of `sys.stderr` or its log level this early."""
-    sys.stderr.flush()
-    before = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            held.seek(0)
-            os.write(before, held.read())
-            raise
-        finally:
-            os.dup2(before, 2)
-            os.close(before)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import FormatError, InvalidInput, UnknownNameError
 from ..graph import Step
-from . import console, options
+from . import options
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,6 @@ def step_from(arguments: argparse.Namespace) -> Step:
         if given:
             raise InvalidInput(f"{arguments.model} takes no parameters; --batch-size and -p are for benchmark models")
         return _from_file(arguments.model)
-    console.load_tensorflow()
     from .. import models
 
     return models.build(arguments.model, **given)
@@ -80,7 +79,6 @@ def _traced(made: Any, spec: str) -> Step:
         raise InvalidInput(
             f"{spec} returned {type(made).__name__}; it must return (train_step, *example_inputs) or a Step"
         )
-    console.load_tensorflow()
     from ..profilers import trace
 
     return trace(*made)

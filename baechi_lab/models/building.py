@@ -23,8 +23,10 @@ def build(name: str, **params: Any) -> Step:
     ('mlp', (4, 32))
     """
     from ..profilers import trace
+    from ..profilers.loading import load_tensorflow
 
     model = make_model(name, **params)
+    load_tensorflow()
     training = model.training_step()
     step = trace(training.function, *training.inputs, name=name)
     return replace(step, info={**step.info, "model": name, "params": model.get_params()})

@@ -20,6 +20,7 @@ from ..graph.step import Step, TensorSpec
 from .captures import CapturedVariable, bind_captures
 from .inlining import inline, used_functions
 from .keras_step import is_keras_model, keras_objects, training_step
+from .loading import load_tensorflow
 from .optimizer_slots import optimizer_slots
 from .shapes import SHAPES, lacks_shapes, specs, with_shapes
 from .simplify import simplify
@@ -54,6 +55,7 @@ def trace(fn: Any, *example_inputs: Any, name: str | None = None) -> Step:
     >>> step.name, [v.name for v in step.variables], [float(v) for v in step.initial_values]
     ('halve', ['w'], [2.0])
     """
+    load_tensorflow()
     started = time.perf_counter()
     label = name or _label(fn)
     if is_keras_model(fn):
