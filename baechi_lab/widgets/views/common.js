@@ -242,6 +242,12 @@ function ticks(from, to, count) {
   return marks;
 }
 
+/** The label of a tick, centred at `x` but whole within `width`. */
+function drawTick(context, label, x, width, y) {
+  const half = context.measureText(label).width / 2;
+  context.fillText(label, Math.min(x, width - half - 2), y);
+}
+
 /** A time window `[from, to]` over `[0, span]`, zoomed about a point and kept inside. */
 function zoomedWindow([from, to], span, at, factor) {
   const width = Math.min(Math.max((to - from) * factor, span * 1e-7, 1e-3), span);

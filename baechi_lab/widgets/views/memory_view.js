@@ -169,7 +169,7 @@ function render({ model, el }) {
     context.textAlign = "center";
     context.fillStyle = theme.faint;
     for (const time of ticks(range[0], range[1], (width - MEMORY_GUTTER) / 110)) {
-      context.fillText(formatTime(time), Math.min(xOf(time), width - 26), height - FOOT / 2);
+      drawTick(context, formatTime(time), xOf(time), width, height - FOOT / 2);
     }
   }
 

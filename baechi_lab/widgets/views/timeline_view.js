@@ -91,7 +91,7 @@ function render({ model, el }) {
       const x = Math.round(xOf(time)) + 0.5;
       context.moveTo(x, AXIS - 3);
       context.lineTo(x, height);
-      context.fillText(formatTime(time), Math.min(x, width - 26), AXIS / 2);
+      drawTick(context, formatTime(time), x, width, AXIS / 2);
     }
     context.stroke();
   }
