@@ -250,7 +250,7 @@ def test_cancel_in_the_middle_of_a_search(page, expected):
     placers.select_option("m-topo")
     shows(page, f"step {format_us(expected.timeline().makespan_us)}")
     # The run of this placement, measured before the setting went elsewhere, is shown again.
-    assert "measured" in page.locator(".bl-title >> nth=0").inner_text()
+    page.wait_for_selector('.bl-title:has-text("measured")', timeout=10_000)
     placers.select_option("search")
     page.wait_for_selector('.bl-note:has-text("simulations")', timeout=60_000)
     page.click('button:text-is("Cancel")')
