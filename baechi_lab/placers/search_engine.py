@@ -34,6 +34,9 @@ PACE = 50
 LEVELS = ((48, 0.02, 0.002), (150, 0.01, 0.001), (500, 0.005, 0.0005))
 """One cycle: about how many units, and first and last temperature in units of the makespan."""
 
+LATE_LEVELS = ((150, 0.0005, 0.00005), (500, 0.0003, 0.00003), (2000, 0.0001, 0.00001))
+"""The same once a candidate is good: what is hotter leads away from it and has no time to come back."""
+
 HEATS = (0.25, 1.2)
 """By what each cycle multiplies these temperatures, at random: which are best differs from graph to graph."""
 

@@ -25,8 +25,8 @@ ROUNDS, MOST_ROUNDS, CYCLE = 5, 25, 3000
 """Fewest and most rounds in which the walks share what they found, and simulations of a walk in one of those between: a
 new cycle from coarse to fine finds more than a longer one, up to about this many."""
 
-LATE, PARTS_SHARE = 0.7, 0.4
-"""From which share of the rounds on parts are re-optimised, and in which share of a round: there, annealing gains little."""
+LATE, PARTS_SHARE = 0.5, 0.15
+"""From which share of the rounds on annealing is cold and parts are re-optimised, and in which share of a round."""
 
 RESTARTS = 24
 """Rounds on graphs that small."""
@@ -105,8 +105,10 @@ class Team:
             for walk, plan in zip(self.walks, plans, strict=True):
                 self._prepare(walk, plan, free, self.small and number % 2 == 1 and number < rounds - 1)
             before = [walk.here for walk in self.walks]
-            parts = PARTS_SHARE if number >= LATE * rounds else 0.0
-            levels = [self.trials.levels if plan is None else plan.levels for plan in plans]
+            parts, usual = 0.0, self.trials.levels
+            if number >= LATE * rounds:
+                parts, usual = PARTS_SHARE, self.trials.late
+            levels = [usual if plan is None else plan.levels for plan in plans]
             self._together(self.walks, left / (rounds - number), levels, parts)
             leader = self.leader
             for k, (walk, plan) in enumerate(zip(self.walks, plans, strict=True)):

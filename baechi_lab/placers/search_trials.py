@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .search_engine import LEVELS, SMALL_LEVELS, Space
+from .search_engine import LATE_LEVELS, LEVELS, SMALL_LEVELS, Space
 from .search_orders import Candidate
 from .search_starts import choose
 
@@ -49,7 +49,8 @@ class Trials:
 
     def __init__(self, space: Space, candidates: Sequence[Candidate], small: bool, walks: int):
         self.layers = [] if small else space.layers[:LAYERS]
-        self.levels = SMALL_LEVELS if small else LEVELS
+        self.levels: Any = SMALL_LEVELS if small else LEVELS
+        self.late: Any = SMALL_LEVELS if small else LATE_LEVELS
         starts = choose(candidates, max(STARTS, walks))
         near = [c for c in starts if c.makespan_us <= NEAR * starts[0].makespan_us]
         self.starts = near if self.layers else starts
