@@ -119,8 +119,8 @@ class Space:
 
     @cached_property
     def layers(self) -> list[NDArray[np.int64]]:
-        """The coarse structures of the graph, the coarsest first."""
-        return [labels for labels in self.structures[:-1] if labels.max() < COARSE]
+        """The coarse structures of the graph, the coarsest first; with hardly more parts than devices there is no choice."""
+        return [labels for labels in self.structures[:-1] if 2 * self.cluster.n <= labels.max() < COARSE]
 
     def along(self, wanted: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """The labels to make about `wanted` units from: mostly the structure that is nearest to that, else any."""

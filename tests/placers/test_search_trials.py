@@ -41,6 +41,13 @@ def test_every_coarse_structure_is_tried_once_and_the_best_again():
     assert trials.next().layer == 0
 
 
+def test_a_structure_with_hardly_more_parts_than_devices_is_not_tried():
+    graph = gnmt(ops=1500, seed=0)
+    found = [len(Space(graph, Cluster.uniform(devices)).layers) for devices in (2, 8, 40)]
+    assert found[0] > found[1] > found[2]
+    assert all(labels.max() >= 2 * 8 for labels in Space(graph, Cluster.uniform(8)).layers)
+
+
 def test_graphs_without_coarse_structures_get_a_cycle_per_start():
     space = Space(random_dag(300, seed=0), CLUSTER)
     assert not space.layers
