@@ -12,6 +12,7 @@ best fast rules, each under first in first out and under priorities by upward ra
    and under priorities what of it runs one after the other is simulated as one (`search_runs`), with only the edges
    that matter (`search_edges`). Where a worker gains nothing any more early on, it begins a new trial. The later rounds
    are about twenty times colder, end with finer units, and re-optimise parts of the graph on their own (`search_regions`).
+   Half a minute and more are divided into up to three such searches, and cold rounds from the best of them.
 4. Large graphs: most of the time goes to a contracted graph (`search_contract`), whose simulations are several times
    cheaper and nearly as right; what it finds is read for the ops and joins the starts.
 
@@ -153,9 +154,9 @@ class _Run:
                     self.team.walks[0].begin(min(candidates, key=lambda c: c.key))
         except KeyboardInterrupt:  # asked to stop: what was found is the answer
             self.budget.stopped = self.interrupted = True
-        leader = self.team.leader
-        if leader.cost <= self.start_cost:
-            best = leader.best
+        cost, found = self.team.best
+        if cost <= self.start_cost:
+            best = found
         info = {
             "start": self.start_name, "start_us": self.start_cost, "evaluations": self.used_before + self.team.used,
             "seconds": self.budget.elapsed, "interrupted": self.interrupted, "history": tuple(self.history),
@@ -214,8 +215,7 @@ class _Run:
             self.budget.stopped = self.interrupted = True
         self.used_before += team.used
         read: list[Candidate] = []
-        for walk in team.walks:
-            best = walk.best
+        for best in team.results:
             rank = None if best.rank is None else best.rank[member]
             read += self.starts.measured(f"{best.name} (contracted)", best.device[member], rank)
         return sorted(read, key=lambda c: c.key)

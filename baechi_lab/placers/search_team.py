@@ -1,4 +1,8 @@
-"""Several walks on one problem, in threads: trials of the best starts, then rounds in which they share what they find."""
+"""Several walks on one problem, in threads: trials of the best starts, then rounds in which they share what they find.
+
+What a search ends with differs by a tenth from seed to seed, and six times the time gains a fiftieth: the large decisions are
+made early and not taken back. Long budgets are therefore several such searches, and cold rounds from the best of them.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +35,10 @@ LATE, PARTS_SHARE = 0.5, 0.15
 RESTARTS = 24
 """Rounds on graphs that small."""
 
+SEARCHES, SEARCH_SECONDS, SEARCH_OPS, AGAIN = 3, 12.0, 300_000_000, 0.4
+"""Most searches of a budget, what each should have at least (seconds, or simulated ops per walk: about as long), and the
+share of the budget for going on from the best of them."""
+
 TELL_SECONDS = 0.2
 """How often progress is reported."""
 
@@ -44,6 +52,7 @@ class Team:
         self.space, self.budget, self.tell = space, budget, tell
         self.walks = [Walk(space, np.random.default_rng([seed, k])) for k in range(workers)]
         self.before = 0
+        self.known: tuple[float, Candidate] | None = None
         self.orders = {False}
         self.small = space.graph.n <= RESTART_OPS
 
@@ -57,22 +66,53 @@ class Team:
         """The walk with the best candidate."""
         return min((w for w in self.walks if w.state is not None), key=lambda w: w.cost)
 
+    @property
+    def best(self) -> tuple[float, Candidate]:
+        """Cost and candidate of the best that any search has found."""
+        leader = self.leader
+        return self.known if self.known is not None and self.known[0] < leader.cost else (leader.cost, leader.best)
+
+    @property
+    def results(self) -> list[Candidate]:
+        """The best of all, and what each walk has found."""
+        return [self.best[1], *(walk.best for walk in self.walks if walk.state is not None and walk is not self.leader)]
+
     def search(self, candidates: Sequence[Candidate], before: int) -> None:
         """Spend the budget, starting from `candidates` (best first); `before`: simulations already spent of it."""
         self.before = before
         self.orders = {c.rank is not None for c in candidates}
-        spent, used = self._spent(), self.used
-        self.trials = Trials(self.space, sorted(candidates, key=lambda c: c.key), self.small, len(self.walks))
-        found = self._tried()
-        self._rounds(found, self._affordable(self._spent() - spent, self.used - used))
+        starts, begun, searches = sorted(candidates, key=lambda c: c.key), self._spent(), self._searches()
+        left = (1.0 - begun) * (1.0 if searches == 1 else 1.0 - AGAIN)
+        for k in range(searches):
+            if k and self._spent() >= 1.0:
+                break
+            until, spent, used = begun + left * (k + 1) / searches, self._spent(), self.used
+            self.trials = Trials(self.space, starts, self.small, len(self.walks))
+            found = self._tried(until)
+            price = (self._spent() - spent) / max(self.used - used, 1)
+            self._rounds(found, until, price)
+            self.known = self.best
+        if searches > 1:
+            self._rounds([self.best[1]], 1.0, price, late=True)
+
+    def _searches(self) -> int:
+        """Into how many searches the budget is divided."""
+        if self.small:
+            return 1
+        left, each = 1.0 - self._spent(), []
+        if self.budget.seconds is not None:
+            each.append(left * self.budget.seconds / SEARCH_SECONDS)
+        if self.budget.evaluations is not None:
+            each.append(left * self.budget.evaluations * self.space.graph.n / len(self.walks) / SEARCH_OPS)
+        return min(max(int(min(each)), 1), SEARCHES)
 
     def _spent(self) -> float:
         return self.budget.spent(self.before + self.used)
 
-    def _tried(self) -> list[Candidate]:
-        """What the trials find, best first."""
+    def _tried(self, until: float) -> list[Candidate]:
+        """What the trials find, best first, when a search may spend the budget `until` that share of it."""
         trials, done = self.trials, []
-        share = trials.share * (1.0 - self._spent())
+        share = trials.share * (until - self._spent())
         for k in range(0, trials.count, len(self.walks)):
             walks = self.walks[: trials.count - k]
             batch = [trials.next() for _ in walks]
@@ -84,29 +124,33 @@ class Team:
                 done.append((walk.here, walk.found))
         return [candidate for _, candidate in sorted(done, key=lambda x: x[0])]
 
-    def _affordable(self, share: float, used: int) -> int:
-        """Rounds that fit into what is left, as a `share` of the budget paid for `used` simulations."""
+    def _affordable(self, share: float, price: float) -> int:
+        """Rounds that fit into a `share` of the budget where a simulation takes `price` of it."""
         if self.small:
             return RESTARTS
-        left = used * (1.0 - self._spent()) / share if share > 0.0 else 0.0
-        return min(max(ROUNDS, round(left / (CYCLE * len(self.walks)))), MOST_ROUNDS)
+        fits = share / (price * CYCLE * len(self.walks)) if price > 0.0 else 0.0
+        return min(max(ROUNDS, round(fits)), MOST_ROUNDS)
 
-    def _rounds(self, candidates: Sequence[Candidate], rounds: int) -> None:
-        """Cycles of all walks until the budget is spent; those that fall behind continue from the leader."""
+    def _rounds(self, candidates: Sequence[Candidate], until: float, price: float, late: bool = False) -> None:
+        """Cycles of all walks `until` a share of the budget is spent; those that fall behind continue from the leader.
+
+        `late`: all of them as cold as the later ones usually are.
+        """
+        rounds = self._affordable(until - self._spent(), price)
         for k, walk in enumerate(self.walks):
             walk.begin(candidates[min(k, len(candidates) - 1)])
         stale = [False] * len(self.walks)
         for number in range(rounds):
-            left = 1.0 - self._spent()
+            left = until - self._spent()
             if left <= 0.0:
                 break
-            free = bool(self.trials.layers) and number < UNTIL * rounds
+            free = bool(self.trials.layers) and number < UNTIL * rounds and not late
             plans = [self.trials.next() if free and old else None for old in stale]
             for walk, plan in zip(self.walks, plans, strict=True):
                 self._prepare(walk, plan, free, self.small and number % 2 == 1 and number < rounds - 1)
             before = [walk.here for walk in self.walks]
             parts, usual = 0.0, self.trials.levels
-            if number >= LATE * rounds:
+            if late or number >= LATE * rounds:
                 parts, usual = PARTS_SHARE, self.trials.late
             levels = [usual if plan is None else plan.levels for plan in plans]
             self._together(self.walks, left / (rounds - number), levels, parts)
@@ -114,7 +158,7 @@ class Team:
             for k, (walk, plan) in enumerate(zip(self.walks, plans, strict=True)):
                 gained = before[k] - walk.here
                 stale[k] = gained < STALE * before[k] if plan is None else walk.here > CLOSE * leader.cost
-                behind = number >= rounds // 2 or walk.cost > 1.05 * leader.cost
+                behind = late or number >= rounds // 2 or walk.cost > 1.05 * leader.cost
                 if walk is not leader and behind and not (free and walk.kept is not None):
                     walk.begin(leader.best)
 
@@ -163,7 +207,7 @@ class Team:
                     done, running = wait(running, timeout=TELL_SECONDS)
                     for future in done:
                         future.result()
-                    self.tell(self.leader.cost, self.used)
+                    self.tell(self.best[0], self.used)
             finally:  # also when interrupted or asked to stop
                 for mine in shares:
                     mine.stopped = True

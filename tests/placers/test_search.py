@@ -7,12 +7,10 @@ from baechi_lab import Cluster, Link, OpGraph, Placement, bounds, check, place, 
 from baechi_lab.errors import InfeasiblePlacement, InvalidInput, UnknownNameError
 from baechi_lab.graph import generators
 from baechi_lab.placers.search_coarsen import coarsen
-from baechi_lab.placers.search_engine import LATE_LEVELS, LEVELS, Budget, Space, Walk
 from baechi_lab.placers.search_evaluate import evaluate, evaluate_after, make_model, make_work, overflow, positions
 from baechi_lab.placers.search_marks import accept_marks, last_mark_before
 from baechi_lab.placers.search_orders import Candidate
-from baechi_lab.placers.search_starts import Starts, choose, coarse_form
-from baechi_lab.placers.search_team import CYCLE, LATE, MOST_ROUNDS, PARTS_SHARE, ROUNDS, Team
+from baechi_lab.placers.search_starts import choose, coarse_form
 from baechi_lab.simulator import makespan_and_peak
 
 COMMS = ("parallel", "sequential", "duplex")
@@ -290,34 +288,3 @@ def test_tight_memory_is_passed_through_on_the_way_to_the_optimum():
     found = place(graph, cluster, "search", time_limit=None, evaluations=150_000)
     timeline = simulate(graph, cluster, found)
     assert timeline.feasible and timeline.makespan_us == pytest.approx(45.0)
-
-
-def test_longer_budgets_are_more_rounds():
-    """A tenth of the budget paid for so many simulations: what is left pays for as many rounds of `CYCLE` per walk, or for
-    `MOST_ROUNDS` longer ones."""
-    graph = generators.layered_dag(60)
-    team = Team(Space(graph, Cluster.uniform(2)), 2, 0, Budget(None, 10**6), lambda cost, used: None)
-    assert team._affordable(0.1, 100) == ROUNDS
-    assert team._affordable(0.1, 2 * 2 * CYCLE) == 20
-    assert team._affordable(0.1, 2 * 7 * CYCLE) == MOST_ROUNDS
-    team.budget.stopped = True
-    assert team._affordable(0.1, 2 * 2 * CYCLE) == ROUNDS
-    assert team._affordable(0.0, 5) == ROUNDS
-
-
-def test_the_first_rounds_are_hot_and_the_later_ones_cold_with_parts(monkeypatch):
-    space, seen = Space(generators.layered_dag(60), Cluster.uniform(2)), []
-    cycle = Walk.cycle
-
-    def watched(walk, share, levels, parts=0.0):
-        seen.append((levels, parts))
-        cycle(walk, share, levels, parts)
-
-    monkeypatch.setattr(Walk, "cycle", watched)
-    starts = Starts(space, ("fifo", "planned"), 0).from_rules(lambda: False)
-    team = Team(space, 1, 0, Budget(None, 20_000), lambda cost, used: None)
-    team.search(starts, 0)
-    rounds = seen[team.trials.count :]
-    assert rounds[0] == (LEVELS, 0.0) and rounds[-1] == (LATE_LEVELS, PARTS_SHARE)
-    assert max(hot for _, hot, _ in LATE_LEVELS) <= min(cold for _, _, cold in LEVELS)
-    assert [levels for levels, _ in rounds].index(LATE_LEVELS) == np.ceil(LATE * len(rounds))
