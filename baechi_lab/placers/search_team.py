@@ -74,7 +74,7 @@ class Team:
 
     @property
     def results(self) -> list[Candidate]:
-        """The best of all, and what each walk has found."""
+        """The best of all, and what the other walks have found."""
         return [self.best[1], *(walk.best for walk in self.walks if walk.state is not None and walk is not self.leader)]
 
     def search(self, candidates: Sequence[Candidate], before: int) -> None:
