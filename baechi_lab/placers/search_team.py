@@ -1,7 +1,7 @@
 """Several walks on one problem, in threads: trials of the best starts, then rounds in which they share what they find.
 
-What a search ends with differs by a tenth from seed to seed, and six times the time gains a fiftieth: the large decisions are
-made early and not taken back. Long budgets are therefore several such searches, and cold rounds from the best of them.
+What a search ends with may differ by a tenth from seed to seed, and six times the time gained less than a hundredth: the large
+decisions are made early and not taken back. Long budgets are therefore several such searches, and cold rounds from the best.
 """
 
 from __future__ import annotations
