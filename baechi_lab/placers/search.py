@@ -7,7 +7,8 @@ best fast rules, each under first in first out and under priorities by upward ra
 2. Short trials of the best starts along the coarse structures of the graph, for two fifths of the budget where there
    are such structures; the best results go on, one per worker (`search_trials`, `search_team`).
 3. Cycles: merge what the best placement keeps together into a few dozen units (`search_coarsen`), anneal, split into
-   more units, anneal, ... (`search_engine`). After each round a worker that fell behind continues from the leader.
+   more units, anneal, ... (`search_engine`). After each round a worker that fell behind continues from the leader, and each
+   cycle begins by taking over, stretch by stretch, what other placements found do better (`search_combine`).
    Units follow the structure of the graph, too: what shares a weight or a name scope moves as one (`search_structure`),
    and under priorities what of it runs one after the other is simulated as one (`search_runs`), with only the edges
    that matter (`search_edges`). Where a worker gains nothing any more early on, it begins a new trial. The later rounds
@@ -18,7 +19,8 @@ best fast rules, each under first in first out and under priorities by upward ra
 
 Memory limits, colocation groups and allowed devices are kept by every accepted candidate. Complexity: one simulation
 per candidate (`search_evaluate`), many of which stop early. Source: Kirkpatrick, Gelatt and Vecchi 1983,
-doi:10.1126/science.220.4598.671; multi-level: Karypis and Kumar 1998, doi:10.1137/S1064827595287997.
+doi:10.1126/science.220.4598.671; multi-level: Karypis and Kumar 1998, doi:10.1137/S1064827595287997;
+combining: Sanders and Schulz 2012, doi:10.1137/1.9781611972924.2.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _sampled(m: Any, w: Any, s: Any, samples: Any, by_rank: bool, track: bool, c
 
 
 @njit(cache=True, nogil=True)
-def _cost(
+def candidate_cost(
     m: Any, w: Any, s: Any, samples: Any, by_rank: bool, track: bool, weight: Any, threshold: float, begin: int, keep: bool
 ) -> Any:  # fmt: skip
     """Cost, makespan and overflow of the current candidate; infinite cost once it must exceed `threshold`.
@@ -135,15 +135,16 @@ def _cost(
 @njit(cache=True, nogil=True)
 def settle(m: Any, w: Any, s: Any, samples: Any, by_rank: bool, track: bool, weight: Any) -> None:
     """Evaluate the current candidate and make it the best one where it is."""
-    cost, time, over = _cost(m, w, s, samples, by_rank, track, weight, np.inf, -1, False)
+    cost, time, over = candidate_cost(m, w, s, samples, by_rank, track, weight, np.inf, -1, False)
     s.cost[0] = cost
     final = cost + (weight[3] - weight[1]) * over
     if final < s.cost[1]:
-        _remember(s, final, time, over)
+        remember(s, final, time, over)
 
 
 @njit(cache=True, nogil=True)
-def _remember(s: Any, cost: float, time: float, over: float) -> None:
+def remember(s: Any, cost: float, time: float, over: float) -> None:
+    """The current candidate is the best one; `cost` is its own, with what a best one pays per byte of overflow."""
     s.cost[1], s.cost[2], s.cost[3] = cost, time, over
     s.best_device[:] = s.device
     s.best_position[:] = s.position
@@ -287,7 +288,7 @@ def anneal(
     ratio = cold / hot if hot > 0.0 else 1.0
     begin, passed, asked, marked = -1, 0, 0, len(samples.table) == 0 and not track
     if marked:
-        _cost(m, w, s, samples, by_rank, track, weight, np.inf, begin, marked)
+        candidate_cost(m, w, s, samples, by_rank, track, weight, np.inf, begin, marked)
         accept_marks(w, begin)
     while done < steps:
         if until_feasible and s.cost[3] <= 0.0:
@@ -305,14 +306,14 @@ def anneal(
             asked += 1
             if asked == PROBE and passed < WORTH * len(w.mark_bank) * PROBE:
                 begin, marked = -1, False
-        cost, time, over = _cost(m, w, s, samples, by_rank, track, weight, threshold, begin, marked)
+        cost, time, over = candidate_cost(m, w, s, samples, by_rank, track, weight, threshold, begin, marked)
         if cost <= threshold:
             s.cost[0] = cost
             if marked:
                 accept_marks(w, begin)
             final = cost + (weight[3] - weight[1]) * over
             if final < s.cost[1]:
-                _remember(s, final, time, over)
+                remember(s, final, time, over)
         else:
             _undo(s, changed)
     return done

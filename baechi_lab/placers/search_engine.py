@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,8 @@ from ..graph.compiling import working_seconds
 from .problem import groups_of, transfer_us
 from .search_anneal import Samples, anneal, back_to_best, make_state, make_units, no_samples, settle
 from .search_coarsen import coarsen
-from .search_evaluate import make_model, make_work, memory_matters
+from .search_combine import LINES, combine, line_of, renumbered
+from .search_evaluate import make_model, make_work, memory_matters, positions
 from .search_form import Form, lean
 from .search_orders import Candidate, topological_position
 from .search_regions import around, in_time, part
@@ -43,6 +45,9 @@ HEATS = (0.25, 1.2)
 SMALL_LEVELS = ((48, 0.15, 0.01), (48, 0.05, 0.002))
 """The levels of small graphs, where a single op is a large part of the makespan: as hot in every cycle."""
 
+
+COMBINE = 0.15
+"""Which share of a cycle goes to what other placements do better."""
 
 PARTS, PART_UNITS, PART_HEAT = 6, 60, (0.003, 0.0003)
 """After these levels: how many parts are re-optimised, and the units and temperatures of each."""
@@ -184,8 +189,12 @@ class Walk:
         over = float(self.state.cost[3]) if self.space.track else 0.0
         return Candidate(self.name, self.state.best_device.copy(), rank, float(self.state.cost[2]), over)
 
-    def cycle(self, share: Budget, levels: Any = LEVELS, parts: float = 0.0) -> None:
+    def cycle(
+        self, share: Budget, levels: Any = LEVELS, parts: float = 0.0, others: Sequence[Candidate] = ()
+    ) -> None:  # fmt: skip
         """Coarse to fine: anneal on every level, then, for a share `parts`, in parts of the graph alone, each time from the best.
+
+        Where there are `others`, the cycle begins with taking over what they do better (`search_combine`).
 
         Temperatures differ from cycle to cycle but on small graphs.
         Where memory may run out, half of the cycles may exceed it on the way, at a price that differs from cycle to cycle.
@@ -194,21 +203,44 @@ class Walk:
         self.weight = self.space.weight(
             float(self.state.cost[2]) * 10.0 ** self.rng.uniform(-0.5, 1.0) if soft else np.inf
         )
-        before, last = self.used, 1.0 - parts
+        before, first, last = self.used, COMBINE if others else 0.0, 1.0 - parts
+        if others:
+            self._combine(others, share, before, first)
         heat = 1.0 if levels is SMALL_LEVELS else float(np.exp(self.rng.uniform(*np.log(HEATS))))
         for k, (wanted, hot, cold) in enumerate(levels):
             back_to_best(self.state)
             units = self.space.units(self.state.device, wanted, self.rng)
             if len(units.ptr) < 2:
                 return
-            self._level(
-                units, heat * hot, heat * cold, share, before, last * k / len(levels), last * (k + 1) / len(levels)
-            )
+            step = (last - first) / len(levels)
+            self._level(units, heat * hot, heat * cold, share, before, first + step * k, first + step * (k + 1))
         for k in range(PARTS if parts else 0):
             back_to_best(self.state)
             step = (1.0 - last) / PARTS
             self._level(self._part(), *PART_HEAT, share, before, last + step * k, last + step * (k + 1))
         back_to_best(self.state)
+
+    def _combine(self, others: Sequence[Candidate], share: Budget, before: int, last: float) -> None:
+        """Take over what `others` do better, until a share `last` of the budget is spent or none is different."""
+        space, turn, left = self.space, 0, list(others)
+        back_to_best(self.state)
+        own = self._own(space.groups)
+        self._settle(own)
+        while left and share.spent(self.used - before) < last:
+            one = int(self.rng.integers(0, len(left)))
+            other = left[one]
+            device = renumbered(other.device, self.state.device, space.work, space.cluster.n)
+            line = line_of(turn % LINES, space.graph, own.units, space.structures, space.position, self.rng)
+            steps = PACE
+            if share.evaluations is not None:
+                steps = max(1, min(PACE, int(np.ceil(last * share.evaluations)) - (self.used - before)))
+            done = combine(
+                own.model, own.work, own.units, own.state, own.samples, self.by_rank, space.track, self.weight, line,
+                device, positions(other.rank, space.graph.n)[1], other.rank is not None, steps, self.rng,
+            )  # fmt: skip
+            if done == 0:
+                del left[one]
+            self.used, turn = self.used + done, turn + 1
 
     def _part(self) -> Any:
         """Units of a random part of the graph, near each other by edges or in time, as fine as they can be."""

@@ -6,6 +6,7 @@ decisions are made early and not taken back. Long budgets are therefore several 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
@@ -39,6 +40,9 @@ SEARCHES, SEARCH_SECONDS, SEARCH_OPS, AGAIN = 3, 12.0, 300_000_000, 0.4
 """Most searches of a budget, what each should have at least (seconds, or simulated ops per walk: about as long), and the
 share of the budget for going on from the best of them."""
 
+OTHERS = 8
+"""Placements found of late that are kept for walks to take parts from; half of them may come from trials."""
+
 TELL_SECONDS = 0.2
 """How often progress is reported."""
 
@@ -52,6 +56,7 @@ class Team:
         self.space, self.budget, self.tell = space, budget, tell
         self.walks = [Walk(space, np.random.default_rng([seed, k])) for k in range(workers)]
         self.before = 0
+        self.others: deque[Candidate] = deque(maxlen=OTHERS)
         self.known: tuple[float, Candidate] | None = None
         self.orders = {False}
         self.small = space.graph.n <= RESTART_OPS
@@ -122,7 +127,9 @@ class Team:
             for walk, trial in zip(walks, batch, strict=True):
                 trials.note(trial, walk.here)
                 done.append((walk.here, walk.found))
-        return [candidate for _, candidate in sorted(done, key=lambda x: x[0])]
+        found = [candidate for _, candidate in sorted(done, key=lambda x: x[0])]
+        self.others += reversed(found[: OTHERS // 2])
+        return found
 
     def _affordable(self, share: float, price: float) -> int:
         """Rounds that fit into a `share` of the budget where a simulation takes `price` of it."""
@@ -154,6 +161,7 @@ class Team:
                 parts, usual = PARTS_SHARE, self.trials.late
             levels = [usual if plan is None else plan.levels for plan in plans]
             self._together(self.walks, left / (rounds - number), levels, parts)
+            self.others += [walk.found for walk in self.walks]
             leader = self.leader
             for k, (walk, plan) in enumerate(zip(self.walks, plans, strict=True)):
                 gained = before[k] - walk.here
@@ -196,10 +204,11 @@ class Team:
 
     def _together(self, walks: Sequence[Walk], share: float, levels: Sequence[Any], parts: float = 0.0) -> None:
         """Every walk does one cycle with its part of `share` of the whole budget."""
+        others = () if self.small else tuple(self.others)
         shares = [self.budget.part(share, len(walks)) for _ in walks]
         with ThreadPoolExecutor(len(walks)) as pool:
             running = {
-                pool.submit(walk.cycle, mine, level, parts)
+                pool.submit(walk.cycle, mine, level, parts, others)
                 for walk, mine, level in zip(walks, shares, levels, strict=True)
             }
             try:

@@ -87,9 +87,9 @@ def test_the_first_rounds_are_hot_and_the_later_ones_cold_with_parts(monkeypatch
     space, seen = Space(generators.layered_dag(60), Cluster.uniform(2)), []
     cycle = Walk.cycle
 
-    def watched(walk, share, levels, parts=0.0):
+    def watched(walk, share, levels, parts=0.0, others=()):
         seen.append((levels, parts))
-        cycle(walk, share, levels, parts)
+        cycle(walk, share, levels, parts, others)
 
     monkeypatch.setattr(Walk, "cycle", watched)
     starts = Starts(space, ("fifo", "planned"), 0).from_rules(lambda: False)
