@@ -13,7 +13,7 @@ best fast rules, each under first in first out and under priorities by upward ra
    and under priorities what of it runs one after the other is simulated as one (`search_runs`), with only the edges
    that matter (`search_edges`). Where a worker gains nothing any more early on, it begins a new trial. The later rounds
    are about twenty times colder, end with finer units, and re-optimise parts of the graph on their own (`search_regions`).
-   About half a minute and more are two or three such searches, and cold rounds from the best of them (`search_team`).
+   About half a minute and more are two to five such searches, and cold rounds from the best of them (`search_team`).
 4. Large graphs: most of the time goes to a contracted graph (`search_contract`), whose simulations are several times
    cheaper and nearly as right; what it finds is read for the ops and joins the starts.
 

@@ -36,7 +36,7 @@ LATE, PARTS_SHARE = 0.5, 0.15
 RESTARTS = 24
 """Rounds on graphs that small."""
 
-SEARCHES, SEARCH_SECONDS, SEARCH_OPS, AGAIN = 3, 12.0, 300_000_000, 0.4
+SEARCHES, SEARCH_SECONDS, SEARCH_OPS, AGAIN = 5, 12.0, 300_000_000, 0.4
 """Most searches of a budget, what each should have at least (seconds, or simulated ops per walk: about as long), and the
 share of the budget for going on from the best of them."""
 
