@@ -37,8 +37,8 @@ RESTARTS = 24
 """Rounds on graphs that small."""
 
 SEARCHES, SEARCH_SECONDS, SEARCH_OPS, AGAIN = 5, 12.0, 300_000_000, 0.4
-"""Most searches of a budget, what each should have at least (seconds, or simulated ops per walk: about as long), and the
-share of the budget for going on from the best of them."""
+"""Most searches of a budget, how much of it makes one (seconds, or simulated ops per walk: about as long), and the share of
+the whole that goes to going on from the best of them afterwards."""
 
 OTHERS = 8
 """Placements found of late that are kept for walks to take parts from; half of them may come from trials."""
