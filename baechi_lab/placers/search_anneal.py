@@ -174,7 +174,7 @@ def _neighbour(op: int, m: Any, rng: Any) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _reassign(u: int, d: int, count: int, units: Any, s: Any) -> int:
+def reassign(u: int, d: int, count: int, units: Any, s: Any) -> int:
     """Move unit `u` to `d`, remembering how to undo it; returns the number of ops moved so far."""
     for k in range(units.ptr[u], units.ptr[u + 1]):
         op = units.ops[k]
@@ -219,7 +219,7 @@ def _move(m: Any, w: Any, units: Any, s: Any, by_rank: bool, overfull: bool, rng
         length = int(2.0 ** (rng.random() * np.log2(max(count / 4.0, 2.0))))
     for v in range(u, min(u + length, count)):
         if units.allowed[v, d] and s.device[units.ops[units.ptr[v]]] == home:
-            changed = _reassign(v, d, changed, units, s)
+            changed = reassign(v, d, changed, units, s)
     return changed
 
 
@@ -266,7 +266,7 @@ def _shift(u: int, op: int, units: Any, s: Any, rng: Any) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _undo(s: Any, changed: int) -> None:
+def undo(s: Any, changed: int) -> None:
     """Take the last move back."""
     for k in range(abs(changed) - 1, -1, -1):
         if changed < 0:
@@ -315,5 +315,5 @@ def anneal(
             if final < s.cost[1]:
                 remember(s, final, time, over)
         else:
-            _undo(s, changed)
+            undo(s, changed)
     return done

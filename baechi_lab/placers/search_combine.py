@@ -20,7 +20,7 @@ from scipy.optimize import linear_sum_assignment
 
 from ..graph import OpGraph
 from ..graph.jit import njit
-from .search_anneal import Units, candidate_cost, remember
+from .search_anneal import Units, candidate_cost, reassign, remember, undo
 from .search_regions import around
 
 LINES = 4
@@ -98,8 +98,7 @@ def combine(
             if final < s.cost[1]:
                 remember(s, final, time, over)
             continue
-        for k in range(changed):
-            s.device[s.undo_op[k]] = s.undo_old[k]
+        undo(s, changed)
         if lined:
             _line_up(s, old)
     return done
@@ -111,17 +110,14 @@ def _adopt(units: Any, s: Any, stretch: Any, device: Any, inside: Any) -> int:
     changed = 0
     inside[:] = False
     for u in stretch:
-        first, last = units.ptr[u], units.ptr[u + 1]
-        d = device[units.ops[first]]
+        op = units.ops[units.ptr[u]]
+        d = device[op]
         if not units.allowed[u, d]:
             continue
-        for k in range(first, last):
-            op = units.ops[k]
-            inside[op] = True
-            if s.device[op] != d:
-                s.undo_op[changed], s.undo_old[changed] = op, s.device[op]
-                s.device[op] = d
-                changed += 1
+        if s.device[op] != d:
+            changed = reassign(u, d, changed, units, s)
+        for k in range(units.ptr[u], units.ptr[u + 1]):
+            inside[units.ops[k]] = True
     return changed
 
 

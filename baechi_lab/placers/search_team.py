@@ -88,16 +88,20 @@ class Team:
         self.orders = {c.rank is not None for c in candidates}
         starts, begun, searches = sorted(candidates, key=lambda c: c.key), self._spent(), self._searches()
         left = (1.0 - begun) * (1.0 if searches == 1 else 1.0 - AGAIN)
+        bests = []
         for k in range(searches):
             if k and self._spent() >= 1.0:
                 break
             until, spent, used = begun + left * (k + 1) / searches, self._spent(), self.used
+            self.others.clear()  # what an earlier search found would lead this one to the same
             self.trials = Trials(self.space, starts, self.small, len(self.walks))
             found = self._tried(until)
             price = (self._spent() - spent) / max(self.used - used, 1)
             self._rounds(found, until, price)
+            bests.append(self.leader.best)
             self.known = self.best
         if searches > 1:
+            self.others = deque(bests, OTHERS)
             self._rounds([self.best[1]], 1.0, price, late=True)
 
     def _searches(self) -> int:

@@ -52,12 +52,17 @@ def test_long_budgets_are_several_searches():
 def test_what_an_earlier_search_found_is_kept_and_gone_on_from(monkeypatch):
     monkeypatch.setattr(search_team, "SEARCH_OPS", 1000)
     graph, cluster = generators.layered_dag(200), Cluster.uniform(3, link=Link(20.0, 0.0))
-    bests, begun = [], []
+    bests, begun, others = [], [], []
     tried, rounds = Team._tried, Team._rounds
-    monkeypatch.setattr(Team, "_tried", lambda team, until: bests.append(team.best[0]) or tried(team, until))
+    monkeypatch.setattr(
+        Team,
+        "_tried",
+        lambda team, until: bests.append(team.best[0]) or others.append(list(team.others)) or tried(team, until),
+    )
 
     def watched(team, candidates, until, price, late=False):
         if late:
+            others.append([other.makespan_us for other in team.others])
             begun.append((team.best[0], candidates[0].makespan_us, len(candidates)))
         rounds(team, candidates, until, price, late)
 
@@ -65,6 +70,8 @@ def test_what_an_earlier_search_found_is_kept_and_gone_on_from(monkeypatch):
     placed = place(graph, cluster, "search", time_limit=None, evaluations=4000, seed=1)
     assert len(bests) == SEARCHES and bests == sorted(bests, reverse=True)
     assert [x[2] for x in begun] == [1] and begun[0][0] == pytest.approx(begun[0][1])
+    assert others[:-1] == [[]] * SEARCHES, "a search that heard of another one would end there"
+    assert len(others[-1]) == SEARCHES and min(others[-1]) == pytest.approx(begun[0][0])
     assert begun[0][0] <= bests[-1] and simulate(graph, cluster, placed).makespan_us <= begun[0][0] * (1 + 1e-12)
 
 
