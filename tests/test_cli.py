@@ -14,7 +14,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.cli import COMMANDS, main
 from baechi_lab.cli.options import parameters
-from baechi_lab.graph.files import load_placement, load_timeline
+from baechi_lab.graph.formats.files import load_placement, load_timeline
 
 CLUSTER = ["--devices", "2", "--memory", "1kB", "--link-latency", "2", "--link-us-per-byte", "0", "--comm", "parallel"]
 

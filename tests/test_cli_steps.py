@@ -104,7 +104,7 @@ def test_step_that_cannot_be_traced(call):
 
 def test_placement_for_more_devices_than_given(call):
     bl.save_graph(bl.OpGraph.from_edges([1.0]), "graph.json")
-    from baechi_lab.graph.files import save
+    from baechi_lab.graph.formats.files import save
 
     save(bl.Placement(device=[3]), "placement.json")
     code, _, err = call("run", "steps.py:small", "--placement", "placement.json", "--devices", "2")

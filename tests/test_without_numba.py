@@ -19,7 +19,7 @@ if {blocked}:
     sys.meta_path.insert(0, Blocker())
 import json
 import baechi_lab as bl
-from baechi_lab.graph.jit import HAS_NUMBA
+from baechi_lab.graph.kernels.jit import HAS_NUMBA
 graph = bl.generators.random_dag(40, colocation_groups=3, persistent_bytes=1 << 20, temp_bytes=1 << 10, seed=5)
 cluster = bl.Cluster.uniform(3, memory_bytes=1 << 30, link=bl.Link(20.0, 0.001), comm="sequential")
 result = {{"numba": HAS_NUMBA, "coarse": bl.optimize(graph).n}}

@@ -15,7 +15,7 @@ from . import options, output
 
 if TYPE_CHECKING:
     from ..executors.tensorflow.calibration import Calibration
-    from ..fidelity import Report
+    from ..experiments.fidelity import Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Study, measure, print."""
-    from ..fidelity.study import MODELS
+    from ..experiments.fidelity.study import MODELS
     from ..placers.registry import placer_class
 
     options.check_output(arguments.output, (".json",))
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _study(arguments: argparse.Namespace, models: dict[str, Any], settings: dict[str, Any]) -> Report:
-    from ..fidelity import provenance, store, study
+    from ..experiments.fidelity import provenance, store, study
 
     placements = options.names(arguments.placements, "--placements")
     about = provenance(models=models, **settings)
@@ -87,8 +87,8 @@ def _study(arguments: argparse.Namespace, models: dict[str, Any], settings: dict
 def _speed_up(arguments: argparse.Namespace, settings: dict[str, Any], costs: Calibration | None) -> list[Any]:
     from dataclasses import asdict
 
-    from ..fidelity import Case, provenance, speed_up, store
-    from ..fidelity.speedup import SPEED_UP
+    from ..experiments.fidelity import Case, provenance, speed_up, store
+    from ..experiments.fidelity.speedup import SPEED_UP
     from ..models import build
 
     name, size = SPEED_UP

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _copy(name: str, folder: Path) -> None:
-    from ..graph.files import write_atomically
+    from ..graph.formats.files import write_atomically
 
     package = Path(str(resources.files("baechi_lab")))
     # An installation has the files in the package; a checkout that is installed in place has them beside.

@@ -35,7 +35,7 @@ class _List(argparse.Action):
 
 def run(arguments: argparse.Namespace) -> int:
     """Place, simulate, print, write."""
-    from ..graph.files import save
+    from ..graph.formats.files import save
     from ..pipeline import Optimize, Pipeline, Place, Simulate
 
     options.check_output(arguments.output, (".json", ".json.gz"))

@@ -26,7 +26,7 @@ def add_placing(parser: argparse.ArgumentParser) -> None:
 
 def placed(arguments: argparse.Namespace) -> tuple[Step, Placement, Cluster, OpGraph | None]:
     """The step, its placement on a cluster, and the profiled graph where one was made."""
-    from ..graph.files import load_placement
+    from ..graph.formats.files import load_placement
     from ..pipeline import Optimize, Place, Profile
 
     options.one_of(arguments.mode, "--mode", ("measured", "estimated"))

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Trace, profile, print, write."""
     from ..graph import save_graph
-    from ..profilers.profiling import profile_with_report
+    from ..profilers.tensorflow.profiling import profile_with_report
 
     options.check_output(arguments.output, (".json", ".json.gz"))
     options.one_of(arguments.mode, "--mode", ("measured", "estimated"))

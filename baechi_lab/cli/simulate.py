@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Simulate, print, write."""
-    from ..graph.files import load_placement, save
+    from ..graph.formats.files import load_placement, save
     from ..simulator import bounds, simulate
 
     options.check_output(arguments.output, (".json", ".json.gz"))
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write_figure(timeline: object, path: str) -> None:
-    from ..graph.files import write_atomically
+    from ..graph.formats.files import write_atomically
     from ..viz import gantt
 
     page = gantt(timeline).to_html(include_plotlyjs=True, full_html=True)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from ..graph.step import Step
 def graph_of(step: Step) -> OpGraph:
     """The step's OpGraph without costs: same ops, tensors and `key` as `bl.profile(step)` gives it."""
     # The profilers own the reading of a GraphDef; asking them keeps one definition of what an op is.
-    from ..profilers.structure import read_structure
+    from ..profilers.tensorflow.structure import read_structure
 
     found = read_structure(step)
     return OpGraph(

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import Cluster, Link, OpGraph, generators, load_graph
-from ..graph.backward import with_backward
+from ..graph.generators.backward import with_backward
 from ..placers import place
 from ..simulator import bounds, simulate
 

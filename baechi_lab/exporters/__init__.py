@@ -50,7 +50,7 @@ def export(
     """
     from ..executors.structure import graph_of
     from .folder import write_folder
-    from .tensorflow import MARKER, folder_files
+    from .tensorflow.export import MARKER, folder_files
 
     if not isinstance(step, Step):
         raise InvalidInput(

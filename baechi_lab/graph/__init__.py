@@ -2,7 +2,7 @@
 
 from .cluster import COMMUNICATION_MODES, Cluster, Device, Link
 from .costs import allowed_devices, durations
-from .files import load_cluster, load_graph, save_cluster, save_graph
+from .formats.files import load_cluster, load_graph, save_cluster, save_graph
 from .opgraph import CONTROL_BYTES, OpGraph
 from .placement import Placement
 from .step import Run, Step, TensorSpec

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DuplicateNameError, InvalidInput, UnknownNameError
-from .csr import frozen
+from .kernels.csr import frozen
 from .units import format_bytes, parse_bytes
 
 COMMUNICATION_MODES = ("parallel", "sequential", "duplex")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import ColocationError, CostError, CycleError, DuplicateNameError, InvalidInput, UnknownOpError
-from .csr import distinct, frozen, offsets, topological_order, transpose
+from .kernels.csr import distinct, frozen, offsets, topological_order, transpose
 
 if TYPE_CHECKING:
     import networkx
@@ -271,15 +271,15 @@ class OpGraph:
         )
 
     def to_networkx(self) -> networkx.DiGraph:
-        """See `baechi_lab.graph.networkx_bridge`."""
-        from .networkx_bridge import to_networkx
+        """See `baechi_lab.graph.formats.networkx_bridge`."""
+        from .formats.networkx_bridge import to_networkx
 
         return to_networkx(self)
 
     @classmethod
     def from_networkx(cls, graph: networkx.DiGraph, name: str | None = None) -> OpGraph:
-        """See `baechi_lab.graph.networkx_bridge`."""
-        from .networkx_bridge import from_networkx
+        """See `baechi_lab.graph.formats.networkx_bridge`."""
+        from .formats.networkx_bridge import from_networkx
 
         return from_networkx(graph, name)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidInput
-from .csr import frozen
+from .kernels.csr import frozen
 from .opgraph import OpGraph
 
 

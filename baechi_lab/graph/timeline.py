@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .csr import frozen
+from .kernels.csr import frozen
 
 if TYPE_CHECKING:
     import os
@@ -173,8 +173,8 @@ class Timeline:
         return table.sort_values(["start_us", "end_us"], kind="stable", ignore_index=True)
 
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write a trace that Perfetto and chrome://tracing open; see `baechi_lab.graph.chrome_trace`."""
-        from .chrome_trace import write_chrome_trace
+        """Write a trace that Perfetto and chrome://tracing open; see `baechi_lab.graph.formats.chrome_trace`."""
+        from .formats.chrome_trace import write_chrome_trace
 
         write_chrome_trace(self, path)
 

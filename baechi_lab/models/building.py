@@ -23,7 +23,7 @@ def build(name: str, **params: Any) -> Step:
     ('mlp', (4, 32))
     """
     from ..profilers import trace
-    from ..profilers.loading import load_tensorflow
+    from ..profilers.tensorflow.loading import load_tensorflow
 
     model = make_model(name, **params)
     load_tensorflow()

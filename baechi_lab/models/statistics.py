@@ -49,8 +49,8 @@ def describe(name: str, **params: Any) -> dict[str, Any]:
     26
     """
     from ..profilers import profile, trace
-    from ..profilers.estimated import work
-    from ..profilers.structure import read_structure
+    from ..profilers.tensorflow.estimated import work
+    from ..profilers.tensorflow.structure import read_structure
 
     training = make_model(name, **params).training_step()
     step = trace(training.function, *training.inputs, name=name)
@@ -71,7 +71,7 @@ def activation_bytes(graph: OpGraph) -> int:
 
     Whatever depends on a backward op (sums of gradients have no telling name) is not forward.
     """
-    from ..profilers.pairing import is_backward
+    from ..profilers.tensorflow.pairing import is_backward
 
     backward = np.array([is_backward(name) for name in graph.names], dtype=np.bool_)
     later, (pointer, before) = backward.copy(), graph.predecessors

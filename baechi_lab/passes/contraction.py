@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from ..errors import ColocationError, InvalidInput
 from ..graph import OpGraph
-from ..graph.csr import distinct, offsets
+from ..graph.kernels.csr import distinct, offsets
 from ..graph.opgraph import default_tensor_names
 from .allowed import UNCLEAR, common_allowed
 from .components import components

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import OpGraph
-from ..graph.csr import distinct
+from ..graph.kernels.csr import distinct
 from .allowed import Meets
 from .base import Pass
 from .forward_only import backward_ops, helper_ops

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
-from ..graph.csr import distinct, offsets
+from ..graph.kernels.csr import distinct, offsets
 from .allowed import Meets
 from .base import Pass
 from .contraction import coarse_graph, group_edges, grouped_sum, member_peak, number_groups

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
-from ..graph.csr import distinct
+from ..graph.kernels.csr import distinct
 from .allowed import UNCLEAR, common_allowed, spread
 from .base import Pass
 from .components import components

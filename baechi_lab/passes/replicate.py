@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import OpGraph
-from ..graph.csr import offsets
+from ..graph.kernels.csr import offsets
 from .base import Pass
 
 TYPES = ("Const", "HostConst")

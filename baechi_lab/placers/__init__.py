@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..graph import Cluster, OpGraph, Placement
-from ..graph.compiling import working_seconds
+from ..graph.kernels.compiling import working_seconds
 from .base import Placer
 from .registry import list_placers, make_placer, placer_names
 

@@ -20,11 +20,11 @@ import numpy as np
 
 from ..errors import BaechiLabError, InvalidInput
 from ..graph import Cluster, OpGraph, Placement
-from ..graph.compiling import working_seconds
+from ..graph.kernels.compiling import working_seconds
 from ..simulator import simulate
 from ..simulator.schedulers import SCHEDULERS
 from .base import Placer
-from .packing import infeasible, refuse_the_impossible
+from .memory.packing import infeasible, refuse_the_impossible
 from .registry import make_placer, placer_class, placer_names
 
 LP_PLACERS = ("sct", "m-sct")
@@ -108,7 +108,7 @@ class Auto(Placer):
         return found
 
     def _mended(self, graph: OpGraph, cluster: Cluster, found: list[tuple[Attempt, Placement | None]]) -> Placement:
-        from .repair import repair
+        from .memory.repair import repair
 
         placed = [(a.peak_bytes, k) for k, (a, p) in enumerate(found) if p is not None]
         start = found[min(placed)[1]][1] if placed else None

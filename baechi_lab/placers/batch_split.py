@@ -17,9 +17,9 @@ import numpy as np
 
 from ..errors import UnknownNameError
 from ..graph import Cluster, OpGraph, Placement
-from ..graph.jit import njit
+from ..graph.kernels.jit import njit
 from .base import Placer
-from .feasible import within_memory
+from .memory.feasible import within_memory
 from .partition import by_rank, emptiest, feasible, make_units, put
 
 BATCHES = ("memory", "work")

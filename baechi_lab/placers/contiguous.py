@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
-from ..graph.jit import njit
+from ..graph.kernels.jit import njit
 from .base import Placer
-from .feasible import within_memory
-from .memory_order import depth_first_order
+from .evaluation.evaluate import make_model, make_work
+from .evaluation.orders import best_of, topological_position, usual_orders
+from .memory.feasible import within_memory
+from .memory.order import depth_first_order
 from .problem import groups_of, transfer_us
-from .search_evaluate import make_model, make_work
-from .search_orders import best_of, topological_position, usual_orders
 
 CAPS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0, 4.0)
 

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
-from ..graph.jit import njit
+from ..graph.kernels.jit import njit
 from ..simulator.paths import heads_and_tails
 from ..simulator.ranks import longest_path, rank_costs
 from .base import Placer
-from .feasible import within_memory
+from .memory.feasible import within_memory
 from .partition import Units, by_rank, emptiest, feasible, make_units, put
 
 TIE = 1e-12

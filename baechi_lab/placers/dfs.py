@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Placement
-from ..graph.jit import njit
+from ..graph.kernels.jit import njit
 from ..simulator.ranks import total_rank
 from .base import Placer
-from .feasible import within_memory
+from .memory.feasible import within_memory
 from .partition import emptiest, feasible, incoming, make_units, put, traffic
 
 

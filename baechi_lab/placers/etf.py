@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..graph import Cluster, OpGraph, Placement
 from .base import Placer
-from .list_scheduling import schedule
+from .list_scheduling.schedule import schedule
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput, UnknownNameError
 from ..graph import Cluster, OpGraph, Placement
-from ..graph.jit import njit
+from ..graph.kernels.jit import njit
 from .base import Placer
-from .feasible import within_memory
+from .memory.feasible import within_memory
 from .partition import feasible, make_units, put
 
 CAPACITIES = ("memory", "speed")

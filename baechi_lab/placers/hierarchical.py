@@ -228,7 +228,7 @@ class Hierarchical(Placer):
                 raise InvalidInput(f"{key} is {value!r}; it must be a whole number of at least 1, or None")
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        from .packing import packing_proof
+        from .memory.packing import packing_proof
         from .planner.embeddings import make_units
         from .planner.networks import tensorflow
         from .planner.reinforce import Trainer

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from ..graph import Cluster, OpGraph, Placement
 from .base import Placer
-from .feasible import within_memory
-from .list_scheduling import schedule
+from .list_scheduling.schedule import schedule
+from .memory.feasible import within_memory
 
 
 @dataclass(frozen=True)

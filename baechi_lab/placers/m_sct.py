@@ -4,7 +4,7 @@ Scheduling as in `sct.py`; devices without room are left out as in `m_etf.py`. W
 within `1 + (1 - 1/n) beta + (1 - beta/n) / (K - 1)` of the optimum, `beta = (2 + 2 rho) / (2 + rho)`.
 
 Deviations: the rounding threshold is 0.1 as in paper B section 4.3, but one favourite per op is enforced, not hoped
-for; the LP's optimum is made canonical (`sct_solver.py`); memory and repair as in m-ETF.
+for; the LP's optimum is made canonical (`sct_program/solver.py`); memory and repair as in m-ETF.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 
 from ..graph import Cluster, OpGraph, Placement
 from .base import Placer
-from .favourites import Favourites, check_threshold, favourites
-from .feasible import within_memory
-from .list_scheduling import schedule
+from .list_scheduling.schedule import schedule
+from .memory.feasible import within_memory
+from .sct_program.favourites import Favourites, check_threshold, favourites
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from ..graph import Cluster, OpGraph, Placement, allowed_devices
 from ..graph.units import format_bytes
 from .base import Placer
-from .earliest_start_reference import Candidate, Decision
-from .feasible import within_memory
+from .list_scheduling.earliest_start_reference import Candidate, Decision
+from .memory.feasible import within_memory
 from .problem import groups_of, output_bytes
 
 

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput, MissingPackage
 from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
-from ..graph.csr import offsets
+from ..graph.kernels.csr import offsets
 from .base import Placer
-from .feasible import within_memory
+from .evaluation.evaluate import make_model, make_work
+from .evaluation.orders import best_of, usual_orders
+from .memory.feasible import within_memory
 from .problem import groups_of, transfer_us
-from .search_evaluate import make_model, make_work
-from .search_orders import best_of, usual_orders
 
 IMBALANCE = (0.03, 0.1, 0.3)
 _TOP = 1 << 20

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from ..graph import Cluster, OpGraph, Placement
-from ..graph.jit import njit
+from ..graph.kernels.jit import njit
 from .base import Placer
-from .feasible import within_memory
+from .memory.feasible import within_memory
 from .partition import by_rank, emptiest, feasible, incoming, make_units, put, traffic
 
 

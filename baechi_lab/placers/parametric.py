@@ -24,8 +24,7 @@ from ..errors import InvalidInput, UnknownNameError
 from ..graph import Cluster, OpGraph, Placement
 from ..simulator.ranks import downward_rank, total_rank, upward_rank
 from .base import Placer
-from .feasible import within_memory
-from .insertion import (
+from .list_scheduling.insertion import (
     EARLIEST,
     EARLIEST_FINISH,
     EARLIEST_START,
@@ -37,6 +36,7 @@ from .insertion import (
     insertion_schedule,
     start_order,
 )
+from .memory.feasible import within_memory
 from .problem import make_problem, output_bytes
 
 PRIORITIES = {

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, allowed_devices, durations
-from ..graph.jit import njit
+from ..graph.kernels.jit import njit
 from ..simulator.ranks import total_rank
 from .problem import groups_of, output_bytes
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..errors import UnknownNameError
 from ..graph import Cluster, OpGraph, Placement, allowed_devices
 from .base import Placer
-from .feasible import within_memory
+from .memory.feasible import within_memory
 from .problem import groups_of, output_bytes
 from .registry import make_placer
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..graph import Cluster, OpGraph, allowed_devices, durations
 from ..graph.cluster import COMMUNICATION_MODES
-from ..graph.csr import offsets
+from ..graph.kernels.csr import offsets
 
 
 class Problem(NamedTuple):

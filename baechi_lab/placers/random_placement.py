@@ -16,7 +16,7 @@ from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, allowed_devices
 from ..simulator import makespan_and_peak
 from .base import Placer
-from .feasible import within_memory
+from .memory.feasible import within_memory
 from .problem import groups_of
 
 

@@ -34,9 +34,9 @@ BUILT_IN = {
     "hierarchical": "hierarchical:Hierarchical",
     "simple-planner": "simple_planner:SimplePlanner",
     "coloc-rl": "coloc_rl:ColocRL",
-    "search": "search:Search",
+    "search": "search.rule:Search",
     "auto": "auto:Auto",
-    "exact": "exact:Exact",
+    "exact": "exact.rule:Exact",
 }
 """Name -> module:class below `baechi_lab.placers`; imported on first use, so that listing a name costs nothing."""
 

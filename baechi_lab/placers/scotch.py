@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from ..errors import ExecutionError, InvalidInput
 from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
-from ..graph.csr import offsets
+from ..graph.kernels.csr import offsets
 from .base import Placer
-from .feasible import within_memory
+from .memory.feasible import within_memory
 from .metis import metis_partitions
 from .problem import groups_of
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from ..graph import Cluster, OpGraph, Placement
 from .base import Placer
-from .favourites import check_threshold
-from .list_scheduling import schedule
+from .list_scheduling.schedule import schedule
 from .m_sct import favourites_and_report
+from .sct_program.favourites import check_threshold
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ import importlib
 from typing import Any
 
 _HOME = {
-    "trace": "tracing",
-    "profile": "profiling",
-    "profile_with_report": "profiling",
-    "Report": "profiling",
+    "trace": "tensorflow.tracing",
+    "profile": "tensorflow.profiling",
+    "profile_with_report": "tensorflow.profiling",
+    "Report": "tensorflow.profiling",
     "LinkFit": "links",
     "Hardware": "hardware",
-    "paired_share": "pairing",
+    "paired_share": "tensorflow.pairing",
 }
 
 __all__ = sorted(_HOME)

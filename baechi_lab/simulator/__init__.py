@@ -1,6 +1,6 @@
 """Stage 4: a placement becomes a timeline. One event-driven simulator defines cost for every placer and picture."""
 
-from .bounds import Bounds, bounds
+from .bounds.bounds import Bounds, bounds
 from .ranks import critical_path, downward_rank, total_rank, upward_rank
 from .ratios import Ratios, ratios
 from .robustness import Robustness, robustness

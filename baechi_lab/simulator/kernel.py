@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.cluster import COMMUNICATION_MODES
 from ..graph.costs import placed_durations
-from ..graph.heaps import pop, push
-from ..graph.jit import njit, records
+from ..graph.kernels.heaps import pop, push
+from ..graph.kernels.jit import njit, records
 
 PARALLEL, SEQUENTIAL, DUPLEX = (COMMUNICATION_MODES.index(m) for m in ("parallel", "sequential", "duplex"))
 BY_READY_TIME, BY_RANK, BY_IDLENESS = 0, 1, 2

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
-from ..graph.jit import njit
+from ..graph.kernels.jit import njit
 
 
 @njit(cache=True)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, allowed_devices, durations
-from ..graph.jit import njit
+from ..graph.kernels.jit import njit
 from .paths import heads_and_tails
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
-from .bounds import bounds
+from .bounds.bounds import bounds
 from .simulation import simulate
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..comparison import ROW_ERRORS, summary
 from ..errors import BaechiLabError, InvalidInput
 from ..graph import Cluster, OpGraph, Step
-from ..graph.json_format import from_document, to_document
+from ..graph.formats.json_format import from_document, to_document
 from .grid import Placing, Profiling
 
 

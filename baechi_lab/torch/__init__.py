@@ -18,13 +18,13 @@ _HOME = {
     "distribute": "baechi_lab.torch.distribute_model",
     "gather": "baechi_lab.torch.assigner",
     "distribution": "baechi_lab.torch.assigner",
-    "profile": "baechi_lab.profilers.torch_profile",
-    "profile_layers": "baechi_lab.profilers.torch_profile",
-    "autograd_edges": "baechi_lab.profilers.torch_autograd",
+    "profile": "baechi_lab.profilers.torch.profile",
+    "profile_layers": "baechi_lab.profilers.torch.profile",
+    "autograd_edges": "baechi_lab.profilers.torch.autograd",
     "trace": "baechi_lab.torch.tracing",
     "TorchStep": "baechi_lab.torch.step",
     "execute": "baechi_lab.executors.torch",
-    "export": "baechi_lab.exporters.torch_export",
+    "export": "baechi_lab.exporters.torch.export",
 }
 _MODULES = ("models", "references")
 

@@ -50,7 +50,7 @@ def distribute(
     >>> tuple(model(torch.ones(2, 4)).shape)
     (2, 4)
     """
-    from ..profilers.torch_profile import in_mode, mode_of, profile_layers
+    from ..profilers.torch.profile import in_mode, mode_of, profile_layers
 
     training = mode_of(model, mode)
     with in_mode(model, training):

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ..graph import OpGraph, Placement
 from ..graph.units import format_us
+from ..placers.list_scheduling.replay import Replay
 from ..placers.registry import placer_class
-from ..placers.replay import Replay
 from ..simulator import simulate
 from ..stages import Place
 from .compute import Outcome

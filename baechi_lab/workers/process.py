@@ -28,7 +28,7 @@ HANDLERS = {
     "devices": "executors.tensorflow.devices",
     "execute": "executors.tensorflow.running",
     "links": "executors.tensorflow.linking",
-    "profile": "profilers.isolated",
+    "profile": "profilers.tensorflow.isolated",
 }
 """Request -> the module whose `serve` answers it; named, not imported, as an entry point is."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.placers import sct_solver
+from baechi_lab.placers.sct_program import solver as sct_solver
 
 ROOT = Path(__file__).parents[2]
 GNMT_OPS, NMT_OPS, MANY_OPS = 22_800, 83_000, 1_000_000

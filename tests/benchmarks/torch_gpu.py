@@ -19,7 +19,7 @@ import torch
 from baechi_lab.errors import BaechiLabError
 from baechi_lab.executors.torch import execute
 from baechi_lab.graph import Cluster, Link, OpGraph, Placement
-from baechi_lab.profilers.torch_profile import profile
+from baechi_lab.profilers.torch.profile import profile
 from baechi_lab.torch.models import build, expert
 from baechi_lab.torch.references import Accelerate, Naive, Pipelining
 from baechi_lab.torch.runtime.transport import HostTransport

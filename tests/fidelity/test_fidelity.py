@@ -11,8 +11,8 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.executors.tensorflow import calibration
 from baechi_lab.executors.tensorflow.calibration import Calibration, calibrate, chain_step, hop_step, message_step
-from baechi_lab.fidelity import Case, charged_graph, predicted_us, study, summarize_rows
-from baechi_lab.fidelity.report import Report, Row
+from baechi_lab.experiments.fidelity import Case, charged_graph, predicted_us, study, summarize_rows
+from baechi_lab.experiments.fidelity.report import Report, Row
 
 COSTS = Calibration(1.0, 100.0, bl.Link(5.0, 0.5), bl.Link(2.0, 0.25), bl.Link(10.0, 1.0), 1.0)
 """1 us per op, 100 per step; a message of 8 bytes costs 9 to send, 4 to receive, 18 on the wire."""

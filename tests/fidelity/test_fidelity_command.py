@@ -8,8 +8,8 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.cli import main
 from baechi_lab.executors.tensorflow.calibration import Calibration
-from baechi_lab.fidelity import load, load_report, provenance, speed_up_table, store
-from baechi_lab.fidelity.study import BUILT_AS, MODELS
+from baechi_lab.experiments.fidelity import load, load_report, provenance, speed_up_table, store
+from baechi_lab.experiments.fidelity.study import BUILT_AS, MODELS
 
 COSTS = Calibration(1.0, 100.0, bl.Link(5.0, 0.5), bl.Link(2.0, 0.25), bl.Link(10.0, 1.0), 1.0)
 
@@ -17,7 +17,9 @@ COSTS = Calibration(1.0, 100.0, bl.Link(5.0, 0.5), bl.Link(2.0, 0.25), bl.Link(1
 @pytest.fixture
 def small(monkeypatch):
     """One small model in both parts; the calibration, which has tests of its own, takes no time."""
-    study, speedup = (importlib.import_module(f"baechi_lab.fidelity.{name}") for name in ("study", "speedup"))
+    study, speedup = (
+        importlib.import_module(f"baechi_lab.experiments.fidelity.{name}") for name in ("study", "speedup")
+    )
     monkeypatch.setattr(study, "MODELS", {"mlp": {"batch_size": 4}})
     monkeypatch.setattr(speedup, "SPEED_UP", ("mlp", {"batch_size": 4}))
     for module in (study, speedup):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from baechi_lab.graph import compiling
-from baechi_lab.graph.jit import HAS_NUMBA, njit
-from baechi_lab.placers.search_engine import Budget
+from baechi_lab.graph.kernels import compiling
+from baechi_lab.graph.kernels.jit import HAS_NUMBA, njit
+from baechi_lab.placers.search.engine import Budget
 
 
 @pytest.fixture

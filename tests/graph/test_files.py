@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import baechi_lab as bl
 from baechi_lab.graph import generators
-from baechi_lab.graph.files import load_cluster, load_placement, load_timeline, save, write_atomically
-from baechi_lab.graph.json_format import from_document, schema, to_document
+from baechi_lab.graph.formats.files import load_cluster, load_placement, load_timeline, save, write_atomically
+from baechi_lab.graph.formats.json_format import from_document, schema, to_document
 
 
 @pytest.mark.parametrize("name", ["g.json", "g.json.gz"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.graph.recurrent import _Net
+from baechi_lab.graph.generators.recurrent import _Net
 
 G = bl.generators
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.models import store_profiles
-from baechi_lab.models.store_profiles import PROFILES, Stored
+from baechi_lab.experiments import store_profiles
+from baechi_lab.experiments.store_profiles import PROFILES, Stored
 
 DATA = Path(__file__).parents[2] / "data"
 

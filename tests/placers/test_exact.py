@@ -13,9 +13,9 @@ if importlib.util.find_spec("ortools") is None:
 from baechi_lab import Cluster, Device, Link, OpGraph, Placement, bounds, check, place, simulate
 from baechi_lab.errors import ExecutionError, InfeasiblePlacement, InvalidInput, MissingPackage
 from baechi_lab.graph import generators
-from baechi_lab.placers.exact import model_size
-from baechi_lab.placers.exact_process import SolverProcess
-from baechi_lab.placers.exact_times import scaled_times
+from baechi_lab.placers.exact.process import SolverProcess
+from baechi_lab.placers.exact.rule import model_size
+from baechi_lab.placers.exact.times import scaled_times
 
 COMMS = ("parallel", "sequential", "duplex")
 

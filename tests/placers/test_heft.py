@@ -9,7 +9,7 @@ from random_cases import random_graph
 from ten_tasks import CLUSTER, TEN_TASKS
 
 import baechi_lab as bl
-from baechi_lab.placers.insertion_reference import insertion_reference
+from baechi_lab.placers.list_scheduling.insertion_reference import insertion_reference
 from baechi_lab.placers.parametric import CHOICES, POINTS, PRIORITIES
 from baechi_lab.placers.problem import make_problem, output_bytes
 

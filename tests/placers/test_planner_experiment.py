@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from baechi_lab import Cluster, OpGraph, save_graph
-from baechi_lab.placers.planner import experiment, tables
+from baechi_lab.experiments.planner import experiment, tables
 
 
 def test_rows_and_command(tmp_path):

@@ -7,9 +7,9 @@ import pytest
 
 from baechi_lab import Cluster, Link, OpGraph, place
 from baechi_lab.errors import InvalidInput
+from baechi_lab.experiments.planner.comparison import best_within, compare_groupings
 from baechi_lab.graph import generators
 from baechi_lab.placers.hierarchical import SIMULATED, Hierarchical
-from baechi_lab.placers.planner.comparison import best_within, compare_groupings
 from baechi_lab.placers.planner.credit import moving_average, others, standardised
 from baechi_lab.placers.planner.embeddings import make_units
 from baechi_lab.placers.planner.groupings import metis_grouping

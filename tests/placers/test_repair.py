@@ -9,9 +9,9 @@ import pytest
 from baechi_lab import Cluster, Link, OpGraph, Placement, check, load_graph, simulate
 from baechi_lab.errors import InfeasiblePlacement
 from baechi_lab.graph import generators
-from baechi_lab.placers.memory_order import depth_first_order
-from baechi_lab.placers.packing import best_fit
-from baechi_lab.placers.repair import packing_proof, repair
+from baechi_lab.placers.memory.order import depth_first_order
+from baechi_lab.placers.memory.packing import best_fit
+from baechi_lab.placers.memory.repair import packing_proof, repair
 
 LINK = Link(2.0, 0.01)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from baechi_lab import Cluster, Link, OpGraph, Placement, generators, place
-from baechi_lab.placers.replay import Replay
+from baechi_lab.placers.list_scheduling.replay import Replay
 
 COMMS = ("parallel", "sequential", "duplex")
 

@@ -7,11 +7,11 @@ import pytest
 from random_cases import random_graph
 
 import baechi_lab as bl
-from baechi_lab.graph.csr import topological_order
-from baechi_lab.placers.favourites import favourites
-from baechi_lab.placers.sct_lp import sct_problem, sct_program
-from baechi_lab.placers.sct_reductions import _starts, earliest_joint_start, reduce_problem
-from baechi_lab.placers.sct_solver import solve_sct
+from baechi_lab.graph.kernels.csr import topological_order
+from baechi_lab.placers.sct_program.favourites import favourites
+from baechi_lab.placers.sct_program.lp import sct_problem, sct_program
+from baechi_lab.placers.sct_program.reductions import _starts, earliest_joint_start, reduce_problem
+from baechi_lab.placers.sct_program.solver import solve_sct
 
 
 def cluster(devices=2, latency=0.0):

@@ -6,11 +6,11 @@ import pytest
 from baechi_lab import Cluster, Link, OpGraph, Placement, bounds, check, place, simulate
 from baechi_lab.errors import InfeasiblePlacement, InvalidInput, UnknownNameError
 from baechi_lab.graph import generators
-from baechi_lab.placers.search_coarsen import coarsen
-from baechi_lab.placers.search_evaluate import evaluate, evaluate_after, make_model, make_work, overflow, positions
-from baechi_lab.placers.search_marks import accept_marks, last_mark_before
-from baechi_lab.placers.search_orders import Candidate
-from baechi_lab.placers.search_starts import choose, coarse_form
+from baechi_lab.placers.evaluation.evaluate import evaluate, evaluate_after, make_model, make_work, overflow, positions
+from baechi_lab.placers.evaluation.marks import accept_marks, last_mark_before
+from baechi_lab.placers.evaluation.orders import Candidate
+from baechi_lab.placers.search.coarsen import coarsen
+from baechi_lab.placers.search.starts import choose, coarse_form
 from baechi_lab.simulator import makespan_and_peak
 
 COMMS = ("parallel", "sequential", "duplex")
@@ -184,7 +184,7 @@ def test_p90_takes_the_placement_that_errors_hurt_less():
     options = {"time_limit": None, "evaluations": 1500, "objective": "p90", "error": 0.5}
     found, again = (place(graph, cluster, "search", **options) for _ in range(2))
     assert found == again
-    from baechi_lab.placers.search import SAMPLES, error_samples
+    from baechi_lab.placers.search.rule import SAMPLES, error_samples
 
     samples = error_samples(graph, cluster, 0.5, SAMPLES, 0)
     model = make_model(graph, cluster)

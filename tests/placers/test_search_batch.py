@@ -5,10 +5,10 @@ import pytest
 from random_cases import random_cluster, random_graph
 
 from baechi_lab import Cluster, Device, Link, OpGraph, Placement
-from baechi_lab.placers import search_batch
+from baechi_lab.placers.evaluation import batch as search_batch
+from baechi_lab.placers.evaluation.batch import Batch
+from baechi_lab.placers.evaluation.waits import make_waits
 from baechi_lab.placers.problem import groups_of
-from baechi_lab.placers.search_batch import Batch
-from baechi_lab.placers.search_waits import make_waits
 from baechi_lab.simulator import makespan_and_peak
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from baechi_lab import Cluster, Link, OpGraph
 from baechi_lab.graph import generators
-from baechi_lab.placers.search_combine import LINES, combine, line_of, renumbered
-from baechi_lab.placers.search_engine import Budget, Space, Walk
-from baechi_lab.placers.search_orders import measure
-from baechi_lab.placers.search_team import Team
+from baechi_lab.placers.evaluation.orders import measure
+from baechi_lab.placers.search.combine import LINES, combine, line_of, renumbered
+from baechi_lab.placers.search.engine import Budget, Space, Walk
+from baechi_lab.placers.search.team import Team
 
 COMMS = ("parallel", "sequential", "duplex")
 

@@ -6,13 +6,14 @@ import pytest
 from baechi_lab import Cluster, Link
 from baechi_lab.graph.generators import gnmt, random_dag
 from baechi_lab.passes import contraction
-from baechi_lab.placers import search_form, search_runs
-from baechi_lab.placers.search_anneal import make_state, make_units, settle
-from baechi_lab.placers.search_edges import MOST, needed
-from baechi_lab.placers.search_engine import Space
-from baechi_lab.placers.search_evaluate import evaluate, make_model, make_work
-from baechi_lab.placers.search_form import Form, homes, lean, merged
-from baechi_lab.placers.search_runs import shorter
+from baechi_lab.placers.evaluation.evaluate import evaluate, make_model, make_work
+from baechi_lab.placers.search import form as search_form
+from baechi_lab.placers.search import runs as search_runs
+from baechi_lab.placers.search.anneal import make_state, make_units, settle
+from baechi_lab.placers.search.edges import MOST, needed
+from baechi_lab.placers.search.engine import Space
+from baechi_lab.placers.search.form import Form, homes, lean, merged
+from baechi_lab.placers.search.runs import shorter
 
 
 def _edges(graph):

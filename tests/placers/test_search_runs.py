@@ -6,12 +6,12 @@ import pytest
 import baechi_lab as bl
 from baechi_lab import Cluster, Link
 from baechi_lab.graph.generators import gnmt, random_dag
-from baechi_lab.placers import search_runs
-from baechi_lab.placers.search_anneal import make_state, settle
-from baechi_lab.placers.search_engine import Space, Walk
-from baechi_lab.placers.search_evaluate import make_work
-from baechi_lab.placers.search_orders import measure
-from baechi_lab.placers.search_runs import JOINED, SMALL, Form, read, shorter
+from baechi_lab.placers.evaluation.evaluate import make_work
+from baechi_lab.placers.evaluation.orders import measure
+from baechi_lab.placers.search import runs as search_runs
+from baechi_lab.placers.search.anneal import make_state, settle
+from baechi_lab.placers.search.engine import Space, Walk
+from baechi_lab.placers.search.runs import JOINED, SMALL, Form, read, shorter
 
 
 def _settled(space, device, rank, wanted, rng):

@@ -6,10 +6,10 @@ import pytest
 from baechi_lab import Cluster, Link, OpGraph, Placement, check, simulate
 from baechi_lab.graph import generators
 from baechi_lab.placers.problem import groups_of
-from baechi_lab.placers.search_anneal import make_units
-from baechi_lab.placers.search_contract import contracted, short_us
-from baechi_lab.placers.search_regions import around, in_time, part
-from baechi_lab.placers.search_structure import scopes, structures, weights
+from baechi_lab.placers.search.anneal import make_units
+from baechi_lab.placers.search.contract import contracted, short_us
+from baechi_lab.placers.search.regions import around, in_time, part
+from baechi_lab.placers.search.structure import scopes, structures, weights
 
 COMMS = ("parallel", "sequential", "duplex")
 

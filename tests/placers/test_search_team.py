@@ -5,10 +5,10 @@ import pytest
 
 from baechi_lab import Cluster, Link, place, simulate
 from baechi_lab.graph import generators
-from baechi_lab.placers import search_team
-from baechi_lab.placers.search_engine import LATE_LEVELS, LEVELS, Budget, Space, Walk
-from baechi_lab.placers.search_starts import Starts
-from baechi_lab.placers.search_team import (
+from baechi_lab.placers.search import team as search_team
+from baechi_lab.placers.search.engine import LATE_LEVELS, LEVELS, Budget, Space, Walk
+from baechi_lab.placers.search.starts import Starts
+from baechi_lab.placers.search.team import (
     CYCLE,
     LATE,
     MOST_ROUNDS,

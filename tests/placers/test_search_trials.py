@@ -6,9 +6,9 @@ import pytest
 import baechi_lab as bl
 from baechi_lab import Cluster, Link
 from baechi_lab.graph.generators import gnmt, random_dag
-from baechi_lab.placers.search_engine import COARSE, LEVELS, SMALL_LEVELS, Space
-from baechi_lab.placers.search_orders import Candidate
-from baechi_lab.placers.search_trials import LAYERS, NEAR, STARTS, TURNS, Trials
+from baechi_lab.placers.evaluation.orders import Candidate
+from baechi_lab.placers.search.engine import COARSE, LEVELS, SMALL_LEVELS, Space
+from baechi_lab.placers.search.trials import LAYERS, NEAR, STARTS, TURNS, Trials
 
 CLUSTER = Cluster.uniform(3, memory_bytes=1 << 50, link=Link(134.0, 1.754e-4))
 

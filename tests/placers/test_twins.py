@@ -5,8 +5,8 @@ import pytest
 from random_cases import random_cluster, random_graph
 
 import baechi_lab as bl
-from baechi_lab.placers.earliest_start import earliest_start
-from baechi_lab.placers.earliest_start_reference import earliest_start_reference
+from baechi_lab.placers.list_scheduling.earliest_start import earliest_start
+from baechi_lab.placers.list_scheduling.earliest_start_reference import earliest_start_reference
 from baechi_lab.placers.problem import make_problem
 
 NONE = np.zeros(0, np.int32)

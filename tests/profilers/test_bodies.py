@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.profilers.bodies import Library
 from baechi_lab.profilers.hardware import Hardware
-from baechi_lab.profilers.structure import read_structure
+from baechi_lab.profilers.tensorflow.bodies import Library
+from baechi_lab.profilers.tensorflow.structure import read_structure
 
 tf = pytest.importorskip("tensorflow")
 

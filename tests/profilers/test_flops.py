@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baechi_lab.profilers.flops import flops, is_matrix_product
+from baechi_lab.profilers.tensorflow.flops import flops, is_matrix_product
 
 tf = pytest.importorskip("tensorflow")
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.profilers import isolated
-from baechi_lab.profilers.measured import collect, read_traces, step_session
-from baechi_lab.profilers.structure import read_structure
+from baechi_lab.profilers.tensorflow import isolated
+from baechi_lab.profilers.tensorflow.measured import collect, read_traces, step_session
+from baechi_lab.profilers.tensorflow.structure import read_structure
 from baechi_lab.workers.client import Worker
 
 psutil = pytest.importorskip("psutil")

@@ -7,10 +7,10 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.profilers.hardware import GPU_LAUNCH_US, HARDWARE, HOST_OP_US, Hardware
-from baechi_lab.profilers.measured import read_traces
-from baechi_lab.profilers.pairing import is_backward, paired_share
-from baechi_lab.profilers.profiling import profile_with_report
-from baechi_lab.profilers.structure import read_structure
+from baechi_lab.profilers.tensorflow.measured import read_traces
+from baechi_lab.profilers.tensorflow.pairing import is_backward, paired_share
+from baechi_lab.profilers.tensorflow.profiling import profile_with_report
+from baechi_lab.profilers.tensorflow.structure import read_structure
 
 tf = pytest.importorskip("tensorflow")
 

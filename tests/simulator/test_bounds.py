@@ -8,10 +8,10 @@ import pytest
 from baechi_lab import Cluster, Device, Link, OpGraph, Placement, bounds, simulate
 from baechi_lab.errors import InvalidInput
 from baechi_lab.graph import generators
-from baechi_lab.simulator.bounds_merge import forced_merges
-from baechi_lab.simulator.bounds_paid import paid_bounds
-from baechi_lab.simulator.bounds_problem import merge_problem
-from baechi_lab.simulator.bounds_propagate import blank, propagate
+from baechi_lab.simulator.bounds.merge import forced_merges
+from baechi_lab.simulator.bounds.paid import paid_bounds
+from baechi_lab.simulator.bounds.problem import merge_problem
+from baechi_lab.simulator.bounds.propagate import blank, propagate
 
 COMMS = ("parallel", "sequential", "duplex")
 

@@ -5,7 +5,7 @@ import pytest
 
 from baechi_lab import Cluster, Device, Link, OpGraph, bounds
 from baechi_lab.graph import allowed_devices, durations
-from baechi_lab.simulator.bounds_assignment import assignment
+from baechi_lab.simulator.bounds.assignment import assignment
 from baechi_lab.simulator.paths import heads_and_tails
 
 
@@ -53,7 +53,7 @@ def test_transfers_to_one_device_queue():
 
 
 def test_relaxed_ops_still_take_time(monkeypatch):
-    monkeypatch.setattr("baechi_lab.simulator.bounds_assignment.KEPT", 1)
+    monkeypatch.setattr("baechi_lab.simulator.bounds.assignment.KEPT", 1)
     graph = OpGraph.from_edges([6.0, 6.0, 6.0, 5.0, 5.0], [])
     assert bound(graph, Cluster.uniform(2)) == pytest.approx(14.0, rel=1e-3)
 

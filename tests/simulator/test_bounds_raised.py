@@ -5,13 +5,14 @@ import pytest
 
 from baechi_lab import Cluster, Link, OpGraph, bounds
 from baechi_lab.graph import generators
-from baechi_lab.simulator import bounds_energy, bounds_probe
-from baechi_lab.simulator.bounds_energy import energy_heads, window
-from baechi_lab.simulator.bounds_paid import paid_bounds
-from baechi_lab.simulator.bounds_probe import probe_heads
-from baechi_lab.simulator.bounds_problem import merge_problem
-from baechi_lab.simulator.bounds_raised import raised
-from baechi_lab.simulator.bounds_sweep import paid_heads
+from baechi_lab.simulator.bounds import energy as bounds_energy
+from baechi_lab.simulator.bounds import probe as bounds_probe
+from baechi_lab.simulator.bounds.energy import energy_heads, window
+from baechi_lab.simulator.bounds.paid import paid_bounds
+from baechi_lab.simulator.bounds.probe import probe_heads
+from baechi_lab.simulator.bounds.problem import merge_problem
+from baechi_lab.simulator.bounds.raised import raised
+from baechi_lab.simulator.bounds.sweep import paid_heads
 
 COMMS = ("parallel", "sequential", "duplex")
 FORK_JOIN = [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)]

@@ -9,12 +9,12 @@ import pytest
 
 from baechi_lab import Cluster, Device, Link, OpGraph, bounds
 from baechi_lab.graph import allowed_devices, durations, generators
-from baechi_lab.graph.jit import HAS_NUMBA, njit
-from baechi_lab.simulator import bounds_assignment
-from baechi_lab.simulator.bounds_assignment import assignment
-from baechi_lab.simulator.bounds_merge import forced_merges
-from baechi_lab.simulator.bounds_problem import merge_problem
-from baechi_lab.simulator.bounds_raised import raised
+from baechi_lab.graph.kernels.jit import HAS_NUMBA, njit
+from baechi_lab.simulator.bounds import assignment as bounds_assignment
+from baechi_lab.simulator.bounds.assignment import assignment
+from baechi_lab.simulator.bounds.merge import forced_merges
+from baechi_lab.simulator.bounds.problem import merge_problem
+from baechi_lab.simulator.bounds.raised import raised
 from baechi_lab.simulator.paths import heads_and_tails
 
 COMMS = ("parallel", "sequential", "duplex")

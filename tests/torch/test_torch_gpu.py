@@ -164,7 +164,7 @@ def test_the_race_is_there_without_record_stream():
 def test_measured_timeline_and_peak():
     """CUDA events: rows follow the dependencies that streams impose; the allocator tells the peak."""
     from baechi_lab.executors.torch import execute
-    from baechi_lab.profilers.torch_profile import profile
+    from baechi_lab.profilers.torch.profile import profile
 
     step = build("transformer", **{**SMALL["transformer"], "batch_size": 8, "width": 64, "inner": 128, "length": 32})
     graph = profile(step, device="cuda:0")

@@ -13,9 +13,9 @@ from torch.nn import functional as F  # noqa: E402
 from torch_cases import ODD, SMALL, same  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
-from baechi_lab.profilers.profiling import profile_with_report  # noqa: E402
-from baechi_lab.profilers.torch_memory import temporary_peak  # noqa: E402
-from baechi_lab.profilers.torch_profile import profile, profile_layers  # noqa: E402
+from baechi_lab.profilers.tensorflow.profiling import profile_with_report  # noqa: E402
+from baechi_lab.profilers.torch.memory import temporary_peak  # noqa: E402
+from baechi_lab.profilers.torch.profile import profile, profile_layers  # noqa: E402
 from baechi_lab.torch.tracing import merge, trace  # noqa: E402
 
 

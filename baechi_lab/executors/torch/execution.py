@@ -146,8 +146,8 @@ def _known(
     step: TorchStep, model: nn.Module, found: Trace, placement: Placement, graph: OpGraph | None
 ) -> tuple[OpGraph, Placement]:
     """The graph to report in, and the placement read for it; one of the calls alone covers their backward ops."""
-    from ...profilers.torch_graph import backward_ops
-    from ...profilers.torch_profile import profile_layers
+    from ...profilers.torch.graph import backward_ops
+    from ...profilers.torch.profile import profile_layers
 
     if graph is None:
         graph = profile_layers(model, step.inputs, warmup=0, runs=1, traced=found).graph(

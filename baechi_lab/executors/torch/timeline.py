@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...graph import MEMORY_CATEGORIES, Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
-from ...profilers.torch_graph import backward_ops
+from ...profilers.torch.graph import backward_ops
 from ...torch.assigner import distribution
 from ...torch.records import Trace
 from ...torch.runtime.intercept import Interceptor

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, allowed_devices, durations
-from ...graph.csr import distinct
+from ...graph.kernels.csr import distinct
 from ..problem import groups_of
 
 SIZE_CLASSES = 16

@@ -1,7 +1,7 @@
 """Seconds per step of sampled placements: simulated in parallel over cores, measured by running them, or asked of others.
 
 The simulated reward is compiled code without the interpreter lock, first in first out as TensorFlow runs ready ops, in one
-thread per core: samples / workers simulations of O(ops + edges) each (`search_batch`). `ExecutorReward` sends samples to
+thread per core: samples / workers simulations of O(ops + edges) each (`evaluation.batch`). `ExecutorReward` sends samples to
 any `concurrent.futures.Executor`, on this machine or on others, as sweeps send their rows.
 """
 
@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from ...errors import ExecutionError, InfeasiblePlacement, InvalidInput
 from ...graph import Cluster, OpGraph, Placement, Step
-from ...graph.json_format import from_document, to_document
-from ..search_batch import Batch
+from ...graph.formats.json_format import from_document, to_document
+from ..evaluation.batch import Batch
 
 Reward = Callable[[NDArray[np.int32]], NDArray[np.float64]]
 """Devices int32[samples, n] -> float64[samples] seconds per step, infinite where the placement is not valid."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement
-from ...graph.csr import offsets
+from ...graph.kernels.csr import offsets
 from ...params import Params
 from .. import kernel
 from .base import NO_COLUMN

@@ -1,0 +1,205 @@
+"""Run every placement of every model on a local cluster, and predict the same steps with the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...errors import ExecutionError, InvalidInput
+from ...executors.statistics import summarize
+from ...executors.tensorflow.calibration import Calibration, calibrate, process_seconds
+from ...executors.tensorflow.cluster import LocalCluster
+from ...graph import OpGraph, Placement, Run, Step
+from ...graph.costs import allowed_devices
+from ...passes import optimize
+from ...placers import place
+from ...simulator import simulate
+from ...workers.client import Worker
+from .charging import charged_graph, predicted_us
+from .report import Report, Row
+
+MODELS: dict[str, dict[str, Any]] = {
+    "inception_v3": {"batch_size": 1},
+    "gnmt": {"batch_size": 128, "sequence_length": 10, "layers": 2, "units": 256, "vocabulary": 4000},
+    "resnet50": {"batch_size": 2},
+    "transformer": {
+        "batch_size": 16, "layers": 3, "units": 256, "heads": 4, "inner": 1024, "vocabulary": 4000, "sequence_length": 32,
+    },
+}  # fmt: skip
+"""Model -> size at which a step takes some hundred milliseconds on one core."""
+BUILT_AS = {"resnet50": "resnet"}
+"""Names of the study that `bl.models.build` calls otherwise."""
+PASSES = ("colocation", "fusion")
+"""Without co-placement, which would leave most of a recurrent step in one group: placements are to differ."""
+PLACEMENTS = ("single", "m-topo", "m-etf", "m-sct", "random")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model to study: its traced step under a name."""
+
+    name: str
+    step: Step
+
+
+def study(
+    cases: Iterable[Case] | Mapping[str, Mapping[str, Any]] | None = None,
+    placements: Sequence[str] = PLACEMENTS,
+    *,
+    workers: int = 2,
+    steps: int = 5,
+    rounds: int = 3,
+    seed: int = 0,
+    calibration: Calibration | None = None,
+    progress: bool = True,
+    on_model: Callable[[Report], None] | None = None,
+) -> Report:
+    """Predicted against measured step times of placements on a `bl.LocalCluster`.
+
+    Args:
+        cases: models to study, as traced steps or as names with their parameters (default `MODELS`).
+        placements: names of placers, and `random`: each colocation group on a device drawn with `seed`.
+        workers: size of the local cluster.
+        steps, rounds: measured steps of each placement per round; rounds go through all placements of a model in
+            turns, so that a drift of the machine meets them all.
+        calibration: overheads measured before; by default they are measured now.
+        on_model: called with what there is so far whenever a model is done.
+
+    Durations come from traces of the whole step on worker 0; the prediction of `single` is thus a test of
+    the overheads alone, that of the others of the whole simulator.
+
+    Raises `ExecutionError` when a step does not run, `InvalidInput` for bad counts.
+    """
+    if min(steps, rounds) < 1:
+        raise InvalidInput(f"steps is {steps} and rounds is {rounds}; both must be at least 1")
+    rows: list[Row] = []
+    with LocalCluster(workers) as local, Worker() as worker:
+        costs = calibration or calibrate(local)
+        for case in _cases(cases):
+            rows += _study_case(case, placements, local, worker, costs, (steps, rounds, seed), progress)
+            if on_model is not None:
+                on_model(Report(tuple(rows), costs))
+    return Report(tuple(rows), costs)
+
+
+def _cases(cases: Iterable[Case] | Mapping[str, Mapping[str, Any]] | None) -> Iterable[Case]:
+    from ...models import build
+
+    if cases is None or isinstance(cases, Mapping):
+        return (Case(name, build(BUILT_AS.get(name, name), **options)) for name, options in (cases or MODELS).items())
+    return cases
+
+
+def _study_case(
+    case: Case,
+    placements: Sequence[str],
+    local: LocalCluster,
+    worker: Worker,
+    costs: Calibration,
+    counts: tuple[int, int, int],
+    progress: bool,
+) -> list[Row]:
+    from tqdm.auto import tqdm
+
+    steps, rounds, seed = counts
+    graph = measured_graph(case.step, local, worker)
+    placed = {name: place_for(name, graph, local, costs, seed) for name in placements}
+    runs: dict[str, list[Run]] = {name: [] for name in placements}
+    share: dict[str, float] = {}
+    bar = tqdm(total=rounds * len(placed), desc=case.name, unit="run", disable=not progress, leave=False)
+    with bar:
+        for index in range(rounds):
+            # The order turns, so that no placement always follows the same one.
+            for name in list(placed)[:: 1 if index % 2 == 0 else -1]:
+                before = [process_seconds(pid) for pid in local.pids]
+                run = run_placed(case.step, placed[name], local, worker, steps, graph)
+                spent = max(process_seconds(pid) - b for pid, b in zip(local.pids, before, strict=True))
+                share[name] = spent / max(sum(run.info["all_seconds"]), 1e-9)
+                runs[name].append(run)
+                bar.update()
+    return [_row(case.name, name, graph, placed[name], runs[name], local, costs, share[name]) for name in placed]
+
+
+def measured_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = 5) -> OpGraph:
+    """The step's graph with durations as worker 0 takes them, the median over traced steps.
+
+    Other work on the machine lengthens single kernels in single traces, which a mean would keep.
+    """
+    from ...profilers import profile
+
+    shape = profile(step, mode="estimated", hardware="cpu-core")
+    seen = np.zeros((traces, shape.n))
+    alone = Placement(device=np.zeros(shape.n, dtype=np.int32))
+    for index in range(traces):
+        run = run_placed(step, alone, local, worker, 1, shape)
+        if run.timeline is None:
+            raise ExecutionError(f"step {step.name!r} gave no trace")
+        seen[index, run.timeline.op] = run.timeline.end_us - run.timeline.start_us
+    return shape.replace(duration_us=np.median(seen, axis=0), duration_by_kind={})
+
+
+def run_placed(
+    step: Step, placement: Placement, local: LocalCluster, worker: Worker, steps: int, graph: OpGraph
+) -> Run:
+    """Run the step on the cluster; `info["all_seconds"]` has every step. `ExecutionError` when it does not end ok."""
+    from ...executors.dispatch import execute
+
+    run = execute(step, placement, steps, warmup=2, traced=1, cluster=local, graph=graph, worker=worker)
+    if run.status != "ok":
+        raise ExecutionError(f"step {step.name!r} ended with status {run.status!r}: {run.message}")
+    every = [*run.info["warmup_seconds"], *run.info["traced_seconds"], *run.step_seconds.tolist()]
+    run.info["all_seconds"] = every
+    return run
+
+
+def place_for(
+    name: str, graph: OpGraph, local: LocalCluster, costs: Calibration, seed: int = 0, passes: Sequence[str] = PASSES
+) -> Placement:
+    """A placement for this cluster; placers see what a message costs in all."""
+    if name == "random":
+        return random_placement(graph, local, seed)
+    link = type(costs.wire)(
+        costs.wire.latency_us + costs.send.latency_us + costs.receive.latency_us,
+        costs.wire.us_per_byte + costs.send.us_per_byte + costs.receive.us_per_byte,
+    )
+    coarse = optimize(graph, passes=passes, forward_only=False)
+    return place(coarse, local.cluster.replace(link=link), name).on(graph)
+
+
+def random_placement(graph: OpGraph, local: LocalCluster, seed: int) -> Placement:
+    """Each colocation group, and each op without one, on a device drawn at random."""
+    rng = np.random.default_rng(seed)
+    allowed_devices(graph, local.cluster)
+    group = np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
+    drawn = rng.integers(0, local.n, len(graph.colocation_names) + graph.n)
+    return Placement(device=drawn[group].astype(np.int32), placer="random", graph_key=graph.key)
+
+
+def _row(
+    model: str, name: str, graph: OpGraph, placed: Placement, runs: Sequence[Run], local: LocalCluster,
+    costs: Calibration, share: float,
+) -> Row:  # fmt: skip
+    """One line of the report: prediction, measurement, and where they part."""
+    measured = summarize(np.concatenate([run.step_seconds for run in runs]))
+    plain = simulate(graph, local.cluster.replace(link=costs.wire, comm="parallel"), placed, "fifo")
+    charged = charged_graph(graph, placed, costs)
+    timelines = [run.timeline for run in runs if run.timeline is not None]
+    busy = float(np.median([t.busy_us.max() for t in timelines]))
+    return Row(
+        model=model,
+        placement=name,
+        ops=graph.n,
+        transfers=len(timelines[0].transfers),
+        predicted_us=predicted_us(graph, local.cluster, placed, costs),
+        measured_us=measured.median * 1e6,
+        measured_low_us=measured.low * 1e6,
+        measured_high_us=measured.high * 1e6,
+        compute_us=float(plain.busy_us.max()),
+        traced_compute_us=busy,
+        message_us=float(charged.duration_us.sum() - graph.duration_us.sum()),
+        without_overheads_us=plain.makespan_us,
+        busy_share=share,
+    )

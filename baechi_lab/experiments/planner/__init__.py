@@ -1,0 +1,1 @@
+"""Studies of the Hierarchical Planner: learning curves, groupings, tables of paper H."""

@@ -1,0 +1,1 @@
+"""A placed TensorFlow step -> a folder with a training script."""

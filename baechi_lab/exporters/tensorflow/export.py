@@ -1,0 +1,114 @@
+"""The folder of a placed TensorFlow step: placed graph, values, plan, script and README."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph.placement import Placement
+from ...graph.step import Step
+from ..folder import Writer
+
+MARKER = "placement.json"
+FORMAT = "baechi-lab placed training"
+
+
+def folder_files(
+    step: Step, op_names: Sequence[str], placement: Placement, devices: Sequence[str], workers: Sequence[str]
+) -> dict[str, bytes | str | Writer]:
+    """The files of the export; `devices` are full TensorFlow names by placement index."""
+    from ...executors.tensorflow.session import place_graph
+
+    device_of = {name: devices[d] for name, d in zip(op_names, placement.device.tolist(), strict=True)}
+    placed = place_graph(step, device_of)
+    kinds = {spec.name: spec.dtype for spec in step.variables}
+    plan = {
+        "format": FORMAT,
+        "version": 1,
+        "step": step.name,
+        "placer": placement.placer,
+        "devices": list(devices),
+        "workers": list(workers),
+        "inputs": [{"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in step.inputs],
+        "feeds": placed.feeds,
+        "fetches": placed.fetches,
+        "targets": placed.targets,
+        "variables": [{**vars(v), "dtype": _dtype(kinds, v.name)} for v in placed.variables],
+        "moved_ops": placed.moved,
+        "placement": {name: int(d) for name, d in zip(op_names, placement.device.tolist(), strict=True)},
+    }
+    return {
+        MARKER: json.dumps(plan, indent=1) + "\n",
+        "placed_graph.pb": placed.graph_def,
+        "initial_values.npz": partial(_save, {f"variable_{i}": v for i, v in enumerate(step.initial_values)}),
+        "example_inputs.npz": partial(_save, {f"input_{i}": v for i, v in enumerate(step.example_inputs)}),
+        "train.py": Path(__file__).with_name("train_script.py").read_text(encoding="utf-8"),
+        "README.md": readme(step, placement, devices, workers),
+    }
+
+
+def _dtype(kinds: Mapping[str, str], name: str) -> str:
+    return next(dtype for spec, dtype in kinds.items() if spec.split(":")[0] == name)
+
+
+def _save(arrays: Mapping[str, NDArray[Any]], stream: BinaryIO) -> None:
+    """Write an .npz without pickle; text becomes fixed-width, which needs none."""
+    plain = {k: np.asarray(v).astype("S") if np.asarray(v).dtype.kind == "O" else v for k, v in arrays.items()}
+    np.savez(stream, **plain)  # type: ignore[arg-type]
+
+
+def readme(step: Step, placement: Placement, devices: Sequence[str], workers: Sequence[str]) -> str:
+    """What the folder holds and how to train."""
+    counts = np.bincount(placement.device, minlength=len(devices)).tolist()
+    table = "\n".join(
+        f"| {i} | `{name}` | {count} |" for i, (name, count) in enumerate(zip(devices, counts, strict=True))
+    )
+    return f"""# {step.name}, placed on {len(devices)} device(s) by `{placement.placer}`
+
+Needs Python with TensorFlow and NumPy, nothing else:
+{_start_workers(workers)}
+    python train.py --steps 100
+
+Plug your own input iterator in at the marked line of `train.py`.
+
+| device | name | ops |
+|---|---|---|
+{table}
+
+| file | what it is |
+|---|---|
+| `train.py` | trains under the placement; writes `trained_values.npz` |
+| `placed_graph.pb` | the step as a TensorFlow GraphDef with a device on every op |
+| `placement.json` | op -> device, and the names that feed, run and read the step |
+| `initial_values.npz` | the variables' values when the step was traced |
+| `example_inputs.npz` | the batch with which it was traced |
+{_where(workers)}"""
+
+
+def _start_workers(workers: Sequence[str]) -> str:
+    if not workers:
+        return ""
+    lines = "\n".join(f"    python train.py --worker {address}" for address in workers)
+    return f"""
+Start each worker first, on the machine of its address:
+
+{lines}
+
+TensorFlow's servers have NO AUTHENTICATION: whoever reaches these ports can run code as you. Bind them to loopback
+or to a network that only trusted machines reach. Then train:
+"""
+
+
+def _where(workers: Sequence[str]) -> str:
+    if workers:
+        return ""
+    return """
+On a machine with at least as many GPUs as the placement has devices it runs on these; otherwise on as many logical
+CPU devices.
+"""

@@ -1,0 +1,1 @@
+"""A placed PyTorch step -> a folder with a training script."""

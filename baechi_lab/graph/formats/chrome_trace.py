@@ -1,0 +1,115 @@
+"""A timeline as a Chrome trace (Trace Event Format), which Perfetto and chrome://tracing open.
+
+Each device is a process with lanes for computing, sending and receiving, and a counter of its memory by category.
+Events that overlap get lanes of their own, since a lane must be a stack. Times are microseconds, as in the timeline.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..timeline import MEMORY_CATEGORIES, Timeline
+from .files import compressed, write_atomically
+
+_COMPUTE, _SEND, _RECEIVE = "compute", "send", "receive"
+_FIRST_LANE = {_COMPUTE: 0, _SEND: 1000, _RECEIVE: 2000}
+
+
+def write_chrome_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
+    """Write the trace to `path` (compressed where it ends in `.gz`, which Perfetto opens too).
+
+    Raises `FormatError` when the file cannot be written.
+    """
+    document = {
+        "displayTimeUnit": "ms",
+        "otherData": {"origin": timeline.origin, "makespan_us": float(timeline.makespan_us)},
+        "traceEvents": list(trace_events(timeline)),
+    }
+    data = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+    write_atomically(path, compressed(data) if os.fspath(path).endswith(".gz") else data)
+
+
+def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """The events: names of processes and lanes, ops, sends and receives, memory counters."""
+    for device, name in enumerate(timeline.device_names):
+        yield {"ph": "M", "name": "process_name", "pid": device, "tid": 0, "args": {"name": name}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": device, "tid": 0, "args": {"sort_index": device}}
+    yield from _ops(timeline)
+    yield from _transfers(timeline, _SEND)
+    yield from _transfers(timeline, _RECEIVE)
+    for device in range(len(timeline.device_names)):
+        yield from _memory(timeline, device)
+
+
+def _ops(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    labels = [timeline.op_names[op] for op in timeline.op.tolist()]
+    details = [{"op": op} for op in timeline.op.tolist()]
+    yield from _lanes(_COMPUTE, timeline.device, timeline.start_us, timeline.end_us, labels, details)
+
+
+def _transfers(timeline: Timeline, side: str) -> Iterator[dict[str, Any]]:
+    moved = timeline.transfers
+    device, start = (moved.source, moved.start_us) if side == _SEND else (moved.target, moved.receive_us)
+    # In queued modes each side is held for the cost of the transfer, from its own start; the receive ends last.
+    end = start + (moved.end_us - moved.receive_us)
+    names, devices = timeline.op_names, timeline.device_names
+    labels, details = [], []
+    for tensor, a, b in zip(moved.tensor.tolist(), moved.source.tolist(), moved.target.tolist(), strict=True):
+        labels.append(names[timeline.tensor_producer[tensor]])
+        size = int(timeline.tensor_bytes[tensor])
+        details.append({"tensor": tensor, "from": devices[a], "to": devices[b], "size_bytes": size})
+    yield from _lanes(side, device, start, end, labels, details)
+
+
+def _lanes(
+    kind: str,
+    device: NDArray[Any],
+    start: NDArray[np.float64],
+    end: NDArray[np.float64],
+    labels: list[str],
+    details: list[dict[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """Complete events, each on the lowest free lane of its kind and device; the lanes' names come first."""
+    lane = _free_lanes(device, start, end)
+    for where, k in sorted({*zip(device.tolist(), lane, strict=True)}):
+        name = kind if k == 0 else f"{kind} {k + 1}"
+        tid = _FIRST_LANE[kind] + k
+        yield {"ph": "M", "name": "thread_name", "pid": where, "tid": tid, "args": {"name": name}}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": where, "tid": tid, "args": {"sort_index": tid}}
+    begin, length = start.tolist(), (end - start).tolist()
+    for i, where in enumerate(device.tolist()):
+        yield {
+            "ph": "X", "cat": kind, "name": labels[i], "pid": where, "tid": _FIRST_LANE[kind] + lane[i],
+            "ts": begin[i], "dur": length[i], "args": details[i],
+        }  # fmt: skip
+
+
+def _free_lanes(device: NDArray[Any], start: NDArray[np.float64], end: NDArray[np.float64]) -> list[int]:
+    """For each event the lowest lane of its device that is free when it starts. O(events log events)."""
+    lane = [0] * len(device)
+    free: dict[int, list[int]] = {}
+    busy: dict[int, list[tuple[float, int]]] = {}
+    where, begin, finish = device.tolist(), start.tolist(), end.tolist()
+    for i in np.lexsort((end, start)).tolist():
+        idle, running = free.setdefault(where[i], []), busy.setdefault(where[i], [])
+        while running and running[0][0] <= begin[i]:
+            heapq.heappush(idle, heapq.heappop(running)[1])
+        lane[i] = heapq.heappop(idle) if idle else len(running)
+        heapq.heappush(running, (finish[i], lane[i]))
+    return lane
+
+
+def _memory(timeline: Timeline, device: int) -> Iterator[dict[str, Any]]:
+    """The bytes held per category whenever they have changed; of several changes at one instant, the last counts."""
+    times, levels = timeline.memory.levels(device)
+    last = np.append(times[1:] != times[:-1], True) if len(times) else np.zeros(0, dtype=np.bool_)
+    for time, held in zip(times[last].tolist(), levels[last].tolist(), strict=True):
+        counts = dict(zip(MEMORY_CATEGORIES, held, strict=True))
+        yield {"ph": "C", "name": "memory", "pid": device, "tid": 0, "ts": time, "args": counts}

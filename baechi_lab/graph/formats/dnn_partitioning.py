@@ -1,0 +1,142 @@
+"""Graphs of the dnn-partitioning set (Tarnawski et al., NeurIPS 2020, "Efficient Algorithms for Device Placement").
+
+A node has `fpgaLatency` (ms on an accelerator), `cpuLatency` (ms on a CPU core), `size` (bytes it holds),
+`colorClass` (optional, its colocation group), `isBackwardNode`, `supportedOnFpga`; an edge has `sourceId`, `destId`,
+`size` in bytes and `cost` (their transfer time, in units that differ between the files, so it is not read: the
+cluster's link decides). What becomes what:
+
+    duration_us          1000 * fpgaLatency (the accelerator is the reference device, kind "gpu")
+    duration_by_kind     "cpu": 1000 * cpuLatency
+    persistent_bytes     size: their model keeps a node's bytes for the whole step. Outputs come on top of it while
+                         they live, so a peak simulated here is never below theirs.
+    colocation           one group per colorClass
+    allowed              ("cpu",) where supportedOnFpga is false
+    tensors              edges of one producer with one size are one tensor (what goes to one device goes once)
+    forward_of           see `_forward_of`
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import DuplicateNameError, FormatError, UnknownOpError
+from ..opgraph import OpGraph
+
+_GRADIENT_NAMES = (
+    re.compile(r"(?P<forward>.+?)_Grad/.*"),
+    re.compile(r"AdamOptimizer_(?P<forward>.+)"),
+    re.compile(r"AccumulateGrad_(?P<forward>.+)_grad"),
+    re.compile(r"(?P<forward>.+?)_?grad"),
+)
+"""How the set's graphs name a backward node after its forward node, tried in this order."""
+
+
+def looks_like_partitioning(document: Any) -> bool:
+    """Is this parsed JSON of that family? (A split of theirs, with `fpgas` and `cpus`, is refused by the reader.)"""
+    return isinstance(document, Mapping) and "format" not in document and ("nodes" in document or "fpgas" in document)
+
+
+def graph_from_partitioning(document: Mapping[str, Any], name: str) -> OpGraph:
+    """The graph of a parsed file.
+
+    Raises `FormatError` naming field and place, `DuplicateNameError`, `UnknownOpError`, `CycleError`.
+    """
+    if "nodes" not in document:
+        raise FormatError("field nodes is missing: this is a split of a dnn-partitioning graph, not a graph")
+    nodes, edges = _objects(document, "nodes"), _objects(document, "edges")
+    index = _index([_field(x, "id", "nodes", k, (int, str)) for k, x in enumerate(nodes)])
+    gpu, cpu, size = (_numbers(nodes, "nodes", key) for key in ("fpgaLatency", "cpuLatency", "size"))
+    colours = [x.get("colorClass") for x in nodes]
+    groups = {c: k for k, c in enumerate(dict.fromkeys(c for c in colours if c is not None))}
+    on_cpu = [k for k, x in enumerate(nodes) if not _field(x, "supportedOnFpga", "nodes", k, (bool, int), default=True)]
+    allowed = np.full(len(nodes), -1, dtype=np.int32)
+    allowed[on_cpu] = 0
+    return OpGraph.from_edges(
+        gpu * 1000.0,
+        _triples(edges, index),
+        names=_names(nodes),
+        duration_by_kind={"cpu": cpu * 1000.0},
+        persistent_bytes=np.rint(size),
+        colocation=np.array([-1 if c is None else groups[c] for c in colours], dtype=np.int32),
+        colocation_names=tuple(f"color{c}" for c in groups),
+        allowed=allowed,
+        allowed_sets=(("cpu",),) if on_cpu else (),
+        forward_of=_forward_of(nodes, colours),
+        name=name,
+    )
+
+
+def _objects(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    listed = document.get(key)
+    if not isinstance(listed, list):
+        raise FormatError(f"field {key} is {type(listed).__name__}; it must be a list of objects")
+    for k, entry in enumerate(listed):
+        if not isinstance(entry, Mapping):
+            raise FormatError(f"{key}[{k}] is {entry!r:.60}; it must be an object")
+    return listed
+
+
+def _field(entry: Mapping[str, Any], key: str, where: str, k: int, types: tuple[type, ...], default: Any = None) -> Any:
+    value = entry.get(key, default)
+    if not isinstance(value, types):
+        wanted = " or ".join(t.__name__ for t in types)
+        raise FormatError(f"{where}[{k}].{key} is {value!r:.60}; it must be of type {wanted}")
+    return value
+
+
+def _numbers(entries: Sequence[Mapping[str, Any]], where: str, key: str) -> NDArray[np.float64]:
+    return np.array([_field(x, key, where, k, (int, float)) for k, x in enumerate(entries)], dtype=np.float64)
+
+
+def _index(ids: list[Any]) -> dict[Any, int]:
+    index = {x: k for k, x in enumerate(ids)}
+    if len(index) != len(ids):
+        k = next(k for k, x in enumerate(ids) if index[x] != k)
+        raise DuplicateNameError(f"nodes[{index[ids[k]]}].id is {ids[k]!r}, which nodes[{k}] has too")
+    return index
+
+
+def _triples(edges: Sequence[Mapping[str, Any]], index: Mapping[Any, int]) -> NDArray[np.float64]:
+    size = np.rint(_numbers(edges, "edges", "size"))
+    ends = []
+    for k, edge in enumerate(edges):
+        for key in ("sourceId", "destId"):
+            node = _field(edge, key, "edges", k, (int, str))
+            if node not in index:
+                raise UnknownOpError(f"edges[{k}].{key} is {node!r}; no node has that id")
+            ends.append(index[node])
+    return np.column_stack([np.array(ends, dtype=np.float64).reshape(-1, 2), size])
+
+
+def _names(nodes: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The nodes' names; where a name is missing or used twice, the id is added."""
+    given = [str(x.get("name", f"node{x['id']}")) for x in nodes]
+    count: dict[str, int] = {}
+    for text in given:
+        count[text] = count.get(text, 0) + 1
+    return tuple(text if count[text] == 1 else f"{text}#{x['id']}" for text, x in zip(given, nodes, strict=True))
+
+
+def _forward_of(nodes: Sequence[Mapping[str, Any]], colours: Sequence[Any]) -> NDArray[np.int32]:
+    """The forward node that each backward node names, or the only forward node of its colour; -1 when neither."""
+    by_name = {str(x.get("name")): k for k, x in enumerate(nodes)}
+    only: dict[Any, int] = {}
+    for k, (node, colour) in enumerate(zip(nodes, colours, strict=True)):
+        if colour is not None and not node.get("isBackwardNode"):
+            only[colour] = k if colour not in only else -1
+    found = np.full(len(nodes), -1, dtype=np.int32)
+    for k, (node, colour) in enumerate(zip(nodes, colours, strict=True)):
+        if not node.get("isBackwardNode"):
+            continue
+        matches = (pattern.fullmatch(str(node.get("name"))) for pattern in _GRADIENT_NAMES)
+        named = [by_name[m["forward"]] for m in matches if m and m["forward"] in by_name]
+        if named and named[0] != k:
+            found[k] = named[0]
+        elif colour in only:
+            found[k] = only[colour]
+    return found

@@ -1,0 +1,276 @@
+"""OpGraph to networkx and back, without loss.
+
+A DiGraph whose nodes, in insertion order, are the ops. Node attributes: `duration_us` (required), and where they say
+something `name` (default: the node as text), `op_type`, `duration_by_kind` ({kind: us}), `temp_bytes`,
+`persistent_bytes`, `colocation_group`, `allowed` (a device name or kind, or a list of them), `forward_of` (a node or an
+op name), `unread` ({tensor: bytes} that nobody reads), `outputs` (the names of the op's tensors in their order).
+Edge attributes: `size_bytes` (required), `tensor` (which output of the producer it is), or `tensors`
+({tensor: bytes}, adding up to `size_bytes`) where the consumer reads several. Without `tensor`, all edges of one
+producer with one size are one tensor. Graph attributes: `name`, `colocation_groups`, `allowed_sets`, `group_of`,
+`source_key`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import CostError, CycleError, InvalidInput, UnknownOpError
+from ..kernels.csr import offsets
+from ..opgraph import OpGraph, default_tensor_names
+
+if TYPE_CHECKING:
+    import networkx
+
+Outputs = dict[str, int]
+"""Tensor name -> bytes, in the order of the op's outputs."""
+
+
+def to_networkx(graph: OpGraph) -> networkx.DiGraph:
+    """A DiGraph with one node per op, keyed by the op's name, in index order.
+
+    >>> g = OpGraph.from_edges([1.0, 2.0], [(0, 1, 8)], names=["a", "b"])
+    >>> dict(to_networkx(g).edges["a", "b"])
+    {'size_bytes': 8}
+    """
+    import networkx as nx
+
+    made = nx.DiGraph(name=graph.name)
+    for key, value in (("colocation_groups", graph.colocation_names), ("allowed_sets", graph.allowed_sets)):
+        if value:
+            made.graph[key] = [x if isinstance(x, str) else list(x) for x in value]
+    if graph.group_of is not None:
+        made.graph["group_of"] = graph.group_of.tolist()
+    if graph.source_key is not None:
+        made.graph["source_key"] = graph.source_key
+    made.add_nodes_from((graph.names[i], _node_attributes(graph, i)) for i in range(graph.n))
+    plain = np.diff(graph.output_ptr)[graph.tensor_producer] == 1
+    for tensor in range(graph.tensor_count):
+        _add_tensor(made, graph, tensor, named=not plain[tensor] or graph.tensor_names[tensor] != "0")
+    return made
+
+
+def _node_attributes(graph: OpGraph, op: int) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "name": graph.names[op],
+        "op_type": graph.op_types[op],
+        "duration_us": float(graph.duration_us[op]),
+    }
+    out |= {"temp_bytes": int(graph.temp_bytes[op]), "persistent_bytes": int(graph.persistent_bytes[op])}
+    if graph.duration_by_kind:
+        out["duration_by_kind"] = {kind: float(values[op]) for kind, values in graph.duration_by_kind.items()}
+    if graph.colocation[op] >= 0:
+        out["colocation_group"] = graph.colocation_names[graph.colocation[op]]
+    if graph.allowed[op] >= 0:
+        out["allowed"] = list(graph.allowed_sets[graph.allowed[op]])
+    if graph.forward_of[op] >= 0:
+        out["forward_of"] = graph.names[graph.forward_of[op]]
+    if len(graph.outputs(op)) > 1:
+        out["outputs"] = [graph.tensor_names[t] for t in graph.outputs(op)]
+    return out
+
+
+def _add_tensor(made: networkx.DiGraph, graph: OpGraph, tensor: int, named: bool) -> None:
+    producer, size = graph.names[graph.tensor_producer[tensor]], int(graph.tensor_bytes[tensor])
+    name, readers = graph.tensor_names[tensor], graph.tensor_consumers(tensor)
+    if not len(readers):
+        made.nodes[producer].setdefault("unread", {})[name] = size
+    for reader in readers:
+        consumer = graph.names[reader]
+        if not made.has_edge(producer, consumer):
+            made.add_edge(producer, consumer, size_bytes=size, **({"tensor": name} if named else {}))
+            continue
+        edge = made.edges[producer, consumer]
+        if "tensor" in edge:
+            edge["tensors"] = {edge.pop("tensor"): edge["size_bytes"]}
+        edge["tensors"][name] = size
+        edge["size_bytes"] += size
+
+
+# -- back --------------------------------------------------------------------------------------------------------
+
+
+def from_networkx(graph: networkx.DiGraph, name: str | None = None) -> OpGraph:
+    """The OpGraph of a DiGraph or MultiDiGraph (attributes: see the module).
+
+    Raises:
+        InvalidInput: undirected graph, a missing `duration_us` or `size_bytes`, an attribute of the wrong type.
+        CycleError, CostError, UnknownOpError, DuplicateNameError, ColocationError: as `OpGraph`.
+
+    >>> import networkx as nx
+    >>> g = nx.DiGraph()
+    >>> g.add_node("a", duration_us=5.0); g.add_node("b", duration_us=7.0)
+    >>> g.add_edge("a", "b", size_bytes=1024)
+    >>> from_networkx(g).tensor_bytes.tolist()
+    [1024]
+    """
+    if not getattr(graph, "is_directed", lambda: False)():
+        raise InvalidInput(f"graph is a {type(graph).__name__}; it must be a networkx DiGraph or MultiDiGraph")
+    nodes: dict[Hashable, int] = {node: i for i, node in enumerate(graph.nodes)}
+    attributes = [graph.nodes[node] for node in nodes]
+    names = [str(a.get("name", node)) for node, a in zip(nodes, attributes, strict=True)]
+    groups = {str(x): k for k, x in enumerate(graph.graph.get("colocation_groups", ()))}
+    sets = {tuple(x): k for k, x in enumerate(graph.graph.get("allowed_sets", ()))}
+    columns: dict[str, Any] = {
+        "duration_us": [_duration(a, f"node {x!r}") for x, a in zip(names, attributes, strict=True)],
+        "duration_by_kind": _by_kind(names, attributes),
+        "op_types": tuple(str(a.get("op_type", "op")) for a in attributes),
+        "colocation": [_code(a.get("colocation_group"), groups, str) for a in attributes],
+        "allowed": [_code(a.get("allowed"), sets, _allowed) for a in attributes],
+        "forward_of": _forward_of(names, attributes, nodes),
+    }
+    for key in ("temp_bytes", "persistent_bytes"):
+        given = [_optional_bytes(a, key, f"node {x!r}") for x, a in zip(names, attributes, strict=True)]
+        columns[key] = np.array(given, dtype=np.int64)
+    for key in ("colocation", "allowed"):
+        columns[key] = np.array(columns[key], dtype=np.int32)
+    group_of = graph.graph.get("group_of")
+    return OpGraph(
+        names=tuple(names),
+        colocation_names=tuple(groups),
+        allowed_sets=tuple(sets),
+        group_of=None if group_of is None else np.array(group_of, dtype=np.int32),
+        source_key=graph.graph.get("source_key"),
+        name=name if name is not None else str(graph.graph.get("name") or "graph"),
+        **_tensors(graph, nodes, names),
+        **columns,
+    )
+
+
+def _tensors(graph: networkx.DiGraph, nodes: Mapping[Hashable, int], names: Sequence[str]) -> dict[str, Any]:
+    """Tensor columns: per producer its outputs in order, and their readers."""
+    producer: list[int] = []
+    labels: list[str] = []
+    sizes: list[int] = []
+    readers: list[list[int]] = []
+    for node, op in nodes.items():
+        edges = [
+            (nodes[target], key, size)
+            for _, target, data in graph.out_edges(node, data=True)
+            for key, size in _edge_tensors(data, f"edge {names[op]!r} -> {names[nodes[target]]!r}")
+        ]
+        attributes = graph.nodes[node]
+        outputs = _outputs(edges, attributes.get("unread", {}), attributes.get("outputs", ()), names[op])
+        first = len(labels)
+        slot = {key: first + k for k, key in enumerate(outputs)}
+        by_size = {size: first + k for k, (key, size) in enumerate(outputs.items()) if isinstance(key, int)}
+        readers += [[] for _ in outputs]
+        for target_op, key, size in edges:
+            if target_op == op:
+                raise CycleError(f"op {names[op]!r} reads its own output")
+            readers[by_size[size] if key is None else slot[key]].append(target_op)
+        producer += [op] * len(outputs)
+        labels += _labels(outputs)
+        sizes += outputs.values()
+    rows = [sorted(set(row)) for row in readers]
+    count = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    made = np.array(producer, dtype=np.int32)
+    default = default_tensor_names(made)
+    return {
+        "tensor_producer": made,
+        "tensor_bytes": np.array(sizes, dtype=np.int64),
+        "consumer_ptr": offsets(count, len(rows)),
+        "consumers": np.array([op for row in rows for op in row], dtype=np.int32),
+        "tensor_names": default if tuple(labels) == default else tuple(labels),
+    }
+
+
+def _edge_tensors(data: Mapping[str, Any], where: str) -> Iterator[tuple[str | None, int]]:
+    """(name, bytes) of every tensor that one edge carries."""
+    total = _required_bytes(data, "size_bytes", where)
+    several = data.get("tensors")
+    if several is None:
+        tensor = data.get("tensor")
+        yield (None if tensor is None else str(tensor)), total
+        return
+    if not isinstance(several, Mapping):
+        raise InvalidInput(f"tensors of {where} is {several!r:.60}; it must be a mapping of tensor name to bytes")
+    listed = [(str(key), _required_bytes(several, key, where)) for key in several]
+    if sum(size for _, size in listed) != total:
+        raise InvalidInput(f"size_bytes of {where} is {total}; its tensors add up to {sum(s for _, s in listed)}")
+    yield from listed
+
+
+def _outputs(edges: Sequence[Any], unread: Any, order: Sequence[Any], producer: str) -> dict[Any, int]:
+    """The producer's tensors in order: key (a name, or its rank among the unnamed) -> bytes."""
+    if not isinstance(unread, Mapping):
+        raise InvalidInput(f"unread of node {producer!r} is {unread!r:.60}; it must map tensor names to bytes")
+    named: dict[Any, int] = {}
+    found = [(str(k), _required_bytes(unread, k, f"node {producer!r}, unread")) for k in unread]
+    for key, size in [*((k, s) for _, k, s in edges if k is not None), *found]:
+        if named.setdefault(key, size) != size:
+            raise CostError(
+                f"tensor {key!r} of op {producer!r} has {named[key]} bytes on one edge and {size} on another"
+            )
+    rank = {str(key): k for k, key in enumerate(order)}
+    ordered = dict(sorted(named.items(), key=lambda item: rank.get(item[0], len(rank))))
+    unnamed = sorted({size for _, k, size in edges if k is None})
+    return {**ordered, **dict(enumerate(unnamed))}
+
+
+def _labels(outputs: Mapping[Any, int]) -> list[str]:
+    """Names as given; the unnamed get the first whole numbers that are free."""
+    taken = {key for key in outputs if isinstance(key, str)}
+    free = (str(k) for k in range(2 * len(outputs)) if str(k) not in taken)
+    return [key if isinstance(key, str) else next(free) for key in outputs]
+
+
+def _forward_of(names: Sequence[str], attributes: Sequence[Any], nodes: Mapping[Hashable, int]) -> Any:
+    index = {name: i for i, name in enumerate(names)}
+    found = np.full(len(names), -1, dtype=np.int32)
+    for i, given in enumerate(attributes):
+        target = given.get("forward_of")
+        if target is None:
+            continue
+        at = nodes.get(target, index.get(str(target)))
+        if at is None:
+            raise UnknownOpError(f"forward_of of node {names[i]!r} is {target!r}; the graph has no such node or name")
+        found[i] = at
+    return found
+
+
+def _by_kind(names: Sequence[str], attributes: Sequence[Any]) -> dict[str, Any]:
+    kinds = sorted({str(kind) for a in attributes for kind in a.get("duration_by_kind", ())})
+    out: dict[str, Any] = {}
+    for kind in kinds:
+        where = [f"duration_by_kind[{kind!r}] of node {x!r}" for x in names]
+        given = [a.get("duration_by_kind", {}).get(kind, a["duration_us"]) for a in attributes]
+        out[kind] = np.array([_number(v, w, float) for v, w in zip(given, where, strict=True)], dtype=np.float64)
+    return out
+
+
+def _code(value: Any, table: dict[Any, int], convert: Any) -> int:
+    """Index of `value` in `table`, added to it when new; -1 for None."""
+    if value is None:
+        return -1
+    return table.setdefault(convert(value), len(table))
+
+
+def _allowed(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _duration(data: Mapping[str, Any], where: str) -> float:
+    if data.get("duration_us") is None:
+        raise InvalidInput(f"{where} has no duration_us; every node needs its duration in microseconds (0 is legal)")
+    return float(_number(data["duration_us"], f"duration_us of {where}", float))
+
+
+def _required_bytes(data: Mapping[Any, Any], key: Any, where: str) -> int:
+    if data.get(key) is None:
+        raise InvalidInput(f"{where} has no {key}; every edge needs its bytes (4 for a control dependency)")
+    return int(_number(data[key], f"{key} of {where}", int))
+
+
+def _optional_bytes(data: Mapping[str, Any], key: str, where: str) -> int:
+    return int(_number(data.get(key, 0), f"{key} of {where}", int))
+
+
+def _number(value: Any, where: str, kind: type) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise CostError(f"{where} is {value!r:.60}; it must be a number")
+    if kind is int and (value != value or value in (float("inf"), float("-inf")) or value != int(value)):
+        raise CostError(f"{where} is {value}; it must be a finite whole number of bytes")
+    return kind(value)

@@ -1,0 +1,124 @@
+"""Task graphs of the Standard Task Graph Set (Tobita and Kasahara, 2002, DOI 10.1002/jos.116).
+
+First line: the number of tasks (and, in graphs with communication costs, the number of processors aimed at); then one
+line per task: its number, processing time, number of predecessors, and the predecessors. Communication costs follow
+their predecessor, on the same line (`p c p c ...`) or on a line of their own (`p c`). `#` begins a comment. The entry
+and exit dummies are tasks like any other.
+
+One unit of processing time becomes 1 us. A communication cost becomes that many bytes, so that the link
+`Link(0, 1)` charges one microsecond per unit; without costs an edge is a control dependency of 4 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ...errors import DuplicateNameError, FormatError, UnknownOpError
+from ..opgraph import CONTROL_BYTES, OpGraph
+
+_Line = tuple[int, list[float]]
+
+
+@dataclass
+class _Task:
+    line: int
+    number: int
+    time: float
+    inputs: list[tuple[int, int]] = field(default_factory=list)
+
+
+def graph_from_stg(text: str, name: str) -> OpGraph:
+    """The graph of a file's text; ops are named `task<number>`.
+
+    Raises `FormatError` naming the line, `DuplicateNameError`, `UnknownOpError`, `CycleError`.
+
+    >>> graph_from_stg("1\\n0 0 0\\n1 7 1 0\\n2 0 1 1\\n", "tiny").duration_us.tolist()
+    [0.0, 7.0, 0.0]
+    """
+    lines = _numbered(text)
+    first = next(lines, None)
+    if first is None:
+        raise FormatError("the file is empty; its first line must hold the number of tasks")
+    if len(first[1]) not in (1, 2):
+        raise FormatError(f"line {first[0]} has {len(first[1])} numbers; the first line must hold the number of tasks")
+    tasks = _tasks(lines)
+    _check_count(_whole(first[1][0], first[0], "number of tasks"), len(first[1]) == 2, tasks)
+    index = {task.number: k for k, task in enumerate(tasks)}
+    if len(index) != len(tasks):
+        twice = next(t for k, t in enumerate(tasks) if index[t.number] != k)
+        raise DuplicateNameError(f"task {twice.number} (line {twice.line}) appears more than once")
+    edges = []
+    for k, task in enumerate(tasks):
+        for predecessor, size in task.inputs:
+            if predecessor not in index:
+                raise UnknownOpError(
+                    f"line {task.line}: task {task.number} names predecessor {predecessor}, which is no task"
+                )
+            edges.append((index[predecessor], k, size))
+    return OpGraph.from_edges([t.time for t in tasks], edges, names=[f"task{t.number}" for t in tasks], name=name)
+
+
+def _numbered(text: str) -> Iterator[_Line]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.split("#", 1)[0].split()
+        if words:
+            try:
+                yield number, [float(w) for w in words]
+            except ValueError:
+                raise FormatError(f"line {number}: {line.strip()[:60]!r} must hold numbers only") from None
+
+
+def _tasks(lines: Iterator[_Line]) -> list[_Task]:
+    tasks = []
+    for number, values in lines:
+        if len(values) < 3:
+            raise FormatError(f"line {number} has {len(values)} numbers; a task has number, time, predecessors, ...")
+        count = _whole(values[2], number, "number of predecessors")
+        task = _Task(number, _whole(values[0], number, "task number"), values[1])
+        rest = values[3:]
+        if not rest and count:
+            rest = _following(lines, task, count)
+        if len(rest) == count:
+            task.inputs = [(_whole(p, number, "predecessor"), CONTROL_BYTES) for p in rest]
+        elif len(rest) == 2 * count:
+            task.inputs = [
+                (_whole(p, number, "predecessor"), _whole(c, number, "communication cost"))
+                for p, c in zip(rest[::2], rest[1::2], strict=True)
+            ]
+        else:
+            raise FormatError(
+                f"line {number}: task {task.number} announces {count} predecessors and lists {len(rest)} numbers; "
+                f"it must list {count}, or {2 * count} with communication costs"
+            )
+        tasks.append(task)
+    return tasks
+
+
+def _following(lines: Iterator[_Line], task: _Task, count: int) -> list[float]:
+    """`count` lines of predecessor and cost."""
+    rest: list[float] = []
+    for _ in range(count):
+        line = next(lines, None)
+        if line is None or len(line[1]) != 2:
+            where = "at the end of the file" if line is None else f"on line {line[0]}"
+            raise FormatError(f"task {task.number} (line {task.line}): a predecessor and its cost are expected {where}")
+        rest += line[1]
+    return rest
+
+
+def _check_count(announced: int, with_processors: bool, tasks: list[_Task]) -> None:
+    """The number may leave out the two dummies; it may count every line where the file has no dummies, or says both."""
+    has_dummies = bool(tasks) and tasks[0].time == 0 and not with_processors
+    expected = [announced + 2] if has_dummies else [announced, announced + 2]
+    if len(tasks) not in expected:
+        raise FormatError(
+            f"the first line announces {announced} tasks (and two dummies); "
+            f"the file has {len(tasks)} task lines: is it truncated?"
+        )
+
+
+def _whole(value: float, line: int, what: str) -> int:
+    if not value.is_integer() or value < 0:
+        raise FormatError(f"line {line}: {what} is {value:g}; it must be a whole number of at least 0")
+    return int(value)

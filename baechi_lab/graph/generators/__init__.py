@@ -1,0 +1,7 @@
+"""Graphs to try things on; every generator takes a `seed` and gives the same graph for the same arguments."""
+
+from .backward import with_backward
+from .graphs import chain, fork_join, layered_dag, random_dag
+from .recurrent import gnmt, unrolled_rnn
+
+__all__ = ["chain", "fork_join", "gnmt", "layered_dag", "random_dag", "unrolled_rnn", "with_backward"]

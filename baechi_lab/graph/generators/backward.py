@@ -1,0 +1,208 @@
+"""From a forward graph to a training graph: the gradients, their sums and the updates of automatic differentiation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InvalidInput
+from ..kernels.csr import distinct, gather, offsets
+from ..opgraph import OpGraph
+
+Ints = NDArray[np.int64]
+
+_BYTES_PER_US = 4e5
+"""Memory bandwidth that sums and updates are charged with (400 GB/s)."""
+
+
+def with_backward(forward: OpGraph, *, ratio: float = 1.0, slots: int = 1) -> OpGraph:
+    """The training graph of `forward`, in the shape that TensorFlow gives it.
+
+    A variable is an op that holds persistent bytes and reads nothing; a gradient is needed for every tensor that does
+    not come from an op that reads nothing (unless that is a variable; a graph without variables counts all as such).
+    For every tensor that an op `f` reads there is an op `grad/f/k`, with `forward_of` f, that produces its gradient. It
+    reads the gradients of what `f` produced and one activation: the other input of an op with two inputs, the
+    output of an op with one. It lasts `ratio` times as long as `f` (`2 / k` of that for ops with k > 2 inputs). Where a
+    tensor has several readers, `sum/tensor` adds their gradients. `update/v` reads the gradient of variable v and
+    shares a colocation group with it. Sums and updates name no forward op. The optimizer keeps `slots` more copies
+    of each variable.
+
+    Forward ops keep their index; the others follow in reverse topological order. O((ops + edges) log).
+
+    Raises `InvalidInput` for a graph that has backward ops already or is coarse, and for a ratio or slots below 0.
+
+    >>> from .generators import chain
+    >>> with_backward(chain(3)).names
+    ('op0', 'op1', 'op2', 'grad/op2', 'grad/op1')
+    """
+    _check(forward, ratio, slots)
+    plan = _plan(forward)
+    producer, size, tensor, reader = _tensors(forward, plan)
+    order = np.argsort(producer, kind="stable")
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    pairs = distinct(rank[tensor] * plan.total + reader)
+    n, added = forward.n, plan.total - forward.n
+    pad = np.zeros(added, dtype=np.int64)
+    temp, allowed, forward_of = pad.copy(), np.full(added, -1), np.full(added, -1)
+    names, types = [""] * added, ["AddN"] * added
+    for row, op, name in zip(
+        (plan.gradient - n).tolist(), plan.reader.tolist(), _gradient_names(forward, plan), strict=True
+    ):
+        names[row], types[row] = name, f"{forward.op_types[op]}Grad"
+    temp[plan.gradient - n] = forward.temp_bytes[plan.reader]
+    allowed[plan.gradient - n] = forward.allowed[plan.reader]
+    forward_of[plan.gradient - n] = plan.reader
+    for row, t in zip((plan.sum[plan.summed] - n).tolist(), plan.summed.tolist(), strict=True):
+        names[row] = f"sum/{forward.tensor_label(t)}"
+    for row, v in zip((plan.update - n).tolist(), plan.variable.tolist(), strict=True):
+        names[row], types[row] = f"update/{forward.names[v]}", "Update"
+    allowed[plan.update - n] = forward.allowed[plan.variable]
+    persistent = forward.persistent_bytes.copy()
+    persistent[plan.variable] *= 1 + int(slots)
+    group, group_names = _groups(forward, plan)
+    return OpGraph(
+        names=(*forward.names, *names),
+        op_types=(*forward.op_types, *types),
+        duration_us=np.append(forward.duration_us, _durations(forward, plan, forward.duration_us, ratio)),
+        duration_by_kind={
+            kind: np.append(us, _durations(forward, plan, us, ratio)) for kind, us in forward.duration_by_kind.items()
+        },
+        tensor_producer=producer[order].astype(np.int32),
+        tensor_bytes=size[order],
+        consumer_ptr=offsets(pairs // plan.total, len(order)),
+        consumers=(pairs % plan.total).astype(np.int32),
+        temp_bytes=np.append(forward.temp_bytes, temp),
+        persistent_bytes=np.append(persistent, pad),
+        colocation=group,
+        colocation_names=group_names,
+        allowed=np.append(forward.allowed, allowed).astype(np.int32),
+        allowed_sets=forward.allowed_sets,
+        forward_of=np.append(forward.forward_of, forward_of).astype(np.int32),
+        name=f"{forward.name}-training",
+    )
+
+
+def _check(forward: OpGraph, ratio: Any, slots: Any) -> None:
+    if np.any(forward.forward_of >= 0) or forward.group_of is not None:
+        raise InvalidInput("with_backward takes a forward graph that is not coarse and has no backward ops")
+    if isinstance(ratio, bool) or not (np.isfinite(ratio) and ratio >= 0):
+        raise InvalidInput(f"ratio is {ratio!r}; it must be a number of at least 0")
+    if isinstance(slots, bool) or not isinstance(slots, (int, np.integer)) or slots < 0:
+        raise InvalidInput(f"slots is {slots!r}; it must be a whole number of at least 0")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The ops to add. Row k: op `gradient[k]` is the gradient of `tensor[k]` through its reader `reader[k]`."""
+
+    total: int
+    tensor: Ints
+    reader: Ints
+    gradient: Ints
+    by_reader: Ints
+    """Row pointers: the gradient ops of forward op f are rows `by_reader[f]:by_reader[f + 1]`."""
+    summed: Ints
+    """Tensors with several gradients; `sum[t]` adds those of tensor t (-1 where there is one or none)."""
+    sum: Ints
+    variable: Ints
+    update: Ints
+
+
+def _plan(forward: OpGraph) -> _Plan:
+    n = forward.n
+    source = np.diff(forward.inputs[0]) == 0
+    variable = np.flatnonzero(source & (forward.persistent_bytes > 0))
+    needed = ~source
+    needed[variable if len(variable) else source] = True
+    tensor, reader = forward.edge_tensor.astype(np.int64), forward.consumers.astype(np.int64)
+    kept = np.flatnonzero(needed[forward.edge_source])
+    kept = kept[np.lexsort((tensor[kept], reader[kept]))]
+    tensor, reader = tensor[kept], reader[kept]
+    gradients = np.bincount(tensor, minlength=forward.tensor_count)
+    summed = np.flatnonzero(gradients > 1)
+    fed = np.zeros(n, dtype=np.bool_)
+    fed[forward.tensor_producer[tensor]] = True
+    variable = variable[fed[variable]]
+    # Reverse topological order; a sum comes after its readers' gradients and before those of its producer.
+    position = np.empty(n, dtype=np.int64)
+    position[forward.order] = np.arange(n)
+    when = np.concatenate([-2 * position[reader], -2 * position[forward.tensor_producer[summed]] - 1])
+    number = np.empty(len(when), dtype=np.int64)
+    number[np.argsort(when, kind="stable")] = n + np.arange(len(when))
+    sums = np.full(forward.tensor_count, -1, dtype=np.int64)
+    sums[summed] = number[len(reader) :]
+    update = n + len(when) + np.arange(len(variable))
+    total = n + len(when) + len(variable)
+    return _Plan(total, tensor, reader, number[: len(reader)], offsets(reader, n), summed, sums, variable, update)
+
+
+def _tensors(forward: OpGraph, plan: _Plan) -> tuple[Ints, Ints, Ints, Ints]:
+    """Producer and bytes of every tensor, and (tensor, reader) of every edge."""
+    first = forward.tensor_count
+    one, total_of = plan.sum[plan.tensor] < 0, first + len(plan.gradient)
+    producer = np.concatenate([forward.tensor_producer, plan.gradient, plan.sum[plan.summed]])
+    size = np.concatenate([forward.tensor_bytes, forward.tensor_bytes[plan.tensor], forward.tensor_bytes[plan.summed]])
+    gradient = first + np.arange(len(plan.gradient))
+    # The tensor that holds the whole gradient of each forward tensor is read by its producer's gradient ops.
+    whole = np.concatenate([gradient[one], total_of + np.arange(len(plan.summed))])
+    target = forward.tensor_producer[np.concatenate([plan.tensor[one], plan.summed])]
+    count, readers = gather(plan.by_reader, plan.gradient, target)
+    update_of = np.full(forward.n, -1, dtype=np.int64)
+    update_of[plan.variable] = plan.update
+    updated = update_of[target] >= 0
+    activation, user = _activations(forward, plan)
+    tensor = np.concatenate([
+        forward.edge_tensor, gradient[~one], np.repeat(whole, np.diff(count)), whole[updated], activation
+    ])  # fmt: skip
+    reader = np.concatenate([
+        forward.consumers, plan.sum[plan.tensor[~one]], readers, update_of[target[updated]], user
+    ])  # fmt: skip
+    return producer, size, tensor, reader
+
+
+def _activations(forward: OpGraph, plan: _Plan) -> tuple[Ints, Ints]:
+    """(tensor, gradient op): the other input of ops with two inputs, the first output of ops with one."""
+    pointer, inputs = forward.inputs
+    width = np.diff(pointer)[plan.reader]
+    two = np.flatnonzero(width == 2)
+    begin = pointer[plan.reader[two]]
+    other = np.where(
+        inputs[begin] == plan.tensor[two], inputs[np.minimum(begin + 1, max(len(inputs) - 1, 0))], inputs[begin]
+    )
+    outputs = np.diff(forward.output_ptr)[plan.reader]
+    single = np.flatnonzero((width == 1) & (outputs > 0))
+    own = forward.output_ptr[plan.reader[single]]
+    return np.concatenate([other, own]), plan.gradient[np.concatenate([two, single])]
+
+
+def _durations(forward: OpGraph, plan: _Plan, us: NDArray[np.float64], ratio: float) -> NDArray[np.float64]:
+    """Durations of the added ops."""
+    added = np.zeros(plan.total - forward.n)
+    width = np.diff(forward.inputs[0])[plan.reader]
+    added[plan.gradient - forward.n] = ratio * us[plan.reader] * np.minimum(1.0, 2.0 / np.maximum(width, 1))
+    gradients = np.bincount(plan.tensor, minlength=forward.tensor_count)[plan.summed]
+    added[plan.sum[plan.summed] - forward.n] = (gradients + 1) * forward.tensor_bytes[plan.summed] / _BYTES_PER_US
+    added[plan.update - forward.n] = 3 * forward.persistent_bytes[plan.variable] / _BYTES_PER_US
+    return added
+
+
+def _gradient_names(forward: OpGraph, plan: _Plan) -> list[str]:
+    rank = np.arange(len(plan.reader)) - plan.by_reader[plan.reader]
+    several = np.diff(plan.by_reader)[plan.reader] > 1
+    return [
+        f"grad/{forward.names[f]}/{k}" if many else f"grad/{forward.names[f]}"
+        for f, k, many in zip(plan.reader.tolist(), rank.tolist(), several.tolist(), strict=True)
+    ]
+
+
+def _groups(forward: OpGraph, plan: _Plan) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+    """The forward ops' groups, and one per variable that has none, shared with its update."""
+    group = np.append(forward.colocation, np.full(plan.total - forward.n, -1)).astype(np.int32)
+    free = plan.variable[forward.colocation[plan.variable] < 0]
+    group[free] = len(forward.colocation_names) + np.arange(len(free))
+    group[plan.update] = group[plan.variable]
+    return group, (*forward.colocation_names, *(f"variable/{forward.names[i]}" for i in free.tolist()))

@@ -1,0 +1,200 @@
+"""Graphs to try things on: every generator takes a `seed` and gives the same graph for the same arguments.
+
+Costs are one number for all ops, or a range `(low, high)` from which they are drawn log-uniformly, as the costs of real
+operators spread over orders of magnitude. Ops are numbered in topological order. Everything is built by array
+operations: a million ops take a few seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InvalidInput
+from ..kernels.csr import distinct, offsets
+from ..opgraph import OpGraph
+
+Range = float | tuple[float, float]
+
+DURATION_US: Range = (2.0, 500.0)
+SIZE_BYTES: Range = (1 << 10, 4 << 20)
+
+__all__ = ["chain", "fork_join", "layered_dag", "random_dag"]
+
+
+def chain(n: int, *, duration_us: Range = DURATION_US, size_bytes: Range = SIZE_BYTES, seed: int = 0) -> OpGraph:
+    """`n` ops, each reading the one before it.
+
+    >>> chain(3, duration_us=5.0).edge_count
+    2
+    """
+    n = _count(n, "n", 0)
+    rng = np.random.default_rng(_seed(seed))
+    ops = np.arange(max(n - 1, 0))
+    return _graph(rng, n, ops, ops + 1, duration_us, size_bytes, name=f"chain-{n}")
+
+
+def fork_join(
+    width: int, length: int = 1, *, duration_us: Range = DURATION_US, size_bytes: Range = SIZE_BYTES, seed: int = 0
+) -> OpGraph:
+    """A source, `width` parallel chains of `length` ops, and a sink: `width * length + 2` ops.
+
+    >>> fork_join(2, duration_us=5.0).n
+    4
+    """
+    width, length = _count(width, "width", 1), _count(length, "length", 1)
+    rng = np.random.default_rng(_seed(seed))
+    n = width * length + 2
+    inner = 1 + np.arange(width * length).reshape(width, length)
+    source = np.concatenate([np.zeros(width, dtype=np.int64), inner[:, :-1].ravel(), inner[:, -1]])
+    target = np.concatenate([inner[:, 0], inner[:, 1:].ravel(), np.full(width, n - 1)])
+    return _graph(rng, n, source, target, duration_us, size_bytes, name=f"fork-join-{width}x{length}")
+
+
+def layered_dag(
+    n: int,
+    *,
+    width: int | None = None,
+    degree: float = 2.0,
+    skip: float = 0.1,
+    duration_us: Range = DURATION_US,
+    size_bytes: Range = SIZE_BYTES,
+    temp_bytes: Range = 0,
+    persistent_bytes: Range = 0,
+    seed: int = 0,
+) -> OpGraph:
+    """`n` ops in layers of 1 to `2 * width - 1` ops (default `width`: the square root of `n`).
+
+    Every op below the first layer reads `degree` ops on average, at least one of them from the layer above; each
+    further one comes with probability `skip` from any earlier layer.
+
+    >>> layered_dag(100, seed=1) == layered_dag(100, seed=1)
+    True
+    """
+    n = _count(n, "n", 0)
+    wide = _count(max(round(math.sqrt(n)), 1) if width is None else width, "width", 1)
+    mean, skip = _real(degree, "degree", 1.0, math.inf), _real(skip, "skip", 0.0, 1.0)
+    rng = np.random.default_rng(_seed(seed))
+    begin = np.r_[0, np.cumsum(rng.integers(1, 2 * wide, size=n + 1))]
+    begin = begin[begin < n] if n else begin[:0]
+    layer = np.searchsorted(begin, np.arange(n), side="right") - 1
+    first = int(begin[1]) if len(begin) > 1 else n
+    target = np.repeat(np.arange(first, n), 1 + rng.poisson(mean - 1.0, size=max(n - first, 0)))
+    far = rng.random(len(target)) < skip
+    far &= np.r_[False, target[1:] == target[:-1]]
+    low = np.where(far, 0, begin[layer[target] - 1] if len(target) else 0)
+    source = low + (rng.random(len(target)) * (begin[layer[target]] - low)).astype(np.int64)
+    costs: dict[str, Any] = {"temp_bytes": temp_bytes, "persistent_bytes": persistent_bytes}
+    return _graph(rng, n, source, target, duration_us, size_bytes, name=f"layered-{n}", **costs)
+
+
+def random_dag(
+    n: int,
+    *,
+    degree: float = 2.0,
+    window: int | None = None,
+    second_output: float = 0.0,
+    colocation_groups: int = 0,
+    grouped: float = 0.2,
+    duration_us: Range = DURATION_US,
+    size_bytes: Range = SIZE_BYTES,
+    temp_bytes: Range = 0,
+    persistent_bytes: Range = 0,
+    seed: int = 0,
+) -> OpGraph:
+    """`n` ops and about `degree * n` random edges from lower to higher index (as an Erdos-Renyi graph, oriented).
+
+    `window` bounds how far an edge reaches; `second_output` is the share of ops that produce two tensors;
+    a share `grouped` of the ops is spread over `colocation_groups` groups.
+
+    >>> random_dag(50, degree=3.0, seed=2).n
+    50
+    """
+    n, groups = _count(n, "n", 0), _count(colocation_groups, "colocation_groups", 0)
+    mean, reach = _real(degree, "degree", 0.0, math.inf), _count(n if window is None else max(window, 0), "window", 0)
+    share, grouped = _real(second_output, "second_output", 0.0, 1.0), _real(grouped, "grouped", 0.0, 1.0)
+    rng = np.random.default_rng(_seed(seed))
+    edges = round(mean * n) if n > 1 and reach > 0 else 0
+    target = rng.integers(1, max(n, 2), size=edges)
+    source = target - 1 - (rng.random(edges) * np.minimum(target, reach)).astype(np.int64)
+    two = rng.random(n) < share
+    slot = np.where(two[source], rng.integers(0, 2, size=edges), 0) if edges else source
+    columns: dict[str, Any] = {}
+    if groups:
+        columns["colocation"] = np.where(rng.random(n) < grouped, rng.integers(0, groups, size=n), -1).astype(np.int32)
+        columns["colocation_names"] = tuple(f"group{k}" for k in range(groups))
+    costs: dict[str, Any] = {"temp_bytes": temp_bytes, "persistent_bytes": persistent_bytes}
+    return _graph(rng, n, source, target, duration_us, size_bytes, slot=slot, name=f"random-{n}", **costs, **columns)
+
+
+def _graph(
+    rng: np.random.Generator,
+    n: int,
+    source: NDArray[Any],
+    target: NDArray[Any],
+    duration_us: Range,
+    size_bytes: Range,
+    slot: NDArray[Any] | int = 0,
+    **columns: Any,
+) -> OpGraph:
+    """Draw the costs; `slot` says which of at most two outputs of its source an edge carries."""
+    for key in ("temp_bytes", "persistent_bytes"):
+        if key in columns:
+            columns[key] = _draw(rng, columns[key], n, key).astype(np.int64)
+    tensor = 2 * source.astype(np.int64) + slot
+    pairs = distinct(tensor * max(n, 1) + target)
+    made, which = np.unique(pairs // max(n, 1), return_inverse=True)
+    return OpGraph(
+        names=tuple([f"op{i}" for i in range(n)]),
+        duration_us=_draw(rng, duration_us, n, "duration_us"),
+        tensor_producer=(made // 2).astype(np.int32),
+        tensor_bytes=_draw(rng, size_bytes, len(made), "size_bytes").astype(np.int64),
+        consumer_ptr=offsets(which, len(made)),
+        consumers=(pairs % max(n, 1)).astype(np.int32),
+        **columns,
+    )
+
+
+def _draw(rng: np.random.Generator, cost: Range, n: int, field: str) -> NDArray[np.float64]:
+    low, high = cost if isinstance(cost, (tuple, list)) and len(cost) == 2 else (cost, cost)
+    for value in (low, high):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float, np.number))
+            or not math.isfinite(value)
+            or value < 0
+        ):
+            raise InvalidInput(
+                f"{field} is {cost!r}; it must be a number of at least 0, or a range (low, high) of them"
+            )
+    if low > high:
+        raise InvalidInput(f"{field} is {cost!r}; the range must be (low, high)")
+    if low == high:
+        return np.full(n, float(low))
+    if low == 0:
+        return rng.uniform(0.0, float(high), size=n)
+    return np.exp(rng.uniform(math.log(float(low)), math.log(float(high)), size=n))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+def _count(value: Any, field: str, low: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
+        raise InvalidInput(f"{field} is {value!r}; it must be a whole number of at least {low}")
+    return int(value)
+
+
+def _real(value: Any, field: str, low: float, high: float) -> float:
+    if not _is_number(value) or not low <= value <= high or math.isinf(value):
+        limit = f" and at most {high:g}" if math.isfinite(high) else ""
+        raise InvalidInput(f"{field} is {value!r}; it must be a number of at least {low:g}{limit}")
+    return float(value)
+
+
+def _seed(value: Any) -> int:
+    return _count(value, "seed", 0)

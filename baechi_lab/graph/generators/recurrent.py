@@ -1,0 +1,319 @@
+"""Unrolled recurrent networks as graphs: LSTM language models, and an encoder-decoder with attention (GNMT).
+
+A block is a template of a few ops; a grid of blocks is one array operation, so that a million ops take seconds. Costs
+come from a roofline of a 10 TFLOP/s, 400 GB/s accelerator with 4 us per launch, with a seeded jitter of some percent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InvalidInput
+from ..kernels.csr import distinct, offsets
+from ..opgraph import OpGraph
+from .backward import with_backward
+
+_LAUNCH_US, _FLOP_PER_US, _BYTES_PER_US = 4.0, 10e6, 4e5
+_SLOTS = 4
+"""Most outputs that an op has here (the four gates of an LSTM cell)."""
+
+Ops = NDArray[np.int64]
+
+
+@dataclass
+class _Net:
+    """Ops and edges collected block by block; an edge is (4 * producer + output, consumer)."""
+
+    n: int = 0
+    names: list[str] = field(default_factory=list)
+    types: list[str] = field(default_factory=list)
+    duration: list[NDArray[Any]] = field(default_factory=list)
+    size: list[NDArray[Any]] = field(default_factory=list)
+    persistent: list[NDArray[Any]] = field(default_factory=list)
+    place: list[NDArray[Any]] = field(default_factory=list)
+    """(phase, step) of every op: what comes first in the final numbering."""
+    phase: int = 0
+    tensor: list[Ops] = field(default_factory=list)
+    reader: list[Ops] = field(default_factory=list)
+
+    def ops(self, names: list[str], kind: str, flop: float, size: int, *, held: int = 0, outputs: int = 1) -> Ops:
+        """Add equal ops; `size` bytes per output, `held` bytes throughout."""
+        first, count = self.n, len(names)
+        self.n += count
+        self.names += names
+        self.types += [kind] * count
+        moved = 2.0 * size * outputs
+        us = 0.0 if held else _LAUNCH_US + max(flop / _FLOP_PER_US, moved / _BYTES_PER_US)
+        self.duration.append(np.full(count, us))
+        self.size.append(np.full(count, size, dtype=np.int64))
+        self.persistent.append(np.full(count, held, dtype=np.int64))
+        phase = np.full(count, -1 if held else self.phase)
+        self.place.append(np.stack([phase, np.arange(count)], axis=1))
+        return np.arange(first, first + count)
+
+    def edge(self, source: Any, target: Any, output: int = 0) -> None:
+        """Connect arrays of ops, element by element (or one to many)."""
+        a, b = np.broadcast_arrays(np.asarray(source), np.asarray(target))
+        self.tensor.append(_SLOTS * a.ravel() + output)
+        self.reader.append(b.ravel())
+
+    def graph(self, name: str, seed: int, jitter: float) -> OpGraph:
+        """Number the ops topologically (by phase, then step, then block) and draw the jitter."""
+        n = self.n
+        place = np.concatenate(self.place)
+        order = np.lexsort((place[:, 1], place[:, 0]))
+        number = np.empty(n, dtype=np.int64)
+        number[order] = np.arange(n)
+        tensor = np.concatenate(self.tensor)
+        pairs = distinct(
+            (_SLOTS * number[tensor // _SLOTS] + tensor % _SLOTS) * n + number[np.concatenate(self.reader)]
+        )
+        made, which = np.unique(pairs // n, return_inverse=True)
+        producer = made // _SLOTS
+        noise = np.random.default_rng(seed).standard_normal(n)
+        return OpGraph(
+            names=tuple([self.names[i] for i in order.tolist()]),
+            op_types=tuple([self.types[i] for i in order.tolist()]),
+            duration_us=np.concatenate(self.duration)[order] * np.exp(jitter * noise),
+            tensor_producer=producer.astype(np.int32),
+            tensor_bytes=np.concatenate(self.size)[order][producer],
+            consumer_ptr=offsets(which, len(made)),
+            consumers=(pairs % n).astype(np.int32),
+            persistent_bytes=np.concatenate(self.persistent)[order],
+            name=name,
+        )
+
+
+@dataclass(frozen=True)
+class _Shape:
+    batch: int
+    hidden: int
+    vocabulary: int
+
+    @property
+    def state(self) -> int:
+        """Bytes of one hidden state of the whole batch."""
+        return 4 * self.batch * self.hidden
+
+
+def unrolled_rnn(
+    steps: int = 40,
+    layers: int = 4,
+    *,
+    ops: int | None = None,
+    batch: int = 128,
+    hidden: int = 512,
+    vocabulary: int = 10_000,
+    training: bool = True,
+    jitter: float = 0.05,
+    seed: int = 0,
+) -> OpGraph:
+    """An LSTM language model unrolled over `steps`, `layers` deep; with `training`, its backward pass and updates.
+
+    `ops`: choose `steps` so that the graph has at least that many ops. Sizes follow from `batch`, `hidden` and
+    `vocabulary` (float32); `jitter` is the standard deviation of the logarithm of each duration.
+
+    >>> unrolled_rnn(2, 1).n, unrolled_rnn(ops=1000, layers=2).n >= 1000
+    (97, True)
+    """
+    arguments = {
+        "layers": layers,
+        "batch": batch,
+        "hidden": hidden,
+        "vocabulary": vocabulary,
+        "jitter": jitter,
+        "seed": seed,
+    }
+    steps = _steps_for(_language_model, steps, ops, training, arguments)
+    return _finish(_language_model, f"rnn-{layers}x{steps}", steps, training, arguments)
+
+
+def gnmt(
+    length: int = 40,
+    layers: int = 4,
+    *,
+    ops: int | None = None,
+    batch: int = 128,
+    hidden: int = 512,
+    vocabulary: int = 30_000,
+    training: bool = True,
+    jitter: float = 0.05,
+    seed: int = 0,
+) -> OpGraph:
+    """An encoder-decoder with attention after Google's NMT: `layers` LSTM layers on each side, `length` positions.
+
+    The decoder attends to the encoder's states from its first layer, residual connections join the upper layers.
+    `ops` and the other parameters as in `unrolled_rnn`.
+
+    >>> gnmt(3, 2, training=False).name
+    'gnmt-2x3'
+    """
+    arguments = {
+        "layers": layers,
+        "batch": batch,
+        "hidden": hidden,
+        "vocabulary": vocabulary,
+        "jitter": jitter,
+        "seed": seed,
+    }
+    length = _steps_for(_translator, length, ops, training, arguments)
+    return _finish(_translator, f"gnmt-{layers}x{length}", length, training, arguments)
+
+
+def _finish(build: Any, name: str, steps: int, training: bool, arguments: dict[str, Any]) -> OpGraph:
+    net = build(steps, arguments["layers"], _Shape(arguments["batch"], arguments["hidden"], arguments["vocabulary"]))
+    forward = net.graph(name, arguments["seed"], float(arguments["jitter"]))
+    return with_backward(forward) if training else forward
+
+
+def _steps_for(build: Any, steps: int, ops: int | None, training: bool, arguments: dict[str, Any]) -> int:
+    """`steps`, or the fewest that give `ops` ops: their number is linear in the steps."""
+    counts = {"steps": steps, **{k: arguments[k] for k in ("layers", "batch", "hidden", "vocabulary")}}
+    counts |= {} if ops is None else {"ops": ops}
+    for key, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise InvalidInput(f"{key} is {value!r}; it must be a whole number of at least 1")
+    if (
+        isinstance(arguments["seed"], bool)
+        or not isinstance(arguments["seed"], (int, np.integer))
+        or arguments["seed"] < 0
+    ):
+        raise InvalidInput(f"seed is {arguments['seed']!r}; it must be a whole number of at least 0")
+    if not 0 <= arguments["jitter"] < 10:
+        raise InvalidInput(f"jitter is {arguments['jitter']!r}; it must be at least 0 and below 10")
+    if ops is None:
+        return int(steps)
+    # The number of ops is linear in the steps (from the second on), so two small graphs tell it.
+    small = {**arguments, "batch": 1, "hidden": 1, "vocabulary": 1}
+    few, more = (_finish(build, "", k, training, small).n for k in (3, 4))
+    return max(1, 3 - int(few - ops) // int(more - few))
+
+
+def _language_model(steps: int, layers: int, shape: _Shape) -> _Net:
+    net = _Net()
+    inputs = _embed(net, "embedding", steps, shape)
+    top = _stack(net, "lstm", inputs, steps, layers, shape)
+    _loss(net, top, steps, shape)
+    return net
+
+
+def _translator(length: int, layers: int, shape: _Shape) -> _Net:
+    net = _Net()
+    source = _embed(net, "encoder/embedding", length, shape)
+    memory = _stack(net, "encoder", source, length, layers, shape)
+    net.phase = 1
+    keys = _keys(net, memory, length, shape)
+    net.phase = 2
+    words = _embed(net, "decoder/embedding", length, shape)
+    context = _attention(net, keys, length, shape)
+    top = _stack(net, "decoder", words, length, layers, shape, context)
+    _loss(net, top, length, shape)
+    return net
+
+
+def _at(name: str, steps: int) -> list[str]:
+    return [f"{name}/{t}" for t in range(steps)]
+
+
+def _variable(net: _Net, name: str, size: int) -> Ops:
+    return net.ops([name], "Variable", 0.0, size, held=size)
+
+
+def _embed(net: _Net, name: str, steps: int, shape: _Shape) -> Ops:
+    table = _variable(net, f"{name}/table", 4 * shape.vocabulary * shape.hidden)
+    tokens = net.ops(_at(f"{name}/tokens", steps), "Placeholder", 0.0, 8 * shape.batch)
+    rows = net.ops(_at(f"{name}/gather", steps), "GatherV2", 0.0, shape.state)
+    net.edge(table, rows)
+    net.edge(tokens, rows)
+    return rows
+
+
+def _stack(net: _Net, name: str, inputs: Ops, steps: int, layers: int, shape: _Shape, context: Any = None) -> Ops:
+    """LSTM layers over all steps; returns the top layer's outputs. `context` is the attention to the first layer."""
+    current = inputs
+    for layer in range(layers):
+        cell = _cells(net, f"{name}/layer{layer}", current, steps, shape)
+        if context is not None and layer == 0:
+            context_ops, query_ops = context
+            net.edge(context_ops, cell["concat"])
+            # The query of step t is the first layer's state of step t - 1.
+            net.edge(cell["hidden"][:-1], query_ops[1:])
+        if layer > 1:
+            residual = net.ops(_at(f"{name}/layer{layer}/residual", steps), "AddV2", 0.0, shape.state)
+            net.edge(current, residual)
+            net.edge(cell["hidden"], residual)
+            current = residual
+        else:
+            current = cell["hidden"]
+    return current
+
+
+def _cells(net: _Net, name: str, inputs: Ops, steps: int, shape: _Shape) -> dict[str, Ops]:
+    """One LSTM layer: concat, matmul, bias, split into four gates, and the element-wise state update."""
+    wide, state = 4 * shape.state, shape.state
+    kernel = _variable(net, f"{name}/kernel", 4 * 2 * shape.hidden * 4 * shape.hidden)
+    bias = _variable(net, f"{name}/bias", 4 * 4 * shape.hidden)
+    add = lambda what, kind, size, flop=0.0, outputs=1: net.ops(  # noqa: E731
+        _at(f"{name}/{what}", steps), kind, flop, size, outputs=outputs
+    )
+    concat = add("concat", "ConcatV2", 2 * state)
+    product = add("matmul", "MatMul", wide, 2.0 * shape.batch * 2 * shape.hidden * 4 * shape.hidden)
+    biased = add("bias_add", "BiasAdd", wide)
+    gates = add("split", "Split", state, outputs=4)
+    active = [add(f"gate{k}", "Tanh" if k == 1 else "Sigmoid", state) for k in range(4)]
+    taken, kept, cell = add("input", "Mul", state), add("forget", "Mul", state), add("cell", "AddV2", state)
+    squashed, hidden = add("tanh", "Tanh", state), add("hidden", "Mul", state)
+    pairs = [(inputs, concat), (concat, product), (kernel, product), (product, biased), (bias, biased), (biased, gates)]
+    pairs += [(active[0], taken), (active[1], taken), (active[2], kept), (taken, cell), (kept, cell)]
+    pairs += [(cell, squashed), (squashed, hidden), (active[3], hidden)]
+    pairs += [(hidden[:-1], concat[1:]), (cell[:-1], kept[1:])]
+    for source, target in pairs:
+        net.edge(source, target)
+    for k in range(4):
+        net.edge(gates, active[k], output=k)
+    return {"concat": concat, "hidden": hidden}
+
+
+def _keys(net: _Net, memory: Ops, length: int, shape: _Shape) -> Ops:
+    """All encoder states as one tensor."""
+    keys = net.ops(["attention/keys"], "Pack", 0.0, shape.state * length)
+    net.edge(memory, keys)
+    return keys
+
+
+def _attention(net: _Net, keys: Ops, length: int, shape: _Shape) -> tuple[Ops, Ops]:
+    """Additive attention per decoder step; returns context and query ops."""
+    scores, weights = 4 * shape.batch * length, 4 * shape.hidden * shape.hidden
+    query_kernel = _variable(net, "attention/query_kernel", weights)
+    flop = 2.0 * shape.batch * shape.hidden * shape.hidden
+    query = net.ops(_at("attention/query", length), "MatMul", flop, shape.state)
+    net.edge(query_kernel, query)
+    previous = query
+    for what, kind, size in (
+        ("add", "AddV2", shape.state * length), ("tanh", "Tanh", shape.state * length), ("sum", "Sum", scores),
+        ("softmax", "Softmax", scores), ("weigh", "Mul", shape.state * length), ("context", "Sum", shape.state),
+    ):  # fmt: skip
+        current = net.ops(_at(f"attention/{what}", length), kind, 0.0, size)
+        net.edge(previous, current)
+        if what in ("add", "weigh"):
+            net.edge(keys, current)
+        previous = current
+    return previous, query
+
+
+def _loss(net: _Net, top: Ops, steps: int, shape: _Shape) -> None:
+    """Projection to the vocabulary, cross entropy per step, and their sum."""
+    logits = 4 * shape.batch * shape.vocabulary
+    kernel = _variable(net, "projection/kernel", 4 * shape.hidden * shape.vocabulary)
+    product = net.ops(
+        _at("projection/matmul", steps), "MatMul", 2.0 * shape.batch * shape.hidden * shape.vocabulary, logits
+    )
+    losses = net.ops(_at("loss/cross_entropy", steps), "SparseSoftmaxCrossEntropyWithLogits", 0.0, 4 * shape.batch)
+    net.phase += 1
+    total = net.ops(["loss/total"], "AddN", 0.0, 4)
+    for source, target in ((top, product), (kernel, product), (product, losses), (losses, total)):
+        net.edge(source, target)

@@ -1,0 +1,1 @@
+"""What compiled kernels share: compiling itself, sparse rows, heaps."""

@@ -1,0 +1,316 @@
+"""Step times of many placements of one graph in one compiled call that leaves the interpreter free: rewards of a policy.
+
+Idea: the search's evaluation (`evaluation.evaluate`), first in first out, with all that no placement changes taken out
+beforehand: inputs that no op need wait for (`evaluation.waits`), tensors that one colocation group makes and reads, devices
+looked up per group instead of per op. Memory is not followed while a placement runs: what a device can hold at most
+(everything that its ops keep and make, every copy that it received, its largest temporary) mostly tells that it fits.
+Only where it does not, the search's evaluation is asked.
+
+Complexity: O(ops + waits + steps * devices) per placement.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import Cluster, OpGraph
+from ...graph.kernels.jit import njit
+from ...simulator.kernel import PARALLEL, SEQUENTIAL
+from ..problem import groups_of
+from .evaluate import evaluate, make_model, make_work, overflow, positions
+from .model import apart
+from .waits import make_waits
+
+
+class Plan(NamedTuple):
+    """What stays the same: see `evaluation.waits.Waits`; indices are unsigned, which spares compiled code a test per access.
+
+    `cost` float64[n * D] durations, `source` ops without inputs, `unit` of each op, `far_unit` of each op in `far`,
+    `far_last` where the next one waits for another tensor, `size` float64 bytes of a tensor; per unit `persistent` bytes,
+    `held` those and all that is made, `temp` the largest temporary.
+    """
+
+    cost: Any
+    degree: Any
+    source: Any
+    near_ptr: Any
+    near: Any
+    far_ptr: Any
+    far: Any
+    far_unit: Any
+    far_tensor: Any
+    far_last: Any
+    size: Any
+    unit: Any
+    persistent: Any
+    held: Any
+    temp: Any
+    limit: Any
+    latency: Any
+    per_byte: Any
+    comm: int
+
+
+class Scratch(NamedTuple):
+    """Room for one placement at a time; `received` float64[D] bytes is also a result.
+
+    `woken` holds ops that need no further input, `line` those of a device that may start, `pending` those that will be able
+    to at `ready_at` (known once their last input is on its way), by time; `arrival` float64[D] when the tensor at hand
+    reaches a device.
+    """
+
+    missing: Any
+    ready_at: Any
+    woken: Any
+    line: Any
+    head: Any
+    tail: Any
+    fresh: Any
+    fresh_at: Any
+    pending: Any
+    first: Any
+    last: Any
+    running: Any
+    busy_until: Any
+    coming_at: Any
+    queue_out: Any
+    queue_in: Any
+    goal: Any
+    arrival: Any
+    received: Any
+
+
+class Batch:
+    """Evaluates placements of `graph` on `cluster`; for one thread at a time.
+
+    >>> from baechi_lab import Link
+    >>> graph = OpGraph.from_edges([2e6, 3e6, 1e6], [(0, 2, 8), (1, 2, 8)])
+    >>> batch = Batch(graph, Cluster.uniform(2, memory_bytes=100, link=Link(5e5, 0.0)))
+    >>> batch.seconds(np.array([[0, 0, 0], [0, 1, 1]], dtype=np.int32)).tolist()
+    [6.0, 4.0]
+    """
+
+    def __init__(self, graph: OpGraph, cluster: Cluster):
+        self.model = make_model(graph, cluster)
+        self.plan = _make_plan(graph, self.model)
+        self.first = np.unique(self.plan.unit, return_index=True)[1]
+        self.order = positions(None, graph.n)
+        self.work, self.scratch = make_work(self.model), _make_scratch(self.plan)
+
+    def alike(self) -> Batch:
+        """Another one for another thread, with its own scratch space."""
+        other = object.__new__(Batch)
+        other.__dict__.update(self.__dict__)
+        other.work, other.scratch = make_work(self.model), _make_scratch(self.plan)
+        return other
+
+    def seconds(self, rows: NDArray[np.int32]) -> NDArray[np.float64]:
+        """float64[s] step times of the devices int32[s, n]; infinite where a device's memory is exceeded."""
+        rows = np.ascontiguousarray(rows, dtype=np.int32)
+        homes = rows[:, self.first].astype(np.int64)
+        result = np.empty(len(rows))
+        _seconds(self.plan, self.scratch, self.model, self.work, *self.order, rows, homes, result)
+        return result
+
+
+def _make_plan(graph: OpGraph, model: Any) -> Plan:
+    unit = groups_of(graph)
+    waits, units = make_waits(graph, unit), int(unit.max(initial=-1)) + 1
+    persistent, made, temp = (np.zeros(units, dtype=np.int64) for _ in range(3))
+    np.add.at(persistent, unit, graph.persistent_bytes)
+    np.add.at(made, unit, model.made)
+    np.maximum.at(temp, unit, graph.temp_bytes)
+    last = np.append(waits.far_tensor[1:] != waits.far_tensor[:-1], True)
+    index = lambda a: np.array(a, dtype=np.uint32)  # noqa: E731
+    return Plan(
+        model.table.reshape(-1), waits.degree, index(np.flatnonzero(waits.degree == 0)), index(waits.near_ptr),
+        index(waits.near), index(waits.far_ptr), index(waits.far), index(unit[waits.far]), index(waits.far_tensor), last,
+        graph.tensor_bytes[waits.tensor].astype(np.float64), index(unit), persistent,
+        persistent + made, temp, model.limit, model.latency, model.per_byte, model.comm,
+    )  # fmt: skip
+
+
+def _make_scratch(plan: Plan) -> Scratch:
+    n, devices = len(plan.degree), len(plan.limit)
+    ints = lambda size: np.zeros(size, dtype=np.int64)  # noqa: E731
+    indices = lambda size: np.zeros(size, dtype=np.uint32)  # noqa: E731
+    floats = np.zeros
+    scratch = Scratch(
+        np.zeros(n, dtype=np.int32), floats(n), indices(n + 1), indices(devices * (n + 1)), ints(devices), ints(devices),
+        ints(devices), floats(devices), indices(devices * (n + 1)), ints(devices), ints(devices), ints(devices),
+        floats(devices), floats(devices), floats(devices), floats(devices), ints(devices + 1), floats(devices),
+        floats(devices),
+    )  # fmt: skip
+    return apart(scratch)
+
+
+@njit(cache=True, nogil=True)
+def _seconds(p: Any, s: Any, model: Any, work: Any, position: Any, at: Any, rows: Any, homes: Any, result: Any) -> None:
+    """Fill `result`; see `Batch.seconds`."""
+    for k in range(len(rows)):
+        surely, never = (
+            _fits(p, homes[k], s.received, False) if _together(p.unit, homes[k], rows[k]) else (False, False)
+        )
+        if never:
+            result[k] = np.inf
+            continue
+        if surely:  # copies aside
+            result[k] = 1e-6 * _makespan(p, s, homes[k])
+            if _fits(p, homes[k], s.received, True)[0]:
+                continue
+        time = evaluate(model, work, rows[k], position, at, False, True, np.inf, 0.0)
+        result[k] = 1e-6 * time if overflow(model, work) == 0 else np.inf
+
+
+@njit(cache=True, nogil=True)
+def _together(unit: Any, home: Any, row: Any) -> bool:
+    """Whether the devices `row` keep every unit on its `home`."""
+    for i in range(len(row)):  # noqa: SIM110 - compiled
+        if row[i] != home[unit[i]]:
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _fits(p: Any, home: Any, received: Any, copies: bool) -> tuple[bool, bool]:
+    """Whether memory surely suffices, and whether it surely does not, on every device."""
+    surely, never = True, False
+    for d in range(len(p.limit)):
+        kept, most, temp = 0, 0, 0
+        for u in range(len(home)):
+            if home[u] == d:
+                kept += p.persistent[u]
+                most += p.held[u]
+                temp = max(temp, p.temp[u])
+        never = never or kept > p.limit[d]
+        surely = surely and most + temp + (received[d] if copies else 0.0) <= p.limit[d]
+    return surely, never
+
+
+@njit(cache=True, nogil=True)
+def _makespan(p: Any, s: Any, home: Any) -> float:
+    """Microseconds of the placement of every unit on its `home` int64[units].
+
+    One loop without helpers: handing arrays to one counts references, which costs more than what it would do.
+    """
+    (cost, degree, source, near_ptr, near, far_ptr, far, far_unit, far_tensor, far_last, size, unit, _, _, _, _, latency,
+     per_byte, comm) = p  # fmt: skip
+    (missing, ready_at, woken, line, head, tail, fresh, fresh_at, pending, first, last, running, busy_until, coming_at,
+     queue_out, queue_in, goal, arrival, received) = s  # fmt: skip
+    n, devices = len(degree), len(latency)
+    for d in range(devices):
+        head[d] = tail[d] = fresh[d] = first[d] = last[d] = d * (n + 1)
+        fresh_at[d] = queue_out[d] = queue_in[d] = received[d] = 0.0
+        running[d] = -1
+        busy_until[d] = coming_at[d] = np.inf
+    missing[:] = degree
+    ready_at[:] = 0.0
+    for i in source:
+        d = home[unit[i]]
+        line[tail[d]] = i
+        tail[d] += 1
+    now = 0.0
+    while True:
+        end, ending, ends, coming = np.inf, -1, 0, np.inf
+        for d in range(devices):
+            if running[d] < 0 and head[d] < tail[d]:
+                op = line[head[d]]
+                head[d] += 1
+                running[d] = op
+                busy_until[d] = now + cost[op * devices + d]
+            if busy_until[d] < end:
+                end, ending, ends = busy_until[d], d, 1
+            elif busy_until[d] == end:
+                ends += 1
+            coming = min(coming, coming_at[d])
+        if end == np.inf and coming == np.inf:
+            return now
+        now = min(end, coming)
+        count = 0  # ops whose last input is there or on its way
+        d = ending if end == now else -1
+        while d >= 0:  # ops that end now, by op index: their sends join the queues in that order
+            if ends > 1:
+                for q in range(devices):
+                    if busy_until[q] == now and running[q] < running[d]:
+                        d = q
+            op = running[d]
+            running[d] = -1
+            busy_until[d] = np.inf
+            for k in range(near_ptr[op], near_ptr[op + 1]):
+                i = near[k]
+                missing[i] -= 1
+                woken[count] = i
+                count += 1 if missing[i] == 0 else 0
+            goals, begin = 0, far_ptr[op]
+            for k in range(begin, far_ptr[op + 1]):
+                q = home[far_unit[k]]
+                if q != d:  # one more destination of this tensor; ascending and distinct
+                    g = goals
+                    while g > 0 and goal[g - 1] > q:
+                        g -= 1
+                    if g == 0 or goal[g - 1] != q:
+                        for j in range(goals, g, -1):
+                            goal[j] = goal[j - 1]
+                        goal[g] = q
+                        goals += 1
+                if not far_last[k]:
+                    continue
+                arrival[d] = now
+                for g in range(goals):
+                    q = goal[g]
+                    received[q] += size[far_tensor[k]]
+                    took = latency[d, q] + per_byte[d, q] * size[far_tensor[k]]
+                    leaves = now
+                    if comm != PARALLEL:  # behind what is in the queues of both
+                        leaves = max(now, queue_out[d])
+                        queue_out[d] = leaves + took
+                        if comm == SEQUENTIAL:
+                            leaves = max(leaves, queue_out[q])
+                            queue_out[q] = leaves + took
+                        else:
+                            leaves = max(leaves, queue_in[q])
+                            queue_in[q] = leaves + took
+                    arrival[q] = leaves + took
+                for j in range(begin, k + 1):
+                    i = far[j]
+                    ready_at[i] = max(ready_at[i], arrival[home[far_unit[j]]])
+                    missing[i] -= 1
+                    woken[count] = i
+                    count += 1 if missing[i] == 0 else 0
+                goals, begin = 0, k + 1
+            d = -1
+            if ends > 1:
+                for q in range(devices):
+                    if busy_until[q] == now:
+                        d = q
+        if coming == now:
+            for q in range(devices):
+                while coming_at[q] == now:
+                    woken[count] = pending[first[q]]
+                    count += 1
+                    first[q] += 1
+                    coming_at[q] = ready_at[pending[first[q]]] if first[q] < last[q] else np.inf
+        for j in range(count):
+            i = woken[j]
+            time, d = ready_at[i], home[unit[i]]
+            if time > now:  # into what is pending, by time, mostly at the end
+                k = last[d]
+                last[d] = k + 1
+                while k > first[d] and ready_at[pending[k - 1]] > time:
+                    pending[k] = pending[k - 1]
+                    k -= 1
+                pending[k] = i
+                coming_at[d] = ready_at[pending[first[d]]]
+                continue
+            k = tail[d]  # into the line behind what is ready, at one instant by op index
+            tail[d] = k + 1
+            if fresh_at[d] != now:
+                fresh_at[d] = now
+                fresh[d] = k
+            while k > fresh[d] and k > head[d] and line[k - 1] > i:
+                line[k] = line[k - 1]
+                k -= 1
+            line[k] = i

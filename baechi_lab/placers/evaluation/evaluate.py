@@ -1,0 +1,366 @@
+"""The simulator as a search needs it: makespan and memory overflow of one candidate, tens of thousands per second.
+
+Idea: the same rules as `simulator.kernel` (tests require equal numbers), without logs, allocation or a general event
+heap. Each device runs one op, so the next op end is a minimum over devices. Where transfers queue, those to one device
+end in the order in which they were requested, so a linked list per receiver replaces the heap; only `parallel`
+transfers need one. Ready ops come first in, first out from a list, or by priority from a set of bits.
+
+Comparisons that a processor cannot predict cost more than the rest, so the usual instant, one op that ends, takes a way
+with few of them: its consumers are all written behind the line of ready ops, the line grows by those that are ready, and
+only its own device is asked for what comes next. Instants with several events or arriving transfers take the longer way.
+
+A candidate is dropped as soon as it cannot come in below `cutoff`: an op that ends at `t` and must be followed by `tail`
+(consumers local or paid for, as in the bounds) forces a makespan of `t + tail`. Memory is tracked only where it can run out.
+
+Helpers are expanded in place (`inline="always"`) and arrays unpacked once: a call that hands over arrays counts
+references, which costs more than the work done in it.
+
+Complexity: O(ops + edges + steps * devices).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...graph.kernels.jit import njit
+from ...simulator.kernel import PARALLEL, SEQUENTIAL
+from .marks import forget_marks, goal_of, restore_mark, save_mark
+from .model import Model, Work, make_model, make_work, memory_matters, positions
+from .ready import NO_BITS, pop_slot, push_slot, set_bit, take_lowest
+
+__all__ = [
+    "Model",
+    "Work",
+    "evaluate",
+    "evaluate_after",
+    "make_model",
+    "make_work",
+    "memory_matters",
+    "overflow",
+    "positions",
+]
+
+
+@njit(cache=True, inline="always")
+def _insert(i: int, base: int, k: int, low: int, line: Any) -> None:
+    """Put op `i` into the line in `line[base + low : base + k]`, which is sorted by op index."""
+    k += base
+    low += base
+    while k > low and line[k - 1] > i:
+        line[k] = line[k - 1]
+        k -= 1
+    line[k] = i
+
+
+@njit(cache=True, inline="always")
+def _over(peak: Any, limit: Any) -> float:
+    """Bytes above the limits, summed over devices."""
+    total = 0.0
+    for d in range(len(limit)):
+        if peak[d] > limit[d]:
+            total += float(peak[d] - limit[d])
+    return total
+
+
+@njit(cache=True, nogil=True)
+def overflow(m: Any, w: Any) -> float:
+    """Bytes above the limits, summed over devices, at the peaks of the last evaluation."""
+    return _over(w.peak, m.limit)
+
+
+@njit(cache=True, nogil=True)
+def evaluate(
+    m: Any, w: Any, device: Any, position: Any, at: Any, by_rank: bool, track: bool, cutoff: float, most: float
+) -> float:
+    """Makespan in microseconds of `device` int32[n]; infinity once it exceeds `cutoff` or the overflow exceeds `most`.
+
+    Where `by_rank`, a device runs the ready op with the lowest `position` int32[n] first (`at` int32[n] is its inverse),
+    otherwise the one that became ready first.
+    `track`: follow memory; afterwards `overflow(m, w)` tells the bytes above the limits.
+    """
+    return evaluate_after(m, w, device, position, at, by_rank, track, cutoff, most, -1, False)
+
+
+@njit(cache=True, nogil=True)
+def evaluate_after(
+    m: Any, w: Any, device: Any, position: Any, at: Any, by_rank: bool, track: bool, cutoff: float, most: float, begin: int,
+    keep: bool,
+) -> float:  # fmt: skip
+    """The same, continued at mark `begin` of the base (-1: from the beginning); `keep`: make marks (`evaluation.marks`).
+
+    Marks know nothing of memory: `begin` is -1 and `keep` false where `track`.
+    """
+    (table, after, degree, sources, edge_ptr, edge_to, edge_tensor, ready_to, input_ptr, inputs, producer, size_bytes, made,
+     unread, temp, persistent, limit, latency, per_byte, comm) = m  # fmt: skip
+    (missing, bits, line, head, tail, fresh, fresh_at, running, busy_until, queue_out, queue_in, list_head, list_tail,
+     alloc_next, slot_end, slot_receive, slot_info, heap, readers, local_left, sends_left, copy_left, level, peak, start,
+     moved, total, spent, _base_start, _mark_time, _mark_ints, _mark_floats, mark_bank) = w  # fmt: skip
+    devices, n = len(limit), len(device)
+    words, stride = (n + 63) >> 6, len(bits) // max(devices, 1)
+    shared = comm == SEQUENTIAL
+    now, slots, waiting, done = 0.0, 0, 0, 0
+    marks = len(mark_bank)
+    mark = marks
+    other = np.inf  # when the next transfer ends or the next copy is allocated
+    total[:] = 0.0
+    for i in range(n):
+        total[device[i]] += table[i, device[i]]
+    for d in range(devices):
+        total[d] *= 1.0 - 1e-12  # a little less than computed, as the tails are
+        if total[d] > cutoff:
+            return np.inf
+    if begin < 0:
+        if by_rank:
+            bits[:] = NO_BITS
+        for d in range(devices):
+            head[d] = tail[d] = fresh[d] = 0
+            fresh_at[d] = 0.0
+            running[d] = list_head[d] = list_tail[d] = alloc_next[d] = -1
+            busy_until[d] = np.inf
+            queue_out[d] = queue_in[d] = spent[d] = 0.0
+            readers[d] = 0
+            level[d] = 0
+        missing[:] = degree
+        if track:
+            for i in range(n):
+                level[device[i]] += persistent[i]
+        for i in sources:
+            d = device[i]
+            if by_rank:
+                set_bit(bits, d * stride, words, position[i], 1)
+            else:
+                line[d * (n + 1) + tail[d]] = i
+            tail[d] += 1
+        for d in range(devices):
+            peak[d] = level[d]
+        if track and _over(peak, limit) > most:
+            return np.inf
+        moved[0] = 0.0
+    else:
+        now, slots, waiting, done = restore_mark(begin, w, position, by_rank)
+        if comm == PARALLEL and waiting > 0:
+            other = slot_end[heap[0]]
+        for q in range(devices):
+            if comm != PARALLEL and list_head[q] >= 0:
+                other = min(other, slot_end[list_head[q]])
+    if keep:
+        forget_marks(w, begin)
+        mark = begin + 1
+    goal = goal_of(mark, marks, n) if mark < marks else n + 1
+    first, last_device = 0, devices
+    while True:
+        for d in range(first, last_device):
+            if running[d] < 0 and tail[d] > head[d]:
+                if by_rank:
+                    op = at[take_lowest(bits, d * stride, words)]
+                    tail[d] -= 1
+                else:
+                    op = line[d * (n + 1) + head[d]]
+                    head[d] += 1
+                end = now + table[op, d]
+                spent[d] += table[op, d]
+                if end + after[op] > cutoff or end - spent[d] + total[d] > cutoff:
+                    return np.inf
+                start[op] = now
+                done += 1
+                running[d] = op
+                busy_until[d] = end
+                if track:
+                    level[d] += made[op] + temp[op]
+                    if level[d] > peak[d]:
+                        peak[d] = level[d]
+                        if level[d] > limit[d] and _over(peak, limit) > most:
+                            return np.inf
+        step, d = busy_until[0], 0
+        for p in range(1, devices):
+            less = busy_until[p] < step
+            step = busy_until[p] if less else step
+            d = p if less else d
+        ends = 0
+        for p in range(devices):
+            ends += 1 if busy_until[p] == step else 0
+        if other < step:
+            ends, step = 0, other
+        if step == np.inf:
+            return now
+        if done >= goal and step > now:
+            save_mark(mark, w, at, by_rank, comm == PARALLEL, now, slots, waiting, done)
+            while mark < marks and goal_of(mark, marks, n) <= done:
+                mark += 1
+            goal = goal_of(mark, marks, n) if mark < marks else n + 1
+        now = step
+        several = ends > 1
+        first, last_device = d, d + 1
+        if several or other <= now:
+            first, last_device = 0, devices
+        while ends > 0:  # ops that end now, by op index: their sends join the queues in that order
+            ends -= 1
+            if several:
+                op = n
+                for p in range(devices):
+                    if busy_until[p] == now and running[p] < op:
+                        op, d = running[p], p
+            op = running[d]
+            running[d] = -1
+            busy_until[d] = np.inf
+            if track:
+                level[d] -= temp[op] + unread[op]
+                for e in range(input_ptr[op], input_ptr[op + 1]):
+                    t = inputs[e]
+                    if device[producer[t]] == d:
+                        local_left[t] -= 1
+                        if local_left[t] == 0 and sends_left[t] == 0:
+                            level[d] -= size_bytes[t]
+                    else:
+                        copy_left[t * devices + d] -= 1
+                        if copy_left[t * devices + d] == 0:
+                            level[d] -= size_bytes[t]
+            # Consumers here are ready or not, those elsewhere need a transfer.
+            e, last = edge_ptr[op], edge_ptr[op + 1]
+            base, remote = d * (n + 1), 0
+            if by_rank or fresh_at[d] != now:
+                fresh_at[d] = now
+                fresh[d] = tail[d]
+                k = base + tail[d]
+                if by_rank:
+                    for x in range(e, last):
+                        i = ready_to[x]
+                        here = 1 if device[i] == d else 0
+                        left = missing[i] - here
+                        missing[i] = left
+                        new = here if left == 0 else 0
+                        set_bit(bits, d * stride, words, position[i], new)
+                        k += new
+                        remote += 1 - here
+                else:
+                    for x in range(e, last):
+                        i = ready_to[x]
+                        here = 1 if device[i] == d else 0
+                        left = missing[i] - here
+                        missing[i] = left
+                        line[k] = i
+                        k += here if left == 0 else 0
+                        remote += 1 - here
+                tail[d] = k - base
+            else:  # something else happened here at the same instant: by op index
+                for x in range(e, last):
+                    i = ready_to[x]
+                    if device[i] != d:
+                        remote += 1
+                        continue
+                    missing[i] -= 1
+                    if missing[i] == 0:
+                        _insert(i, base, tail[d], max(fresh[d], head[d]), line)
+                        tail[d] += 1
+            if remote == 0 and not track:
+                continue
+            while e < last:  # one tensor after the other
+                t = edge_tensor[e]
+                remote, local = 0, 0
+                while e < last and edge_tensor[e] == t:
+                    q = device[edge_to[e]]
+                    e += 1
+                    if q == d:
+                        local += 1
+                    else:
+                        readers[q] += 1
+                        remote += 1
+                if track:
+                    local_left[t] = local
+                    sends_left[t] = 0
+                if remote == 0:
+                    continue
+                for q in range(devices):
+                    if readers[q] == 0:
+                        continue
+                    if track:
+                        sends_left[t] += 1
+                        copy_left[t * devices + q] = readers[q]
+                    readers[q] = 0
+                    cost = latency[d, q] + per_byte[d, q] * size_bytes[t]
+                    moved[0] += cost
+                    receive = now
+                    if comm != PARALLEL:
+                        begin = max(now, queue_out[d])
+                        queue_out[d] = begin + cost
+                        if shared:
+                            receive = max(begin, queue_out[q])
+                            queue_out[q] = receive + cost
+                        else:
+                            receive = max(begin, queue_in[q])
+                            queue_in[q] = receive + cost
+                    slot = slots
+                    slots += 1
+                    slot_end[slot] = receive + cost
+                    slot_receive[slot] = receive
+                    slot_info[3 * slot] = e  # where the tensor's consumers end
+                    slot_info[3 * slot + 1] = q
+                    slot_info[3 * slot + 2] = -1
+                    if list_tail[q] >= 0:
+                        slot_info[3 * list_tail[q] + 2] = slot
+                    list_tail[q] = slot
+                    if list_head[q] < 0:
+                        list_head[q] = slot
+                    if alloc_next[q] < 0:
+                        alloc_next[q] = slot
+                    if comm == PARALLEL:
+                        push_slot(heap, 0, waiting, slot_end, slot)
+                        waiting += 1
+                    other = min(other, receive if track else receive + cost)
+        if other > now:
+            continue
+        first, last_device = 0, devices
+        while True:  # transfers that end now
+            slot = -1
+            if comm == PARALLEL:
+                if waiting > 0 and slot_end[heap[0]] == now:
+                    slot = heap[0]
+                    pop_slot(heap, 0, waiting, slot_end)
+                    waiting -= 1
+            else:
+                for q in range(devices):
+                    if list_head[q] >= 0 and slot_end[list_head[q]] == now:
+                        slot = list_head[q]
+                        list_head[q] = slot_info[3 * slot + 2]
+                        break
+            if slot < 0:
+                break
+            e, q = slot_info[3 * slot] - 1, slot_info[3 * slot + 1]
+            t = edge_tensor[e]
+            if track:
+                sends_left[t] -= 1
+                if sends_left[t] == 0 and local_left[t] == 0:
+                    level[device[producer[t]]] -= size_bytes[t]
+            if fresh_at[q] != now:
+                fresh_at[q] = now
+                fresh[q] = tail[q]
+            while e >= 0 and edge_tensor[e] == t:
+                i = edge_to[e]
+                e -= 1
+                if device[i] == q:
+                    missing[i] -= 1
+                    if missing[i] == 0:
+                        if by_rank:
+                            set_bit(bits, q * stride, words, position[i], 1)
+                        else:
+                            _insert(i, q * (n + 1), tail[q], max(fresh[q], head[q]), line)
+                        tail[q] += 1
+        other = np.inf
+        if comm == PARALLEL and waiting > 0:
+            other = slot_end[heap[0]]
+        for q in range(devices):
+            if track:
+                while alloc_next[q] >= 0 and slot_receive[alloc_next[q]] <= now:
+                    slot = alloc_next[q]
+                    alloc_next[q] = slot_info[3 * slot + 2]
+                    level[q] += size_bytes[edge_tensor[slot_info[3 * slot] - 1]]
+                    if level[q] > peak[q]:
+                        peak[q] = level[q]
+                        if level[q] > limit[q] and _over(peak, limit) > most:
+                            return np.inf
+                if alloc_next[q] >= 0:
+                    other = min(other, slot_receive[alloc_next[q]])
+            if comm != PARALLEL and list_head[q] >= 0:
+                other = min(other, slot_end[list_head[q]])

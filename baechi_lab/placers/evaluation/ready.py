@@ -1,0 +1,119 @@
+"""Heaps and sets of ready ops, expanded in place where they are used (`inline="always"`).
+
+A call that hands over arrays counts references, which costs more than the work done here; a set of bits whose lowest one
+is found without comparing avoids branches that processors cannot predict.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...graph.kernels.jit import HAS_NUMBA, njit
+
+
+@njit(cache=True, inline="always")
+def push_slot(heap: Any, base: int, size: int, key: Any, item: int) -> None:
+    """Insert `item` into the heap in `heap[base : base + size]`, ordered by (`key[item]`, item)."""
+    i = size
+    mine = key[item]
+    while i > 0:
+        parent = (i - 1) >> 1
+        other = heap[base + parent]
+        if key[other] < mine or (key[other] == mine and other < item):
+            break
+        heap[base + i] = other
+        i = parent
+    heap[base + i] = item
+
+
+@njit(cache=True, inline="always")
+def pop_slot(heap: Any, base: int, size: int, key: Any) -> None:
+    """Remove the first of the heap of `size` items (read it at `base` before)."""
+    last = size - 1
+    item = heap[base + last]
+    mine = key[item]
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= last:
+            break
+        right = child + 1
+        a = heap[base + child]
+        if right < last:
+            b = heap[base + right]
+            if key[b] < key[a] or (key[b] == key[a] and b < a):
+                child, a = right, b
+        if mine < key[a] or (mine == key[a] and item < a):
+            break
+        heap[base + i] = a
+        i = child
+    heap[base + i] = item
+
+
+_ONE, NO_BITS = np.uint64(1), np.uint64(0)
+
+if HAS_NUMBA:
+    from llvmlite import ir
+    from numba import types
+    from numba.extending import intrinsic
+
+    @intrinsic
+    def lowest_bit(typing: Any, word: Any) -> Any:
+        """Position of the lowest bit that is set in an unsigned word of 64 bits: one instruction."""
+
+        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+        return types.int64(types.uint64), build
+
+else:
+
+    def lowest_bit(word: Any) -> int:
+        """Position of the lowest bit that is set."""
+        return (int(word) & -int(word)).bit_length() - 1
+
+
+@njit(cache=True, inline="always")
+def set_bit(bits: Any, base: int, words: int, k: int, new: int) -> None:
+    """Add `k` to the set in `bits[base:]` where `new` is 1: words of bits, a bit per word, and a bit per word of those.
+
+    The last summary is kept only for more than 64 words.
+    """
+    one = k >> 6
+    two = one >> 6
+    bit = np.uint64(new)
+    bits[base + one] |= bit << np.uint64(k & 63)
+    bits[base + words + two] |= bit << np.uint64(one & 63)
+    if words > 64:
+        bits[base + words + ((words + 63) >> 6) + (two >> 6)] |= bit << np.uint64(two & 63)
+
+
+@njit(cache=True, inline="always")
+def take_lowest(bits: Any, base: int, words: int) -> int:
+    """Remove and return the smallest element of a set that is not empty; words are cleared without branches."""
+    two, top = 0, 0
+    if words > 64:
+        top = base + words + ((words + 63) >> 6)
+        while bits[top] == NO_BITS:
+            top += 1
+            two += 64
+        two += lowest_bit(bits[top])
+    middle = bits[base + words + two]
+    one = (two << 6) + lowest_bit(middle)
+    low = bits[base + one]
+    k = (one << 6) + lowest_bit(low)
+    low &= low - _ONE
+    middle &= middle - (_ONE if low == NO_BITS else NO_BITS)
+    bits[base + one], bits[base + words + two] = low, middle
+    if words > 64 and middle == NO_BITS:
+        bits[top] &= bits[top] - _ONE
+    return k
+
+
+def bit_words(n: int) -> tuple[int, int]:
+    """Words of bits for sets of 0 .. n - 1, and all words including the two summaries."""
+    words = (n + 63) >> 6
+    more = (words + 63) >> 6
+    return words, words + more + ((more + 63) >> 6)

@@ -1,0 +1,1 @@
+"""The placer `exact`: the optimum by constraint programming, or a proven gap."""

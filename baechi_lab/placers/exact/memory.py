@@ -1,0 +1,91 @@
+"""Memory in the CP-SAT model: optional intervals of bytes, cumulative per device beside the persistent bytes.
+
+Sizes are rounded down to a common unit, so nothing that fits is excluded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...graph import Cluster, OpGraph
+from ..problem import output_bytes
+
+if TYPE_CHECKING:
+    from .model import ExactModel
+
+UNITS = 10**6
+"""Units that the largest device's memory is divided into."""
+
+
+def memory_may_run_out(graph: OpGraph, cluster: Cluster) -> bool:
+    """Whether some device could not hold everything at once."""
+    most = int(graph.persistent_bytes.sum() + graph.temp_bytes.sum() + graph.tensor_bytes.sum())
+    return bool(np.any(cluster.memory_bytes < most))
+
+
+def add_memory(m: ExactModel) -> None:
+    """What each device holds keeps within its memory; spans end no earlier than the rules say."""
+    unit = max(1, int(m.cluster.memory_bytes.max()) // UNITS)
+    spans: list[list[tuple[Any, int]]] = [[] for _ in range(m.cluster.n)]
+    for t in range(m.graph.tensor_count):
+        size = int(m.graph.tensor_bytes[t]) // unit
+        if size:
+            _output(m, t, size, spans)
+            _copies(m, t, size, spans)
+    _temporaries(m, unit, spans)
+    _persistent(m, unit, spans)
+    for d in range(m.cluster.n):
+        if spans[d]:
+            room = int(m.cluster.memory_bytes[d]) // unit
+            m.model.add_cumulative([s for s, _ in spans[d]], [b for _, b in spans[d]], room)
+
+
+def _output(m: ExactModel, t: int, size: int, spans: list[list[tuple[Any, int]]]) -> None:
+    """From its producer's start until its last local reader has ended and its last copy has arrived."""
+    producer = int(m.graph.tensor_producer[t])
+    free, length = m.var(0, 2 * m.horizon, f"free{t}"), m.var(0, 2 * m.horizon)
+    m.model.add(free >= m.end[producer])
+    for j in m.graph.tensor_consumers(t).tolist():
+        m.model.add(free >= m.end[j]).only_enforce_if(m.together(producer, j))
+    for d in range(m.cluster.n):
+        if (t, d) in m.present:
+            m.model.add(free >= m.receive[t, d] + m.cost[t, d]).only_enforce_if(m.present[t, d])
+        span = m.model.new_optional_interval_var(m.start[producer], length, free, m.on(producer, d), "")
+        spans[d].append((span, size))
+
+
+def _copies(m: ExactModel, t: int, size: int, spans: list[list[tuple[Any, int]]]) -> None:
+    """From the start of the receive until the last reader on that device has ended."""
+    for d in range(m.cluster.n):
+        if (t, d) not in m.present:
+            continue
+        present, gone, length = m.present[t, d], m.var(0, 2 * m.horizon), m.var(0, 2 * m.horizon)
+        m.model.add(gone >= m.receive[t, d] + m.cost[t, d]).only_enforce_if(present)
+        for j in m.graph.tensor_consumers(t).tolist():
+            m.model.add(gone >= m.end[j]).only_enforce_if([present, m.on(j, d)])
+        spans[d].append((m.model.new_optional_interval_var(m.receive[t, d], length, gone, present, ""), size))
+
+
+def _temporaries(m: ExactModel, unit: int, spans: list[list[tuple[Any, int]]]) -> None:
+    for i in np.flatnonzero(m.graph.temp_bytes >= unit).tolist():
+        for d in range(m.cluster.n):
+            length = int(m.times.duration[i, d])
+            span = m.model.new_optional_interval_var(m.start[i], length, m.end[i], m.on(i, d), "")
+            spans[d].append((span, int(m.graph.temp_bytes[i]) // unit))
+
+
+def _persistent(m: ExactModel, unit: int, spans: list[list[tuple[Any, int]]]) -> None:
+    """Held throughout; and an op alone, with what its group keeps, must fit."""
+    made, held = output_bytes(m.graph), np.zeros(len(m.x), dtype=np.int64)
+    np.add.at(held, m.group, m.graph.persistent_bytes)
+    alone = made + m.graph.temp_bytes + held[m.group]
+    for d in range(m.cluster.n):
+        room = int(m.cluster.memory_bytes[d])
+        m.model.add(sum(int(b) * m.x[g][d] for g, b in enumerate(held.tolist()) if b) <= room)
+        for g in np.flatnonzero(held >= unit).tolist():
+            span = m.model.new_optional_fixed_size_interval_var(0, 2 * m.horizon, m.x[g][d], "")
+            spans[d].append((span, int(held[g]) // unit))
+        for i in np.flatnonzero(alone > room).tolist():
+            m.model.add(m.on(i, d) == 0)

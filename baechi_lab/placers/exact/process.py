@@ -1,0 +1,123 @@
+"""The CP-SAT solver in a process of its own, spoken to in lines of JSON.
+
+A process of its own because OR-tools and highspy each bring a copy of HiGHS under one name: whichever is imported second
+finds the other's copy and cannot be imported (google/or-tools issue 5246). It also makes an interrupted solver stop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from ...errors import ExecutionError
+from ...graph import Cluster, OpGraph
+from ...graph.formats.json_format import to_document
+
+ASK_SECONDS = 0.1
+"""How often it is asked whether to stop."""
+STOPPED: dict[str, Any] = {"status": "STOPPED", "seconds": 0.0, "bound": None, "device": None, "order": None}
+
+
+class SolverProcess:
+    """Started at once, so that its imports run beside the warm start; ends with the `with` block."""
+
+    def __enter__(self) -> SolverProcess:
+        paths = os.pathsep.join(p for p in [os.getcwd(), *sys.path] if p)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "baechi_lab.placers.exact.process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths},
+        )  # fmt: skip
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:  # fmt: skip
+        self.process.kill()
+        self.process.communicate()
+
+    def solve(
+        self, graph: OpGraph, cluster: Cluster, request: dict[str, Any], stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, Any]:
+        """Status, bound (units of the model), device and order of the best solution, seconds.
+
+        Once `stop()`, asked now and then, is true, the process is ended and the answer is `STOPPED`.
+        """
+        line = json.dumps({**request, "graph": to_document(graph), "cluster": to_document(cluster)})
+        source, sink = self.process.stdin, self.process.stdout
+        if source is None or sink is None:
+            raise ExecutionError("the solver's process has no pipes")
+        try:
+            source.write(line + "\n")
+            source.flush()
+        except BrokenPipeError:
+            return self._died()
+        lines: list[str] = []
+        reader = threading.Thread(target=lambda: lines.append(sink.readline()), daemon=True)
+        reader.start()
+        while reader.is_alive():
+            if stop():
+                return STOPPED
+            reader.join(ASK_SECONDS)
+        reply: dict[str, Any] = json.loads(lines[0]) if lines and lines[0] else self._died()
+        return reply
+
+    def _died(self) -> Any:
+        _, text = self.process.communicate()
+        reason = text.strip().splitlines()[-1:] or ["no message"]
+        raise ExecutionError(f"the solver's process ended with code {self.process.returncode}: {reason[0]}")
+
+
+def answer_request(request: dict[str, Any]) -> dict[str, Any]:
+    """Build and solve the model of one request (in the solver's process)."""
+    from ortools.sat.python import cp_model
+
+    from ...graph.formats.json_format import KINDS
+    from .model import ExactModel
+    from .times import scaled_times
+
+    # Written by this package a moment ago: read without the check against the schema, whose import takes a second.
+    graph, cluster = (KINDS[kind][2](request[kind]) for kind in ("graph", "cluster"))
+    times = scaled_times(graph, cluster, max(request["within_us"], 1e-9))
+    built = ExactModel(cp_model, graph, cluster, times, request["horizon"], request["strict"]).build()
+    built.model.add(built.makespan >= request["lowest"])
+    if request["device"] is not None:
+        built.hint(request["device"], request["start_us"], request["end_us"])
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = request["seconds"]
+    solver.parameters.random_seed = request["seed"]
+    _use_workers(solver.parameters, request["workers"])
+    status = solver.solve(built.model)
+    found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    device, order = built.solution(solver) if found else (None, None)
+    return {
+        "status": solver.status_name(status), "seconds": solver.wall_time,
+        "bound": solver.best_objective_bound if status != cp_model.INFEASIBLE else None,
+        "device": None if device is None else device.tolist(), "order": None if order is None else order.tolist(),
+    }  # fmt: skip
+
+
+def _use_workers(parameters: Any, workers: int) -> None:
+    """Few threads go to the searches without linear relaxation, which prove such instances in half the time."""
+    parameters.num_workers = workers
+    if workers == 1:
+        parameters.linearization_level = 0
+    elif workers == 2:
+        parameters.subsolvers.extend(["no_lp", "quick_restart_no_lp"])
+
+
+def main() -> None:
+    """Answer requests line by line until the input ends."""
+    from ortools.sat.python import cp_model  # noqa: F401  (the slow import, done before the first request comes)
+
+    for line in sys.stdin:
+        print(json.dumps(answer_request(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""One instance of `exact`: the best schedule known, the best bound known, and the models that bring them together."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import InfeasiblePlacement
+from ...graph import Cluster, OpGraph, Placement, durations
+from ...graph.kernels.compiling import working_seconds
+from ...simulator import bounds, simulate
+from ..memory.packing import packing_proof
+from .process import SolverProcess
+from .times import CLOSE, longest_chain, scaled_times
+
+if TYPE_CHECKING:
+    from .rule import Exact
+
+WARM_START_SECONDS = 10.0
+EVALUATIONS = 100
+"""The most that the warm start takes: seconds, and simulations per pair of ops."""
+
+LOOK_CLOSER, CLOSER_SECONDS = 400, 1.0
+"""Pairs of ops from which on bounds of high effort come before a model, and the most that they take."""
+
+ADDED = 1e-3
+"""Units of the model: far more than floating point adds to a bound, far less than a unit."""
+
+
+class Proof:
+    """From a warm start and `bounds` to the optimum, or to the gap that is left when the time is over."""
+
+    def __init__(self, params: Exact, graph: OpGraph, cluster: Cluster, solver: SolverProcess):
+        self.params, self.graph, self.cluster, self.solver = params, graph, cluster, solver
+        self.began, self.stopped = working_seconds(), False
+        self.timeline: Any = None
+        self.solves: list[str] = []
+        self.bound = 0.0
+        self._scale_for(_serial_us(graph, cluster))
+        self._learn(bounds(graph, cluster).best)
+        self.best = self._warm_start()
+        self.timeline = simulate(graph, cluster, self.best)
+        self._scale_for(self.timeline.makespan_us)
+        if graph.n**2 >= LOOK_CLOSER and not self._proven() and self._left() > 0:
+            seconds = min(CLOSER_SECONDS, 0.1 * self._left())
+            self._learn(bounds(graph, cluster, effort="high", time_limit=seconds).best)
+
+    def placement(self) -> Placement:
+        """The best placement, with what is proven of it."""
+        for strict in (False, True):
+            if self._proven() or self.stopped or self._left() <= 0:
+                break
+            self._solve(strict)
+        makespan, proven = self.timeline.makespan_us, self._proven()
+        gap = 0.0 if proven else makespan / self.bound - 1.0 if self.bound > 0 else float("inf")
+        error = 0.0 if self.times.exact else longest_chain(self.graph, self.cluster) / self.times.scale
+        info = {
+            "status": "OPTIMAL" if proven else "FEASIBLE", "bound_us": self.bound, "gap": gap, "scale_error_us": error,
+            "solves": tuple(self.solves),
+        }  # fmt: skip
+        return self.best.replace(info=info)
+
+    # -- what is known -------------------------------------------------------------------------------------
+
+    def _scale_for(self, within_us: float) -> None:
+        """Whole numbers for schedules of up to `within_us`."""
+        self.within = max(within_us, 1e-9)
+        self.times = scaled_times(self.graph, self.cluster, self.within)
+
+    def _learn(self, bound_us: float) -> None:
+        """A lower bound; where times are whole, so is every step time, and the bound may be rounded up."""
+        if self.times.exact:
+            bound_us = np.ceil(bound_us * self.times.scale - ADDED) / self.times.scale
+        self.bound = max(self.bound, float(bound_us))
+
+    def _within_bound(self, makespan_us: float) -> bool:
+        return makespan_us <= self.bound * (1 + CLOSE) + CLOSE
+
+    def _proven(self) -> bool:
+        return self._within_bound(self.timeline.makespan_us)
+
+    def _left(self) -> float:
+        return self.params.time_limit - (working_seconds() - self.began)
+
+    def _stop(self) -> bool:
+        """Tell the callback how far it is; True once it wants an end."""
+        from .rule import ExactProgress
+
+        if self.params.callback is not None and not self.stopped:
+            known = np.inf if self.timeline is None else self.timeline.makespan_us
+            progress = ExactProgress(working_seconds() - self.began, known, self.bound)
+            self.stopped = self.params.callback(progress) is True
+        return self.stopped
+
+    # -- a first placement ---------------------------------------------------------------------------------
+
+    def _warm_start(self) -> Placement:
+        from ..search.rule import Search
+
+        seconds = min(self.params.time_limit * self.params.warm_start, WARM_START_SECONDS)
+        search = Search(
+            time_limit=seconds, evaluations=EVALUATIONS * self.graph.n**2, seed=self.params.seed, workers=1,
+            callback=lambda found: self._stop() or self._within_bound(found.makespan_us),
+        )  # fmt: skip
+        try:
+            return search.assign(self.graph, self.cluster).replace(info={})
+        except InfeasiblePlacement as refused:
+            if packing_proof(self.graph, self.cluster) is not None:
+                raise
+            return self._decide(refused)
+
+    def _decide(self, refused: InfeasiblePlacement) -> Placement:
+        """No placement that fits is known: let the solver find one, or prove that there is none."""
+        answer = self._ask(False, int(np.ceil(self.within * self.times.scale)), {"device": None})
+        if answer["status"] == "INFEASIBLE":
+            needed, has = int(self.graph.persistent_bytes.sum()), self.cluster.memory_bytes.tolist()
+            message = "no placement and no order keeps within memory, proven by constraint programming"
+            raise InfeasiblePlacement(message, needed, has) from refused
+        if answer["device"] is None:
+            raise refused
+        found = Placement(device=np.array(answer["device"]), order=np.array(answer["order"]))
+        if not simulate(self.graph, self.cluster, found).feasible:
+            raise refused
+        return found
+
+    # -- the models ----------------------------------------------------------------------------------------
+
+    def _shorter(self) -> int:
+        """The longest horizon, in units, of a schedule that is shorter than what is known."""
+        units = self.timeline.makespan_us * self.times.scale
+        return round(units) - 1 if self.times.exact else int(units * (1 - CLOSE / 2))
+
+    def _ask(self, strict: bool, horizon: int, hint: dict[str, Any]) -> dict[str, Any]:
+        lowest = int(np.floor(self.bound * self.times.scale + ADDED))
+        answer = self.solver.solve(self.graph, self.cluster, {
+            "strict": strict, "within_us": self.within, "horizon": horizon, "lowest": min(lowest, horizon),
+            "seconds": max(self._left(), 0.01), "seed": self.params.seed, "workers": self.params.workers, **hint,
+        }, self._stop)  # fmt: skip
+        self.solves.append(f"{'strict' if strict else 'relaxed'}: {answer['status']}, {answer['seconds']:.2f} s")
+        return answer
+
+    def _solve(self, strict: bool) -> None:
+        known, horizon = self.timeline, self._shorter()
+        hint = {
+            "device": known.device.tolist(), "start_us": known.start_us.tolist(), "end_us": known.end_us.tolist()
+        }  # fmt: skip
+        answer = self._ask(strict, horizon, hint)
+        if answer["device"] is not None:
+            self._adopt(np.array(answer["device"]), np.array(answer["order"]))
+        if answer["status"] == "INFEASIBLE":  # nothing is shorter
+            self._learn((horizon + 1) / self.times.scale)
+        elif answer["bound"] is not None:  # of what is shorter
+            self._learn(min(answer["bound"], horizon + 1) / self.times.scale)
+
+    def _adopt(self, device: Any, order: Any) -> None:
+        """The solver's schedule, its devices numbered in the way that simulates best."""
+        numberings = permutations(range(self.cluster.n)) if self.cluster.n <= 4 else [tuple(range(self.cluster.n))]
+        for numbering in numberings:
+            for plan in (order, None):
+                placed = Placement(device=np.array(numbering, dtype=np.int32)[device], order=plan)
+                timeline = simulate(self.graph, self.cluster, placed)
+                if timeline.feasible and timeline.makespan_us < self.timeline.makespan_us:
+                    self.best, self.timeline = placed, timeline
+
+
+def _serial_us(graph: OpGraph, cluster: Cluster) -> float:
+    """Microseconds within which every schedule ends: all ops and all transfers one after the other."""
+    slowest = durations(graph, cluster).max(axis=1, initial=0.0).sum()
+    sends = (cluster.latency_us.max() + cluster.us_per_byte.max() * graph.tensor_bytes).sum()
+    return float(slowest + 2 * cluster.n * sends)

@@ -1,0 +1,95 @@
+"""`exact`: the best possible placement and order, proven by constraint programming.
+
+Idea: OR-tools CP-SAT on the model of `exact/model.py`, warm-started from `search`, its objective bounded from below by
+`bounds` and from above by what is known: the solver looks for something shorter, or proves that there is nothing
+(`exact/proof.py`). The relaxed model comes first; where the simulation of its solution takes longer than its bound, the
+strict model, which never idles and serves transfers at once as the simulator does, closes the gap.
+
+Times are scaled to whole numbers. Where no small scale makes them whole they are rounded down, so that the bound stays
+one (`exact/times.py`). `info` of the result: `status` ("OPTIMAL": the bound is within a millionth of the step time, or
+"FEASIBLE"), `bound_us`, `gap` (0 is proven optimal), `scale_error_us` (the most by which rounding may have lowered the
+bound; 0 where times are whole), and the `solves` of each model.
+
+Complexity: exponential (the problem is NP-hard without communication); see the benchmarks for what is solved. Source:
+CP-SAT, Perron and Didier, OR-tools (https://developers.google.com/optimization).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...errors import InvalidInput, MissingPackage
+from ...graph import Cluster, OpGraph, Placement
+from ...graph.units import format_us
+from ..base import Placer
+from .process import SolverProcess
+from .proof import Proof
+
+LARGEST_MODEL = 40_000
+"""Pairs of transfers and ops in a model; larger ones would take minutes to build and prove nothing."""
+
+
+@dataclass(frozen=True)
+class ExactProgress:
+    """What a callback gets: seconds spent, step time of the best schedule and largest lower bound so far, in us."""
+
+    seconds: float
+    makespan_us: float
+    bound_us: float
+
+    def __str__(self) -> str:
+        if not np.isfinite(self.makespan_us):
+            return f"{self.seconds:.1f} s, looking for a first schedule"
+        return f"{self.seconds:.1f} s, {format_us(self.makespan_us)}, lower bound {format_us(self.bound_us)}"
+
+
+@dataclass(frozen=True)
+class Exact(Placer):
+    """The proven optimum of a small graph by constraint programming, or the proven gap (needs ortools).
+
+    Parameters:
+        time_limit: seconds for all but compiling. seed: of the solver and the warm start. workers: threads of the solver.
+        warm_start: share of the time that `search` may use for a first placement.
+        callback: called with an `ExactProgress` ten times a second; returning True ends the proof with what is known.
+    """
+
+    name = "exact"
+    anytime = True
+    time_limit: float = 60.0
+    seed: int = 0
+    workers: int = 2
+    warm_start: float = 0.1
+    callback: Callable[[ExactProgress], Any] | None = field(default=None, compare=False)
+
+    def validate(self) -> None:
+        for key, low, high in (("time_limit", 0.0, np.inf), ("warm_start", 0.0, 1.0)):
+            value = getattr(self, key)
+            if not isinstance(value, (int, float)) or not low <= value <= high or value == np.inf:
+                raise InvalidInput(f"{key} is {value!r}; it must be a number from {low:g} to {high:g}")
+        if self.seed < 0 or self.workers < 1:
+            raise InvalidInput(f"seed is {self.seed} and workers {self.workers}; they must be at least 0 and 1")
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        if importlib.util.find_spec("ortools") is None:
+            raise MissingPackage.of("ortools", "solvers", "placer 'exact'")
+        size = model_size(graph, cluster)
+        if size > LARGEST_MODEL:
+            raise InvalidInput(
+                f"the instance is too large for 'exact': {graph.n} ops, {graph.tensor_count} tensors and {cluster.n} "
+                f"devices make {size} pairs to order; at most {LARGEST_MODEL} are allowed (use 'search')"
+            )
+        if graph.n == 0:
+            return Placement(device=np.zeros(0, dtype=np.int32))
+        with SolverProcess() as solver:
+            return Proof(self, graph, cluster, solver).placement()
+
+
+def model_size(graph: OpGraph, cluster: Cluster) -> int:
+    """Pairs whose order the model decides."""
+    sends = graph.tensor_count * (cluster.n - 1)
+    return graph.n**2 + (0 if cluster.comm == "parallel" else sends**2)

@@ -1,0 +1,41 @@
+"""What the simulator does without being asked: a device that could start an op does so.
+
+(That transfers start as soon as their queues are free is in `exact.transfers`.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .model import ExactModel
+
+
+def never_idle(m: ExactModel) -> None:
+    """If an op that waits (or starts) on the device was ready before `i` starts, another op ends there right then."""
+    n, model = m.graph.n, m.model
+    ready = [_ready(m, i) for i in range(n)]
+    for i in range(n):
+        follows = [
+            m.reason(m.start[i], m.end[j], [m.together(i, j), m.before(j, i)])
+            for j in range(n)
+            if j != i and not m.after[i, j]
+        ]
+        packed = m.bool(f"packed{i}")
+        model.add_bool_or([*follows, ~packed])
+        m.at_one_instant(m.start[i], ready[i], ~packed)
+        for k in range(n):
+            if k != i and not m.after[k, i]:
+                waited = ready[k] + m.times.tolerance >= m.start[i]
+                model.add(waited).only_enforce_if([m.together(i, k), m.before(i, k), ~packed])
+
+
+def _ready(m: ExactModel, i: int) -> Any:
+    """The instant at which all inputs of `i` are on its device."""
+    at = m.var(0, m.horizon, f"r{i}")
+    if m.arrivals[i]:
+        m.model.add_max_equality(at, m.arrivals[i])
+    else:
+        m.model.add(at == 0)
+    m.model.add(m.start[i] >= at)
+    return at

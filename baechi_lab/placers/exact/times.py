@@ -1,0 +1,65 @@
+"""Times of an instance as whole numbers, for the constraint solver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import Cluster, OpGraph, durations
+
+SCALES = (1, 2, 4, 5, 8, 10, 20, 50, 100, 1000, 10_000)
+LARGEST = 10**9
+"""Longest horizon in units of the model."""
+
+CLOSE = 1e-6
+"""Relative difference below which two times count as equal."""
+
+
+@dataclass
+class Times:
+    """Costs as whole numbers: `scale` units per microsecond; `exact` when nothing was rounded, otherwise rounded down.
+
+    Rounded down, every schedule stays one: floor(start) + floor(p) <= floor(start + p), so whoever waits for an end or
+    follows it on a device or queue still does after all starts were rounded down too. The optimum in units is therefore
+    never above that in microseconds. What the true end rounds to is at most one unit later than floor(start) + floor(p):
+    `tolerance`, for everything that the strict model says of events of one instant.
+    """
+
+    duration: NDArray[np.int64]
+    transfer: NDArray[np.int64]
+    scale: float
+    exact: bool
+
+    @property
+    def tolerance(self) -> int:
+        """Units by which two events of one instant may differ."""
+        return 0 if self.exact else 1
+
+
+def longest_chain(graph: OpGraph, cluster: Cluster) -> int:
+    """Most ops and transfers that can follow one another: each loses less than a unit when it is rounded down."""
+    return graph.n + graph.tensor_count * (cluster.n - 1)
+
+
+def scaled_times(graph: OpGraph, cluster: Cluster, horizon_us: float) -> Times:
+    """Durations int64[n, D] and transfer costs int64[T, D, D]; exact where a small scale makes all of them whole.
+
+    Otherwise the scale is such that what rounding loses along a chain is less than half of `CLOSE` of the horizon.
+    """
+    table = durations(graph, cluster)
+    size = graph.tensor_bytes[:, None, None]
+    cost = cluster.latency_us[None] + cluster.us_per_byte[None] * size
+    everything = np.concatenate([table.reshape(-1), cost.reshape(-1)])
+    for scale in SCALES:
+        whole = np.rint(everything * scale)
+        if horizon_us * scale <= LARGEST and np.allclose(everything * scale, whole, rtol=0, atol=1e-7):
+            return Times(_whole(np.rint(table * scale)), _whole(np.rint(cost * scale)), float(scale), True)
+    units = min(2 * longest_chain(graph, cluster) / CLOSE, LARGEST)
+    fine = units / max(horizon_us, 1e-12)
+    return Times(_whole(np.floor(table * fine)), _whole(np.floor(cost * fine)), fine, False)
+
+
+def _whole(times: NDArray[np.float64]) -> NDArray[np.int64]:
+    return times.astype(np.int64)

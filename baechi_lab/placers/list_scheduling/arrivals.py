@@ -1,0 +1,82 @@
+"""When an op's inputs are on a device: waits in the communication queues included (paper B, section 3.4); compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...graph.kernels.jit import njit
+
+PARALLEL, SEQUENTIAL = 0, 1
+_ROUNDING = 1e-12  # a bound that adds in another order than the arrival itself must stay below it
+
+
+@njit(cache=True)
+def arrival_of(
+    op: int, p: int, comm: int, keep: bool, ops: Any, tensors: Any, devices: Any, copies: Any, links: Any, inputs: Any,
+    fetch: Any,
+) -> Any:  # fmt: skip
+    """When all inputs of `op` are on `p`, and how many must be fetched (listed in `fetch`); queues move where `keep`."""
+    latest, count = 0.0, 0
+    for e in range(ops[op].first_input, ops[op + 1].first_input):
+        t = inputs[e]
+        source = tensors[t].producer
+        a, done = ops[source].device, ops[source].finish
+        if a != p:
+            if not np.isnan(copies[t, p].there):
+                done = copies[t, p].there
+            else:
+                cost = links[a, p].latency + links[a, p].per_byte * tensors[t].size
+                receive = done
+                if comm != PARALLEL:
+                    fetch[count].out_before = devices[a].out_queue
+                    send = max(done, devices[a].out_queue)
+                    devices[a].out_queue = send + cost
+                    if comm == SEQUENTIAL:  # one queue per device, shared by sends and receives
+                        fetch[count].in_before = devices[p].out_queue
+                        receive = max(send, devices[p].out_queue)
+                        devices[p].out_queue = receive + cost
+                    else:
+                        fetch[count].in_before = devices[p].in_queue
+                        receive = max(send, devices[p].in_queue)
+                        devices[p].in_queue = receive + cost
+                done = receive + cost
+                fetch[count].tensor, fetch[count].receive, fetch[count].end = t, receive, done
+                count += 1
+        latest = max(latest, done)
+    if comm != PARALLEL and not keep:
+        for k in range(count - 1, -1, -1):
+            a = ops[tensors[fetch[k].tensor].producer].device
+            if comm == SEQUENTIAL:
+                devices[p].out_queue = fetch[k].in_before
+            else:
+                devices[p].in_queue = fetch[k].in_before
+            devices[a].out_queue = fetch[k].out_before
+    return latest, count
+
+
+@njit(cache=True)
+def queued_time(count: int, fetch: Any) -> float:
+    """How long the fetches just listed hold the receiver's queue."""
+    total = 0.0
+    for k in range(count):
+        total += fetch[k].end - fetch[k].receive
+    return total
+
+
+@njit(cache=True)
+def raise_bound(op: int, p: int, comm: int, devices: Any, pairs: Any) -> bool:
+    """Raise the bound to when the queue of `p` could be done with what `op` needs; True if that is later than it was."""
+    queue = devices[p].out_queue if comm == SEQUENTIAL else devices[p].in_queue
+    bound = (queue + pairs[p, op].queued) * (1 - _ROUNDING)
+    if bound <= pairs[p, op].bound:
+        return False
+    pairs[p, op].bound = bound
+    return True
+
+
+@njit(cache=True)
+def may_run(op: int, p: int, ops: Any, groups: Any, pairs: Any) -> bool:
+    home = groups[ops[op].group].home
+    return pairs[p, op].allowed and (home < 0 or home == p) and not pairs[p, op].dropped

@@ -1,0 +1,362 @@
+"""The list scheduler behind ETF and SCT, compiled: repeatedly start the (op, device) pair that can start earliest.
+
+Idea (paper B, equation 1 and sections 2.3, 2.4, 3.1, 3.4): the earliest start of op `j` on device `p` is
+`max(free[p], arrival of its inputs on p)`, waits in the communication queues included. Per device two heaps hold
+the ready ops: those whose inputs are there before the device is free, by op index, and the others, by arrival.
+With queued transfers an arrival only moves later as queues fill, so a heap key is a lower bound that is raised when
+it comes to the top: first to what the receiver's queue alone says, then to the arrival itself. The one thing that
+makes an arrival earlier, a tensor that another op has already brought to the device, re-keys the ops that read it.
+So the pair taken is exactly the smallest (start, op, device), at O((ops + edges) x devices x log ops) in practice.
+
+Memory: a pair whose device lacks the bytes is dropped for good. Placing the first op of a group promises the
+group's persistent bytes. An op that no device has room for goes where most is left and is counted; the caller
+then finds the violation in simulation.
+
+`earliest_start_reference.py` is the readable twin with identical results.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...graph.kernels.heaps import pop, push
+from ...graph.kernels.jit import njit, records
+from ..problem import Problem
+from .arrivals import PARALLEL, arrival_of, may_run, queued_time, raise_bound
+from .pair_heaps import GONE, PENDING, insert, pop_pending, rekey, remove_top
+from .records import FETCH, WAITING, make_records
+
+
+@njit(cache=True)
+def _top(
+    p: int, comm: int, ops: Any, tensors: Any, devices: Any, groups: Any, pairs: Any, copies: Any, links: Any, inputs: Any,
+    pending: Any, zeros: Any, arrived: Any, fetch: Any,
+) -> int:  # fmt: skip
+    """Bring the pair of device `p` that starts earliest (ties by op) to the top of its heap; -1 when there is none."""
+    free = devices[p].free
+    while True:
+        while devices[p].pending > 0 and pending[p, 0].key <= free:
+            op = pending[p, 0].op
+            pop_pending(p, devices, pairs, pending)
+            insert(p, op, devices, pairs, pending, zeros, arrived)
+        early = devices[p].arrived > 0
+        if not early and devices[p].pending == 0:
+            return -1
+        op = arrived[p, 0] if early else pending[p, 0].op
+        if ops[op].device >= 0 or not may_run(op, p, ops, groups, pairs):
+            remove_top(p, devices, pairs, pending, zeros, arrived)
+            pairs[p, op].where = GONE
+            continue
+        if pairs[p, op].exact:
+            return op
+        if not early and raise_bound(op, p, comm, devices, pairs):
+            rekey(p, 0, devices, pairs, pending)
+            continue
+        arrival, count = arrival_of(op, p, comm, False, ops, tensors, devices, copies, links, inputs, fetch)
+        pairs[p, op].exact, pairs[p, op].queued = count == 0, queued_time(count, fetch)
+        if (early and arrival <= free) or (not early and arrival == pairs[p, op].bound):
+            return op
+        pairs[p, op].bound = arrival
+        if early:
+            remove_top(p, devices, pairs, pending, zeros, arrived)
+            insert(p, op, devices, pairs, pending, zeros, arrived)
+        else:
+            rekey(p, 0, devices, pairs, pending)
+
+
+@njit(cache=True)
+def _awake_for(
+    p: int, comm: int, ops: Any, tensors: Any, devices: Any, groups: Any, pairs: Any, copies: Any, links: Any, inputs: Any,
+    fetch: Any,
+) -> int:  # fmt: skip
+    """The favourite child that device `p` stays awake for; -1 for none."""
+    if devices[p].last < 0:
+        return -1
+    j = ops[devices[p].last].child
+    if j < 0 or ops[j].missing > 0 or ops[j].device >= 0 or not may_run(j, p, ops, groups, pairs):
+        return -1
+    here = max(devices[p].free, arrival_of(j, p, comm, False, ops, tensors, devices, copies, links, inputs, fetch)[0])
+    for d in range(len(devices)):
+        if d != p and may_run(j, d, ops, groups, pairs):
+            there = arrival_of(j, d, comm, False, ops, tensors, devices, copies, links, inputs, fetch)[0]
+            if here >= max(devices[d].free, there):
+                return -1
+    return j
+
+
+@njit(cache=True)
+def _urgent(
+    op: int, time: float, comm: int, ops: Any, tensors: Any, devices: Any, groups: Any, pairs: Any, copies: Any, links: Any,
+    inputs: Any, fetch: Any,
+) -> bool:  # fmt: skip
+    """Its inputs are there by `time` on whichever device may run it."""
+    for d in range(len(devices)):
+        if may_run(op, d, ops, groups, pairs):
+            if arrival_of(op, d, comm, False, ops, tensors, devices, copies, links, inputs, fetch)[0] > time:
+                return False
+    return True
+
+
+@njit(cache=True)
+def _best_while_awake(
+    p: int, awaited: int, comm: int, ops: Any, tensors: Any, devices: Any, groups: Any, pairs: Any, copies: Any, links: Any,
+    inputs: Any, pending: Any, zeros: Any, arrived: Any, fetch: Any, held: Any,
+) -> int:  # fmt: skip
+    """The earliest pair of a device that is awake for `awaited`: that op, or an urgent one."""
+    count = 0
+    op = _top(p, comm, ops, tensors, devices, groups, pairs, copies, links, inputs, pending, zeros, arrived, fetch)
+    while op >= 0 and op != awaited:
+        start = max(devices[p].free, pairs[p, op].bound)
+        if _urgent(op, start, comm, ops, tensors, devices, groups, pairs, copies, links, inputs, fetch):
+            break
+        remove_top(p, devices, pairs, pending, zeros, arrived)
+        held[count] = op
+        count += 1
+        op = _top(p, comm, ops, tensors, devices, groups, pairs, copies, links, inputs, pending, zeros, arrived, fetch)
+    for k in range(count):
+        insert(p, held[k], devices, pairs, pending, zeros, arrived)
+    return op
+
+
+@njit(cache=True)
+def _choose(
+    favour: bool, comm: int, ops: Any, tensors: Any, devices: Any, groups: Any, pairs: Any, copies: Any, links: Any,
+    inputs: Any, pending: Any, zeros: Any, arrived: Any, fetch: Any, held: Any,
+) -> Any:  # fmt: skip
+    """The smallest (start, op, not beside its favourite parent, device) over the devices."""
+    best, best_p, best_start, best_apart = -1, -1, np.inf, True
+    for p in range(len(devices)):
+        awaited = -1
+        if favour:
+            awaited = _awake_for(p, comm, ops, tensors, devices, groups, pairs, copies, links, inputs, fetch)
+        if awaited >= 0:
+            op = _best_while_awake(
+                p, awaited, comm, ops, tensors, devices, groups, pairs, copies, links, inputs, pending, zeros, arrived,
+                fetch, held,
+            )  # fmt: skip
+        else:
+            op = _top(
+                p, comm, ops, tensors, devices, groups, pairs, copies, links, inputs, pending, zeros, arrived, fetch
+            )
+        if op < 0:
+            continue
+        start = max(devices[p].free, pairs[p, op].bound)
+        apart = ops[op].parent < 0 or ops[ops[op].parent].device != p
+        if (
+            best < 0 or start < best_start
+            or (start == best_start and (op < best or (op == best and best_apart and not apart)))
+        ):  # fmt: skip
+            best, best_p, best_start, best_apart = op, p, start, apart
+    return best, best_p
+
+
+@njit(cache=True)
+def _lacks_memory(
+    op: int, p: int, comm: int, ops: Any, tensors: Any, devices: Any, groups: Any, copies: Any, links: Any, inputs: Any,
+    fetch: Any, free_time: Any, free_code: Any, size: Any,
+) -> bool:  # fmt: skip
+    """Would starting `op` on `p` exceed what the device has left, promises included?"""
+    arrival, count = arrival_of(op, p, comm, False, ops, tensors, devices, copies, links, inputs, fetch)
+    start = max(devices[p].free, arrival)
+    while size[0] > 0 and free_time[0] <= start:
+        item, d = free_code[0] // len(devices), free_code[0] % len(devices)
+        size[0] = pop(free_time, free_code, 0, size[0])
+        last = len(tensors) - 1
+        devices[d].level -= tensors[item].size if item < last else groups[item - last].reserve
+    brought, early = 0, False
+    for k in range(count):
+        brought += tensors[fetch[k].tensor].size
+        early = early or fetch[k].receive < devices[p].free
+    g = ops[op].group
+    promise = groups[g].promised + groups[g].reserve if groups[g].home < 0 else 0
+    own = max(ops[op].made + ops[op].temp - groups[g].reserve, 0)
+    if early and devices[p].last >= 0:
+        own = max(own, ops[devices[p].last].temp)  # the copy comes in while the last op still runs
+    return devices[p].level + promise + brought + own > devices[p].limit
+
+
+@njit(cache=True)
+def _free_at(time: float, bytes_: int, code: int, free_time: Any, free_code: Any, size: Any) -> None:
+    if bytes_ > 0:
+        size[0] = push(free_time, free_code, 0, size[0], time, code)
+
+
+@njit(cache=True)
+def _roomiest(op: int, ops: Any, devices: Any, groups: Any, pairs: Any) -> int:
+    home, best = groups[ops[op].group].home, -1
+    for p in range(len(devices)):
+        if pairs[p, op].allowed and (home < 0 or home == p):
+            if best < 0 or devices[p].limit - devices[p].level > devices[best].limit - devices[best].level:
+                best = p
+    return best
+
+
+@njit(cache=True)
+def _commit(
+    op: int, p: int, step: int, comm: int, ops: Any, tensors: Any, devices: Any, groups: Any, pairs: Any, copies: Any,
+    links: Any, inputs: Any, fetch: Any, free_time: Any, free_code: Any, size: Any,
+) -> int:  # fmt: skip
+    """Start `op` on `p`; returns how many tensors were fetched (listed in `fetch`)."""
+    count = len(devices)
+    arrival, fetched = arrival_of(op, p, comm, True, ops, tensors, devices, copies, links, inputs, fetch)
+    finish = max(devices[p].free, arrival) + pairs[p, op].duration
+    ops[op].start, ops[op].finish = max(devices[p].free, arrival), finish
+    ops[op].device, ops[op].position = p, step
+    devices[p].free, devices[p].last = finish, op
+    g = ops[op].group
+    if groups[g].home < 0:
+        groups[g].home = p
+        devices[p].level += groups[g].promised + groups[g].reserve
+    groups[g].left -= 1
+    if groups[g].left == 0:
+        _free_at(finish, groups[g].reserve, (len(tensors) - 1 + g) * count + p, free_time, free_code, size)
+    for k in range(fetched):
+        t = fetch[k].tensor
+        copies[t, p].there = fetch[k].end
+        devices[p].level += tensors[t].size
+        a = ops[tensors[t].producer].device
+        copies[t, a].last_use = max(copies[t, a].last_use, fetch[k].end)
+    for e in range(ops[op].first_input, ops[op + 1].first_input):
+        t = inputs[e]
+        copies[t, p].last_use = max(copies[t, p].last_use, finish)
+        tensors[t].unread -= 1
+        if tensors[t].unread == 0:
+            for d in range(count):
+                if copies[t, d].last_use >= 0:
+                    _free_at(copies[t, d].last_use, tensors[t].size, t * count + d, free_time, free_code, size)
+    for t in range(ops[op].first_output, ops[op + 1].first_output):
+        devices[p].level += tensors[t].size
+        copies[t, p].last_use = finish
+        if tensors[t].unread == 0:
+            _free_at(finish, tensors[t].size, t * count + p, free_time, free_code, size)
+    return fetched
+
+
+@njit(cache=True)
+def _enter(
+    op: int, p: int, comm: int, ops: Any, tensors: Any, devices: Any, pairs: Any, copies: Any, links: Any, inputs: Any,
+    pending: Any, zeros: Any, arrived: Any, fetch: Any,
+) -> None:  # fmt: skip
+    """All predecessors of `op` are placed: it enters the heaps of device `p`."""
+    bound, count = arrival_of(op, p, comm, False, ops, tensors, devices, copies, links, inputs, fetch)
+    pairs[p, op].bound = bound
+    pairs[p, op].exact, pairs[p, op].queued = comm == PARALLEL or count == 0, queued_time(count, fetch)
+    insert(p, op, devices, pairs, pending, zeros, arrived)
+
+
+@njit(cache=True)
+def _reopen_group(
+    g: int, p: int, comm: int, members: Any, ops: Any, tensors: Any, devices: Any, groups: Any, pairs: Any, copies: Any,
+    links: Any, inputs: Any, pending: Any, zeros: Any, arrived: Any, fetch: Any,
+) -> None:  # fmt: skip
+    """Group `g` has just been promised device `p`: members that were dropped there for lack of it are looked at again."""
+    for k in range(groups[g].first_member, groups[g + 1].first_member):
+        i = members[k]
+        if pairs[p, i].dropped:
+            pairs[p, i].dropped = False
+            if pairs[p, i].where == GONE and ops[i].device < 0:
+                _enter(i, p, comm, ops, tensors, devices, pairs, copies, links, inputs, pending, zeros, arrived, fetch)
+
+
+@njit(cache=True)
+def _rekey_readers(
+    p: int, fetched: int, comm: int, consumers: Any, ops: Any, tensors: Any, devices: Any, pairs: Any, copies: Any,
+    links: Any, inputs: Any, pending: Any, fetch: Any, other: Any,
+) -> None:  # fmt: skip
+    """Tensors just fetched are cached on `p`: ready ops that read them may start there earlier than thought."""
+    for k in range(fetched):
+        t = fetch[k].tensor
+        for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
+            j = consumers[e]
+            if ops[j].device < 0 and pairs[p, j].where == PENDING:
+                bound, count = arrival_of(j, p, comm, False, ops, tensors, devices, copies, links, inputs, other)
+                pairs[p, j].bound = bound
+                pairs[p, j].exact, pairs[p, j].queued = count == 0, queued_time(count, other)
+                rekey(p, pairs[p, j].place, devices, pairs, pending)
+
+
+@njit(cache=True)
+def _schedule(
+    favour: bool, comm: int, ops: Any, tensors: Any, devices: Any, groups: Any, pairs: Any, copies: Any, links: Any,
+    consumers: Any, inputs: Any, members: Any,
+) -> int:  # fmt: skip
+    n, count, most = len(ops) - 1, len(devices), 1
+    for i in range(n):
+        most = max(most, ops[i + 1].first_input - ops[i].first_input)
+    fetch, other, held = records(np.empty(most, FETCH)), records(np.empty(most, FETCH)), np.empty(n, np.int64)
+    pending, arrived, zeros = records(np.empty((count, n), WAITING)), np.empty((count, n), np.int64), np.zeros(n)
+    room = len(tensors) + len(consumers) + len(groups) + 1
+    free_time, free_code, size = np.empty(room), np.empty(room, np.int64), np.zeros(1, np.int64)
+    for i in range(n):
+        if ops[i].missing == 0:
+            for p in range(count):
+                if pairs[p, i].allowed:
+                    _enter(
+                        i, p, comm, ops, tensors, devices, pairs, copies, links, inputs, pending, zeros, arrived, fetch
+                    )
+    overflows = 0
+    for step in range(n):
+        while True:
+            op, p = _choose(
+                favour, comm, ops, tensors, devices, groups, pairs, copies, links, inputs, pending, zeros, arrived, fetch,
+                held,
+            )  # fmt: skip
+            if not _lacks_memory(
+                op, p, comm, ops, tensors, devices, groups, copies, links, inputs, fetch, free_time, free_code, size
+            ):
+                break
+            pairs[p, op].dropped = True  # it stays in its heap and is skipped when it comes to the top
+            able = False
+            for d in range(count):
+                able = able or may_run(op, d, ops, groups, pairs)
+            if not able:
+                p = _roomiest(op, ops, devices, groups, pairs)
+                overflows += 1
+                break
+        first = groups[ops[op].group].home < 0
+        fetched = _commit(
+            op, p, step, comm, ops, tensors, devices, groups, pairs, copies, links, inputs, fetch, free_time, free_code, size
+        )  # fmt: skip
+        if first:
+            _reopen_group(
+                ops[op].group, p, comm, members, ops, tensors, devices, groups, pairs, copies, links, inputs, pending,
+                zeros, arrived, other,
+            )  # fmt: skip
+        if comm != PARALLEL:
+            _rekey_readers(
+                p, fetched, comm, consumers, ops, tensors, devices, pairs, copies, links, inputs, pending, fetch, other
+            )  # fmt: skip
+        for t in range(ops[op].first_output, ops[op + 1].first_output):
+            for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
+                i = consumers[e]
+                ops[i].missing -= 1
+                if ops[i].missing == 0:
+                    for d in range(count):
+                        if may_run(i, d, ops, groups, pairs):
+                            _enter(
+                                i, d, comm, ops, tensors, devices, pairs, copies, links, inputs, pending, zeros, arrived,
+                                other,
+                            )  # fmt: skip
+    return overflows
+
+
+def earliest_start(problem: Problem, child: Any, parent: Any) -> Any:
+    """Schedule every op.
+
+    `child` and `parent` int32[n] are favourites (-1 for none), or empty for plain ETF. Returns device int32[n],
+    planned start and finish float64[n], position int64[n], and how many ops had to be put where memory is lacking.
+    """
+    n = len(problem.table)
+    ops, tensors, devices, groups, pairs, copies, links = make_records(problem)
+    favour = len(child) > 0
+    ops["child"], ops["parent"] = -1, -1
+    if favour:
+        ops["child"][:n], ops["parent"][:n] = child, parent
+    overflows = _schedule(
+        favour, problem.comm, ops, tensors, devices, groups, pairs, copies, links, problem.consumers, problem.inputs,
+        problem.members,
+    )  # fmt: skip
+    done = ops[:n]
+    return done["device"].copy(), done["start"].copy(), done["finish"].copy(), done["position"].copy(), int(overflows)

@@ -1,0 +1,274 @@
+"""The list scheduler behind HEFT and `bl.ListScheduler`, compiled: which op next, on which device, in which gap.
+
+Idea: keep the ops whose producers are all scheduled; take the one of the least key (or, for `EARLIEST_START`, the pair of
+op and device that can start earliest), look up on every feasible device when its inputs are there and when the device has
+time for it, and choose. With insertion an op may use a gap between ops scheduled before (HEFT, MCP), otherwise
+it goes behind the last one (ETF, FIFO).
+
+The classical model: transfers never wait for each other (`parallel` in the simulator), so an input is on a device at
+`finish + latency + bytes x us_per_byte`. A device keeps its busy intervals, merged where they touch; a gap is found by
+bisection, and the search ends where no gap can beat the best device so far. O((ops + edges) x devices + gaps visited).
+
+Memory and groups (paper C section 5.1): the first op of a colocation group places it and promises its bytes, later
+members only get their time. Devices that are not allowed or lack the promised bytes are left out.
+
+`insertion_reference.py` is the readable twin with identical results.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph.kernels.heaps import pop, push
+from ...graph.kernels.jit import njit
+from ..partition import emptiest, feasible, put
+from ..problem import Problem
+
+STATIC, READY_TIME, EARLIEST_START = 0, 1, 2
+"""How the next op is taken: by a key known before, by the time it became ready, or by the earliest start of any pair."""
+
+EARLIEST_FINISH, EARLIEST, FASTEST, FIRST_FREE = 0, 1, 2, 3
+"""How its device is chosen: earliest finish, earliest start, shortest duration, or free first whatever the inputs."""
+
+
+class Plan(NamedTuple):
+    """Device int32[n], start and finish float64[n], sequence int64[n] (ops in the order scheduled), overflows."""
+
+    device: Any
+    start: Any
+    finish: Any
+    sequence: Any
+    overflows: int
+
+
+def insertion_schedule(
+    problem: Problem, key: NDArray[Any], mode: int, choice: int, insertion: bool, need: NDArray[Any]
+) -> Plan:
+    """Schedule every op. `key` float64[n]: least first, equal keys by index; `need` int64[G] bytes that a group counts."""
+    found = _schedule(
+        np.ascontiguousarray(key, dtype=np.float64), mode, choice, insertion, problem.table, problem.allowed,
+        problem.group, problem.promised, need, problem.limit, problem.producer, problem.size_bytes,
+        problem.consumer_ptr, problem.consumers, problem.output_ptr, problem.input_ptr, problem.inputs, problem.latency,
+        problem.per_byte,
+    )  # fmt: skip
+    device, start, finish, sequence, overflows = found
+    return Plan(device, start, finish, sequence, int(overflows))
+
+
+def start_order(plan: Plan) -> NDArray[np.int64]:
+    """int64[n]: position of each op by planned start; at one instant what ends first, then what was scheduled first."""
+    turn = np.empty(len(plan.start), dtype=np.int64)
+    turn[plan.sequence] = np.arange(len(turn))
+    position = np.empty(len(turn), dtype=np.int64)
+    position[np.lexsort((turn, plan.finish, plan.start))] = np.arange(len(turn))
+    return position
+
+
+@njit(cache=True)
+def _arrivals(
+    i: int, device: Any, finish: Any, producer: Any, size: Any, input_ptr: Any, inputs: Any, latency: Any,
+    per_byte: Any, out: Any,
+) -> None:  # fmt: skip
+    """`out` float64[D]: when all inputs of op `i` are on each device."""
+    out[:] = 0.0
+    for e in range(input_ptr[i], input_ptr[i + 1]):
+        t = inputs[e]
+        u = producer[t]
+        p = device[u]
+        for d in range(len(out)):
+            there = finish[u]
+            if d != p:
+                there = finish[u] + (latency[p, d] + per_byte[p, d] * size[t])
+            if there > out[d]:
+                out[d] = there
+
+
+@njit(cache=True)
+def _gap(
+    begin: Any, end: Any, count: int, there: float, duration: float, insertion: bool, tail: float, most: float
+) -> float:
+    """The earliest start from `there` on beside the busy intervals; infinite where start + `tail` would pass `most`."""
+    if not insertion:
+        return max(there, end[count - 1]) if count > 0 else there
+    low, high = 0, count
+    while low < high:  # the first interval that ends after `there`
+        middle = (low + high) >> 1
+        if end[middle] > there:
+            high = middle
+        else:
+            low = middle + 1
+    start = there
+    for k in range(low, count):
+        if start + tail > most:
+            return np.inf
+        if start + duration <= begin[k]:
+            return start
+        start = end[k]
+    return start
+
+
+@njit(cache=True)
+def _occupy(begin: Any, end: Any, count: int, start: float, finish: float) -> int:
+    """Add an interval, be it of no length, merged with those it touches; returns the new count."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) >> 1
+        if begin[middle] >= finish:
+            high = middle
+        else:
+            low = middle + 1
+    after = low < count and begin[low] == finish
+    before = low > 0 and end[low - 1] == start
+    if before and after:
+        end[low - 1] = end[low]
+        for k in range(low, count - 1):
+            begin[k], end[k] = begin[k + 1], end[k + 1]
+        return count - 1
+    if before:
+        end[low - 1] = finish
+        return count
+    if after:
+        begin[low] = start
+        return count
+    for k in range(count, low, -1):
+        begin[k], end[k] = begin[k - 1], end[k - 1]
+    begin[low], end[low] = start, finish
+    return count + 1
+
+
+@njit(cache=True)
+def _best_device(
+    choice: int, insertion: bool, there: Any, duration: Any, mask: Any, begin: Any, end: Any, count: Any
+) -> Any:
+    """Device and start of an op by the rule; ties by start, then device index."""
+    best, best_start, least = -1, 0.0, np.inf
+    for d in range(len(mask)):
+        if not mask[d]:
+            continue
+        most = least if choice in (EARLIEST_FINISH, EARLIEST) else np.inf
+        tail = duration[d] if choice == EARLIEST_FINISH else 0.0
+        start = _gap(begin[d], end[d], count[d], there[d], duration[d], insertion, tail, most)
+        score = start
+        if choice == EARLIEST_FINISH:
+            score = start + duration[d]
+        elif choice == FASTEST:
+            score = duration[d]
+        elif choice == FIRST_FREE:
+            score = end[d, count[d] - 1] if count[d] > 0 else 0.0
+        if best < 0 or score < least or (score == least and start < best_start):
+            best, best_start, least = d, start, score
+    return best, best_start
+
+
+@njit(cache=True)
+def _candidates(
+    g: int, home: Any, allowed: Any, promised: Any, need: Any, used_held: Any, used: Any, limit: Any, mask: Any
+) -> bool:
+    """Set `mask` to where group `g` may go; False where no device has the promised bytes (then only the emptiest)."""
+    if home[g] >= 0:
+        mask[:] = False
+        mask[home[g]] = True
+        return True
+    if feasible(g, allowed, promised, need, used_held, used, limit, mask):
+        return True
+    best = emptiest(mask, used, limit)
+    fits = used_held[best] + promised[g] <= limit[best]
+    mask[:] = False
+    mask[best] = True
+    return fits
+
+
+@njit(cache=True)
+def _earliest_pair(
+    ready: Any, size: int, n_devices: int, choice: int, insertion: bool, there: Any, table: Any, group: Any, home: Any,
+    able: Any, promised: Any, need: Any, used_held: Any, used: Any, limit: Any, begin: Any, end: Any, count: Any,
+    mask: Any,
+) -> int:  # fmt: skip
+    """Where in `ready` the op stands that can start earliest on the device it would get; ties by op index."""
+    at, first = 0, np.inf
+    for k in range(size):
+        i = ready[k]
+        _candidates(group[i], home, able, promised, need, used_held, used, limit, mask)
+        _, start = _best_device(choice, insertion, there[i], table[i], mask, begin, end, count)
+        if start < first or (start == first and i < ready[at]):
+            at, first = k, start
+    return at
+
+
+@njit(cache=True)
+def _schedule(
+    key: Any, mode: int, choice: int, insertion: bool, table: Any, allowed: Any, group: Any, promised: Any, need: Any,
+    limit: Any, producer: Any, size: Any, consumer_ptr: Any, consumers: Any, output_ptr: Any, input_ptr: Any,
+    inputs: Any, latency: Any, per_byte: Any,
+) -> Any:  # fmt: skip
+    n, devices, groups = len(key), len(limit), len(promised)
+    device, start, finish = np.full(n, -1, np.int32), np.zeros(n), np.zeros(n)
+    sequence, missing = np.empty(n, np.int64), np.empty(n, np.int64)
+    able, home = np.ones((groups, devices), np.bool_), np.full(groups, -1, np.int32)
+    used_held, used, mask = np.zeros(devices, np.int64), np.zeros(devices, np.int64), np.zeros(devices, np.bool_)
+    room = 16
+    begin, end, count = np.empty((devices, room)), np.empty((devices, room)), np.zeros(devices, np.int64)
+    ready_key, ready, waiting = np.empty(n), np.empty(n, np.int64), 0
+    there = np.empty((n if mode == EARLIEST_START else 1, devices))
+    overflows = 0
+    for i in range(n):
+        for d in range(devices):
+            if not allowed[i, d]:
+                able[group[i], d] = False
+        missing[i] = input_ptr[i + 1] - input_ptr[i]
+    for i in range(n):
+        if missing[i] == 0:
+            if mode == EARLIEST_START:
+                there[i] = 0.0
+                ready[waiting] = i
+                waiting += 1
+            else:
+                waiting = push(ready_key, ready, 0, waiting, key[i] if mode == STATIC else 0.0, i)
+    for done in range(n):
+        if mode == EARLIEST_START:
+            at = _earliest_pair(
+                ready, waiting, devices, choice, insertion, there, table, group, home, able, promised, need, used_held,
+                used, limit, begin, end, count, mask,
+            )  # fmt: skip
+            i = ready[at]
+            waiting -= 1
+            ready[at] = ready[waiting]
+            row = i
+        else:
+            i = ready[0]
+            waiting = pop(ready_key, ready, 0, waiting)
+            row = 0
+            _arrivals(i, device, finish, producer, size, input_ptr, inputs, latency, per_byte, there[0])
+        g = group[i]
+        if not _candidates(g, home, able, promised, need, used_held, used, limit, mask):
+            overflows += 1
+        d, begins = _best_device(choice, insertion, there[row], table[i], mask, begin, end, count)
+        if home[g] < 0:
+            put(g, d, promised, need, used_held, used, home)
+        device[i], start[i], finish[i], sequence[done] = d, begins, begins + table[i, d], i
+        if count[d] == room:
+            wider = np.empty((2, devices, 2 * room))
+            wider[0, :, :room], wider[1, :, :room] = begin, end
+            begin, end, room = wider[0], wider[1], 2 * room
+        count[d] = _occupy(begin[d], end[d], count[d], begins, finish[i])
+        for t in range(output_ptr[i], output_ptr[i + 1]):
+            for e in range(consumer_ptr[t], consumer_ptr[t + 1]):
+                v = consumers[e]
+                missing[v] -= 1
+                if missing[v] > 0:
+                    continue
+                if mode == EARLIEST_START:
+                    _arrivals(v, device, finish, producer, size, input_ptr, inputs, latency, per_byte, there[v])
+                    ready[waiting] = v
+                    waiting += 1
+                else:
+                    when = key[v]
+                    if mode == READY_TIME:
+                        when = 0.0
+                        for k in range(input_ptr[v], input_ptr[v + 1]):
+                            when = max(when, finish[producer[inputs[k]]])
+                    waiting = push(ready_key, ready, 0, waiting, when, v)
+    return device, start, finish, sequence, overflows

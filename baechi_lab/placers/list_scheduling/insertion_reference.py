@@ -1,0 +1,126 @@
+"""The readable twin of `insertion.py`: the same list scheduler with lists and sorting. Slow, for tests and teaching."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..problem import Problem
+
+
+@dataclass
+class ReferencePlan:
+    """Per op: device, start, finish; ops in the order scheduled; ops put where memory is lacking."""
+
+    device: dict[int, int] = field(default_factory=dict)
+    start: dict[int, float] = field(default_factory=dict)
+    finish: dict[int, float] = field(default_factory=dict)
+    sequence: list[int] = field(default_factory=list)
+    overflows: int = 0
+
+
+class _Scheduler:
+    def __init__(self, problem: Problem, choice: str, insertion: bool, need: Sequence[int]):
+        self.problem, self.choice, self.insertion, self.need = problem, choice, insertion, [int(b) for b in need]
+        self.devices, self.plan = range(len(problem.limit)), ReferencePlan()
+        self.busy: list[list[tuple[float, float]]] = [[] for _ in self.devices]
+        self.home: dict[int, int] = {}
+        self.members = [[i for i in range(len(problem.group)) if problem.group[i] == g] for g in range(len(self.need))]
+
+    def inputs(self, i: int) -> list[int]:
+        return self.problem.inputs[self.problem.input_ptr[i] : self.problem.input_ptr[i + 1]].tolist()
+
+    def arrival(self, i: int, d: int) -> float:
+        there = [0.0]
+        for t in self.inputs(i):
+            u = int(self.problem.producer[t])
+            p, cost = self.plan.device[u], 0.0
+            if p != d:
+                cost = float(self.problem.latency[p, d] + self.problem.per_byte[p, d] * self.problem.size_bytes[t])
+            there.append(self.plan.finish[u] + cost)
+        return max(there)
+
+    def gap(self, d: int, there: float, duration: float) -> float:
+        if not self.insertion:
+            return max([there, *(end for _, end in self.busy[d])])
+        start = there
+        for begin, end in self.busy[d]:
+            if end > start:
+                if start + duration <= begin:
+                    break
+                start = end
+        return start
+
+    def occupy(self, d: int, start: float, finish: float) -> None:
+        insort(self.busy[d], (start, finish))
+        merged: list[tuple[float, float]] = []
+        for begin, end in self.busy[d]:
+            if merged and merged[-1][1] == begin:
+                merged[-1] = (merged[-1][0], end)
+            else:
+                merged.append((begin, end))
+        self.busy[d] = merged
+
+    def promised(self, d: int, column: Sequence[int]) -> int:
+        return sum(int(column[g]) for g, p in self.home.items() if p == d)
+
+    def candidates(self, g: int) -> tuple[list[int], bool]:
+        """Devices, and whether they have the promised bytes."""
+        if g in self.home:
+            return [self.home[g]], True
+        held, limit = self.problem.promised, self.problem.limit
+        able = [d for d in self.devices if all(self.problem.allowed[i, d] for i in self.members[g])]
+        holds = [d for d in able if self.promised(d, held) + int(held[g]) <= limit[d]]
+        roomy = [d for d in holds if self.promised(d, self.need) + self.need[g] <= limit[d]]
+        if roomy:
+            return roomy, True
+
+        def level(d: int) -> tuple[float, int]:
+            return (self.promised(d, self.need) / int(limit[d]) if limit[d] else float("inf")), d
+
+        return [min(holds or able, key=level)], bool(holds)
+
+    def best(self, i: int) -> tuple[int, float]:
+        """Device and start of op `i` by the rule; ties by start, then device index."""
+        options = []
+        for d in self.candidates(int(self.problem.group[i]))[0]:
+            duration = float(self.problem.table[i, d])
+            start = self.gap(d, self.arrival(i, d), duration)
+            free = self.busy[d][-1][1] if self.busy[d] else 0.0
+            score = {
+                "earliest-finish": start + duration, "earliest-start": start, "fastest": duration, "first-free": free,
+            }[self.choice]  # fmt: skip
+            options.append((score, start, d))
+        _, start, d = min(options)
+        return d, start
+
+    def place(self, i: int) -> None:
+        g = int(self.problem.group[i])
+        self.plan.overflows += not self.candidates(g)[1]
+        d, start = self.best(i)
+        self.home.setdefault(g, d)
+        finish = start + float(self.problem.table[i, d])
+        self.plan.device[i], self.plan.start[i], self.plan.finish[i] = d, start, finish
+        self.plan.sequence.append(i)
+        self.occupy(d, start, finish)
+
+
+def insertion_reference(
+    problem: Problem, key: Sequence[float], mode: str, choice: str, insertion: bool, need: Sequence[int]
+) -> ReferencePlan:
+    """Schedule every op; `mode` is "static", "ready-time" or "earliest-start", `choice` as in `bl.ListScheduler`."""
+    state = _Scheduler(problem, choice, insertion, need)
+    left = list(range(len(key)))
+    while left:
+        done = state.plan.finish
+        ready = [i for i in left if all(int(problem.producer[t]) in done for t in state.inputs(i))]
+        if mode == "earliest-start":
+            i = min(ready, key=lambda i: (state.best(i)[1], i))
+        elif mode == "ready-time":
+            i = min(ready, key=lambda i: (max([0.0, *(done[int(problem.producer[t])] for t in state.inputs(i))]), i))
+        else:
+            i = min(ready, key=lambda i: (key[i], i))
+        state.place(i)
+        left.remove(i)
+    return state.plan

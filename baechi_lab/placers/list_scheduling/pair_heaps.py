@@ -1,0 +1,92 @@
+"""Where the ready ops of each device wait: a heap of pending ops by (arrival, op), a heap of arrived ops by op.
+
+`pairs` are the (device, op) records of `earliest_start.py`; a pending op knows its place, so that it can be re-keyed.
+Keys lie beside the ops, so that a comparison reads no record of a pair.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...graph.kernels.heaps import pop, push
+from ...graph.kernels.jit import njit
+
+PENDING, ARRIVED, GONE = 1, 2, 3
+"""Where a ready pair is; GONE: taken out because the op is placed or the device out of question (0: not yet ready)."""
+
+
+@njit(cache=True)
+def sift_up(pairs: Any, pending: Any, at: int) -> None:
+    key, op = pending[at].key, pending[at].op
+    while at > 0:
+        above = (at - 1) >> 1
+        other = pending[above].op
+        if pending[above].key < key or (pending[above].key == key and other < op):
+            break
+        pending[at].key, pending[at].op = pending[above].key, other
+        pairs[other].place = at
+        at = above
+    pending[at].key, pending[at].op = key, op
+    pairs[op].place = at
+
+
+@njit(cache=True)
+def sift_down(pairs: Any, pending: Any, size: int, at: int) -> None:
+    key, op = pending[at].key, pending[at].op
+    while True:
+        below = 2 * at + 1
+        if below >= size:
+            break
+        least, other = pending[below].key, pending[below].op
+        if below + 1 < size:
+            right = pending[below + 1].key
+            if right < least or (right == least and pending[below + 1].op < other):
+                below += 1
+                least, other = right, pending[below].op
+        if key < least or (key == least and op < other):
+            break
+        pending[at].key, pending[at].op = least, other
+        pairs[other].place = at
+        at = below
+    pending[at].key, pending[at].op = key, op
+    pairs[op].place = at
+
+
+@njit(cache=True)
+def rekey(p: int, at: int, devices: Any, pairs: Any, pending: Any) -> None:
+    """The bound of the pending op at place `at` has changed, in either direction."""
+    op = pending[p, at].op
+    pending[p, at].key = pairs[p, op].bound
+    sift_up(pairs[p], pending[p], at)
+    sift_down(pairs[p], pending[p], devices[p].pending, pairs[p, op].place)
+
+
+@njit(cache=True)
+def pop_pending(p: int, devices: Any, pairs: Any, pending: Any) -> None:
+    size = devices[p].pending - 1
+    devices[p].pending = size
+    if size > 0:
+        pending[p, 0].key, pending[p, 0].op = pending[p, size].key, pending[p, size].op
+        sift_down(pairs[p], pending[p], size, 0)
+
+
+@njit(cache=True)
+def insert(p: int, op: int, devices: Any, pairs: Any, pending: Any, zeros: Any, arrived: Any) -> None:
+    """Put `op` into the heap of device `p` that its arrival bound asks for."""
+    if pairs[p, op].bound <= devices[p].free:
+        pairs[p, op].where = ARRIVED
+        devices[p].arrived = push(zeros, arrived[p], 0, devices[p].arrived, 0.0, op)
+    else:
+        pairs[p, op].where = PENDING
+        at = devices[p].pending
+        pending[p, at].key, pending[p, at].op = pairs[p, op].bound, op
+        devices[p].pending = at + 1
+        sift_up(pairs[p], pending[p], at)
+
+
+@njit(cache=True)
+def remove_top(p: int, devices: Any, pairs: Any, pending: Any, zeros: Any, arrived: Any) -> None:
+    if devices[p].arrived > 0:
+        devices[p].arrived = pop(zeros, arrived[p], 0, devices[p].arrived)
+    else:
+        pop_pending(p, devices, pairs, pending)

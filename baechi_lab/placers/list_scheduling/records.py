@@ -1,0 +1,51 @@
+"""Record arrays of the list scheduler: what belongs together lies side by side, and kernels take few arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...graph.kernels.jit import records
+from ..problem import Problem
+
+OP = np.dtype([
+    ("group", "i4"), ("device", "i4"), ("missing", "i4"), ("child", "i4"), ("parent", "i4"), ("first_input", "i8"),
+    ("first_output", "i8"), ("made", "i8"), ("temp", "i8"), ("start", "f8"), ("finish", "f8"), ("position", "i8"),
+])  # fmt: skip
+TENSOR = np.dtype([("producer", "i4"), ("unread", "i4"), ("size", "i8"), ("first_consumer", "i8")])
+GROUP = np.dtype([("home", "i4"), ("left", "i4"), ("promised", "i8"), ("reserve", "i8"), ("first_member", "i8")])
+DEVICE = np.dtype([
+    ("free", "f8"), ("last", "i4"), ("out_queue", "f8"), ("in_queue", "f8"), ("limit", "i8"), ("level", "i8"),
+    ("pending", "i8"), ("arrived", "i8"),
+])  # fmt: skip
+PAIR = np.dtype([
+    ("bound", "f8"), ("queued", "f8"), ("duration", "f8"), ("place", "i4"), ("where", "i1"), ("exact", "b1"), ("allowed", "b1"),
+    ("dropped", "b1"),
+])  # fmt: skip
+WAITING = np.dtype([("key", "f8"), ("op", "i8")])
+COPY = np.dtype([("there", "f8"), ("last_use", "f8")])
+LINK = np.dtype([("latency", "f8"), ("per_byte", "f8")])
+FETCH = np.dtype([("tensor", "i8"), ("receive", "f8"), ("end", "f8"), ("out_before", "f8"), ("in_before", "f8")])
+
+
+def make_records(problem: Problem) -> Any:
+    """Record arrays, what belongs together side by side; one entry more than ops, tensors and groups ends the rows."""
+    n, count = problem.table.shape
+    t, g = len(problem.producer), len(problem.promised)
+    ops, tensors, groups = np.zeros(n + 1, OP), np.zeros(t + 1, TENSOR), np.zeros(g + 1, GROUP)
+    devices, pairs = np.zeros(count, DEVICE), np.zeros((count, n), PAIR)
+    copies, links = np.empty((t, count), COPY), np.empty((count, count), LINK)
+    ops["group"][:n], ops["device"], ops["missing"][:n] = problem.group, -1, np.diff(problem.input_ptr)
+    ops["first_input"], ops["first_output"] = problem.input_ptr, problem.output_ptr
+    ops["made"][:n], ops["temp"][:n] = problem.made, problem.temp
+    tensors["producer"][:t], tensors["size"][:t] = problem.producer, problem.size_bytes
+    tensors["unread"][:t], tensors["first_consumer"] = np.diff(problem.consumer_ptr), problem.consumer_ptr
+    groups["home"], groups["left"][:g], groups["first_member"] = -1, problem.group_size, problem.member_ptr
+    groups["promised"][:g], groups["reserve"][:g] = problem.promised, problem.reserve
+    devices["last"], devices["limit"] = -1, problem.limit
+    pairs["duration"], pairs["allowed"] = problem.table.T, problem.allowed.T
+    copies["there"], copies["last_use"] = np.nan, -1.0
+    links["latency"], links["per_byte"] = problem.latency, problem.per_byte
+    made = (ops, tensors, devices, groups, pairs, copies, links)
+    return tuple(records(array) for array in made)

@@ -1,0 +1,134 @@
+"""A placement as a list of decisions, whoever made it: each op in turn, where it could have started, and where it went.
+
+The ops are committed one after the other by the readable list scheduler (`earliest_start_reference.py`), which gives
+every step the state that the ones before left: free devices, transfer queues, bytes. A step is worked out only when it is
+asked for, from the nearest state kept before it, so that a log of 20,000 ops opens at once. O((ops + edges) x devices) for
+a look at all steps, plus (ready ops x devices) per step looked at.
+
+What a replay cannot know is why a rule chose as it did; the rules that tell it themselves take `explain=True`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import Cluster, OpGraph, Placement
+from ...graph.units import format_us
+from ..problem import make_problem
+from .earliest_start_reference import Candidate, Decision, _pairs, _State
+
+KEPT = 24
+"""States kept along the way: a step is at most a twenty-fourth of the ops away from one."""
+
+
+class Replay(Sequence[Decision]):
+    """The decisions of `placement` (of `graph` itself, one device per op), op by op in `order` int64[n].
+
+    `order` must be topological. Candidates of a step are all (op, device) pairs that were open then.
+
+    >>> from baechi_lab.graph import OpGraph, Cluster, Link, Placement
+    >>> graph = OpGraph.from_edges([5.0, 10.0], [(0, 1, 8)])
+    >>> cluster = Cluster.uniform(2, link=Link(2.0, 0.0))
+    >>> log = Replay(graph, cluster, Placement(device=[0, 1]), [0, 1])
+    >>> log[1].chosen
+    Candidate(op=1, device=1, start_us=7.0, excluded='')
+    >>> log[1].reason
+    'The placer chose gpu:1 by its own rule; gpu:0 could have started it 2.00 us earlier.'
+    """
+
+    def __init__(self, graph: OpGraph, cluster: Cluster, placement: Placement, order: Any):
+        self.cluster, self.device = cluster, placement.device.tolist()
+        self.order: NDArray[np.int64] = np.asarray(order, dtype=np.int64)
+        self.problem = make_problem(graph, cluster)
+        none = np.full(graph.n, -1, dtype=np.int32)
+        self._kept: dict[int, _State] = {0: _State(self.problem, none, none)}
+        self._stride = max(1, -(-graph.n // KEPT))
+        self._step_of = np.empty(graph.n, dtype=np.int64)
+        self._step_of[self.order] = np.arange(graph.n)
+        self._ready_from = self._ready_steps()
+        self._last: Decision | None = None
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    @overload
+    def __getitem__(self, step: int) -> Decision: ...
+    @overload
+    def __getitem__(self, step: slice) -> Sequence[Decision]: ...
+    def __getitem__(self, step: int | slice) -> Decision | Sequence[Decision]:
+        if isinstance(step, slice):
+            return [self[k] for k in range(*step.indices(len(self)))]
+        number = step + len(self) if step < 0 else step
+        if not 0 <= number < len(self):
+            raise IndexError(f"step {step} of {len(self)}")
+        if self._last is None or self._last.step != number:
+            self._last = self._decision(number)
+        return self._last
+
+    def _ready_steps(self) -> NDArray[np.int64]:
+        """int64[n]: the step from which on each op is ready: the one after its last input's producer."""
+        q, ready = self.problem, np.zeros(len(self), dtype=np.int64)
+        reader = np.repeat(np.arange(len(self)), np.diff(q.input_ptr))
+        np.maximum.at(ready, reader, self._step_of[q.producer[q.inputs]] + 1)
+        return ready
+
+    def _decision(self, step: int) -> Decision:
+        op = int(self.order[step])
+        state, p = self._state(step), self.device[op]
+        ready = np.flatnonzero((self._ready_from <= step) & (self._step_of >= step)).tolist()
+        pairs = _pairs(state, ready)
+        open_pairs = [Candidate(o, d, start) for start, o, _, d in pairs]
+        chosen = Candidate(op, p, state.earliest(op, p))
+        refused = [Candidate(op, d, state.earliest(op, d), self._why_not(state, op, d)) for d in range(self.cluster.n)]
+        kept = {(c.op, c.device): c for c in refused if c.excluded and c.device != p}
+        candidates = [kept.pop((c.op, c.device), c) for c in open_pairs]
+        return Decision(step, (*candidates, *kept.values()), chosen, self._reason(chosen, pairs, refused))
+
+    def _why_not(self, state: _State, op: int, d: int) -> str:
+        q = self.problem
+        home = state.home[q.group[op]]
+        if not q.allowed[op, d]:
+            return "not allowed there"
+        if home not in (-1, d):
+            return f"colocated with ops on {self.cluster.names[home]}"
+        return _copy(state).lacks_memory(op, d)  # looking ahead frees bytes: on a copy
+
+    def _reason(self, chosen: Candidate, pairs: list[Any], refused: list[Candidate]) -> str:
+        name = self.cluster.names[chosen.device]
+        if pairs and chosen.start_us <= pairs[0][0]:
+            return "Nothing could start earlier, on any device."
+        others = [c for c in refused if c.device != chosen.device and not c.excluded and c.start_us < chosen.start_us]
+        if not others:
+            return f"No device could start it earlier than {name}."
+        best = min(others, key=lambda c: (c.start_us, c.device))
+        sooner = format_us(chosen.start_us - best.start_us)
+        return (
+            f"The placer chose {name} by its own rule; "
+            f"{self.cluster.names[best.device]} could have started it {sooner} earlier."
+        )
+
+    def _state(self, step: int) -> _State:
+        """The state before `step`; states on the way to it are kept."""
+        at = max(k for k in self._kept if k <= step)
+        state = _copy(self._kept[at])
+        for k in range(at, step):
+            op = int(self.order[k])
+            state.commit(op, self.device[op])
+            if (k + 1) % self._stride == 0 and k + 1 not in self._kept:
+                self._kept[k + 1] = _copy(state)
+        return state
+
+
+def _copy(state: _State) -> _State:
+    """The state with lists and tables of its own; the problem is shared."""
+    made = copy.copy(state)
+    for key, value in vars(state).items():
+        if isinstance(value, (list, dict)):
+            setattr(made, key, copy.copy(value))
+    made.queues = [list(queue) for queue in state.queues]
+    return made

@@ -1,0 +1,54 @@
+"""A memory-aware plan must hold in simulation: verify it, plan more carefully, then repair, then say why not.
+
+The plan's own memory timeline is exact for the plan; the simulation starts transfers when tensors are produced and
+may order ops differently, so its peaks can be higher. Each further attempt plans with less memory than the devices
+have, by what the last one exceeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...graph import Cluster, OpGraph, Placement
+from ...simulator import makespan_and_peak
+from .packing import infeasible, refuse_the_impossible
+
+ATTEMPTS, MOST_ATTEMPTS = 4, 12
+
+
+def _attempts(graph: OpGraph) -> int:
+    """Plans before a repair: more on large graphs, where a plan is cheap beside the simulations that a repair needs."""
+    return ATTEMPTS + min(graph.n // 2000, MOST_ATTEMPTS - ATTEMPTS)
+
+
+def within_memory(graph: OpGraph, cluster: Cluster, attempt: Callable[[Cluster, bool], Placement]) -> Placement:
+    """The first placement of `attempt(limits, careful)` that keeps within memory when simulated, else a repaired one.
+
+    `info["attempts"]` counts the plans made, `info["repaired"]` tells of a repair.
+    Raises `InfeasiblePlacement` with what was needed and what each device has.
+    """
+    limit = cluster.memory_bytes.copy()
+    best, least = None, None
+    for number in range(1, _attempts(graph) + 1):
+        plan = attempt(cluster if number == 1 else cluster.with_memory(limit.tolist()), number > 1)
+        _, peak = makespan_and_peak(graph, cluster, plan)
+        over = np.maximum(peak - cluster.memory_bytes, 0)
+        if not over.any():
+            return plan.replace(info={**plan.info, "attempts": number})
+        if least is None or over.sum() < least:
+            best, least = plan, int(over.sum())
+        if number == 1:
+            refuse_the_impossible(graph, cluster)
+        limit = np.maximum(limit - over, 0)
+    return _repaired(graph, cluster, best)
+
+
+def _repaired(graph: OpGraph, cluster: Cluster, start: Placement | None) -> Placement:
+    from .repair import repair
+
+    found = repair(graph, cluster, start)
+    if found is not None:
+        return found.replace(info={**found.info, "attempts": _attempts(graph), "repaired": True})
+    raise infeasible("no placement that fits was found", graph, cluster)

@@ -1,0 +1,62 @@
+"""An order of the ops that keeps few bytes alive: depth first, what frees most next.
+
+Idea: among the ready ops take the one that adds the fewest bytes (outputs made minus inputs that it is the last to
+read); ties go to the op that became ready last, so that a branch is finished before the next one starts. Greedy and not
+optimal (the problem is NP-hard: Sethi 1975, doi:10.1137/0204020). O((ops + edges) log ops).
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import OpGraph
+from ..problem import output_bytes
+
+
+def depth_first_order(graph: OpGraph) -> NDArray[np.float64]:
+    """float64[n]: the position of each op in the order (a topological one).
+
+    >>> from baechi_lab import OpGraph
+    >>> wide = OpGraph.from_edges([1, 1, 1, 1], [(0, 2, 100), (1, 3, 100)])
+    >>> depth_first_order(wide).tolist()
+    [0.0, 2.0, 1.0, 3.0]
+    """
+    made = output_bytes(graph).tolist()
+    size, left = graph.tensor_bytes.tolist(), np.diff(graph.consumer_ptr).tolist()
+    input_ptr, inputs = (a.tolist() for a in graph.inputs)
+    missing = np.diff(graph.inputs[0]).tolist()
+    outputs, consumer_ptr, consumers = graph.output_ptr.tolist(), graph.consumer_ptr.tolist(), graph.consumers.tolist()
+    adds = list(made)
+    for i in range(graph.n):
+        adds[i] -= sum(size[t] for t in inputs[input_ptr[i] : input_ptr[i + 1]] if left[t] == 1)
+    place, seen = np.full(graph.n, -1.0), 0
+    ready = [(adds[i], 0, i) for i in range(graph.n) if missing[i] == 0]
+    heapq.heapify(ready)
+    done = 0
+    while ready:
+        key, _, op = heapq.heappop(ready)
+        if place[op] >= 0:
+            continue
+        if key != adds[op]:  # became cheaper while it waited
+            heapq.heappush(ready, (adds[op], 0, op))
+            continue
+        place[op] = done
+        done += 1
+        for t in inputs[input_ptr[op] : input_ptr[op + 1]]:
+            left[t] -= 1
+            if left[t] == 1:  # its last reader will free it
+                for reader in consumers[consumer_ptr[t] : consumer_ptr[t + 1]]:
+                    if place[reader] < 0:
+                        adds[reader] -= size[t]
+                        if missing[reader] == 0:
+                            heapq.heappush(ready, (adds[reader], 0, reader))
+        for t in range(outputs[op], outputs[op + 1]):
+            for reader in consumers[consumer_ptr[t] : consumer_ptr[t + 1]]:
+                missing[reader] -= 1
+                if missing[reader] == 0:
+                    seen += 1
+                    heapq.heappush(ready, (adds[reader], -seen, reader))
+    return place

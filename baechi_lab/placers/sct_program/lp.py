@@ -1,0 +1,113 @@
+"""The SCT linear program: which successor of each op should follow it on the same device.
+
+Model (paper B section 2.4 after Hanen and Munier 1995, doi:10.1109/ETFA.1995.496763; infinitely many devices):
+minimise `w` subject to, for every edge i -> j with transfer time c_ij and 0 <= x_ij <= 1,
+
+    s_j >= s_i + k_i + c_ij x_ij,      s_i + k_i <= w,
+    sum over succ(i) of x_ij >= |succ(i)| - 1,      sum over pred(j) of x_ij >= |pred(j)| - 1.
+
+`j` is the favourite child of `i` where x_ij rounds to 0. `sct_program/lp_cvxpy.py` is the readable twin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from ...graph import Cluster, OpGraph, allowed_devices, durations
+from ..problem import transfer_us
+
+
+@dataclass(frozen=True)
+class SctProblem:
+    """Edges (distinct op pairs) `source`, `target` int32[e], `transfer` float64[e] us; `compute` float64[n] us."""
+
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    transfer: NDArray[np.float64]
+    compute: NDArray[np.float64]
+
+    @property
+    def out_degree(self) -> NDArray[np.int64]:
+        return np.bincount(self.source, minlength=len(self.compute))
+
+    @property
+    def in_degree(self) -> NDArray[np.int64]:
+        return np.bincount(self.target, minlength=len(self.compute))
+
+
+@dataclass(frozen=True)
+class LinearProgram:
+    """minimise cost @ v, row_lower <= matrix @ v <= row_upper, lower <= v <= upper."""
+
+    cost: NDArray[np.float64]
+    matrix: Any
+    row_lower: NDArray[np.float64]
+    row_upper: NDArray[np.float64]
+    lower: NDArray[np.float64]
+    upper: NDArray[np.float64]
+
+
+def sct_problem(graph: OpGraph, cluster: Cluster) -> SctProblem:
+    """The LP's data: compute time on the fastest allowed device, transfer time over the mean link.
+
+    Several tensors of one pair are sent one after the other unless the cluster's transfers are `parallel`.
+    Edges inside a colocation group cost nothing, since the group shares a device.
+    """
+    compute = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf).min(axis=1, initial=np.inf)
+    cost = transfer_us(graph, cluster)[graph.edge_tensor]
+    n = max(graph.n, 1)
+    pair, place = np.unique(graph.edge_source.astype(np.int64) * n + graph.consumers, return_inverse=True)
+    transfer = np.zeros(len(pair))
+    (np.maximum if cluster.comm == "parallel" else np.add).at(transfer, place.reshape(-1), cost)
+    source, target = (pair // n).astype(np.int32), (pair % n).astype(np.int32)
+    together = (graph.colocation[source] >= 0) & (graph.colocation[source] == graph.colocation[target])
+    return SctProblem(source, target, np.where(together, 0.0, transfer), compute)
+
+
+def sct_program(problem: SctProblem) -> LinearProgram:
+    """The LP as arrays; variables are s (one per op), x (one per edge), w.
+
+    An edge that is the only one of its source and of its target is fixed to x = 0, which costs nobody anything, and a
+    transfer that takes no time to x = 1, since there is nothing to save; `s_i + k_i <= w` is kept for ops without
+    successors, since the others' follows.
+    """
+    n, e = len(problem.compute), len(problem.source)
+    edge = np.arange(e)
+    sinks = np.flatnonzero(problem.out_degree == 0)
+    split, joined = np.flatnonzero(problem.out_degree > 1), np.flatnonzero(problem.in_degree > 1)
+    blocks = (
+        (edge, n + edge, -problem.transfer),
+        (edge, problem.source, np.full(e, -1.0)),
+        (edge, problem.target, np.ones(e)),
+        (e + np.arange(len(sinks)), np.full(len(sinks), n + e), np.ones(len(sinks))),
+        (e + np.arange(len(sinks)), sinks, np.full(len(sinks), -1.0)),
+        _degree_rows(e + len(sinks), split, problem.source, n + edge),
+        _degree_rows(e + len(sinks) + len(split), joined, problem.target, n + edge),
+    )
+    row, column, value = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    rows = e + len(sinks) + len(split) + len(joined)
+    lower = np.concatenate([
+        problem.compute[problem.source], problem.compute[sinks],
+        problem.out_degree[split] - 1.0, problem.in_degree[joined] - 1.0,
+    ])  # fmt: skip
+    alone = (problem.out_degree[problem.source] == 1) & (problem.in_degree[problem.target] == 1)
+    least = np.zeros(n + e + 1)
+    least[n : n + e] = problem.transfer == 0
+    upper = np.concatenate([np.full(n, np.inf), np.where(alone & (problem.transfer > 0), 0.0, 1.0), [np.inf]])
+    cost = np.zeros(n + e + 1)
+    cost[-1] = 1.0
+    matrix = csr_array((value, (row, column)), shape=(rows, n + e + 1))
+    return LinearProgram(cost, matrix, lower, np.full(rows, np.inf), least, upper)
+
+
+def _degree_rows(first: int, ops: NDArray[Any], end: NDArray[Any], variable: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """One row per op of `ops`: the x of its edges, where `end` is the op that each edge belongs to."""
+    place = np.full(int(end.max(initial=-1)) + 1, -1)
+    place[ops] = np.arange(len(ops))
+    mine = place[end] >= 0
+    return first + place[end[mine]], variable[mine], np.ones(int(mine.sum()))

@@ -1,0 +1,1 @@
+"""The placer `search`: annealing over units of ops, on coarse structures first, from several starts."""

@@ -1,0 +1,77 @@
+"""Coarsening that merges only what the current placement keeps together, so that the placement survives on every level.
+
+Heavy-edge matching (Karypis and Kumar 1998, doi:10.1137/S1064827595287997): units are visited in a random order and
+each merges with the unmatched neighbour on the same device to which its transfers would cost most, as long as the
+merged work stays below a limit. Rounds repeat until few enough units are left or nothing merges. Cycles between units do
+no harm: a unit is a set of ops that move together, the simulation still runs the ops themselves.
+
+Complexity: O((ops + edges) log edges) per round, about log2(ops / target) rounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph.kernels.csr import offsets
+from ...graph.kernels.jit import njit
+
+
+def coarsen(
+    label: NDArray[Any], device: NDArray[Any], source: NDArray[Any], target: NDArray[Any], cost: NDArray[np.float64],
+    work: NDArray[np.float64], wanted: int, rng: np.random.Generator,
+) -> NDArray[np.int64]:  # fmt: skip
+    """Labels int64[n] with about `wanted` distinct values, each a union of values of `label` on one device.
+
+    `source`, `target`, `cost`: the edges between ops and what cutting each costs; `work` float64[n] per op.
+    """
+    labels = np.unique(label, return_inverse=True)[1].reshape(-1)
+    limit = 2.5 * float(work.sum()) / max(wanted, 1)
+    count = int(labels.max(initial=-1)) + 1
+    while count > wanted:
+        unit_work = np.bincount(labels, work, count)
+        home = np.zeros(count, dtype=np.int64)
+        home[labels] = device
+        pointer, neighbour, weight = _unit_graph(labels[source], labels[target], cost, home, count)
+        match = _match(pointer, neighbour, weight, unit_work, limit, rng.permutation(count), count - wanted)
+        merged = np.unique(match, return_inverse=True)[1].reshape(-1)
+        fewer = int(merged.max(initial=-1)) + 1
+        if fewer > 0.98 * count:
+            break
+        labels, count = merged[labels], fewer
+    return labels
+
+
+def _unit_graph(a: NDArray[Any], b: NDArray[Any], cost: NDArray[np.float64], home: NDArray[Any], count: int) -> Any:
+    """CSR of the pairs of different units on one device, with the summed cost."""
+    near = (a != b) & (home[a] == home[b])
+    a, b, each = a[near].astype(np.int64), b[near].astype(np.int64), cost[near]
+    key = np.concatenate([a * count + b, b * count + a])
+    unique, place = np.unique(key, return_inverse=True)
+    return (
+        offsets(unique // count, count),
+        unique % count,
+        np.bincount(place.reshape(-1), np.concatenate([each, each]), len(unique)),
+    )
+
+
+@njit(cache=True, nogil=True)
+def _match(pointer: Any, neighbour: Any, weight: Any, work: Any, limit: float, order: Any, most: int) -> Any:
+    """int64[units]: the unit into which each one merges (itself, or its partner with the smaller index)."""
+    match = np.full(len(work), -1, np.int64)
+    merged = 0
+    for u in order:
+        if match[u] >= 0:
+            continue
+        match[u] = u
+        best, best_weight = -1, 0.0
+        for k in range(pointer[u], pointer[u + 1]):
+            v = neighbour[k]
+            if match[v] < 0 and weight[k] > best_weight and work[u] + work[v] <= limit:
+                best, best_weight = v, weight[k]
+        if best >= 0 and merged < most:
+            match[u] = match[best] = min(u, best)
+            merged += 1
+    return match

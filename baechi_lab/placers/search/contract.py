@@ -1,0 +1,112 @@
+"""A smaller graph that costs nearly the same under every placement: ops too short to be worth a decision are merged.
+
+Idea: an op with a single reader goes with that reader, if what it receives costs no more to send than what it makes; an
+op with a single producer goes with that producer, if what it makes costs no more to send than what it receives: cutting
+on the other side of it is then no worse. It must be short (the other's start, or its other outputs, are delayed by no
+more than that), or both follow each other with nothing in between. All merges of one kind at a time leave a DAG: a merged
+part is entered, or left, through one op alone.
+
+Source: the condition under which fusing makes no cycle, Baechi, section 3.3 (degree at most one). Complexity: O((ops +
+edges) log) per round.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import Cluster, OpGraph
+from ...graph.kernels.csr import distinct
+from ...passes.components import components
+from ...passes.contraction import contract, number_groups
+from ...passes.fusion import distinct_edges
+from ..problem import transfer_us
+
+ROUNDS = 12
+TRANSFER_SHARE, WORK_SHARE = 0.3, 1.0 / 2000.0
+"""Short is less than these shares of a mean transfer and of all work."""
+
+CHAIN = 4.0
+"""Most work of a merged part, in units of what is short."""
+
+Ints = NDArray[np.int64]
+
+
+def short_us(graph: OpGraph, cluster: Cluster) -> float:
+    """What counts as short, in microseconds."""
+    if not graph.tensor_count:
+        return 0.0
+    mean = float(transfer_us(graph, cluster).mean())
+    return min(TRANSFER_SHARE * mean, WORK_SHARE * float(graph.duration_us.sum()))
+
+
+def contracted(graph: OpGraph, cluster: Cluster, short: float) -> tuple[OpGraph, Ints]:
+    """`graph` with ops of at most `short` microseconds merged into a neighbour, and the op of it that holds each op.
+
+    Ops of different colocation groups or with different allowed devices stay apart.
+
+    >>> graph = OpGraph.from_edges([1.0, 9.0, 1.0], [(0, 1, 4), (1, 2, 4)])
+    >>> form, member = contracted(graph, Cluster.uniform(2), 2.0)
+    >>> form.duration_us.tolist(), member.tolist()
+    ([11.0], [0, 0, 0])
+    """
+    n = graph.n
+    label = np.arange(n, dtype=np.int64)
+    held, work = graph.colocation.astype(np.int64), graph.duration_us.copy()
+    able = graph.allowed.astype(np.int64)
+    tensor, price = graph.edge_tensor.astype(np.int64), transfer_us(graph, cluster)
+    source, target = graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64)
+    quiet = 0
+    for turn in range(ROUNDS):
+        far = source != target
+        tensor, source, target = tensor[far], source[far], target[far]
+        received, sent = _traffic(tensor, source, target, price, n)
+        a, b = distinct_edges(source, target, n)
+        readers, producers = np.bincount(a, minlength=n), np.bincount(b, minlength=n)
+        goes, stays = (a, b) if turn % 2 == 0 else (b, a)
+        alone = (readers if turn % 2 == 0 else producers)[goes] == 1
+        cheaper = received[goes] <= sent[goes] if turn % 2 == 0 else sent[goes] <= received[goes]
+        chained = (readers[a] == 1) & (producers[b] == 1)
+        fits = (work[goes] <= short) | (chained & (work[a] + work[b] <= CHAIN * short))
+        alike = ((held[goes] < 0) | (held[goes] == held[stays])) & (able[goes] == able[stays])
+        joined = _joined(a, b, alone & cheaper & fits & alike, work, held, CHAIN * short)
+        quiet = 0 if np.any(joined != np.arange(n)) else quiet + 1
+        if quiet == 2:
+            break
+        label = joined[label]
+        work = np.bincount(joined, work, n)
+        held = _largest(joined, held)
+        source, target = joined[source], joined[target]
+    return contract(graph, label), number_groups(graph, label)
+
+
+def _traffic(
+    tensor: Ints, source: Ints, target: Ints, price: NDArray[np.float64], n: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """float64[n] twice: what the tensors cost that each part receives, and sends, once each."""
+    read = distinct(tensor * n + target)
+    made = distinct(tensor * n + source)
+    received, sent = (np.bincount(pair % n, price[pair // n], n).astype(np.float64) for pair in (read, made))
+    return received, sent
+
+
+def _joined(
+    source: Ints, target: Ints, chosen: NDArray[np.bool_], work: NDArray[np.float64], held: Ints, most: float
+) -> Ints:  # fmt: skip
+    """int64[n]: the op that stands for each op's part; parts with two colocation groups or too much work stay apart."""
+    n = len(work)
+    joined = components(n, source[chosen], target[chosen])
+    lowest = np.full(n, np.iinfo(np.int64).max)
+    np.minimum.at(lowest, joined, np.where(held >= 0, held, np.iinfo(np.int64).max))
+    largest = _largest(joined, held)
+    longest = np.zeros(n)
+    np.maximum.at(longest, joined, work)
+    bad = (largest >= 0) & (lowest != largest) | (np.bincount(joined, work, n) > longest + most)
+    kept = chosen & ~bad[joined[source]]
+    return components(n, source[kept], target[kept])
+
+
+def _largest(joined: Ints, held: Ints) -> Ints:
+    found = np.full(len(held), -1, dtype=np.int64)
+    np.maximum.at(found, joined, held)
+    return found

@@ -1,0 +1,231 @@
+"""`search`: go on improving a placement until time, evaluations or patience run out.
+
+Idea: simulated annealing on device assignments and schedule priorities, on coarse units first. The walks start from the
+best fast rules, each under first in first out and under priorities by upward rank, and share what they find:
+
+1. Every fast placer's assignment is simulated under the orders that suit it (`search.starts`).
+2. Short trials of the best starts along the coarse structures of the graph, for two fifths of the budget where there
+   are such structures; the best results go on, one per worker (`search.trials`, `search.team`).
+3. Cycles: merge what the best placement keeps together into a few dozen units (`search.coarsen`), anneal, split into
+   more units, anneal, ... (`search.engine`). After each round a worker that fell behind continues from the leader, and each
+   cycle begins by taking over, stretch by stretch, what other placements found do better (`search.combine`).
+   Units follow the structure of the graph, too: what shares a weight or a name scope moves as one (`search.structure`),
+   and under priorities what of it runs one after the other is simulated as one (`search.runs`), with only the edges
+   that matter (`search.edges`). Where a worker gains nothing any more early on, it begins a new trial. The later rounds
+   are about twenty times colder, end with finer units, and re-optimise parts of the graph on their own (`search.regions`).
+   About half a minute and more are two to five such searches, and cold rounds from the best of them (`search.team`).
+4. Large graphs: most of the time goes to a contracted graph (`search.contract`), whose simulations are several times
+   cheaper and nearly as right; what it finds is read for the ops and joins the starts.
+
+Memory limits, colocation groups and allowed devices are kept by every accepted candidate. Complexity: one simulation
+per candidate (`evaluation.evaluate`), many of which stop early. Source: Kirkpatrick, Gelatt and Vecchi 1983,
+doi:10.1126/science.220.4598.671; multi-level: Karypis and Kumar 1998, doi:10.1137/S1064827595287997;
+combining: Sanders and Schulz 2012, doi:10.1137/1.9781611972924.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...errors import InvalidInput
+from ...graph import Cluster, OpGraph, Placement
+from ...graph.units import format_us
+from ..base import Placer
+from ..evaluation.orders import Candidate
+from .anneal import Samples
+from .engine import Budget, Space
+from .starts import Starts, choose, coarse_form, read_for
+from .team import Team
+
+OBJECTIVES = ("makespan", "p90")
+SAMPLES = 16
+"""Samples of the profile error that `objective="p90"` simulates per candidate."""
+
+RULES = 0.2
+"""Most of the time that the rules may take."""
+
+COARSE = 0.7
+"""Share of a large graph's budget for its contracted form."""
+
+COARSE_STARTS = 8
+"""Candidates that are read for that form."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a callback gets: seconds and simulations spent, and the best objective so far in us (infinite before the first)."""
+
+    seconds: float
+    evaluations: int
+    makespan_us: float
+    start: str
+
+    def __str__(self) -> str:
+        if not np.isfinite(self.makespan_us):
+            return f"{self.seconds:.1f} s, {self.evaluations} simulations, asking the rules for a start"
+        return f"{self.seconds:.1f} s, {self.evaluations} simulations, {format_us(self.makespan_us)} from {self.start}"
+
+
+@dataclass(frozen=True)
+class Search(Placer):
+    """Anytime search from the best rule (or from `start`): moves groups and priorities until the budget is spent.
+
+    Parameters:
+        time_limit: seconds, without those of compiling at the first use; 0 returns the start.
+        evaluations: simulations, for results that do not depend on the machine.
+        start: a placement, a placer's name, or None for the best of the fast rules.
+        schedulers: "fifo", "planned" (priorities are searched too), or both.
+        objective: "makespan", or "p90": the 90th percentile under errors of the profile of `error` (0.2: +-20 %).
+        workers: threads. callback: called with a `Progress` now and then; returning True stops the search.
+    """
+
+    name = "search"
+    anytime = True
+    time_limit: float | None = 10.0
+    evaluations: int | None = None
+    seed: int = 0
+    start: Any = None
+    schedulers: tuple[str, ...] = ("fifo", "planned")
+    objective: str = "makespan"
+    error: float = 0.2
+    workers: int = 2
+    callback: Callable[[Progress], Any] | None = field(default=None, compare=False)
+
+    def validate(self) -> None:
+        for key, low in (("time_limit", 0.0), ("evaluations", 0), ("seed", 0), ("error", 0.0)):
+            value = getattr(self, key)
+            if value is not None and not (isinstance(value, (int, float)) and low <= value < np.inf):
+                raise InvalidInput(f"{key} is {value!r}; it must be a number of at least {low:g}")
+        if self.time_limit is None and self.evaluations is None:
+            raise InvalidInput("time_limit and evaluations are both None; at least one must end the search")
+        if self.objective not in OBJECTIVES:
+            raise InvalidInput(f"objective is {self.objective!r}; it must be one of {', '.join(OBJECTIVES)}")
+        if not self.schedulers or not set(self.schedulers) <= {"fifo", "planned"}:
+            raise InvalidInput(f"schedulers is {self.schedulers!r}; it must name 'fifo', 'planned' or both")
+        if not isinstance(self.workers, int) or self.workers < 1:
+            raise InvalidInput(f"workers is {self.workers!r}; it must be a whole number of at least 1")
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        budget = Budget(self.time_limit, self.evaluations)
+        given = self._given(graph, cluster)
+        if graph.n == 0:
+            return Placement(device=np.zeros(0, dtype=np.int32))
+        return _Run(self, graph, cluster, budget, given).placement()
+
+    def _given(self, graph: OpGraph, cluster: Cluster) -> Placement | None:
+        from ..registry import make_placer
+
+        if self.start is None:
+            return None
+        if isinstance(self.start, Placement):
+            return self.start.checked(graph, cluster.n)
+        return make_placer(self.start).assign(graph, cluster)
+
+
+class _Run:
+    """One search: starts, perhaps a coarse stage, and the graph itself."""
+
+    def __init__(self, params: Search, graph: OpGraph, cluster: Cluster, budget: Budget, given: Placement | None):
+        self.params, self.graph, self.cluster, self.budget, self.given = params, graph, cluster, budget, given
+        samples = None
+        if params.objective == "p90":
+            samples = error_samples(graph, cluster, params.error, SAMPLES, params.seed)
+        self.space = Space(graph, cluster, samples)
+        self.starts = Starts(self.space, params.schedulers, params.seed)
+        self.team = Team(self.space, params.workers, params.seed, budget, self._tell)
+        self.used_before, self.best, self.interrupted = 0, np.inf, False
+        self.start_name, self.start_cost = "", np.inf
+        self.history: list[tuple[float, int, float]] = []
+
+    def placement(self) -> Placement:
+        candidates = self._candidates()
+        self.team.walks[0].begin(candidates[0])
+        self.start_name, self.start_cost = candidates[0].name, self.team.leader.cost
+        best = candidates[0]
+        try:
+            self._tell(self.start_cost, 0)
+            if self.budget.spent(0) < 1.0 and (self.cluster.n > 1 or self.space.groups.of.max() > 0):
+                candidates = self._coarse(candidates) + candidates
+                if self.budget.spent(self.used_before) < 1.0:
+                    self.team.search(candidates, self.used_before)
+                else:
+                    self.team.walks[0].begin(min(candidates, key=lambda c: c.key))
+        except KeyboardInterrupt:  # asked to stop: what was found is the answer
+            self.budget.stopped = self.interrupted = True
+        cost, found = self.team.best
+        if cost <= self.start_cost:
+            best = found
+        info = {
+            "start": self.start_name, "start_us": self.start_cost, "evaluations": self.used_before + self.team.used,
+            "seconds": self.budget.elapsed, "interrupted": self.interrupted, "history": tuple(self.history),
+        }  # fmt: skip
+        return Placement(device=best.device, order=best.rank, info=info)
+
+    def _tell(self, best: float, used: int) -> None:
+        """Note progress; `best` is the objective of a placement of the graph, `used` the simulations of this stage."""
+        self.best = min(self.best, best)
+        used += self.used_before
+        if not self.history or self.best < self.history[-1][2]:
+            self.history.append((self.budget.elapsed, used, self.best))
+        self._ask(used)
+
+    def _ask(self, used: int) -> None:
+        if self.params.callback is not None and not self.budget.stopped:
+            if self.params.callback(Progress(self.budget.elapsed, used, self.best, self.start_name)) is True:
+                self.budget.stopped = True
+
+    def _rules_took_long(self) -> bool:
+        try:
+            self._ask(0)
+        except KeyboardInterrupt:  # what the rules asked so far found is the answer
+            self.budget.stopped = self.interrupted = True
+        return self.budget.stopped or self.budget.elapsed > RULES * (self.budget.seconds or np.inf)
+
+    def _candidates(self) -> list[Candidate]:
+        if self.given is None:
+            return self.starts.from_rules(self._rules_took_long)
+        first = self.starts.given(self.given)
+        others = self.starts.measured(first.name, first.device)
+        return [first, *sorted(others, key=lambda c: c.key)]
+
+    def _coarse(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Search the contracted form of a large graph, and read what it finds for the graph itself."""
+        if self.params.objective != "makespan" or self.budget.spent(0) >= 1.0:
+            return []
+        found = coarse_form(self.graph, self.cluster)
+        if found is None:
+            return []
+        form, member = found
+        space = Space(form, self.cluster)
+        starts = Starts(space, self.params.schedulers, self.params.seed)
+        begin: list[Candidate] = []
+        for candidate in choose(candidates, COARSE_STARTS):
+            device, rank = read_for(member, candidate, self.cluster, self.space.work)
+            if space.allowed[np.arange(form.n), device].all():
+                begin += starts.measured(candidate.name, device, rank)
+        if not begin:
+            return []
+        part = self.budget.part(COARSE * (1.0 - self.budget.spent(0)), 1)
+        team = Team(space, self.params.workers, self.params.seed, part, lambda best, used: self._tell(np.inf, used))
+        try:
+            team.search(begin, 0)
+        except KeyboardInterrupt:
+            self.budget.stopped = self.interrupted = True
+        self.used_before += team.used
+        read: list[Candidate] = []
+        for best in team.results:
+            rank = None if best.rank is None else best.rank[member]
+            read += self.starts.measured(f"{best.name} (contracted)", best.device[member], rank)
+        return sorted(read, key=lambda c: c.key)
+
+
+def error_samples(graph: OpGraph, cluster: Cluster, error: float, count: int, seed: int) -> Samples:
+    """`count` samples of costs under profile errors, and the position of their 90th percentile."""
+    from ...simulator.robustness import sample_costs
+
+    table, latency, per_byte = sample_costs(graph, cluster, error, count, seed)
+    return Samples(table, latency, per_byte, int(np.ceil(0.9 * count)) - 1)

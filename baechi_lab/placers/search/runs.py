@@ -1,0 +1,111 @@
+"""A shorter simulation while units move: ops of a unit that run one after the other become one op.
+
+Idea: what lies inside a unit costs no transfer wherever the unit goes, so only times inside it matter. Ops of a unit that
+follow each other within a moment of the present schedule make a *run*, simulated as one op as long as all of them. Its
+outputs come when it ends, and it waits for all its inputs: late by little, as what joins the first op of a run is kept
+to a small share of the makespan and must have its inputs by then. What is found is read for the ops themselves, in the
+order of the runs, and counts only as far as their own simulation confirms it.
+
+Runs are numbered as they begin, and an op joins the last run of its unit only if no input comes from a later one: every
+edge leads to a run with the same or a larger number, so that no cycle can arise.
+
+Source: multilevel schemes coarsen along with the partition that stays put (Karypis and Kumar 1998,
+doi:10.1137/S1064827595287997); here what is simulated is coarsened along with what moves. O(ops + edges), apart from sorting.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph.kernels.csr import offsets
+from ...graph.kernels.jit import njit
+from ..evaluation.model import make_work
+from .anneal import Units, make_state, no_samples
+from .form import Form, homes, merged
+
+if TYPE_CHECKING:
+    from .engine import Space
+
+JOINED = 1.0 / 1500.0
+"""Most work that joins the first op of a run, as a share of the makespan."""
+
+FEWER, SMALL = 0.75, 400
+"""Most runs worth simulating, as a share of the ops; and ops below which it is not tried."""
+
+
+def shorter(space: Space, whole: Form) -> Form | None:
+    """The runs for the present candidate of `whole`, which was simulated last; None where they are hardly fewer than its ops.
+
+    Colocation groups and allowed devices are left to the units, which keep them.
+    """
+    graph, model, state, units = space.graph, whole.model, whole.state, whole.units
+    if graph.n < SMALL:
+        return None
+    devices, start, home = space.cluster.n, whole.work.start, homes(whole)
+    line, work = np.lexsort((space.position, start)), model.table.min(axis=1)
+    most = JOINED * float(state.cost[2])
+    run = runs(line, home, state.device, start, work, space.price, model.input_ptr, model.inputs, model.producer, most)
+    count = int(run.max()) + 1
+    if count > FEWER * graph.n:
+        return None
+    device, place, rank = (np.zeros(count, dtype=np.int64) for _ in range(3))
+    device[run], place[run], rank[:] = state.device, home, graph.n
+    np.minimum.at(rank, run, state.position)
+    short = merged(space, run, place, np.arange(count))
+    samples, moving = no_samples(count, devices), _units(place - devices, units)
+    return Form(short, make_work(short), make_state(device, rank), samples, moving, run)
+
+
+def _units(unit: NDArray[np.int64], units: Units) -> Units:
+    """`units` made of runs instead of ops: `unit` int[runs], negative where a run stays where it is."""
+    count = len(units.ptr) - 1
+    place = np.full(int(max(unit.max(), units.of.max())) + 1, count)
+    place[units.of[units.ops[units.ptr[:-1]]]] = np.arange(count)
+    moving = np.flatnonzero(unit >= 0)
+    ops = moving[np.argsort(place[unit[moving]], kind="stable")]
+    return Units(offsets(place[unit[ops]], count), ops.astype(np.int32), unit.astype(np.int32), units.allowed)
+
+
+def read(form: Form, position: NDArray[np.int32]) -> list[tuple[NDArray[np.int32], NDArray[np.int64]]]:
+    """The form's present candidate for the ops: devices, with ops in the order of the priorities of their runs and in that
+    of the runs' starts in the last simulation; `position` int32[n] orders the ops of a run."""
+    orders = (form.state.position, form.work.start)
+    return [(form.state.device[form.member], np.lexsort((position, key[form.member]))) for key in orders]
+
+
+@njit(cache=True, nogil=True)
+def runs(
+    line: Any, label: Any, device: Any, start: Any, work: Any, price: Any, input_ptr: Any, inputs: Any, producer: Any,
+    most: float,
+) -> Any:  # fmt: skip
+    """int64[n]: the run of each op, numbered as they begin.
+
+    `line`: the ops by `start` float64[n], a topological order; only ops of one `label` int64[n] share a run; `work`
+    float64[n]; `most` microseconds of work join the first op of a run, and that much may lie between two of its ops.
+    """
+    n = len(line)
+    run, last = np.full(n, -1, np.int64), np.full(label.max() + 1, -1, np.int64)
+    joined, begin, end = np.zeros(n), np.zeros(n), np.zeros(n)
+    count = 0
+    for v in line:
+        r, latest, ready = last[label[v]], -1, 0.0
+        for e in range(input_ptr[v], input_ptr[v + 1]):
+            p = producer[inputs[e]]
+            latest = max(latest, run[p])
+            if run[p] != r:
+                ready = max(ready, start[p] + work[p] + (price[inputs[e]] if device[p] != device[v] else 0.0))
+        fits = r >= 0 and r >= latest and joined[r] + work[v] <= most
+        if fits and start[v] <= end[r] + most and ready <= begin[r] + most:
+            joined[r] += work[v]
+        else:
+            r = count
+            begin[r] = start[v]
+            joined[r] = work[v] if work[v] <= most else 0.0
+            last[label[v]] = r
+            count += 1
+        run[v] = r
+        end[r] = start[v] + work[v]
+    return run

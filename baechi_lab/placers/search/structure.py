@@ -1,0 +1,95 @@
+"""Structures of a graph along which a search moves ops: what shares a weight, and what shares a name scope.
+
+A good placement moves whole layers, forward and backward ops together; merging neighbours at random (`search.coarsen`) hardly
+ever builds one. A *structure* labels the ops, and units of the search are its labels as far as they are on one device.
+
+Complexity: O(ops + edges) per structure, apart from sorting.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import OpGraph
+from ...graph.kernels.jit import njit
+from ..scopes import scope_labels, scope_of
+
+MOST = 0.5
+"""A structure with more labels than this share of the groups says too little."""
+
+DEPTHS = 4
+"""Name scopes are tried from the outermost to this depth."""
+
+FAR = 1 << 30
+
+
+def structures(graph: OpGraph, group: NDArray[Any]) -> list[NDArray[np.int64]]:
+    """Labels int64[n] of every structure that says something, the coarsest first; all ops of a `group` int[n] share a label.
+
+    >>> graph = OpGraph.from_edges([1.0] * 4, [(0, 1, 4), (2, 3, 4)], names=["a/x", "a/y", "b/x", "b/y"])
+    >>> [labels.tolist() for labels in structures(graph, np.arange(4))]
+    [[0, 0, 1, 1]]
+    """
+    found = [weights(graph, group), *scopes(graph)]
+    groups = int(group.max(initial=-1)) + 1
+    _, first = np.unique(group, return_index=True)
+    seen: set[bytes] = set()
+    kept = []
+    for labels in found:
+        whole = np.unique(labels[first][group], return_inverse=True)[1].reshape(-1).astype(np.int64)
+        if 0 < whole.max() < MOST * groups and whole.tobytes() not in seen:
+            seen.add(whole.tobytes())
+            kept.append(whole)
+    return sorted(kept, key=lambda labels: int(labels.max()))
+
+
+def weights(graph: OpGraph, group: NDArray[Any]) -> NDArray[np.int64]:
+    """int64[n]: the group with persistent bytes that comes at the fewest edges before each op; a backward op goes with
+    its forward op; what no such group comes before goes with its first reader."""
+    held = np.bincount(group, graph.persistent_bytes)
+    label = np.where(held[group] > 0, group, -1).astype(np.int64)
+    pointer, producer = graph.predecessors
+    after, reader = graph.successors
+    ints = lambda a: np.array(a, dtype=np.int64)  # noqa: E731  (one compiled signature for all callers)
+    _spread(label, ints(graph.order), ints(graph.forward_of), ints(pointer), ints(producer), ints(after), ints(reader))
+    alone = label < 0
+    label[alone] = int(group.max(initial=-1)) + 1 + np.flatnonzero(alone)
+    return label
+
+
+@njit(cache=True)
+def _spread(label: Any, order: Any, forward_of: Any, pointer: Any, producer: Any, after: Any, reader: Any) -> None:
+    far = np.where(label >= 0, 0, FAR)
+    for v in order:
+        if label[v] >= 0:
+            continue
+        f = forward_of[v]
+        if f >= 0 and label[f] >= 0:
+            label[v], far[v] = label[f], far[f]
+            continue
+        for e in range(pointer[v], pointer[v + 1]):
+            u = producer[e]
+            if label[u] >= 0 and far[u] + 1 < far[v]:
+                label[v], far[v] = label[u], far[u] + 1
+    for k in range(len(order) - 1, -1, -1):
+        v = order[k]
+        for e in range(after[v], after[v + 1]):
+            if label[v] < 0:
+                label[v] = label[reader[e]]
+
+
+def scopes(graph: OpGraph) -> list[NDArray[np.int64]]:
+    """int64[n] per depth: ops by their outer name scopes; a backward op goes with its forward op, an op without a scope
+    with its first producer that has one."""
+    source = np.where(graph.forward_of >= 0, graph.forward_of, np.arange(graph.n))
+    parts = [scope_of(graph.names[i]) if "/" in graph.names[i] else () for i in source.tolist()]
+    if not any(parts):
+        return []
+    pointer, producer = (a.tolist() for a in graph.predecessors)
+    for v in graph.order.tolist():
+        if not parts[v]:
+            parts[v] = next((parts[u] for u in producer[pointer[v] : pointer[v + 1]] if parts[u]), ())
+    return [scope_labels(parts, depth) for depth in range(1, min(DEPTHS, max(map(len, parts))) + 1)]

@@ -1,0 +1,116 @@
+"""`mode="estimated"`: a roofline over FLOPs and bytes.
+
+An op lasts `launch + max(FLOPs / peak, bytes / bandwidth)`, bytes being its inputs and outputs (S. Williams,
+A. Waterman, D. Patterson, "Roofline", CACM 52(4), 2009, doi:10.1145/1498765.1498785). Ops that move no data last the
+host overhead; constants and handles, which are there before the step, nothing. A roofline is optimistic: kernels reach
+a part of their peak. A loop, conditional or call is one op that lasts as long as the ops that it runs (see `bodies`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..hardware import HOST_OP_US, Hardware
+from .bodies import Library
+from .flops import METADATA_OPS, flops, is_matrix_product
+from .structure import HANDLE_BYTES, Structure, bytes_per_element
+
+_THERE_BEFORE = frozenset({"Const", "VarHandleOp", "Placeholder", "NoOp"})
+_TOUCHES_PART = frozenset({"Gather", "GatherV2", "ResourceGather", "Slice", "StridedSlice"})
+_IN_PLACE = ("AssignAdd", "AssignSub", "ResourceApply")
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What a step does, whatever the device: one row per kernel, each belonging to an op and run `times` times.
+
+    FLOPs and bytes moved of one run; `matrix` rows run on the matrix units, `half` rows in half precision, `metadata`
+    rows move no data, `free` rows take no time.
+    """
+
+    ops: int
+    op: NDArray[np.int64]
+    times: NDArray[np.float64]
+    flops: NDArray[np.float64]
+    moved_bytes: NDArray[np.float64]
+    matrix: NDArray[np.bool_]
+    half: NDArray[np.bool_]
+    metadata: NDArray[np.bool_]
+    free: NDArray[np.bool_]
+
+
+Row = tuple[int, float, float, float, bool, bool, bool, bool]
+
+
+def work(structure: Structure) -> Work:
+    """FLOPs and bytes of every op from the shapes of its tensors."""
+    halves, width = _half_types(), bytes_per_element()
+    sizes, shapes = structure.tensor_bytes.tolist(), structure.shapes
+    library = Library(structure.graph_def)
+    rows: list[Row] = []
+    for i, node in enumerate(structure.nodes):
+        if library.has_body(node):
+            for inner in library.body_ops(node):
+                typed = zip((*inner.inputs, *inner.outputs), (*inner.input_types, *inner.output_types), strict=True)
+                moved = [prod(shape) * width.get(dtype, 0) or HANDLE_BYTES for shape, dtype in typed]
+                read = moved[: len(inner.inputs)], moved[len(inner.inputs) :]
+                rows.append(_row(i, inner.times, inner.node, inner.inputs, inner.outputs, *read, halves))
+            continue
+        ins, outs = structure.data_inputs[i], structure.output_tensors[i]
+        read_bytes, made_bytes = [sizes[t] for t in ins], [sizes[t] for t in outs]
+        rows.append(
+            _row(i, 1.0, node, [shapes[t] for t in ins], [shapes[t] for t in outs], read_bytes, made_bytes, halves)
+        )
+    columns = list(zip(*rows, strict=True)) if rows else [()] * 8
+    kinds = (np.int64, np.float64, np.float64, np.float64, np.bool_, np.bool_, np.bool_, np.bool_)
+    return Work(structure.n, *(np.array(c, dtype=k) for c, k in zip(columns, kinds, strict=True)))  # type: ignore[arg-type]
+
+
+def _row(
+    i: int,
+    times: float,
+    node: Any,
+    inputs: Sequence[tuple[int, ...]],
+    outputs: Sequence[tuple[int, ...]],
+    read: list[int],
+    made: list[int],
+    halves: set[int],
+) -> Row:
+    free, metadata = node.op in _THERE_BEFORE, node.op in METADATA_OPS
+    if metadata:
+        return i, times, 0.0, 0.0, False, False, True, free
+    half = "T" in node.attr and node.attr["T"].type in halves
+    count, moved = flops(node, inputs, outputs), _moved(node.op, read, made)
+    return i, times, count, moved, is_matrix_product(node.op), half, False, free
+
+
+def _moved(op: str, read: list[int], made: list[int]) -> float:
+    """Bytes to and from memory: inputs and outputs; of what is sliced only the part; an updated variable twice."""
+    if op in _TOUCHES_PART:
+        return float(2 * sum(made))
+    if op.startswith(_IN_PLACE):
+        return float(3 * sum(read))
+    return float(sum(read) + sum(made))
+
+
+def estimated_us(done: Work, hardware: Hardware) -> NDArray[np.float64]:
+    """float64[n] microseconds of every op on that hardware."""
+    hardware.validate()
+    peak = np.where(done.matrix, np.where(done.half, hardware.half_flops, hardware.matmul_flops), hardware.peak_flops)
+    roofline = 1e6 * np.maximum(done.flops / peak, done.moved_bytes / hardware.bandwidth)
+    once = np.where(done.free, 0.0, np.where(done.metadata, HOST_OP_US, hardware.launch_us + roofline))
+    total = np.zeros(done.ops)
+    np.add.at(total, done.op, done.times * once)
+    return total
+
+
+def _half_types() -> set[int]:
+    import tensorflow as tf
+
+    return {tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum}

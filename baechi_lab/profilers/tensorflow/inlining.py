@@ -1,0 +1,91 @@
+"""Replace function calls by the ops they call; While, If and Case stay one op each.
+
+TensorFlow's own graph rewriter does the inlining (its `function` optimizer, everything else switched off), as
+`convert_to_constants` does. Cost: linear in the size of the inlined graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import InvalidInput
+
+CALL_OPS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+CONTROL_FLOW_OPS = frozenset({"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"})
+
+
+def calls(graph_def: Any) -> list[Any]:
+    """The nodes of the top level that call a function of the library."""
+    library = {f.signature.name for f in graph_def.library.function}
+    return [n for n in graph_def.node if n.op in CALL_OPS or n.op in library]
+
+
+def keep_control_flow(graph_def: Any) -> None:
+    """Mark loops and conditionals so that no later pass breaks them into Switch and Merge ops."""
+    for node in graph_def.node:
+        if node.op in CONTROL_FLOW_OPS and "_lower_using_switch_merge" in node.attr:
+            node.attr["_lower_using_switch_merge"].b = False
+
+
+def inline(graph_def: Any, fetches: list[str]) -> Any:
+    """A GraphDef without function calls at its top level, that still computes every op of `fetches`.
+
+    Ops of a body are named `<calling op>/<name in the body>`. A call named in `fetches` leaves an Identity op
+    of its name.
+
+    Raises:
+        InvalidInput: a function that TensorFlow cannot inline.
+    """
+    keep_control_flow(graph_def)
+    for holder in (*graph_def.node, *graph_def.library.function):
+        for attr in ("api_implements", "_XlaMustCompile", "_noinline"):
+            if attr in holder.attr:
+                del holder.attr[attr]
+    if not calls(graph_def):
+        return graph_def
+    inlined = _optimize(graph_def, fetches)
+    keep_control_flow(inlined)
+    left = calls(inlined)
+    if left:
+        raise InvalidInput(
+            f"function called by op {left[0].name!r} cannot be inlined; call plain Python functions in the step, "
+            "or decorate only the outermost with tf.function"
+        )
+    return inlined
+
+
+def _optimize(graph_def: Any, fetches: list[str]) -> Any:
+    import tensorflow as tf
+    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
+    from tensorflow.python.grappler import tf_optimizer
+
+    meta_graph = meta_graph_pb2.MetaGraphDef()
+    meta_graph.graph_def.CopyFrom(graph_def)
+    meta_graph.collection_def["train_op"].node_list.value.extend(fetches)
+    config = config_pb2.ConfigProto()
+    rewrite = config.graph_options.rewrite_options
+    rewrite.min_graph_nodes = -1  # small graphs too
+    rewrite.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
+    rewrite.optimizers.append("function")
+    rewrite.function_optimization = rewriter_config_pb2.RewriterConfig.AGGRESSIVE
+    try:
+        return tf_optimizer.OptimizeGraph(config, meta_graph)
+    except (tf.errors.OpError, ValueError) as error:
+        raise InvalidInput(f"the step's function calls cannot be inlined: {error}") from error
+
+
+def used_functions(graph_def: Any, nodes: list[Any]) -> list[Any]:
+    """The functions of the library that `nodes` run, directly or through other functions, in the library's order."""
+    library = {f.signature.name: f for f in graph_def.library.function}
+    used: set[str] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        names = [node.op] if node.op in library else []
+        for value in node.attr.values():
+            names += [value.func.name] if value.HasField("func") else [f.name for f in value.list.func]
+        for name in names:
+            if name in library and name not in used:
+                used.add(name)
+                waiting.extend(library[name].node_def)
+    return [f for f in graph_def.library.function if f.signature.name in used]

@@ -1,0 +1,129 @@
+"""The training step of a compiled Keras model as a plain function, and the Keras objects a function uses."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ...errors import InvalidInput
+
+
+def is_keras_model(candidate: Any) -> bool:
+    """Is this a `keras.Model`? Does not load Keras when nobody else did."""
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(candidate, keras.Model)
+
+
+def training_step(model: Any, batch: tuple[Any, ...]) -> Callable[..., Any]:
+    """A function `(x, y[, sample_weight]) -> loss` that trains `model` by one batch, as `model.fit` does.
+
+    The loss is that of the batch alone (fit shows a running mean), with the model's own regularization losses;
+    metrics are left out. A model whose class overrides `train_step` runs that, and returns what it returns.
+
+    Raises:
+        InvalidInput: the model is not compiled, or the batch is not `(x, y)` or `(x, y, sample_weight)`.
+    """
+    name = getattr(model, "name", type(model).__name__)
+    if not getattr(model, "compiled", False) or model.optimizer is None:
+        raise InvalidInput(
+            f"model {name!r} is not compiled; call model.compile(optimizer=..., loss=...) before tracing it"
+        )
+    if not 1 <= len(batch) <= 3:
+        raise InvalidInput(
+            f"model {name!r} was given {len(batch)} inputs; give a batch (x, y) or (x, y, sample_weight)"
+        )
+    _build(model, batch[0])
+    if type(model).train_step is not _keras_train_step():
+        return lambda *data: model.train_step(tuple(data))
+    return _default_step(model)
+
+
+def _keras_train_step() -> Any:
+    import keras
+
+    return keras.Model.train_step
+
+
+def _build(model: Any, x: Any) -> None:
+    """Create the model's and the optimizer's variables outside of the traced function."""
+    if not model.built:
+        model(x, training=False)
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def _default_step(model: Any) -> Callable[..., Any]:
+    import tensorflow as tf
+
+    takes_training = "training" in inspect.signature(model.call).parameters
+
+    def train(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        with tf.GradientTape() as tape:
+            predicted = model(x, training=True) if takes_training else model(x)
+            loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
+            scaled = model.optimizer.scale_loss(loss)
+        weights = model.trainable_weights
+        model.optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights, strict=True))
+        return loss
+
+    return train
+
+
+def keras_objects(function: Any, depth: int = 4) -> list[Any]:
+    """The Keras layers, models and optimizers that a function reaches by closure, globals, `self` or containers."""
+    keras = sys.modules.get("keras")
+    if keras is None:
+        return []
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    level: list[Any] = [function]
+    for _ in range(depth):
+        following: list[Any] = []
+        for item in level:
+            if id(item) in seen:
+                continue
+            seen.add(id(item))
+            if isinstance(item, (keras.Layer, keras.Optimizer, keras.Metric)):
+                found[id(item)] = item
+                following.extend(_parts_of_keras_object(item, keras))
+            else:
+                following.extend(_referenced(item))
+        level = following
+    return list(found.values())
+
+
+def _parts_of_keras_object(item: Any, keras: Any) -> Iterator[Any]:
+    """A model's optimizer; the optimizer inside a loss-scaling one."""
+    for key in ("optimizer", "inner_optimizer"):
+        part = getattr(item, key, None)
+        if isinstance(part, keras.Optimizer):
+            yield part
+
+
+def _referenced(item: Any) -> Iterable[Any]:
+    if isinstance(item, (list, tuple)):
+        return list(item[:1000])
+    if isinstance(item, dict):
+        return list(item.values())[:1000]
+    function = getattr(item, "python_function", item)
+    owner = getattr(function, "__self__", None)
+    function = inspect.unwrap(getattr(function, "__func__", function)) if callable(function) else function
+    referenced: list[Any] = []
+    if owner is not None and not inspect.ismodule(owner):
+        referenced += [owner, *getattr(owner, "__dict__", {}).values()]
+    if inspect.isfunction(function):
+        referenced += _closure(function)
+    elif callable(item) and not inspect.isclass(item) and not inspect.isbuiltin(item):
+        referenced += list(getattr(item, "__dict__", {}).values())
+    return [r for r in referenced if not inspect.ismodule(r) and not inspect.isclass(r)]
+
+
+def _closure(function: Any) -> list[Any]:
+    """Values of the outer variables and globals that a function names; a variable not yet set is left out."""
+    try:
+        names = inspect.getclosurevars(function)
+    except ValueError:  # an empty cell: a local function that is defined further down
+        return []
+    return [*names.nonlocals.values(), *names.globals.values()]

@@ -1,0 +1,236 @@
+"""`bl.profile`: a traced step -> `OpGraph` with the cost of every op, measured here or estimated for named hardware."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InvalidInput, UnknownNameError
+from ...graph.opgraph import OpGraph
+from ...graph.step import Step
+from ..hardware import Hardware
+from .colocation import colocation_groups
+from .estimated import estimated_us, work
+from .isolated import measure
+from .pairing import forward_ops, is_backward
+from .structure import Structure, read_structure
+from .tracing import trace
+
+_LOG = logging.getLogger(__name__)
+
+MODES = ("measured", "estimated")
+
+HardwareChoice = str | Hardware | Sequence[str | Hardware] | Mapping[str, str | Hardware]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a profile found beside the graph.
+
+    `mode`, and `device` that was measured or hardware assumed; `backward_ops` and how many of them know their
+    forward op; `open_shapes`, tensors whose size the graph leaves open (measured: sizes are those of the trace);
+    `unmeasured_ops`, ops that the trace does not show; `seconds` it took.
+    """
+
+    mode: str
+    device: str
+    ops: int
+    backward_ops: int
+    paired_ops: int
+    open_shapes: int
+    unmeasured_ops: int
+    seconds: float
+
+    @property
+    def paired_share(self) -> float:
+        """Share of backward ops that know their forward op; 1.0 when there are none."""
+        return self.paired_ops / self.backward_ops if self.backward_ops else 1.0
+
+
+def profile(
+    step_or_fn: Any,
+    *inputs: Any,
+    mode: str = "measured",
+    hardware: HardwareChoice = "rtx2080",
+    device: str | None = None,
+    warmup: int = 5,
+    runs: int = 5,
+    timeout: float | None = None,
+    progress: bool = True,
+) -> OpGraph:
+    """The operators of a training step, in topological order, with what each costs.
+
+    Args:
+        step_or_fn, inputs: a `Step`, or whatever `bl.trace` takes. A `bl.torch.TorchStep`, or a PyTorch module with one
+            sample input, is measured where it is by `bl.torch.profile`, which has options of its own.
+        mode: `measured` runs `warmup` steps, then averages `runs` traced ones, op after op on one `device`
+            (default the first GPU, else the CPU), in a process of its own. `estimated` computes a roofline and runs nothing.
+        hardware: for `estimated`, a name (`rtx2080`, `k40`, `v100`, `a100`, `h100`, `h200`, `cpu-core`) or a
+            `Hardware`; several names give each its own duration under that name as device kind; a mapping says
+            which device kind is which hardware, as in `{"gpu": "a100", "cpu": "cpu-core"}`. The first is the
+            reference.
+        timeout: seconds for measuring, starting the process included; None for no limit.
+        progress: show a progress bar while measuring.
+
+    Returns:
+        an OpGraph: microseconds, bytes of every tensor (a control dependency is 4, a handle 8), colocation groups
+        of ops that share a variable, `forward_of`, persistent bytes of each variable on its handle op. What share
+        of the backward ops was paired is logged; `profile_with_report` returns it.
+
+    Raises:
+        InvalidInput, UnknownNameError: options; whatever `bl.trace` raises. ExecutionError: the step cannot run, or
+            the process that measures it died or took longer than `timeout`.
+
+    >>> import numpy as np, tensorflow as tf
+    >>> w = tf.Variable(np.ones((8, 4), np.float32), name="w")
+    >>> graph = profile(lambda x: x @ w, np.ones((2, 8), np.float32), mode="estimated", hardware="v100")
+    >>> int(graph.persistent_bytes.sum())
+    128
+    """
+    return profile_with_report(
+        step_or_fn, *inputs, mode=mode, hardware=hardware, device=device, warmup=warmup, runs=runs, timeout=timeout,
+        progress=progress,
+    )[0]  # fmt: skip
+
+
+def profile_with_report(
+    step_or_fn: Any,
+    *inputs: Any,
+    mode: str = "measured",
+    hardware: HardwareChoice = "rtx2080",
+    device: str | None = None,
+    warmup: int = 5,
+    runs: int = 5,
+    timeout: float | None = None,
+    progress: bool = True,
+) -> tuple[OpGraph, Report]:
+    """As `profile`, and a `Report` of what was found beside the graph."""
+    started = time.perf_counter()
+    if mode not in MODES:
+        raise UnknownNameError.of("profile mode", mode, MODES)
+    if _of_torch(step_or_fn):
+        return _profile_torch(step_or_fn, inputs, mode, device, warmup, runs, started)
+    if isinstance(step_or_fn, Step) and inputs:
+        raise InvalidInput(f"profile was given a traced step and {len(inputs)} inputs; a traced step has its inputs")
+    kinds = _by_kind(hardware)
+    step = step_or_fn if isinstance(step_or_fn, Step) else trace(step_or_fn, *inputs)
+    structure = read_structure(step)
+    missing = 0
+    if mode == "estimated":
+        where = ", ".join(h.name for h in kinds.values())
+        columns = _estimate(structure, kinds)
+    else:
+        where, columns, missing = _measure(step, structure, device, (warmup, runs, timeout, progress))
+    graph = _graph(step, structure, columns)
+    backward = np.array([is_backward(name) for name in graph.names], dtype=np.bool_)
+    paired = int(np.count_nonzero(backward & (graph.forward_of >= 0)))
+    seconds = time.perf_counter() - started
+    report = Report(mode, where, graph.n, int(backward.sum()), paired, structure.open_shapes, missing, seconds)
+    _LOG.info("%s: paired %.1f%% of %d backward ops", step.name, 100 * report.paired_share, report.backward_ops)
+    return graph, report
+
+
+def _of_torch(step_or_fn: Any) -> bool:
+    torch = sys.modules.get("torch")  # who has a module or a step of it has loaded it
+    return torch is not None and (
+        getattr(step_or_fn, "framework", "") == "torch" or isinstance(step_or_fn, torch.nn.Module)
+    )
+
+
+def _profile_torch(
+    step: Any, inputs: tuple[Any, ...], mode: str, device: str | None, warmup: int, runs: int, started: float
+) -> tuple[OpGraph, Report]:
+    from ..torch.profile import profile as profile_layers
+
+    if mode != "measured":
+        raise InvalidInput(f"mode is {mode!r}; a PyTorch step or module is profiled with mode='measured'")
+    if len(inputs) > 1:
+        raise InvalidInput(f"{len(inputs)} inputs were given with a PyTorch module; give one tensor, tuple or dict")
+    graph = profile_layers(step, *inputs, warmup=warmup, runs=runs, device=device)
+    backward = int(np.count_nonzero(graph.forward_of >= 0))
+    seconds = time.perf_counter() - started
+    return graph, Report(mode, device or "where the model is", graph.n, backward, backward, 0, 0, seconds)
+
+
+def _estimate(structure: Structure, kinds: dict[str, Hardware]) -> dict[str, Any]:
+    done = work(structure)
+    by_kind = {kind: estimated_us(done, chosen) for kind, chosen in kinds.items()}
+    return {"duration_us": next(iter(by_kind.values())), "duration_by_kind": by_kind}
+
+
+def _by_kind(hardware: HardwareChoice) -> dict[str, Hardware]:
+    """Device kind -> hardware, the reference first."""
+    if isinstance(hardware, (str, Hardware)):
+        chosen = _hardware(hardware)
+        return {chosen.kind: chosen}
+    if isinstance(hardware, Mapping):
+        kinds = {str(kind): _hardware(h) for kind, h in hardware.items()}
+    elif isinstance(hardware, Sequence):
+        kinds = {h.name: h for h in map(_hardware, hardware)}
+    else:
+        raise InvalidInput(
+            f"hardware is {hardware!r}; give a name, a Hardware, several, or a mapping from device kinds"
+        )
+    if not kinds:
+        raise InvalidInput("hardware is empty; name at least one device")
+    return kinds
+
+
+def _hardware(choice: str | Hardware) -> Hardware:
+    return choice if isinstance(choice, Hardware) else Hardware.named(choice)
+
+
+def _measure(
+    step: Step, structure: Structure, device: str | None, how: tuple[int, int, float | None, bool]
+) -> tuple[str, dict[str, Any], int]:
+    """The device, the graph's columns, and how many ops the traces do not show."""
+    where, kind, measured = measure(step, device, *how)
+    size = structure.tensor_bytes.copy()
+    for pair, seen_bytes in measured.output_bytes.items():
+        if pair in structure.tensor_of:
+            size[structure.tensor_of[pair]] = seen_bytes
+    columns = {
+        "duration_us": measured.duration_us,
+        "duration_by_kind": {kind: measured.duration_us},
+        "tensor_bytes": size,
+        "temp_bytes": measured.temp_bytes,
+        "persistent_bytes": _variable_bytes(step, structure) + measured.kept_bytes,
+    }
+    return where, columns, int(np.count_nonzero(~measured.seen))
+
+
+def _graph(step: Step, structure: Structure, columns: dict[str, Any]) -> OpGraph:
+    colocation, groups = colocation_groups(structure.nodes, step.slots)
+    return OpGraph(
+        names=tuple(node.name for node in structure.nodes),
+        op_types=tuple(node.op for node in structure.nodes),
+        tensor_producer=structure.tensor_producer,
+        tensor_names=structure.tensor_names,
+        consumer_ptr=structure.consumer_ptr,
+        consumers=structure.consumers,
+        colocation=colocation,
+        colocation_names=groups,
+        forward_of=forward_ops(structure.nodes),
+        name=step.name,
+        **{
+            "tensor_bytes": structure.tensor_bytes,
+            "persistent_bytes": _variable_bytes(step, structure),
+            **columns,
+        },
+    )
+
+
+def _variable_bytes(step: Step, structure: Structure) -> NDArray[np.int64]:
+    """The bytes of each variable, on its handle op."""
+    size = np.zeros(structure.n, dtype=np.int64)
+    for variable, value in zip(step.variables, step.initial_values, strict=True):
+        if variable.name in structure.index:
+            size[structure.index[variable.name]] = value.nbytes
+    return size

@@ -1,0 +1,169 @@
+"""The structure of a traced step: ops, tensors with their bytes, who reads what. One pass over the GraphDef.
+
+Linear in nodes and inputs; no call into TensorFlow per op.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph.kernels.csr import Ints, offsets
+from ...graph.opgraph import CONTROL_BYTES
+from ...graph.step import Step
+from .nodes import output_types, split
+from .shapes import SHAPES, lacks_shapes, with_shapes
+
+HANDLE_BYTES = 8
+"""A resource or variant on the wire: a pointer to what stays where it is."""
+
+CONTROL = "^"
+"""Name of the tensor that stands for an op's control dependencies."""
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """Ops of a step in topological order, and every tensor: its producer, output number, shape and bytes.
+
+    `output` is -1 for the tensor of control dependencies. `consumer_ptr`, `consumers` as in OpGraph. `open_shapes`
+    counts tensors whose size the graph leaves open; an open dimension counts as 1.
+    """
+
+    graph_def: Any
+    nodes: tuple[Any, ...]
+    tensor_producer: NDArray[np.int32]
+    tensor_output: NDArray[np.int32]
+    tensor_bytes: Ints
+    shapes: tuple[tuple[int, ...], ...]
+    consumer_ptr: Ints
+    consumers: NDArray[np.int32]
+    open_shapes: int
+
+    @property
+    def n(self) -> int:
+        return len(self.nodes)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Op name -> index."""
+        return {node.name: i for i, node in enumerate(self.nodes)}
+
+    @cached_property
+    def tensor_of(self) -> dict[tuple[int, int], int]:
+        """(producer, output) -> tensor."""
+        return {
+            pair: t
+            for t, pair in enumerate(zip(self.tensor_producer.tolist(), self.tensor_output.tolist(), strict=True))
+        }
+
+    @cached_property
+    def tensor_names(self) -> tuple[str, ...]:
+        return tuple(str(k) if k >= 0 else CONTROL for k in self.tensor_output.tolist())
+
+    @cached_property
+    def data_inputs(self) -> tuple[tuple[int, ...], ...]:
+        """Per op, the tensors of its data inputs, in the order of its arguments."""
+        at, tensor = self.index, self.tensor_of
+        found = []
+        for node in self.nodes:
+            pairs = (split(r) for r in node.input if not r.startswith("^"))
+            found.append(tuple(tensor[at[p], k] for p, k in pairs))
+        return tuple(found)
+
+    @cached_property
+    def output_tensors(self) -> tuple[tuple[int, ...], ...]:
+        """Per op, the tensors of its data outputs."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for t, (p, k) in enumerate(zip(self.tensor_producer.tolist(), self.tensor_output.tolist(), strict=True)):
+            if k >= 0:
+                found[p].append(t)
+        return tuple(map(tuple, found))
+
+
+def read_structure(step: Step) -> Structure:
+    """Parse the GraphDef of a step; `trace` has stored the shapes in it."""
+    import tensorflow as tf
+
+    graph_def = tf.compat.v1.GraphDef.FromString(step.graph_def)
+    if lacks_shapes(graph_def):
+        graph_def = with_shapes(graph_def)
+    nodes = tuple(graph_def.node)
+    index = {n.name: i for i, n in enumerate(nodes)}
+    edges = [(index[p], k, i) for i, n in enumerate(nodes) for p, k in map(split, n.input)]
+    waited_for = {p for p, k, _ in edges if k < 0}
+    producer, output, size, shapes, unknown = _tensors(nodes, waited_for)
+    tensor = {pair: t for t, pair in enumerate(zip(producer, output, strict=True))}
+    pairs = sorted({(tensor[p, k], i) for p, k, i in edges})
+    row = np.array([t for t, _ in pairs], dtype=np.int64)
+    return Structure(
+        graph_def,
+        nodes,
+        np.array(producer, dtype=np.int32),
+        np.array(output, dtype=np.int32),
+        np.array(size, dtype=np.int64),
+        tuple(shapes),
+        offsets(row, len(producer)),
+        np.array([i for _, i in pairs], dtype=np.int32),
+        unknown,
+    )
+
+
+def _tensors(nodes: tuple[Any, ...], waited_for: set[int]) -> tuple[list[int], list[int], list[int], list[Any], int]:
+    """Producer, output number, bytes and shape of every tensor; and how many have an open size."""
+    width = bytes_per_element()
+    producer: list[int] = []
+    output: list[int] = []
+    size: list[int] = []
+    shapes: list[tuple[int, ...]] = []
+    unknown = 0
+    for i, node in enumerate(nodes):
+        types = output_types(node)
+        known = node.attr[SHAPES].list.shape if types else ()
+        for k, dtype in enumerate(types):
+            dims = tuple(d.size for d in known[k].dim) if k < len(known) else ()
+            if any(d < 0 for d in dims) or (k < len(known) and known[k].unknown_rank):
+                unknown += dtype in width
+                dims = tuple(max(d, 1) for d in dims)
+            producer.append(i)
+            output.append(k)
+            shapes.append(dims)
+            size.append(prod(dims) * width[dtype] if dtype in width else HANDLE_BYTES)
+        if i in waited_for:
+            producer.append(i)
+            output.append(-1)
+            shapes.append(())
+            size.append(CONTROL_BYTES)
+    return producer, output, size, shapes, unknown
+
+
+@cache
+def bytes_per_element() -> dict[int, int]:
+    """DataType number -> bytes of one element; handles are not in it, text counts as 8 bytes a piece."""
+    import tensorflow as tf
+
+    width = {tf.string.as_datatype_enum: 8}
+    for name in [
+        "float16",
+        "float32",
+        "float64",
+        "bfloat16",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "bool",
+        "complex64",
+        "complex128",
+    ]:
+        dtype = getattr(tf, name)
+        width[dtype.as_datatype_enum] = dtype.size
+    return width

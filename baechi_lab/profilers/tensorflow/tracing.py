@@ -1,0 +1,239 @@
+"""`bl.trace`: a training step in TensorFlow -> a `Step`, free of any framework object.
+
+TensorFlow traces the function; then calls are inlined, captured variables become handle ops with their current
+values beside the graph, what only tracing added is taken out (see `simplify`), and shapes are inferred for the
+example inputs. The result runs in a plain `tf.compat.v1.Session`: initialize each variable of `step.variables`
+with its value, then run `step.outputs` and `step.updates` together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...errors import InvalidInput
+from ...graph.step import Step, TensorSpec
+from .captures import CapturedVariable, bind_captures
+from .inlining import inline, used_functions
+from .keras_step import is_keras_model, keras_objects, training_step
+from .loading import load_tensorflow
+from .optimizer_slots import optimizer_slots
+from .shapes import SHAPES, lacks_shapes, specs, with_shapes
+from .simplify import simplify
+
+_KEPT_HINTS = ("_lower_using_switch_merge", SHAPES)
+
+_BOUND_TO_PROCESS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+
+
+def trace(fn: Any, *example_inputs: Any, name: str | None = None) -> Step:
+    """Trace one training step.
+
+    Args:
+        fn: a `tf.function`, a plain Python function of tensors, or a compiled `keras.Model`. A model's step is
+            forward pass, loss, gradients and the optimizer's update, and returns the loss of the batch.
+        example_inputs: one value per input (arrays, tensors, `tf.TensorSpec` with known sizes, or nests of them);
+            for a model `x, y[, sample_weight]`, or the batch as one tuple. Python numbers, texts and None become
+            part of the graph, as tf.function treats them. The sizes fix the batch for which costs are known.
+        name: name of the step; default the function's or model's.
+
+    Returns:
+        a Step whose `graph_def` is inlined and in topological order. Inputs are its Placeholders, `outputs` the
+        tensors that the function returned (flattened), `updates` the ops to run for their side effects. `info` holds
+        `ops`, `trace_seconds` and, of these, `framework_seconds`: TensorFlow's own tracing of the Python code.
+
+    Raises:
+        InvalidInput: the function cannot be traced, the model is not compiled, or the step does nothing.
+
+    >>> import numpy as np, tensorflow as tf
+    >>> w = tf.Variable(2.0, name="w")
+    >>> step = trace(lambda x: w.assign_sub(0.5 * x), np.float32(1.0), name="halve")
+    >>> step.name, [v.name for v in step.variables], [float(v) for v in step.initial_values]
+    ('halve', ['w'], [2.0])
+    """
+    load_tensorflow()
+    started = time.perf_counter()
+    label = name or _label(fn)
+    if is_keras_model(fn):
+        example_inputs = _batch(example_inputs)
+        function: Callable[..., Any] = training_step(fn, example_inputs)
+    elif callable(fn):
+        function = fn
+    else:
+        raise InvalidInput(f"cannot trace {fn!r}; give a function, a tf.function or a compiled keras.Model")
+    examples = [_example(x) for x in example_inputs]
+    called = time.perf_counter()
+    concrete = _concrete_function(function, examples, label)
+    framework = time.perf_counter() - called
+    step = _step_from(concrete, _leaves(examples), label, keras_objects(fn))
+    seconds = {"trace_seconds": time.perf_counter() - started, "framework_seconds": framework}
+    return replace(step, info={**step.info, **seconds})
+
+
+def _label(fn: Any) -> str:
+    if is_keras_model(fn):
+        return str(fn.name)
+    label = getattr(fn, "__name__", None) or getattr(getattr(fn, "python_function", None), "__name__", None)
+    return str(label) if label and label != "<lambda>" else "step"
+
+
+def _batch(example_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A batch given as one tuple or list `(x, y)`, or as separate inputs."""
+    if len(example_inputs) == 1 and isinstance(example_inputs[0], (tuple, list)):
+        return tuple(example_inputs[0])
+    return example_inputs
+
+
+def _example(value: Any) -> Any:
+    """Replace arrays and tensor specs by tensors, within nests; leave Python values alone."""
+    import tensorflow as tf
+
+    if isinstance(value, dict):
+        return {k: _example(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return (
+            type(value)(_example(v) for v in value)
+            if not hasattr(value, "_fields")
+            else type(value)(*map(_example, value))
+        )
+    if isinstance(value, tf.TensorSpec):
+        if not value.shape.is_fully_defined():
+            raise InvalidInput(f"example input {value} leaves a size open; costs need the sizes of a real batch")
+        return tf.zeros(value.shape, value.dtype) if value.dtype != tf.string else tf.fill(value.shape, "")
+    if isinstance(value, (np.ndarray, np.generic)):
+        if value.dtype.kind == "O":
+            raise InvalidInput("an example input is an array of Python objects; give numbers")
+        return tf.constant(value)
+    return value
+
+
+def _leaves(examples: list[Any]) -> list[Any]:
+    import tensorflow as tf
+
+    return [x for x in tf.nest.flatten(examples) if tf.is_tensor(x)]
+
+
+def _concrete_function(function: Any, examples: list[Any], label: str) -> Any:
+    import tensorflow as tf
+
+    if hasattr(function, "captured_inputs") and hasattr(function, "graph"):
+        return function
+    traceable = function if hasattr(function, "get_concrete_function") else tf.function(function)
+    try:
+        return traceable.get_concrete_function(*examples)
+    except Exception as error:  # the step is the caller's code: it may raise anything while traced
+        raise InvalidInput(f"step {label!r} cannot be traced: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The sentence of an error: AutoGraph puts it after the user's source lines, with the error's name."""
+    kind = type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    named = [line for line in lines if line.startswith(kind + ": ")]
+    if lines[0].startswith("in user code") and not named:
+        named = lines[-1:]  # an error type that AutoGraph does not know: it keeps the original at the end
+    reason = named[-1] if named else f"{kind}: {lines[0]}"
+    return reason.split(". Received args")[0]
+
+
+def _step_from(concrete: Any, leaves: list[Any], label: str, objects: list[Any]) -> Step:
+    graph = concrete.graph
+    graph_def = graph.as_graph_def(add_shapes=True)
+    known, slots_of = _keras_names(objects)
+    variables = bind_captures(graph_def, concrete, known)
+    placeholders = [t.op.name for t in concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]]
+    sized = _fix_inputs(graph_def, placeholders, leaves, label)
+    outputs = [t.name for t in concrete.outputs if t.dtype.name not in ("resource", "variant")]
+    effects = [op.name for op in graph.control_outputs]
+    graph_def = inline(graph_def, list(dict.fromkeys([*outputs, *effects])))
+    _refuse_process_bound(graph_def, label)
+    nodes, outputs, updates = simplify(list(graph_def.node), placeholders, outputs, effects)
+    if not outputs and not updates:
+        raise InvalidInput(f"step {label!r} returns no tensor and updates no variable; there is nothing to run")
+    traced = _clean(graph_def, nodes)
+    traced = with_shapes(traced) if sized or lacks_shapes(traced) else traced
+    used = {n.name for n in traced.node}
+    kept = [v for v in variables if v.name in used]
+    return Step(
+        name=label,
+        graph_def=traced.SerializeToString(deterministic=True),
+        inputs=tuple(
+            TensorSpec(p + ":0", x.dtype.name, tuple(x.shape)) for p, x in zip(placeholders, leaves, strict=True)
+        ),
+        outputs=specs(traced, outputs),
+        example_inputs=tuple(np.asarray(x.numpy()) for x in leaves),
+        variables=tuple(TensorSpec(v.name, v.dtype, v.shape) for v in kept),
+        initial_values=tuple(v.value for v in kept),
+        slots=_slots(traced, kept, slots_of),
+        updates=tuple(updates),
+        info={"ops": len(traced.node)},
+    )
+
+
+def _keras_names(objects: list[Any]) -> tuple[dict[int, str], dict[int, int]]:
+    """Paths of Keras variables, and slot -> variable, both by `id` of the variable's handle."""
+    from .optimizer_slots import keras_slots
+
+    paths: dict[int, str] = {}
+    slots: dict[int, int] = {}
+    for item in objects:
+        slots.update(keras_slots(item))
+        for variable in item.variables:
+            paths.setdefault(id(variable.value.handle), variable.path)
+    return paths, slots
+
+
+def _slots(graph_def: Any, variables: list[CapturedVariable], by_handle: dict[int, int]) -> dict[str, str]:
+    """Slot -> variable by name: what the optimizer says, else what the data flow shows."""
+    names = {id(v.variable.handle): v.name for v in variables}
+    told = {names[s]: names[v] for s, v in by_handle.items() if s in names and v in names}
+    return optimizer_slots(graph_def, {v.name: v.shape for v in variables}, told)
+
+
+def _fix_inputs(graph_def: Any, placeholders: list[str], leaves: list[Any], label: str) -> bool:
+    """Give every input Placeholder the size of its example; True if that says more than the graph did."""
+    if len(placeholders) != len(leaves):
+        raise InvalidInput(f"step {label!r} takes {len(placeholders)} tensors; {len(leaves)} example inputs were given")
+    nodes = {n.name: n for n in graph_def.node}
+    changed = False
+    for name, example in zip(placeholders, leaves, strict=True):
+        shape = example.shape.as_proto()
+        changed |= nodes[name].attr["shape"].shape != shape
+        nodes[name].attr["shape"].shape.CopyFrom(shape)
+    return changed
+
+
+def _refuse_process_bound(graph_def: Any, label: str) -> None:
+    everything = [*graph_def.node, *(n for f in graph_def.library.function for n in f.node_def)]
+    bad = next((n for n in everything if n.op in _BOUND_TO_PROCESS), None)
+    if bad is not None:
+        raise InvalidInput(
+            f"step {label!r} calls Python code while it runs (op {bad.name!r}, from tf.py_function or "
+            "tf.numpy_function), which no other device or process can run; use TensorFlow ops"
+        )
+
+
+def _clean(graph_def: Any, nodes: list[Any]) -> Any:
+    """A GraphDef of `nodes`, with devices and colocation hints of ops that are gone taken out."""
+    import tensorflow as tf
+
+    cleaned = tf.compat.v1.GraphDef()
+    cleaned.versions.CopyFrom(graph_def.versions)
+    names = {n.name for n in nodes}
+    for node in nodes:
+        node.device = ""
+        hints = [c for c in node.attr["_class"].list.s if c[5:].decode() in names] if "_class" in node.attr else []
+        for key in [k for k in node.attr if k.startswith("_") and k not in _KEPT_HINTS]:
+            del node.attr[key]
+        if hints:
+            node.attr["_class"].list.s.extend(hints)
+        cleaned.node.append(node)
+    cleaned.library.function.extend(used_functions(graph_def, nodes))
+    for function in cleaned.library.function:
+        for node in function.node_def:
+            node.device = ""
+    return cleaned

@@ -1,0 +1,1 @@
+"""PyTorch: a model and its inputs -> a graph of layers with measured costs."""

@@ -1,0 +1,140 @@
+"""From a layer profile to an OpGraph with forward and backward ops.
+
+Forward op `i` is call `i`. In training every call whose outputs have gradients gets a backward op; the backward op of
+`j` sends the gradient of each value that `j` read to the backward op of the value's producer. A value that `j` saved
+for its backward pass is also read by the backward op of `j`, so a simulation keeps it until then; what else `j`
+saves is a tensor from `j` to its backward op. Control tensors (4 bytes) order in-place writes, state shared between
+calls, and the loss: every backward op of an output waits for all outputs.
+
+Persistent memory is parameters, buffers, gradients and optimizer states (the paper's a and c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ...graph import CONTROL_BYTES, OpGraph
+from ...graph.kernels.csr import offsets
+from ...torch.records import Trace
+from .profile import LayerProfile
+
+
+def layer_graph(profile: LayerProfile, *, optimizer_states: int = 0) -> OpGraph:
+    """The graph of a profile; `optimizer_states` counts tensors of a parameter's size that the optimizer keeps."""
+    trace, n = profile.trace, len(profile.trace.calls)
+    backward = backward_ops(trace) if profile.mode == "training" else {}
+    forward_of = [-1] * n + list(backward)
+    names = [c.key for c in trace.calls]
+    table = _Tensors(n + len(backward))
+    _forward_tensors(table, profile, backward)
+    _backward_tensors(table, trace, backward)
+    producer, sizes, labels, pointer, consumers = table.columns()
+    colocation, groups = _groups(trace, backward, n + len(backward))
+    gradients = profile.parameter_gradients
+    zeros = np.zeros(len(backward), dtype=np.int64)
+    back = np.array(list(backward), dtype=np.int64)
+    return OpGraph(
+        names=(*names, *(f"{names[i]}/backward" for i in backward)),
+        op_types=(*(c.op_type for c in trace.calls), *(f"{trace.calls[i].op_type}Backward" for i in backward)),
+        duration_us=np.r_[profile.forward_us, profile.backward_us[back]],
+        tensor_producer=np.array(producer, dtype=np.int32),
+        tensor_bytes=np.array(sizes, dtype=np.int64),
+        tensor_names=labels,
+        consumer_ptr=pointer,
+        consumers=np.array(consumers, dtype=np.int32),
+        temp_bytes=np.r_[profile.temporaries, profile.backward_temporaries[back]],
+        persistent_bytes=np.r_[profile.parameters + gradients * (1 + optimizer_states), zeros],
+        colocation=colocation,
+        colocation_names=groups,
+        forward_of=np.array(forward_of),
+        name=profile.name,
+    )
+
+
+def backward_ops(trace: Trace) -> dict[int, int]:
+    """Call -> its backward op: the last call's comes first, after all forward ops."""
+    n = len(trace.calls)
+    trained = [i for i in reversed(range(n)) if trace.calls[i].requires_grad]
+    return {i: n + k for k, i in enumerate(trained)}
+
+
+class _Tensors:
+    """Tensors by producer and name, with the ops that read them."""
+
+    def __init__(self, ops: int):
+        self.ops = ops
+        self.rows: dict[tuple[int, str], tuple[int, set[int]]] = {}
+
+    def add(self, producer: int, label: str, size: int, readers: Iterable[int]) -> None:
+        """A tensor, or more readers of one."""
+        self.rows.setdefault((producer, label), (size, set()))[1].update(readers)
+
+    def columns(self) -> tuple[list[int], list[int], tuple[str, ...], np.ndarray, list[int]]:
+        keys = sorted(self.rows, key=lambda key: key[0])  # stable: in the order in which they were added
+        readers = [sorted(self.rows[key][1]) for key in keys]
+        row = np.repeat(np.arange(len(keys)), [len(r) for r in readers])
+        flat = [op for r in readers for op in r]
+        sizes = [self.rows[key][0] for key in keys]
+        return [p for p, _ in keys], sizes, tuple(label for _, label in keys), offsets(row, len(keys)), flat
+
+
+def _forward_tensors(table: _Tensors, profile: LayerProfile, backward: dict[int, int]) -> None:
+    trace = profile.trace
+    readers = _readers(profile, backward)
+    passed_on = {v.storage for k, v in enumerate(trace.values) if readers.get(k)}
+    same: dict[tuple[int, int, int], int] = {}  # views of one size of one tensor are one tensor
+    for k, value in enumerate(trace.values):
+        if readers.get(k) or (value.position >= 0 and value.storage not in passed_on):
+            first = same.setdefault((value.producer, value.storage, value.size_bytes), k)
+            table.add(value.producer, f"value:{first}", value.size_bytes, readers.get(k, set()))
+    for i, call in enumerate(trace.calls):
+        if i in backward and profile.memory[i].saved_bytes:
+            table.add(i, "saved", profile.memory[i].saved_bytes, [backward[i]])
+        for earlier in call.after:
+            table.add(earlier, "control", CONTROL_BYTES, [i])
+        if i in backward:
+            table.add(i, "control", CONTROL_BYTES, [backward[i]])
+    for i in trace.results:
+        table.add(i, "control", CONTROL_BYTES, [backward[o] for o in trace.results if o in backward])
+
+
+def _readers(profile: LayerProfile, backward: dict[int, int]) -> dict[int, set[int]]:
+    """Value -> forward ops that read it and backward ops for which it is saved."""
+    trace = profile.trace
+    made: dict[int, list[int]] = {}
+    for k, value in enumerate(trace.values):
+        if value.position >= 0:
+            made.setdefault(value.producer, []).append(k)
+    readers: dict[int, set[int]] = {}
+    for i, call in enumerate(trace.calls):
+        memory = profile.memory[i]
+        for k in call.reads:
+            readers.setdefault(k, set()).add(i)
+            if i in backward and call.read_at.get(k) in memory.saves_inputs:
+                readers[k].add(backward[i])
+        if i in backward and memory.saves_outputs:
+            for k in made.get(i, ()):
+                readers.setdefault(k, set()).add(backward[i])
+    return readers
+
+
+def _backward_tensors(table: _Tensors, trace: Trace, backward: dict[int, int]) -> None:
+    for j, op in backward.items():
+        for k in trace.calls[j].reads:
+            value = trace.values[k]
+            if value.requires_grad and value.producer in backward:
+                table.add(op, f"gradient:{k}", value.size_bytes, [backward[value.producer]])
+
+
+def _groups(trace: Trace, backward: dict[int, int], ops: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    """A call and its backward op share a device; so do the calls of one group of the trace."""
+    colocation = np.full(ops, -1, dtype=np.int32)
+    names: list[str] = []
+    grouped = [*trace.groups, *((i,) for i in sorted(set(backward) - {m for g in trace.groups for m in g}))]
+    for group in sorted(grouped):
+        members = [*group, *(backward[i] for i in group if i in backward)]
+        colocation[members] = len(names)
+        names.append(trace.calls[group[0]].key)
+    return colocation, tuple(names)

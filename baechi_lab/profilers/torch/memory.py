@@ -1,0 +1,180 @@
+"""Memory of the calls of a PyTorch model: what each saves for its backward pass, and its temporaries.
+
+Source: paper P, section 1.3.1, class e. On the CPU the allocator's own events are read (kernel scratch included): a
+call's temporary peak is the most it held at once beyond what it still held at its end. On CUDA the same is read from
+the allocator's peak counter, call by call.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, record_function
+
+from ...torch.records import Trace
+from ...torch.runtime.intercept import Frame, Handler, Interceptor
+from ...torch.runtime.sequence import inputs_of, nodes_between
+from ...torch.runtime.tree import tensors
+
+_LABEL = "baechi call "
+
+
+@dataclass(frozen=True)
+class CallMemory:
+    """Bytes of one call: temporaries forward and backward, and what it saves.
+
+    `saves_inputs` are positions among the tensors passed in, `saves_outputs` says whether it saves its own outputs,
+    `saved_bytes` is what else it saves (dropout masks, statistics; parameters excluded).
+    """
+
+    forward_temp: int = 0
+    backward_temp: int = 0
+    saves_inputs: tuple[int, ...] = ()
+    saves_outputs: bool = False
+    saved_bytes: int = 0
+
+
+def measure_memory(
+    found: Trace, interceptor: Interceptor, run: Callable[[], None], training: bool
+) -> tuple[CallMemory, ...]:
+    """One more run of the model under the handler below."""
+    cuda = any(p.is_cuda for p in interceptor.model.parameters())
+    kept, watch = interceptor.handler, MemoryWatch(found, training, cuda)
+    interceptor.handler = watch
+    try:
+        if watch.cuda:
+            run()
+        else:
+            # acc_events avoids a warning of recent versions about dropping events between cycles
+            with torch.profiler.profile(
+                activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+            ) as profiler:
+                run()
+            watch.read_events(profiler)
+    finally:
+        interceptor.handler = kept
+    return watch.result()
+
+
+class MemoryWatch(Handler):
+    """The handler that watches allocations."""
+
+    def __init__(self, found: Trace, training: bool, cuda: bool):
+        self.index, self.training = found.index, training
+        n = len(found.calls)
+        self.forward, self.backward, self.saved_bytes = [0] * n, [0] * n, [0] * n
+        self.inputs: list[tuple[int, ...]] = [()] * n
+        self.own = [False] * n
+        self.cuda = cuda
+        self.parameters: set[int] = set()
+
+    def call(
+        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
+    ) -> Any:
+        op = self.index.get(key, -1)
+        if op < 0:
+            return run(*args, **kwargs)
+        stop = inputs_of((args, kwargs))
+        taken = list(tensors((args, kwargs)))
+        saved: list[torch.Tensor] = []
+        with saved_tensors_hooks(lambda t: saved.append(t.detach()) or t.detach(), lambda t: t):  # type: ignore[func-returns-value]
+            before = self._before()
+            with record_function(f"{_LABEL}f{op}"):
+                outputs = run(*args, **kwargs)
+            self.forward[op] = self._after(before)
+        self._classify(op, taken, list(tensors(outputs)), saved, module)
+        if self.training:
+            for node in nodes_between(outputs, stop):
+                self._hook(node, op)
+        return outputs
+
+    def _classify(self, op: int, taken: Any, made: Any, saved: Any, module: nn.Module | None) -> None:
+        given = {_storage(t): k for k, t in reversed(list(enumerate(taken))) if not isinstance(t, nn.Parameter)}
+        results = {_storage(t) for t in made}
+        fixed = {_storage(t) for t in taken if isinstance(t, nn.Parameter)}
+        if module is not None:
+            fixed |= {_storage(t) for t in (*module.parameters(), *module.buffers())}
+        inputs: set[int] = set()
+        other: dict[int, int] = {}
+        for tensor in saved:
+            storage = _storage(tensor)
+            if storage in results:
+                self.own[op] = True
+            elif storage in given:
+                inputs.add(given[storage])
+            elif storage not in fixed:
+                other[storage] = tensor.untyped_storage().nbytes()
+        self.inputs[op], self.saved_bytes[op] = tuple(sorted(inputs)), sum(other.values())
+
+    def _hook(self, node: Any, op: int) -> None:
+        """Backward temporaries: the node's execution is a window of the allocator's events, or of its peak counter."""
+        state: list[Any] = [None, None]
+
+        def before(gradients: Any) -> None:
+            state[0], state[1] = self._before(), record_function(f"{_LABEL}b{op}")
+            state[1].__enter__()
+
+        def after(into: Any, outof: Any) -> None:
+            state[1].__exit__(None, None, None)
+            self.backward[op] = max(self.backward[op], self._after(state[0]))
+
+        node.register_prehook(before)
+        node.register_hook(after)
+
+    def _before(self) -> int:
+        if not self.cuda:
+            return 0
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        return int(torch.cuda.memory_allocated())
+
+    def _after(self, before: int) -> int:
+        if not self.cuda:
+            return 0
+        torch.cuda.synchronize()
+        return max(0, int(torch.cuda.max_memory_allocated()) - max(before, int(torch.cuda.memory_allocated())))
+
+    def read_events(self, profiler: Any) -> None:
+        """CPU: the peak of every window, from the allocator's events."""
+        events = profiler.profiler.kineto_results.events()
+        changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+        times = [t for t, _ in changes]
+        for event in events:
+            if not event.name().startswith(_LABEL):
+                continue
+            kind, op = event.name()[len(_LABEL)], int(event.name()[len(_LABEL) + 1 :])
+            window = changes[
+                bisect_left(times, event.start_ns()) : bisect_right(times, event.start_ns() + event.duration_ns())
+            ]
+            column = self.forward if kind == "f" else self.backward
+            column[op] = max(column[op], temporary_peak([size for _, size in window]))
+
+    def result(self) -> tuple[CallMemory, ...]:
+        """One record per call."""
+        return tuple(
+            CallMemory(*row)
+            for row in zip(self.forward, self.backward, self.inputs, self.own, self.saved_bytes, strict=True)
+        )
+
+
+def temporary_peak(changes: list[int]) -> int:
+    """The most that was held at once beyond what is held at the end (and at least what was held at the start).
+
+    >>> temporary_peak([100, 40, -40])   # 100 is kept, 40 was temporary
+    40
+    """
+    level = peak = 0
+    for size in changes:
+        level += size
+        peak = max(peak, level)
+    return peak - max(level, 0)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,278 @@
+"""`assignment`: the best assignment of the heaviest units to devices, a mixed-integer program for HiGHS.
+
+A *unit* is a colocation group, or an op without one. The `KEPT` units with most work and traffic get binary variables
+x[k, d] (unit k on device d); all other ops are relaxed: their work may be split among devices, their edges cost nothing
+and they take no memory. Every schedule within a makespan T satisfies all of the following, so the least T of the program
+is a lower bound, and so is the bound that the solver has proven when its time is up.
+
+1. *One device*, an allowed one, for every kept unit.
+2. *Memory.* The persistent bytes of the kept units on a device are within its memory: ops keep theirs all the time.
+3. *Load.* The kept ops on a device run there one after the other, and the relaxed work, on the devices that are fastest
+   for it, is done somewhere: load + share <= T.
+4. *Windows.* Ops that start at `a` or later and that `b` must follow have [a, T - b] only: a + their load + b <= T. Where
+   none of them is on the device, this says a + b <= T, which holds as some op is in the window.
+5. *Transfers.* cut[t, k] = 1 where unit k reads tensor t on another device than its producer's: cut >= x[k, d] -
+   x[producer's, d] for every d. Each tensor goes once to each device with such readers: sent[t, d] >= x[k, d] -
+   x[producer's, d]. Where transfers queue, those to one device come in one after the other, from the earliest end of
+   a producer until what must follow a reader; and they leave one after the other, too, so that all together take at
+   most that time on D devices (`duplex`), or half of it (`sequential`: a transfer keeps two devices busy).
+6. *Paths.* On any path of the graph, the ops and the cut edges follow each other: sum p + sum cut c <= T. Paths are added
+   as the program's solutions break them, the longest one at a time (a separation; the program grows until time is up).
+
+On devices that are all alike, unit k is on one of the first k + 1 devices: they can be renamed in that order.
+
+Durations and costs of paths and transfers are the least over devices and links. Complexity: one program per added path.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import Cluster, OpGraph
+
+KEPT, TENSORS = 24, 150
+"""Units that are assigned, and tensors between them that are followed, the dearest."""
+
+WINDOWS = 3
+"""Earliest starts, and least times that follow, from which windows are made."""
+
+PATHS = 20
+"""Most paths that are added."""
+
+DEAREST = 10.0
+"""Transfers count up to this, in units of the scale, as the solver takes 1e-6 of it for nothing."""
+
+SAFE = 1.0 - 1e-4
+"""What is left of a solution after that tolerance."""
+
+Floats = NDArray[np.float64]
+
+
+def assignment(
+    graph: OpGraph, cluster: Cluster, table: Floats, head: Floats, tail: Floats, low: float, time_limit: float = 2.0
+) -> float:
+    """A lower bound in microseconds, at least `low`, which is a positive one known already.
+
+    `table` float64[n, D]: durations, infinite where not allowed; `head`, `tail` float64[n]: least times before the start
+    and after the end of each op.
+
+    >>> from baechi_lab import Cluster, OpGraph
+    >>> three = OpGraph.from_edges([10.0, 10.0, 10.0], [])
+    >>> zeros = np.zeros(3)
+    >>> round(assignment(three, Cluster.uniform(2), np.full((3, 2), 10.0), zeros, zeros, 15.0), 2)
+    20.0
+    """
+    until = time.perf_counter() + time_limit
+    if cluster.n < 2 or not 0.0 < low < np.inf:
+        return low
+    program = _Program(graph, cluster, table, head, tail, low)
+    best = low
+    for _ in range(PATHS):
+        left = until - time.perf_counter()
+        solved = program.solve(left) if left > 0.0 else None
+        if solved is None:
+            break
+        value, home, proven = solved
+        best = max(best, value)
+        if not proven or not program.add_path(home, best):
+            break
+    return best
+
+
+@dataclass
+class _Rows:
+    """Constraints `low <= row <= high`, gathered as triplets."""
+
+    row: list[int] = field(default_factory=list)
+    column: list[int] = field(default_factory=list)
+    value: list[float] = field(default_factory=list)
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+
+    def add(self, columns: Any, values: Any, low: float, high: float) -> None:
+        columns = [int(c) for c in columns]
+        self.row += [len(self.low)] * len(columns)
+        self.column += columns
+        self.value += [float(v) for v in values]
+        self.low.append(low)
+        self.high.append(high)
+
+
+class _Program:
+    """The mixed-integer program; times are in units of `scale`. Columns: T, x, shares of relaxed work, sent, cut."""
+
+    def __init__(
+        self, graph: OpGraph, cluster: Cluster, table: Floats, head: Floats, tail: Floats, scale: float
+    ):  # fmt: skip
+        self.graph, self.cluster, self.scale = graph, cluster, scale
+        self.table, self.fastest = table / scale, table.min(axis=1) / scale
+        self.head, self.tail = head / scale, tail / scale
+        off = ~np.eye(cluster.n, dtype=bool)
+        price = cluster.latency_us[off].min() + cluster.us_per_byte[off].min() * graph.tensor_bytes
+        self.price = np.minimum(price / scale, DEAREST)
+        self.unit = self._kept()
+        self.kept = int(self.unit.max()) + 1
+        self.pairs = self._pairs()
+        self.sent = np.unique(self.pairs[:, 0])
+        devices = cluster.n
+        self.first_sent = 1 + (self.kept + 1) * devices
+        self.first_cut = self.first_sent + len(self.sent) * devices
+        self.columns = self.first_cut + len(self.pairs)
+        self.rows = _Rows()
+        self._units()
+        self._loads()
+        self._transfers()
+
+    def _kept(self) -> NDArray[np.int64]:
+        """int64[n]: the kept unit of each op, the heaviest first; -1 where it is relaxed."""
+        graph = self.graph
+        count = len(graph.colocation_names)
+        unit = np.where(graph.colocation >= 0, graph.colocation, count + np.arange(graph.n))
+        _, unit = np.unique(unit, return_inverse=True)
+        traffic = np.bincount(graph.edge_source, self.price[graph.edge_tensor], graph.n)
+        weight = np.bincount(unit, self.fastest + np.minimum(traffic, self.fastest))
+        heavy = np.argsort(-weight, kind="stable")[:KEPT]
+        number = np.full(len(weight), -1, dtype=np.int64)
+        number[heavy] = np.arange(len(heavy))
+        return number[unit]
+
+    def _pairs(self) -> NDArray[np.int64]:
+        """int64[m, 2]: a tensor and a kept unit that reads it, other than the kept one that makes it."""
+        graph = self.graph
+        source, target = self.unit[graph.edge_source], self.unit[graph.consumers]
+        far = (source >= 0) & (target >= 0) & (source != target)
+        pairs = np.unique(np.stack([graph.edge_tensor[far].astype(np.int64), target[far]], axis=1), axis=0)
+        dearest = np.argsort(-self.price[pairs[:, 0]], kind="stable")[:TENSORS]
+        return pairs[np.sort(dearest)]
+
+    def _x(self, unit: int, device: int) -> int:
+        return 1 + unit * self.cluster.n + device
+
+    def _maker(self, tensor: int) -> int:
+        return int(self.unit[self.graph.tensor_producer[tensor]])
+
+    def _units(self) -> None:
+        devices = range(self.cluster.n)
+        for k in range(self.kept):
+            self.rows.add([self._x(k, d) for d in devices], [1.0] * len(devices), 1.0, 1.0)
+        held = np.bincount(self.unit[self.unit >= 0], self.graph.persistent_bytes[self.unit >= 0], self.kept)
+        limit = self.cluster.memory_bytes.astype(np.float64)
+        for d in devices:
+            if held.sum() > limit[d]:
+                self.rows.add([self._x(k, d) for k in range(self.kept)], held / limit[d], -np.inf, 1.0)
+
+    def _loads(self) -> None:
+        """Rules 3 and 4; the first window is the whole step, which relaxed work shares."""
+        kept, relaxed = self.unit >= 0, self.unit < 0
+        devices = self.cluster.n
+        shares = [self._x(self.kept, d) for d in range(devices)]
+        self.rows.add(shares, [1.0] * devices, float(self.fastest[relaxed].sum()), np.inf)
+        levels = [_levels(times[kept]) for times in (self.head, self.tail)]
+        for a in levels[0]:
+            for b in levels[1]:
+                inside = kept & (self.head >= a) & (self.tail >= b)
+                if not inside.any():
+                    continue
+                first, last = self.head[inside].min(), self.tail[inside].min()
+                whole = a == levels[0][0] and b == levels[1][0]
+                for d in range(devices):
+                    cost = np.where(np.isfinite(self.table[inside, d]), self.table[inside, d], 0.0)
+                    load = np.bincount(self.unit[inside], cost, self.kept)
+                    columns = [self._x(k, d) for k in range(self.kept)]
+                    self.rows.add([0, *columns], [-1.0, *load], -np.inf, -float(first + last))
+                    if whole:
+                        self.rows.add([0, *columns, shares[d]], [-1.0, *load, 1.0], -np.inf, 0.0)
+
+    def _transfers(self) -> None:
+        """Rule 5."""
+        devices = self.cluster.n
+        for m, (t, k) in enumerate(self.pairs.tolist()):
+            place = int(np.searchsorted(self.sent, t))
+            for d in range(devices):
+                ends = [self._x(k, d), self._x(self._maker(t), d)]
+                self.rows.add([self.first_sent + place * devices + d, *ends], [1.0, -1.0, 1.0], 0.0, np.inf)
+                self.rows.add([self.first_cut + m, *ends], [1.0, -1.0, 1.0], 0.0, np.inf)
+        if self.cluster.comm == "parallel" or not len(self.sent):
+            return
+        maker = self.graph.tensor_producer[self.sent]
+        begin = float((self.head + self.fastest)[maker].min())
+        mine = np.isin(self.graph.edge_tensor, self.sent)
+        end = float((self.fastest + self.tail)[self.graph.consumers[mine]].min())
+        cost = self.price[self.sent]
+        sent = self.first_sent + np.arange(len(self.sent))[:, None] * devices + np.arange(devices)
+        for d in range(devices):  # nothing to send: begin + end <= T holds on the path of any of the tensors
+            self.rows.add([0, *sent[:, d]], [-1.0, *cost], -np.inf, -(begin + end))
+        times = 2.0 if self.cluster.comm == "sequential" else 1.0
+        total = times * np.repeat(cost, devices) / devices
+        self.rows.add([0, *sent.ravel()], [-1.0, *total], -np.inf, -(begin + end))
+
+    def add_path(self, home: NDArray[np.int64], bound: float) -> bool:
+        """Rule 6 for the longest path when kept units are at `home` int64[kept]; False where it is within the bound."""
+        graph, place = self.graph, {(t, k): m for m, (t, k) in enumerate(self.pairs.tolist())}
+        unit, pointer, producers = self.unit, *graph.inputs
+        end, came = np.zeros(graph.n), np.full(graph.n, -1, dtype=np.int64)
+        for v in graph.order.tolist():
+            begin = 0.0
+            for e in range(pointer[v], pointer[v + 1]):
+                t = int(producers[e])
+                u = int(graph.tensor_producer[t])
+                m = place.get((t, int(unit[v])))
+                cut = m is not None and home[unit[u]] != home[unit[v]]
+                if (arrives := end[u] + (self.price[t] if cut else 0.0)) > begin:
+                    begin, came[v] = arrives, e
+            end[v] = begin + self.fastest[v]
+        if end.max(initial=0.0) <= bound / self.scale * (1.0 + 1e-6):
+            return False
+        v, length, cuts = int(end.argmax()), 0.0, []
+        while v >= 0:
+            length += self.fastest[v]
+            t = int(producers[came[v]]) if came[v] >= 0 else -1
+            if t >= 0 and (t, int(unit[v])) in place:
+                cuts.append((place[t, int(unit[v])], self.price[t]))
+            v = int(graph.tensor_producer[t]) if t >= 0 else -1
+        self.rows.add(
+            [0, *(self.first_cut + m for m, _ in cuts)], [-1.0, *(c for _, c in cuts)], -np.inf, -float(length)
+        )  # fmt: skip
+        return True
+
+    def solve(self, seconds: float) -> tuple[float, NDArray[np.int64], bool] | None:
+        """The proven bound in microseconds, the device of each kept unit, and whether it is the optimum; None without one."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import coo_array
+
+        rows, devices = self.rows, self.cluster.n
+        matrix = coo_array((rows.value, (rows.row, rows.column)), shape=(len(rows.low), self.columns)).tocsr()
+        highest = np.ones(self.columns)
+        highest[0] = highest[self.first_sent - devices : self.first_sent] = np.inf
+        for k in range(self.kept):
+            able = np.isfinite(self.table[self.unit == k]).all(axis=0)
+            highest[self._x(k, 0) : self._x(k, devices)] = able & ((np.arange(devices) <= k) | ~self._alike())
+        whole = np.zeros(self.columns)
+        whole[1 : 1 + self.kept * devices] = 1
+        goal = np.zeros(self.columns)
+        goal[0] = 1.0
+        found = milp(
+            goal, integrality=whole, bounds=Bounds(np.zeros(self.columns), highest),
+            constraints=LinearConstraint(matrix, rows.low, rows.high), options={"time_limit": seconds},
+        )  # fmt: skip
+        proven = getattr(found, "mip_dual_bound", None)
+        if found.status not in (0, 1) or proven is None or not np.isfinite(proven):
+            return None  # infeasible: no packing exists, which placers prove; or no time for a first bound
+        if found.x is None:
+            return float(proven) * self.scale * SAFE, np.zeros(self.kept, dtype=np.int64), False
+        home = found.x[1 : 1 + self.kept * devices].reshape(self.kept, devices).argmax(axis=1)
+        return float(proven) * self.scale * SAFE, home, found.status == 0
+
+    def _alike(self) -> bool:
+        memory = self.cluster.memory_bytes
+        return bool(np.all(self.table == self.table[:, :1]) and np.all(memory == memory[0]))
+
+
+def _levels(times: Floats) -> Floats:
+    """`WINDOWS` of the values of `times`, from the least on."""
+    return np.unique(np.quantile(times, np.linspace(0.0, 1.0, WINDOWS, endpoint=False), method="lower"))

@@ -1,0 +1,164 @@
+"""`bounds`: numbers that no schedule can beat, each with its name and its proof."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InvalidInput
+from ...graph import Cluster, OpGraph, allowed_devices, durations
+from ...graph.kernels.jit import HAS_NUMBA
+from ..paths import heads_and_tails
+from .assignment import assignment
+from .merge import forced_merges
+from .paid import paid_bounds
+from .problem import REACH_OPS, merge_problem
+from .raised import raised
+
+EFFORTS = ("normal", "high")
+
+SMALL = 1000 if HAS_NUMBA else 50
+"""Most ops for which raising heads and tails takes milliseconds."""
+
+ZONES = {"normal": (40,), "high": (40, 150, 300, 600)}
+"""Ancestors that are probed together, per effort."""
+
+RAISE_SHARE = 0.5, 0.95
+"""Of `time_limit`, for heads and tails of graphs of at most `REACH_OPS` ops, and of larger ones, where merges see less."""
+
+ASSIGN_SHARE = 0.05
+"""Of `time_limit`, for the assignment program."""
+
+
+class Bounds(dict[str, float]):
+    """Name -> lower bound on the makespan in microseconds; `best` is the largest."""
+
+    @property
+    def best(self) -> float:
+        """The tightest of them."""
+        return max(self.values(), default=0.0)
+
+
+def bounds(graph: OpGraph, cluster: Cluster, effort: str = "normal", time_limit: float = 10.0) -> Bounds:
+    """Lower bounds on the makespan of `graph` on `cluster`, in microseconds.
+
+    `effort`: "normal" takes milliseconds, "high" up to `time_limit` seconds more for the last four of these (of which
+    "normal" has the first two for graphs of at most `SMALL` ops, with less effort):
+
+    - `critical-path`: the longest path, each op on its fastest allowed device, transfers free.
+    - `work`: total work over total speed.
+    - `restricted-work`: the same for the ops that only some devices may run, over those devices.
+    - `group`: a colocation group runs on one device, one op after the other, between its earliest start and
+      the least that must follow.
+    - `memory-cut`: where no device holds a connected part of the graph, some edge of it must be paid for.
+    - `local-or-paid`: every producer either runs on its reader's device or its transfer is paid (`bounds.paid`).
+    - `staggered-work`: work, with the time for which devices wait for their first and after their last op.
+    - `probed-path`: the longest path with heads and tails for which whole neighbourhoods are local or paid (`bounds.probe`).
+    - `energy`: the same, with the work of all ancestors and all descendants shared by all devices (`bounds.energy`).
+    - `assignment` (effort "high"): the best assignment of the heaviest units to devices within memory, with the transfers,
+      queues and paths that it forces, as a mixed-integer program (`bounds.assignment`).
+    - `forced-merges` (effort "high"): what every schedule within a makespan must do, up to a contradiction, with the
+      colocation, separations and transfers that this forces (`bounds.merge`).
+
+    Raises `InfeasiblePlacement` when an op has no allowed device, `InvalidInput` for an unknown effort.
+
+    >>> from baechi_lab import Cluster, OpGraph
+    >>> bounds(OpGraph.from_edges([5, 10, 10, 5]), Cluster.uniform(2))
+    {'critical-path': 10.0, 'work': 15.0, 'restricted-work': 15.0, 'group': 10.0, 'memory-cut': 0.0, \
+'local-or-paid': 10.0, 'staggered-work': 15.0, 'probed-path': 10.0, 'energy': 15.0}
+    """
+    if effort not in EFFORTS:
+        raise InvalidInput(f"effort is {effort!r}; it must be one of {', '.join(EFFORTS)}")
+    if graph.n == 0:
+        return Bounds({"critical-path": 0.0})
+    table = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf)
+    fastest = table.min(axis=1)
+    head, tail = heads_and_tails(graph, fastest)
+    work = _work(table, cluster.speed)
+    found = Bounds({
+        "critical-path": float((head + fastest + tail).max()),
+        "work": work,
+        "restricted-work": max([work, *_restricted_work(graph, cluster, table)]),
+        "group": _group(graph, table, head, tail),
+        "memory-cut": _memory_cut(graph, cluster, fastest, head, tail),
+        **paid_bounds(graph, cluster),
+    })  # fmt: skip
+    if cluster.n > 1 and (effort == "high" or graph.n <= SMALL):
+        until = time.perf_counter() + time_limit
+        share = RAISE_SHARE[graph.n > REACH_OPS]
+        better = raised(merge_problem(graph, cluster, reach=False), ZONES[effort], share * time_limit)
+        found.update(better.bounds)
+        if effort == "high":
+            most = ASSIGN_SHARE * time_limit
+            found["assignment"] = assignment(graph, cluster, table, better.head, better.tail, found.best, most)
+            left, start = until - time.perf_counter(), (better.head, better.tail)
+            found["forced-merges"] = forced_merges(graph, cluster, found.best, np.inf, left, start=start)
+    return found
+
+
+def _work(table: NDArray[Any], speed: NDArray[Any]) -> float:
+    """For weights w >= 0 that sum to 1: makespan >= sum_d w_d load_d >= sum_i min_d w_d p_id.
+
+    Weights by speed give total work over total speed on devices of one kind; equal weights may win where kinds differ.
+    """
+    devices = len(speed)
+    weights = (speed / speed.sum(), np.full(devices, 1.0 / devices))
+    return max(float(np.min(table * w, axis=1).sum()) for w in weights)
+
+
+def _restricted_work(graph: OpGraph, cluster: Cluster, table: NDArray[Any]) -> list[float]:
+    mask = np.isfinite(table)
+    if mask.all():
+        return []
+    found = []
+    for only in np.unique(mask, axis=0):
+        ops = ~np.any(mask & ~only, axis=1)  # may run on these devices alone
+        if not only.all() and ops.any():
+            found.append(_work(table[np.ix_(ops, only)], cluster.speed[only]))
+    return found
+
+
+def _group(graph: OpGraph, table: NDArray[Any], head: NDArray[Any], tail: NDArray[Any]) -> float:
+    """r + p + q of one machine: smallest head, sum of durations on the best device, smallest tail.
+
+    An op without a group is a group of its own.
+    """
+    count = len(graph.colocation_names)
+    group = np.where(graph.colocation >= 0, graph.colocation, count + np.arange(graph.n))
+    _, group = np.unique(group, return_inverse=True)
+    groups = int(group.max()) + 1
+    total = np.stack([np.bincount(group, table[:, d], groups) for d in range(table.shape[1])], axis=1)
+    first, last = np.full(groups, np.inf), np.full(groups, np.inf)
+    np.minimum.at(first, group, head)
+    np.minimum.at(last, group, tail)
+    return float((first + total.min(axis=1) + last).max())
+
+
+def _memory_cut(
+    graph: OpGraph, cluster: Cluster, fastest: NDArray[Any], head: NDArray[Any], tail: NDArray[Any]
+) -> float:
+    """A weakly connected part whose persistent bytes fit on no device is cut somewhere; the cheapest cut edge is paid.
+
+    Every op and its tensors stay on one device, so a part on one device needs all of its persistent bytes there.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    if graph.edge_count == 0 or cluster.n < 2 or int(graph.persistent_bytes.sum()) <= int(cluster.memory_bytes.max()):
+        return 0.0
+    source, target = graph.edge_source, graph.consumers
+    edges = coo_array((np.ones(len(source), dtype=np.int8), (source, target)), shape=(graph.n, graph.n))
+    parts, part = connected_components(edges, directed=False)
+    held = np.bincount(part, graph.persistent_bytes, parts)
+    off = ~np.eye(cluster.n, dtype=bool)
+    cost = cluster.latency_us[off].min() + cluster.us_per_byte[off].min() * graph.tensor_bytes[graph.edge_tensor]
+    through = (head + fastest)[source] + cost + (fastest + tail)[target]
+    colocated = (graph.colocation[source] >= 0) & (graph.colocation[source] == graph.colocation[target])
+    through[colocated] = np.inf  # never cut
+    least = np.full(parts, np.inf)
+    np.minimum.at(least, part[source], through)
+    paid = least[(held > cluster.memory_bytes.max()) & np.isfinite(least)]
+    return float(paid.max(initial=0.0))

@@ -1,0 +1,160 @@
+"""`forced-merges`: assume a makespan T, derive what every schedule within T must do, until something is impossible.
+
+Every rule below holds for every schedule with a makespan of at most T on devices as fast as the fastest and with links
+as cheap as the cheapest; so a contradiction proves that the optimum is above T. The largest such T, found by bisection,
+is the bound. `head` is a lower bound on an op's start, `tail` on the time from its end to the end of the step, `p` its
+duration, `c` the cost of an edge (of all its tensors where transfers queue, of the largest where they do not).
+
+1. *Local or paid.* Each producer u of v is on v's device, then it runs there before v, one after the other with the
+   other local ones, or it is not, then v starts no earlier than end(u) + c. Let the k producers with the largest end + c
+   be local: v starts no earlier than min over k of max(serial time of these k, end + c of the next). Any other choice of
+   local producers is no better: it either leaves one of the first k remote, or has to run more. (For tails reversed.)
+2. *Together.* If head(u) + p(u) + c + p(v) + tail(v) > T, then u and v share a device (a unit, as colocation groups do).
+3. *One machine.* The ops of a unit run one after the other: those before an op delay it, those after it push its tail,
+   and the preemptive one-machine bound (Jackson's rule; Carlier 1982, doi:10.1016/S0377-2217(82)80007-6) must be within T.
+4. *Apart.* Units that cannot share one machine within T are on different devices; more than D of them are impossible;
+   an edge between two of them is paid.
+5. *Serial or queue* (`sequential`, `duplex`). Transfers to one device queue there: producers that are not local come in
+   one after the other. With x the part that is local, start(v) >= max(min head + sum x p, min end + sum (1 - x) c); the
+   smallest value over fractional x is a lower bound.
+6. *Work.* The ops of a window [a, T - b] (head >= a, tail >= b) fit D devices: sum p <= D (T - a - b).
+7. *Memory.* A unit's persistent bytes fit some device.
+8. *Staggered.* Devices start late and stop early by what is derived so far (`bounds.stagger`).
+
+`shave`: where neither "together" nor "paid" is known for an edge, each is assumed in turn and, if it contradicts, the
+other is adopted. Complexity: a propagation is O((ops + edges) * rounds) plus units squared; the bisection takes about ten,
+the shaving two per edge and round.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import Cluster, OpGraph
+from .problem import MergeProblem, merge_problem
+from .propagate import IMPOSSIBLE, OPEN, blank, propagate
+from .sweep import paid_heads
+from .units import join, root
+
+__all__ = ["forced_merges", "merge_problem", "paid_heads"]
+
+PRECISION = 0.002
+ROUNDS = 30
+
+
+def forced_merges(
+    graph: OpGraph,
+    cluster: Cluster,
+    low: float,
+    high: float,
+    time_limit: float = 10.0,
+    shave: bool = True,
+    start: tuple[NDArray[Any], NDArray[Any]] | None = None,
+) -> float:
+    """The largest makespan in [`low`, `high`] that is proven impossible (`low` where none is).
+
+    `low` must be a valid bound already; `high` any makespan that is known to be reached, or infinity.
+    `start`: heads and tails float64[n] that hold for every schedule (default: zeros).
+
+    >>> from baechi_lab import Cluster, Link, OpGraph
+    >>> graph = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
+    >>> forced_merges(graph, Cluster.uniform(2, link=Link(100.0, 0.0)), 20.0, 30.0) > 29.9
+    True
+    """
+    if graph.n == 0 or cluster.n < 2 or not low < high:
+        return low
+    problem = merge_problem(graph, cluster)
+    everything = float(problem.p.sum() + problem.after[2].sum())  # all ops and all transfers one after the other
+    ceiling = high if np.isfinite(high) else everything
+    until = time.perf_counter() + time_limit
+    start = start or (np.zeros(graph.n), np.zeros(graph.n))
+    none = np.zeros(len(problem.before[1]), dtype=np.int8)
+    proven = _bisect(problem, low, ceiling, until, lambda limit: _contradiction(problem, limit, none, start, until))
+    if shave:
+        proven = _climb(problem, proven, ceiling, until, start)
+    return proven
+
+
+def _climb(problem: MergeProblem, low: float, high: float, until: float, start: Any) -> float:
+    """Shaving costs most where nothing contradicts, so it climbs from the proven bound in steps."""
+    step = 0.02
+    while step >= PRECISION and low < high and time.perf_counter() < until:
+        if _shaved(problem, min(low * (1.0 + step), high), until, start):
+            low = min(low * (1.0 + step), high)
+            step *= 1.5
+        else:
+            step *= 0.4
+    return low
+
+
+def _bisect(problem: MergeProblem, low: float, high: float, until: float, impossible: Any) -> float:
+    longest = 0.0  # so far, of one propagation in seconds: none that may take so long is begun too late
+    while high - low > PRECISION * high and time.perf_counter() + longest < until:
+        middle, began = 0.5 * (low + high), time.perf_counter()
+        if impossible(middle):
+            low = middle
+        else:
+            high = middle
+        longest = max(longest, time.perf_counter() - began)
+    return low
+
+
+def _contradiction(problem: MergeProblem, limit: float, paid: NDArray[np.int8], start: Any, until: float) -> bool:
+    return not _propagate(limit, problem, problem.unit.copy(), paid, start[0].copy(), start[1].copy(), until)
+
+
+def _propagate(limit: float, x: MergeProblem, unit: Any, paid: Any, head: Any, tail: Any, until: float) -> bool:
+    """False if `limit` is impossible; True also when time or `ROUNDS` run out."""
+    pairs, last = blank(len(x.p)), time.perf_counter()
+    for _ in range(ROUNDS):
+        state = propagate(
+            limit, x.order, x.p, x.held, *x.before, *x.after, unit, paid, head, tail, x.ancestors, x.descendants,
+            x.devices, x.memory, x.queued, *pairs, 1,
+        )  # fmt: skip
+        now = time.perf_counter()
+        if state != OPEN or now + (now - last) > until:
+            break
+        last = now
+    return state != IMPOSSIBLE
+
+
+def _shaved(problem: MergeProblem, limit: float, until: float, start: Any) -> bool:
+    """Contradiction of `limit` with probing of single edges; False also when time runs out."""
+    n, (_, target, cost, _) = len(problem.p), problem.after
+    source = np.repeat(np.arange(n, dtype=np.int32), np.diff(problem.after[0]))
+    unit, paid = problem.unit.copy(), np.zeros(len(target), dtype=np.int8)
+    head, tail = start[0].copy(), start[1].copy()
+    if not _propagate(limit, problem, unit, paid, head, tail, until):
+        return True
+    changed = True
+    while changed:
+        changed = False
+        tight = head[source] + problem.p[source] + cost + problem.p[target] + tail[target]
+        for e in np.argsort(-tight, kind="stable").tolist():
+            if time.perf_counter() > until:
+                return False
+            u, v = int(source[e]), int(target[e])
+            if paid[e] or root(unit, u) == root(unit, v):
+                continue
+            assumed = paid.copy()
+            assumed[e] = 1
+            remote_possible = _propagate(limit, problem, unit.copy(), assumed, head.copy(), tail.copy(), until)
+            merged = unit.copy()
+            join(merged, u, v)
+            local_possible = _propagate(limit, problem, merged, paid, head.copy(), tail.copy(), until)
+            if not remote_possible and not local_possible:
+                return True
+            if remote_possible and local_possible:
+                continue
+            changed = True
+            if local_possible:
+                join(unit, u, v)
+            else:
+                paid[e] = 1
+            if not _propagate(limit, problem, unit, paid, head, tail, until):
+                return True
+    return False

@@ -1,0 +1,32 @@
+"""Bounds that see communication and still take milliseconds: `local-or-paid` and `staggered-work`."""
+
+from __future__ import annotations
+
+from ...graph import Cluster, OpGraph
+from .problem import merge_problem
+from .stagger import staggered
+from .sweep import paid_heads
+
+
+def paid_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
+    """Both bounds by name. O(ops + edges) apart from sorting.
+
+    `local-or-paid`: the longest path in which every producer is either on its reader's device, and delays it by running
+    there, or elsewhere, and delays it by its transfer (rules 1 and 5 of `bounds.merge`), once from the front and once from
+    the back; an op with head h, duration p and tail q makes the step last at least h + p + q.
+
+    `staggered-work`: see `bounds.stagger`.
+
+    >>> from baechi_lab import Cluster, Link, OpGraph
+    >>> join = OpGraph.from_edges([10, 10, 10, 1], [(0, 3, 1), (1, 3, 1), (2, 3, 1)])
+    >>> paid_bounds(join, Cluster.uniform(3, link=Link(15.0, 0.0)))["local-or-paid"]
+    26.0
+    """
+    if graph.n == 0 or cluster.n < 2:
+        return {}
+    x = merge_problem(graph, cluster, reach=False)
+    head, tail = paid_heads(x)
+    return {
+        "local-or-paid": float((head + x.p + tail).max()),
+        "staggered-work": staggered(x.order, x.p, *x.before[:3], *x.after[:3], x.unit, head, tail, x.devices),
+    }

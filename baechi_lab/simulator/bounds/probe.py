@@ -1,0 +1,326 @@
+"""`probed-path`: heads and tails by probing one op at a time: what would have to hold if it started before H?
+
+Rule 1 of `bounds.merge` asks which producers of an op v are on its device. Here all its nearest ancestors are asked at
+once, so that leaving a device and coming back is paid for twice and whole neighbourhoods turn out to be serial.
+
+Assume that v starts before H, on a device d. For every ancestor u of v in a *zone* (any set of ancestors; here the last
+ones in topological order, up to `zone` of them) with duration p(u), and c the cost of an edge:
+
+- L(u) and R(u) are lower bounds on u's start if it is on d, and if it is not. A producer w of u that is on u's side of this
+  question delays it by L(w) + p(w), or R(w) + p(w) (it may be on the same device); one on the other side delays it by its
+  transfer too: R(w) + p(w) + c, or L(w) + p(w) + c. The smaller of what is possible counts. Outside of the zone: head(w) + p(w).
+- tau(u) is the longest path from u's end to v's start. pay(u) is the same if u is not on d: over every reader w, either w
+  is on d, then c + p(w) + tau(w), or it is not, then p(w) + pay(w) at least; v itself is on d. An edge of a colocation
+  group cannot be cut: c is infinite.
+- If R(u) + p(u) + pay(u) >= H, then u is on d: R(u) becomes infinite. If L(u) + p(u) + tau(u) >= H, then it is not: L(u)
+  becomes infinite. Neither possible is a contradiction.
+- All u that must be on d run there before v, one after the other: v starts no earlier than they end when served by L.
+
+- Case split: a *fork* f of the zone is on d, or on another device e. In the second case the same is asked of e: own(u) and
+  other(u) are lower bounds on u's start on e and elsewhere; if other(u) + p(u) + tau(u) >= H, then u is on e; if
+  own(u) + p(u) + pay(u) >= H, it is not; what must be on e is served there one after the other and then paid for. With
+  two devices, what is not on one is on the other. The smaller result of both cases counts.
+
+These are repeated until nothing changes. A contradiction, or an end of at least H, proves head(v) >= H. With a smaller H
+the same ops and more are forced, so where the ops that H forces end before H, at f say, f is proven as well. The
+largest H is found by bisection. Durations are those on the fastest device and costs those of the cheapest link.
+
+Complexity: O(zone edges) per round of a probe, about ten probes per op with slack. Tails are heads of the reversed graph.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph.kernels.heaps import pop, push
+from ...graph.kernels.jit import njit
+from .problem import MergeProblem
+from .units import serial_end
+
+STEPS = 8
+"""Probes per op."""
+
+ROUNDS = 10
+"""Most rounds of a probe."""
+
+FIRST = 1 / 64
+"""Part of the range that must be proven before the rest is looked at: most ops have nothing to gain."""
+
+FORKS = 3
+"""Ops per zone whose device is asked for separately."""
+
+ANYWHERE, HERE, ELSEWHERE = 0, 1, 2
+
+CLOSE = 1e-4
+"""Relative width at which the bisection stops."""
+
+CHUNK = 256
+"""Ops between two looks at the clock."""
+
+
+def probe_heads(
+    problem: MergeProblem, head: NDArray[Any], tail: NDArray[Any], zone: int, until: float = np.inf
+) -> None:
+    """Raise valid heads and tails float64[n] in place; stops at `until` (`time.perf_counter`), what is raised stays.
+
+    >>> from baechi_lab import Cluster, Link, OpGraph
+    >>> from baechi_lab.simulator.bounds.problem import merge_problem
+    >>> graph = OpGraph.from_edges([1, 9, 9, 1], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
+    >>> problem = merge_problem(graph, Cluster.uniform(2, link=Link(4.0, 0.0)), reach=False)
+    >>> head, tail = np.zeros(4), np.zeros(4)
+    >>> probe_heads(problem, head, tail, zone=8)
+    >>> head.round().tolist(), tail.round().tolist()  # a branch and the fork elsewhere: 1 + 9 + 4; both here: 1 + 9 + 9
+    ([0.0, 1.0, 1.0, 14.0], [14.0, 1.0, 1.0, 0.0])
+    """
+    half = 0.5 * (time.perf_counter() + until)
+    _probe_all(problem, problem.order, problem.before, head, zone, half)
+    _probe_all(problem, problem.order[::-1].copy(), problem.after, tail, zone, until)
+
+
+def _probe_all(problem: MergeProblem, order: Any, inputs: Any, head: Any, zone: int, until: float) -> None:
+    position = np.empty(len(order), dtype=np.int64)
+    position[order] = np.arange(len(order))
+    pointer, near, cost, _ = inputs
+    reader = np.repeat(np.arange(len(order)), np.diff(pointer))
+    cost = np.where(problem.unit[near] == problem.unit[reader], np.inf, cost)  # colocated: never cut
+    for first in range(0, len(order), CHUNK):
+        if time.perf_counter() > until:
+            return
+        last = min(first + CHUNK, len(order))
+        probe(first, last, order, position, problem.p, pointer, near, cost, problem.unit, head, zone, problem.devices)
+
+
+@njit(cache=True)
+def probe(
+    first: int, last: int, order: Any, position: Any, p: Any, pointer: Any, near: Any, cost: Any, unit: Any, head: Any,
+    most: int, devices: int,
+) -> None:  # fmt: skip
+    """Raise the heads of the ops at the positions `first` to `last` - 1 of `order`."""
+    n = len(p)
+    slot = np.full(n, -1, np.int64)  # op -> place in the zone
+    zone, tau, forks = np.empty(most, np.int64), np.empty(most), np.empty(FORKS, np.int64)
+    work = np.empty((7, most))
+    can = np.empty((4, most), np.bool_)
+    keys, codes, seen = np.empty(n), np.empty(n, np.int64), np.full(n, -1, np.int64)
+    for k in range(first, last):
+        v = order[k]
+        for e in range(pointer[v], pointer[v + 1]):
+            head[v] = max(head[v], head[near[e]] + p[near[e]])
+        size = _fill_zone(k, order, position, p, pointer, near, zone, slot, tau, keys, codes, seen, most)
+        for a in range(1, size):
+            work[0, size - 1 - a], work[1, size - 1 - a] = head[zone[a]], p[zone[a]]
+        low, high = head[v], serial_end(work[0], work[1], size - 1) if size > 2 else 0.0
+        if high - low > CLOSE * high:
+            count = 0
+            if pointer[v + 1] - pointer[v] > 1:
+                count = _choose_forks(zone, size, pointer, near, cost, slot, work[0], work[1], forks)
+            head[v] = _bisect(
+                low, high, zone, size, p, head, pointer, near, cost, unit, slot, tau, work, can, forks[:count], devices
+            )
+        for a in range(size):
+            slot[zone[a]] = -1
+
+
+@njit(cache=True)
+def _bisect(
+    low: float, high: float, zone: Any, size: int, p: Any, head: Any, pointer: Any, near: Any, cost: Any, unit: Any,
+    slot: Any, tau: Any, work: Any, can: Any, forks: Any, devices: int,
+) -> float:  # fmt: skip
+    """The largest start in [`low`, `high`] that is proven for the first op of the zone."""
+    guess, least = high, low + FIRST * (high - low)
+    for step in range(STEPS):
+        if high - low <= CLOSE * high or (step > 1 and high <= least):
+            break
+        proven = _earliest(
+            guess, ANYWHERE, 0, zone, size, p, head, pointer, near, cost, unit, slot, tau, work, can, devices
+        )
+        for f in forks:
+            if proven >= guess:
+                break
+            split = np.inf
+            for where in (HERE, ELSEWHERE):
+                if split > proven:
+                    shortest = _earliest(
+                        guess, where, f, zone, size, p, head, pointer, near, cost, unit, slot, tau, work, can, devices
+                    )  # fmt: skip
+                    split = min(split, shortest)
+            proven = max(proven, split)
+        low = max(low, min(proven, guess))
+        if proven < guess:
+            high = guess
+        guess = least if step == 0 and least > low else 0.5 * (low + high)
+    return low
+
+
+@njit(cache=True)
+def _choose_forks(
+    zone: Any, size: int, pointer: Any, near: Any, cost: Any, slot: Any, total: Any, readers: Any, forks: Any
+) -> int:  # fmt: skip
+    """Ops of the zone with several readers that are dear to send: what is asked for first."""
+    total[:size] = 0.0
+    readers[:size] = 0.0
+    for a in range(size):
+        for e in range(pointer[zone[a]], pointer[zone[a] + 1]):
+            s = slot[near[e]]
+            if s >= 0 and cost[e] < np.inf:
+                total[s] += cost[e]
+                readers[s] += 1.0
+    count = 0
+    for k in range(len(forks)):
+        best = -1
+        for a in range(1, size):
+            if readers[a] > 1.0 and total[a] > 0.0 and (best < 0 or total[a] > total[best]):
+                best = a
+        if best < 0:
+            break
+        forks[k], total[best] = best, 0.0
+        count += 1
+    return count
+
+
+@njit(cache=True)
+def _fill_zone(
+    k: int, order: Any, position: Any, p: Any, pointer: Any, near: Any, zone: Any, slot: Any, tau: Any, keys: Any,
+    codes: Any, seen: Any, most: int,
+) -> int:  # fmt: skip
+    """The op at position `k` and its last ancestors, last first, with longest paths `tau`; returns how many."""
+    size, waiting = 0, push(keys, codes, 0, 0, float(-k), k)
+    seen[k] = k
+    while waiting > 0 and size < most:
+        at = codes[0]
+        waiting = pop(keys, codes, 0, waiting)
+        w = order[at]
+        zone[size], slot[w], tau[size] = w, size, 0.0
+        size += 1
+        for e in range(pointer[w], pointer[w + 1]):
+            at = position[near[e]]
+            if seen[at] != k:
+                seen[at] = k
+                waiting = push(keys, codes, 0, waiting, float(-at), at)
+    for a in range(size):
+        w = zone[a]
+        end = tau[a] + (p[w] if a > 0 else 0.0)
+        for e in range(pointer[w], pointer[w + 1]):
+            s = slot[near[e]]
+            if s >= 0:
+                tau[s] = max(tau[s], end)
+    return size
+
+
+@njit(cache=True)
+def _earliest(
+    limit: float, where: int, fork: int, zone: Any, size: int, p: Any, head: Any, pointer: Any, near: Any, cost: Any,
+    unit: Any, slot: Any, tau: Any, work: Any, can: Any, devices: int,
+) -> float:  # fmt: skip
+    """Infinite if the first op of the zone cannot start before `limit`, otherwise a proven earliest start below it.
+
+    `where` says what else is assumed: `fork` (a place in the zone) is on the same device, or not, or nothing.
+    """
+    here, there, pay, release, length, own, other = work[0], work[1], work[2], work[3], work[4], work[5], work[6]
+    local, remote, with_fork, without = can[0], can[1], can[2], can[3]
+    for a in range(size):
+        local[a] = with_fork[a] = without[a] = True
+        remote[a] = unit[zone[a]] != unit[zone[0]]
+    if where == HERE:
+        remote[fork] = False
+    if where == ELSEWHERE:
+        local[fork] = without[fork] = with_fork[0] = False
+        if not remote[fork]:
+            return np.inf
+    proven = 0.0
+    for _ in range(ROUNDS):
+        _pay(zone, size, p, pointer, near, cost, slot, tau, local, remote, pay)
+        _starts(zone, size, p, head, pointer, near, cost, slot, local, remote, here, there)
+        if here[0] >= limit:
+            return np.inf
+        changed, count, proven = False, 0, max(proven, here[0])
+        for a in range(size - 1, 0, -1):  # nearly by release
+            u = zone[a]
+            if remote[a] and there[a] + p[u] + pay[a] >= limit:
+                remote[a], changed = False, True
+            if local[a] and here[a] + p[u] + tau[a] >= limit:
+                local[a], changed = False, True
+            if not remote[a]:
+                if not local[a]:
+                    return np.inf
+                release[count], length[count] = here[a], p[u]
+                count += 1
+        proven = max(proven, serial_end(release, length, count))
+        if where == ELSEWHERE and proven < limit:
+            for a in range(size - 1, 0, -1):
+                if not remote[a]:
+                    with_fork[a] = False
+                elif not local[a] and devices == 2:
+                    without[a] = False
+            _starts(zone, size, p, head, pointer, near, cost, slot, with_fork, without, own, other)
+            count, least = 0, np.inf
+            for a in range(size - 1, 0, -1):
+                u = zone[a]
+                if without[a] and other[a] + p[u] + tau[a] >= limit:
+                    without[a], changed = False, True
+                if with_fork[a] and own[a] + p[u] + pay[a] >= limit:
+                    with_fork[a], changed = False, True
+                if not with_fork[a]:
+                    if not without[a]:
+                        return np.inf
+                    if devices == 2 and remote[a]:
+                        remote[a], changed = False, True
+                if not without[a]:
+                    if local[a]:
+                        local[a], changed = False, True
+                    release[count], length[count] = own[a], p[u]
+                    least = min(least, pay[a])
+                    count += 1
+            if count > 0:
+                proven = max(proven, serial_end(release, length, count) + least)
+        if proven >= limit:
+            return np.inf
+        if not changed:
+            break
+    return proven
+
+
+@njit(cache=True)
+def _pay(
+    zone: Any, size: int, p: Any, pointer: Any, near: Any, cost: Any, slot: Any, tau: Any, local: Any, remote: Any, pay: Any
+) -> None:  # fmt: skip
+    """pay(u), of the zone's ops from the last to the first: least time from an end elsewhere to the start of `zone[0]`."""
+    pay[:size] = 0.0
+    for a in range(size):
+        w = zone[a]
+        work = p[w] if a > 0 else 0.0
+        for e in range(pointer[w], pointer[w + 1]):
+            s = slot[near[e]]
+            if s >= 0:
+                least = cost[e] + work + tau[a] if local[a] else np.inf
+                if remote[a] and a > 0:
+                    least = min(least, work + pay[a])
+                pay[s] = max(pay[s], least)
+
+
+@njit(cache=True)
+def _starts(
+    zone: Any, size: int, p: Any, head: Any, pointer: Any, near: Any, cost: Any, slot: Any, local: Any, remote: Any,
+    here: Any, there: Any,
+) -> None:  # fmt: skip
+    """L(u) and R(u), from the first op of the zone to the last; infinite where impossible."""
+    for a in range(size - 1, -1, -1):
+        u = zone[a]
+        here[a] = there[a] = head[u]
+        for e in range(pointer[u], pointer[u + 1]):
+            w = near[e]
+            s = slot[w]
+            if s < 0:
+                here[a], there[a] = max(here[a], head[w] + p[w]), max(there[a], head[w] + p[w])
+                continue
+            mine, other = here[s] + p[w], there[s] + p[w]
+            here[a] = max(here[a], min(mine, other + cost[e]))
+            there[a] = max(there[a], min(other, mine + cost[e]))
+        if not local[a]:
+            here[a] = np.inf
+        if not remote[a]:
+            there[a] = np.inf

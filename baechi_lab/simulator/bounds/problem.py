@@ -1,0 +1,74 @@
+"""The arrays that the bounds work on: distinct edges in both directions with their costs, and forced colocation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import Cluster, OpGraph, allowed_devices, durations
+from ...graph.kernels.csr import offsets
+
+REACH_OPS = 6000
+"""Most ops for which it is stored who comes before whom."""
+
+
+@dataclass(frozen=True)
+class MergeProblem:
+    """Distinct edges in both directions with their costs, and what is known of units from the start."""
+
+    order: NDArray[np.int32]
+    p: NDArray[np.float64]
+    held: NDArray[np.float64]
+    before: tuple[Any, Any, Any, Any]
+    after: tuple[Any, Any, Any, Any]
+    unit: NDArray[np.int32]
+    ancestors: NDArray[np.uint8]
+    descendants: NDArray[np.uint8]
+    devices: int
+    memory: float
+    queued: bool
+
+
+def merge_problem(graph: OpGraph, cluster: Cluster, reach: bool = True) -> MergeProblem:
+    """The arrays of `graph` on `cluster`; `reach=False` leaves out who comes before whom, which takes longest."""
+    n, off = graph.n, ~np.eye(cluster.n, dtype=bool)
+    p = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf).min(axis=1)
+    cost = cluster.latency_us[off].min() + cluster.us_per_byte[off].min() * graph.tensor_bytes[graph.edge_tensor]
+    pair = graph.edge_source.astype(np.int64) * n + graph.consumers
+    unique, place = np.unique(pair, return_inverse=True)
+    queued = cluster.comm != "parallel"
+    paid = np.zeros(len(unique))
+    (np.add if queued else np.maximum).at(paid, place.reshape(-1), cost)
+    source, target = (unique // n).astype(np.int32), (unique % n).astype(np.int32)
+    first = np.full(len(graph.colocation_names) + 1, -1, dtype=np.int64)
+    unit = np.arange(n, dtype=np.int32)
+    for i in np.flatnonzero(graph.colocation >= 0).tolist():
+        g = graph.colocation[i]
+        if first[g] < 0:
+            first[g] = i
+        unit[i] = first[g]
+    before = np.lexsort((source, target))
+    edge = np.arange(len(unique), dtype=np.int32)
+    ancestors = _reach(graph, source, target) if reach else np.zeros((0, 0), dtype=np.uint8)
+    return MergeProblem(
+        graph.order, p, graph.persistent_bytes.astype(np.float64),
+        (offsets(target, n), source[before], paid[before], edge[before]), (offsets(source, n), target, paid, edge),
+        unit, ancestors, np.ascontiguousarray(ancestors.T), cluster.n, float(cluster.memory_bytes.max()), queued,
+    )  # fmt: skip
+
+
+def _reach(graph: OpGraph, source: NDArray[np.int32], target: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """uint8[n, n]: 1 where the column's op comes before the row's op; empty for large graphs."""
+    n = graph.n
+    if n > REACH_OPS:
+        return np.zeros((0, 0), dtype=np.uint8)
+    found = np.zeros((n, n), dtype=np.uint8)
+    pointer, by_target = offsets(target, n), np.argsort(target, kind="stable")
+    for v in graph.order.tolist():
+        for u in source[by_target[pointer[v] : pointer[v + 1]]].tolist():
+            found[v] |= found[u]
+            found[v, u] = 1
+    return found

@@ -1,0 +1,47 @@
+"""`probed-path` and `energy`: heads and tails raised by `bounds.probe` and `bounds.energy`, as far as time allows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .energy import energy_heads, window
+from .probe import probe_heads
+from .problem import MergeProblem
+from .stagger import staggered
+from .sweep import paid_heads
+
+PROBE_SHARE = 0.6
+"""Of the time, for probes; small zones come first."""
+
+
+class Raised(NamedTuple):
+    """Valid heads and tails float64[n] and the bounds that follow from them, by name."""
+
+    head: NDArray[np.float64]
+    tail: NDArray[np.float64]
+    bounds: dict[str, float]
+
+
+def raised(problem: MergeProblem, zones: Sequence[int], seconds: float = np.inf) -> Raised:
+    """Raise the heads of `paid_heads` by probing with each size of zone in turn, then by energy.
+
+    >>> from baechi_lab import Cluster, Link, OpGraph
+    >>> from baechi_lab.simulator.bounds.problem import merge_problem
+    >>> graph = OpGraph.from_edges([1, 9, 9, 1], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
+    >>> round(raised(merge_problem(graph, Cluster.uniform(2, link=Link(4.0, 0.0))), [40]).bounds["probed-path"], 1)
+    15.0
+    """
+    x, began = problem, time.perf_counter()
+    head, tail = paid_heads(x)
+    for k, zone in enumerate(zones):
+        probe_heads(x, head, tail, zone, began + seconds * PROBE_SHARE * (k + 1) / len(zones))
+    probed = float((head + x.p + tail).max())
+    energy_heads(x, head, tail, began + seconds)
+    last = staggered(x.order, x.p, *x.before[:3], *x.after[:3], x.unit, head, tail, x.devices)
+    energy = max(float((head + x.p + tail).max()), window(x, head, tail), last)
+    return Raised(head, tail, {"probed-path": probed, "energy": energy})

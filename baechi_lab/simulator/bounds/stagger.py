@@ -1,0 +1,59 @@
+"""`staggered-work`: devices cannot all start at 0 and stop at the end.
+
+What a device runs first had to be sent to it, what it runs last is still needed elsewhere. The first op with a positive
+duration on a device has all its producers with a positive duration elsewhere, so it starts no earlier than their ends plus
+transfers (a producer of duration 0 may be local, then the same holds for its producers), and never where one of them must
+share its device. The first ops of different devices are of different *units* (sets of ops that share a device). With A(m)
+and B(m) the sums of the m smallest such starts over units and (for the last ops, backwards) tails, a schedule that uses m
+devices has m * makespan >= work + A(m) + B(m), so the makespan is at least the minimum of (work + A(m) + B(m)) / m over
+m = 1 .. D (fewer where there are fewer units with work).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...graph.kernels.jit import njit
+
+
+@njit(cache=True)
+def staggered(
+    order: Any, p: Any, in_ptr: Any, in_near: Any, in_cost: Any, out_ptr: Any, out_near: Any, out_cost: Any, unit: Any,
+    head: Any, tail: Any, devices: int,
+) -> float:  # fmt: skip
+    """The bound in microseconds; `unit` holds the smallest index of each op's unit."""
+    begin = _by_unit(alone(order, False, p, in_ptr, in_near, in_cost, unit, head), p, unit)
+    finish = _by_unit(alone(order, True, p, out_ptr, out_near, out_cost, unit, tail), p, unit)
+    total, least = p.sum(), np.inf
+    for m in range(min(devices, len(begin))):
+        total += begin[m] + finish[m]
+        least = min(least, total / (m + 1))
+    return least if len(begin) > 0 else 0.0
+
+
+@njit(cache=True)
+def _by_unit(found: Any, p: Any, unit: Any) -> Any:
+    """The smallest value of each unit with work, ascending."""
+    n = len(p)
+    least, busy = np.full(n, np.inf), np.zeros(n, np.bool_)
+    for i in range(n):
+        if p[i] > 0.0:
+            busy[unit[i]] = True
+            least[unit[i]] = min(least[unit[i]], found[i])
+    return np.sort(least[busy])
+
+
+@njit(cache=True)
+def alone(order: Any, backwards: bool, p: Any, pointer: Any, near: Any, cost: Any, unit: Any, head: Any) -> Any:
+    """float64[n]: earliest start of each op if nothing of positive duration ran on its device before (infinite: never)."""
+    n = len(p)
+    found = head.copy()
+    for k in range(n):
+        v = order[n - 1 - k] if backwards else order[k]
+        for e in range(pointer[v], pointer[v + 1]):
+            u = near[e]
+            remote = head[u] + p[u] + cost[e] if unit[u] != unit[v] else np.inf
+            found[v] = max(found[v], remote if p[u] > 0.0 else min(remote, found[u]))
+    return found

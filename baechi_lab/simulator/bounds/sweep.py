@@ -1,0 +1,122 @@
+"""One sweep over a graph that raises heads (or, backwards, tails) by rules 1, 3, 4 and 5 of `bounds.merge`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph.kernels.jit import njit
+from .machine import BIG
+from .problem import MergeProblem
+from .units import group_units, serial_end
+
+
+def paid_heads(problem: MergeProblem) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Heads and tails float64[n] by rules 1 and 5 alone, which hold for every makespan."""
+    n = len(problem.p)
+    head, tail = np.zeros(n), np.zeros(n)
+    unit, big, apart = problem.unit.copy(), np.full(n, -1, np.int64), np.zeros((BIG, BIG), np.bool_)
+    paid, reach = np.zeros(len(problem.before[1]), np.int8), np.zeros((0, 0), np.uint8)
+    shared = (unit, big, apart, paid, *group_units(unit), reach, problem.queued)
+    sweep(problem.order, False, problem.p, *problem.before, *shared, head)
+    sweep(problem.order, True, problem.p, *problem.after, *shared, tail)
+    return head, tail
+
+
+@njit(cache=True)
+def sweep(
+    order: Any, backwards: bool, p: Any, pointer: Any, near: Any, cost: Any, edge: Any, unit: Any, big: Any, apart: Any,
+    paid: Any, mates_ptr: Any, mates: Any, reach: Any, queued: bool, head: Any,
+) -> bool:  # fmt: skip
+    """Raise `head` by rules 1, 3 (ops of the unit before it), 4 and 5; returns whether anything rose."""
+    n = len(p)
+    rose = False
+    widest = 1
+    for v in range(n):
+        size = mates_ptr[unit[v] + 1] - mates_ptr[unit[v]]
+        widest = max(widest, pointer[v + 1] - pointer[v] + (size if len(reach) > 0 else 0))
+    release, length = np.empty(widest), np.empty(widest)
+    open_key, open_node = np.empty(widest), np.empty(widest, np.int64)
+    work_r, work_p = np.empty(widest), np.empty(widest)
+    for k in range(n):
+        v = order[n - 1 - k] if backwards else order[k]
+        best, local, free = head[v], 0, 0
+        mine = unit[v]
+        if len(reach) > 0 and mates_ptr[mine + 1] - mates_ptr[mine] > 1:
+            for e in range(mates_ptr[mine], mates_ptr[mine + 1]):
+                u = mates[e]
+                if reach[v, u]:
+                    release[local], length[local] = head[u], p[u]
+                    local += 1
+        for e in range(pointer[v], pointer[v + 1]):
+            u = near[e]
+            ended = head[u] + p[u]
+            best = max(best, ended)
+            if unit[u] == mine:
+                if len(reach) == 0:
+                    release[local], length[local] = head[u], p[u]
+                    local += 1
+                continue
+            a, b = big[unit[u]], big[mine]
+            if paid[edge[e]] or (a >= 0 and b >= 0 and apart[a, b]):
+                best = max(best, ended + cost[e])
+                continue
+            open_key[free], open_node[free] = ended + cost[e], e
+            free += 1
+        if local > 0:
+            best = max(best, serial_end(release, length, local))
+        if free > 0:
+            for a in range(1, free):  # largest end + cost first
+                key, node = open_key[a], open_node[a]
+                b = a - 1
+                while b >= 0 and open_key[b] < key:
+                    open_key[b + 1], open_node[b + 1] = open_key[b], open_node[b]
+                    b -= 1
+                open_key[b + 1], open_node[b + 1] = key, node
+            choice = max(best, open_key[0])
+            for a in range(free):
+                if a > 0 and best >= choice:
+                    break
+                u = near[open_node[a]]
+                release[local + a], length[local + a] = head[u], p[u]
+                for z in range(local + a + 1):
+                    work_r[z], work_p[z] = release[z], length[z]
+                serial = serial_end(work_r, work_p, local + a + 1)
+                choice = min(choice, max(serial, best, open_key[a + 1] if a + 1 < free else 0.0))
+            if queued and not backwards and free > 1:
+                choice = max(choice, serial_or_queue(free, open_node, near, cost, head, p))
+            best = max(best, choice)
+        if best > head[v] * (1.0 + 1e-12) + 1e-12:
+            head[v] = best
+            rose = True
+    return rose
+
+
+@njit(cache=True)
+def serial_or_queue(free: int, nodes: Any, near: Any, cost: Any, head: Any, p: Any) -> float:
+    """Rule 5: the smallest max(serial end, queue end) over fractional choices of what is local."""
+    start_r, queue_r, serial = np.inf, np.inf, 0.0
+    ratio = np.empty(free)
+    for a in range(free):
+        e = nodes[a]
+        u = near[e]
+        start_r = min(start_r, head[u])
+        queue_r = min(queue_r, head[u] + p[u])
+        serial += p[u]
+        ratio[a] = cost[e] / p[u] if p[u] > 0.0 else np.inf
+    queue = 0.0
+    for a in np.argsort(ratio):  # send first what is cheap to send and long to compute
+        e = nodes[a]
+        work = p[near[e]]
+        if start_r + serial - work >= queue_r + queue + cost[e]:
+            serial -= work
+            queue += cost[e]
+            continue
+        # Part x of it is sent: start_r + serial - x work = queue_r + queue + x cost.
+        total = work + cost[e]
+        x = (start_r + serial - queue_r - queue) / total if total > 0.0 else 0.0
+        x = min(max(x, 0.0), 1.0)
+        return max(start_r + serial - x * work, queue_r + queue + x * cost[e])
+    return max(start_r + serial, queue_r + queue)

@@ -1,0 +1,69 @@
+"""Compiled helpers of the bounds: sets of ops that share a device (*units*, a union-find), jobs one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...graph.kernels.jit import njit
+
+
+@njit(cache=True)
+def root(unit: Any, i: int) -> int:
+    while unit[i] != i:
+        unit[i] = unit[unit[i]]
+        i = unit[i]
+    return i
+
+
+@njit(cache=True)
+def join(unit: Any, i: int, k: int) -> bool:
+    """Put the units of `i` and `k` together; False when they are already."""
+    a, b = root(unit, i), root(unit, k)
+    if a == b:
+        return False
+    if a < b:
+        unit[b] = a
+    else:
+        unit[a] = b
+    return True
+
+
+@njit(cache=True)
+def group_units(unit: Any) -> Any:
+    """Flatten `unit` to roots; CSR of members by root."""
+    n = len(unit)
+    pointer = np.zeros(n + 1, np.int64)
+    for i in range(n):
+        unit[i] = root(unit, i)
+    for i in range(n):
+        pointer[unit[i] + 1] += 1
+    for i in range(n):
+        pointer[i + 1] += pointer[i]
+    fill = pointer[:-1].copy()
+    members = np.empty(n, np.int64)
+    for i in range(n):
+        members[fill[unit[i]]] = i
+        fill[unit[i]] += 1
+    return pointer, members
+
+
+@njit(cache=True)
+def serial_end(release: Any, length: Any, count: int) -> float:
+    """Earliest end of `count` jobs on one machine (first come, first served; few are sorted in place)."""
+    end = 0.0
+    if count > 64:
+        for a in np.argsort(release[:count], kind="mergesort"):
+            end = max(end, release[a]) + length[a]
+        return end
+    for a in range(1, count):
+        r, p = release[a], length[a]
+        b = a - 1
+        while b >= 0 and release[b] > r:
+            release[b + 1], length[b + 1] = release[b], length[b]
+            b -= 1
+        release[b + 1], length[b + 1] = r, p
+    for a in range(count):
+        end = max(end, release[a]) + length[a]
+    return end
