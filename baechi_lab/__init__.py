@@ -22,7 +22,7 @@ _HOME = {
     "profilers": "profile trace",
     "passes": "optimize list_passes",
     "placers": "place list_placers ListScheduler",
-    "simulator": ("simulate check bounds robustness upward_rank downward_rank total_rank critical_path ratios"),
+    "simulator": "simulate check bounds throughput robustness upward_rank downward_rank total_rank critical_path ratios",
     "executors": "execute apply LocalCluster measure_link measure_cluster",
     "exporters": "export",
     "pipeline": "Pipeline Profile Optimize Place Simulate Execute Result",

@@ -5,9 +5,10 @@ from .ranks import critical_path, downward_rank, total_rank, upward_rank
 from .ratios import Ratios, ratios
 from .robustness import Robustness, robustness
 from .simulation import makespan_and_peak, simulate
+from .throughput import Throughput, throughput
 from .validity import check
 
 __all__ = [
-    "Bounds", "Ratios", "Robustness", "bounds", "check", "critical_path", "downward_rank", "makespan_and_peak", "ratios",
-    "robustness", "simulate", "total_rank", "upward_rank",
+    "Bounds", "Ratios", "Robustness", "Throughput", "bounds", "check", "critical_path", "downward_rank",
+    "makespan_and_peak", "ratios", "robustness", "simulate", "throughput", "total_rank", "upward_rank",
 ]  # fmt: skip

@@ -1,0 +1,115 @@
+"""`throughput`: how often a pipeline that never runs empty takes in another micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput
+from ..graph import Cluster, OpGraph, Placement
+from ..graph.costs import placed_durations
+from ..graph.kernels.csr import distinct
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Throughput:
+    """The steady state of endless micro-batches: what each resource is loaded with per micro-batch.
+
+    `period_us` is the largest load, the time from one micro-batch to the next. `loads` maps a kind of resource to
+    float64[devices] in microseconds: always "compute", besides it "queue" (`sequential` transfers), "send" and
+    "receive" (`duplex`), nothing (`parallel`); with `sum=True` only "compute and transfers".
+    """
+
+    period_us: float
+    loads: Mapping[str, NDArray[np.float64]]
+    device_names: tuple[str, ...]
+
+    @property
+    def bottleneck(self) -> tuple[str, str]:
+        """The resource with the largest load and its device; ties: the first kind, the lowest device."""
+        kind = max(self.loads, key=lambda k: float(self.loads[k].max()))
+        return kind, self.device_names[int(self.loads[kind].argmax())]
+
+    def samples_per_second(self, batch_size: float) -> float:
+        """Samples per second when one micro-batch holds `batch_size` samples; infinite for a period of 0."""
+        if isinstance(batch_size, bool) or not np.isfinite(batch_size) or batch_size <= 0:
+            raise InvalidInput(f"batch_size is {batch_size!r}; it must be finite and above 0")
+        return float(np.inf) if self.period_us == 0 else float(batch_size) * 1e6 / self.period_us
+
+    def __repr__(self) -> str:
+        kind, device = self.bottleneck
+        return f"<Throughput: a micro-batch every {self.period_us:.6g} us, held up by {kind} of {device}>"
+
+
+def throughput(graph: OpGraph, cluster: Cluster, placement: Placement, sum: bool = False) -> Throughput:
+    """The period of `placement` when micro-batches, each one run of `graph`, follow each other without end.
+
+    Every micro-batch loads each device with the durations of its ops (what messages take of the processor included),
+    and each transfer queue with the costs of the tensors that pass it; a tensor goes to a device at most once
+    (DESIGN section 4). A resource does one thing at a time, so no schedule has a shorter period than the largest load.
+    Given enough micro-batches in flight, hence memory, and queues that serve the most urgent transfer first, this
+    period is reached: every micro-batch does one period later what its predecessor did. All ops of `graph` count, those
+    that update parameters as well; how a queue works depends on the cluster's communication mode:
+
+    - `parallel`: transfers never wait, so they load nothing.
+    - `sequential`: the queue of a device carries what it sends and what it receives.
+    - `duplex`: one queue for what a device sends, one for what it receives.
+
+    `sum=True` is the cost model of the dnn-partitioning papers (Tarnawski et al., NeurIPS 2020, section 3) instead: a
+    device computes, sends or receives, one at a time, so the load of a device is the sum of the three. A tensor is
+    charged once to its producer's device if that sends it at all (at the dearest of the links that it takes), and once
+    to each device that receives it. The communication mode is then not asked.
+
+    Args:
+        graph: one micro-batch. placement: of its ops, or of the groups of a coarse graph made from it.
+
+    Raises:
+        InvalidInput: the placement was made for another graph or names a device that the cluster lacks.
+
+    >>> from baechi_lab import Link
+    >>> graph = OpGraph.from_edges([4.0, 6.0, 3.0], [(0, 1, 10), (0, 2, 10)])
+    >>> cluster, placed = Cluster.uniform(3, link=Link(1.0, 0.1)), Placement(device=[0, 1, 2])
+    >>> found = throughput(graph, cluster, placed)    # sends 2 tensors of 1 + 0.1 * 10 us
+    >>> found.period_us, found.loads["queue"].tolist(), found.samples_per_second(32)
+    (6.0, [4.0, 2.0, 2.0], 5333333.333333333)
+    >>> throughput(graph, cluster, placed, sum=True).loads["compute and transfers"].tolist()
+    [6.0, 8.0, 5.0]
+    """
+    placed = placement.checked(graph, cluster.n)
+    compute = _per_device(placed.device, placed_durations(graph, cluster, placed.device), cluster)
+    tensor, source, target, cost = _transfers(graph, cluster, placed.device)
+    received = _per_device(target, cost, cluster)
+    if sum:
+        dearest = np.zeros(graph.tensor_count)
+        np.maximum.at(dearest, tensor, cost)
+        sent = _per_device(placed.device[graph.tensor_producer], dearest, cluster)
+        loads = {"compute and transfers": compute + sent + received}
+    else:
+        sent = _per_device(source, cost, cluster)
+        loads = {"compute": compute, **_queues(cluster.comm, sent, received)}
+    return Throughput(max(float(load.max()) for load in loads.values()), loads, cluster.names)
+
+
+def _transfers(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32]) -> tuple[NDArray[Any], ...]:
+    """Tensor, source, target and cost in microseconds of everything that is sent."""
+    target = device[graph.consumers].astype(np.int64)
+    remote = device[graph.edge_source] != target
+    pair = distinct(graph.edge_tensor[remote] * np.int64(cluster.n) + target[remote])
+    tensor, target = pair // cluster.n, pair % cluster.n
+    source = device[graph.tensor_producer[tensor]]
+    cost = cluster.latency_us[source, target] + cluster.us_per_byte[source, target] * graph.tensor_bytes[tensor]
+    return tensor, source, target, cost
+
+
+def _per_device(device: NDArray[Any], us: NDArray[np.float64], cluster: Cluster) -> NDArray[np.float64]:
+    return np.bincount(device, us, cluster.n).astype(np.float64)
+
+
+def _queues(comm: str, sent: NDArray[np.float64], received: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    if comm == "sequential":
+        return {"queue": sent + received}
+    return {"send": sent, "receive": received} if comm == "duplex" else {}
