@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BaechiLabError, InvalidInput
+from ..errors import BaechiLabError, ExecutionError, InvalidInput
 from ..graph import Cluster, OpGraph, Step
 from .grid import Cell, Placing, Profiling, Subject, cells, graph_key, listed
 from .here import Here
 from .store import COLUMNS, Store, as_text
-from .work import answer, encoded, encoded_model_graph, step_graph
+from .work import answer, decoded, encoded, encoded_model_graph, step_graph
 
 if TYPE_CHECKING:
     import pandas
@@ -67,8 +67,9 @@ def sweep(
         balance, ops, groups, place_seconds, params, error`.
 
     Raises:
-        InvalidInput, UnknownNameError: before anything runs. FormatError: a file that no sweep made. What goes wrong
-        for one combination is the `error` of its row.
+        InvalidInput, UnknownNameError: before anything runs. FormatError: a file that no sweep made, or that cannot be read
+        or written. ExecutionError: a process of the pool was killed. What goes wrong for one combination is the
+        `error` of its row.
 
     >>> graph = OpGraph.from_edges([4, 8, 8], [(0, 1, 4), (0, 2, 4)])
     >>> rows = sweep(graph, devices=[1, 2], placer=["single", "m-etf"], progress=False, executor="here")
@@ -125,6 +126,10 @@ class _Run:
                     if not self._start_ready():
                         self._harvest()
                 self._harvest(seconds=0.0)
+            except BrokenExecutor as error:
+                raise ExecutionError(
+                    f"a process of the sweep's pool was killed, perhaps for want of memory ({error}); {self.store.kept()}"
+                ) from error
             finally:
                 for future in (*self.building, *self.answering):
                     future.cancel()
@@ -147,6 +152,7 @@ class _Run:
         if data is None:
             self._graph_arrived(size, lambda: self._made_here(size))  # type: ignore[arg-type]
         else:
+            decoded(data)  # a damaged graph ends the sweep: in the workers it would be the error of rows that are kept
             self._submit(size, data)  # type: ignore[arg-type]
         self._harvest(seconds=0.0)
         return True

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from functools import lru_cache
 from typing import Any
 
 from ..comparison import ROW_ERRORS, summary
-from ..errors import BaechiLabError, InvalidInput
+from ..errors import BaechiLabError, FormatError, InvalidInput
 from ..graph import Cluster, OpGraph, Step
 from ..graph.formats.json_format import from_document, to_document
 from .grid import Placing, Profiling
@@ -21,10 +22,13 @@ def encoded(graph: OpGraph) -> bytes:
 
 @lru_cache(maxsize=4)
 def decoded(data: bytes) -> OpGraph:
-    """The graph of `encoded`; a process answers many rows of one graph."""
-    graph = from_document(json.loads(gzip.decompress(data)))
+    """The graph of `encoded`; a process answers many rows of one graph. Raises `FormatError` for damaged bytes."""
+    try:
+        graph = from_document(json.loads(gzip.decompress(data)))
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise FormatError(f"the stored graph is damaged: {error}") from error
     if not isinstance(graph, OpGraph):
-        raise InvalidInput(f"the stored record is a {type(graph).__name__}, not a graph")
+        raise FormatError(f"the stored record is a {type(graph).__name__}, not a graph")
     return graph
 
 

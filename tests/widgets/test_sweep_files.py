@@ -1,0 +1,180 @@
+"""The file of a sweep under faults: kills, races, damage, locks, full disks. Every fault is one sentence, no row is lost."""
+
+import os
+import sqlite3
+import threading
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.errors import ExecutionError, FormatError
+from baechi_lab.sweeps import store as store_module
+from baechi_lab.sweeps.here import Here
+from baechi_lab.sweeps.store import APPLICATION_ID, COLUMNS, VERSION, Store
+
+GRAPH = bl.OpGraph.from_edges([1, 2, 3], [(0, 1, 4), (0, 2, 8)])
+
+
+def _sweep(path, **more):
+    return bl.sweep(GRAPH, path=path, progress=False, **{"devices": [1, 2, 3], "executor": "here", **more})
+
+
+def test_a_kill_between_the_two_tables_can_be_resumed(tmp_path):
+    path = tmp_path / "half.db"
+    base = sqlite3.connect(path, isolation_level=None)
+    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+    base.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    base.execute(f"PRAGMA user_version = {VERSION}")
+    base.execute(f"CREATE TABLE rows (key TEXT PRIMARY KEY, {columns})")
+    base.close()
+    assert len(_sweep(path)) == 3
+
+
+@pytest.mark.parametrize("word", ["application_id =", "user_version =", "EXISTS rows", "EXISTS graphs", "COMMIT"])
+def test_a_kill_while_creating_leaves_nothing(tmp_path, monkeypatch, word):
+    class Killed(sqlite3.Connection):
+        def execute(self, statement, *more):
+            if word in statement:
+                raise KeyboardInterrupt
+            return super().execute(statement, *more)
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *given, **more: connect(*given, **more, factory=Killed))
+    with pytest.raises(KeyboardInterrupt):
+        Store(tmp_path / "new.db")
+    monkeypatch.undo()
+    left = sqlite3.connect(tmp_path / "new.db")
+    assert left.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    assert left.execute("PRAGMA application_id").fetchone() == (0,)
+    left.close()
+    assert len(_sweep(tmp_path / "new.db")) == 3
+
+
+def test_two_that_create_one_file_at_once(tmp_path):
+    failed = []
+
+    def create(path, both):
+        both.wait()
+        try:
+            Store(path).close()
+        except FormatError as error:
+            failed.append(str(error))
+
+    for k in range(60):
+        both = threading.Barrier(2)
+        pair = [threading.Thread(target=create, args=(tmp_path / f"{k}.db", both)) for _ in range(2)]
+        for one in pair:
+            one.start()
+        for one in pair:
+            one.join()
+    assert not failed
+
+
+def test_a_foreign_database_with_the_same_table_is_left_alone(tmp_path):
+    base = sqlite3.connect(tmp_path / "theirs.db", isolation_level=None)
+    base.execute("CREATE TABLE rows (key TEXT)")
+    base.close()
+    before = (tmp_path / "theirs.db").read_bytes()
+    with pytest.raises(FormatError, match="no sweep made"):
+        _sweep(tmp_path / "theirs.db")
+    assert (tmp_path / "theirs.db").read_bytes() == before
+
+
+def test_damage_anywhere_is_one_sentence_or_harmless(tmp_path):
+    _sweep(tmp_path / "good.db")
+    good, rng = (tmp_path / "good.db").read_bytes(), np.random.default_rng(0)
+    refused = 0
+    for k in range(150):
+        data = bytearray(good)
+        if k % 3 == 0:
+            del data[rng.integers(len(data)) :]
+        else:
+            at = rng.integers(len(data), size=1 if k % 3 == 1 else 200)
+            data[int(at.min()) : int(at.min()) + len(at)] = rng.bytes(len(at))
+        (tmp_path / "bad.db").write_bytes(data)
+        try:
+            _sweep(tmp_path / "bad.db", devices=[1, 4]) if k % 2 else _sweep(tmp_path / "bad.db")
+        except FormatError as error:
+            refused += 1
+            assert "bad.db" in str(error) or "stored graph" in str(error)
+            assert "\n" not in str(error)
+    assert refused > 30
+
+
+def test_a_damaged_graph_is_refused_and_no_row_says_so(tmp_path):
+    _sweep(tmp_path / "one.db")
+    base = sqlite3.connect(tmp_path / "one.db", isolation_level=None)
+    base.execute("UPDATE graphs SET graph = X'1f8b00'")
+    base.execute("DELETE FROM rows WHERE devices = 2")
+    with pytest.raises(FormatError, match="stored graph is damaged"):
+        _sweep(tmp_path / "one.db")
+    assert base.execute("SELECT count(*) FROM rows").fetchone() == (2,)
+    base.close()
+
+
+def test_other_columns_are_refused(tmp_path):
+    _sweep(tmp_path / "one.db")
+    base = sqlite3.connect(tmp_path / "one.db", isolation_level=None)
+    base.execute("ALTER TABLE rows DROP COLUMN balance")
+    base.close()
+    with pytest.raises(FormatError, match="its rows have the columns"):
+        _sweep(tmp_path / "one.db")
+
+
+def test_a_locked_file_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "LOCK_SECONDS", 0.05)
+    _sweep(tmp_path / "one.db")
+    other = sqlite3.connect(tmp_path / "one.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(FormatError, match=r"one\.db cannot be used for a sweep: database is locked .*another program"):
+        _sweep(tmp_path / "one.db")
+    other.execute("ROLLBACK")
+    other.close()
+
+
+@pytest.mark.parametrize(("pragma", "said"), [("query_only = 1", "readonly database"), ("max_page_count = 5", "full")])
+def test_a_read_only_file_and_a_full_disk_are_one_sentence(tmp_path, pragma, said):
+    _sweep(tmp_path / "one.db")
+    store = Store(tmp_path / "one.db")
+    store._base.execute(f"PRAGMA {pragma}")
+    with pytest.raises(FormatError, match=said):
+        store.add_graph("more", bytes(100_000))
+    store.close()
+    assert len(_sweep(tmp_path / "one.db")) == 3
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", 7])
+def test_what_names_no_file(path):
+    with pytest.raises(FormatError, match="must name a file"):
+        _sweep(path)
+
+
+def test_a_folder_is_one_sentence(tmp_path):
+    with pytest.raises(FormatError, match="unable to open"):
+        _sweep(os.fspath(tmp_path))
+
+
+class _Breaks(Here):
+    """Answers two rows; then one of its processes is killed."""
+
+    def __init__(self):
+        self.rows = 0
+
+    def submit(self, fn, /, *args, **kwargs):
+        self.rows += 1
+        if self.rows <= 2:
+            return super().submit(fn, *args, **kwargs)
+        future = Future()
+        future.set_exception(BrokenProcessPool("a process in the process pool was terminated abruptly"))
+        return future
+
+
+def test_a_killed_process_of_the_pool_is_one_sentence_and_loses_no_row(tmp_path):
+    with pytest.raises(ExecutionError, match=r"was killed, .* 2 rows are in .*one\.db"):
+        _sweep(tmp_path / "one.db", executor=_Breaks())
+    with pytest.raises(ExecutionError, match="with a path"):
+        _sweep(None, executor=_Breaks())
+    assert len(_sweep(tmp_path / "one.db")) == 3
