@@ -153,7 +153,7 @@ def _optimized(graph: OpGraph, cluster: Cluster, passes: Sequence[Any] | None, f
 
 
 def _lower_bound(graph: OpGraph, cluster: Cluster) -> float:
-    from .simulator import bounds
+    from .simulator.bounds import bounds
 
     try:
         return bounds(graph, cluster).best

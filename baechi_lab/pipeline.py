@@ -176,7 +176,7 @@ class _Recorder:
 
 
 def _bounds(graph: OpGraph, cluster: Cluster) -> Bounds:
-    from .simulator import bounds
+    from .simulator.bounds import bounds
 
     return bounds(graph, cluster)
 

@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Simulate, print, write."""
     from ..graph.formats.files import load_placement, save
-    from ..simulator import bounds, simulate
+    from ..simulator import simulate
+    from ..simulator.bounds import bounds
 
     options.check_output(arguments.output, (".json", ".json.gz"))
     options.check_output(arguments.trace, (".json", ".json.gz"))

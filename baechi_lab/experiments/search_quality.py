@@ -31,7 +31,8 @@ import numpy as np
 from ..graph import Cluster, Link, OpGraph, generators, load_graph
 from ..graph.generators.backward import with_backward
 from ..placers import place
-from ..simulator import bounds, simulate
+from ..simulator import simulate
+from ..simulator.bounds import bounds
 
 SHARED = ("bert_l-3_training.json", "inceptionv3_training.json")
 OWN = (

@@ -1,6 +1,6 @@
 """Stage 4: a placement becomes a timeline. One event-driven simulator defines cost for every placer and picture."""
 
-from .bounds.bounds import Bounds, bounds
+from .bounds import Bounds
 from .ranks import critical_path, downward_rank, total_rank, upward_rank
 from .ratios import Ratios, ratios
 from .robustness import Robustness, robustness
@@ -9,6 +9,6 @@ from .throughput import Throughput, throughput
 from .validity import check
 
 __all__ = [
-    "Bounds", "Ratios", "Robustness", "Throughput", "bounds", "check", "critical_path", "downward_rank",
+    "Bounds", "Ratios", "Robustness", "Throughput", "check", "critical_path", "downward_rank",
     "makespan_and_peak", "ratios", "robustness", "simulate", "throughput", "total_rank", "upward_rank",
 ]  # fmt: skip

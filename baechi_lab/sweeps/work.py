@@ -82,7 +82,8 @@ def _computed(
 ) -> dict[str, Any]:
     from ..passes import optimize
     from ..placers import place
-    from ..simulator import bounds, simulate
+    from ..simulator import simulate
+    from ..simulator.bounds import bounds
 
     coarse = graph
     if placing.passes:

@@ -177,7 +177,7 @@ def simulated(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo
 
 def bounded(setting: Setting, graph: OpGraph, memo: Memo) -> Mapping[str, float]:
     """The named lower bounds, none where no device may run some op."""
-    from ..simulator import bounds
+    from ..simulator.bounds import bounds
 
     try:
         return memo.recall("bounds", bounds, graph, setting.cluster)[0]  # type: ignore[no-any-return]

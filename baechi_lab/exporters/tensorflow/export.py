@@ -48,7 +48,7 @@ def folder_files(
         "placed_graph.pb": placed.graph_def,
         "initial_values.npz": partial(_save, {f"variable_{i}": v for i, v in enumerate(step.initial_values)}),
         "example_inputs.npz": partial(_save, {f"input_{i}": v for i, v in enumerate(step.example_inputs)}),
-        "train.py": Path(__file__).with_name("train_script.py").read_text(encoding="utf-8"),
+        "train.py": Path(__file__).with_name("script.py").read_text(encoding="utf-8"),
         "README.md": readme(step, placement, devices, workers),
     }
 

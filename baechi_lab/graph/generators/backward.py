@@ -34,7 +34,7 @@ def with_backward(forward: OpGraph, *, ratio: float = 1.0, slots: int = 1) -> Op
 
     Raises `InvalidInput` for a graph that has backward ops already or is coarse, and for a ratio or slots below 0.
 
-    >>> from .generators import chain
+    >>> from baechi_lab.graph.generators import chain
     >>> with_backward(chain(3)).names
     ('op0', 'op1', 'op2', 'grad/op2', 'grad/op1')
     """

@@ -10,7 +10,8 @@ import numpy as np
 from ...errors import InfeasiblePlacement
 from ...graph import Cluster, OpGraph, Placement, durations
 from ...graph.kernels.compiling import working_seconds
-from ...simulator import bounds, simulate
+from ...simulator import simulate
+from ...simulator.bounds import bounds
 from ..memory.packing import packing_proof
 from .process import SolverProcess
 from .times import CLOSE, longest_chain, scaled_times

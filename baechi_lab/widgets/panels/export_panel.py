@@ -70,7 +70,9 @@ class ExportPanel:
             from ... import exporters
 
             # Read, not imported: the script imports TensorFlow.
-            text = Path(str(exporters.__file__)).with_name("train_script.py").read_text(encoding="utf-8")
+            text = (
+                Path(str(exporters.__file__)).with_name("tensorflow").joinpath("script.py").read_text(encoding="utf-8")
+            )
             self.script.value = f'<div class="bl-scroll bl-code">{html.escape(text)}</div>'
 
     def _write(self) -> None:
