@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import time
 
 import numpy as np
 import pytest
@@ -106,10 +105,8 @@ def test_worker_killed_mid_step(step, placement):
 def test_address_that_does_not_answer(step, placement):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    start = time.monotonic()
     with pytest.raises(bl.ExecutionError, match=f"worker '127.0.0.1:{port}' does not answer"):
         bl.execute(step, placement, workers=[f"127.0.0.1:{port}"] * 2)
-    assert time.monotonic() - start < 30
 
 
 def test_port_taken():

@@ -6,14 +6,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import baechi_lab as bl
+from baechi_lab.placers.registry import placer_class, placer_names
 from baechi_lab.simulator.reference import simulate_reference
 
-PLACERS = ["single", "m-topo", "m-etf", "m-sct", "etf", "sct", "post-adjusted", "hash", "heft", "critical-path"]
-LIMITED = ["single", "m-topo", "m-etf", "m-sct"]
+PLACERS = placer_names()
+LIMITED = [name for name in PLACERS if placer_class(name).uses_memory]
+# A count of updates instead of seconds, and small networks: what is learned does not matter here.
+LEARNED = {
+    "time_limit": None, "updates": 2, "groups": 4, "grouper_hidden": 4, "placer_hidden": 4, "placement_samples": 2,
+    "workers": 1,
+}  # fmt: skip
+PARAMETERS = {
+    "auto": {"workers": 1},
+    "coloc-rl": LEARNED,
+    "exact": {"workers": 1, "warm_start": 0.0},
+    "expert": {"model": "inception_v3"},
+    "hierarchical": LEARNED,
+    "search": {"time_limit": None, "evaluations": 50, "workers": 1},
+    "simple-planner": LEARNED,
+}
+"""By placer: what makes its effort a number of steps, small, and nothing depend on the clock."""
+EXAMPLES = {"auto": 8, "coloc-rl": 3, "exact": 3, "hierarchical": 3, "search": 10, "simple-planner": 8}
+"""By placer: fewer random cases where one takes long."""
+KINDS = {"cpu-only": "cpu"}
 
 
 @st.composite
-def graphs(draw):
+def graphs(draw, kind="gpu"):
     n = draw(st.integers(0, 10))
     pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
     chosen = draw(st.lists(st.sampled_from(pairs), max_size=2 * n, unique=True)) if pairs else []
@@ -27,48 +46,62 @@ def graphs(draw):
         colocation=draw(st.lists(st.integers(-1, 1), min_size=n, max_size=n)),
         colocation_names=("a", "b"),
         allowed=draw(st.lists(st.sampled_from([-1, -1, -1, 0]), min_size=n, max_size=n)),
-        allowed_sets=(("gpu:0",),),
+        allowed_sets=((f"{kind}:0",),),
     )
 
 
 @st.composite
-def clusters(draw, memory_bytes=10**6):
+def clusters(draw, memory_bytes=10**6, kind="gpu"):
     return bl.Cluster.uniform(
         draw(st.integers(1, 4)),
+        kind=kind,
         memory_bytes=memory_bytes,
         link=bl.Link(draw(st.integers(0, 5)), draw(st.sampled_from([0.0, 0.5, 1.0]))),
         comm=draw(st.sampled_from(["parallel", "sequential", "duplex"])),
     )
 
 
+def checked_on_random_cases(placer, examples, check, **more):
+    """Run `check(graph, cluster, ...)` on random cases that suit the placer, as many as `examples` or what it can take."""
+    kind = KINDS.get(placer, "gpu")
+    cases = given(graph=graphs(kind), cluster=clusters(kind=kind), **more)
+    settings(max_examples=EXAMPLES.get(placer, examples), deadline=None)(cases(check))()
+
+
 @pytest.mark.parametrize("placer", PLACERS)
-@settings(max_examples=40, deadline=None)
-@given(graph=graphs(), cluster=clusters())
-def test_with_ample_memory(placer, graph, cluster):
-    first, again = bl.place(graph, cluster, placer), bl.place(graph, cluster, placer)
-    assert first.device.tobytes() == again.device.tobytes()
-    timeline = bl.simulate(graph, cluster, first)
-    assert timeline.violations == ()
-    assert bl.check(graph, cluster, first, timeline) == ()
-    assert timeline.makespan_us >= bl.bounds(graph, cluster).best * (1 - 1e-12)
-    for group in range(2):
-        assert len(set(first.device[graph.colocation == group].tolist())) <= 1
+def test_with_ample_memory(placer):
+    params = PARAMETERS.get(placer, {})
+
+    def check(graph, cluster):
+        first, again = bl.place(graph, cluster, placer, **params), bl.place(graph, cluster, placer, **params)
+        assert first.device.tobytes() == again.device.tobytes()
+        timeline = bl.simulate(graph, cluster, first)
+        assert timeline.violations == ()
+        assert bl.check(graph, cluster, first, timeline) == ()
+        assert timeline.makespan_us >= bl.bounds(graph, cluster).best * (1 - 1e-12)
+        for group in range(2):
+            assert len(set(first.device[graph.colocation == group].tolist())) <= 1
+
+    checked_on_random_cases(placer, 40, check)
 
 
 @pytest.mark.parametrize("placer", LIMITED)
-@settings(max_examples=60, deadline=None)
-@given(graph=graphs(), cluster=clusters(), share=st.floats(0.0, 1.0))
-def test_under_tight_memory_valid_or_infeasible(placer, graph, cluster, share):
-    alone = simulate_reference(graph, cluster, [0] * graph.n).peak[0]
-    tight = cluster.with_memory(int(share * alone))
-    try:
-        placement = bl.place(graph, tight, placer)
-    except bl.InfeasiblePlacement as error:
-        assert error.available_bytes == tuple(tight.memory_bytes.tolist())
-        return
-    timeline = bl.simulate(graph, tight, placement)
-    assert bl.check(graph, tight, placement, timeline) == ()
-    assert np.all(timeline.peak_bytes <= tight.memory_bytes)
+def test_under_tight_memory_valid_or_infeasible(placer):
+    params = PARAMETERS.get(placer, {})
+
+    def check(graph, cluster, share):
+        alone = simulate_reference(graph, cluster, [0] * graph.n).peak[0]
+        tight = cluster.with_memory(int(share * alone))
+        try:
+            placement = bl.place(graph, tight, placer, **params)
+        except bl.InfeasiblePlacement as error:
+            assert error.available_bytes == tuple(tight.memory_bytes.tolist())
+            return
+        timeline = bl.simulate(graph, tight, placement)
+        assert bl.check(graph, tight, placement, timeline) == ()
+        assert np.all(timeline.peak_bytes <= tight.memory_bytes)
+
+    checked_on_random_cases(placer, 60, check, share=st.floats(0.0, 1.0))
 
 
 @settings(max_examples=60, deadline=None)
