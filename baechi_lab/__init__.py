@@ -5,48 +5,71 @@ Every public name is loaded on first use, so that `import baechi_lab` stays fast
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+from .lazy import lazy_names
+
+if TYPE_CHECKING:
+    from . import models, torch
+    from .comparison import compare
+    from .errors import (
+        BaechiLabError,
+        ColocationError,
+        CostError,
+        CycleError,
+        DuplicateNameError,
+        ExecutionError,
+        FormatError,
+        InfeasiblePlacement,
+        InvalidInput,
+        MissingPackage,
+        UnknownNameError,
+        UnknownOpError,
+    )
+    from .executors import LocalCluster, apply, execute, measure_cluster, measure_link
+    from .exporters import export
+    from .graph import (
+        Cluster,
+        Device,
+        Link,
+        OpGraph,
+        Placement,
+        Run,
+        Step,
+        TensorSpec,
+        Timeline,
+        Transfers,
+        Violation,
+        generators,
+        load_cluster,
+        load_graph,
+        save_cluster,
+        save_graph,
+    )
+    from .passes import list_passes
+    from .passes.optimize import optimize
+    from .pipeline import Execute, Optimize, Pipeline, Place, Profile, Result, Simulate
+    from .placers import ListScheduler, list_placers, place
+    from .profilers import profile, trace
+    from .simulator import check, critical_path, downward_rank, simulate, total_rank, upward_rank
+    from .simulator.bounds.bounds import bounds
+    from .simulator.ratios import ratios
+    from .simulator.robustness import robustness
+    from .simulator.throughput import throughput
+    from .sweeps import sweep
+    from .widgets import Workbench, move
+else:
+    __getattr__, __dir__ = lazy_names(__name__)
 
 __version__ = "0.1.0"
 
-_MODULES = {"models", "torch", "generators"}
-
-_HOME = {
-    "errors": (
-        "BaechiLabError InvalidInput CycleError CostError UnknownOpError DuplicateNameError ColocationError "
-        "FormatError UnknownNameError InfeasiblePlacement ExecutionError MissingPackage"
-    ),
-    "graph": "OpGraph Device Link Cluster Placement Timeline Transfers Violation Step TensorSpec Run load_graph save_graph "
-    "load_cluster save_cluster",
-    "profilers": "profile trace",
-    "passes": "optimize list_passes",
-    "placers": "place list_placers ListScheduler",
-    "simulator": "simulate check throughput robustness upward_rank downward_rank total_rank critical_path ratios",
-    "simulator.bounds": "bounds",
-    "executors": "execute apply LocalCluster measure_link measure_cluster",
-    "exporters": "export",
-    "pipeline": "Pipeline Profile Optimize Place Simulate Execute Result",
-    "comparison": "compare",
-    "sweeps": "sweep",
-    "widgets": "Workbench move",
-}
-_NAMES = {name: module for module, names in _HOME.items() for name in names.split()}
-
-__all__ = sorted([*_NAMES, *_MODULES, "__version__"])
-
-
-def __getattr__(name: str) -> Any:
-    if name == "generators":
-        return importlib.import_module("baechi_lab.graph.generators")
-    if name in _MODULES:
-        return importlib.import_module(f"baechi_lab.{name}")
-    if name not in _NAMES:
-        raise AttributeError(f"module 'baechi_lab' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"baechi_lab.{_NAMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__ = [
+    "BaechiLabError", "Cluster", "ColocationError", "CostError", "CycleError", "Device", "DuplicateNameError", "Execute",
+    "ExecutionError", "FormatError", "InfeasiblePlacement", "InvalidInput", "Link", "ListScheduler", "LocalCluster",
+    "MissingPackage", "OpGraph", "Optimize", "Pipeline", "Place", "Placement", "Profile", "Result", "Run", "Simulate",
+    "Step", "TensorSpec", "Timeline", "Transfers", "UnknownNameError", "UnknownOpError", "Violation", "Workbench",
+    "__version__", "apply", "bounds", "check", "compare", "critical_path", "downward_rank", "execute", "export",
+    "generators", "list_passes", "list_placers", "load_cluster", "load_graph", "measure_cluster", "measure_link", "models",
+    "move", "optimize", "place", "profile", "ratios", "robustness", "save_cluster", "save_graph", "simulate", "sweep",
+    "throughput", "torch", "total_rank", "trace", "upward_rank",
+]  # fmt: skip

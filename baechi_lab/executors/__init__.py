@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-_HOME = {
-    "execute": ".dispatch",
-    "apply": ".tensorflow.applied",
-    "PlacedStep": ".tensorflow.applied",
-    "LocalCluster": ".tensorflow.cluster",
-    "measure_link": ".tensorflow.links",
-    "measure_cluster": ".tensorflow.links",
-    "measure_links": ".tensorflow.links",
-    "Worker": "..workers.client",
-    "StepResult": ".tensorflow.execution",
-    "summarize": ".statistics",
-    "compare_rounds": ".statistics",
-    "interleaved": ".statistics",
-}
+from ..lazy import lazy_names
 
-__all__ = sorted(_HOME)
+if TYPE_CHECKING:
+    from ..workers.client import Worker
+    from .dispatch import execute
+    from .statistics import compare_rounds, interleaved, summarize
+    from .tensorflow.applied import PlacedStep, apply
+    from .tensorflow.cluster import LocalCluster
+    from .tensorflow.execution import StepResult
+    from .tensorflow.links import measure_cluster, measure_link, measure_links
+else:
+    __getattr__, __dir__ = lazy_names(__name__)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'baechi_lab.executors' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name], __name__), name)
-    globals()[name] = value
-    return value
+__all__ = [
+    "LocalCluster", "PlacedStep", "StepResult", "Worker", "apply", "compare_rounds", "execute", "interleaved",
+    "measure_cluster", "measure_link", "measure_links", "summarize",
+]  # fmt: skip

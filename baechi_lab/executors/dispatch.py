@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import InvalidInput, UnknownNameError
 from ..graph.cluster import Cluster
@@ -13,6 +13,7 @@ from ..graph.placement import Placement
 from ..graph.step import Run, Step
 
 if TYPE_CHECKING:
+    from ..torch.step import TorchStep
     from ..workers.client import Worker
     from .tensorflow.cluster import LocalCluster
     from .tensorflow.execution import StepResult
@@ -21,7 +22,7 @@ BACKENDS = ("tensorflow", "tensorflow-cluster")
 
 
 def execute(
-    step: Step,
+    step: Step | TorchStep,
     placement: Placement,
     steps: int = 20,
     *,
@@ -50,7 +51,7 @@ def execute(
     gets a Run with what was measured so far; Ctrl-C ends the process and is raised as usual.
 
     Args:
-        step: what `bl.trace` returned.
+        step: what `bl.trace` returned, or a `bl.torch.TorchStep`.
         placement: of the step's graph, or of a coarse graph of it.
         steps, warmup, traced: how many steps of each sort.
         cluster: names the devices. None: attached GPUs (split when there are too few), else logical CPU devices.
@@ -97,9 +98,11 @@ def execute(
 
         _refuse(inputs=inputs, backend=backend, workers=workers or None, virtual=virtual, memory_limit=memory_limit,
                 threads=threads, worker=worker)  # fmt: skip
+        if isinstance(cluster, LocalCluster):
+            raise InvalidInput(f"cluster is {cluster!r}; a PyTorch step runs on the devices of a bl.Cluster")
         return run_torch(
-            step, placement, steps, warmup=warmup, cluster=cluster, graph=graph, timeout=timeout, on_step=on_step,
-            cancel=cancel,
+            cast("TorchStep", step), placement, steps, warmup=warmup, cluster=cluster, graph=graph, timeout=timeout,
+            on_step=on_step, cancel=cancel,
         )  # fmt: skip
     if isinstance(cluster, LocalCluster):
         workers, cluster = cluster.addresses, cluster.cluster
@@ -113,9 +116,9 @@ def execute(
         )
     options = device_options(virtual, memory_limit, kind, threads, workers)
     return run_tensorflow(
-        step, placement, steps=steps, warmup=warmup, traced=traced, cluster=cluster, graph=graph, inputs=inputs,
-        timeout=timeout, on_step=on_step, cancel=cancel, return_variables=return_variables, options=options,
-        progress=progress, worker=worker,
+        cast("Step", step), placement, steps=steps, warmup=warmup, traced=traced, cluster=cluster, graph=graph,
+        inputs=inputs, timeout=timeout, on_step=on_step, cancel=cancel, return_variables=return_variables,
+        options=options, progress=progress, worker=worker,
     )  # fmt: skip
 
 

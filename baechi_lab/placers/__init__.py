@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.compiling import working_seconds
+from ..lazy import lazy_names
 from .base import Placer
 from .registry import list_placers, make_placer, placer_names
+
+if TYPE_CHECKING:
+    from .parametric import ListScheduler
+else:
+    __getattr__, __dir__ = lazy_names(__name__)
 
 __all__ = ["ListScheduler", "Placer", "list_placers", "make_placer", "place", "placer_names"]
 
@@ -47,11 +53,3 @@ def _unproven(info: Any) -> dict[str, Any]:
     """Without what was proven of costs that the cluster does not have."""
     kept = {key: value for key, value in info.items() if key not in ("status", "gap", "bound_us")}
     return {**kept, "overhead": "seen as latency"}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "ListScheduler":
-        from .parametric import ListScheduler
-
-        return ListScheduler
-    raise AttributeError(f"module 'baechi_lab.placers' has no attribute {name!r}")

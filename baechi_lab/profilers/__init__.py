@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-_HOME = {
-    "trace": "tensorflow.tracing",
-    "profile": "tensorflow.profiling",
-    "profile_with_report": "tensorflow.profiling",
-    "Report": "tensorflow.profiling",
-    "LinkFit": "links",
-    "Hardware": "hardware",
-    "paired_share": "tensorflow.pairing",
-}
+from ..lazy import lazy_names
 
-__all__ = sorted(_HOME)
+if TYPE_CHECKING:
+    from .hardware import Hardware
+    from .links import LinkFit
+    from .tensorflow.pairing import paired_share
+    from .tensorflow.profiling import Report, profile, profile_with_report
+    from .tensorflow.tracing import trace
+else:
+    __getattr__, __dir__ = lazy_names(__name__)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'baechi_lab.profilers' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
+__all__ = ["Hardware", "LinkFit", "Report", "paired_share", "profile", "profile_with_report", "trace"]

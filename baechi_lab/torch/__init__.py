@@ -9,41 +9,24 @@ PyTorch itself is loaded on first use of a name.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ..errors import MissingPackage
+from ..lazy import lazy_names
 
-_HOME = {
-    "distribute": "baechi_lab.torch.distribute_model",
-    "gather": "baechi_lab.torch.assigner",
-    "distribution": "baechi_lab.torch.assigner",
-    "profile": "baechi_lab.profilers.torch.profile",
-    "profile_layers": "baechi_lab.profilers.torch.profile",
-    "autograd_edges": "baechi_lab.profilers.torch.autograd",
-    "trace": "baechi_lab.torch.tracing",
-    "TorchStep": "baechi_lab.torch.step",
-    "execute": "baechi_lab.executors.torch",
-    "export": "baechi_lab.exporters.torch.export",
-}
-_MODULES = ("models", "references")
+if TYPE_CHECKING:
+    from ..executors.torch import execute
+    from ..exporters.torch.export import export
+    from ..profilers.torch.autograd import autograd_edges
+    from ..profilers.torch.profile import profile, profile_layers
+    from . import models, references
+    from .assigner import distribution, gather
+    from .distribute_model import distribute
+    from .step import TorchStep
+    from .tracing import trace
+else:
+    __getattr__, __dir__ = lazy_names(__name__, needs=("torch",), extra="torch")
 
-__all__ = sorted([*_HOME, *_MODULES])
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES and name not in _HOME:
-        raise AttributeError(f"module 'baechi_lab.torch' has no attribute {name!r}")
-    try:
-        importlib.import_module("torch")
-    except ImportError as error:
-        raise MissingPackage.of("torch", "torch", f"bl.torch.{name}") from error
-    if name in _MODULES:
-        return importlib.import_module(f"baechi_lab.torch.{name}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__ = [
+    "TorchStep", "autograd_edges", "distribute", "distribution", "execute", "export", "gather", "models", "profile",
+    "profile_layers", "references", "trace",
+]  # fmt: skip

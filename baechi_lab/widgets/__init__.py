@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ..errors import MissingPackage
+from ..lazy import lazy_names
 
-_HOME = {
-    "GraphView": "views",
-    "TimelineView": "views",
-    "MemoryView": "views",
-    "Workbench": "workbench",
-    "Setting": "setting",
-    "move": "moves",
-}
+if TYPE_CHECKING:
+    from .moves import move
+    from .setting import Setting
+    from .views import GraphView, MemoryView, TimelineView
+    from .workbench import Workbench
+else:
+    __getattr__, __dir__ = lazy_names(__name__, needs=("anywidget", "ipywidgets", "traitlets"), extra="lab")
 
 __all__ = ["GraphView", "MemoryView", "Setting", "TimelineView", "Workbench", "move"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'baechi_lab.widgets' has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(f"baechi_lab.widgets.{_HOME[name]}"), name)
-    except ModuleNotFoundError as error:
-        if error.name in ("anywidget", "ipywidgets", "traitlets"):
-            raise MissingPackage.of(str(error.name), "lab", f"baechi_lab.widgets.{name}") from error
-        raise

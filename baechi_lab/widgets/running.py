@@ -59,7 +59,8 @@ class Runner:
         Raises:
             InvalidInput: there is no step to run, or the placement does not fit.
         """
-        if outcome.step is None:
+        step_to_run = outcome.step
+        if step_to_run is None:
             raise InvalidInput("a stored graph cannot be run: choose a model, or open the workbench with a step")
         self._stop = stop = threading.Event()
         self.live = live = LiveRun(outcome.timeline.makespan_us / 1e6)
@@ -72,7 +73,7 @@ class Runner:
 
             ticket.report("starting TensorFlow in a process of its own")
             return execute(
-                outcome.step, outcome.placement, steps, warmup=warmup, graph=outcome.graph, on_step=arrived,
+                step_to_run, outcome.placement, steps, warmup=warmup, graph=outcome.graph, on_step=arrived,
                 cancel=stop, **options,
             )  # fmt: skip
 

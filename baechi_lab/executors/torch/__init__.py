@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+from ...lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .execution import execute
+else:
+    __getattr__, __dir__ = lazy_names(__name__)
 
 __all__ = ["execute"]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "execute":
-        raise AttributeError(f"module 'baechi_lab.executors.torch' has no attribute {name!r}")
-    return importlib.import_module(".execution", __name__).execute

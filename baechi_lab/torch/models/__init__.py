@@ -3,22 +3,19 @@
     step = bl.torch.models.build("resnet50", batch_size=32)
     model = step.model()
 
-The modules of this package import only torch, so that an export can carry them along.
+The files of the models import only torch, so that an export can carry them along.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-_HOME = {"build": "registry", "names": "registry", "expert": "experts"}
+from ...lazy import lazy_names
 
-__all__ = sorted(_HOME)
+if TYPE_CHECKING:
+    from .experts import expert
+    from .registry import build, names
+else:
+    __getattr__, __dir__ = lazy_names(__name__, needs=("torch",), extra="torch")
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'baechi_lab.torch.models' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
+__all__ = ["build", "expert", "names"]

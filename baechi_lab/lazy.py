@@ -1,0 +1,72 @@
+"""Names that are imported when they are first used, and that type checkers and editors know all the same.
+
+The names of such a package are those that its `if TYPE_CHECKING:` block imports. A type checker reads the block; at run
+time it is read as text, and every import in it happens when somebody asks for its name (as SPEC 1 of Scientific Python
+proposes, https://scientific-python.org/specs/spec-0001/).
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import resolve_name
+from typing import Any
+
+from .errors import MissingPackage
+
+
+def lazy_names(
+    package: str, needs: tuple[str, ...] = (), extra: str = ""
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The functions `__getattr__` and `__dir__` of a package.
+
+    Args:
+        package: its `__name__`.
+        needs: optional packages that its names need; one that is missing is a `MissingPackage`.
+        extra: what `pip install 'baechi-lab[extra]'` brings them with.
+
+    >>> import baechi_lab
+    >>> look_up, names = lazy_names("baechi_lab")
+    >>> look_up("place") is baechi_lab.place, "place" in names()
+    (True, True)
+    """
+    module = sys.modules[package]
+    homes = _homes(module)
+
+    def look_up(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        try:
+            value = _import(package, *homes[name])
+        except ImportError as error:
+            missing = (error.name or "").partition(".")[0]
+            if missing in needs:
+                raise MissingPackage.of(missing, extra, f"{package}.{name}") from error
+            raise
+        setattr(module, name, value)
+        return value
+
+    return look_up, lambda: sorted({*module.__dict__, *homes})
+
+
+def _import(package: str, home: str, name: str) -> Any:
+    """What `from home import name` gives."""
+    if home == package:
+        return import_module(f"{home}.{name}")
+    found = import_module(home)
+    return getattr(found, name) if hasattr(found, name) else import_module(f"{home}.{name}")
+
+
+def _homes(module: Any) -> dict[str, tuple[str, str]]:
+    """Public name -> (module, name in it) of every import in the `TYPE_CHECKING` blocks of a package."""
+    package = module.__name__
+    homes = {}
+    for block in ast.parse(module.__spec__.loader.get_source(package)).body:
+        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING":
+            for line in block.body:
+                if isinstance(line, ast.ImportFrom):
+                    home = resolve_name("." * line.level + (line.module or ""), package) if line.level else line.module
+                    homes.update({a.asname or a.name: (str(home), a.name) for a in line.names})
+    return homes

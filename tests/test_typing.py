@@ -1,0 +1,61 @@
+"""`import baechi_lab as bl` is typed: what exists has its own type in an editor, what does not is an error in mypy."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from baechi_lab.lazy import lazy_names
+
+FACADES = (
+    "baechi_lab", "baechi_lab.profilers", "baechi_lab.executors", "baechi_lab.executors.torch", "baechi_lab.torch",
+    "baechi_lab.torch.models", "baechi_lab.widgets", "baechi_lab.placers",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("package", FACADES)
+def test_every_lazy_name_is_public_and_found(package):
+    if ".torch" in package:
+        pytest.importorskip("torch")
+    module = importlib.import_module(package)
+    look_up, names = lazy_names(package)
+    assert set(module.__all__) <= set(names()) and set(names()) <= set(dir(module))
+    assert all(getattr(module, name) is not None for name in module.__all__)
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'no_such_thing'"):
+        look_up("no_such_thing")
+
+
+def test_a_missing_package_is_named_with_what_brings_it(monkeypatch):
+    from baechi_lab import MissingPackage
+
+    look_up, _ = lazy_names("baechi_lab.torch", needs=("torch",), extra="torch")
+    for name in [name for name in sys.modules if name.startswith("baechi_lab.torch.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingPackage, match=r"baechi_lab.torch.TorchStep needs .* pip install 'baechi-lab\[torch\]'"):
+        look_up("TorchStep")
+
+
+@pytest.mark.slow
+def test_mypy_knows_the_public_names_and_no_others(tmp_path):
+    """mypy reads the types of `bl.place`, `bl.torch.distribute`, `bl.models.build`; a name that is not there is an error."""
+    known = ("bl.place", "bl.simulate", "bl.bounds", "bl.torch.distribute", "bl.models.build", "bl.Workbench")
+    unknown = ("bl.no_such_thing", "bl.torch.no_such_thing", "bl.models.no_such_thing")
+    program = tmp_path / "program.py"
+    lines = ["import baechi_lab as bl", *(f"reveal_type({name})" for name in known), *unknown]
+    program.write_text("\n".join(lines) + "\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "", "--ignore-missing-imports", "--follow-imports=silent",
+         "--cache-dir", str(tmp_path / "cache"), str(program)],
+        capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    said = done.stdout.splitlines()
+    for number, name in enumerate(known, 2):
+        told = next(line for line in said if f"program.py:{number}: note" in line)
+        assert "Revealed type is" in told and '"Any"' not in told, name
+    for number, _ in enumerate(unknown, len(known) + 2):
+        assert any(f"program.py:{number}: error" in line and "no_such_thing" in line for line in said), said
+    assert sum(": error:" in line for line in said) == len(unknown)
