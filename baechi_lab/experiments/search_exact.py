@@ -13,7 +13,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from ..graph.cluster import COMMUNICATION_MODES
 from ..graph.generators import random_dag
 from ..placers import place
 from ..simulator import simulate
+from .results import store
 
 CLOSE = 1e-9
 
@@ -91,9 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(json.dumps(counts))
     if given.store is not None:
         command = "python -m baechi_lab.experiments.search_exact " + " ".join(arguments or sys.argv[1:])
-        about = {"command": command, "date": datetime.now(timezone.utc).date().isoformat()}
-        seconds = round(time.perf_counter() - began, 1)
-        given.store.write_text(json.dumps({**about, "seconds": seconds, **counts, "rows": rows}, indent=1) + "\n")
+        seeds = [given.first, given.first + given.instances - 1]
+        took = round(time.perf_counter() - began, 1)
+        store(given.store, command, seeds=seeds, seconds=took, **counts, rows=rows)
 
 
 if __name__ == "__main__":

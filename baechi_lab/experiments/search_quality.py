@@ -21,7 +21,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from ..graph.generators.backward import with_backward
 from ..placers import place
 from ..simulator import simulate
 from ..simulator.bounds import bounds
+from .results import store
 
 SHARED = ("bert_l-3_training.json", "inceptionv3_training.json")
 OWN = (
@@ -163,12 +163,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{row['graph']:28} {row['ops']:6} ops {devices} devices: {ratios}", flush=True)
     print(json.dumps(summary(rows), indent=2))
     if given.store is not None:
-        about = {
-            "command": "python -m baechi_lab.experiments.search_quality " + " ".join(arguments or sys.argv[1:]),
-            "seeds": list(range(seeds)), "date": datetime.now(timezone.utc).date().isoformat(),
-            "seconds": round(time.perf_counter() - began, 1),
-        }  # fmt: skip
-        given.store.write_text(json.dumps({**about, "summary": summary(rows), "rows": rows}, indent=1) + "\n")
+        command = "python -m baechi_lab.experiments.search_quality " + " ".join(arguments or sys.argv[1:])
+        took = round(time.perf_counter() - began, 1)
+        store(given.store, command, seeds=list(range(seeds)), seconds=took, summary=summary(rows), rows=rows)
 
 
 if __name__ == "__main__":

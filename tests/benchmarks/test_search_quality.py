@@ -3,8 +3,8 @@
 Run with: pytest tests/benchmarks/test_search_quality.py --benchmark-only
 BAECHI_LAB_GRAPHS names a folder with the dnn-partitioning graphs (without it, the project's own profiles count alone);
 BAECHI_LAB_FULL=1 runs all graphs, 10 s, three seeds (about an hour), otherwise the small ones, 2 s, one seed.
-The last full results are in search_quality.json (three seeds), search_quality_fifo.json and search_quality_60s.json (one
-seed) and search_exact.json beside this file. Nothing here asserts a time.
+The last full results are in baechi_lab/experiments/results: search_quality.json (three seeds), search_quality_fifo.json
+and search_quality_60s.json (one seed) and search_exact.json. Nothing here asserts a time.
 """
 
 from __future__ import annotations

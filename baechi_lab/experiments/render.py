@@ -1,14 +1,17 @@
-"""Run notebooks and store their outputs: python notebooks/render.py notebooks/00_quickstart.ipynb ...
+"""Run notebooks and store their outputs: python -m baechi_lab.experiments.render notebooks/00_quickstart.ipynb ...
 
 Figures are stored as interactive plotly data and, for readers that cannot run it (GitHub, nbconvert), as a picture as
 well. Standard error (progress bars, TensorFlow's notices) and execution times are left out. Needs kaleido and a Chrome or
 Chromium.
 """
 
+from __future__ import annotations
+
+import argparse
 import base64
 import os
 import re
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +56,7 @@ def picture(out: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 def svg_figure(svg: str) -> dict[str, Any]:
     """A plotly figure that shows the SVG in its own size and nothing else."""
-    width, height = (float(re.search(rf'<svg[^>]*?\b{side}="([\d.]+)', svg)[1]) for side in ("width", "height"))
+    width, height = (float(re.findall(rf'<svg[^>]*?\b{side}="([\d.]+)', svg)[0]) for side in ("width", "height"))
     source = "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
     whole = {"source": source, "x": 0, "y": 1, "sizex": 1, "sizey": 1, "xref": "paper", "yref": "paper"}
     bare = {"width": width, "height": height, "margin": dict.fromkeys("lrtb", 0), "template": "none"}
@@ -61,6 +64,13 @@ def svg_figure(svg: str) -> dict[str, Any]:
     return {"data": [], "layout": {"images": [whole], "xaxis": hidden, "yaxis": hidden, **bare}}
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Render every notebook named."""
+    parser = argparse.ArgumentParser(prog="python -m baechi_lab.experiments.render", description=__doc__)
+    parser.add_argument("notebooks", nargs="+", type=Path)
+    for path in parser.parse_args(arguments).notebooks:
+        render(path)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        render(Path(name))
+    main()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
-from attack_search import Instance
 from plotly.subplots import make_subplots
 
-import baechi_lab as bl
+from ..placers import place
+from ..simulator import simulate
+from .attack import Instance
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#882255", "#999999")
 Pair = tuple[str, str]
@@ -17,8 +18,8 @@ Pair = tuple[str, str]
 def add_schedule(figure: go.Figure, instance: Instance, placer: str, row: int, col: int) -> float:
     """Draw what `placer` makes of an instance; its step time in microseconds."""
     graph, cluster = instance.records()
-    placed = bl.place(graph, cluster, placer)
-    timeline = bl.simulate(graph, cluster, placed, "pct" if placer == "critical-path" else None)
+    placed = place(graph, cluster, placer)
+    timeline = simulate(graph, cluster, placed, "pct" if placer == "critical-path" else None)
     labels = [f"{d} (x{s:g})" for d, s in enumerate(instance.speeds)]
     for op, device, start, end in zip(
         timeline.op, timeline.device, timeline.start_us, timeline.end_us, strict=True

@@ -1,4 +1,4 @@
-"""Search for small instances on which one placer is far worse than another: python notebooks/attack_search.py
+"""Search for small instances on which one placer is far worse than another: python -m baechi_lab.experiments.attack
 
 Idea: an instance is a graph of a few ops and a small cluster. Starting from random ones, one thing is changed at a time (an op's
 duration, a tensor's size, an edge, a device's speed, the link) and a change is kept when it makes the ratio
@@ -6,26 +6,29 @@ duration, a tensor's size, an edge, a device's speed, the link) and a change is 
 annealing; the idea is PISA's, Coleman and Krishnamachari 2024, arXiv:2403.07120). Each step costs two placements. The times
 are simulated with the default scheduler of each placement, for `critical-path` with `pct`.
 
-Writes `attack_results.json`: seed, steps and, for every ordered pair, the worst instance as plain numbers.
+`--store` keeps seed, steps and, for every ordered pair, the worst instance as plain numbers; `08_attack.ipynb` shows them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import pathlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
-import baechi_lab as bl
+from ..errors import InvalidInput
+from ..graph import Cluster, Device, Link, OpGraph
+from ..placers import place
+from ..simulator import simulate
+from .results import store
 
 PLACERS = ("m-etf", "m-sct", "heft", "critical-path")
 # Durations and sizes are kept within a factor of five: with free choice the search only makes transfers ever dearer.
 OPS, SHORTEST, LONGEST, LARGEST = (4, 9), 4, 20, 20
 SPEEDS, US_PER_BYTE = (1.0, 2.0, 4.0), (0.25, 0.5, 1.0)
-HERE = pathlib.Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -37,18 +40,18 @@ class Instance:
     speeds: tuple[float, ...]
     us_per_byte: float
 
-    def records(self) -> tuple[bl.OpGraph, bl.Cluster]:
+    def records(self) -> tuple[OpGraph, Cluster]:
         """The graph and the cluster (transfers side by side, memory for everything)."""
-        devices = tuple(bl.Device(f"device {i}", "device", 1 << 30, s) for i, s in enumerate(self.speeds))
-        return bl.OpGraph.from_edges(self.durations, self.edges), bl.Cluster(
-            devices, bl.Link(0.0, self.us_per_byte), comm="parallel"
+        devices = tuple(Device(f"device {i}", "device", 1 << 30, s) for i, s in enumerate(self.speeds))
+        return OpGraph.from_edges(self.durations, self.edges), Cluster(
+            devices, Link(0.0, self.us_per_byte), comm="parallel"
         )
 
 
-def time_of(placer: str, graph: bl.OpGraph, cluster: bl.Cluster) -> float:
+def time_of(placer: str, graph: OpGraph, cluster: Cluster) -> float:
     """Simulated microseconds of a step."""
     scheduler = "pct" if placer == "critical-path" else None
-    return bl.simulate(graph, cluster, bl.place(graph, cluster, placer), scheduler).makespan_us
+    return simulate(graph, cluster, place(graph, cluster, placer), scheduler).makespan_us
 
 
 def ratio(instance: Instance, attacked: str, other: str) -> float:
@@ -58,6 +61,7 @@ def ratio(instance: Instance, attacked: str, other: str) -> float:
 
 
 def random_instance(rng: np.random.Generator) -> Instance:
+    """A drawn instance: 4 to 9 ops, two edges per op on average, 2 to 4 devices."""
     n = int(rng.integers(OPS[0], OPS[1] + 1))
     pairs = [(i, j) for i in range(n) for j in range(i + 1, n) if rng.random() < 2.0 / n]
     return Instance(
@@ -109,16 +113,17 @@ def search(attacked: str, other: str, steps: int, seed: int, restarts: int = 3) 
             if value > best:
                 best, worst = value, now
     if worst is None:
-        raise bl.InvalidInput(f"steps is {steps}; the search needs at least one step per restart ({restarts})")
+        raise InvalidInput(f"steps is {steps}; the search needs at least one step per restart ({restarts})")
     return best, worst
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the worst ratio of every pair; `--store` keeps the instances."""
+    parser = argparse.ArgumentParser(prog="python -m baechi_lab.experiments.attack", description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=1500, help="placements of both placers per pair")
-    parser.add_argument("--out", type=pathlib.Path, default=HERE / "attack_results.json")
-    given = parser.parse_args()
+    parser.add_argument("--store", type=Path, help="JSON file to write")
+    given = parser.parse_args(arguments)
     found = []
     for attacked in PLACERS:
         for other in PLACERS:
@@ -129,9 +134,9 @@ def main() -> None:
                     "edges": worst.edges, "speeds": worst.speeds, "us_per_byte": worst.us_per_byte,
                 })  # fmt: skip
                 print(f"{attacked} is {value:.2f} times as long as {other}")
-    command = f"python notebooks/attack_search.py --seed {given.seed} --steps {given.steps}"
-    text = json.dumps({"command": command, "seed": given.seed, "steps": given.steps, "pairs": found}, indent=1)
-    given.out.write_text(text + "\n", encoding="utf-8")
+    if given.store is not None:
+        command = f"python -m baechi_lab.experiments.attack --seed {given.seed} --steps {given.steps} --store FILE"
+        store(given.store, command, seed=given.seed, steps=given.steps, pairs=found)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,17 @@ Source: Mayer, Mayer, Laich 2017, section 5.1 and Figure 3 (doi:10.1145/3154842.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-import baechi_lab as bl
+from ..graph import Cluster, Device, Link, OpGraph
+from ..placers import place
+from ..simulator import simulate
+from ..simulator.bounds import bounds
 
 PARTITIONERS = ("hash", "batch-split", "critical-path", "mite", "dfs", "heft")
 SCHEDULERS = ("fifo", "msr", "pct")
@@ -20,9 +24,7 @@ DEVICES = 50
 COLORS = {"fifo": "#E69F00", "msr": "#56B4E9", "pct": "#0072B2"}
 
 
-def draw(
-    network: bl.OpGraph, seed: int, memory: float | None = 5.0, bandwidth: float = 1.0
-) -> tuple[bl.OpGraph, bl.Cluster]:
+def draw(network: OpGraph, seed: int, memory: float | None = 5.0, bandwidth: float = 1.0) -> tuple[OpGraph, Cluster]:
     """The network with drawn costs, and a drawn cluster. `memory`: times the bytes of all tensors (None: no limit)."""
     rng = np.random.default_rng(seed)
     sizes = {"duration_us": rng.integers(1, 101, network.n).astype(float)}
@@ -32,23 +34,23 @@ def draw(
     largest = np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n)
     largest += np.bincount(graph.consumers, graph.tensor_bytes[graph.edge_tensor], graph.n)
     room = np.full(DEVICES, 1e15) if memory is None else np.maximum(memory * share, 3 * largest.max())
-    devices = tuple(bl.Device(f"device {d}", "device", int(room[d]), float(speed[d])) for d in range(DEVICES))
-    links = [[bl.Link.from_bandwidth(float(r)) for r in row] for row in rate]
-    return graph, bl.Cluster(devices, links, comm="parallel")
+    devices = tuple(Device(f"device {d}", "device", int(room[d]), float(speed[d])) for d in range(DEVICES))
+    links = [[Link.from_bandwidth(float(r)) for r in row] for row in rate]
+    return graph, Cluster(devices, links, comm="parallel")
 
 
 def experiment(
-    network: bl.OpGraph, seeds: int = 10, partitioners: Sequence[str] = PARTITIONERS, **setting: float | None
+    network: OpGraph, seeds: int = 10, partitioners: Sequence[str] = PARTITIONERS, **setting: Any
 ) -> pd.DataFrame:
     """One row per partitioner, scheduler and seed; `setting` goes to `draw`."""
     rows = []
     for seed in range(seeds):
         graph, cluster = draw(network, seed, **setting)
-        bound = bl.bounds(graph, cluster).best
+        bound = bounds(graph, cluster).best
         for partitioner in partitioners:
-            placed = bl.place(graph, cluster, partitioner, **({"seed": seed} if partitioner == "hash" else {}))
+            placed = place(graph, cluster, partitioner, **({"seed": seed} if partitioner == "hash" else {}))
             for scheduler in SCHEDULERS:
-                time_us = bl.simulate(graph, cluster, placed, scheduler).makespan_us
+                time_us = simulate(graph, cluster, placed, scheduler).makespan_us
                 rows.append((network.name, partitioner, scheduler, seed, time_us, bound, len(np.unique(placed.device))))
     columns = ["network", "partitioner", "scheduler", "seed", "time", "bound", "devices used"]
     return pd.DataFrame(rows, columns=columns)
@@ -96,7 +98,7 @@ def figure_3(rows: pd.DataFrame) -> go.Figure:
     return figure.update_layout(template="plotly_white", height=380, margin={"t": 40, "b": 40, "l": 60, "r": 10})
 
 
-def ten_tasks() -> tuple[bl.OpGraph, bl.Cluster]:
+def ten_tasks() -> tuple[OpGraph, Cluster]:
     """The example that HEFT was published with: Topcuoglu, Hariri, Wu 2002, Figures 2 and 3 (doi:10.1109/71.993206)."""
     cost = {
         "P1": [14, 13, 11, 13, 12, 13, 7, 5, 18, 21],
@@ -109,5 +111,5 @@ def ten_tasks() -> tuple[bl.OpGraph, bl.Cluster]:
     ]  # fmt: skip
     names = [f"t{i}" for i in range(1, 11)]
     moved = [(a - 1, b - 1, size) for a, b, size in edges]
-    graph = bl.OpGraph.from_edges(cost["P1"], moved, names=names, duration_by_kind=cost)
-    return graph, bl.Cluster(tuple(bl.Device(p, p, 1 << 30) for p in cost), bl.Link(0.0, 1.0), comm="parallel")
+    graph = OpGraph.from_edges(cost["P1"], moved, names=names, duration_by_kind=cost)
+    return graph, Cluster(tuple(Device(p, p, 1 << 30) for p in cost), Link(0.0, 1.0), comm="parallel")

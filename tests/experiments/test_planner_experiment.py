@@ -1,12 +1,12 @@
 """The experiment's command writes one row per placer, each as a simulation of its placement says."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from baechi_lab import Cluster, OpGraph, save_graph
 from baechi_lab.experiments.planner import experiment, tables
+from baechi_lab.experiments.results import result
 
 
 def test_rows_and_command(tmp_path):
@@ -74,8 +74,7 @@ def test_tables_by_hand():
 
 
 def test_stored_results_hold_every_cell():
-    path = Path(__file__).parents[2] / "notebooks" / "40_planner_results.json"
-    results = json.loads(path.read_text())
+    results = result("planner")
     assert {"command", "seed", "date", "took_seconds", "budget", "hardware"} <= set(results)
     assert [cell["name"] for cell in results["cells"]] == [cell.name for cell in experiment.CELLS]
     assert list(tables.table_1(results).index) == [cell.name for cell in experiment.CELLS]
@@ -118,8 +117,7 @@ def test_command_compares_groupings(tmp_path):
 
 def test_stored_groupings_are_what_the_notebook_says():
     for on in ("optimized", "ops"):
-        path = Path(__file__).parents[2] / "notebooks" / f"40_planner_groupings_{on}.json"
-        results = json.loads(path.read_text())
+        results = result(f"planner_groupings_{on}")
         assert {"command", "seed", "date", "took_seconds", "budget", "hardware"} <= set(results)
         assert "--groupings" in results["command"] and results["seed"] == [0, 1, 2]
         table = tables.compared_groupings(results).loc[on]
