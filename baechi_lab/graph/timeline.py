@@ -178,6 +178,15 @@ class Timeline:
 
         write_chrome_trace(self, path)
 
+    def to_text(self, memory: bool = False) -> str:
+        """A line per op and transfer, made to be read and diffed; see `baechi_lab.graph.formats.timeline_text`.
+
+        With `memory`, also a line per change of memory, with what the device holds after it.
+        """
+        from .formats.timeline_text import timeline_text
+
+        return timeline_text(self, memory)
+
     def __repr__(self) -> str:
         broken = f", {len(self.violations)} violations" if self.violations else ""
         return (

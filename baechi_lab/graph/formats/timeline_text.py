@@ -1,0 +1,95 @@
+"""A timeline as text that one can read and diff: a line per op and transfer, in the order in which they start.
+
+    simulated, 8 us
+             0 ..          2  gpu:0           a
+             2 ..          5  gpu:0 -> gpu:1  a, 4 B
+             5 ..          8  gpu:1           b
+    gpu:0: computes 2 us, peak 4 B of 1000 B
+    gpu:1: computes 3 us, peak 4 B of 1000 B
+
+A transfer whose receiver starts later than its sender says from when it is received. Changes of memory, where asked for,
+follow as lines of their own in the order in which they happened, with what the device holds after each. Numbers are exact
+to twelve digits, and columns have one width, so that one changed op is one changed line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..timeline import MEMORY_CATEGORIES, Timeline
+
+_PLACE = 10
+"""Width of a time, which keeps lines below each other up to a day."""
+
+
+def timeline_text(timeline: Timeline, memory: bool = False) -> str:
+    """The text; with every change of memory where `memory` is true.
+
+    >>> from baechi_lab import Cluster, Link, OpGraph, Placement, simulate
+    >>> graph = OpGraph.from_edges([2, 3], [(0, 1, 4)], names=["a", "b"])
+    >>> cluster = Cluster.uniform(2, memory_bytes=1000, link=Link(1.0, 0.5))
+    >>> print(timeline_text(simulate(graph, cluster, Placement(device=[0, 1]))), end="")
+    simulated, 8 us
+             0 ..          2  gpu:0           a
+             2 ..          5  gpu:0 -> gpu:1  a, 4 B
+             5 ..          8  gpu:1           b
+    gpu:0: computes 2 us, peak 4 B of 1000 B
+    gpu:1: computes 3 us, peak 4 B of 1000 B
+    """
+    lines = [f"{timeline.origin}, {_number(timeline.makespan_us)} us", *_events(timeline)]
+    lines += _memory(timeline) if memory else []
+    lines += _devices(timeline)
+    lines += [f"violation: {violation}" for violation in timeline.violations]
+    return "\n".join(lines) + "\n"
+
+
+def _events(timeline: Timeline) -> list[str]:
+    """Ops and transfers by start, then end; ops before transfers, and both as the timeline has them."""
+    found = sorted([*_ops(timeline), *_transfers(timeline)], key=lambda event: event[:2])
+    width = max((len(where) for _, _, where, _ in found), default=0)
+    return [
+        f"{_number(start):>{_PLACE}} .. {_number(end):>{_PLACE}}  {where:{width}}  {what}"
+        for start, end, where, what in found
+    ]
+
+
+def _ops(timeline: Timeline) -> Iterator[tuple[float, float, str, str]]:
+    columns = (timeline.start_us, timeline.end_us, timeline.device, timeline.op)
+    for start, end, device, op in zip(*(c.tolist() for c in columns), strict=True):
+        yield start, end, timeline.device_names[device], timeline.op_names[op]
+
+
+def _transfers(timeline: Timeline) -> Iterator[tuple[float, float, str, str]]:
+    moved, devices = timeline.transfers, timeline.device_names
+    columns = (moved.tensor, moved.source, moved.target, moved.start_us, moved.receive_us, moved.end_us)
+    for tensor, source, target, start, receive, end in zip(*(c.tolist() for c in columns), strict=True):
+        what = f"{timeline.op_names[timeline.tensor_producer[tensor]]}, {timeline.tensor_bytes[tensor]} B"
+        late = f", received from {_number(receive)}" if receive > start else ""
+        yield start, end, f"{devices[source]} -> {devices[target]}", what + late
+
+
+def _memory(timeline: Timeline) -> Iterator[str]:
+    log, held = timeline.memory, np.zeros(len(timeline.device_names), dtype=np.int64)
+    columns = (log.time_us, log.device, log.category, log.delta, log.op)
+    for when, device, category, delta, op in zip(*(c.tolist() for c in columns), strict=True):
+        held[device] += delta
+        of = f" of {timeline.op_names[op]}" if op >= 0 else ""
+        what = f"{delta:+} B {MEMORY_CATEGORIES[category]}{of}"
+        yield f"{_number(when):>{_PLACE}}  {timeline.device_names[device]}  {what}: {held[device]} B"
+
+
+def _devices(timeline: Timeline) -> Iterator[str]:
+    rows = (
+        timeline.device_names,
+        timeline.busy_us.tolist(),
+        timeline.peak_bytes.tolist(),
+        timeline.memory_bytes.tolist(),
+    )
+    for name, busy, peak, room in zip(*rows, strict=True):
+        yield f"{name}: computes {_number(busy)} us, peak {peak} B of {room} B"
+
+
+def _number(value: float) -> str:
+    return f"{value:.12g}"
