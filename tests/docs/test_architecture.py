@@ -1,0 +1,92 @@
+"""The picture of the rooms in docs/architecture.md is what the imports say, those inside functions included."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import networkx as nx
+
+import baechi_lab
+
+PACKAGE = Path(baechi_lab.__file__).parent
+PAGE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+DIAGRAM = re.search(r"```mermaid\n(%% architecture.*?)```", PAGE, re.DOTALL)[1]
+
+
+def drawn_rooms() -> dict[str, str]:
+    """Path below the package -> name of the room whose box names it."""
+    boxes = re.findall(r'^ *(\w+)\["(.*?)"\]$', DIAGRAM, re.MULTILINE)
+    return {path: room for room, text in boxes for path in text.replace("<br/>", " ").split()}
+
+
+def drawn_arrows(line: str) -> set[tuple[str, str]]:
+    """(from, to) of every arrow drawn with `line`; several targets are joined by `&`."""
+    rows = re.findall(rf"^ *(\w+) {re.escape(line)} (.*)$", DIAGRAM, re.MULTILINE)
+    return {(source, target) for source, targets in rows for target in targets.split(" & ")}
+
+
+def room_of(parts: tuple[str, ...] | list[str], rooms: dict[str, str]) -> str:
+    """The room of a module: that of the longest path that is drawn."""
+    paths = ("/".join(parts[:k]) for k in range(len(parts), 0, -1))
+    return next((rooms[path] for path in paths if path in rooms), f"{parts[0]} (in no box)")
+
+
+def imported(path: Path) -> list[list[str]]:
+    """Modules (or names in them) below the package that a file imports, as parts of a path."""
+    home, found = path.relative_to(PACKAGE).parts[:-1], []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = [*home[: len(home) - node.level + 1], *(node.module.split(".") if node.module else [])]
+            found += [[*base, alias.name] if base else public_home(alias.name) for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [a.name.split(".")[1:] for a in node.names if a.name.startswith("baechi_lab.")]
+    return found
+
+
+def public_home(name: str) -> list[str]:
+    """Where `from .. import name` leads: to a module of the package, or to the home of a public name."""
+    if (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file() or name.startswith("__"):
+        return [name if not name.startswith("__") else "__init__"]
+    return getattr(baechi_lab, name).__module__.split(".")[1:]
+
+
+def real_arrows(rooms: dict[str, str]) -> set[tuple[str, str]]:
+    """(from, to) of every import between rooms; the package's own `__init__` names what is public, and is no room."""
+    pairs = set()
+    for path in set(PACKAGE.rglob("*.py")) - {PACKAGE / "__init__.py"}:
+        here = room_of(path.relative_to(PACKAGE).with_suffix("").parts, rooms)
+        pairs |= {(here, room_of(parts, rooms)) for parts in imported(path) if parts != ["__init__"]}
+    return {(a, b) for a, b in pairs if a != b}
+
+
+def test_every_box_names_what_exists():
+    missing = [p for p in drawn_rooms() if not ((PACKAGE / p).is_dir() or (PACKAGE / f"{p}.py").is_file())]
+    assert missing == []
+
+
+def test_dotted_arrows_are_imports_and_have_their_reasons():
+    rooms = drawn_rooms()
+    dotted = drawn_arrows("-.->")
+    assert dotted - real_arrows(rooms) == set()
+    names = {room: path for path, room in reversed(rooms.items())}
+    for source, target in dotted:
+        assert f"- `{names[source]}` to `{names[target]}`: " in PAGE
+
+
+def test_solid_arrows_are_the_imports():
+    """All imports but the dotted ones form no circle; drawn are those that do not follow from others."""
+    rest = nx.DiGraph(sorted(real_arrows(drawn_rooms()) - drawn_arrows("-.->")))
+    circles = [sorted(circle) for circle in nx.strongly_connected_components(rest) if len(circle) > 1]
+    assert circles == [], "these rooms import each other"
+    expected, drawn = set(nx.transitive_reduction(rest).edges), drawn_arrows("-->")
+    assert {"draw": sorted(expected - drawn), "remove": sorted(drawn - expected)} == {"draw": [], "remove": []}
+
+
+def test_the_reader_of_imports_sees():
+    """Relative ones, those inside functions, and public names; or the tests above would prove nothing."""
+    pairs = real_arrows(drawn_rooms())
+    assert ("executors", "profilers") in pairs
+    assert ("ground", "executors") in pairs  # inside `Cluster.from_tensorflow`
+    assert ("simulator", "widgets") not in pairs

@@ -1,0 +1,114 @@
+"""What the pages of docs/ show runs and prints what they say; links and names in them exist."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import baechi_lab as bl
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+PAGES = sorted(path.name for path in DOCS.glob("*.md") if "```py" in path.read_text(encoding="utf-8"))
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """(`python` or `pycon`, text) of every fenced example, in order."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(r"^```(python|pycon)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_there_are_pages_with_examples():
+    assert {"index.md", "simulated-time.md", "add-a-placer.md", "add-a-pass.md"} <= set(PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_run(page, monkeypatch):
+    """All blocks of a page are one module, read from top to bottom."""
+    monkeypatch.chdir(ROOT)
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
+    runner, parser = doctest.DocTestRunner(optionflags=FLAGS), doctest.DocTestParser()
+    for language, text in blocks(page):
+        if language == "python":
+            exec(compile(text, page, "exec"), module.__dict__)
+        else:
+            test = parser.get_doctest(text, module.__dict__, page, page, 0)
+            runner.run(test, clear_globs=False)
+            module.__dict__.update(test.globs)
+    assert runner.summarize(verbose=False).failed == 0
+
+
+def test_a_placer_is_written_in_thirty_lines():
+    code = blocks("add-a-placer.md")[0][1]
+    assert sum(bool(line.strip()) for line in code.splitlines()) <= 30
+
+
+def reference() -> str:
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "api").glob("*.md")))
+
+
+def test_every_public_name_is_in_the_reference():
+    missing = [
+        name for name in bl.__all__ if not re.search(rf"^::: baechi_lab\.(graph\.)?{name}\b", reference(), re.MULTILINE)
+    ]
+    assert missing == ["__version__"]
+
+
+def test_every_notebook_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [p.stem for p in (ROOT / "notebooks").glob("*.ipynb") if f"notebooks/{p.stem}.md" not in navigation] == []
+
+
+def test_modules_that_the_pages_name_exist():
+    """Paths such as `simulator/kernel.py` in the prose, from the root or from the package."""
+    for path in [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        named = re.findall(r"`((?:[a-z_]+/)+(?:[a-z_-]+\.(?:py|md|json))?)`", prose)
+        bases = (ROOT, ROOT / "baechi_lab", ROOT / "docs")
+        assert [n for n in named if not any((base / n).exists() for base in bases)] == [], path
+
+
+def test_nothing_cites_a_page_that_is_not_there():
+    for path in [*ROOT.glob("baechi_lab/**/*.py"), *ROOT.glob("tests/**/*.py")]:
+        for page in re.findall(r"\bdocs/[\w-]+\.md", path.read_text(encoding="utf-8")):
+            assert (ROOT / page).is_file(), path
+
+
+@pytest.mark.parametrize("tool", ["docstrings", "notebooks"])
+def test_examples_of_the_tools(tool, monkeypatch):
+    if tool == "docstrings":
+        pytest.importorskip("griffe")
+    monkeypatch.syspath_prepend(str(DOCS / "tools"))
+    assert doctest.testmod(importlib.import_module(tool)).failed == 0
+
+
+def test_a_notebook_becomes_a_page(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "tools"))
+    markdown = importlib.import_module("notebooks").as_markdown
+    outputs = [
+        {"output_type": "stream", "name": "stdout", "text": ["\x1b[1mbold\x1b[0m\n"]},
+        {"output_type": "display_data", "data": {"image/png": "aGk=\n", "text/plain": "<Figure>"}},
+        {"output_type": "execute_result", "data": {"text/html": "<style scoped>x</style>\n<b>1</b>\n\n<i>2</i>"}},
+    ]
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "see [other](30_x.ipynb) and [data](../data/README.ipynb)"]},
+        {"cell_type": "code", "source": ["print(1)"], "outputs": outputs},
+    ]
+    path = tmp_path / "one.ipynb"
+    path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    assert markdown(path).split("\n\n") == [
+        "# Title\nsee [other](30_x.md) and [data](../data/README.md)",
+        "````python\nprint(1)\n````",
+        "````text\nbold\n````",
+        '<div class="output"><img alt="" src="data:image/png;base64,aGk="></div>',
+        '<div class="output"><b>1</b>\n<i>2</i></div>',
+    ]
