@@ -55,21 +55,23 @@ def compare(
     a `bl.LocalCluster` given as `cluster`, or on the TensorFlow servers at `workers` (see `bl.execute`), whose devices
     `cluster` then names.
 
-    Parameters:
+    Args:
+        graph, cluster: as in `bl.place`.
         placers: names, placer objects, or `(name, parameters)`; by default single, m-topo, m-etf and m-sct.
         params: parameters by placer name. Keywords that are left over (`seed=0`, `time_limit=5`) go to the placers
             that have such a parameter.
         scheduler: as in `bl.simulate`.
 
-    Columns: `makespan_us` (simulated), `lower_bound_us` (of the original graph: no placement is faster), `gap`
-    (`makespan_us / lower_bound_us - 1`), `feasible` (no rule broken), `peak_bytes` (the fullest device) and
-    `device_peak_bytes` (each), `moved_bytes` and `transfers` between devices, `balance` (mean over largest busy time
-    of the devices, 1 is perfect), `place_seconds`, `measured_us` (median step, NaN if not run) with its 95 %
-    interval `measured_low_us` to `measured_high_us`, `error` (why a row has no placement, is not feasible or did not
-    run).
+    Returns:
+        The columns `makespan_us` (simulated), `lower_bound_us` (of the original graph: no placement is faster), `gap`
+        (`makespan_us / lower_bound_us - 1`), `feasible` (no rule broken), `peak_bytes` (the fullest device) and
+        `device_peak_bytes` (each), `moved_bytes` and `transfers` between devices, `balance` (mean over largest busy time
+        of the devices, 1 is perfect), `place_seconds`, `measured_us` (median step, NaN if not run) with its 95 %
+        interval `measured_low_us` to `measured_high_us`, `error` (why a row has no placement, is not feasible or did
+        not run).
 
     Raises:
-        UnknownNameError: a placer or parameter that does not exist. What goes wrong while a placer works is a row.
+        UnknownNameError: a placer or parameter that does not exist; what goes wrong while a placer works is a row.
 
     >>> from baechi_lab import Link
     >>> graph = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])

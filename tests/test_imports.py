@@ -71,7 +71,7 @@ MAY_NOT_KNOW = {
     "cli": {"widgets"},
     "sweeps": {"widgets", "cli"},
 }
-ON_PURPOSE = {("graph/cluster.py", "executors")}  # `Cluster.from_tensorflow` is part of the contract
+ON_PURPOSE = {("graph/cluster.py", "executors")}  # `Cluster.from_tensorflow`; see docs/architecture.md
 
 
 def known_packages(path: Path) -> set[str]:

@@ -102,7 +102,8 @@ class Cluster:
     (the diagonal is not used: on one device a tensor costs nothing).
 
     Raises:
-        InvalidInput: no devices, a matrix of the wrong shape, an unknown mode. DuplicateNameError: device names.
+        InvalidInput: no devices, a matrix of the wrong shape, an unknown mode.
+        DuplicateNameError: device names.
 
     >>> c = Cluster.uniform(2, memory_bytes="8GB", link=Link(10.0, 0.001))
     >>> [d.name for d in c.devices], float(c.latency_us[0, 1]), float(c.latency_us[0, 0])
@@ -167,7 +168,7 @@ class Cluster:
     @classmethod
     def from_tensorflow(cls, **options: Any) -> Cluster:
         """The devices that TensorFlow sees here; see `baechi_lab.executors.tensorflow.devices.attached_cluster`."""
-        # A record that asks a stage: the name is part of the contract, the knowledge lives with the executors.
+        # A record that asks a stage: it is a constructor of clusters, but only the executors know what is attached.
         from ..executors.tensorflow.devices import attached_cluster
 
         return attached_cluster(**options)

@@ -11,7 +11,7 @@ from .opgraph import OpGraph
 
 
 def durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
-    """float64[n, devices]: `duration_us(op, kind) / speed` in microseconds (DESIGN section 4)."""
+    """float64[n, devices]: `duration_us(op, kind) / speed` in microseconds (docs/simulated-time.md)."""
     table = np.empty((graph.n, cluster.n), dtype=np.float64)
     for d, device in enumerate(cluster.devices):
         table[:, d] = graph.duration_by_kind.get(device.kind, graph.duration_us) / device.speed

@@ -19,14 +19,16 @@ if TYPE_CHECKING:
     import networkx
 
 CONTROL_BYTES = 4
-"""Size of the tensor that stands for a control dependency (DESIGN section 3)."""
+"""Size of the tensor that stands for a control dependency (docs/simulated-time.md)."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OpGraph:
     """A DAG of `n` operators; a tensor has one producer, a size, and any number of consumers.
 
-    Parameters (arrays are copied when needed and made read-only; `None` means the default):
+    Arrays are copied when needed and made read-only; `None` means the default.
+
+    Args:
         names: `n` distinct operator names; the position of a name is the op's index.
         duration_us: float64[n], microseconds on the reference device.
         tensor_producer: int32[T], op that produces each tensor, ascending.
@@ -44,7 +46,12 @@ class OpGraph:
         source_key: for a coarse graph, `key` of the original graph.
 
     Raises:
-        CostError, CycleError, DuplicateNameError, UnknownOpError, ColocationError, InvalidInput.
+        CostError: a duration or size that is negative, NaN or infinite.
+        CycleError: the graph is not a DAG.
+        DuplicateNameError: two ops, or two tensors of one producer, of one name.
+        UnknownOpError: an index that is no op.
+        ColocationError: ops of one group that may not run on one device.
+        InvalidInput: an array of the wrong length or type.
 
     >>> g = OpGraph.from_edges([5.0, 10.0, 5.0], [(0, 1, 8), (1, 2, 8)])
     >>> g.n, g.edge_count, float(g.duration_us.sum())

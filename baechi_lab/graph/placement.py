@@ -19,7 +19,7 @@ from .opgraph import OpGraph
 class Placement:
     """The device index of every op; `Placement(device=array)` is one made by hand.
 
-    Parameters:
+    Args:
         device: int32[n], index into the cluster's devices.
         order: float64[n], the planned position of each op: among the ready ops of a device the lowest runs first.
         priority: float64[n], the same said the other way round: the highest runs first. Give at most one of the two.

@@ -1,7 +1,7 @@
 """Coarsening: one op per group of ops, with costs and memory that mean the same as before.
 
-What a group costs follows from the rules of DESIGN section 4, applied to its members one after another in topological
-order on one device:
+What a group costs follows from the rules of docs/simulated-time.md, applied to its members one after another in
+topological order on one device:
 
     duration        sum over the members (also per device kind)
     persistent      sum
@@ -50,7 +50,9 @@ def contract(graph: OpGraph, group: NDArray[Any]) -> OpGraph:
     O((ops + edges) log).
 
     Raises:
-        InvalidInput: wrong length. CycleError: the groups form a cycle. ColocationError: their lists conflict.
+        InvalidInput: wrong length.
+        CycleError: the groups form a cycle.
+        ColocationError: their lists conflict.
 
     >>> g = OpGraph.from_edges([1.0, 2.0, 4.0], [(0, 1, 8), (1, 2, 8)])
     >>> contract(g, np.array([0, 1, 1])).duration_us.tolist()

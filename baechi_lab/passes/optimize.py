@@ -24,17 +24,23 @@ def optimize(
 ) -> OpGraph:
     """A smaller graph to place: `passes` in order, by name or as pass objects.
 
-    `forward_only` places the forward ops only (`baechi_lab.passes.forward_only`): True, False, or "auto", which
-    is on only when a `cluster` is given and every one of its devices could hold the whole model (the exact peak of
-    running it on one device; paper B, section 3.3). Without a cluster nothing is known about memory, and "auto" is off.
-    Backward ops are folded into their forward ops before the first "fusion" among `passes`, after the passes that
-    look at the whole graph.
+    Args:
+        graph: what `bl.profile` gave, or any other.
+        cluster: for `forward_only="auto"` only: the devices whose memory decides.
+        passes: names of `bl.list_passes()` or pass objects, in the order in which they are applied.
+        forward_only: place the forward ops only (`baechi_lab.passes.forward_only`): True, False, or "auto", which is
+            on only when a `cluster` is given and every one of its devices could hold the whole model (the exact peak of
+            running it on one device; paper B, section 3.3). Backward ops are folded into their forward ops before the
+            first "fusion" among `passes`, after the passes that look at the whole graph.
 
-    The result is a DAG; its `group_of` leads from the ops of `graph` (or, when that is coarse, of the graph it was made
-    from) to its own ops, so a placement of it is a placement of the original.
+    Returns:
+        A DAG whose `group_of` leads from the ops of `graph` (or, when that is coarse, of the graph it was made from) to
+        its own ops, so a placement of it is a placement of the original.
 
     Raises:
-        UnknownNameError: no pass of that name. InvalidInput: bad argument. ColocationError: conflicting constraints.
+        UnknownNameError: no pass of that name.
+        InvalidInput: bad argument.
+        ColocationError: conflicting constraints.
 
     >>> from baechi_lab.graph.generators import unrolled_rnn
     >>> graph = unrolled_rnn(10, 2)

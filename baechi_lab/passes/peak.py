@@ -1,4 +1,4 @@
-"""The peak memory of running a whole graph on one device, exactly by the rules of DESIGN section 4."""
+"""The peak memory of running a whole graph on one device, exactly by the rules of docs/simulated-time.md."""
 
 from __future__ import annotations
 

@@ -23,10 +23,19 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
 
     On links with `overhead_us` placers count the processor time of a message as latency, and prove nothing.
 
-    A placement of a coarse graph remembers its groups, so it can be simulated and run on the original graph too.
+    Args:
+        graph: the ops to place; of `bl.profile`, or a coarse one of `bl.optimize`.
+        cluster: the devices to place them on.
+        placer: a name of `bl.list_placers()`, or an object such as `bl.ListScheduler.point("heft")`.
+        params: the placer's parameters. Those that go on improving take `time_limit` (seconds) and `seed`.
+
+    Returns:
+        A Placement with the placer's name, parameters and seconds. One of a coarse graph remembers its groups, so it
+        can be simulated and run on the original graph too.
 
     Raises:
-        UnknownNameError: no such placer or parameter. InvalidInput: a parameter out of range.
+        UnknownNameError: no such placer or parameter.
+        InvalidInput: a parameter out of range.
         InfeasiblePlacement: the placer found nothing that fits memory and allowed devices.
 
     >>> from baechi_lab import Cluster, OpGraph

@@ -50,9 +50,10 @@ class Attempt:
 class Auto(Placer):
     """The best of every fast placer, on the raw and the optimized graph, under every scheduler (a portfolio).
 
-    Parameters:
+    Args:
         placers: names to ask; None means every registered placer that is fast.
-        optimized: also place the optimized graph. lp_ops: most ops for which a linear program is solved.
+        optimized: also place the optimized graph.
+        lp_ops: most ops for which a linear program is solved.
         workers: threads; None means one per core.
         callback: called with `(answers so far, all)` after every placer; returning True asks no more of them.
     """

@@ -23,7 +23,7 @@ class Expert(Placer):
     Like an expert it chooses before it knows the memory, and has nothing to offer when that does not suffice
     (B's Table 4). Ops run in the order in which they become ready.
 
-    Parameters:
+    Args:
         model: name of the benchmark model; None takes it from the graph's name.
         attention: "last" places a translation model's attention with the last layer, as H does; "first" with the
             first, which in GNMT asks for it and, on slow links, saves two transfers per time step.

@@ -81,8 +81,9 @@ class PlannerProgress:
 class Hierarchical(Placer):
     """Hierarchical Planner: learns by reinforcement to group ops and to place the groups (needs TensorFlow).
 
-    Parameters:
-        time_limit: seconds for training, or None. updates: policy updates, or None; at least one must end the run.
+    Args:
+        time_limit: seconds for training, or None.
+        updates: policy updates, or None; at least one must end the run.
         grouping: "learned"; "random" groups; "scopes", groups by name scope as in ColocRL; "metis", those with the
             cheapest transfers between them; "none", the Simple Planner, which places every op by itself; or a group number
             per op. More groups than ops are as many as ops.
@@ -91,7 +92,8 @@ class Hierarchical(Placer):
         executor: any `concurrent.futures.Executor` to ask for rewards, also on other machines (a Dask client gives one);
             None for threads of this process, "here" for none. What it is sent must be picklable: a `reward` function too.
         callback: called with a `PlannerProgress` after every update; returning True stops the run.
-        checkpoint: `.npz` file written every `checkpoint_every` updates and at the end. resume: one to go on from;
+        checkpoint: `.npz` file written every `checkpoint_every` updates and at the end.
+        resume: one to go on from;
             `updates` counts those done before.
 
         explain: keep `info["explanation"]`, the `LearnedGroups` of the best placement, which `viz.groups` draws.
@@ -114,7 +116,8 @@ class Hierarchical(Placer):
     each op in the best placement.
 
     Raises:
-        InfeasiblePlacement: nothing fits, or no sample did. InvalidInput: a parameter out of range, a foreign checkpoint.
+        InfeasiblePlacement: nothing fits, or no sample did.
+        InvalidInput: a parameter out of range, a foreign checkpoint.
     """
 
     name: ClassVar[str] = "hierarchical"

@@ -74,7 +74,7 @@ DIGITS = 12
 class ListScheduler(Placer):
     """Compose a list scheduler of a priority, a choice of device, and insertion.
 
-    Parameters:
+    Args:
         priority: one of `PRIORITIES`: upward-rank, computation-rank, latest-start, downward-rank, total-rank,
             topological, ready-time, earliest-start.
         choice: earliest-finish, earliest-start, fastest (shortest duration), first-free (whatever the inputs).

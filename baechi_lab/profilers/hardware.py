@@ -28,7 +28,7 @@ HOST_OP_US = 0.25
 class Hardware(Params):
     """One kind of device, by its data sheet.
 
-    Parameters:
+    Args:
         name: what `Hardware.named` knows it by.
         peak_flops: float32 FLOP/s of the ordinary arithmetic units.
         matmul_flops: FLOP/s of float32 matrix products and convolutions.

@@ -2,7 +2,7 @@
 
     rule        what a device holds                                                                limit
     "tensors"   persistent bytes throughout; temporaries while an op runs; an output from the      peak <= memory
-                start of its producer to the last use or transfer; received copies (DESIGN 4)
+                start of its producer to the last use or transfer; received copies (ours)
     "edges"     for every edge (tensor, consumer) whose consumer has not run, the tensor's bytes,   sum < memory
                 once per edge: from the end of the producer to the start of the consumer
 

@@ -35,7 +35,8 @@ def upward_rank(
     """float64[n] microseconds from the start of each op to the end of the step along the longest path.
 
     `communication` counts mean transfer costs (default: where a cluster is given).
-    Raises `InvalidInput` when communication is asked for without a cluster.
+    Raises:
+        InvalidInput: communication is asked for without a cluster.
 
     >>> upward_rank(OpGraph.from_edges([1, 2, 3], [(0, 1, 8), (1, 2, 8)])).tolist()
     [6.0, 5.0, 3.0]

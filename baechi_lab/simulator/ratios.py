@@ -40,6 +40,8 @@ def ratios(graph: OpGraph, cluster: Cluster, placement: Placement | None = None)
     - SCT on n devices: `1 + (1 - 1/n) beta` with `beta = (2 + 2 rho) / (2 + rho)`.
     - m-SCT: `1 + (1 - 1/n) beta + (1 - beta/n) / (K - 1)`, for K > 1.
 
+    See docs/papers.md for the symbols. Costs time only with a `placement`, which is simulated.
+
     >>> from baechi_lab import Cluster, Link, OpGraph
     >>> g = OpGraph.from_edges([2, 4], [(0, 1, 1)])
     >>> r = ratios(g, Cluster.uniform(4, link=Link(2.0, 0.0), comm="parallel"))

@@ -71,8 +71,15 @@ def robustness(
 ) -> Robustness:  # fmt: skip
     """Makespan of `placement` when durations and links differ from the profile by up to `error`.
 
-    Parameters: `error` one number or several, each from 0 to below 1; `samples` per error; `scheduler` as in `simulate`.
-    Raises `InvalidInput` for parameters out of range or a placement of another graph.
+    Args:
+        graph, cluster, placement: what is simulated; the placement stays as it is.
+        error: one number or several, each from 0 to below 1.
+        samples: simulations per error.
+        seed: of the factors.
+        scheduler: as in `bl.simulate`.
+
+    Raises:
+        InvalidInput: a parameter out of range, or a placement of another graph.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement
     >>> graph = OpGraph.from_edges([10, 10], [(0, 1, 8)])

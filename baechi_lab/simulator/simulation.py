@@ -1,4 +1,4 @@
-"""`simulate`: a placement becomes a timeline, by the rules of DESIGN section 4."""
+"""`simulate`: a placement becomes a timeline, by the rules of docs/simulated-time.md."""
 
 from __future__ import annotations
 
@@ -19,13 +19,22 @@ def simulate(
 ) -> Timeline:
     """Simulate one step of `graph` under `placement`.
 
-    A placement of a coarse graph may be simulated on the coarse or on the original graph. `scheduler` is "fifo",
-    "planned", "pct", "msr" or a scheduler object; by default "planned" where the placement has an order or
-    priorities, else "fifo". Memory above a device's limit is a `Violation` in the result, never an error.
-    `memory_rule="edges"` counts memory by equation 2 of paper C instead; see `memory_rules`.
+    What a simulated microsecond means is defined in docs/simulated-time.md.
+
+    Args:
+        graph: what the placement was made for; for a placement of a coarse graph, that or the original one.
+        cluster: devices, links and communication mode.
+        placement: a device per op, and perhaps an order.
+        scheduler: "fifo", "planned", "pct", "msr" or a scheduler object; by default "planned" where the placement has
+            an order or priorities, else "fifo".
+        memory_rule: "tensors", or "edges" for equation 2 of paper C; see `baechi_lab.simulator.memory_rules`.
+
+    Returns:
+        A simulated Timeline. Memory above a device's limit is a `Violation` in it, never an error.
 
     Raises:
         InvalidInput: the placement was made for another graph or names a device that the cluster lacks.
+        UnknownNameError: no such scheduler or memory rule.
 
     >>> from baechi_lab import Cluster, Link, OpGraph, Placement
     >>> g = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 2)])

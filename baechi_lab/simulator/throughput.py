@@ -50,7 +50,7 @@ def throughput(graph: OpGraph, cluster: Cluster, placement: Placement, sum: bool
 
     Every micro-batch loads each device with the durations of its ops (what messages take of the processor included),
     and each transfer queue with the costs of the tensors that pass it; a tensor goes to a device at most once
-    (DESIGN section 4). A resource does one thing at a time, so no schedule has a shorter period than the largest load.
+    (docs/simulated-time.md). A resource does one thing at a time, so no schedule has a shorter period than the largest load.
     Given enough micro-batches in flight, hence memory, and queues that serve the most urgent transfer first, this
     period is reached: every micro-batch does one period later what its predecessor did. All ops of `graph` count, those
     that update parameters as well; how a queue works depends on the cluster's communication mode:
@@ -65,7 +65,9 @@ def throughput(graph: OpGraph, cluster: Cluster, placement: Placement, sum: bool
     to each device that receives it. The communication mode is then not asked.
 
     Args:
-        graph: one micro-batch. placement: of its ops, or of the groups of a coarse graph made from it.
+        graph: one micro-batch.
+        cluster: its devices and links.
+        placement: of its ops, or of the groups of a coarse graph made from it.
 
     Raises:
         InvalidInput: the placement was made for another graph or names a device that the cluster lacks.

@@ -1,4 +1,4 @@
-"""`check`: is a timeline what the rules of DESIGN section 4 demand? Written from the rules alone.
+"""`check`: is a timeline what the rules of docs/simulated-time.md demand? Written from the rules alone.
 
 It shares no code with the event loop: starts and transfers are taken from the timeline and every rule is tested on
 them; transfer queues are replayed from the production times, memory is rebuilt as intervals.
@@ -26,7 +26,8 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     Tests: each op once, on its device, for its duration; precedence; one op at a time; no idling beside a ready
     op; transfer rules of the cluster's communication mode; memory; colocation; allowed devices.
 
-    Raises `InvalidInput` when placement and graph do not belong together.
+    Raises:
+        InvalidInput: placement and graph do not belong together.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> g, c = OpGraph.from_edges([1, 1], [(0, 1, 4)]), Cluster.uniform(2)

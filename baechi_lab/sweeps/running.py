@@ -47,7 +47,7 @@ def sweep(
 
     Batch sizes enter by building and profiling the model again, never by scaling one profile.
 
-    Parameters:
+    Args:
         subject: a benchmark model's name; a Step; an OpGraph (whose batch size is fixed: leave `batch_size` out); or
             a function from batch size to OpGraph.
         batch_size, devices, memory_bytes, placer: one value or several; memory is per device.
@@ -59,7 +59,8 @@ def sweep(
             are kept there too, so that a resumed sweep measures nothing twice. None keeps all in memory.
         executor: any `concurrent.futures.Executor` (a Dask client gives one); None is a process pool, for which a
             script needs the usual `if __name__ == "__main__":`; "here" computes in this thread.
-        on_row: called with each row as it is written. cancel: an event that, once set, ends the sweep early.
+        on_row: called with each row as it is written.
+        cancel: an event that, once set, ends the sweep early.
 
     Returns:
         one row per combination that is done, in the order of the combinations: `batch_size, devices, memory_bytes,
@@ -67,9 +68,9 @@ def sweep(
         balance, ops, groups, place_seconds, params, error`.
 
     Raises:
-        InvalidInput, UnknownNameError: before anything runs. FormatError: a file that no sweep made, or that cannot be read
-        or written. ExecutionError: a process of the pool was killed. What goes wrong for one combination is the
-        `error` of its row.
+        InvalidInput, UnknownNameError: before anything runs.
+        FormatError: a file that no sweep made, or that cannot be read or written.
+        ExecutionError: a process of the pool was killed. What goes wrong for one combination is the `error` of its row.
 
     >>> graph = OpGraph.from_edges([4, 8, 8], [(0, 1, 4), (0, 2, 4)])
     >>> rows = sweep(graph, devices=[1, 2], placer=["single", "m-etf"], progress=False, executor="here")

@@ -25,7 +25,7 @@ def distribute(
 ) -> nn.Module:  # fmt: skip
     """Make `model` model-parallel over `cluster` and return it: the same object, used as before.
 
-    Parameters:
+    Args:
         sample_inputs: a tensor, a tuple of positional arguments, or a dict of keywords, to profile with.
         placer: a registered placer's name, a placer object, or a `Placement` of `profile`'s graph (or of the model's
             calls alone); `placer_params` go to a named one.
@@ -43,7 +43,8 @@ def distribute(
 
     Raises:
         InvalidInput: a model that cannot be traced (naming the layer), a model that is distributed already, hooks.
-        InfeasiblePlacement: it does not fit. ExecutionError: more GPUs asked for than attached.
+        InfeasiblePlacement: it does not fit.
+        ExecutionError: more GPUs asked for than attached.
 
     >>> import torch
     >>> model = distribute(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4), Cluster.uniform(2, kind="cpu"), "single")

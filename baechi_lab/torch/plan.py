@@ -18,7 +18,8 @@ def make_plan(trace: Trace, placement: Placement, devices: tuple[str, ...], *, r
     that code order gives; so do calls of one module with buffers. Calls of one group must share a device.
 
     Raises:
-        UnknownNameError: an unknown `reorder`. InvalidInput: a placement of other size, or one that splits a group.
+        UnknownNameError: an unknown `reorder`.
+        InvalidInput: a placement of other size, or one that splits a group.
     """
     if reorder not in CRITERIA:
         raise UnknownNameError.of("reorder", reorder, CRITERIA)

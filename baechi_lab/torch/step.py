@@ -18,7 +18,7 @@ from .runtime.tree import map_tensors, tensors
 class TorchStep:
     """Forward, loss, backward and (where an optimizer is given) update of one model on one batch.
 
-    Parameters:
+    Args:
         name: what the step is called in tables.
         build: makes the model; called under `seed`, so that the same step always starts from the same parameters.
             For an export: a class or function of a module, or `functools.partial` of one with literal keywords.

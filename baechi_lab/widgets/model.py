@@ -40,7 +40,7 @@ DELAY = 0.25
 class WorkbenchModel:
     """State and commands; knows no widget.
 
-    Parameters:
+    Args:
         subject: a Step, an OpGraph, or None to start from a model or file.
         setting: what to start with; `inline` computes at once instead of in the background (tests, scripts).
 
@@ -184,7 +184,8 @@ class WorkbenchModel:
         """Move ops (and what is colocated with them) to a device; `scope` is a name that stands for just these ops.
 
         Raises:
-            InvalidInput: no result yet, or nothing selected. InfeasiblePlacement: why the ops may not run there.
+            InvalidInput: no result yet, or nothing selected.
+            InfeasiblePlacement: why the ops may not run there.
         """
         outcome, chosen = self.outcome, [int(i) for i in ops]
         if outcome is None or not chosen:

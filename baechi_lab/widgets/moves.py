@@ -16,7 +16,7 @@ def move(
 ) -> Placement:
     """`placement` read for `graph`, with ops moved to other devices; ops of one colocation group move together.
 
-    Parameters:
+    Args:
         moves: device name by what moves there, later ones win: an op's name; a scope's name with "/" at its end, for
             all ops below it; or "@" and an op's name, for all ops in its group (of the coarse graph that was placed).
 

@@ -31,7 +31,7 @@ LINKS: Mapping[str, Link] = MappingProxyType({
 class Setting:
     """What is placed, on what, and how.
 
-    Parameters:
+    Args:
         source: "given", "model:NAME" (a benchmark model) or "file:PATH" (a stored graph).
         model_params: parameters of the model other than its batch size; `batch_size` None means the model's own.
         profile, hardware: how a step gets its costs, see `bl.profile`.

@@ -33,7 +33,7 @@ STYLE = (Path(__file__).parent / "panels" / "style.css").read_text(encoding="utf
 class Workbench(Pictured, ipywidgets.VBox):
     """See a placement as graph, timeline and memory; change anything, and see at once what it did.
 
-    Parameters:
+    Args:
         subject: a `Step` (bl.trace, bl.models.build), an `OpGraph`, or None with `source="model:gnmt"` or
             `source="file:PATH"`.
         cluster: the devices to start with, by default four of 8 GiB behind PCIe.

@@ -9,7 +9,7 @@ import baechi_lab as bl
 
 
 def peak_in_order(graph: bl.OpGraph, order: Sequence[int]) -> int:
-    """Peak bytes when one device runs the ops in this order: DESIGN section 4, tensor by tensor."""
+    """Peak bytes when one device runs the ops in this order: docs/simulated-time.md, tensor by tensor."""
     waiting = {t: set(graph.tensor_consumers(t).tolist()) for t in range(graph.tensor_count)}
     held, peak = int(graph.persistent_bytes.sum()), int(graph.persistent_bytes.sum())
     live: set[int] = set()

@@ -19,7 +19,7 @@ def cluster(devices=2, latency=0.0):
 
 
 def test_fork_join_is_no_bound_where_the_assumption_fails():
-    # DESIGN section 4: 5, 10, 10, 5 with transfers of 100 has LP 120 (half of each branch is paid), optimum 30
+    # docs/simulated-time.md: 5, 10, 10, 5 with transfers of 100 has LP 120 (half of each branch is paid), optimum 30
     g = bl.OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 100), (0, 2, 101), (1, 3, 100), (2, 3, 100)])
     solution = solve_sct(sct_problem(g, bl.Cluster.uniform(2, link=bl.Link(100.0, 0.0), comm="parallel")))
     assert solution.objective_us == pytest.approx(5 + 10 + 5 + 100)

@@ -1,4 +1,4 @@
-"""rho, the SCT assumption and the proven ratios (DESIGN section 6), by hand."""
+"""rho, the SCT assumption and the proven ratios (docs/papers.md), by hand."""
 
 import itertools
 import math

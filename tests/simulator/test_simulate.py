@@ -1,4 +1,4 @@
-"""Hand-computed schedules: one per rule of DESIGN section 4, with the arithmetic."""
+"""Hand-computed schedules: one per rule of docs/simulated-time.md, with the arithmetic."""
 
 import numpy as np
 import pytest

@@ -33,7 +33,9 @@ class LocalCluster:
         link, comm: of the `cluster` record.
         timeout: seconds for all workers to start.
 
-    Raises `InvalidInput` for a bad `n`, `ExecutionError` when a worker does not start.
+    Raises:
+        InvalidInput: a bad `n`.
+        ExecutionError: a worker does not start.
 
     >>> with LocalCluster(2) as local:  # doctest: +SKIP
     ...     run = bl.execute(step, placement, cluster=local)

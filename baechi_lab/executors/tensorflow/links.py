@@ -86,7 +86,9 @@ def measure_link(
         `target` that reads it, in TensorFlow's traces; between tasks, whose clocks differ, it is measured there and back.
 
     Raises:
-        UnknownNameError: no such device. InvalidInput: sizes or repeats. ExecutionError: a device that is not attached or
+        UnknownNameError: no such device.
+        InvalidInput: sizes or repeats.
+        ExecutionError: a device that is not attached or
             out of memory, a worker that does not answer or dies, `timeout`.
     """
     _check(sizes, repeats)
@@ -148,7 +150,8 @@ def measure_cluster(
     Every ordered pair gets a link of its own. The mode is the one that most pairs show when two large transfers are
     timed at once, in the same and in opposite directions, against one.
 
-    Raises as `measure_link`.
+    Raises:
+        UnknownNameError, InvalidInput, ExecutionError: as `bl.measure_link`.
 
     >>> with bl.LocalCluster(2) as local:  # doctest: +SKIP
     ...     bl.save_cluster(bl.measure_cluster(local), "two-workers.json")

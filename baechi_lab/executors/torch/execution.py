@@ -32,7 +32,7 @@ def execute(
 ) -> Run:  # fmt: skip
     """Train a placed step for `warmup + steps` steps on real devices, in this process, and measure it.
 
-    Parameters:
+    Args:
         step: a `TorchStep`; its model is built anew, so two runs start from the same parameters.
         placement: of `graph` (or of a coarse graph of it), or of the model's calls alone.
         cluster: names the devices; by default as many as the placement uses, GPUs where enough are attached, else
@@ -47,7 +47,8 @@ def execute(
     one further step (CUDA events on GPUs, host clocks on the CPU), `status`. Exhausted memory is a status too.
 
     Raises:
-        InvalidInput: a placement for another graph, counts below 1. ExecutionError: devices that are not attached.
+        InvalidInput: a placement for another graph, counts below 1.
+        ExecutionError: devices that are not attached.
 
     >>> from baechi_lab.torch.models import build
     >>> step = build("gnmt", batch_size=1, length=2, vocabulary=7, width=4, layers=2)

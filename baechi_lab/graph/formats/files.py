@@ -56,7 +56,12 @@ def load_graph(path: PathLike) -> OpGraph:
 
 
 def save_graph(graph: OpGraph, path: PathLike) -> None:
-    """Write a graph to a `.json` or `.json.gz` file (see `baechi_lab.graph.formats.json_format`)."""
+    """Write a graph to a `.json` or `.json.gz` file (see `baechi_lab.graph.formats.json_format`).
+
+    Raises:
+        InvalidInput: not an OpGraph.
+        FormatError: the file cannot be written.
+    """
     if not isinstance(graph, OpGraph):
         raise InvalidInput(f"graph is a {type(graph).__name__}; save_graph writes an OpGraph")
     save(graph, path)
@@ -77,7 +82,11 @@ def save_cluster(cluster: Cluster, path: PathLike) -> None:
 
 
 def load_cluster(path: PathLike) -> Cluster:
-    """Read a cluster that `save_cluster` wrote; raises `FormatError` naming file, field and place."""
+    """Read a cluster that `bl.save_cluster` wrote.
+
+    Raises:
+        FormatError: an unreadable or foreign file; the message names file, field and place.
+    """
     return _expect(path, _located(path, lambda: _parse(_read(path))), Cluster)
 
 

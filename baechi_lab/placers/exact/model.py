@@ -1,4 +1,4 @@
-"""The scheduling problem of DESIGN section 4 as a CP-SAT model.
+"""The scheduling problem of docs/simulated-time.md as a CP-SAT model.
 
 Variables: x[g, d] "group g is on device d"; start of every op; per tensor and receiving device the start of its send and
 of its receive; where transfers queue, which of two producers ends first. Constraints:

@@ -52,8 +52,10 @@ class ExactProgress:
 class Exact(Placer):
     """The proven optimum of a small graph by constraint programming, or the proven gap (needs ortools).
 
-    Parameters:
-        time_limit: seconds for all but compiling. seed: of the solver and the warm start. workers: threads of the solver.
+    Args:
+        time_limit: seconds for all but compiling.
+        seed: of the solver and the warm start.
+        workers: threads of the solver.
         warm_start: share of the time that `search` may use for a first placement.
         callback: called with an `ExactProgress` ten times a second; returning True ends the proof with what is known.
     """

@@ -74,13 +74,14 @@ class Progress:
 class Search(Placer):
     """Anytime search from the best rule (or from `start`): moves groups and priorities until the budget is spent.
 
-    Parameters:
+    Args:
         time_limit: seconds, without those of compiling at the first use; 0 returns the start.
         evaluations: simulations, for results that do not depend on the machine.
         start: a placement, a placer's name, or None for the best of the fast rules.
         schedulers: "fifo", "planned" (priorities are searched too), or both.
         objective: "makespan", or "p90": the 90th percentile under errors of the profile of `error` (0.2: +-20 %).
-        workers: threads. callback: called with a `Progress` now and then; returning True stops the search.
+        workers: threads.
+        callback: called with a `Progress` now and then; returning True stops the search.
     """
 
     name = "search"

@@ -85,7 +85,8 @@ def profile(
         of the backward ops was paired is logged; `profile_with_report` returns it.
 
     Raises:
-        InvalidInput, UnknownNameError: options; whatever `bl.trace` raises. ExecutionError: the step cannot run, or
+        InvalidInput, UnknownNameError: options; whatever `bl.trace` raises.
+        ExecutionError: the step cannot run, or
             the process that measures it died or took longer than `timeout`.
 
     >>> import numpy as np, tensorflow as tf

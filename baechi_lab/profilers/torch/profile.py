@@ -91,7 +91,7 @@ def profile(
 ) -> OpGraph:  # fmt: skip
     """Profile a model into an OpGraph: one op per layer call and per function between layers, and its backward op.
 
-    Parameters:
+    Args:
         model: a module, or a `TorchStep` (then its inputs, atomic classes and optimizer states are taken).
         sample_inputs: a tensor, a tuple of positional arguments, or a dict of keywords.
         mode: "training" (forward and backward) or "inference"; by default what `model.training` says.

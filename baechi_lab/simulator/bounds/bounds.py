@@ -63,7 +63,9 @@ def bounds(graph: OpGraph, cluster: Cluster, effort: str = "normal", time_limit:
     - `forced-merges` (effort "high"): what every schedule within a makespan must do, up to a contradiction, with the
       colocation, separations and transfers that this forces (`bounds.merge`).
 
-    Raises `InfeasiblePlacement` when an op has no allowed device, `InvalidInput` for an unknown effort.
+    Raises:
+        InfeasiblePlacement: an op has no allowed device.
+        InvalidInput: an unknown effort.
 
     >>> from baechi_lab import Cluster, OpGraph
     >>> bounds(OpGraph.from_edges([5, 10, 10, 5]), Cluster.uniform(2))

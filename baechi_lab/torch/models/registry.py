@@ -27,7 +27,8 @@ def build(name: str, *, batch_size: int = 32, seed: int = 0, optimizer: str | No
     (inception_v3, resnet50) or `length` (tokens per sentence; transformer, gnmt, bert). `optimizer` is "sgd" or None.
 
     Raises:
-        UnknownNameError: no such model. InvalidInput: a keyword that it does not know, or a batch below 1.
+        UnknownNameError: no such model.
+        InvalidInput: a keyword that it does not know, or a batch below 1.
 
     >>> build("resnet50", batch_size=2, image_size=32, width=4, blocks=(1, 1), classes=5)
     <TorchStep 'resnet50': inputs [2, 3, 32, 32]>
