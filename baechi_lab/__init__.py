@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     )
     from .passes import list_passes
     from .passes.optimize import optimize
+    from .passes.unroll import unroll
     from .pipeline import Execute, Optimize, Pipeline, Place, Profile, Result, Simulate
     from .placers import ListScheduler, list_placers, place
     from .profilers import profile, trace
@@ -71,5 +72,5 @@ __all__ = [
     "__version__", "apply", "bounds", "check", "compare", "critical_path", "downward_rank", "execute", "export",
     "generators", "list_passes", "list_placers", "load_cluster", "load_graph", "measure_cluster", "measure_link", "models",
     "move", "optimize", "place", "profile", "ratios", "robustness", "save_cluster", "save_graph", "simulate", "sweep",
-    "throughput", "torch", "total_rank", "trace", "upward_rank",
+    "throughput", "torch", "total_rank", "trace", "unroll", "upward_rank",
 ]  # fmt: skip

@@ -44,6 +44,9 @@ class OpGraph:
         forward_of: int32[n], the forward op that a backward op belongs to, -1 for none.
         group_of: for a coarse graph, int32[original ops] -> op of this graph.
         source_key: for a coarse graph, `key` of the original graph.
+        copy_of, copied_key: for an unrolled graph (`bl.unroll`), int32[n], the micro-batch's op that each op copies or
+            belongs to, and `key` of the micro-batch's graph; a placement of that one is a placement of this one.
+        micro_batch: for an unrolled graph, int32[n], the micro-batch of each op, -1 for what is done once.
 
     Raises:
         CostError: a duration or size that is negative, NaN or infinite.
@@ -76,6 +79,9 @@ class OpGraph:
     forward_of: NDArray[Any] = None  # type: ignore[assignment]
     group_of: NDArray[Any] | None = None
     source_key: str | None = None
+    copy_of: NDArray[Any] | None = None
+    copied_key: str | None = None
+    micro_batch: NDArray[Any] | None = None
     name: str = "graph"
 
     def __post_init__(self) -> None:
@@ -101,8 +107,9 @@ class OpGraph:
             put(key, _integers(key, np.full(n, -1) if given is None else given, np.int32))
         put("colocation_names", tuple(self.colocation_names))
         put("allowed_sets", tuple(tuple(s) for s in self.allowed_sets))
-        if self.group_of is not None:
-            put("group_of", _integers("group_of", self.group_of, np.int32))
+        for key in ("group_of", "copy_of", "micro_batch"):
+            if getattr(self, key) is not None:
+                put(key, _integers(key, getattr(self, key), np.int32))
         if not self.tensor_names:
             put("tensor_names", default_tensor_names(self.tensor_producer))
         put("tensor_names", tuple(self.tensor_names))
@@ -179,8 +186,9 @@ class OpGraph:
             self.persistent_bytes, self.colocation, self.allowed, self.forward_of,
         ):  # fmt: skip
             digest.update(array.tobytes())
-        if self.group_of is not None:
-            digest.update(self.group_of.tobytes())
+        for column in (self.group_of, self.copy_of, self.micro_batch):
+            if column is not None:
+                digest.update(column.tobytes())
         text = (
             self.tensor_names,
             self.op_types,
@@ -188,7 +196,7 @@ class OpGraph:
             self.colocation_names,
             self.allowed_sets,
         )
-        digest.update(repr((text, self.source_key)).encode())
+        digest.update(repr((text, self.source_key, self.copied_key)).encode())
         return digest.hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -394,7 +402,11 @@ def _validate_tensors(graph: OpGraph) -> None:
     row = np.repeat(np.arange(tensors), np.diff(pointer))
     if len(row) and np.any((np.diff(row) == 0) & (np.diff(graph.consumers) <= 0)):
         raise InvalidInput("the consumers of one tensor must be ascending and each named once")
-    if tensors and len(set(zip(graph.tensor_producer.tolist(), graph.tensor_names, strict=True))) != tensors:
+    # Only the tensors of a producer with several can share a name.
+    same = graph.tensor_producer[1:] == graph.tensor_producer[:-1]
+    several = np.flatnonzero(np.append(same, False) | np.append(False, same)).tolist() if tensors else []
+    producer = graph.tensor_producer.tolist()
+    if len({(producer[t], graph.tensor_names[t]) for t in several}) != len(several):
         _check_distinct("tensor name", (graph.tensor_label(t) for t in range(tensors)), tensors)
 
 
@@ -421,7 +433,23 @@ def _validate_groups(graph: OpGraph) -> None:
         empty = np.setdiff1d(np.arange(n), graph.group_of)
         if any("/replicate/_" not in graph.names[i] for i in empty.tolist()):
             raise InvalidInput("group_of leaves an op of the coarse graph without members")
+    _validate_copies(graph)
     _check_colocated_allowed(graph)
+
+
+def _validate_copies(graph: OpGraph) -> None:
+    """An unrolled graph has all three columns, with one entry per op."""
+    given = [getattr(graph, key) is not None for key in ("copy_of", "copied_key", "micro_batch")]
+    if any(given) and not all(given):
+        raise InvalidInput("copy_of, copied_key and micro_batch belong together: give all three or none")
+    for key, lowest in (("copy_of", 0), ("micro_batch", -1)):
+        column = getattr(graph, key)
+        if column is None:
+            continue
+        _check_length(key, column, graph.n, "op")
+        if column.min(initial=lowest) < lowest:
+            bad = int(column.argmin())
+            raise InvalidInput(f"{key} of op {graph.names[bad]!r} is {column[bad]}; it must be at least {lowest}")
 
 
 def _check_colocated_allowed(graph: OpGraph) -> None:

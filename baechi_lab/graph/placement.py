@@ -83,23 +83,35 @@ class Placement:
     def on(self, graph: OpGraph) -> Placement:
         """This placement read for `graph`: itself, or a placement of groups spread over the original ops.
 
-        Members of a group keep the group's planned position; ties go by op index.
+        A placement of one micro-batch (or of its groups) is read for an unrolled graph as well. Members of a group, and
+        copies, keep the planned position; ties go by op index.
         Raises `InvalidInput` when it was made for another graph.
         """
         if self.graph_key == graph.key or (self.graph_key is None and self.n == graph.n):
             return self
         if self.group_of is not None and self.source_key == graph.key:
-            return replace(
-                self,
-                device=self.device[self.group_of],
-                order=None if self.order is None else self.order[self.group_of],
-                priority=None if self.priority is None else self.priority[self.group_of],
-                graph_key=graph.key,
-                group_of=None,
-                source_key=None,
-            )
+            return self._spread(self.group_of, graph)
+        if graph.copy_of is not None:
+            if self.graph_key == graph.copied_key or (
+                self.graph_key is None and self.n == graph.copy_of.max(initial=-1) + 1
+            ):
+                return self._spread(graph.copy_of, graph)
+            if self.group_of is not None and self.source_key == graph.copied_key:
+                return self._spread(self.group_of[graph.copy_of], graph)
         made_for = f"{self.n} ops" + (f" (groups of {len(self.group_of)} ops)" if self.group_of is not None else "")
         raise InvalidInput(f"the placement was made for another graph, of {made_for}; this graph has {graph.n} ops")
+
+    def _spread(self, over: NDArray[Any], graph: OpGraph) -> Placement:
+        """Op `i` of `graph` is placed as op `over[i]` of this placement."""
+        return replace(
+            self,
+            device=self.device[over],
+            order=None if self.order is None else self.order[over],
+            priority=None if self.priority is None else self.priority[over],
+            graph_key=graph.key,
+            group_of=None,
+            source_key=None,
+        )
 
     def checked(self, graph: OpGraph, devices: int) -> Placement:
         """`on(graph)`, with every device index below `devices`."""

@@ -14,6 +14,7 @@ BUILT_IN = {
     "fusion": "fusion:Fusion",
     "forward-only": "forward_only:ForwardOnly",
     "replicate": "replicate:Replicate",
+    "unroll": "unroll:Unroll",
 }
 """Name -> module:class below `baechi_lab.passes`."""
 
@@ -51,6 +52,6 @@ def list_passes() -> dict[str, str]:
     """Every pass with its one line.
 
     >>> sorted(list_passes())
-    ['colocation', 'coplacement', 'forward-only', 'fusion', 'replicate']
+    ['colocation', 'coplacement', 'forward-only', 'fusion', 'replicate', 'unroll']
     """
     return {name: (pass_class(name).__doc__ or "").strip().splitlines()[0] for name in BUILT_IN}

@@ -118,6 +118,9 @@ def _write_graph(graph: OpGraph) -> dict[str, Any]:
         out["colocation_groups"] = list(graph.colocation_names)
     if graph.allowed_sets:
         out["allowed_sets"] = [list(x) for x in graph.allowed_sets]
+    if graph.copy_of is not None and graph.micro_batch is not None:
+        ops["copy_of"], ops["micro_batch"] = column(graph.copy_of), column(graph.micro_batch)
+        out["copied_key"] = graph.copied_key
     return {**out, **_write_groups(graph)}
 
 
@@ -139,6 +142,9 @@ def _read_graph(document: Mapping[str, Any]) -> OpGraph:
     for key, table in (("colocation", len(groups)), ("allowed", len(sets)), ("forward_of", n)):
         if key in ops:
             optional[key] = codes(ops, key, table, "ops", lowest=-1)
+    if "copied_key" in document:
+        optional |= {key: integers(ops, key, "ops") for key in ("copy_of", "micro_batch") if key in ops}
+        optional["copied_key"] = document["copied_key"]
     if "type" in ops:
         types = texts(document, "op_types") if "op_types" in document else ()
         optional["op_types"] = tuple(types[k] for k in codes(ops, "type", len(types), "ops").tolist())

@@ -7,7 +7,7 @@ op name), `unread` ({tensor: bytes} that nobody reads), `outputs` (the names of 
 Edge attributes: `size_bytes` (required), `tensor` (which output of the producer it is), or `tensors`
 ({tensor: bytes}, adding up to `size_bytes`) where the consumer reads several. Without `tensor`, all edges of one
 producer with one size are one tensor. Graph attributes: `name`, `colocation_groups`, `allowed_sets`, `group_of`,
-`source_key`.
+`source_key`, `copy_of`, `copied_key`, `micro_batch`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ def to_networkx(graph: OpGraph) -> networkx.DiGraph:
     for key, value in (("colocation_groups", graph.colocation_names), ("allowed_sets", graph.allowed_sets)):
         if value:
             made.graph[key] = [x if isinstance(x, str) else list(x) for x in value]
-    if graph.group_of is not None:
-        made.graph["group_of"] = graph.group_of.tolist()
-    if graph.source_key is not None:
-        made.graph["source_key"] = graph.source_key
+    for key in ("group_of", "copy_of", "micro_batch"):
+        if getattr(graph, key) is not None:
+            made.graph[key] = getattr(graph, key).tolist()
+    for key in ("source_key", "copied_key"):
+        if getattr(graph, key) is not None:
+            made.graph[key] = getattr(graph, key)
     made.add_nodes_from((graph.names[i], _node_attributes(graph, i)) for i in range(graph.n))
     plain = np.diff(graph.output_ptr)[graph.tensor_producer] == 1
     for tensor in range(graph.tensor_count):
@@ -126,13 +128,15 @@ def from_networkx(graph: networkx.DiGraph, name: str | None = None) -> OpGraph:
         columns[key] = np.array(given, dtype=np.int64)
     for key in ("colocation", "allowed"):
         columns[key] = np.array(columns[key], dtype=np.int32)
-    group_of = graph.graph.get("group_of")
+    for key in ("group_of", "copy_of", "micro_batch"):
+        if key in graph.graph:
+            columns[key] = np.array(graph.graph[key], dtype=np.int32)
     return OpGraph(
         names=tuple(names),
         colocation_names=tuple(groups),
         allowed_sets=tuple(sets),
-        group_of=None if group_of is None else np.array(group_of, dtype=np.int32),
         source_key=graph.graph.get("source_key"),
+        copied_key=graph.graph.get("copied_key"),
         name=name if name is not None else str(graph.graph.get("name") or "graph"),
         **_tensors(graph, nodes, names),
         **columns,

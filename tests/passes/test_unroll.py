@@ -1,0 +1,223 @@
+"""Unrolling: what is copied, what is done once, what is added, and what it costs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.passes.roles import BACKWARD, FORWARD, SETUP, UPDATE, roles
+from baechi_lab.passes.unroll import unroll, us_per_byte_moved
+
+DATA = Path(__file__).parents[2] / "data"
+W, X, MUL, LOSS, GRAD, SUM, CLIP, RATE, APPLY = range(9)
+
+
+@pytest.fixture
+def step():
+    """A weight, a product, its gradient (two parts added up), clipping and the update."""
+    edges = [
+        (W, MUL, 4000), (W, APPLY, 8), (X, MUL, 400), (MUL, LOSS, 400), (LOSS, GRAD, 4), (X, GRAD, 400),
+        (GRAD, SUM, 4000), (SUM, CLIP, 4000), (CLIP, APPLY, 4000), (RATE, APPLY, 4),
+    ]  # fmt: skip
+    return bl.OpGraph.from_edges(
+        [0.0, 1.0, 10.0, 2.0, 20.0, 8.0, 3.0, 1.0, 4.0],
+        edges,
+        names=["w", "x", "mul", "loss", "grad", "sum", "clip", "rate", "apply"],
+        op_types=[
+            "VarHandleOp",
+            "Placeholder",
+            "MatMul",
+            "Mean",
+            "MatMul",
+            "AddN",
+            "Mul",
+            "Const",
+            "ResourceApplyAdam",
+        ],
+        forward_of=[-1, -1, -1, -1, MUL, -1, -1, -1, -1],
+        persistent_bytes=[12000, 0, 0, 0, 0, 0, 0, 0, 0],
+        temp_bytes=[0, 0, 50, 0, 60, 0, 0, 0, 0],
+        colocation=[0, -1, -1, -1, -1, -1, -1, -1, 0],
+        colocation_names=("w",),
+    )
+
+
+def test_roles(step):
+    # Only the gradient reads the loss, so it goes with the backward pass.
+    expected = [SETUP, FORWARD, FORWARD, BACKWARD, BACKWARD, BACKWARD, UPDATE, UPDATE, UPDATE]
+    assert roles(step).tolist() == expected
+
+
+def test_what_is_copied_and_what_is_not(step):
+    made = unroll(step, 3)
+    per_batch = ["x", "mul", "loss", "grad", "sum"]
+    assert made.names == (
+        "w", *(f"{name}/mb0" for name in per_batch),
+        *(f"{name}/mb1" for name in per_batch), "sum/accumulate0/mb1",
+        *(f"{name}/mb2" for name in per_batch), "sum/accumulate0/mb2",
+        "clip", "rate", "apply",
+    )  # fmt: skip
+    assert made.micro_batch.tolist() == [-1, *[0] * 5, *[1] * 6, *[2] * 6, -1, -1, -1]
+    assert made.persistent_bytes.sum() == step.persistent_bytes.sum()
+    assert np.array_equal(made.order, np.arange(made.n))
+    again = {made.names[i]: made.names[made.forward_of[i]] for i in np.flatnonzero(made.forward_of >= 0)}
+    assert again == {f"grad/mb{k}": f"mul/mb{k}" for k in range(3)}
+
+
+def test_gradients_are_added_one_after_the_other_and_updated_once(step):
+    made = unroll(step, 3)
+    reads = {
+        made.names[i]: sorted(made.tensor_label(t) for t in made.inputs[1][made.inputs[0][i] : made.inputs[0][i + 1]])
+        for i in range(made.n)
+    }
+    assert reads["sum/accumulate0/mb1"] == ["sum/mb0:0", "sum/mb1:0"]
+    assert reads["sum/accumulate0/mb2"] == ["sum/accumulate0/mb1:0", "sum/mb2:0"]
+    assert reads["clip"] == ["sum/accumulate0/mb2:0"]
+    assert reads["mul/mb2"] == ["w:1", "x/mb2:0"]  # the weight is read where it is, by every micro-batch
+    # The graph's own addition reads 4000 and writes 4000 bytes in 8 us; accumulating reads 8000 and writes 4000.
+    adding = made.duration_us[made.index["sum/accumulate0/mb1"]]
+    assert adding == pytest.approx(8.0 * 12000 / 8000)
+    assert made.duration_us.sum() == pytest.approx(3 * (1 + 10 + 2 + 20 + 8) + 2 * adding + 3 + 1 + 4)
+
+
+def test_bandwidth_comes_from_additions_then_updates_then_the_fastest_op(step):
+    assert us_per_byte_moved(step, step.duration_us, roles(step) == UPDATE) == 8.0 / 8000
+    plain = step.replace(op_types=tuple("Concat" if t == "AddN" else t for t in step.op_types))
+    # clip reads and writes 4000 bytes in 3 us; apply reads 8 + 4000 + 4 in 4 us, too little to count; "sum", read by
+    # clip alone and after the gradients, is no addition any more and is done once: 8000 bytes in 8 us
+    assert us_per_byte_moved(plain, plain.duration_us, roles(plain) == UPDATE) == (3.0 + 8.0) / (8000 + 8000)
+    chain = bl.OpGraph.from_edges([5.0, 2.0, 9.0], [(0, 1, 8000), (1, 2, 8000)])
+    assert us_per_byte_moved(chain, chain.duration_us, np.zeros(3, dtype=bool)) == 2.0 / 16000
+    assert us_per_byte_moved(bl.OpGraph.from_edges([1.0]), np.ones(1), np.zeros(1, dtype=bool)) == 0.0
+
+
+def test_a_placement_of_the_micro_batch_places_every_copy(step):
+    cluster = bl.Cluster.uniform(2, link=bl.Link(1.0, 0.001))
+    made = unroll(step, 4)
+    hand = bl.Placement(device=[0, 1, 1, 1, 1, 0, 0, 0, 0])
+    placer = bl.place(step, cluster, "m-etf")
+    groups = bl.optimize(step)
+    coarse = bl.place(groups, cluster, "m-etf")
+    for placed in (hand, placer, coarse):
+        device = placed.on(step).device
+        assert placed.on(made).device.tolist() == device[made.copy_of].tolist()
+        timeline = bl.simulate(made, cluster, placed)
+        assert bl.check(made, cluster, placed, timeline) == ()
+    assert hand.on(made).device[made.index["sum/accumulate0/mb1"]] == 0  # where the gradient is
+    with pytest.raises(bl.InvalidInput, match="made for another graph"):
+        bl.Placement(device=[0, 1]).on(made)
+
+
+def test_one_micro_batch_is_the_graph_itself(step):
+    made = unroll(step, 1)
+    assert made.names == step.names and made.key == step.key
+    assert made.micro_batch.tolist() == [-1, 0, 0, 0, 0, 0, -1, -1, -1]
+    assert bl.Placement(device=[1] * 9).on(made).device.tolist() == [1] * 9
+
+
+def test_weights_kept_by_the_ops_themselves_are_there_once_and_keep_copies_together():
+    """As in PyTorch's layer graphs: no variables, no updates."""
+    graph = bl.OpGraph.from_edges(
+        [1.0, 2.0], [(0, 1, 8)], names=["layer", "layer/backward"], persistent_bytes=[100, 0], forward_of=[-1, 0]
+    )
+    made = unroll(graph, 3)
+    assert made.persistent_bytes.tolist() == [100, 0, 0, 0, 0, 0]
+    assert made.colocation.tolist() == [0, -1] * 3 and made.colocation_names == ("layer",)
+    assert made.duration_us.sum() == 3 * 3.0
+
+
+def test_an_inference_graph_and_an_empty_one():
+    graph = bl.OpGraph.from_edges([1.0, 2.0], [(0, 1, 8)])
+    made = unroll(graph, 2)
+    assert made.names == ("op0/mb0", "op1/mb0", "op0/mb1", "op1/mb1")
+    assert unroll(bl.OpGraph.from_edges([]), 5).n == 0
+
+
+def test_moving_averages_are_sums_too():
+    """A forward value that an update reads is accumulated like a gradient; the update does not make the rest wait."""
+    graph = bl.OpGraph.from_edges(
+        [0.0, 5.0, 1.0, 7.0, 6.0],
+        [(0, 2, 8), (1, 2, 400), (1, 3, 400), (3, 4, 400), (0, 3, 8)],
+        names=["mean", "x", "assign", "layer", "gradient"],
+        op_types=["VarHandleOp", "Placeholder", "AssignSubVariableOp", "Relu", "ReluGrad"],
+        forward_of=[-1, -1, -1, -1, 3],
+    )
+    assert roles(graph).tolist() == [SETUP, FORWARD, UPDATE, FORWARD, BACKWARD]
+    made = unroll(graph, 2)
+    assert "x/accumulate0/mb1" in made.names
+
+
+def test_a_write_that_the_backward_pass_waits_for_belongs_to_the_micro_batch():
+    graph = bl.OpGraph.from_edges(
+        [1.0] * 4,
+        [(0, 1, 8), (1, 2, 8), (2, 3, 8)],
+        op_types=["Placeholder", "AssignVariableOp", "Relu", "ReluGrad"],
+        forward_of=[-1, -1, -1, 2],
+    )
+    assert UPDATE not in roles(graph)
+
+
+def test_random_numbers_are_drawn_for_every_micro_batch():
+    graph = bl.OpGraph.from_edges(
+        [1.0] * 4,
+        [(0, 1, 8), (1, 3, 8), (2, 3, 8)],
+        op_types=["Const", "RandomUniform", "Placeholder", "Mul"],
+    )
+    assert roles(graph).tolist() == [SETUP, FORWARD, FORWARD, FORWARD]
+
+
+def test_a_batch_that_is_a_constant_is_still_a_batch():
+    graph = bl.OpGraph.from_edges([1.0] * 3, [(0, 2, 8), (1, 2, 8)], op_types=["Const", "VarHandleOp", "MatMul"])
+    assert roles(graph).tolist() == [FORWARD, SETUP, FORWARD]
+
+
+@pytest.mark.parametrize("name", ["gnmt-length40-batch64", "inception_v3-batch32"])
+def test_profiled_tensorflow_graphs(name):
+    graph = bl.load_graph(DATA / f"{name}.json.gz")
+    role, count = roles(graph), 3
+    made = unroll(graph, count)
+    each = (role == FORWARD) | (role == BACKWARD)
+    sums = [i for i in range(made.n) if made.op_types[i] == "Accumulate"]
+    assert made.n == count * each.sum() + (~each).sum() + len(sums)
+    assert made.persistent_bytes.sum() == graph.persistent_bytes.sum()
+    applied = [i for i, t in enumerate(graph.op_types) if "Apply" in t]
+    assert applied and all(role[applied] == UPDATE)
+    backward = graph.forward_of >= 0
+    constant = np.array([t == "Const" for t in graph.op_types])
+    assert np.all(role[backward & ~constant] == BACKWARD) and np.all(role[backward & constant] == SETUP)
+    once, per = graph.duration_us[~each].sum(), graph.duration_us[each].sum()
+    added = made.duration_us[sums].sum()
+    assert made.duration_us.sum() == pytest.approx(count * per + once + added)
+    assert 0 < added < 0.1 * per
+    single = bl.Placement(device=np.zeros(graph.n, dtype=np.int32))
+    cluster = bl.Cluster.uniform(1, memory_bytes=1 << 40)
+    assert bl.simulate(made, cluster, single).makespan_us == pytest.approx(made.duration_us.sum())
+
+
+def test_generated_training_graphs():
+    graph = bl.generators.unrolled_rnn(6, 2)
+    role = roles(graph)
+    kinds = {t: {int(role[i]) for i in range(graph.n) if graph.op_types[i] == t} for t in set(graph.op_types)}
+    assert kinds["Variable"] == {SETUP} and kinds["Update"] == {UPDATE}
+    assert kinds["MatMulGrad"] == {BACKWARD} and kinds["MatMul"] == {FORWARD}
+    assert kinds["AddN"] <= {FORWARD, BACKWARD}
+
+
+def test_files_keep_the_columns(step, tmp_path):
+    made = unroll(step, 2)
+    bl.save_graph(made, tmp_path / "unrolled.json")
+    assert bl.load_graph(tmp_path / "unrolled.json") == made
+    assert bl.OpGraph.from_networkx(made.to_networkx()) == made
+
+
+def test_bad_input(step):
+    for count in (0, -1, 1.5, True, "8", None):
+        with pytest.raises(bl.InvalidInput, match=r"micro_batches is .*; it must be a whole number of at least 1"):
+            bl.unroll(step, micro_batches=count)
+    with pytest.raises(bl.InvalidInput, match="unrolled already"):
+        unroll(unroll(step, 2), 2)
+    with pytest.raises(bl.InvalidInput, match="graph is a str; it must be an OpGraph"):
+        unroll("graph", 2)
+    with pytest.raises(bl.InvalidInput, match="belong together"):
+        step.replace(copy_of=np.arange(9))
