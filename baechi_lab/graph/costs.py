@@ -5,17 +5,35 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InfeasiblePlacement
+from ..errors import CostError, InfeasiblePlacement
 from .cluster import Cluster
-from .opgraph import OpGraph
+from .opgraph import MOST_US, OpGraph
 
 
 def durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
-    """float64[n, devices]: `duration_us(op, kind) / speed` in microseconds (docs/simulated-time.md)."""
+    """float64[n, devices]: `duration_us(op, kind) / speed` in microseconds (docs/simulated-time.md).
+
+    Raises `CostError` where all ops and transfers in a row would take longer than floating point can add up.
+    """
     table = np.empty((graph.n, cluster.n), dtype=np.float64)
-    for d, device in enumerate(cluster.devices):
-        table[:, d] = graph.duration_by_kind.get(device.kind, graph.duration_us) / device.speed
+    with np.errstate(over="ignore"):
+        for d, device in enumerate(cluster.devices):
+            table[:, d] = graph.duration_by_kind.get(device.kind, graph.duration_us) / device.speed
+        _check_longest(graph, cluster, float(table.max(axis=1, initial=0.0).sum()))
     return table
+
+
+def _check_longest(graph: OpGraph, cluster: Cluster, work: float) -> None:
+    sent = cluster.latency_us.max() * graph.edge_count
+    sent += cluster.us_per_byte.max() * float(
+        np.dot(graph.tensor_bytes, np.diff(graph.consumer_ptr).astype(np.float64))
+    )
+    sent += 2 * cluster.overhead_us.max() * graph.edge_count
+    if not work + sent <= MOST_US:
+        raise CostError(
+            f"at the cluster's lowest speeds the ops take {work:g} us and on its slowest links their transfers {sent:g} us; "
+            f"at most {MOST_US:g} can be added up"
+        )
 
 
 def placed_durations(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32]) -> NDArray[np.float64]:

@@ -18,6 +18,9 @@ from .kernels.csr import distinct, frozen, offsets, topological_order, transpose
 if TYPE_CHECKING:
     import networkx
 
+MOST_US, MOST_BYTES = 1e150, 2**61 - 1
+"""All durations of a graph, and all of its bytes, may add up to this: sums stay exact integers, and products finite."""
+
 CONTROL_BYTES = 4
 """Size of the tensor that stands for a control dependency (docs/simulated-time.md)."""
 
@@ -380,8 +383,24 @@ def validate(graph: OpGraph) -> None:
     for key in ("duration_us", "temp_bytes", "persistent_bytes"):
         _check_cost(graph, key, getattr(graph, key), lambda i: f"op {graph.names[i]!r}")
     _validate_tensors(graph)
+    _check_sums(graph)
     _validate_groups(graph)
     _ = graph.order  # raises CycleError
+
+
+def _check_sums(graph: OpGraph) -> None:
+    """Refuse what no schedule could add up: times beyond floating point, bytes beyond 64 bits."""
+    with np.errstate(over="ignore"):
+        for kind, column in {"": graph.duration_us, **graph.duration_by_kind}.items():
+            if not (total := float(column.sum())) <= MOST_US:
+                label = f"duration_by_kind[{kind!r}]" if kind else "duration_us"
+                raise CostError(f"{label} adds up to {total:g} us over all ops; at most {MOST_US:g} can be added up")
+    # As float64, which is near enough to decide and cannot wrap around.
+    held = [float(x.sum(dtype=np.float64)) for x in (graph.persistent_bytes, graph.temp_bytes, graph.tensor_bytes)]
+    if sum(held) > MOST_BYTES:
+        raise CostError(
+            f"persistent_bytes, temp_bytes and size_bytes add up to {sum(held):g}; at most {MOST_BYTES} can be added up"
+        )
 
 
 def _validate_tensors(graph: OpGraph) -> None:

@@ -40,6 +40,17 @@ class Meets:
             self._known[a, b] = self._compute(self.table[a], self.table[b])
         return self._known[a, b]
 
+    def covered(self, a: int, b: int) -> int | None:
+        """The meet, where one of the two lists lies within the other (`ANY` holds every list); else None.
+
+        A set of ops that is joined by this rule alone may run wherever one of its own ops may. So joining ops that need
+        not share a device makes no graph impossible, whatever the cluster; a meet of two overlapping lists could.
+        """
+        met = self.meet(a, b)
+        if met is None or ANY in (a, b) or (a == b and a != UNCLEAR):
+            return met
+        return met if met != UNCLEAR and set(self.table[met]) in (set(self.table[a]), set(self.table[b])) else None
+
     def _compute(self, first: Names, second: Names) -> int | None:
         common = tuple(x for x in first if x in second)
         if len({*map(_is_name, first), *map(_is_name, second)}) == 1 or len(common) in (
@@ -70,8 +81,11 @@ def common_allowed(graph: OpGraph, group: NDArray[Any], groups: int) -> tuple[ND
     member = np.flatnonzero((group >= 0) & (graph.allowed >= 0))
     width = len(graph.allowed_sets) + 1
     pair, first = np.unique(group[member].astype(np.int64) * width + graph.allowed[member], return_index=True)
-    for key, op in zip(pair.tolist(), member[first].tolist(), strict=True):
-        at, code = divmod(key, width)
+    # Short lists first: one that lies within all others then decides, where two of the others alone would be unclear.
+    length = np.array([len(set(names)) for names in graph.allowed_sets], dtype=np.int64)
+    for k in np.lexsort((length[pair % width], pair // width)).tolist() if len(pair) else ():
+        at, code = divmod(int(pair[k]), width)
+        op = int(member[first[k]])
         met = meets.meet(int(found[at]), code)
         if met is None:
             raise ColocationError(
@@ -86,3 +100,11 @@ def spread(graph: OpGraph, group: NDArray[Any], found: NDArray[np.int32]) -> NDA
     """Per op the code of its group's common list; its own where it has no group or the common list is unclear."""
     code = np.where(group >= 0, found[group], UNCLEAR) if len(found) else np.full(graph.n, UNCLEAR)
     return np.where(code == UNCLEAR, graph.allowed, code).astype(np.int32)
+
+
+def with_group_lists(graph: OpGraph) -> OpGraph:
+    """The graph with the common list of its colocation group for every op; where that is unclear, its own."""
+    found, meets = common_allowed(graph, graph.colocation, len(graph.colocation_names))
+    code = spread(graph, graph.colocation, found)
+    same = np.array_equal(code, graph.allowed)
+    return graph if same else graph.replace(allowed=code, allowed_sets=tuple(meets.table))

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from ..errors import InvalidInput
 from ..graph import OpGraph
 from ..graph.kernels.csr import distinct
-from .allowed import Meets
 from .base import Pass
 from .forward_only import backward_ops, helper_ops
+from .joining import Groups
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class CoPlacement(Pass):
     belongs to no group joins the one group that holds all of its readers; (iv, `cells`) the ops of one cell join: those
     whose name (for a backward op, its forward op's) agrees up to a component that matches the regular expression
     `cells`; members of a given group are left out of this rule. The groups of the result are the closure of the rules
-    and of the given colocation groups, by union-find in op order, and are written as colocation groups. Two ops whose
-    allowed lists conflict are never joined.
+    and of the given colocation groups, by union-find in op order, and are written as colocation groups. Ops are joined
+    only where the allowed list of one side lies within that of the other, so that a group may run wherever one of its
+    ops may: no cluster that could run the ops is refused for a group that the rules made.
 
     `cells`: paper B "applies the co-placement optimization to LSTM cell operators and also to attention operators"
     (section 5.1). In its TensorFlow 1.12 an LSTM cell is one object per layer, called at every time step, so the
@@ -72,8 +73,7 @@ class CoPlacement(Pass):
             )
 
     def apply(self, graph: OpGraph) -> OpGraph:
-        joined = _Groups(graph)
-        joined.join_all(*_given_groups(graph))
+        joined = Groups(graph)
         if self.backward:
             member = np.flatnonzero(graph.forward_of >= 0)
             joined.join_all(member, graph.forward_of[member])
@@ -96,20 +96,12 @@ class CoPlacement(Pass):
             _join_constants(graph, joined, limit)
         return _as_colocation(graph, joined.roots())
 
-    def _join_variables(self, graph: OpGraph, joined: _Groups, limit: float | None) -> None:
+    def _join_variables(self, graph: OpGraph, joined: Groups, limit: float | None) -> None:
         """Rule (i) for given groups: one that a single group reads joins it."""
         unit = joined.roots()
         source, reader = _only_readers(graph, unit, self.readers)
         given = np.isin(source, unit[graph.colocation >= 0])
         joined.join_all(source[given], reader[given], limit)
-
-
-def _given_groups(graph: OpGraph) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Every member of a colocation group, and the group's first member."""
-    member = np.flatnonzero(graph.colocation >= 0)
-    first = np.full(len(graph.colocation_names), graph.n, dtype=np.int64)
-    np.minimum.at(first, graph.colocation[member], member)
-    return member, first[graph.colocation[member]]
 
 
 def _cells(graph: OpGraph, pattern: str) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -144,7 +136,7 @@ def _only_readers(graph: OpGraph, cell: NDArray[Any], readers: str) -> tuple[NDA
     return source[only], reader[only]
 
 
-def _join_constants(graph: OpGraph, joined: _Groups, limit: float | None) -> None:
+def _join_constants(graph: OpGraph, joined: Groups, limit: float | None) -> None:
     """Rule (iii): single ops that read nothing join the group that holds all of their readers."""
     pointer, successor = (a.tolist() for a in graph.successors)
     roots = joined.roots()
@@ -153,43 +145,6 @@ def _join_constants(graph: OpGraph, joined: _Groups, limit: float | None) -> Non
         readers = {root[reader] for reader in successor[pointer[op] : pointer[op + 1]]}
         if root[op] == op and len(readers) == 1:
             joined.join(op, readers.pop(), limit)
-
-
-class _Groups:
-    """Union-find over ops; every set keeps its smallest member as root, its work, and what it may run on."""
-
-    def __init__(self, graph: OpGraph):
-        self.parent = list(range(graph.n))
-        self.work = graph.duration_us.tolist()
-        self.code = graph.allowed.tolist()
-        self.meets = Meets(graph.allowed_sets)
-
-    def root(self, op: int) -> int:
-        parent = self.parent
-        while parent[op] != op:
-            parent[op] = op = parent[parent[op]]
-        return op
-
-    def join_all(self, left: NDArray[Any], right: NDArray[Any], limit: float | None = None) -> None:
-        """Join the pairs in order."""
-        for a, b in zip(left.tolist(), right.tolist(), strict=True):
-            self.join(a, b, limit)
-
-    def join(self, a: int, b: int, limit: float | None) -> None:
-        """Join the sets of two ops, unless their lists conflict or the work would exceed `limit`."""
-        a, b = self.root(a), self.root(b)
-        if a == b or (limit is not None and self.work[a] + self.work[b] > limit):
-            return
-        met = self.meets.meet(self.code[a], self.code[b])
-        if met is not None:
-            low, high = min(a, b), max(a, b)
-            self.parent[high] = low
-            self.work[low] += self.work[high]
-            self.code[low] = met
-
-    def roots(self) -> NDArray[np.int64]:
-        """int64[n]: the smallest member of every op's set."""
-        return np.array([self.root(op) for op in range(len(self.parent))], dtype=np.int64)
 
 
 def _as_colocation(graph: OpGraph, root: NDArray[np.int64]) -> OpGraph:

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from ..graph import OpGraph
 from ..graph.kernels.csr import distinct, offsets
-from .allowed import Meets
+from .allowed import with_group_lists
 from .base import Pass
 from .contraction import coarse_graph, group_edges, grouped_sum, member_peak, number_groups
+from .joining import Groups
 
 Ints = NDArray[np.int64]
 
@@ -46,6 +47,7 @@ class ForwardOnly(Pass):
         descends = backward_ops(graph)
         if not descends.any():
             return graph
+        graph = with_group_lists(graph) if graph.allowed_sets else graph
         backward = descends | helper_ops(graph, descends)
         home = _homes(graph, backward, descends)
         if np.array_equal(home, np.arange(graph.n)):
@@ -123,14 +125,14 @@ def _unit_targets(graph: OpGraph, unit: Ints, descends: NDArray[np.bool_], backw
 
 
 def _without_conflicts(graph: OpGraph, guide: Ints) -> Ints:
-    """Leave out, in op order, members whose allowed devices conflict with those of the group so far."""
+    """Leave out, in op order, members that would leave a coarse op, or its colocation group, a list that no op has."""
     if not graph.allowed_sets:
         return guide
-    meets, code, own = Meets(graph.allowed_sets), graph.allowed.tolist(), guide.copy()
-    for op in np.flatnonzero((guide != np.arange(graph.n)) & (graph.allowed >= 0)).tolist():
+    joined, code, own = Groups(graph), graph.allowed.tolist(), guide.copy()
+    for op in np.flatnonzero(guide != np.arange(graph.n)).tolist():
         home = int(guide[op])
-        met = meets.meet(code[home], code[op])
-        if met is None or met < -1:
+        met = joined.meets.covered(code[home], code[op])
+        if met is None or not joined.join(home, op):
             own[op] = op
         else:
             code[home] = met

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..graph import OpGraph
 from ..graph.kernels.csr import distinct
-from .allowed import UNCLEAR, common_allowed, spread
+from .allowed import with_group_lists
 from .base import Pass
 from .components import components
 from .contraction import contract
@@ -36,11 +36,10 @@ class Fusion(Pass):
     name: ClassVar[str] = "fusion"
 
     def apply(self, graph: OpGraph) -> OpGraph:
-        found, meets = common_allowed(graph, graph.colocation, len(graph.colocation_names))
+        graph = with_group_lists(graph)
         # Ops of one group whose allowed lists cannot be combined into one list must stay apart.
-        code = spread(graph, graph.colocation, found)
-        codes = len(meets.table) - UNCLEAR
-        key = np.where(graph.colocation >= 0, graph.colocation * np.int64(codes) + (code - UNCLEAR), -1)
+        codes = len(graph.allowed_sets) + 1
+        key = np.where(graph.colocation >= 0, graph.colocation * np.int64(codes) + graph.allowed + 1, -1)
         return contract(graph, fuse(graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64), key))
 
 

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab import Cluster, CostError, Link, OpGraph
+from baechi_lab.graph import durations
 
 
 def graph(duration=(1, 1, 1), edges=((0, 1, 4), (1, 2, 4)), **columns):
@@ -181,3 +183,29 @@ def test_timeline_as_a_table():
     assert timeline.busy_us.tolist() == [1, 2]
     assert timeline.idle_us.tolist() == [6 - 1, 6 - 2]
     assert timeline.moved_bytes == 4
+
+
+def test_what_cannot_be_added_up_is_refused():
+    """Four ops of 1e308 us: their sum is infinite, and list schedulers waited for it for ever."""
+    with pytest.raises(CostError, match="duration_us adds up to inf us"):
+        OpGraph.from_edges([1e308] * 4, [(0, 1, 4), (1, 2, 4)])
+    with pytest.raises(CostError, match=r"duration_by_kind\['cpu'\] adds up to 2e\+307 us"):
+        OpGraph.from_edges([1, 1], duration_by_kind={"cpu": [1e307, 1e307]})
+    with pytest.raises(CostError, match="add up to"):
+        OpGraph.from_edges([1, 1], [(0, 1, 2**60)], persistent_bytes=[2**60, 0], temp_bytes=[0, 2**60])
+    assert OpGraph.from_edges([1, 1], [(0, 1, 2**60)], persistent_bytes=[2**59, 0]).n == 2
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        (Cluster.uniform(2, speed=1e-200), "the ops take"),
+        (Cluster.uniform(2, link=Link(1e200, 0.0)), "transfers"),
+        (Cluster.uniform(2, link=Link(0.0, 1e200)), "transfers"),
+        (Cluster.uniform(2, link=Link(0.0, 0.0, overhead_us=1e200)), "transfers"),
+    ],
+)
+def test_devices_and_links_count_in_the_sum(cluster, said):
+    graph = OpGraph.from_edges([1.0, 1.0], [(0, 1, 4)])
+    with pytest.raises(CostError, match=said):
+        durations(graph, cluster)

@@ -161,3 +161,54 @@ def test_components_equal_networkx(n, pairs):
             expected[node] = min(part)
     a, b = (np.array([p[k] for p in kept], dtype=np.int64) for k in (0, 1))
     assert components(n, a, b).tolist() == expected
+
+
+MIXED = (
+    ("gpu",),
+    ("gpu:0",),
+    ("cpu",),
+    ("gpu", "cpu"),
+    ("cpu", "tpu"),
+    ("gpu:0", "cpu:0"),
+    ("tpu:0", "gpu"),
+    ("cpu:0",),
+)
+
+
+def test_groups_that_the_passes_make_never_refuse_a_graph():
+    """Lists of gpu, gpu:0 and cpu: joining the first two hid that the third cannot follow."""
+    graph = bl.OpGraph.from_edges(
+        [1, 1, 1], [(1, 2, 100), (2, 0, 16)], allowed=[0, 1, 2], allowed_sets=(("gpu",), ("gpu:0",), ("cpu",))
+    )
+    cluster = bl.Cluster((bl.Device("gpu:0", "gpu", 10**9), bl.Device("cpu:0", "cpu", 10**9)))
+    assert bl.place(bl.optimize(graph, cluster), cluster, "m-etf").on(graph).device.tolist() == [0, 0, 1]
+    assert bl.place(graph, cluster, "auto").device.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("forward_only", [True, False])
+def test_what_a_cluster_can_run_it_can_run_optimized(forward_only):
+    rng, possible = np.random.default_rng(7), 0
+    for _ in range(250):
+        n = int(rng.integers(2, 8))
+        edges = [(i, j, int(rng.integers(1, 3))) for i in range(n) for j in range(i + 1, n) if rng.random() < 0.4]
+        colocation = np.where(rng.random(n) < 0.3, rng.integers(0, 2, n), -1)
+        forward = [int(rng.integers(0, i)) if i > n // 2 and rng.random() < 0.7 else -1 for i in range(n)]
+        try:
+            graph = bl.OpGraph.from_edges(
+                rng.integers(1, 5, n), edges, allowed=rng.integers(-1, len(MIXED), n), allowed_sets=MIXED,
+                colocation=colocation, colocation_names=("a", "b"), forward_of=forward,
+            )  # fmt: skip
+        except bl.BaechiLabError:
+            continue
+        names = rng.choice(["gpu:0", "gpu:1", "cpu:0", "tpu:0"], 3, replace=False)
+        cluster = bl.Cluster(tuple(bl.Device(x, x[:3], 10**6) for x in names))
+        try:
+            bl.graph.allowed_devices(graph, cluster)
+        except bl.BaechiLabError:
+            continue
+        possible += 1
+        for known in (None, cluster):
+            coarse = bl.optimize(graph, known, forward_only=forward_only)
+            placed = bl.place(coarse, cluster, "m-etf").on(graph)
+            assert not bl.simulate(graph, cluster, placed).violations
+    assert possible > 25

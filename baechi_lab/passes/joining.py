@@ -1,0 +1,75 @@
+"""Joining ops into groups that may run wherever one of their ops may."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import OpGraph
+from .allowed import UNCLEAR, Meets
+
+
+class Groups:
+    """Union-find over ops; every set keeps its smallest member as root, its work, and what it may run on.
+
+    It begins with the given colocation groups, whose ops must share a device whatever their lists say.
+    """
+
+    def __init__(self, graph: OpGraph):
+        self.parent = list(range(graph.n))
+        self.work = graph.duration_us.tolist()
+        self.code = graph.allowed.tolist()
+        self.meets = Meets(graph.allowed_sets)
+        self._join_given(*_given_groups(graph))
+
+    def root(self, op: int) -> int:
+        parent = self.parent
+        while parent[op] != op:
+            parent[op] = op = parent[parent[op]]
+        return op
+
+    def join_all(self, left: NDArray[Any], right: NDArray[Any], limit: float | None = None) -> None:
+        """Join the pairs in order."""
+        for a, b in zip(left.tolist(), right.tolist(), strict=True):
+            self.join(a, b, limit)
+
+    def _join_given(self, left: NDArray[Any], right: NDArray[Any]) -> None:
+        for a, b in zip(left.tolist(), right.tolist(), strict=True):
+            a, b = self.root(a), self.root(b)
+            if a != b:
+                met = self.meets.meet(self.code[a], self.code[b])
+                self._merge(a, b, UNCLEAR if met is None else met)
+
+    def join(self, a: int, b: int, limit: float | None = None) -> bool:
+        """Join the sets of two ops, unless neither list lies within the other or the work would exceed `limit`.
+
+        Returns whether the two are in one set.
+        """
+        a, b = self.root(a), self.root(b)
+        if a == b:
+            return True
+        met = self.meets.covered(self.code[a], self.code[b])
+        if met is None or (limit is not None and self.work[a] + self.work[b] > limit):
+            return False
+        self._merge(a, b, met)
+        return True
+
+    def _merge(self, a: int, b: int, code: int) -> None:
+        low, high = min(a, b), max(a, b)
+        self.parent[high] = low
+        self.work[low] += self.work[high]
+        self.code[low] = code
+
+    def roots(self) -> NDArray[np.int64]:
+        """int64[n]: the smallest member of every op's set."""
+        return np.array([self.root(op) for op in range(len(self.parent))], dtype=np.int64)
+
+
+def _given_groups(graph: OpGraph) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Every member of a colocation group, and the group's first member."""
+    member = np.flatnonzero(graph.colocation >= 0)
+    first = np.full(len(graph.colocation_names), graph.n, dtype=np.int64)
+    np.minimum.at(first, graph.colocation[member], member)
+    return member, first[graph.colocation[member]]
