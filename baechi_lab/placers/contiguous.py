@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ..graph.kernels.jit import njit
+from ..simulator.paths import heads_and_tails
 from .base import Placer
-from .evaluation.evaluate import make_model, make_work
-from .evaluation.orders import best_of, topological_position, usual_orders
+from .evaluation.orders import best_of, topological_position
 from .memory.feasible import within_memory
 from .memory.order import depth_first_order
 from .problem import groups_of, transfer_us
@@ -56,9 +56,8 @@ class Contiguous(Placer):
     def _plan(self, graph: OpGraph, cluster: Cluster) -> Placement:
         if graph.n == 0:
             return Placement(device=np.zeros(0, dtype=np.int32))
-        model = make_model(graph, cluster)
         splits = list(contiguous_splits(graph, cluster, self.caps))
-        best = best_of(model, make_work(model), splits, usual_orders(graph, cluster))
+        best = best_of(graph, cluster, splits)
         if best is None:
             return Placement(device=allowed_devices(graph, cluster).argmax(axis=1))
         return Placement(device=best.device, order=best.rank, info={"split": best.name, "splits": len(splits)})
@@ -111,8 +110,6 @@ def lines(graph: OpGraph) -> dict[str, NDArray[np.float64]]:
 
 def _level(graph: OpGraph) -> NDArray[np.float64]:
     """float64[n]: edges on the longest path before each op."""
-    from ..simulator.paths import heads_and_tails
-
     head, _ = heads_and_tails(graph, np.ones(graph.n))
     return head
 

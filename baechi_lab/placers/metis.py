@@ -24,8 +24,7 @@ from ..errors import InvalidInput, MissingPackage
 from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ..graph.kernels.csr import offsets
 from .base import Placer
-from .evaluation.evaluate import make_model, make_work
-from .evaluation.orders import best_of, usual_orders
+from .evaluation.orders import best_of
 from .memory.feasible import within_memory
 from .problem import groups_of, transfer_us
 
@@ -58,9 +57,7 @@ class Metis(Placer):
     def _plan(self, graph: OpGraph, cluster: Cluster, careful: bool) -> Placement:
         if graph.n == 0:
             return Placement(device=np.zeros(0, dtype=np.int32))
-        model = make_model(graph, cluster)
-        parts = list(metis_partitions(graph, cluster, self.imbalance, self.seed, by_bytes=careful))
-        best = best_of(model, make_work(model), parts, usual_orders(graph, cluster))
+        best = best_of(graph, cluster, metis_partitions(graph, cluster, self.imbalance, self.seed, by_bytes=careful))
         if best is None:
             return Placement(device=allowed_devices(graph, cluster).argmax(axis=1))
         return Placement(device=best.device, order=best.rank, info={"partition": best.name})
@@ -140,8 +137,8 @@ def cut_costs(
     """
     cost = transfer_us(graph, cluster) / np.maximum(np.diff(graph.consumer_ptr), 1)
     a, b = group[graph.edge_source].astype(np.int64), group[graph.consumers].astype(np.int64)
-    apart = a != b
-    a, b, each = a[apart], b[apart], cost[graph.edge_tensor][apart]
+    cut = a != b
+    a, b, each = a[cut], b[cut], cost[graph.edge_tensor][cut]
     key = np.concatenate([a * count + b, b * count + a])
     unique, place = np.unique(key, return_inverse=True)
     total = np.bincount(place.reshape(-1), np.concatenate([each, each]), len(unique))

@@ -4,7 +4,7 @@ import pytest
 
 from baechi_lab.graph.kernels import compiling
 from baechi_lab.graph.kernels.jit import HAS_NUMBA, njit
-from baechi_lab.placers.search.engine import Budget
+from baechi_lab.placers.search.budget import Budget
 
 
 @pytest.fixture

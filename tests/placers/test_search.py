@@ -6,11 +6,16 @@ import pytest
 from baechi_lab import Cluster, Link, OpGraph, Placement, bounds, check, place, simulate
 from baechi_lab.errors import InfeasiblePlacement, InvalidInput, UnknownNameError
 from baechi_lab.graph import generators
-from baechi_lab.placers.evaluation.evaluate import evaluate, evaluate_after, make_model, make_work, overflow, positions
-from baechi_lab.placers.evaluation.marks import accept_marks, last_mark_before
+from baechi_lab.placers.evaluation.assignment import Assignment, Limits, make_assignment, positions
+from baechi_lab.placers.evaluation.checkpoints import accept_checkpoints, last_checkpoint_before
+from baechi_lab.placers.evaluation.evaluate import evaluate, evaluate_after, overflow
+from baechi_lab.placers.evaluation.model import make_model
 from baechi_lab.placers.evaluation.orders import Candidate
+from baechi_lab.placers.evaluation.work import make_work
 from baechi_lab.placers.search.coarsen import coarsen
-from baechi_lab.placers.search.starts import choose, coarse_form
+from baechi_lab.placers.search.parameters import SEARCH
+from baechi_lab.placers.search.rule import error_samples
+from baechi_lab.placers.search.starts import choose, contracted_graph
 from baechi_lab.simulator import makespan_and_peak
 
 COMMS = ("parallel", "sequential", "duplex")
@@ -36,18 +41,18 @@ def random_case(seed):
 def test_evaluation_equals_the_simulator(seed):
     graph, cluster, device, rank = random_case(seed)
     model = make_model(graph, cluster)
-    work, order = make_work(model), positions(rank, graph.n)
-    for by_rank in (False, True):
-        placement = Placement(device=device, order=rank if by_rank else None)
-        makespan, peak = makespan_and_peak(graph, cluster, placement)
-        assert evaluate(model, work, device, *order, by_rank, True, np.inf, np.inf) == makespan
+    work = make_work(model)
+    for order in (None, rank):
+        makespan, peak = makespan_and_peak(graph, cluster, Placement(device=device, order=order))
+        now = make_assignment(device, order)
+        assert evaluate(model, work, now, Limits(True)) == makespan
         assert work.peak.tolist() == peak.tolist()
         assert overflow(model, work) == np.maximum(peak - cluster.memory_bytes, 0).sum()
-        assert evaluate(model, work, device, *order, by_rank, False, np.inf, np.inf) == makespan
+        assert evaluate(model, work, now, Limits(False)) == makespan
         # A cutoff just above changes nothing, one below is noticed.
-        assert evaluate(model, work, device, *order, by_rank, False, makespan + 1e-6, np.inf) == makespan
+        assert evaluate(model, work, now, Limits(False, makespan + 1e-6)) == makespan
         if makespan > 0:
-            assert evaluate(model, work, device, *order, by_rank, False, 0.999 * makespan, np.inf) == np.inf
+            assert evaluate(model, work, now, Limits(False, 0.999 * makespan)) == np.inf
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -55,7 +60,7 @@ def test_compiled_and_readable_evaluation_agree(seed):
     graph, cluster, device, rank = random_case(seed)
     model = make_model(graph, cluster)
     compiled, readable = make_work(model), make_work(model)
-    arguments = (device, *positions(rank, graph.n), bool(seed % 2), True, np.inf, np.inf)
+    arguments = make_assignment(device, rank if seed % 2 else None), Limits(True)
     assert evaluate(model, compiled, *arguments) == evaluate.py_func(model, readable, *arguments)
     assert compiled.start.tolist() == readable.start.tolist()
 
@@ -117,14 +122,14 @@ def test_a_start_beyond_memory_is_repaired_or_refused_by_name():
         place(graph, Cluster.uniform(2, memory_bytes=50), "search", time_limit=0.01, start=start)
 
 
-def test_large_graphs_are_searched_in_a_contracted_form_first():
+def test_large_graphs_are_searched_contracted_first():
     graph = generators.layered_dag(1600, seed=1)
     cluster = Cluster.uniform(2, memory_bytes=1 << 40)
     tails = [(i, 1600 + i, 4) for i in range(1600)]  # a short op after each, which nobody reads
     edges = [(u, v, 1000) for u, v in zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True)]
     graph = OpGraph.from_edges([*graph.duration_us, *[0.1] * 1600], [*edges, *tails])
-    form, member = coarse_form(graph, cluster)
-    assert form.n <= 1600 and member[:1600].tolist() == member[1600:].tolist()
+    coarse, member = contracted_graph(graph, cluster)
+    assert coarse.n <= 1600 and member[:1600].tolist() == member[1600:].tolist()
     first, second = (place(graph, cluster, "search", time_limit=None, evaluations=600) for _ in range(2))
     assert first == second and simulate(graph, cluster, first).feasible
     assert simulate(graph, cluster, first).makespan_us <= first.info["start_us"]
@@ -184,16 +189,13 @@ def test_p90_takes_the_placement_that_errors_hurt_less():
     options = {"time_limit": None, "evaluations": 1500, "objective": "p90", "error": 0.5}
     found, again = (place(graph, cluster, "search", **options) for _ in range(2))
     assert found == again
-    from baechi_lab.placers.search.rule import SAMPLES, error_samples
-
-    samples = error_samples(graph, cluster, 0.5, SAMPLES, 0)
+    samples = error_samples(graph, cluster, 0.5, SEARCH.samples, 0)
     model = make_model(graph, cluster)
-    work, order = make_work(model), positions(found.rank, graph.n)
+    work, now = make_work(model), make_assignment(found.device, found.rank)
     times = []
-    for k in range(SAMPLES):
+    for k in range(SEARCH.samples):
         one = model._replace(table=samples.table[k], latency=samples.latency[k], per_byte=samples.per_byte[k])
-        device = np.array(found.device)
-        times.append(evaluate(one, work, device, *order, found.rank is not None, False, np.inf, np.inf))
+        times.append(evaluate(one, work, now, Limits(False)))
     # The 90th percentile of 16 samples is the 15th of them.
     assert sorted(times)[14] == pytest.approx(found.info["history"][-1][2])
 
@@ -211,7 +213,7 @@ def test_parameters_are_checked():
     graph, cluster = two_chains()
     for bad in (
         {"time_limit": -1}, {"time_limit": None}, {"objective": "p50"}, {"schedulers": ("msr",)}, {"workers": 0},
-        {"evaluations": -1}, {"seed": -1},
+        {"evaluations": -1}, {"seed": -1}, {"numbers": {"rounds": 3}},
     ):  # fmt: skip
         with pytest.raises(InvalidInput):
             place(graph, cluster, "search", **bad)
@@ -224,7 +226,7 @@ def test_coarsening_merges_along_heavy_edges_within_a_device():
     source, target = np.array([0, 1, 2, 3, 4]), np.array([1, 2, 3, 4, 5])
     device = np.array([0, 0, 1, 1, 1, 1])
     label = coarsen(
-        np.arange(6), device, source, target, np.array([9.0, 99.0, 9.0, 1.0, 9.0]), np.ones(6), 3,
+        np.arange(6), device, (source, target, np.array([9.0, 99.0, 9.0, 1.0, 9.0])), np.ones(6), 3,
         np.random.default_rng(0),
     )  # fmt: skip
     assert label[0] == label[1] and label[2] == label[3] and label[4] == label[5]
@@ -233,14 +235,14 @@ def test_coarsening_merges_along_heavy_edges_within_a_device():
 
 @pytest.mark.parametrize("seed", range(60))
 def test_a_continued_simulation_equals_one_from_the_beginning(seed):
-    """Random moves of devices and priorities, half of them accepted: same makespan, starts and bytes moved every time."""
+    """Random moves of devices and priorities, half of them accepted: same makespan and starts every time."""
     rng = np.random.default_rng(seed)
     graph, cluster, device, rank = random_case(seed)
     model = make_model(graph, cluster)
     work, other, by_rank = make_work(model), make_work(model), bool(seed % 2)
     position, at = positions(rank, graph.n)
-    evaluate_after(model, work, device, position, at, by_rank, False, np.inf, np.inf, -1, True)
-    accept_marks(work, -1)
+    evaluate_after(model, work, Assignment(device, position, at, by_rank), Limits(False), -1, True)
+    accept_checkpoints(work, -1)
     continued = 0
     for _ in range(60):
         ops = rng.choice(graph.n, size=min(graph.n, int(rng.integers(1, 4))), replace=False).astype(np.int32)
@@ -253,18 +255,16 @@ def test_a_continued_simulation_equals_one_from_the_beginning(seed):
             )
         else:
             moved[ops] = rng.integers(0, cluster.n, changed)
-        begin = last_mark_before(model, work, moved, ops, changed)
+        begin = last_checkpoint_before(model, work, moved, ops, changed)
         continued += begin >= 0
-        args = (moved, order, inverse, by_rank, False)
+        now = Assignment(moved, order, inverse, by_rank)
         cutoff = np.inf if rng.random() < 0.7 else 0.9 * float(other.start.max())
-        found = evaluate_after(model, work, *args, cutoff, np.inf, begin, True)
-        assert found == evaluate(model, other, *args, cutoff, np.inf)
-        if np.isfinite(found):
-            assert work.moved[0] == other.moved[0]
-            if rng.random() < 0.5:
-                accept_marks(work, begin)
-                device, position, at = moved, order, inverse
-                assert work.base_start.tolist() == other.start.tolist()
+        found = evaluate_after(model, work, now, Limits(False, cutoff), begin, True)
+        assert found == evaluate(model, other, now, Limits(False, cutoff))
+        if np.isfinite(found) and rng.random() < 0.5:
+            accept_checkpoints(work, begin)
+            device, position, at = moved, order, inverse
+            assert work.base_start.tolist() == other.start.tolist()
     assert continued > 0 or graph.edge_count < graph.n or graph.n < 12
 
 

@@ -1,4 +1,4 @@
-"""Combining placements: what stretches are, and that only what is faster is taken over."""
+"""Combining placements: what segments are, and that only what is faster is taken over."""
 
 from itertools import permutations
 
@@ -7,39 +7,39 @@ import pytest
 
 from baechi_lab import Cluster, Link, OpGraph
 from baechi_lab.graph import generators
+from baechi_lab.placers.evaluation.assignment import make_assignment
 from baechi_lab.placers.evaluation.orders import measure
-from baechi_lab.placers.search.combine import LINES, combine, line_of, renumbered
-from baechi_lab.placers.search.engine import Budget, Space, Walk
-from baechi_lab.placers.search.team import Team
+from baechi_lab.placers.search.budget import Budget
+from baechi_lab.placers.search.chain import Chain
+from baechi_lab.placers.search.combine import LINES, Other, combine, line_of, renumbered
+from baechi_lab.placers.search.instance import Instance
+from baechi_lab.placers.search.multistart import MultiStart
 
 COMMS = ("parallel", "sequential", "duplex")
 
 
-def random_space(seed):
+def random_instance(seed):
     rng = np.random.default_rng(seed)
     graph = generators.random_dag(
         int(rng.integers(8, 60)), degree=float(rng.uniform(0.5, 2.0)), duration_us=(1, 100), size_bytes=(10, 1000),
         colocation_groups=seed % 4, seed=seed,
     )  # fmt: skip
     memory = (1 << 40) if seed % 2 else int(0.7 * graph.persistent_bytes.sum() + 3 * graph.tensor_bytes.sum())
-    return Space(graph, Cluster.uniform(3, memory_bytes=memory, link=Link(5.0, 0.1), comm=COMMS[seed % 3]))
+    return Instance(graph, Cluster.uniform(3, memory_bytes=memory, link=Link(5.0, 0.1), comm=COMMS[seed % 3]))
 
 
-def random_candidate(space, rng, by_rank=True):
-    groups = space.groups
-    device = rng.integers(0, space.cluster.n, len(groups.ptr) - 1)[groups.of]
-    rank = space.position + rng.normal(0.0, 5.0, space.graph.n) if by_rank else None
-    return measure(space.model, Walk(space, rng).work, "random", device, rank)
+def random_candidate(instance, rng, by_rank=True):
+    groups = instance.groups
+    device = rng.integers(0, instance.cluster.n, len(groups.ptr) - 1)[groups.of]
+    rank = instance.position + rng.normal(0.0, 5.0, instance.graph.n) if by_rank else None
+    return measure(instance.model, Chain(instance, rng).objective.work, "random", device, rank)
 
 
-def combined(space, walk, other, line, steps, rng):
-    own = walk._own(space.groups)
-    walk._settle(own)
-    rank = np.arange(space.graph.n) if other.rank is None else other.rank
-    return combine(
-        own.model, own.work, own.units, own.state, own.samples, walk.by_rank, space.track, walk.weight, line,
-        other.device, np.argsort(rank, kind="stable").astype(np.int32), other.rank is not None, steps, rng,
-    )  # fmt: skip
+def combined(chain, other, line, steps, rng):
+    whole = chain._whole(chain.instance.groups)
+    chain._evaluate(whole)
+    taken = Other(line, make_assignment(other.device, other.rank), steps)
+    return combine(whole.objective, whole.state, whole.units, taken, rng)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -52,97 +52,106 @@ def test_renumbering_agrees_as_much_as_any_exchange_of_numbers(seed):
     assert work[found == like].sum() == pytest.approx(best)
 
 
-@pytest.mark.parametrize("kind", range(LINES))
+@pytest.mark.parametrize("kind", LINES)
 def test_a_line_names_units_once(kind):
-    space = Space(generators.gnmt(layers=2, length=4), Cluster.uniform(2))
-    units, rng = space.groups, np.random.default_rng(0)
-    line = line_of(kind, space.graph, units, space.structures, space.position, rng)
+    instance = Instance(generators.gnmt(layers=2, length=4), Cluster.uniform(2))
+    units, rng = instance.groups, np.random.default_rng(0)
+    line = line_of(kind, instance, units, rng)
     assert len(set(line.tolist())) == len(line) and line.min() >= 0 and line.max() < len(units.ptr) - 1
-    assert len(line) == len(units.ptr) - 1 if kind < LINES - 1 else 2 <= len(line) < len(units.ptr) - 1
+    assert len(line) == len(units.ptr) - 1 if kind != "distance" else 2 <= len(line) < len(units.ptr) - 1
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_kept_is_faster_and_simulates_as_noted(seed):
-    space, rng = random_space(seed), np.random.default_rng(seed)
-    walk, other = Walk(space, rng), random_candidate(space, rng)
-    begun = random_candidate(space, rng)
-    walk.begin(begun)
-    before = float(walk.state.cost[0])
-    line = line_of(seed % LINES, space.graph, space.groups, space.structures, space.position, rng)
-    done = combined(space, walk, other, line, 60, rng)
-    state = walk.state
+    instance, rng = random_instance(seed), np.random.default_rng(seed)
+    chain, other = Chain(instance, rng), random_candidate(instance, rng)
+    begun = random_candidate(instance, rng)
+    chain.begin(begun)
+    before = float(chain.state.cost[0])
+    line = line_of(LINES[seed % len(LINES)], instance, instance.groups, rng)
+    done = combined(chain, other, line, 60, rng)
+    state = chain.state
     assert 0 < done <= 60 and state.cost[0] <= before
-    assert np.array_equal(state.at[state.position], np.arange(space.graph.n))
+    assert np.array_equal(state.at[state.position], np.arange(instance.graph.n))
     assert ((state.device == begun.device) | (state.device == other.device)).all()
-    again = measure(space.model, walk.work, "again", state.device, state.position.astype(float))
-    assert again.makespan_us + (1e30 * again.overflow_bytes if space.track else 0.0) == pytest.approx(state.cost[0])
-    assert walk.best.key <= (begun.overflow_bytes, begun.makespan_us)
+    again = measure(instance.model, chain.objective.work, "again", state.device, state.position.astype(float))
+    assert again.makespan_us + (1e30 * again.overflow_bytes if instance.track else 0.0) == pytest.approx(state.cost[0])
+    assert chain.best.key <= (begun.overflow_bytes, begun.makespan_us)
 
 
 def test_each_gives_what_it_does_well():
     """Two blocks of two branches each, one after the other: one placement spreads the first, one the second."""
     edges = [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4), (3, 5), (4, 6), (5, 6)]
     graph = OpGraph.from_edges([1.0, 50.0, 50.0, 1.0, 50.0, 50.0, 1.0], [(a, b, 1) for a, b in edges])
-    space = Space(graph, Cluster.uniform(2, link=Link(1.0, 0.0)))
+    instance = Instance(graph, Cluster.uniform(2, link=Link(1.0, 0.0)))
     rng = np.random.default_rng(0)
-    walk = Walk(space, rng)
+    chain = Chain(instance, rng)
     first, second = (
-        measure(space.model, walk.work, "half", np.array(device, dtype=np.int32), None)
+        measure(instance.model, chain.objective.work, "half", np.array(device, dtype=np.int32), None)
         for device in ([0, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 1, 1])
     )
     assert first.makespan_us == second.makespan_us == pytest.approx(155.0)
-    walk.begin(first)
-    walk.cycle(Budget(None, 400), levels=(), others=(second,))
-    assert walk.best.makespan_us == pytest.approx(107.0)
-    assert walk.used <= 60 + 2
+    chain.begin(first)
+    chain.cycle(Budget(None, 400), levels=(), others=(second,))
+    assert chain.best.makespan_us == pytest.approx(107.0)
+    assert chain.used <= 60 + 2
 
 
 def test_orders_are_taken_over_as_well():
     """Two chains share a device: what is long afterwards must come first, as only the other order has it."""
     graph = OpGraph.from_edges([10.0, 10.0, 90.0], [(1, 2, 1)])
-    space = Space(graph, Cluster.uniform(2, link=Link(1.0, 0.0)))
-    walk = Walk(space, np.random.default_rng(0))
+    instance = Instance(graph, Cluster.uniform(2, link=Link(1.0, 0.0)))
+    chain = Chain(instance, np.random.default_rng(0))
     device = np.array([0, 0, 1], dtype=np.int32)
-    slow, fast = (measure(space.model, walk.work, "x", device, np.array(rank)) for rank in ([0.0, 1, 2], [1.0, 0, 2]))
-    walk.begin(slow)
-    assert combined(space, walk, fast, np.arange(3), 40, walk.rng) > 0
-    assert (slow.makespan_us, walk.best.makespan_us) == (pytest.approx(111.0), pytest.approx(101.0))
+    slow, fast = (
+        measure(instance.model, chain.objective.work, "x", device, np.array(rank))
+        for rank in ([0.0, 1, 2], [1.0, 0, 2])
+    )
+    chain.begin(slow)
+    assert combined(chain, fast, np.arange(3), 40, chain.rng) > 0
+    assert (slow.makespan_us, chain.best.makespan_us) == (pytest.approx(111.0), pytest.approx(101.0))
 
 
 def test_an_equal_placement_costs_nothing():
-    space, rng = random_space(1), np.random.default_rng(1)
-    walk, same = Walk(space, rng), random_candidate(space, rng)
-    walk.begin(same)
-    assert combined(space, walk, same, np.arange(len(space.groups.ptr) - 1), 50, rng) == 0
-    used = walk.used
-    walk.cycle(Budget(None, 1000), levels=(), others=(same, same))
-    assert walk.used == used + 1, "only what it goes on from is simulated"
+    instance, rng = random_instance(1), np.random.default_rng(1)
+    chain, same = Chain(instance, rng), random_candidate(instance, rng)
+    chain.begin(same)
+    assert combined(chain, same, np.arange(len(instance.groups.ptr) - 1), 50, rng) == 0
+    used = chain.used
+    chain.cycle(Budget(None, 1000), levels=(), others=(same, same))
+    assert chain.used == used + 1, "only what it goes on from is simulated"
 
 
 def test_units_stay_where_they_are_allowed():
     cluster = Cluster.uniform(2)
     graph = OpGraph.from_edges([5.0, 5.0, 5.0], [(0, 1, 1)])
     graph = graph.replace(allowed=[0, -1, -1], allowed_sets=((cluster.devices[0].name,),))
-    space = Space(graph, cluster)
-    walk = Walk(space, np.random.default_rng(0))
-    walk.begin(measure(space.model, walk.work, "x", np.zeros(3, np.int32), None))
-    combined(space, walk, measure(space.model, walk.work, "y", np.ones(3, np.int32), None), np.arange(3), 50, walk.rng)
-    assert walk.best.device[0] == 0 and walk.best.makespan_us == pytest.approx(10.0)
+    instance = Instance(graph, cluster)
+    chain = Chain(instance, np.random.default_rng(0))
+    chain.begin(measure(instance.model, chain.objective.work, "x", np.zeros(3, np.int32), None))
+    combined(
+        chain,
+        measure(instance.model, chain.objective.work, "y", np.ones(3, np.int32), None),
+        np.arange(3),
+        50,
+        chain.rng,
+    )
+    assert chain.best.device[0] == 0 and chain.best.makespan_us == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize(("ops", "small"), [(60, False), (20, True)])
-def test_walks_hear_of_what_others_found(ops, small, monkeypatch):
+def test_chains_hear_of_what_others_found(ops, small, monkeypatch):
     """Nothing is known during the trials; small graphs begin again from anywhere instead."""
-    space, heard = Space(generators.layered_dag(ops), Cluster.uniform(2)), []
-    cycle = Walk.cycle
+    instance, heard = Instance(generators.layered_dag(ops), Cluster.uniform(2)), []
+    cycle = Chain.cycle
 
-    def watched(walk, share, levels, parts=0.0, others=()):
+    def watched(chain, share, levels, parts=0.0, others=()):
         heard.append(len(others))
-        cycle(walk, share, levels, parts, others)
+        cycle(chain, share, levels, parts, others)
 
-    monkeypatch.setattr(Walk, "cycle", watched)
-    start = random_candidate(space, np.random.default_rng(0))
-    team = Team(space, 2, 0, Budget(None, 20_000), lambda cost, used: None)
-    team.search([start], 0)
-    assert team.small is small and heard[0] == 0
+    monkeypatch.setattr(Chain, "cycle", watched)
+    start = random_candidate(instance, np.random.default_rng(0))
+    chains = MultiStart(instance, 2, 0, Budget(None, 20_000), lambda cost, used: None)
+    chains.search([start], 0)
+    assert chains.small is small and heard[0] == 0
     assert heard[-1] == 0 if small else heard[-1] > 2

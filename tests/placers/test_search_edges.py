@@ -1,19 +1,27 @@
 """Edges that others imply: what is left orders the same ops and sends the same tensors, in the same times."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from baechi_lab import Cluster, Link
 from baechi_lab.graph.generators import gnmt, random_dag
 from baechi_lab.passes import contraction
-from baechi_lab.placers.evaluation.evaluate import evaluate, make_model, make_work
-from baechi_lab.placers.search import form as search_form
-from baechi_lab.placers.search import runs as search_runs
-from baechi_lab.placers.search.anneal import make_state, make_units, settle
-from baechi_lab.placers.search.edges import MOST, needed
-from baechi_lab.placers.search.engine import Space
-from baechi_lab.placers.search.form import Form, homes, lean, merged
-from baechi_lab.placers.search.runs import shorter
+from baechi_lab.placers.evaluation.assignment import Assignment, Limits, make_assignment
+from baechi_lab.placers.evaluation.cost import evaluate_current, make_objective
+from baechi_lab.placers.evaluation.evaluate import evaluate
+from baechi_lab.placers.evaluation.model import make_model
+from baechi_lab.placers.evaluation.moves import make_state, make_units
+from baechi_lab.placers.evaluation.work import make_work
+from baechi_lab.placers.search import reduced
+from baechi_lab.placers.search.edges import needed
+from baechi_lab.placers.search.instance import Instance
+from baechi_lab.placers.search.parameters import SEARCH
+from baechi_lab.placers.search.reduced import Subproblem, homes, merged_model, without_implied_edges
+from baechi_lab.placers.search.runs import with_runs
+
+SEEN = SEARCH.way_ops, SEARCH.readers_seen
 
 
 def _edges(graph):
@@ -40,7 +48,7 @@ def test_every_order_within_a_label_stays_and_no_edge_too_many(seed):
     label = rng.integers(0, 1 + seed % 5, graph.n)
     source, tensor, reader = _edges(graph)
     order = graph.order.astype(np.int64)
-    kept = needed(source, tensor, reader, label.astype(np.int64), order)
+    kept = needed((source, tensor, reader), label.astype(np.int64), order, *SEEN)
     inside = label[source] == label[reader]
 
     def within(chosen):
@@ -74,18 +82,18 @@ def _random_case(seed):
     return graph, cluster, rng
 
 
-def _whole(space, rng, by_rank, wanted):
-    graph = space.graph
-    device = rng.integers(0, space.cluster.n, graph.n).astype(np.int32)[space.along(20, rng)]
-    rank = space.position + rng.normal(0.0, 50.0, graph.n) if by_rank else None
-    state, work = make_state(device, rank), make_work(space.model)
-    settle(space.model, work, state, space.samples, by_rank, space.track, space.weight(np.inf))
-    return Form(space.model, work, state, space.samples, space.units(device, wanted, rng))
+def _whole(instance, rng, by_rank, wanted):
+    graph = instance.graph
+    device = rng.integers(0, instance.cluster.n, graph.n).astype(np.int32)[instance.along(20, rng)]
+    rank = instance.position + rng.normal(0.0, 50.0, graph.n) if by_rank else None
+    objective, state = instance.objective(), make_state(device, rank)
+    evaluate_current(objective, state)
+    return Subproblem(objective, state, instance.units(device, wanted, rng))
 
 
-def _moved(form, device, rng, devices):
-    for u in rng.integers(0, len(form.units.ptr) - 1, 5):
-        device[form.units.ops[form.units.ptr[u] : form.units.ptr[u + 1]]] = rng.integers(0, devices)
+def _moved(units, device, rng, devices):
+    for u in rng.integers(0, len(units.ptr) - 1, 5):
+        device[units.ops[units.ptr[u] : units.ptr[u + 1]]] = rng.integers(0, devices)
     return device
 
 
@@ -93,56 +101,51 @@ def _moved(form, device, rng, devices):
 @pytest.mark.parametrize("by_rank", [True, False])
 def test_wherever_units_go_the_times_stay_the_same(seed, by_rank):
     graph, cluster, rng = _random_case(seed)
-    space = Space(graph, cluster)
-    whole = _whole(space, rng, by_rank, int(rng.choice([10, 48, 150])))
-    less = lean(space, whole)
-    assert len(less.model.edge_to) <= len(space.model.edge_to)
-    state, work, device = whole.state, whole.work, whole.state.device.copy()
+    instance = Instance(graph, cluster)
+    whole = _whole(instance, rng, by_rank, int(rng.choice([10, 48, 150])))
+    less = without_implied_edges(instance, whole)
+    assert len(less.model.edge_to) <= len(instance.model.edge_to)
+    state, work, device = whole.state, whole.objective.work, whole.state.device.copy()
     for _ in range(8):
-        _moved(whole, device, rng, cluster.n)
-        times = [
-            evaluate(m, work, device, state.position, state.at, by_rank, False, np.inf, np.inf)
-            for m in (space.model, less.model)
-        ]
+        _moved(whole.units, device, rng, cluster.n)
+        now = Assignment(device, state.position, state.at, by_rank)
+        times = [evaluate(m, work, now, Limits(False)) for m in (instance.model, less.model)]
         assert times[0] == times[1]
 
 
 @pytest.mark.parametrize("seed", [0, 3, 6])
 def test_runs_with_fewer_edges_take_the_same_time(seed, monkeypatch):
     graph, cluster, rng = _random_case(seed)
-    monkeypatch.setattr(search_runs, "FEWER", 0.999)
-    space = Space(graph, cluster)
-    whole = _whole(space, rng, True, 20)
-    less = shorter(space, whole)
-    monkeypatch.setattr(search_form, "needed", lambda maker, *rest: np.ones(len(maker), dtype=bool))
-    more = shorter(space, whole)
+    instance = Instance(graph, cluster, parameters=replace(SEARCH, fewer_runs=0.999))
+    whole = _whole(instance, rng, True, 20)
+    less = with_runs(instance, whole)
+    monkeypatch.setattr(reduced, "needed", lambda column, *rest: np.ones(len(column[0]), dtype=bool))
+    more = with_runs(instance, whole)
     assert np.array_equal(less.member, more.member)
     assert len(less.model.edge_to) < len(more.model.edge_to)
     device, state = less.state.device.copy(), less.state
     for _ in range(8):
-        _moved(less, device, rng, cluster.n)
-        times = [
-            evaluate(f.model, f.work, device, state.position, state.at, True, False, np.inf, np.inf)
-            for f in (less, more)
-        ]
+        _moved(less.units, device, rng, cluster.n)
+        now = Assignment(device, state.position, state.at, True)
+        times = [evaluate(x.model, x.objective.work, now, Limits(False)) for x in (less, more)]
         assert times[0] == pytest.approx(times[1], rel=1e-12)
 
 
 def test_where_memory_matters_runs_are_those_of_the_contracted_graph():
     graph = gnmt(ops=1500, seed=1)
     need = int(graph.persistent_bytes.sum() + graph.temp_bytes.sum() + graph.tensor_bytes.sum())
-    space = Space(graph, Cluster.uniform(3, memory_bytes=need // 2, link=Link(134.0, 1e-4)))
-    assert space.track
-    position = space.position
+    instance = Instance(graph, Cluster.uniform(3, memory_bytes=need // 2, link=Link(134.0, 1e-4)))
+    assert instance.track
+    position = instance.position
     run = np.arange(graph.n)
-    run[graph.order] = np.arange(graph.n) // 4  # stretches of a topological order make no cycle
+    run[graph.order] = np.arange(graph.n) // 4  # segments of a topological order make no cycle
     count = int(run.max()) + 1
-    model = merged(space, run, np.zeros(count, dtype=np.int64), np.arange(count))
-    form = contraction.contract(graph, run)
+    model = merged_model(instance, run, np.zeros(count, dtype=np.int64), np.arange(count))
+    coarse = contraction.contract(graph, run)
     number = contraction.number_groups(graph, run)
     at = np.empty(count, dtype=np.int64)
     at[run] = number  # the same groups, numbered by their smallest member
-    expected = make_model(form, space.cluster)
+    expected = make_model(coarse, instance.cluster)
     for name in ("table", "persistent", "temp", "made", "unread"):
         assert np.array_equal(getattr(model, name), getattr(expected, name)[at]), name
     device = np.random.default_rng(0).integers(0, 3, count).astype(np.int32)
@@ -152,36 +155,36 @@ def test_where_memory_matters_runs_are_those_of_the_contracted_graph():
     rank[at] = np.arange(count)
     times, peaks = [], []
     for m, where, order in ((model, device, np.arange(count)), (expected, other, rank)):
-        state, work = make_state(where, order), make_work(m)
-        times.append(evaluate(m, work, state.device, state.position, state.at, True, True, np.inf, np.inf))
+        work = make_work(m)
+        times.append(evaluate(m, work, make_assignment(where, order), Limits(True)))
         peaks.append(work.peak.tolist())
     assert times[0] == times[1]
     assert peaks[0] == peaks[1]
     assert len(position) == graph.n
-    whole = Form(space.model, make_work(space.model), None, space.samples, None)
-    assert lean(space, whole) is whole
+    whole = Subproblem(instance.objective(), None, None)
+    assert without_implied_edges(instance, whole) is whole
 
 
 def test_homes_are_devices_of_what_stays_and_units_of_what_moves():
     device = np.array([1, 0, 1, 0], dtype=np.int32)
     units = make_units(np.array([0, 1, 1, 2]), np.arange(4), np.ones((4, 2), dtype=bool))
-    space = Space(random_dag(4, seed=0), Cluster.uniform(2))
-    form = Form(space.model, None, make_state(device, None), None, units)
-    assert homes(form).tolist() == [2, 3, 3, 4]
+    instance = Instance(random_dag(4, seed=0), Cluster.uniform(2))
+    whole = Subproblem(make_objective(instance.model), make_state(device, None), units)
+    assert homes(whole).tolist() == [2, 3, 3, 4]
 
 
 def test_very_large_labels_keep_all_edges():
-    n = MOST + 2
+    n = SEARCH.way_ops + 2
     chain = np.arange(n - 1)
     source, reader = np.concatenate([chain, chain[:-1]]), np.concatenate([chain + 1, chain[:-1] + 2])
     tensor = np.arange(len(source))
-    assert needed(source, tensor, reader, np.zeros(n, dtype=np.int64), np.arange(n)).all()
-    half = needed(source, tensor, reader, np.arange(n) // (n // 2 + 1), np.arange(n))
+    assert needed((source, tensor, reader), np.zeros(n, dtype=np.int64), np.arange(n), *SEEN).all()
+    half = needed((source, tensor, reader), np.arange(n) // (n // 2 + 1), np.arange(n), *SEEN)
     assert half.sum() < 0.6 * len(half)
 
 
 def test_of_several_tensors_to_one_reader_within_a_label_one_stays():
     both = np.zeros(2, dtype=np.int64)
-    kept = needed(both, np.arange(2), both + 1, both, np.arange(2))
+    kept = needed((both, np.arange(2), both + 1), both, np.arange(2), *SEEN)
     assert kept.tolist() == [True, False]
-    assert needed(both, np.arange(2), both + 1, np.arange(2), np.arange(2)).all()  # two transfers
+    assert needed((both, np.arange(2), both + 1), np.arange(2), np.arange(2), *SEEN).all()  # two transfers

@@ -1,73 +1,79 @@
 """Runs: ops of a unit that are simulated as one while the unit moves."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import baechi_lab as bl
 from baechi_lab import Cluster, Link
 from baechi_lab.graph.generators import gnmt, random_dag
-from baechi_lab.placers.evaluation.evaluate import make_work
+from baechi_lab.placers.evaluation.cost import evaluate_current
+from baechi_lab.placers.evaluation.moves import make_state
 from baechi_lab.placers.evaluation.orders import measure
-from baechi_lab.placers.search import runs as search_runs
-from baechi_lab.placers.search.anneal import make_state, settle
-from baechi_lab.placers.search.engine import Space, Walk
-from baechi_lab.placers.search.runs import JOINED, SMALL, Form, read, shorter
+from baechi_lab.placers.evaluation.work import make_work
+from baechi_lab.placers.search.chain import Chain
+from baechi_lab.placers.search.instance import Instance
+from baechi_lab.placers.search.parameters import SEARCH
+from baechi_lab.placers.search.reduced import Subproblem
+from baechi_lab.placers.search.runs import projected, with_runs
+
+SMALL = SEARCH.runs_from_ops
 
 
-def _settled(space, device, rank, wanted, rng):
+def _evaluated(instance, device, rank, wanted, rng):
     """The candidate, simulated, with about `wanted` units to move."""
-    state, work = make_state(device, rank), make_work(space.model)
-    weight = space.weight(np.inf)
-    settle(space.model, work, state, space.samples, rank is not None, space.track, weight)
-    return Form(space.model, work, state, space.samples, space.units(device, wanted, rng))
+    objective, state = instance.objective(), make_state(device, rank)
+    evaluate_current(objective, state)
+    return Subproblem(objective, state, instance.units(device, wanted, rng))
 
 
-def _form(graph, cluster, seed, wanted):
-    space, rng = Space(graph, cluster), np.random.default_rng(seed)
-    device = rng.integers(0, cluster.n, graph.n).astype(np.int32)[space.along(20, rng)]
-    whole = _settled(space, device, space.position.astype(np.float64), wanted, rng)
-    return whole.state, whole.units, shorter(space, whole)
+def _runs(instance, seed, wanted):
+    rng, devices = np.random.default_rng(seed), instance.cluster.n
+    device = rng.integers(0, devices, instance.graph.n).astype(np.int32)[instance.along(20, rng)]
+    whole = _evaluated(instance, device, instance.position.astype(np.float64), wanted, rng)
+    return whole.state, whole.units, with_runs(instance, whole)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_runs_stay_within_units_and_short_and_form_no_cycle(seed, monkeypatch):
-    monkeypatch.setattr(search_runs, "FEWER", 0.99)
+def test_runs_stay_within_units_and_short_and_make_no_cycle(seed):
     graph = random_dag(SMALL + 300, degree=1.7, duration_us=(0.01, 50.0), seed=seed)
     cluster = Cluster.uniform(3, memory_bytes=1 << 50, link=Link(100.0, 1e-4))
-    state, units, form = _form(graph, cluster, seed, 8)  # contract refuses groups that form a cycle
-    assert len(form.model.degree) < graph.n
-    runs = form.model.degree.size
+    instance = Instance(graph, cluster, parameters=replace(SEARCH, fewer_runs=0.99))
+    state, units, short = _runs(instance, seed, 8)  # contract refuses groups that form a cycle
+    assert len(short.model.degree) < graph.n
+    runs = short.model.degree.size
     for what in (units.of, state.device):
         low, high = np.full(runs, np.iinfo(np.int64).max), np.full(runs, -1)
-        np.minimum.at(low, form.member, what)
-        np.maximum.at(high, form.member, what)
+        np.minimum.at(low, short.member, what)
+        np.maximum.at(high, short.member, what)
         assert np.array_equal(low, high)
     longest = np.zeros(runs)
-    np.maximum.at(longest, form.member, graph.duration_us)
-    joined = np.bincount(form.member, graph.duration_us) - longest
-    assert joined.max() <= JOINED * state.cost[2] * (1 + 1e-9)
-    assert np.array_equal(form.units.of, units.of[np.unique(form.member, return_index=True)[1]])
+    np.maximum.at(longest, short.member, graph.duration_us)
+    joined = np.bincount(short.member, graph.duration_us) - longest
+    assert joined.max() <= SEARCH.joined_share * state.cost[2] * (1 + 1e-9)
+    assert np.array_equal(short.units.of, units.of[np.unique(short.member, return_index=True)[1]])
     for u in range(len(units.ptr) - 1):
-        mine = set(form.member[units.ops[units.ptr[u] : units.ptr[u + 1]]].tolist())
-        assert mine == set(form.units.ops[form.units.ptr[u] : form.units.ptr[u + 1]].tolist())
+        mine = set(short.member[units.ops[units.ptr[u] : units.ptr[u + 1]]].tolist())
+        assert mine == set(short.units.ops[short.units.ptr[u] : short.units.ptr[u + 1]].tolist())
 
 
 def test_a_recurrent_step_is_several_times_shorter_and_takes_nearly_the_same_time():
     graph = gnmt(ops=6000, seed=1)
     cluster = Cluster.uniform(2, memory_bytes=1 << 50, link=Link(134.0, 1.754e-4))
     placed = bl.place(graph, cluster, "m-etf")
-    space = Space(graph, cluster)
-    whole = _settled(space, placed.device, placed.rank, 48, np.random.default_rng(0))
-    form, state = shorter(space, whole), whole.state
-    assert len(form.model.degree) < 0.5 * graph.n
-    settle(form.model, form.work, form.state, form.samples, True, False, space.weight(np.inf))
+    instance = Instance(graph, cluster)
+    whole = _evaluated(instance, placed.device, placed.rank, 48, np.random.default_rng(0))
+    short, state = with_runs(instance, whole), whole.state
+    assert len(short.model.degree) < 0.5 * graph.n
+    evaluate_current(short.objective, short.state)
     before = float(state.cost[2])
-    assert form.state.cost[2] == pytest.approx(before, rel=0.03)
-    for device, line in read(form, state.position):
+    assert short.state.cost[2] == pytest.approx(before, rel=0.03)
+    for device, line in projected(short, state.position):
         rank = np.empty(graph.n)
         rank[line] = np.arange(graph.n)
         assert np.array_equal(device, placed.device)
-        assert measure(space.model, make_work(space.model), "", device, rank).makespan_us == pytest.approx(
+        assert measure(instance.model, make_work(instance.model), "", device, rank).makespan_us == pytest.approx(
             before, rel=0.03
         )
 
@@ -75,18 +81,22 @@ def test_a_recurrent_step_is_several_times_shorter_and_takes_nearly_the_same_tim
 def test_only_the_given_units_move_and_what_hardly_gets_shorter_is_left():
     graph = random_dag(SMALL + 100, degree=1.8, duration_us=(0.01, 50.0), seed=3)
     cluster = Cluster.uniform(2, memory_bytes=1 << 50, link=Link(100.0, 1e-4))
-    space = Space(graph, cluster)
-    walk = Walk(space, np.random.default_rng(0))
-    walk.begin(measure(space.model, walk.work, "", np.zeros(graph.n), space.position.astype(np.float64)))
-    part = walk._part()
-    form = shorter(space, walk._own(part))
-    moving = set(form.member[part.ops].tolist())
-    assert moving == set(form.units.ops.tolist())
-    assert not moving & set(np.delete(form.member, part.ops).tolist())
+    instance = Instance(graph, cluster)
+    chain = Chain(instance, np.random.default_rng(0))
+    chain.begin(
+        measure(instance.model, chain.objective.work, "", np.zeros(graph.n), instance.position.astype(np.float64))
+    )
+    part = chain._part()
+    short = with_runs(instance, chain._whole(part))
+    moving = set(short.member[part.ops].tolist())
+    assert moving == set(short.units.ops.tolist())
+    assert not moving & set(np.delete(short.member, part.ops).tolist())
     slow = random_dag(SMALL + 100, degree=1.8, duration_us=50.0, seed=3)  # no op is short
-    space = Space(slow, cluster)
-    whole = _settled(space, np.zeros(slow.n, np.int32), space.position.astype(np.float64), 48, np.random.default_rng(0))
-    assert shorter(space, whole) is None
+    instance = Instance(slow, cluster)
+    whole = _evaluated(
+        instance, np.zeros(slow.n, np.int32), instance.position.astype(np.float64), 48, np.random.default_rng(0)
+    )
+    assert with_runs(instance, whole) is None
 
 
 def test_groups_and_allowed_devices_are_kept_where_runs_mix_them():

@@ -5,8 +5,8 @@ import pytest
 
 from baechi_lab import Cluster, Link, OpGraph, Placement, check, simulate
 from baechi_lab.graph import generators
+from baechi_lab.placers.evaluation.moves import make_units
 from baechi_lab.placers.problem import groups_of
-from baechi_lab.placers.search.anneal import make_units
 from baechi_lab.placers.search.contract import contracted, short_us
 from baechi_lab.placers.search.regions import around, in_time, part
 from baechi_lab.placers.search.structure import scopes, structures, weights
@@ -73,8 +73,8 @@ def test_an_op_is_merged_where_a_cut_on_its_other_side_costs_no_more():
     join = OpGraph.from_edges([9.0, 9.0, 1.0, 9.0], [(0, 2, 5), (1, 2, 5), (2, 3, 4)])
     assert contracted(join, cluster, 2.0)[0].n == 4
     wide = OpGraph.from_edges([9.0, 9.0, 1.0, 9.0], [(0, 2, 5), (1, 2, 5), (2, 3, 40)])
-    form, member = contracted(wide, cluster, 2.0)
-    assert member.tolist() == [0, 1, 2, 2] and form.duration_us.tolist() == [9.0, 9.0, 10.0]
+    coarse, member = contracted(wide, cluster, 2.0)
+    assert member.tolist() == [0, 1, 2, 2] and coarse.duration_us.tolist() == [9.0, 9.0, 10.0]
     # Too long to be merged, unless nothing comes in between and both together are still short enough.
     assert contracted(wide, cluster, 0.5)[0].n == 4
 
@@ -84,8 +84,8 @@ def test_colocation_groups_are_not_mixed():
     graph = OpGraph.from_edges(
         [1.0, 1.0, 1.0], [(0, 1, 4), (1, 2, 4)], colocation=[0, -1, 1], colocation_names=("a", "b")
     )
-    form, member = contracted(graph, cluster, 10.0)
-    assert member[0] != member[2] and form.n == 2
+    coarse, member = contracted(graph, cluster, 10.0)
+    assert member[0] != member[2] and coarse.n == 2
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -98,10 +98,10 @@ def test_a_contracted_plan_is_valid_for_the_graph_and_costs_nearly_the_same(seed
     short = np.where(rng.random(graph.n) < 0.6, 0.5, graph.duration_us)
     graph = graph.replace(duration_us=short)
     cluster = Cluster.uniform(3, memory_bytes=1 << 40, link=Link(5.0, 0.1), comm=COMMS[seed % 3])
-    form, member = contracted(graph, cluster, short_us(graph, cluster))
-    assert member.shape == (graph.n,) and form.duration_us.sum() == pytest.approx(graph.duration_us.sum())
-    device = rng.integers(0, 3, int(groups_of(form).max()) + 1)[groups_of(form)]
-    coarse = simulate(form, cluster, Placement(device=device))
+    coarse, member = contracted(graph, cluster, short_us(graph, cluster))
+    assert member.shape == (graph.n,) and coarse.duration_us.sum() == pytest.approx(graph.duration_us.sum())
+    device = rng.integers(0, 3, int(groups_of(coarse).max()) + 1)[groups_of(coarse)]
+    merged = simulate(coarse, cluster, Placement(device=device))
     fine = simulate(graph, cluster, Placement(device=device[member]))
     assert check(graph, cluster, Placement(device=device[member]), fine) == ()
-    assert coarse.makespan_us == pytest.approx(fine.makespan_us, rel=0.35)
+    assert merged.makespan_us == pytest.approx(fine.makespan_us, rel=0.35)

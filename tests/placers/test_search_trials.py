@@ -7,8 +7,9 @@ import baechi_lab as bl
 from baechi_lab import Cluster, Link
 from baechi_lab.graph.generators import gnmt, random_dag
 from baechi_lab.placers.evaluation.orders import Candidate
-from baechi_lab.placers.search.engine import COARSE, LEVELS, SMALL_LEVELS, Space
-from baechi_lab.placers.search.trials import LAYERS, NEAR, STARTS, TURNS, Trials
+from baechi_lab.placers.search.instance import Instance
+from baechi_lab.placers.search.parameters import SEARCH
+from baechi_lab.placers.search.trials import Trials
 
 CLUSTER = Cluster.uniform(3, memory_bytes=1 << 50, link=Link(134.0, 1.754e-4))
 
@@ -23,18 +24,20 @@ def _candidates(n, *costs):
 
 
 def test_every_coarse_structure_is_tried_once_and_the_best_again():
-    space = Space(gnmt(ops=1500, seed=0), CLUSTER)
-    layers = space.layers[:LAYERS]
-    assert len(layers) > 1 and all(labels.max() < COARSE for labels in layers)
-    trials = Trials(space, _candidates(space.graph.n, 100.0, 105.0, 100.0 * NEAR + 1.0), small=False, walks=2)
-    assert trials.count == len(TURNS)
+    instance = Instance(gnmt(ops=1500, seed=0), CLUSTER)
+    layers = instance.layers[: SEARCH.layers]
+    assert len(layers) > 1 and all(labels.max() < SEARCH.coarse_labels for labels in layers)
+    trials = Trials(
+        instance, _candidates(instance.graph.n, 100.0, 105.0, 100.0 * SEARCH.near_start + 1.0), small=False, chains=2
+    )
+    assert trials.count == len(SEARCH.turns)
     first = [trials.next() for _ in layers]
     assert [t.layer for t in first] == list(range(len(layers)))
     assert {t.start.name for t in first} == {"rule 0"}
     for trial, cost in zip(first, [9.0, 7.0, 8.0, 9.5], strict=False):
         assert trial.levels[0][0] is layers[trial.layer]
         trials.note(trial, cost)
-    later = [trials.next() for _ in range(len(TURNS))]
+    later = [trials.next() for _ in range(len(SEARCH.turns))]
     assert {t.layer for t in later} == {1}
     assert {t.start.name for t in later} == {"rule 0", "rule 1"}  # the third is too slow
     trials.note(later[0]._replace(layer=0), 6.0)
@@ -43,21 +46,24 @@ def test_every_coarse_structure_is_tried_once_and_the_best_again():
 
 def test_a_structure_with_hardly_more_parts_than_devices_is_not_tried():
     graph = gnmt(ops=1500, seed=0)
-    found = [len(Space(graph, Cluster.uniform(devices)).layers) for devices in (2, 8, 40)]
+    found = [len(Instance(graph, Cluster.uniform(devices)).layers) for devices in (2, 8, 40)]
     assert found[0] > found[1] > found[2]
-    assert all(labels.max() >= 2 * 8 for labels in Space(graph, Cluster.uniform(8)).layers)
+    assert all(labels.max() >= 2 * 8 for labels in Instance(graph, Cluster.uniform(8)).layers)
 
 
 def test_graphs_without_coarse_structures_get_a_cycle_per_start():
-    space = Space(random_dag(300, seed=0), CLUSTER)
-    assert not space.layers
-    trials = Trials(space, _candidates(300, 1.0, 2.0, 3.0), small=False, walks=2)
+    instance = Instance(random_dag(300, seed=0), CLUSTER)
+    assert not instance.layers
+    trials = Trials(instance, _candidates(300, 1.0, 2.0, 3.0), small=False, chains=2)
     made = [trials.next() for _ in range(trials.count)]
     assert [t.start.name for t in made] == ["rule 0", "rule 1", "rule 2"]
-    assert all(t.levels == LEVELS and t.layer < 0 for t in made)
-    small = Trials(space, _candidates(300, *range(1, 9)), small=True, walks=2)
-    assert small.count == STARTS and small.next().levels == SMALL_LEVELS
-    assert Trials(space, _candidates(300, *range(1, 9)), small=False, walks=3 * STARTS).count > STARTS
+    assert all(t.levels == SEARCH.levels and t.layer < 0 for t in made)
+    small = Trials(instance, _candidates(300, *range(1, 9)), small=True, chains=2)
+    assert small.count == SEARCH.trial_starts and small.next().levels == SEARCH.small_levels
+    assert (
+        Trials(instance, _candidates(300, *range(1, 9)), small=False, chains=3 * SEARCH.trial_starts).count
+        > SEARCH.trial_starts
+    )
 
 
 @pytest.mark.parametrize("stop", [2, 4, 7])

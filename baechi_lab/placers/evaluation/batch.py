@@ -20,9 +20,11 @@ from ...graph import Cluster, OpGraph
 from ...graph.kernels.jit import njit
 from ...simulator.kernel import PARALLEL, SEQUENTIAL
 from ..problem import groups_of
-from .evaluate import evaluate, make_model, make_work, overflow, positions
-from .model import apart
+from .assignment import Assignment, Limits, positions
+from .evaluate import evaluate, overflow
+from .model import make_model
 from .waits import make_waits
+from .work import make_work, padded
 
 
 class Plan(NamedTuple):
@@ -97,7 +99,7 @@ class Batch:
         self.model = make_model(graph, cluster)
         self.plan = _make_plan(graph, self.model)
         self.first = np.unique(self.plan.unit, return_index=True)[1]
-        self.order = positions(None, graph.n)
+        self.order = positions(None, graph.n)  # read by nobody, as ops run first in, first out
         self.work, self.scratch = make_work(self.model), _make_scratch(self.plan)
 
     def alike(self) -> Batch:
@@ -112,7 +114,7 @@ class Batch:
         rows = np.ascontiguousarray(rows, dtype=np.int32)
         homes = rows[:, self.first].astype(np.int64)
         result = np.empty(len(rows))
-        _seconds(self.plan, self.scratch, self.model, self.work, *self.order, rows, homes, result)
+        _seconds((self.plan, self.scratch), (self.model, self.work, *self.order), rows, homes, result)
         return result
 
 
@@ -144,12 +146,14 @@ def _make_scratch(plan: Plan) -> Scratch:
         floats(devices), floats(devices), floats(devices), floats(devices), ints(devices + 1), floats(devices),
         floats(devices),
     )  # fmt: skip
-    return apart(scratch)
+    return padded(scratch)
 
 
 @njit(cache=True, nogil=True)
-def _seconds(p: Any, s: Any, model: Any, work: Any, position: Any, at: Any, rows: Any, homes: Any, result: Any) -> None:
-    """Fill `result`; see `Batch.seconds`."""
+def _seconds(quick: Any, whole: Any, rows: Any, homes: Any, result: Any) -> None:
+    """Fill `result`, see `Batch.seconds`, by the `quick` way (plan, scratch) or else that of the `whole` search."""
+    p, s = quick
+    model, work, position, at = whole
     for k in range(len(rows)):
         surely, never = (
             _fits(p, homes[k], s.received, False) if _together(p.unit, homes[k], rows[k]) else (False, False)
@@ -161,7 +165,7 @@ def _seconds(p: Any, s: Any, model: Any, work: Any, position: Any, at: Any, rows
             result[k] = 1e-6 * _makespan(p, s, homes[k])
             if _fits(p, homes[k], s.received, True)[0]:
                 continue
-        time = evaluate(model, work, rows[k], position, at, False, True, np.inf, 0.0)
+        time = evaluate(model, work, Assignment(rows[k], position, at, False), Limits(True, np.inf, 0.0))
         result[k] = 1e-6 * time if overflow(model, work) == 0 else np.inf
 
 

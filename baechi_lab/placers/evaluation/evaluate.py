@@ -26,21 +26,9 @@ import numpy as np
 
 from ...graph.kernels.jit import njit
 from ...simulator.kernel import PARALLEL, SEQUENTIAL
-from .marks import forget_marks, goal_of, restore_mark, save_mark
-from .model import Model, Work, make_model, make_work, memory_matters, positions
+from .checkpoints import forget_checkpoints, goal_of, restore_checkpoint, save_checkpoint
+from .model import SURELY
 from .ready import NO_BITS, pop_slot, push_slot, set_bit, take_lowest
-
-__all__ = [
-    "Model",
-    "Work",
-    "evaluate",
-    "evaluate_after",
-    "make_model",
-    "make_work",
-    "memory_matters",
-    "overflow",
-    "positions",
-]
 
 
 @njit(cache=True, inline="always")
@@ -71,44 +59,40 @@ def overflow(m: Any, w: Any) -> float:
 
 
 @njit(cache=True, nogil=True)
-def evaluate(
-    m: Any, w: Any, device: Any, position: Any, at: Any, by_rank: bool, track: bool, cutoff: float, most: float
-) -> float:
-    """Makespan in microseconds of `device` int32[n]; infinity once it exceeds `cutoff` or the overflow exceeds `most`.
+def evaluate(m: Any, w: Any, assignment: Any, limits: Any) -> float:
+    """Makespan in microseconds of an `Assignment`; infinity once it must exceed one of its `Limits`.
 
-    Where `by_rank`, a device runs the ready op with the lowest `position` int32[n] first (`at` int32[n] is its inverse),
-    otherwise the one that became ready first.
-    `track`: follow memory; afterwards `overflow(m, w)` tells the bytes above the limits.
+    Where `limits.track`, `overflow(m, w)` tells the bytes above the limits afterwards. `w.start` and `w.peak` are results.
     """
-    return evaluate_after(m, w, device, position, at, by_rank, track, cutoff, most, -1, False)
+    return evaluate_after(m, w, assignment, limits, -1, False)
 
 
 @njit(cache=True, nogil=True)
-def evaluate_after(
-    m: Any, w: Any, device: Any, position: Any, at: Any, by_rank: bool, track: bool, cutoff: float, most: float, begin: int,
-    keep: bool,
-) -> float:  # fmt: skip
-    """The same, continued at mark `begin` of the base (-1: from the beginning); `keep`: make marks (`evaluation.marks`).
+def evaluate_after(m: Any, w: Any, assignment: Any, limits: Any, begin: int, keep: bool) -> float:
+    """The same, continued at checkpoint `begin` of the base (-1: from the beginning); `keep`: make checkpoints
+    (`evaluation.checkpoints`).
 
-    Marks know nothing of memory: `begin` is -1 and `keep` false where `track`.
+    Checkpoints know nothing of memory: `begin` is -1 and `keep` false where `limits.track`.
     """
+    device, position, at, by_rank = assignment
+    track, cutoff, most = limits
     (table, after, degree, sources, edge_ptr, edge_to, edge_tensor, ready_to, input_ptr, inputs, producer, size_bytes, made,
      unread, temp, persistent, limit, latency, per_byte, comm) = m  # fmt: skip
     (missing, bits, line, head, tail, fresh, fresh_at, running, busy_until, queue_out, queue_in, list_head, list_tail,
      alloc_next, slot_end, slot_receive, slot_info, heap, readers, local_left, sends_left, copy_left, level, peak, start,
-     moved, total, spent, _base_start, _mark_time, _mark_ints, _mark_floats, mark_bank) = w  # fmt: skip
+     total, spent, _base_start, checkpoint_time, _ints, _floats, _bank) = w  # fmt: skip
     devices, n = len(limit), len(device)
     words, stride = (n + 63) >> 6, len(bits) // max(devices, 1)
     shared = comm == SEQUENTIAL
     now, slots, waiting, done = 0.0, 0, 0, 0
-    marks = len(mark_bank)
-    mark = marks
+    checkpoints = checkpoint_time.shape[1]
+    number = checkpoints  # of the next one to keep
     other = np.inf  # when the next transfer ends or the next copy is allocated
     total[:] = 0.0
     for i in range(n):
         total[device[i]] += table[i, device[i]]
     for d in range(devices):
-        total[d] *= 1.0 - 1e-12  # a little less than computed, as the tails are
+        total[d] *= SURELY  # as the tails are
         if total[d] > cutoff:
             return np.inf
     if begin < 0:
@@ -137,18 +121,17 @@ def evaluate_after(
             peak[d] = level[d]
         if track and _over(peak, limit) > most:
             return np.inf
-        moved[0] = 0.0
     else:
-        now, slots, waiting, done = restore_mark(begin, w, position, by_rank)
+        now, slots, waiting, done = restore_checkpoint(begin, w, position, by_rank)
         if comm == PARALLEL and waiting > 0:
             other = slot_end[heap[0]]
         for q in range(devices):
             if comm != PARALLEL and list_head[q] >= 0:
                 other = min(other, slot_end[list_head[q]])
     if keep:
-        forget_marks(w, begin)
-        mark = begin + 1
-    goal = goal_of(mark, marks, n) if mark < marks else n + 1
+        forget_checkpoints(w, begin)
+        number = begin + 1
+    goal = goal_of(number, checkpoints, n) if number < checkpoints else n + 1
     first, last_device = 0, devices
     while True:
         for d in range(first, last_device):
@@ -186,10 +169,10 @@ def evaluate_after(
         if step == np.inf:
             return now
         if done >= goal and step > now:
-            save_mark(mark, w, at, by_rank, comm == PARALLEL, now, slots, waiting, done)
-            while mark < marks and goal_of(mark, marks, n) <= done:
-                mark += 1
-            goal = goal_of(mark, marks, n) if mark < marks else n + 1
+            save_checkpoint(number, w, at, by_rank, comm == PARALLEL, (now, slots, waiting, done))
+            while number < checkpoints and goal_of(number, checkpoints, n) <= done:
+                number += 1
+            goal = goal_of(number, checkpoints, n) if number < checkpoints else n + 1
         now = step
         several = ends > 1
         first, last_device = d, d + 1
@@ -280,7 +263,6 @@ def evaluate_after(
                         copy_left[t * devices + q] = readers[q]
                     readers[q] = 0
                     cost = latency[d, q] + per_byte[d, q] * size_bytes[t]
-                    moved[0] += cost
                     receive = now
                     if comm != PARALLEL:
                         begin = max(now, queue_out[d])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, allowed_devices, durations
 from ...simulator.paths import heads_and_tails
-from .evaluate import Model, Work, evaluate, overflow, positions
-
-Orders = Mapping[str, NDArray[np.float64] | None]
+from .assignment import Limits, make_assignment
+from .evaluate import evaluate, overflow
+from .model import Model, make_model
+from .work import Work, make_work
 
 
 @dataclass(frozen=True)
@@ -58,20 +59,26 @@ def measure(
     model: Model, work: Work, name: str, device: NDArray[Any], rank: NDArray[np.float64] | None, cutoff: float = np.inf
 ) -> Candidate:
     """Simulate one candidate (an infinite makespan: it exceeds `cutoff`)."""
-    where = np.array(device, dtype=np.int32)
-    time = float(evaluate(model, work, where, *positions(rank, len(where)), rank is not None, True, cutoff, np.inf))
+    now = make_assignment(device, rank)
+    time = float(evaluate(model, work, now, Limits(True, cutoff)))
     over = float(overflow(model, work)) if np.isfinite(time) else np.inf
-    return Candidate(name, where, None if rank is None else np.array(rank, dtype=np.float64), time, over)
+    return Candidate(name, now.device, None if rank is None else np.array(rank, dtype=np.float64), time, over)
 
 
-def best_of(
-    model: Model, work: Work, devices: Iterable[tuple[str, NDArray[Any]]], orders: Orders
-) -> Candidate | None:  # fmt: skip
-    """The best candidate over all device assignments and orders; None when there is none."""
-    best: Candidate | None = None
-    for name, device in devices:
-        for order, rank in orders.items():
-            found = measure(model, work, f"{name}, {order}", device, rank)
-            if best is None or found.key < best.key:
-                best = found
-    return best
+def best_of(graph: OpGraph, cluster: Cluster, devices: Iterable[tuple[str, NDArray[Any]]]) -> Candidate | None:
+    """The best candidate over all named device assignments, each under the usual orders; None when there is none.
+
+    >>> from baechi_lab import Link
+    >>> graph, cluster = OpGraph.from_edges([2, 3]), Cluster.uniform(2, link=Link(1.0, 0.0))
+    >>> both = [("together", np.array([0, 0])), ("one each", np.array([0, 1]))]
+    >>> best_of(graph, cluster, both).name, best_of(graph, cluster, both).makespan_us
+    ('one each, fifo', 3.0)
+    """
+    model = make_model(graph, cluster)
+    work, orders = make_work(model), usual_orders(graph, cluster)
+    found = (
+        measure(model, work, f"{name}, {order}", device, rank)
+        for name, device in devices
+        for order, rank in orders.items()
+    )
+    return min(found, key=lambda candidate: candidate.key, default=None)

@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from ...graph import OpGraph
 from ...graph.kernels.csr import distinct, offsets
 from ...graph.kernels.jit import njit
-
-WORDS = 64
-"""Words of a block: 4096 ops, whose ancestor bits take 512 bytes per op."""
+from .parameters import EVALUATION
 
 
 class Waits(NamedTuple):
@@ -37,6 +35,20 @@ class Waits(NamedTuple):
     far: NDArray[np.int32]
     far_tensor: NDArray[np.int32]
     tensor: NDArray[np.int32]
+
+
+class _Edges(NamedTuple):
+    """Edges as `_mark_implied` reads them: `into` (from `into_ptr[op]` on) those to an op, `alike` all of them with the
+    readers of one tensor in one unit side by side."""
+
+    order: NDArray[np.int32]
+    into_ptr: NDArray[np.int32]
+    into: NDArray[np.int32]
+    alike: NDArray[np.int32]
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    tensor: NDArray[np.int32]
+    unit: NDArray[np.int32]
 
 
 def make_waits(graph: OpGraph, unit: NDArray[np.int32]) -> Waits:
@@ -68,28 +80,28 @@ def _implied(graph: OpGraph, unit: NDArray[np.int32]) -> NDArray[np.bool_]:
     into = np.argsort(target, kind="stable")
     alike = np.lexsort((unit[target], tensor))  # readers of one tensor by unit, side by side
     result = np.zeros(len(target), dtype=np.bool_)
-    bits = np.zeros((graph.n, WORDS), dtype=np.uint64)
-    for low in range(0, graph.n, 64 * WORDS):
+    words = EVALUATION.ancestor_words
+    bits = np.zeros((graph.n, words), dtype=np.uint64)
+    columns = (
+        graph.order, offsets(target, graph.n), into, alike, graph.edge_source, target, tensor, unit,
+    )  # fmt: skip
+    edges = _Edges(*map(ints, columns))
+    for low in range(0, graph.n, 64 * words):
         bits[:] = 0
-        _mark(
-            low, bits, ints(graph.order), ints(offsets(target, graph.n)), ints(into), ints(alike),
-            ints(graph.edge_source), ints(target), ints(tensor), ints(unit), result,
-        )  # fmt: skip
+        _mark_implied(low, bits, edges, result)
     return result
 
 
 @njit(cache=True, inline="always")
 def _has(bits: Any, row: int, k: int) -> bool:
     """Whether bit `k` of a row is set; bits outside the block never are."""
-    return 0 <= k < 64 * WORDS and (bits[row, k >> 6] >> np.uint64(k & 63)) & np.uint64(1) != np.uint64(0)
+    return 0 <= k < 64 * bits.shape[1] and (bits[row, k >> 6] >> np.uint64(k & 63)) & np.uint64(1) != np.uint64(0)
 
 
 @njit(cache=True, nogil=True)
-def _mark(
-    low: int, bits: Any, order: Any, into_ptr: Any, into: Any, alike: Any, source: Any, target: Any, tensor: Any,
-    unit: Any, result: Any,
-) -> None:  # fmt: skip
+def _mark_implied(low: int, bits: Any, edges: Any, result: Any) -> None:
     """Set `result[e]` where an ancestor among the ops `low`, `low + 1`, ... implies edge `e`."""
+    order, into_ptr, into, alike, source, target, tensor, unit = edges
     words = bits.shape[1]
     for v in order:
         first, last = into_ptr[v], into_ptr[v + 1]

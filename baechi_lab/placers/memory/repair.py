@@ -5,7 +5,7 @@ of its simulation. Starts are the given placement, packings of the promised byte
 device alone; each is tried with the planned order, first in first out, and an order that saves memory. The best start
 is annealed on the overflow until it is gone; what is left of the budget improves the time.
 
-Complexity: `evaluations` simulations. Deterministic for a seed. Annealing: see `search/anneal.py`.
+Complexity: `evaluations` simulations. Deterministic for a seed. Annealing: see `evaluation/anneal.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, Placement, allowed_devices
-from ..evaluation.evaluate import evaluate, make_model, make_work, overflow, positions
+from ..evaluation.anneal import Schedule, anneal
+from ..evaluation.assignment import Limits, make_assignment
+from ..evaluation.cost import NEVER, Prices, evaluate_current, make_objective
+from ..evaluation.evaluate import evaluate, overflow
+from ..evaluation.model import make_model
+from ..evaluation.moves import State, back_to_best, make_state, make_units
 from ..problem import groups_of, output_bytes
-from ..search.anneal import anneal, back_to_best, make_state, make_units, no_samples, settle
 from .order import depth_first_order
 from .packing import best_fit, packing_proof, promises
 
@@ -61,8 +65,8 @@ class _Repair:
         self.graph, self.cluster = graph, cluster
         self.allowed = allowed_devices(graph, cluster)
         self.model = make_model(graph, cluster)
-        self.work = make_work(self.model)
-        self.samples = no_samples(graph.n, cluster.n)
+        # No byte above a limit is worth any time.
+        self.objective = make_objective(self.model, Prices(1.0, NEVER, NEVER), track=True)
         self.position = np.empty(graph.n, dtype=np.int64)
         self.position[graph.order] = np.arange(graph.n)
         self.group = groups_of(graph)
@@ -95,9 +99,9 @@ class _Repair:
         return None if best is None else self._improve(best, left)
 
     def _measure(self, device: NDArray[Any], order: NDArray[Any] | None) -> tuple[float, float]:
-        order_of = positions(order, self.graph.n)
-        time = evaluate(self.model, self.work, device, *order_of, order is not None, True, np.inf, np.inf)
-        return float(time), float(overflow(self.model, self.work))
+        work = self.objective.work
+        time = evaluate(self.model, work, make_assignment(device, order), Limits(True))
+        return float(time), float(overflow(self.model, work))
 
     def _starts(self, start: Placement | None) -> Iterator[tuple[NDArray[np.int32], NDArray[Any] | None]]:
         """Devices per op, each group on one allowed device."""
@@ -160,35 +164,25 @@ class _Repair:
 
     def _remove_overflow(self, start: Any, steps: int) -> Any:
         over, time, k, device, order = start
-        by_rank = order is not None
         state = make_state(device, order)
         # Bytes first; of two candidates with the same overflow the faster is better.
-        weight = np.array([1.0 / max(time, 1e-9), 1.0, 0.0, 1.0])
-        settle(self.model, self.work, state, self.samples, by_rank, True, weight)
+        objective = self.objective._replace(prices=Prices(1.0 / max(time, 1e-9), 1.0, 1.0))
+        evaluate_current(objective, state)
         hot = max(over * 0.05, 2.0)
-        self._anneal(state, by_rank, weight, hot, hot * 1e-3, steps, True)
+        anneal(objective, state, self.units, Schedule(hot, hot * 1e-3, steps, until_feasible=True), self.rng)
         if state.cost[3] > 0:
             return None
-        return (
-            0.0,
-            float(state.cost[2]),
-            k,
-            state.best_device.copy(),
-            state.best_position.astype(np.float64) if by_rank else None,
-        )
-
-    def _anneal(self, state: Any, by_rank: bool, weight: Any, hot: float, cold: float, steps: int, until: bool) -> None:
-        anneal(
-            self.model, self.work, self.units, state, self.samples, by_rank, True, weight, hot, cold, steps, until, self.rng
-        )  # fmt: skip
+        return 0.0, float(state.cost[2]), k, state.best_device.copy(), _best_rank(state)
 
     def _improve(self, found: Any, steps: int) -> Placement:
         _, time, _, device, order = found
-        by_rank = order is not None
         state = make_state(device, order)
-        weight = np.array([1.0, 1e30, 0.0, 1e30])  # no byte above a limit is worth any time
-        settle(self.model, self.work, state, self.samples, by_rank, True, weight)
+        evaluate_current(self.objective, state)
         back_to_best(state)
         hot = max(time * 0.01, 1e-9)
-        self._anneal(state, by_rank, weight, hot, hot * 0.02, steps, False)
-        return Placement(device=state.best_device, order=state.best_position if by_rank else None)
+        anneal(self.objective, state, self.units, Schedule(hot, hot * 0.02, steps), self.rng)
+        return Placement(device=state.best_device, order=_best_rank(state))
+
+
+def _best_rank(state: State) -> NDArray[np.float64] | None:
+    return state.best_position.astype(np.float64) if state.by_rank else None

@@ -17,28 +17,30 @@ from numpy.typing import NDArray
 
 from ...graph.kernels.csr import offsets
 from ...graph.kernels.jit import njit
+from .parameters import SEARCH, SearchParameters
 
 
 def coarsen(
-    label: NDArray[Any], device: NDArray[Any], source: NDArray[Any], target: NDArray[Any], cost: NDArray[np.float64],
-    work: NDArray[np.float64], wanted: int, rng: np.random.Generator,
+    label: NDArray[Any], device: NDArray[Any], edges: tuple[NDArray[Any], NDArray[Any], NDArray[np.float64]],
+    work: NDArray[np.float64], wanted: int, rng: np.random.Generator, parameters: SearchParameters = SEARCH,
 ) -> NDArray[np.int64]:  # fmt: skip
     """Labels int64[n] with about `wanted` distinct values, each a union of values of `label` on one device.
 
-    `source`, `target`, `cost`: the edges between ops and what cutting each costs; `work` float64[n] per op.
+    `edges`: source, target and what cutting it costs, of each edge between ops; `work` float64[n] per op.
     """
+    source, target, cost = edges
     labels = np.unique(label, return_inverse=True)[1].reshape(-1)
-    limit = 2.5 * float(work.sum()) / max(wanted, 1)
+    limit = parameters.unit_work * float(work.sum()) / max(wanted, 1)
     count = int(labels.max(initial=-1)) + 1
     while count > wanted:
         unit_work = np.bincount(labels, work, count)
         home = np.zeros(count, dtype=np.int64)
         home[labels] = device
-        pointer, neighbour, weight = _unit_graph(labels[source], labels[target], cost, home, count)
-        match = _match(pointer, neighbour, weight, unit_work, limit, rng.permutation(count), count - wanted)
+        units = _unit_graph(labels[source], labels[target], cost, home, count)
+        match = _match(units, unit_work, limit, rng.permutation(count), count - wanted)
         merged = np.unique(match, return_inverse=True)[1].reshape(-1)
         fewer = int(merged.max(initial=-1)) + 1
-        if fewer > 0.98 * count:
+        if fewer > parameters.least_merging * count:
             break
         labels, count = merged[labels], fewer
     return labels
@@ -58,8 +60,9 @@ def _unit_graph(a: NDArray[Any], b: NDArray[Any], cost: NDArray[np.float64], hom
 
 
 @njit(cache=True, nogil=True)
-def _match(pointer: Any, neighbour: Any, weight: Any, work: Any, limit: float, order: Any, most: int) -> Any:
+def _match(units: Any, work: Any, limit: float, order: Any, most: int) -> Any:
     """int64[units]: the unit into which each one merges (itself, or its partner with the smaller index)."""
+    pointer, neighbour, weight = units
     match = np.full(len(work), -1, np.int64)
     merged = 0
     for u in order:

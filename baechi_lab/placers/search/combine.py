@@ -1,58 +1,61 @@
-"""Combining two placements: the present one takes over, stretch by stretch, what another one does better.
+"""Combining two placements: the present one takes over, segment by segment, what another one does better.
 
-Two lines of search settle different parts of a graph well, and often a part of one fits into the other: where blocks
+Two chains find good placements of different parts of a graph, and often a part of one fits into the other: where blocks
 follow each other, time is nearly a sum over the blocks. One move at a time never gets there, as a part changes many units
-and their order at once. A *stretch* is a run of units along a line of all of them (`line_of`). Before it is taken over, the
+and their order at once. A *segment* is a run of units along a line of all of them (`line_of`). Before it is taken over, the
 devices of the other placement are renumbered so that most work agrees.
 
 Source: after the combine operator of Sanders and Schulz 2012, doi:10.1137/1.9781611972924.2, which works on cuts of a graph;
-here on stretches and simulated times. Complexity: one simulation, O(ops) besides, per stretch.
+here on segments and simulated times. Complexity: one simulation, O(ops) besides, per segment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from ...graph import OpGraph
 from ...graph.kernels.jit import njit
-from .anneal import Units, candidate_cost, reassign, remember, undo
+from ..evaluation.assignment import Assignment
+from ..evaluation.cost import candidate_cost, remember_better
+from ..evaluation.moves import Units, reassign, undo
+from .instance import Instance
 from .regions import around
 
-LINES = 4
+LINES = ("topological", "folded", "structure", "distance")
 """Kinds of lines."""
 
-NEIGHBOURHOOD = 8
-"""A line by distance holds the nearest units, one in so many of all."""
+
+class Other(NamedTuple):
+    """Another placement to take segments of `line` (units) from; `steps`: how many segments are tried."""
+
+    line: Any
+    assignment: Assignment
+    steps: int
 
 
-def line_of(
-    kind: int, graph: OpGraph, units: Units, structures: Sequence[NDArray[np.int64]], position: NDArray[np.int64],
-    rng: np.random.Generator,
-) -> NDArray[np.int64]:  # fmt: skip
-    """Units in a line, by their first ops: 0, in topological order (`position` int64[n]); 1, the same with backward ops
-    beside their forward ops; 2, by the labels of one of the `structures`; 3, by distance from a random op.
+def line_of(kind: str, instance: Instance, units: Units, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Units in a line, by their first ops: in topological order; "folded", the same with backward ops beside their forward
+    ops; by the labels of a "structure"; by "distance" from a random op.
 
+    >>> from baechi_lab import Cluster, OpGraph
     >>> graph = OpGraph.from_edges([1.0] * 4, [(0, 1, 4), (1, 2, 4), (2, 3, 4)]).replace(forward_of=[-1, -1, 1, 0])
-    >>> from baechi_lab.placers.search.anneal import make_units
-    >>> units = make_units(np.arange(4), np.arange(4), np.ones((4, 2), dtype=bool))
-    >>> line_of(1, graph, units, [], np.arange(4), np.random.default_rng(0)).tolist()
+    >>> instance = Instance(graph, Cluster.uniform(2))
+    >>> line_of("folded", instance, instance.groups, np.random.default_rng(0)).tolist()
     [0, 3, 1, 2]
     """
     first = units.ops[units.ptr[:-1]]
-    if kind == 0:
+    if kind == "topological":
         return np.arange(len(first))
-    if kind == 1:
-        forward = graph.forward_of[first]
-        return np.argsort(position[np.where(forward >= 0, forward, first)], kind="stable")
-    if kind == 2:
-        labels = structures[int(rng.integers(0, len(structures)))]
+    if kind == "folded":
+        forward = instance.graph.forward_of[first]
+        return np.argsort(instance.position[np.where(forward >= 0, forward, first)], kind="stable")
+    if kind == "structure":
+        labels = instance.structures[int(rng.integers(0, len(instance.structures)))]
         return np.argsort(labels[first], kind="stable")
-    return around(graph, units, len(first) // NEIGHBOURHOOD + 2, rng)
+    return around(instance.graph, units, len(first) // instance.parameters.neighbourhood + 2, rng)
 
 
 def renumbered(
@@ -69,34 +72,30 @@ def renumbered(
 
 
 @njit(cache=True, nogil=True)
-def combine(
-    m: Any, w: Any, units: Any, s: Any, samples: Any, by_rank: bool, track: bool, weight: Any, line: Any, device: Any,
-    at: Any, ordered: bool, steps: int, rng: Any,
-) -> int:  # fmt: skip
-    """Simulate the current candidate with each of `steps` random stretches of `line` (units) as `device` int32[n] has them.
+def combine(objective: Any, s: Any, units: Any, other: Any, rng: Any) -> int:
+    """Simulate the current candidate of the state `s` with each of some random segments as the `Other` placement has them.
 
-    Where priorities are searched and the other placement is `ordered`, too, half of the stretches also take over the order
-    `at` int32[n] of their ops. What is faster stays. Returns the number of simulations: a stretch that is equal needs none.
+    Where priorities are searched and the other placement has some, too, half of the segments also take over the order of
+    their ops. What is faster stays. Returns the number of simulations: a segment that is equal needs none.
     """
+    line, (device, _, at, ordered), steps = other
     done, old = 0, np.empty(len(device), np.int32)
     inside = np.zeros(len(device), np.bool_)
     for _ in range(steps):
         length = int(2.0 ** (rng.random() * np.log2(float(len(line)))))
         first = int(rng.random() * (len(line) - length + 1))
         changed = _adopt(units, s, line[first : first + length], device, inside)
-        lined = by_rank and ordered and rng.random() < 0.5
+        lined = s.by_rank and ordered and rng.random() < 0.5
         if lined:
             old[:] = s.at
             lined = _reorder(s, old, at, inside)
         if changed == 0 and not lined:
             continue
         done += 1
-        cost, time, over = candidate_cost(m, w, s, samples, by_rank, track, weight, s.cost[0], -1, False)
+        cost, time, over = candidate_cost(objective, s, s.cost[0], -1, False)
         if cost < s.cost[0]:
             s.cost[0] = cost
-            final = cost + (weight[3] - weight[1]) * over
-            if final < s.cost[1]:
-                remember(s, final, time, over)
+            remember_better(objective.prices, s, cost, time, over)
             continue
         undo(s, changed)
         if lined:
@@ -105,11 +104,11 @@ def combine(
 
 
 @njit(cache=True, nogil=True)
-def _adopt(units: Any, s: Any, stretch: Any, device: Any, inside: Any) -> int:
-    """Move the units of `stretch` to where `device` has them, and mark their ops; how many ops moved (see `undo_op`)."""
+def _adopt(units: Any, s: Any, segment: Any, device: Any, inside: Any) -> int:
+    """Move the units of `segment` to where `device` has them, and mark their ops; how many ops moved (see `undo_op`)."""
     changed = 0
     inside[:] = False
-    for u in stretch:
+    for u in segment:
         op = units.ops[units.ptr[u]]
         d = device[op]
         if not units.allowed[u, d]:

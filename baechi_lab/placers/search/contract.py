@@ -21,43 +21,39 @@ from ...passes.components import components
 from ...passes.contraction import contract, number_groups
 from ...passes.fusion import distinct_edges
 from ..problem import transfer_us
-
-ROUNDS = 12
-TRANSFER_SHARE, WORK_SHARE = 0.3, 1.0 / 2000.0
-"""Short is less than these shares of a mean transfer and of all work."""
-
-CHAIN = 4.0
-"""Most work of a merged part, in units of what is short."""
+from .parameters import SEARCH, SearchParameters
 
 Ints = NDArray[np.int64]
 
 
-def short_us(graph: OpGraph, cluster: Cluster) -> float:
+def short_us(graph: OpGraph, cluster: Cluster, parameters: SearchParameters = SEARCH) -> float:
     """What counts as short, in microseconds."""
     if not graph.tensor_count:
         return 0.0
     mean = float(transfer_us(graph, cluster).mean())
-    return min(TRANSFER_SHARE * mean, WORK_SHARE * float(graph.duration_us.sum()))
+    return min(parameters.short_transfer * mean, parameters.short_work * float(graph.duration_us.sum()))
 
 
-def contracted(graph: OpGraph, cluster: Cluster, short: float) -> tuple[OpGraph, Ints]:
+def contracted(
+    graph: OpGraph, cluster: Cluster, short: float, parameters: SearchParameters = SEARCH
+) -> tuple[OpGraph, Ints]:  # fmt: skip
     """`graph` with ops of at most `short` microseconds merged into a neighbour, and the op of it that holds each op.
 
-    Ops of different colocation groups or with different allowed devices stay apart.
+    Ops of different colocation groups or with different allowed devices are not merged.
 
     >>> graph = OpGraph.from_edges([1.0, 9.0, 1.0], [(0, 1, 4), (1, 2, 4)])
-    >>> form, member = contracted(graph, Cluster.uniform(2), 2.0)
-    >>> form.duration_us.tolist(), member.tolist()
+    >>> coarse, member = contracted(graph, Cluster.uniform(2), 2.0)
+    >>> coarse.duration_us.tolist(), member.tolist()
     ([11.0], [0, 0, 0])
     """
-    n = graph.n
+    n, most = graph.n, parameters.chain_work * short
     label = np.arange(n, dtype=np.int64)
     held, work = graph.colocation.astype(np.int64), graph.duration_us.copy()
     able = graph.allowed.astype(np.int64)
     tensor, price = graph.edge_tensor.astype(np.int64), transfer_us(graph, cluster)
     source, target = graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64)
     quiet = 0
-    for turn in range(ROUNDS):
+    for turn in range(parameters.contract_rounds):
         far = source != target
         tensor, source, target = tensor[far], source[far], target[far]
         received, sent = _traffic(tensor, source, target, price, n)
@@ -67,9 +63,9 @@ def contracted(graph: OpGraph, cluster: Cluster, short: float) -> tuple[OpGraph,
         alone = (readers if turn % 2 == 0 else producers)[goes] == 1
         cheaper = received[goes] <= sent[goes] if turn % 2 == 0 else sent[goes] <= received[goes]
         chained = (readers[a] == 1) & (producers[b] == 1)
-        fits = (work[goes] <= short) | (chained & (work[a] + work[b] <= CHAIN * short))
+        fits = (work[goes] <= short) | (chained & (work[a] + work[b] <= most))
         alike = ((held[goes] < 0) | (held[goes] == held[stays])) & (able[goes] == able[stays])
-        joined = _joined(a, b, alone & cheaper & fits & alike, work, held, CHAIN * short)
+        joined = _joined(a, b, alone & cheaper & fits & alike, work, held, most)
         quiet = 0 if np.any(joined != np.arange(n)) else quiet + 1
         if quiet == 2:
             break
@@ -93,7 +89,7 @@ def _traffic(
 def _joined(
     source: Ints, target: Ints, chosen: NDArray[np.bool_], work: NDArray[np.float64], held: Ints, most: float
 ) -> Ints:  # fmt: skip
-    """int64[n]: the op that stands for each op's part; parts with two colocation groups or too much work stay apart."""
+    """int64[n]: the op that stands for each op's part; none with two colocation groups or too much work."""
     n = len(work)
     joined = components(n, source[chosen], target[chosen])
     lowest = np.full(n, np.iinfo(np.int64).max)

@@ -6,7 +6,7 @@ that two ops of one label read arrives for both at once: the later of them waits
 such edges out changes no time of the simulation, only its work: on recurrent graphs two thirds of the edges go.
 
 Idea: transitive reduction (Aho, Garey and Ullman 1972, doi:10.1137/0201008), here with sets of bits per label.
-Complexity: O(edges * ops of a label / 64); labels of more than `MOST` ops keep all edges.
+Complexity: O(edges * ops of a label / 64); very large labels keep all edges.
 """
 
 from __future__ import annotations
@@ -17,20 +17,16 @@ import numpy as np
 
 from ...graph.kernels.jit import njit
 
-MOST = 4096
-"""Most ops of a label for which ways within it are followed."""
-
-LOOK = 16
-"""Readers of a tensor that are looked at for one that comes before."""
-
 
 @njit(cache=True, nogil=True)
-def needed(producer: Any, tensor: Any, reader: Any, label: Any, order: Any) -> Any:
+def needed(column: Any, label: Any, order: Any, most: int, look: int) -> Any:
     """bool[edges]: which edges the rest does not imply.
 
-    `producer`, `tensor`, `reader` int64[edges], the edges of a tensor next to each other; `label` int64[n] of each op;
-    `order` int64[n]: the ops in topological order.
+    `column`: producer, tensor and reader int64[edges], the edges of a tensor next to each other; `label` int64[n] of each
+    op; `order` int64[n]: the ops in topological order. Ways are followed within labels of up to `most` ops, and `look`
+    readers of a tensor are looked at for one that comes before.
     """
+    producer, tensor, reader = column
     n, edges, labels = len(label), len(tensor), label.max() + 1
     size = np.zeros(labels, np.int64)
     slot, base = np.empty(n, np.int64), np.empty(n, np.int64)
@@ -40,7 +36,7 @@ def needed(producer: Any, tensor: Any, reader: Any, label: Any, order: Any) -> A
     total = 0
     for r in range(n):
         base[r] = total
-        total += (size[label[r]] + 63) >> 6 if size[label[r]] <= MOST else 0
+        total += (size[label[r]] + 63) >> 6 if size[label[r]] <= most else 0
     before = np.zeros(total + 1, np.uint64)  # per op: the ops of its label from which a way leads to it
     first = np.empty(edges, np.int64)  # of the edges of the same tensor
     into, entry = np.zeros(n + 1, np.int64), np.empty(edges, np.int64)
@@ -56,7 +52,7 @@ def needed(producer: Any, tensor: Any, reader: Any, label: Any, order: Any) -> A
     kept, one = np.ones(edges, np.bool_), np.uint64(1)
     for r in order:
         mine = label[r]
-        if size[mine] > MOST:
+        if size[mine] > most:
             continue
         words = (size[mine] + 63) >> 6
         for x in range(into[r], into[r + 1]):
@@ -74,7 +70,7 @@ def needed(producer: Any, tensor: Any, reader: Any, label: Any, order: Any) -> A
             e = entry[x]
             if label[producer[e]] == mine:
                 continue
-            for y in range(first[e], min(first[e] + LOOK, edges)):
+            for y in range(first[e], min(first[e] + look, edges)):
                 c = reader[y]
                 if tensor[y] != tensor[e]:
                     break

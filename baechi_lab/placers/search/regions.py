@@ -1,7 +1,7 @@
 """Large neighbourhoods: parts of a graph that are re-optimised on their own while the rest stays where it is.
 
 Two kinds, as what should move together is near in the graph or near in time: the units around an op, by edges, and the
-units that start in one stretch of the present schedule. The search anneals the units of the part, the finest there are,
+units that start one after the other in the present schedule. The search anneals the units of the part, the finest there are,
 and keeps the result where the whole step got shorter.
 
 Source: Shaw 1998, doi:10.1007/3-540-49481-2_30 (large-neighbourhood search, related parts). O(ops + edges) per part.
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from ...graph import OpGraph
 from ...graph.kernels.csr import offsets
-from .anneal import Units
+from ..evaluation.moves import Units
 
 
 def around(graph: OpGraph, units: Units, wanted: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Up to `wanted` units in the order in which a walk along the edges, in both directions, meets them from a random op.
+    """Up to `wanted` units as a breadth-first traversal of the edges, in both directions, meets them from a random op.
 
-    >>> from baechi_lab.placers.search.anneal import make_units
+    >>> from baechi_lab.placers.evaluation.moves import make_units
     >>> graph = OpGraph.from_edges([1.0] * 4, [(0, 1, 4), (2, 3, 4)])
     >>> units = make_units(np.arange(4), np.arange(4), np.ones((4, 2), dtype=bool))
     >>> sorted(around(graph, units, 3, np.random.default_rng(0)).tolist()) in ([0, 1], [2, 3])

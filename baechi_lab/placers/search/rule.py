@@ -1,21 +1,23 @@
 """`search`: go on improving a placement until time, evaluations or patience run out.
 
-Idea: simulated annealing on device assignments and schedule priorities, on coarse units first. The walks start from the
+Idea: simulated annealing on device assignments and schedule priorities, on coarse units first. Several chains start from the
 best fast rules, each under first in first out and under priorities by upward rank, and share what they find:
 
 1. Every fast placer's assignment is simulated under the orders that suit it (`search.starts`).
 2. Short trials of the best starts along the coarse structures of the graph, for two fifths of the budget where there
-   are such structures; the best results go on, one per worker (`search.trials`, `search.team`).
+   are such structures; the best results go on, one per worker (`search.trials`, `search.multistart`).
 3. Cycles: merge what the best placement keeps together into a few dozen units (`search.coarsen`), anneal, split into
-   more units, anneal, ... (`search.engine`). After each round a worker that fell behind continues from the leader, and each
-   cycle begins by taking over, stretch by stretch, what other placements found do better (`search.combine`).
+   more units, anneal, ... (`search.chain`). After each round a worker that fell behind continues from the leader, and each
+   cycle begins by taking over, segment by segment, what other placements found do better (`search.combine`).
    Units follow the structure of the graph, too: what shares a weight or a name scope moves as one (`search.structure`),
    and under priorities what of it runs one after the other is simulated as one (`search.runs`), with only the edges
    that matter (`search.edges`). Where a worker gains nothing any more early on, it begins a new trial. The later rounds
    are about twenty times colder, end with finer units, and re-optimise parts of the graph on their own (`search.regions`).
-   About half a minute and more are two to five such searches, and cold rounds from the best of them (`search.team`).
+   About half a minute and more are two to five such searches, and cold rounds from the best of them (`search.multistart`).
 4. Large graphs: most of the time goes to a contracted graph (`search.contract`), whose simulations are several times
-   cheaper and nearly as right; what it finds is read for the ops and joins the starts.
+   cheaper and nearly as right; what it finds is projected onto the ops and joins the starts.
+
+`search.parameters` holds the numbers, `docs/search-log.md` what was tried and what it gained.
 
 Memory limits, colocation groups and allowed devices are kept by every accepted candidate. Complexity: one simulation
 per candidate (`evaluation.evaluate`), many of which stop early. Source: Kirkpatrick, Gelatt and Vecchi 1983,
@@ -35,24 +37,15 @@ from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.units import format_us
 from ..base import Placer
+from ..evaluation.cost import Samples
 from ..evaluation.orders import Candidate
-from .anneal import Samples
-from .engine import Budget, Space
-from .starts import Starts, choose, coarse_form, read_for
-from .team import Team
+from .budget import Budget
+from .instance import Instance
+from .multistart import MultiStart
+from .parameters import SEARCH, SearchParameters
+from .starts import Starts, choose, contracted_graph, restricted
 
 OBJECTIVES = ("makespan", "p90")
-SAMPLES = 16
-"""Samples of the profile error that `objective="p90"` simulates per candidate."""
-
-RULES = 0.2
-"""Most of the time that the rules may take."""
-
-COARSE = 0.7
-"""Share of a large graph's budget for its contracted form."""
-
-COARSE_STARTS = 8
-"""Candidates that are read for that form."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +75,7 @@ class Search(Placer):
         objective: "makespan", or "p90": the 90th percentile under errors of the profile of `error` (0.2: +-20 %).
         workers: threads.
         callback: called with a `Progress` now and then; returning True stops the search.
+        numbers: the `SearchParameters` that it works with; None: `SEARCH`, those that were tuned.
     """
 
     name = "search"
@@ -94,6 +88,7 @@ class Search(Placer):
     objective: str = "makespan"
     error: float = 0.2
     workers: int = 2
+    numbers: SearchParameters | None = None
     callback: Callable[[Progress], Any] | None = field(default=None, compare=False)
 
     def validate(self) -> None:
@@ -109,6 +104,8 @@ class Search(Placer):
             raise InvalidInput(f"schedulers is {self.schedulers!r}; it must name 'fifo', 'planned' or both")
         if not isinstance(self.workers, int) or self.workers < 1:
             raise InvalidInput(f"workers is {self.workers!r}; it must be a whole number of at least 1")
+        if self.numbers is not None and not isinstance(self.numbers, SearchParameters):
+            raise InvalidInput(f"numbers is {self.numbers!r}; it must be a SearchParameters, or None")
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         budget = Budget(self.time_limit, self.evaluations)
@@ -132,36 +129,36 @@ class _Run:
 
     def __init__(self, params: Search, graph: OpGraph, cluster: Cluster, budget: Budget, given: Placement | None):
         self.params, self.graph, self.cluster, self.budget, self.given = params, graph, cluster, budget, given
-        samples = None
+        self.parameters, samples = params.numbers or SEARCH, None
         if params.objective == "p90":
-            samples = error_samples(graph, cluster, params.error, SAMPLES, params.seed)
-        self.space = Space(graph, cluster, samples)
-        self.starts = Starts(self.space, params.schedulers, params.seed)
-        self.team = Team(self.space, params.workers, params.seed, budget, self._tell)
+            samples = error_samples(graph, cluster, params.error, self.parameters.samples, params.seed)
+        self.instance = Instance(graph, cluster, samples, self.parameters)
+        self.starts = Starts(self.instance, params.schedulers, params.seed)
+        self.chains = MultiStart(self.instance, params.workers, params.seed, budget, self._tell)
         self.used_before, self.best, self.interrupted = 0, np.inf, False
         self.start_name, self.start_cost = "", np.inf
         self.history: list[tuple[float, int, float]] = []
 
     def placement(self) -> Placement:
         candidates = self._candidates()
-        self.team.walks[0].begin(candidates[0])
-        self.start_name, self.start_cost = candidates[0].name, self.team.leader.cost
+        self.chains.chains[0].begin(candidates[0])
+        self.start_name, self.start_cost = candidates[0].name, self.chains.leader.cost
         best = candidates[0]
         try:
             self._tell(self.start_cost, 0)
-            if self.budget.spent(0) < 1.0 and (self.cluster.n > 1 or self.space.groups.of.max() > 0):
+            if self.budget.spent(0) < 1.0 and (self.cluster.n > 1 or self.instance.groups.of.max() > 0):
                 candidates = self._coarse(candidates) + candidates
                 if self.budget.spent(self.used_before) < 1.0:
-                    self.team.search(candidates, self.used_before)
+                    self.chains.search(candidates, self.used_before)
                 else:
-                    self.team.walks[0].begin(min(candidates, key=lambda c: c.key))
+                    self.chains.chains[0].begin(min(candidates, key=lambda c: c.key))
         except KeyboardInterrupt:  # asked to stop: what was found is the answer
             self.budget.stopped = self.interrupted = True
-        cost, found = self.team.best
+        cost, found = self.chains.best
         if cost <= self.start_cost:
             best = found
         info = {
-            "start": self.start_name, "start_us": self.start_cost, "evaluations": self.used_before + self.team.used,
+            "start": self.start_name, "start_us": self.start_cost, "evaluations": self.used_before + self.chains.used,
             "seconds": self.budget.elapsed, "interrupted": self.interrupted, "history": tuple(self.history),
         }  # fmt: skip
         return Placement(device=best.device, order=best.rank, info=info)
@@ -184,7 +181,9 @@ class _Run:
             self._ask(0)
         except KeyboardInterrupt:  # what the rules asked so far found is the answer
             self.budget.stopped = self.interrupted = True
-        return self.budget.stopped or self.budget.elapsed > RULES * (self.budget.seconds or np.inf)
+        return self.budget.stopped or self.budget.elapsed > self.parameters.rules_share * (
+            self.budget.seconds or np.inf
+        )
 
     def _candidates(self) -> list[Candidate]:
         if self.given is None:
@@ -194,34 +193,37 @@ class _Run:
         return [first, *sorted(others, key=lambda c: c.key)]
 
     def _coarse(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Search the contracted form of a large graph, and read what it finds for the graph itself."""
+        """Search a large graph contracted, and project what is found there."""
         if self.params.objective != "makespan" or self.budget.spent(0) >= 1.0:
             return []
-        found = coarse_form(self.graph, self.cluster)
+        p = self.parameters
+        found = contracted_graph(self.graph, self.cluster, p)
         if found is None:
             return []
-        form, member = found
-        space = Space(form, self.cluster)
-        starts = Starts(space, self.params.schedulers, self.params.seed)
+        coarse, member = found
+        instance = Instance(coarse, self.cluster, parameters=p)
+        starts = Starts(instance, self.params.schedulers, self.params.seed)
         begin: list[Candidate] = []
-        for candidate in choose(candidates, COARSE_STARTS):
-            device, rank = read_for(member, candidate, self.cluster, self.space.work)
-            if space.allowed[np.arange(form.n), device].all():
+        for candidate in choose(candidates, p.contracted_starts, p.fifo_share):
+            device, rank = restricted(member, candidate, self.cluster, self.instance.work)
+            if instance.allowed[np.arange(coarse.n), device].all():
                 begin += starts.measured(candidate.name, device, rank)
         if not begin:
             return []
-        part = self.budget.part(COARSE * (1.0 - self.budget.spent(0)), 1)
-        team = Team(space, self.params.workers, self.params.seed, part, lambda best, used: self._tell(np.inf, used))
+        part = self.budget.part(p.contracted_budget * (1.0 - self.budget.spent(0)), 1)
+        chains = MultiStart(
+            instance, self.params.workers, self.params.seed, part, lambda _, used: self._tell(np.inf, used)
+        )
         try:
-            team.search(begin, 0)
+            chains.search(begin, 0)
         except KeyboardInterrupt:
             self.budget.stopped = self.interrupted = True
-        self.used_before += team.used
-        read: list[Candidate] = []
-        for best in team.results:
+        self.used_before += chains.used
+        projected: list[Candidate] = []
+        for best in chains.results:
             rank = None if best.rank is None else best.rank[member]
-            read += self.starts.measured(f"{best.name} (contracted)", best.device[member], rank)
-        return sorted(read, key=lambda c: c.key)
+            projected += self.starts.measured(f"{best.name} (contracted)", best.device[member], rank)
+        return sorted(projected, key=lambda c: c.key)
 
 
 def error_samples(graph: OpGraph, cluster: Cluster, error: float, count: int, seed: int) -> Samples:

@@ -3,7 +3,7 @@
 Idea: what lies inside a unit costs no transfer wherever the unit goes, so only times inside it matter. Ops of a unit that
 follow each other within a moment of the present schedule make a *run*, simulated as one op as long as all of them. Its
 outputs come when it ends, and it waits for all its inputs: late by little, as what joins the first op of a run is kept
-to a small share of the makespan and must have its inputs by then. What is found is read for the ops themselves, in the
+to a small share of the makespan and must have its inputs by then. What is found is projected onto the ops themselves, in the
 order of the runs, and counts only as far as their own simulation confirms it.
 
 Runs are numbered as they begin, and an op joins the last run of its unit only if no input comes from a later one: every
@@ -15,48 +15,56 @@ doi:10.1137/S1064827595287997); here what is simulated is coarsened along with w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...graph.kernels.csr import offsets
 from ...graph.kernels.jit import njit
-from ..evaluation.model import make_work
-from .anneal import Units, make_state, no_samples
-from .form import Form, homes, merged
-
-if TYPE_CHECKING:
-    from .engine import Space
-
-JOINED = 1.0 / 1500.0
-"""Most work that joins the first op of a run, as a share of the makespan."""
-
-FEWER, SMALL = 0.75, 400
-"""Most runs worth simulating, as a share of the ops; and ops below which it is not tried."""
+from ..evaluation.cost import no_samples
+from ..evaluation.moves import Units, make_state
+from ..evaluation.work import make_work
+from .instance import Instance
+from .reduced import Subproblem, homes, merged_model
 
 
-def shorter(space: Space, whole: Form) -> Form | None:
-    """The runs for the present candidate of `whole`, which was simulated last; None where they are hardly fewer than its ops.
+class Present(NamedTuple):
+    """The candidate that runs are made for: `line` its ops by `start` float64[n], a topological order; `label` int64[n],
+    where only ops of one share a run; `device` int[n]; `work` float64[n] of an op; `price` float64[tensors] of a transfer."""
+
+    line: Any
+    label: Any
+    device: Any
+    start: Any
+    work: Any
+    price: Any
+
+
+def with_runs(instance: Instance, whole: Subproblem) -> Subproblem | None:
+    """Runs in place of ops for the present candidate of `whole`, which was simulated last; None where they are hardly fewer.
 
     Colocation groups and allowed devices are left to the units, which keep them.
     """
-    graph, model, state, units = space.graph, whole.model, whole.state, whole.units
-    if graph.n < SMALL:
+    graph, state, parameters = instance.graph, whole.state, instance.parameters
+    if graph.n < parameters.runs_from_ops:
         return None
-    devices, start, home = space.cluster.n, whole.work.start, homes(whole)
-    line, work = np.lexsort((space.position, start)), model.table.min(axis=1)
-    most = JOINED * float(state.cost[2])
-    run = runs(line, home, state.device, start, work, space.price, model.input_ptr, model.inputs, model.producer, most)
+    start, home, devices = whole.objective.work.start, homes(whole), instance.cluster.n
+    line, work = np.lexsort((instance.position, start)), whole.model.table.min(axis=1)
+    most = parameters.joined_share * float(state.cost[2])
+    run = runs(whole.model, Present(line, home, state.device, start, work, instance.price), most)
     count = int(run.max()) + 1
-    if count > FEWER * graph.n:
+    if count > parameters.fewer_runs * graph.n:
         return None
     device, place, rank = (np.zeros(count, dtype=np.int64) for _ in range(3))
     device[run], place[run], rank[:] = state.device, home, graph.n
     np.minimum.at(rank, run, state.position)
-    short = merged(space, run, place, np.arange(count))
-    samples, moving = no_samples(count, devices), _units(place - devices, units)
-    return Form(short, make_work(short), make_state(device, rank), samples, moving, run)
+    short = merged_model(instance, run, place, np.arange(count))
+    objective = whole.objective._replace(
+        model=short, work=make_work(short, parameters), samples=no_samples(count, devices)
+    )
+    units = _units(place - devices, whole.units)
+    return Subproblem(objective, make_state(device, rank, parameters), units, run)
 
 
 def _units(unit: NDArray[np.int64], units: Units) -> Units:
@@ -69,23 +77,24 @@ def _units(unit: NDArray[np.int64], units: Units) -> Units:
     return Units(offsets(place[unit[ops]], count), ops.astype(np.int32), unit.astype(np.int32), units.allowed)
 
 
-def read(form: Form, position: NDArray[np.int32]) -> list[tuple[NDArray[np.int32], NDArray[np.int64]]]:
-    """The form's present candidate for the ops: devices, with ops in the order of the priorities of their runs and in that
+def projected(
+    subproblem: Subproblem, position: NDArray[np.int32]
+) -> list[tuple[NDArray[np.int32], NDArray[np.int64]]]:  # fmt: skip
+    """The present candidate of runs for the ops: devices, with ops in the order of the priorities of their runs and in that
     of the runs' starts in the last simulation; `position` int32[n] orders the ops of a run."""
-    orders = (form.state.position, form.work.start)
-    return [(form.state.device[form.member], np.lexsort((position, key[form.member]))) for key in orders]
+    member, state = subproblem.member, subproblem.state
+    orders = (state.position, subproblem.objective.work.start)
+    return [(state.device[member], np.lexsort((position, key[member]))) for key in orders]
 
 
 @njit(cache=True, nogil=True)
-def runs(
-    line: Any, label: Any, device: Any, start: Any, work: Any, price: Any, input_ptr: Any, inputs: Any, producer: Any,
-    most: float,
-) -> Any:  # fmt: skip
-    """int64[n]: the run of each op, numbered as they begin.
+def runs(model: Any, present: Any, most: float) -> Any:
+    """int64[n]: the run of each op of the candidate at hand, numbered as they begin.
 
-    `line`: the ops by `start` float64[n], a topological order; only ops of one `label` int64[n] share a run; `work`
-    float64[n]; `most` microseconds of work join the first op of a run, and that much may lie between two of its ops.
+    `most` microseconds of work join the first op of a run, and that much may lie between two of its ops.
     """
+    line, label, device, start, work, price = present
+    input_ptr, inputs, producer = model.input_ptr, model.inputs, model.producer
     n = len(line)
     run, last = np.full(n, -1, np.int64), np.full(label.max() + 1, -1, np.int64)
     joined, begin, end = np.zeros(n), np.zeros(n), np.zeros(n)

@@ -8,7 +8,7 @@ Complexity: O(ops + edges) per structure, apart from sorting.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,31 +16,28 @@ from numpy.typing import NDArray
 from ...graph import OpGraph
 from ...graph.kernels.jit import njit
 from ..scopes import scope_labels, scope_of
-
-MOST = 0.5
-"""A structure with more labels than this share of the groups says too little."""
-
-DEPTHS = 4
-"""Name scopes are tried from the outermost to this depth."""
-
-FAR = 1 << 30
+from .parameters import SEARCH
 
 
-def structures(graph: OpGraph, group: NDArray[Any]) -> list[NDArray[np.int64]]:
+def structures(
+    graph: OpGraph, group: NDArray[Any], most: float = SEARCH.structure_share, depths: int = SEARCH.scope_depths
+) -> list[NDArray[np.int64]]:
     """Labels int64[n] of every structure that says something, the coarsest first; all ops of a `group` int[n] share a label.
+
+    One with more than `most` labels per group says too little; name scopes are tried to `depths` levels.
 
     >>> graph = OpGraph.from_edges([1.0] * 4, [(0, 1, 4), (2, 3, 4)], names=["a/x", "a/y", "b/x", "b/y"])
     >>> [labels.tolist() for labels in structures(graph, np.arange(4))]
     [[0, 0, 1, 1]]
     """
-    found = [weights(graph, group), *scopes(graph)]
+    found = [weights(graph, group), *scopes(graph, depths)]
     groups = int(group.max(initial=-1)) + 1
     _, first = np.unique(group, return_index=True)
     seen: set[bytes] = set()
     kept = []
     for labels in found:
         whole = np.unique(labels[first][group], return_inverse=True)[1].reshape(-1).astype(np.int64)
-        if 0 < whole.max() < MOST * groups and whole.tobytes() not in seen:
+        if 0 < whole.max() < most * groups and whole.tobytes() not in seen:
             seen.add(whole.tobytes())
             kept.append(whole)
     return sorted(kept, key=lambda labels: int(labels.max()))
@@ -54,15 +51,28 @@ def weights(graph: OpGraph, group: NDArray[Any]) -> NDArray[np.int64]:
     pointer, producer = graph.predecessors
     after, reader = graph.successors
     ints = lambda a: np.array(a, dtype=np.int64)  # noqa: E731  (one compiled signature for all callers)
-    _spread(label, ints(graph.order), ints(graph.forward_of), ints(pointer), ints(producer), ints(after), ints(reader))
+    columns = (graph.order, graph.forward_of, pointer, producer, after, reader)
+    _spread(label, _Neighbours(*map(ints, columns)))
     alone = label < 0
     label[alone] = int(group.max(initial=-1)) + 1 + np.flatnonzero(alone)
     return label
 
 
+class _Neighbours(NamedTuple):
+    """Ops in topological order, the forward op of each, and producers and readers in CSR form, all int64."""
+
+    order: Any
+    forward_of: Any
+    pointer: Any
+    producer: Any
+    after: Any
+    reader: Any
+
+
 @njit(cache=True)
-def _spread(label: Any, order: Any, forward_of: Any, pointer: Any, producer: Any, after: Any, reader: Any) -> None:
-    far = np.where(label >= 0, 0, FAR)
+def _spread(label: Any, neighbours: Any) -> None:
+    order, forward_of, pointer, producer, after, reader = neighbours
+    far = np.where(label >= 0, 0, len(label))  # edges to the group that the label names; no path is that long
     for v in order:
         if label[v] >= 0:
             continue
@@ -81,7 +91,7 @@ def _spread(label: Any, order: Any, forward_of: Any, pointer: Any, producer: Any
                 label[v] = label[reader[e]]
 
 
-def scopes(graph: OpGraph) -> list[NDArray[np.int64]]:
+def scopes(graph: OpGraph, depths: int = SEARCH.scope_depths) -> list[NDArray[np.int64]]:
     """int64[n] per depth: ops by their outer name scopes; a backward op goes with its forward op, an op without a scope
     with its first producer that has one."""
     source = np.where(graph.forward_of >= 0, graph.forward_of, np.arange(graph.n))
@@ -92,4 +102,4 @@ def scopes(graph: OpGraph) -> list[NDArray[np.int64]]:
     for v in graph.order.tolist():
         if not parts[v]:
             parts[v] = next((parts[u] for u in producer[pointer[v] : pointer[v + 1]] if parts[u]), ())
-    return [scope_labels(parts, depth) for depth in range(1, min(DEPTHS, max(map(len, parts))) + 1)]
+    return [scope_labels(parts, depth) for depth in range(1, min(depths, max(map(len, parts))) + 1)]

@@ -1,16 +1,16 @@
 """States of a simulation from which a changed candidate continues: what happens before the change is not done again.
 
-A simulation of a candidate keeps its state at `MARKS` places, where equal shares of the ops have started. Accepting the
-candidate makes these the base's marks. The next candidate differs from the base in a few ops, and its simulation is the
-base's until one of them matters: a device counts when a producer of the op ends (its sends are requested then, or the op
-becomes ready), a priority when the op becomes ready, so not before its last producer ends. It continues at the last mark
+A simulation of a candidate keeps its state at a few checkpoints, where equal shares of the ops have started. Accepting the
+candidate makes these the base's. The next candidate differs from the base in a few ops, and its simulation is the base's
+until one of them matters: a device counts when a producer of the op ends (its sends are requested then, or the op becomes
+ready), a priority when the op becomes ready, so not before its last producer ends. It continues at the last checkpoint
 before that, with the same numbers to the last bit as from the beginning (tests).
 
-Two banks: the base's marks and those of the candidate under way; `mark_bank[k]` says which of the two the base's are.
-A mark is not kept (its time is infinite) where more than `FLYING` transfers are under way.
+Two banks: the base's checkpoints and those of the candidate under way; `checkpoint_bank[k]` says which of the two the
+base's are. None is kept (its time is infinite) where more transfers are under way than `Work` has room for.
 
-Keeping marks costs about a sixth of a simulation, and moving a unit with an op that reads nothing changes everything from
-the start: `anneal` looks at its first `PROBE` candidates and stops keeping marks where they save less than `WORTH`.
+Keeping checkpoints costs about a sixth of a simulation, and moving a unit with an op that reads nothing changes everything
+from the start: `anneal` looks at its first candidates and stops keeping checkpoints where they save too little.
 """
 
 from __future__ import annotations
@@ -22,41 +22,30 @@ import numpy as np
 from ...graph.kernels.jit import njit
 from .ready import NO_BITS, lowest_bit, set_bit
 
-MARKS = 8
-"""States kept of a simulation."""
-
-FLYING = 64
-"""Most transfers under way for which a state is kept."""
-
-PROBE = 32
-WORTH = 0.25
-"""Share of the marks that candidates must pass on average."""
-
-INTS = 4
-"""Numbers at the beginning of a state: transfers so far, in the heap, under way, and ops started."""
+_HEAD = 4  # numbers at the beginning of a state: transfers so far, in the heap, under way, and ops started
 
 
 @njit(cache=True, inline="always")
-def goal_of(k: int, marks: int, n: int) -> int:
-    """Ops that have started at mark `k` of `marks` (or a few more) of a graph of `n` ops; none at the end of the marks."""
-    return (k + 1) * n // (marks + 1) + 1
+def goal_of(k: int, checkpoints: int, n: int) -> int:
+    """Ops of a graph of `n` that have started, or a few more, at checkpoint `k` of `checkpoints`."""
+    return (k + 1) * n // (checkpoints + 1) + 1
 
 
 @njit(cache=True, nogil=True)
-def forget_marks(w: Any, begin: int) -> None:
-    """The candidate under way has no marks after `begin` yet."""
-    for k in range(begin + 1, len(w.mark_bank)):
-        w.mark_time[1 - w.mark_bank[k], k] = np.inf
+def forget_checkpoints(w: Any, begin: int) -> None:
+    """The candidate under way has no checkpoints after `begin` yet."""
+    for k in range(begin + 1, len(w.checkpoint_bank)):
+        w.checkpoint_time[1 - w.checkpoint_bank[k], k] = np.inf
 
 
 @njit(cache=True, nogil=True)
-def accept_marks(w: Any, begin: int) -> None:
-    """The candidate that continued after mark `begin` (-1: from the beginning) is the base from now on."""
-    start, base_start, bank = w.start, w.base_start, w.mark_bank
+def accept_checkpoints(w: Any, begin: int) -> None:
+    """The candidate that continued after checkpoint `begin` (-1: from the beginning) is the base from now on."""
+    start, base_start, bank = w.start, w.base_start, w.checkpoint_bank
     if begin < 0:
         base_start[:] = start
     else:
-        time = w.mark_time[bank[begin], begin]
+        time = w.checkpoint_time[bank[begin], begin]
         for i in range(len(start)):
             base_start[i] = start[i] if base_start[i] > time else base_start[i]
     for k in range(begin + 1, len(bank)):
@@ -64,14 +53,14 @@ def accept_marks(w: Any, begin: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def last_mark_before(m: Any, w: Any, device: Any, changed_ops: Any, changed: int) -> int:
-    """The last mark before `changed` ops (negative: only their priorities) may make a difference; -1: the beginning.
+def last_checkpoint_before(m: Any, w: Any, device: Any, changed_ops: Any, changed: int) -> int:
+    """The last checkpoint before `changed` ops (negative: only their priorities) may make a difference; -1: the beginning.
 
     A producer that changes too may be asked at its new device: it changes before it ends on any.
     """
     table, input_ptr, inputs, producer, base_start = m.table, m.input_ptr, m.inputs, m.producer, w.base_start
-    mark_time, bank = w.mark_time, w.mark_bank
-    earliest, when = mark_time[bank[0], 0], np.inf
+    checkpoint_time, bank = w.checkpoint_time, w.checkpoint_bank
+    earliest, when = checkpoint_time[bank[0], 0], np.inf
     if earliest == np.inf:
         return -1
     for k in range(abs(changed)):
@@ -86,27 +75,27 @@ def last_mark_before(m: Any, w: Any, device: Any, changed_ops: Any, changed: int
             return -1
     found = -1
     for k in range(len(bank)):
-        if mark_time[bank[k], k] < when:
+        if checkpoint_time[bank[k], k] < when:
             found = k
     return found
 
 
 @njit(cache=True, nogil=True)
-def save_mark(
-    k: int, w: Any, at: Any, by_rank: bool, parallel: bool, now: float, slots: int, waiting: int, done: int
-) -> None:
-    """Keep the state at `now`, of which everything has happened, as mark `k` of the candidate under way."""
+def save_checkpoint(k: int, w: Any, at: Any, by_rank: bool, parallel: bool, state: Any) -> None:
+    """Keep the `state` (time, of which everything has happened, transfers so far, in the heap, ops started) as checkpoint
+    `k` of the candidate under way."""
+    now, slots, waiting, done = state
     head, tail, line, bits, missing, heap = w.head, w.tail, w.line, w.bits, w.missing, w.heap
     running, list_head, list_tail, slot_info, slot_end = w.running, w.list_head, w.list_tail, w.slot_info, w.slot_end
     busy_until, queue_out, queue_in, spent = w.busy_until, w.queue_out, w.queue_in, w.spent
-    devices, n, bank = len(head), len(missing), 1 - w.mark_bank[k]
-    ints, floats = w.mark_ints[bank, k], w.mark_floats[bank, k]
-    flight, place = INTS + 4 * devices + 2 * n, 1 + 4 * devices
-    flying = 0
+    devices, n, bank = len(head), len(missing), 1 - w.checkpoint_bank[k]
+    ints, floats = w.checkpoint_ints[bank, k], w.checkpoint_floats[bank, k]
+    flight, place = _HEAD + 4 * devices + 2 * n, 4 * devices
+    flying, most = 0, len(floats) - place
     for q in range(1 if parallel else devices):
         slot = list_head[q]
         while (flying < waiting) if parallel else (slot >= 0):
-            if flying == FLYING:
+            if flying == most:
                 return
             slot = heap[flying] if parallel else slot
             ints[flight + 4 * flying] = slot
@@ -116,13 +105,12 @@ def save_mark(
             flying += 1
             slot = slot_info[3 * slot + 2]
     ints[0], ints[1], ints[2], ints[3] = slots, waiting, flying, done
-    floats[0] = w.moved[0]
-    ready = INTS + 4 * devices + n
+    ready = _HEAD + 4 * devices + n
     for d in range(devices):
-        base, count = INTS + 4 * d, tail[d] - head[d]
+        base, count = _HEAD + 4 * d, tail[d] - head[d]
         ints[base], ints[base + 1], ints[base + 2], ints[base + 3] = running[d], list_head[d], list_tail[d], count
-        floats[1 + 4 * d], floats[2 + 4 * d], floats[3 + 4 * d] = busy_until[d], queue_out[d], queue_in[d]
-        floats[4 + 4 * d] = spent[d]
+        floats[4 * d], floats[4 * d + 1], floats[4 * d + 2] = busy_until[d], queue_out[d], queue_in[d]
+        floats[4 * d + 3] = spent[d]
         if not by_rank:
             first = d * (n + 1) + head[d]
             for z in range(count):
@@ -136,36 +124,35 @@ def save_mark(
                     ints[ready] = at[(one << 6) + lowest_bit(word)]
                     ready += 1
                     word &= word - np.uint64(1)
-    first = INTS + 4 * devices
+    first = _HEAD + 4 * devices
     for i in range(n):
         ints[first + i] = missing[i]
-    w.mark_time[bank, k] = now
+    w.checkpoint_time[bank, k] = now
 
 
 @njit(cache=True, nogil=True)
-def restore_mark(k: int, w: Any, position: Any, by_rank: bool) -> Any:
-    """Continue at mark `k` of the base: time, transfers so far, in the heap, ops started."""
+def restore_checkpoint(k: int, w: Any, position: Any, by_rank: bool) -> Any:
+    """Continue at checkpoint `k` of the base: time, transfers so far, in the heap, ops started."""
     head, tail, line, bits, missing, heap = w.head, w.tail, w.line, w.bits, w.missing, w.heap
     running, list_head, list_tail, slot_info, slot_end = w.running, w.list_head, w.list_tail, w.slot_info, w.slot_end
     busy_until, queue_out, queue_in, fresh, fresh_at = w.busy_until, w.queue_out, w.queue_in, w.fresh, w.fresh_at
     spent = w.spent
     alloc_next, readers = w.alloc_next, w.readers
-    devices, n, bank = len(head), len(missing), w.mark_bank[k]
-    ints, floats = w.mark_ints[bank, k], w.mark_floats[bank, k]
-    flight, place = INTS + 4 * devices + 2 * n, 1 + 4 * devices
+    devices, n, bank = len(head), len(missing), w.checkpoint_bank[k]
+    ints, floats = w.checkpoint_ints[bank, k], w.checkpoint_floats[bank, k]
+    flight, place = _HEAD + 4 * devices + 2 * n, 4 * devices
     words, stride = (n + 63) >> 6, len(bits) // max(devices, 1)
-    w.moved[0] = floats[0]
     if by_rank:
         bits[:] = NO_BITS
-    first = INTS + 4 * devices
+    first = _HEAD + 4 * devices
     for i in range(n):
         missing[i] = ints[first + i]
     ready = first + n
     for d in range(devices):
-        base = INTS + 4 * d
+        base = _HEAD + 4 * d
         running[d], list_head[d], list_tail[d], count = ints[base], ints[base + 1], ints[base + 2], ints[base + 3]
-        busy_until[d], queue_out[d], queue_in[d] = floats[1 + 4 * d], floats[2 + 4 * d], floats[3 + 4 * d]
-        spent[d] = floats[4 + 4 * d]
+        busy_until[d], queue_out[d], queue_in[d] = floats[4 * d], floats[4 * d + 1], floats[4 * d + 2]
+        spent[d] = floats[4 * d + 3]
         head[d], tail[d], fresh[d], fresh_at[d] = 0, count, 0, -1.0
         alloc_next[d], readers[d] = -1, 0
         for z in range(count):
@@ -180,4 +167,4 @@ def restore_mark(k: int, w: Any, position: Any, by_rank: bool) -> Any:
         slot_end[slot] = floats[place + z]
         for y in range(3):
             slot_info[3 * slot + y] = ints[flight + 4 * z + 1 + y]
-    return w.mark_time[bank, k], ints[0], ints[1], ints[3]
+    return w.checkpoint_time[bank, k], ints[0], ints[1], ints[3]

@@ -1,4 +1,4 @@
-"""What a search simulates while units move: the ops, or runs of them, with the edges that matter there.
+"""Reduced models: what a search simulates while units move, the ops or runs of them, with the edges that matter there.
 
 What lies on one device wherever the units go has the same *home*; edges that others imply are left out (`search.edges`).
 O(ops + edges), apart from sorting and from `search.edges`.
@@ -7,7 +7,7 @@ O(ops + edges), apart from sorting and from `search.edges`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,29 +15,32 @@ from numpy.typing import NDArray
 from ...graph.kernels.csr import offsets
 from ...passes.contraction import group_edges, grouped_sum, member_peak
 from ...simulator.paths import tails
-from ..evaluation.model import Model, Work
-from .anneal import Samples, State, Units
+from ..evaluation.cost import Objective
+from ..evaluation.model import SURELY, Model
+from ..evaluation.moves import State, Units
 from .edges import needed
-
-if TYPE_CHECKING:
-    from .engine import Space
+from .instance import Instance
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Form:
-    """What is simulated while `units` move: the ops themselves, or runs of them (`member` int64[n]: the run of each op)."""
+class Subproblem:
+    """A state of which `units` move, and what is simulated meanwhile: the ops, or runs of them (`member` int64[n]: the run
+    of each op)."""
 
-    model: Model
-    work: Work
+    objective: Objective
     state: State
-    samples: Samples
     units: Units
     member: Any = None
 
+    @property
+    def model(self) -> Model:
+        """What is simulated."""
+        return self.objective.model
 
-def homes(whole: Form) -> Ints:
+
+def homes(whole: Subproblem) -> Ints:
     """int64[n]: the device of what stays, the number of devices plus the unit of what moves."""
     units = whole.units
     home = whole.state.device.astype(np.int64)
@@ -45,26 +48,27 @@ def homes(whole: Form) -> Ints:
     return home
 
 
-def lean(space: Space, whole: Form) -> Form:
+def without_implied_edges(instance: Instance, whole: Subproblem) -> Subproblem:
     """`whole` with the edges that matter while its units move; its simulations give the same times."""
-    if space.track:
+    if instance.track:
         return whole
-    model = merged(space, np.arange(space.graph.n), homes(whole), space.graph.order.astype(np.int64))
-    return replace(whole, model=model._replace(tail=whole.model.tail))
+    order = instance.graph.order.astype(np.int64)
+    model = merged_model(instance, np.arange(instance.graph.n), homes(whole), order)
+    return replace(whole, objective=whole.objective._replace(model=model._replace(tail=whole.model.tail)))
 
 
-def merged(space: Space, run: Ints, home: Ints, order: Ints) -> Model:
-    """The model of `space` with the ops of each `run` int64[n] as one; `home` int64[runs]; `order`: runs in topological order.
+def merged_model(instance: Instance, run: Ints, home: Ints, order: Ints) -> Model:
+    """The model of `instance` with the ops of each `run` int64[n] as one; `home` int64[runs]; `order`: runs in topological order.
 
     Costs and bytes are those of the contracted graph (`passes.contraction`). Where memory matters, all its edges stay.
     """
-    graph, model, count = space.graph, space.model, len(home)
+    graph, model, count = instance.graph, instance.model, len(home)
     makers = run[graph.tensor_producer]
-    maker, tensor, reader = _edges(space, run, home, order)
+    maker, tensor, reader = _edges(instance, run, home, order)
     kept = np.zeros(graph.tensor_count, dtype=np.bool_)
     kept[tensor] = True
     temp = np.zeros(count, dtype=np.int64)
-    if space.track:
+    if instance.track:
         kept |= np.bincount(run, minlength=count)[makers] == 1
         temp = member_peak(graph, run, count, kept)
     ids = np.flatnonzero(kept)
@@ -79,7 +83,7 @@ def merged(space: Space, run: Ints, home: Ints, order: Ints) -> Model:
     edge_ptr, read = offsets(maker, count), ints(reader)
     tail = tails(order, table.min(axis=1), np.zeros(len(reader)), np.arange(count + 1), edge_ptr, read)
     return model._replace(
-        table=table, tail=tail * (1.0 - 1e-12), degree=ints(degree), sources=ints(np.flatnonzero(degree == 0)),
+        table=table, tail=tail * SURELY, degree=ints(degree), sources=ints(np.flatnonzero(degree == 0)),
         edge_ptr=ints(edge_ptr), edge_to=read, edge_tensor=number[tensor], ready_to=read[np.lexsort((reader, maker))],
         input_ptr=ints(offsets(reader, count)), inputs=number[tensor[by_reader]], producer=ints(makers[ids]),
         size_bytes=size, made=grouped_sum(size, makers[ids], count), unread=grouped_sum(size * lonely, makers[ids], count),
@@ -87,14 +91,15 @@ def merged(space: Space, run: Ints, home: Ints, order: Ints) -> Model:
     )  # fmt: skip
 
 
-def _edges(space: Space, run: Ints, home: Ints, order: Ints) -> tuple[Ints, Ints, Ints]:
+def _edges(instance: Instance, run: Ints, home: Ints, order: Ints) -> tuple[Ints, Ints, Ints]:
     """Producing run, tensor and reading run of every edge that matters, by producing run."""
-    graph = space.graph
+    graph = instance.graph
     pairs = group_edges(run, graph.edge_tensor, run[graph.edge_source], run[graph.consumers])
     made = run[graph.tensor_producer[pairs.tensor]]
     by_maker = np.argsort(made, kind="stable")
     maker, tensor, reader = made[by_maker], pairs.tensor[by_maker], pairs.reader[by_maker]
-    if space.track:
+    if instance.track:
         return maker, tensor, reader
-    left = needed(maker, tensor, reader, home, order)
+    parameters = instance.parameters
+    left = needed((maker, tensor, reader), home, order, parameters.way_ops, parameters.readers_seen)
     return maker[left], tensor[left], reader[left]

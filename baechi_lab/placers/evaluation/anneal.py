@@ -1,0 +1,74 @@
+"""Simulated annealing over device assignments and priorities, compiled as one loop.
+
+State: a device per unit (a set of ops that move together: a colocation group, or a cluster of them on a coarser level)
+and a rank per op. Cost: time and overflow at their `Prices` (`evaluation.cost`), from `evaluation.evaluate`.
+
+The threshold that a candidate must meet is drawn before it is simulated (Metropolis: accept iff
+`cost <= current - temperature * log(u)`), so that a simulation stops as soon as it is bound to exceed it.
+
+Source: Kirkpatrick, Gelatt and Vecchi 1983, doi:10.1126/science.220.4598.671. Complexity: one simulation per step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...graph.kernels.jit import njit
+from .checkpoints import accept_checkpoints, last_checkpoint_before
+from .cost import candidate_cost, remember_better
+from .moves import random_move, undo
+from .parameters import EVALUATION, Moves
+
+
+class Schedule(NamedTuple):
+    """Up to `steps` simulations while the temperature falls from `hot` to `cold` (in units of cost, geometrically).
+
+    `until_feasible`: end once no device exceeds its memory. `moves`: which moves, how often.
+    """
+
+    hot: float
+    cold: float
+    steps: int
+    until_feasible: bool = False
+    moves: Moves = EVALUATION.moves
+
+
+@njit(cache=True, nogil=True)
+def anneal(objective: Any, s: Any, units: Any, schedule: Any, rng: Any) -> int:
+    """Anneal the state `s`, of which `units` move; returns the number of simulations."""
+    m, w, prices, moves = objective.model, objective.work, objective.prices, schedule.moves
+    hot, steps = schedule.hot, schedule.steps
+    done = 0
+    ratio = schedule.cold / hot if hot > 0.0 else 1.0
+    begin, passed, asked, kept = -1, 0, 0, len(objective.samples.table) == 0 and not objective.track
+    if kept:
+        candidate_cost(objective, s, np.inf, begin, kept)
+        accept_checkpoints(w, begin)
+    while done < steps:
+        if schedule.until_feasible and s.cost[3] <= 0.0:
+            break
+        done += 1
+        overfull = prices.overflow > 0.0 and s.cost[3] > 0.0
+        changed = random_move(objective, s, units, overfull, moves, rng)
+        if changed == 0:
+            continue
+        temperature = hot * ratio ** (done / steps)
+        threshold = s.cost[0] - temperature * np.log(1.0 - rng.random())
+        if kept:
+            begin = last_checkpoint_before(m, w, s.device, s.undo_op, changed)
+            passed += begin + 1
+            asked += 1
+            least = moves.least_saving * len(w.checkpoint_bank) * moves.probe_candidates
+            if asked == moves.probe_candidates and passed < least:
+                begin, kept = -1, False
+        cost, time, over = candidate_cost(objective, s, threshold, begin, kept)
+        if cost <= threshold:
+            s.cost[0] = cost
+            if kept:
+                accept_checkpoints(w, begin)
+            remember_better(prices, s, cost, time, over)
+        else:
+            undo(s, changed)
+    return done

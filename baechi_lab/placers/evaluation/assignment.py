@@ -1,0 +1,49 @@
+"""A candidate as compiled code reads it, and what ends its simulation early."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Assignment(NamedTuple):
+    """`device` int32[n] of each op; where `by_rank`, a device runs the ready op with the lowest `position` int32[n] first
+    (`at` int32[n] is its inverse), otherwise the one that became ready first."""
+
+    device: Any
+    position: Any
+    at: Any
+    by_rank: bool
+
+
+class Limits(NamedTuple):
+    """`track`: follow memory; a simulation ends where the makespan must exceed `cutoff` microseconds, or the bytes above
+    the devices' limits exceed `most`."""
+
+    track: bool
+    cutoff: float = np.inf
+    most: float = np.inf
+
+
+def make_assignment(device: NDArray[Any], rank: NDArray[Any] | None) -> Assignment:
+    """`device` int[n] with the lowest `rank` [n] first (ties by index); None: first in, first out.
+
+    >>> make_assignment(np.array([0, 1, 0]), np.array([2.0, 0.0, 1.0])).position.tolist()
+    [2, 0, 1]
+    """
+    return Assignment(np.array(device, dtype=np.int32), *positions(rank, len(device)), rank is not None)
+
+
+def positions(rank: NDArray[Any] | None, n: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Position int32[n] of each op by rank (ties by index), and its inverse; the index order for None."""
+    at = np.arange(n, dtype=np.int32) if rank is None else np.argsort(rank, kind="stable").astype(np.int32)
+    return inverse(at), at
+
+
+def inverse(at: NDArray[Any]) -> NDArray[np.int32]:
+    """int32[n]: where each number of the permutation `at` int[n] stands."""
+    position = np.empty(len(at), dtype=np.int32)
+    position[at] = np.arange(len(at), dtype=np.int32)
+    return position

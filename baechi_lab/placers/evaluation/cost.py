@@ -1,0 +1,118 @@
+"""What a candidate costs: its time and its bytes above the limits, from one simulation or from several samples of costs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...graph.kernels.jit import njit
+from .assignment import Assignment, Limits
+from .evaluate import evaluate, evaluate_after, overflow
+from .model import Model, memory_matters
+from .moves import remember
+from .work import Work, make_work
+
+
+class Prices(NamedTuple):
+    """Cost per microsecond of `time` and per byte of `overflow`; what is remembered as best pays `best` per byte. With a
+    small `overflow` a search may pass through candidates that exceed a limit, on the way between two that do not."""
+
+    time: float
+    overflow: float
+    best: float
+
+
+NEVER = 1e30
+"""A price per byte that no time is worth."""
+
+
+class Samples(NamedTuple):
+    """Costs to be robust against: `table` float64[K, n, D], `latency` and `per_byte` float64[K, D, D]; the time that
+    counts is the one at position `place` of the K sorted ones. With K = 0 the model's own costs count."""
+
+    table: Any
+    latency: Any
+    per_byte: Any
+    place: int
+
+
+def no_samples(operators: int, devices: int) -> Samples:
+    """The model's own costs."""
+    links = np.empty((0, devices, devices))
+    return Samples(np.empty((0, operators, devices)), links, links, 0)
+
+
+class Objective(NamedTuple):
+    """How candidates are simulated and what they cost; `track`: follow memory, where it can run out."""
+
+    model: Model
+    work: Work
+    samples: Samples
+    prices: Prices
+    track: bool
+
+
+def make_objective(model: Model, prices: Prices | None = None, track: bool | None = None) -> Objective:
+    """The time of `model`'s own costs, with no byte above a limit worth any time, unless `prices` say otherwise."""
+    follow = memory_matters(model) if track is None else track
+    costs = Prices(1.0, NEVER, NEVER) if prices is None else prices
+    return Objective(model, make_work(model), no_samples(*model.table.shape), costs, follow)
+
+
+@njit(cache=True, nogil=True)
+def _sampled(objective: Any, s: Any, cutoff: float, most: float) -> Any:
+    """Makespan at position `place` among the samples, and the worst overflow; infinite once it must exceed `cutoff`."""
+    m, w, samples = objective.model, objective.work, objective.samples
+    count = len(samples.table)
+    times, worst, late = np.empty(count), 0.0, 0
+    for k in range(count):
+        sample = Model(
+            samples.table[k], m.tail, m.degree, m.sources, m.edge_ptr, m.edge_to, m.edge_tensor, m.ready_to, m.input_ptr,
+            m.inputs, m.producer,
+            m.size_bytes, m.made, m.unread, m.temp, m.persistent, m.limit, samples.latency[k], samples.per_byte[k], m.comm,
+        )  # fmt: skip
+        now, limits = Assignment(s.device, s.position, s.at, s.by_rank), Limits(objective.track, np.inf, most)
+        times[k] = evaluate(sample, w, now, limits)
+        late += times[k] > cutoff
+        if late > count - 1 - samples.place:
+            return np.inf, np.inf
+        if objective.track:
+            worst = max(worst, overflow(m, w))
+    return np.sort(times)[samples.place], worst
+
+
+@njit(cache=True, nogil=True)
+def candidate_cost(objective: Any, s: Any, threshold: float, begin: int, keep: bool) -> Any:
+    """Cost, makespan and overflow of the current candidate of the state `s`; infinite cost once it must exceed `threshold`.
+
+    `begin`, `keep`: see `evaluate_after`.
+    """
+    m, w, prices, track = objective.model, objective.work, objective.prices, objective.track
+    cutoff = threshold / prices.time if prices.time > 0.0 else np.inf
+    most = threshold / prices.overflow if prices.overflow > 0.0 else np.inf
+    if len(objective.samples.table) > 0:
+        time, over = _sampled(objective, s, cutoff, most)
+        return prices.time * time + prices.overflow * over, time, over
+    now, limits = Assignment(s.device, s.position, s.at, s.by_rank), Limits(track, cutoff, most)
+    time = evaluate_after(m, w, now, limits, begin, keep)
+    if time == np.inf:
+        return np.inf, time, np.inf
+    over = overflow(m, w) if track else 0.0
+    return prices.time * time + prices.overflow * over, time, over
+
+
+@njit(cache=True, nogil=True)
+def evaluate_current(objective: Any, s: Any) -> None:
+    """Evaluate the current candidate of the state `s` and make it the best one where it is."""
+    cost, time, over = candidate_cost(objective, s, np.inf, -1, False)
+    s.cost[0] = cost
+    remember_better(objective.prices, s, cost, time, over)
+
+
+@njit(cache=True, nogil=True)
+def remember_better(prices: Any, s: Any, cost: float, time: float, over: float) -> None:
+    """Make the current candidate the best one where it is, at what a best one pays per byte of overflow."""
+    final = cost + (prices.best - prices.overflow) * over
+    if final < s.cost[1]:
+        remember(s, final, time, over)

@@ -1,0 +1,202 @@
+"""Changing a candidate: units that move together, the state of a line of search, random moves and how they are undone."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph.kernels.csr import offsets
+from ...graph.kernels.jit import njit
+from .assignment import make_assignment
+from .parameters import EVALUATION, EvaluationParameters
+from .work import padded
+
+
+class Units(NamedTuple):
+    """What moves together: ops of unit `u` are `ops[ptr[u]:ptr[u+1]]`; `of` int32[n] is the unit of each op;
+    `allowed` bool[units, D]; units are numbered by their first op in topological order."""
+
+    ptr: Any
+    ops: Any
+    of: Any
+    allowed: Any
+
+
+class State(NamedTuple):
+    """Current and best candidate: int32[n] devices, position of each op in the order of priorities, and its inverse
+    (`by_rank`: whether priorities count, see `Assignment`).
+
+    `cost` float64[4]: current cost, best cost, best makespan, best overflow; `undo_op`, `undo_old`: what the last move
+    changed, and what it was.
+    """
+
+    device: Any
+    position: Any
+    at: Any
+    by_rank: bool
+    best_device: Any
+    best_position: Any
+    cost: Any
+    undo_op: Any
+    undo_old: Any
+
+
+def make_units(unit: NDArray[Any], position: NDArray[Any], allowed: NDArray[np.bool_]) -> Units:
+    """Units from any labels int[n]; `position` int[n] is a topological order, `allowed` bool[n, D] per op."""
+    labels = np.unique(unit, return_inverse=True)[1].reshape(-1)
+    count = int(labels.max(initial=-1)) + 1
+    first = np.full(count, np.iinfo(np.int64).max)
+    np.minimum.at(first, labels, position)
+    number = np.empty(count, dtype=np.int32)
+    number[np.argsort(first, kind="stable")] = np.arange(count, dtype=np.int32)
+    of = number[labels].astype(np.int32)
+    able = np.ones((count, allowed.shape[1]), dtype=np.bool_)
+    np.logical_and.at(able, of, allowed)
+    ops = np.lexsort((position, of)).astype(np.int32)
+    return Units(offsets(of, count), ops, of, able)
+
+
+def make_state(
+    device: NDArray[Any], rank: NDArray[Any] | None, parameters: EvaluationParameters = EVALUATION
+) -> State:  # fmt: skip
+    """A state whose current and best candidate are the given one, not yet evaluated (costs infinite)."""
+    now, n = make_assignment(device, rank), len(device)
+    undo = (np.empty(n, np.int32) for _ in range(2))
+    best = now.device.copy(), now.position.copy(), np.full(4, np.inf)
+    return padded(State(*now, *best, *undo), parameters)
+
+
+@njit(cache=True, nogil=True)
+def remember(s: Any, cost: float, time: float, over: float) -> None:
+    """The current candidate is the best one; `cost` is its own, with what a best one pays per byte of overflow."""
+    s.cost[1], s.cost[2], s.cost[3] = cost, time, over
+    s.best_device[:] = s.device
+    s.best_position[:] = s.position
+
+
+@njit(cache=True, nogil=True)
+def back_to_best(s: Any) -> None:
+    """Continue from the best candidate."""
+    s.device[:] = s.best_device
+    s.position[:] = s.best_position
+    for i in range(len(s.at)):
+        s.at[s.position[i]] = i
+    s.cost[0] = s.cost[1]
+
+
+@njit(cache=True, nogil=True)
+def _neighbour(op: int, m: Any, rng: Any) -> int:
+    """A random producer or consumer of `op`; the op itself where it has none."""
+    read = m.input_ptr[op + 1] - m.input_ptr[op]
+    count = read + m.edge_ptr[op + 1] - m.edge_ptr[op]
+    if count == 0:
+        return op
+    k = int(rng.random() * count)
+    if k < read:
+        return m.producer[m.inputs[m.input_ptr[op] + k]]
+    return m.edge_to[m.edge_ptr[op] + k - read]
+
+
+@njit(cache=True, nogil=True)
+def reassign(u: int, d: int, count: int, units: Any, s: Any) -> int:
+    """Move unit `u` to `d`, remembering how to undo it; returns the number of ops moved so far."""
+    for k in range(units.ptr[u], units.ptr[u + 1]):
+        op = units.ops[k]
+        s.undo_op[count] = op
+        s.undo_old[count] = s.device[op]
+        s.device[op] = d
+        count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def random_move(objective: Any, s: Any, units: Any, overfull: bool, shares: Any, rng: Any) -> int:
+    """Change the candidate at random; returns how many ops got another device or, negative, another position.
+
+    A unit goes to the device of a neighbour, to any device, or a run of units that follow each other in
+    topological order goes from one device to another; under priorities, ops also move up or down.
+    `overfull`: prefer units of a device that exceeds its memory; `shares`: how often what (`parameters.Moves`).
+    """
+    m, w = objective.model, objective.work
+    count, devices = len(units.ptr) - 1, len(m.limit)
+    u = int(rng.random() * count)
+    op = units.ops[units.ptr[u] + int(rng.random() * (units.ptr[u + 1] - units.ptr[u]))]
+    if overfull:
+        for _ in range(shares.overfull_tries):
+            if w.peak[s.device[op]] > m.limit[s.device[op]]:
+                break
+            u = int(rng.random() * count)
+            op = units.ops[units.ptr[u]]
+    kind = rng.random()
+    if s.by_rank and (kind < shares.order_share or devices == 1):
+        return _shift(u, op, units, s, shares.whole_share, rng)
+    if devices == 1:
+        return 0
+    home = s.device[op]
+    d = s.device[_neighbour(op, m, rng)]
+    if d == home or kind > 1.0 - shares.anywhere_share:
+        d = int(rng.random() * (devices - 1))
+        if d >= home:
+            d += 1
+    changed = 0
+    length = 1
+    if kind > 1.0 - shares.run_share:
+        length = int(2.0 ** (rng.random() * np.log2(max(count * shares.longest_run, 2.0))))
+    for v in range(u, min(u + length, count)):
+        if units.allowed[v, d] and s.device[units.ops[units.ptr[v]]] == home:
+            changed = reassign(v, d, changed, units, s)
+    return changed
+
+
+@njit(cache=True, nogil=True)
+def _put(s: Any, op: int, target: int) -> None:
+    """Move `op` to position `target`; those in between move by one."""
+    k = s.position[op]
+    while k < target:
+        other = s.at[k + 1]
+        s.at[k] = other
+        s.position[other] = k
+        k += 1
+    while k > target:
+        other = s.at[k - 1]
+        s.at[k] = other
+        s.position[other] = k
+        k -= 1
+    s.at[target] = op
+    s.position[op] = target
+
+
+@njit(cache=True, nogil=True)
+def _shift(u: int, op: int, units: Any, s: Any, whole_share: float, rng: Any) -> int:
+    """Move one op, or its whole unit, up or down by a number of positions of any magnitude; returns -1 * ops moved."""
+    n = len(s.position)
+    step = int(2.0 ** (rng.random() * np.log2(max(n, 2.0))))
+    if rng.random() < 0.5:
+        step = -step
+    first, last = units.ptr[u], units.ptr[u + 1]
+    whole = rng.random() < whole_share
+    count = 0
+    for k in range(first, last):
+        # Upwards the last one first, so that ops of the unit do not push each other.
+        mine = units.ops[last - 1 - (k - first)] if step > 0 else units.ops[k]
+        if not whole:
+            mine = op
+        s.undo_op[count] = mine
+        s.undo_old[count] = s.position[mine]
+        count += 1
+        _put(s, mine, min(max(s.position[mine] + step, 0), n - 1))
+        if not whole:
+            break
+    return -count
+
+
+@njit(cache=True, nogil=True)
+def undo(s: Any, changed: int) -> None:
+    """Take the last move back."""
+    for k in range(abs(changed) - 1, -1, -1):
+        if changed < 0:
+            _put(s, s.undo_op[k], s.undo_old[k])
+        else:
+            s.device[s.undo_op[k]] = s.undo_old[k]

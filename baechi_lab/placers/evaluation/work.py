@@ -1,0 +1,90 @@
+"""Scratch space of a simulation, allocated once and used for many candidates by one thread."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from .model import Model
+from .parameters import EVALUATION, EvaluationParameters
+from .ready import bit_words
+
+Arrays = TypeVar("Arrays", bound=tuple[Any, ...])
+
+
+class Work(NamedTuple):
+    """Scratch space, allocated once per search; after `evaluate`, `start` float64[n] and `peak` int64[D] are results.
+
+    `missing` int32[n]: inputs that an op still lacks; `line` int32[D (n + 1)]: ready ops by device; `slot_*`: transfers;
+    `base_start` float64[n] and `checkpoint_*`: the candidate to continue from (`evaluation.checkpoints`).
+    """
+
+    missing: Any
+    bits: Any
+    line: Any
+    head: Any
+    tail: Any
+    fresh: Any
+    fresh_at: Any
+    running: Any
+    busy_until: Any
+    queue_out: Any
+    queue_in: Any
+    list_head: Any
+    list_tail: Any
+    alloc_next: Any
+    slot_end: Any
+    slot_receive: Any
+    slot_info: Any
+    heap: Any
+    readers: Any
+    local_left: Any
+    sends_left: Any
+    copy_left: Any
+    level: Any
+    peak: Any
+    start: Any
+    total: Any
+    spent: Any
+    base_start: Any
+    checkpoint_time: Any
+    checkpoint_ints: Any
+    checkpoint_floats: Any
+    checkpoint_bank: Any
+
+
+def make_work(model: Model, parameters: EvaluationParameters = EVALUATION) -> Work:
+    """Scratch space for `model`."""
+    kept, flying = parameters.checkpoints, parameters.in_flight
+    n, devices = len(model.degree), len(model.limit)
+    tensors = len(model.producer)
+    slots = int(np.minimum(np.bincount(model.edge_tensor, minlength=tensors), devices - 1).sum()) + 1
+    ints = lambda size: np.zeros(size, np.int32)  # noqa: E731
+    work = Work(
+        ints(n), np.zeros(devices * bit_words(n)[1], np.uint64), ints(devices * (n + 1)), ints(devices),
+        ints(devices), ints(devices), np.zeros(devices),
+        ints(devices), np.zeros(devices), np.zeros(devices), np.zeros(devices), ints(devices), ints(devices),
+        ints(devices), np.zeros(slots), np.zeros(slots), ints(3 * slots), ints(slots),
+        ints(devices), ints(tensors), ints(tensors), ints(tensors * devices),
+        np.zeros(devices, np.int64), np.zeros(devices, np.int64), np.zeros(n), np.zeros(devices), np.zeros(devices),
+        np.zeros(n), np.full((2, kept), np.inf), np.zeros((2, kept, 2 * n + 4 * devices + 4 * flying + 4), np.int32),
+        np.zeros((2, kept, 4 * devices + flying)), ints(kept),
+    )  # fmt: skip
+    return padded(work, parameters)
+
+
+def padded(arrays: Arrays, parameters: EvaluationParameters = EVALUATION) -> Arrays:
+    """A named tuple with its small arrays moved away from all others: threads that write to neighbouring memory wait for
+    each other, although each has its own arrays.
+    """
+
+    def moved(a: Any) -> Any:
+        if not isinstance(a, np.ndarray) or a.nbytes > parameters.page_bytes:
+            return a
+        around = parameters.spare_bytes // a.itemsize
+        mine = np.zeros(a.size + 2 * around, a.dtype)[around : around + a.size].reshape(a.shape)
+        mine[...] = a
+        return mine
+
+    return type(arrays)(*(moved(a) for a in arrays))

@@ -1,0 +1,167 @@
+"""One chain of a search: its own candidate, scratch space and random numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..evaluation.anneal import Schedule, anneal
+from ..evaluation.assignment import inverse, make_assignment
+from ..evaluation.cost import evaluate_current
+from ..evaluation.moves import Units, back_to_best, make_state
+from ..evaluation.orders import Candidate
+from .budget import Budget, Window
+from .combine import LINES, Other, combine, line_of, renumbered
+from .instance import Instance
+from .reduced import Subproblem, without_implied_edges
+from .regions import around, in_time, part
+from .runs import projected, with_runs
+
+
+@dataclass
+class Chain:
+    """One line of search; `best` is what it has found."""
+
+    instance: Instance
+    rng: np.random.Generator
+    name: str = ""
+    state: Any = None
+    used: int = 0
+
+    def __post_init__(self) -> None:
+        self.objective = self.instance.objective()
+        self.kept: tuple[float, Candidate] | None = None
+
+    def begin(self, start: Candidate, afresh: bool = False) -> None:
+        """Search on from `start`; `afresh`: what was found before stays known as a result."""
+        self.kept = (self.cost, self.best) if afresh and self.state is not None else None
+        self.name = start.name
+        self.state = make_state(start.device, start.rank, self.instance.parameters)
+        self._evaluate(self._whole(self.instance.groups))
+
+    @property
+    def here(self) -> float:
+        """Cost of the best candidate since the search last began afresh."""
+        return float(self.state.cost[1])
+
+    @property
+    def cost(self) -> float:
+        """Cost of the best candidate: its time, plus a prohibitive amount for every byte above a limit."""
+        return self.here if self.kept is None else min(self.here, self.kept[0])
+
+    @property
+    def best(self) -> Candidate:
+        """The best candidate so far."""
+        return self.found if self.kept is None or self.here < self.kept[0] else self.kept[1]
+
+    @property
+    def found(self) -> Candidate:
+        """The best candidate since the search last began afresh."""
+        rank = self.state.best_position.astype(np.float64) if self.state.by_rank else None
+        over = float(self.state.cost[3]) if self.instance.track else 0.0
+        return Candidate(self.name, self.state.best_device.copy(), rank, float(self.state.cost[2]), over)
+
+    def cycle(
+        self, share: Budget, levels: Any = None, parts: float = 0.0, others: Sequence[Candidate] = ()
+    ) -> None:  # fmt: skip
+        """Coarse to fine: anneal on every level, then, for a share `parts`, in parts of the graph alone, each time from the best.
+
+        Where there are `others`, the cycle begins with taking over what they do better (`search.combine`).
+
+        Temperatures differ from cycle to cycle but on small graphs.
+        Where memory may run out, half of the cycles may exceed it on the way, at a price that differs from cycle to cycle.
+        """
+        p, rng = self.instance.parameters, self.rng
+        levels = p.levels if levels is None else levels
+        soft = self.instance.track and rng.random() < p.soft_share
+        price = float(self.state.cost[2]) * 10.0 ** rng.uniform(*p.soft_price) if soft else np.inf
+        self.objective = self.objective._replace(prices=self.instance.prices(price))
+        whole = Window(share, self.used)
+        first, last = p.combine_share if others else 0.0, 1.0 - parts
+        if others:
+            self._combine(others, whole.part(0.0, first))
+        heat = 1.0 if levels is p.small_levels else float(np.exp(rng.uniform(*np.log(p.heats))))
+        for k, (wanted, hot, cold) in enumerate(levels):
+            back_to_best(self.state)
+            units = self.instance.units(self.state.device, wanted, rng)
+            if len(units.ptr) < 2:
+                return
+            step = (last - first) / len(levels)
+            self._level(units, (heat * hot, heat * cold), whole.part(first + step * k, first + step * (k + 1)))
+        for k in range(p.parts if parts else 0):
+            back_to_best(self.state)
+            step = (1.0 - last) / p.parts
+            self._level(self._part(), p.part_heat, whole.part(last + step * k, last + step * (k + 1)))
+        back_to_best(self.state)
+
+    def _combine(self, others: Sequence[Candidate], window: Window) -> None:
+        """Take over what `others` do better, until the window is at its end or none is different."""
+        instance, turn, left = self.instance, 0, list(others)
+        back_to_best(self.state)
+        whole = self._whole(instance.groups)
+        self._evaluate(whole)
+        while left and window.progress(self.used) is not None:
+            one = int(self.rng.integers(0, len(left)))
+            other = left[one]
+            device = renumbered(other.device, self.state.device, instance.work, instance.cluster.n)
+            line = line_of(LINES[turn % len(LINES)], instance, whole.units, self.rng)
+            steps, most = instance.parameters.first_steps, window.left(self.used)
+            if most is not None:
+                steps = max(1, min(steps, most))
+            taken = Other(line, make_assignment(device, other.rank), steps)
+            done = combine(whole.objective, self.state, whole.units, taken, self.rng)
+            if done == 0:
+                del left[one]
+            self.used, turn = self.used + done, turn + 1
+
+    def _part(self) -> Units:
+        """Units of a random part of the graph, near each other by edges or in time, as fine as they can be."""
+        instance, rng, p = self.instance, self.rng, self.instance.parameters
+        if rng.random() < p.part_near_share:
+            return part(instance.groups, around(instance.graph, instance.groups, p.part_units, rng))
+        self._evaluate(self._whole(instance.groups))
+        return part(instance.groups, in_time(self.objective.work.start, instance.groups, p.part_units, rng))
+
+    def _level(self, units: Units, heat: tuple[float, float], window: Window) -> None:
+        """Anneal `units` within the window, on runs of ops where that is shorter."""
+        whole, short = self._whole(units), None
+        if self.state.by_rank and not len(self.instance.samples.table):
+            self._evaluate(whole)
+            short = with_runs(self.instance, whole)
+        if short is None:
+            self._anneal(without_implied_edges(self.instance, whole), heat, window)
+            return
+        self._evaluate(short)
+        self._anneal(short, heat, window)
+        back_to_best(short.state)
+        self._evaluate(short)
+        for device, line in projected(short, self.state.position):
+            self.state.device[:], self.state.at[:], self.state.position[:] = device, line, inverse(line)
+            self._evaluate(whole)
+
+    def _whole(self, units: Units) -> Subproblem:
+        """The ops themselves, of which `units` move."""
+        return Subproblem(self.objective, self.state, units)
+
+    def _evaluate(self, subproblem: Subproblem) -> None:
+        evaluate_current(subproblem.objective, subproblem.state)
+        self.used += 1
+
+    def _anneal(self, subproblem: Subproblem, heat: tuple[float, float], window: Window) -> None:
+        """Cool from the first to the last `heat` (in makespans) while the window lasts, a slice of time after the other."""
+        p, (hot, cold) = self.instance.parameters, heat
+        scale, pace = float(subproblem.state.cost[2]), p.first_steps
+        while (gone := window.progress(self.used)) is not None:
+            temperature = scale * hot * (cold / hot) ** gone
+            steps, most = pace, window.left(self.used)
+            if most is not None and window.budget.evaluations is not None:
+                steps = max(1, min(1 + window.budget.evaluations // p.slice_part, p.slice_steps, most))
+            began = time.perf_counter()
+            schedule = Schedule(temperature, temperature, steps, moves=p.moves)
+            self.used += anneal(subproblem.objective, subproblem.state, subproblem.units, schedule, self.rng)
+            took = max(time.perf_counter() - began, 1e-6)
+            pace = max(p.fewest_steps, min(p.most_steps, int(steps * p.slice_seconds / took)))

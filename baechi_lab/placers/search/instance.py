@@ -1,0 +1,86 @@
+"""What is searched, as arrays: the graph on its cluster, the units that ops can move in, and the numbers of the search."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import Cluster, OpGraph, allowed_devices
+from ..evaluation.cost import NEVER, Objective, Prices, Samples, no_samples
+from ..evaluation.model import make_model, memory_matters
+from ..evaluation.moves import Units, make_units
+from ..evaluation.orders import topological_position
+from ..evaluation.work import make_work
+from ..problem import groups_of, transfer_us
+from .coarsen import coarsen
+from .parameters import SEARCH, SearchParameters
+from .structure import structures
+
+
+class Instance:
+    """The problem as arrays, shared by all chains (nothing here changes)."""
+
+    def __init__(
+        self, graph: OpGraph, cluster: Cluster, samples: Samples | None = None, parameters: SearchParameters = SEARCH
+    ):
+        self.graph, self.cluster, self.parameters = graph, cluster, parameters
+        self.model = make_model(graph, cluster)
+        self.samples = no_samples(graph.n, cluster.n) if samples is None else samples
+        if samples is not None:  # the longest path after an op must hold for every sample
+            least = np.minimum(self.samples.table.min(axis=0), self.model.table)
+            self.model = make_model(graph, cluster, least)._replace(table=self.model.table)
+        self.track = memory_matters(self.model)
+        self.position = topological_position(graph)
+        self.group = groups_of(graph)
+        self.allowed = allowed_devices(graph, cluster)
+        self.price = transfer_us(graph, cluster)
+        self.edge_cost = (self.price / np.maximum(np.diff(graph.consumer_ptr), 1))[graph.edge_tensor]
+        self.work = self.model.table.min(axis=1) + 1e-9
+        self.groups = make_units(self.group, self.position, self.allowed)
+
+    def prices(self, price: float = np.inf) -> Prices:
+        """`price` microseconds for exceeding the smallest limit by all of it; infinite: not for any time.
+
+        What is remembered as best never pays with bytes.
+        """
+        never = NEVER if self.track else 0.0
+        smallest = max(float(self.model.limit.min()), 1.0)
+        return Prices(1.0, min(price / smallest, never), never)
+
+    def objective(self) -> Objective:
+        """What the ops cost as they are, with scratch space of its own."""
+        return Objective(self.model, make_work(self.model, self.parameters), self.samples, self.prices(), self.track)
+
+    @cached_property
+    def structures(self) -> list[NDArray[np.int64]]:
+        """Labels along which units are made, the coarsest first: structures of the graph, then its colocation groups."""
+        found = structures(self.graph, self.group, self.parameters.structure_share, self.parameters.scope_depths)
+        return [*found, self.group.astype(np.int64)]
+
+    @cached_property
+    def layers(self) -> list[NDArray[np.int64]]:
+        """The coarse structures of the graph, the coarsest first; with hardly more parts than devices there is no choice."""
+        fewest, most = self.parameters.fewest_layers * self.cluster.n, self.parameters.coarse_labels
+        return [labels for labels in self.structures[:-1] if fewest <= labels.max() < most]
+
+    def along(self, wanted: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """The labels to make about `wanted` units from: mostly the structure that is nearest to that, else any."""
+        if rng.random() < self.parameters.nearest_share:
+            return min(self.structures, key=lambda labels: abs(np.log((labels.max() + 1) / wanted)))
+        fewest = wanted / self.parameters.fine_ratio
+        fine = [labels for labels in self.structures if labels.max() >= fewest] or self.structures[-1:]
+        return fine[int(rng.integers(0, len(fine)))]
+
+    def units(self, device: NDArray[np.int32], wanted: int | NDArray[np.int64], rng: np.random.Generator) -> Units:
+        """About `wanted` units, each on one device; or the units of a structure, given as labels int64[n]."""
+        if isinstance(wanted, np.ndarray):
+            label, count = wanted, self.parameters.coarse_labels
+        else:
+            label, count = self.along(wanted, rng), wanted
+        edges = self.graph.edge_source, self.graph.consumers, self.edge_cost
+        return make_units(
+            coarsen(label * self.cluster.n + device, device, edges, self.work, count, rng, self.parameters),
+            self.position, self.allowed,
+        )  # fmt: skip

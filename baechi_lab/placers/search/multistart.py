@@ -1,0 +1,208 @@
+"""Several chains on one problem, in threads: trials of the best starts, then rounds in which they share what they find.
+
+What a search ends with may differ by a tenth from seed to seed, and six times the time gained less than a hundredth: the large
+decisions are made early and not taken back. Long budgets are therefore several such searches, and cold rounds from the best.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+
+from ...graph import Placement
+from ...simulator.schedulers.pct import path_computation_time
+from ..evaluation.orders import Candidate, measure
+from .budget import Budget
+from .chain import Chain
+from .instance import Instance
+from .trials import Trial, Trials
+
+
+class MultiStart:
+    """`workers` chains on `instance` within `budget`; `tell(best cost, simulations)` hears of progress."""
+
+    def __init__(
+        self, instance: Instance, workers: int, seed: int, budget: Budget, tell: Callable[[float, int], None]
+    ):  # fmt: skip
+        self.instance, self.parameters, self.budget, self.tell = instance, instance.parameters, budget, tell
+        self.chains = [Chain(instance, np.random.default_rng([seed, k])) for k in range(workers)]
+        self.before = 0
+        self.others: deque[Candidate] = deque(maxlen=self.parameters.others)
+        self.known: tuple[float, Candidate] | None = None
+        self.orders = {False}
+        self.small = instance.graph.n <= self.parameters.restart_ops
+
+    @property
+    def used(self) -> int:
+        """Simulations of all chains."""
+        return sum(chain.used for chain in self.chains)
+
+    @property
+    def leader(self) -> Chain:
+        """The chain with the best candidate."""
+        return min((chain for chain in self.chains if chain.state is not None), key=lambda chain: chain.cost)
+
+    @property
+    def best(self) -> tuple[float, Candidate]:
+        """Cost and candidate of the best that any search has found."""
+        leader = self.leader
+        return self.known if self.known is not None and self.known[0] < leader.cost else (leader.cost, leader.best)
+
+    @property
+    def results(self) -> list[Candidate]:
+        """The best of all, and what the other chains have found."""
+        rest = [chain for chain in self.chains if chain.state is not None and chain is not self.leader]
+        return [self.best[1], *(chain.best for chain in rest)]
+
+    def search(self, candidates: Sequence[Candidate], before: int) -> None:
+        """Spend the budget, starting from `candidates` (best first); `before`: simulations already spent of it."""
+        self.before = before
+        self.orders = {c.rank is not None for c in candidates}
+        starts, begun, searches = sorted(candidates, key=lambda c: c.key), self._spent(), self._searches()
+        left = (1.0 - begun) * (1.0 if searches == 1 else 1.0 - self.parameters.again_share)
+        bests = []
+        for k in range(searches):
+            if k and self._spent() >= 1.0:
+                break
+            until, spent, used = begun + left * (k + 1) / searches, self._spent(), self.used
+            self.others.clear()  # what an earlier search found would lead this one to the same
+            self.trials = Trials(self.instance, starts, self.small, len(self.chains))
+            found = self._tried(until)
+            price = (self._spent() - spent) / max(self.used - used, 1)
+            self._rounds(found, until, price)
+            bests.append(self.leader.best)
+            self.known = self.best
+        if searches > 1:
+            self.others = deque(bests, self.parameters.others)
+            self._rounds([self.best[1]], 1.0, price, late=True)
+
+    def _searches(self) -> int:
+        """Into how many searches the budget is divided."""
+        if self.small:
+            return 1
+        left, each, p = 1.0 - self._spent(), [], self.parameters
+        if self.budget.seconds is not None:
+            each.append(left * self.budget.seconds / p.search_seconds)
+        if self.budget.evaluations is not None:
+            each.append(left * self.budget.evaluations * self.instance.graph.n / len(self.chains) / p.search_ops)
+        return min(max(int(min(each)), 1), p.searches)
+
+    def _spent(self) -> float:
+        return self.budget.spent(self.before + self.used)
+
+    def _tried(self, until: float) -> list[Candidate]:
+        """What the trials find, best first, when a search may spend the budget `until` that share of it."""
+        trials, done = self.trials, []
+        share = trials.share * (until - self._spent())
+        for k in range(0, trials.count, len(self.chains)):
+            chains = self.chains[: trials.count - k]
+            batch = [trials.next() for _ in chains]
+            for chain, trial in zip(chains, batch, strict=True):
+                chain.begin(trial.start, afresh=True)
+            self._together(chains, share * len(batch) / trials.count, [trial.levels for trial in batch])
+            for chain, trial in zip(chains, batch, strict=True):
+                trials.note(trial, chain.here)
+                done.append((chain.here, chain.found))
+        found = [candidate for _, candidate in sorted(done, key=lambda x: x[0])]
+        self.others += reversed(found[: self.parameters.others // 2])
+        return found
+
+    def _affordable(self, share: float, price: float) -> int:
+        """Rounds that fit into a `share` of the budget where a simulation takes `price` of it."""
+        p = self.parameters
+        if self.small:
+            return p.restarts
+        fits = share / (price * p.cycle_steps * len(self.chains)) if price > 0.0 else 0.0
+        return min(max(p.rounds, round(fits)), p.most_rounds)
+
+    def _rounds(self, candidates: Sequence[Candidate], until: float, price: float, late: bool = False) -> None:
+        """Cycles of all chains `until` a share of the budget is spent; those that fall behind continue from the leader.
+
+        `late`: all of them as cold as the later ones usually are.
+        """
+        p, rounds = self.parameters, self._affordable(until - self._spent(), price)
+        for k, chain in enumerate(self.chains):
+            chain.begin(candidates[min(k, len(candidates) - 1)])
+        stale = [False] * len(self.chains)
+        for number in range(rounds):
+            left = until - self._spent()
+            if left <= 0.0:
+                break
+            free = bool(self.trials.layers) and number < p.trials_until * rounds and not late
+            plans = [self.trials.next() if free and old else None for old in stale]
+            for chain, plan in zip(self.chains, plans, strict=True):
+                self._prepare(chain, plan, free, self.small and number % 2 == 1 and number < rounds - 1)
+            before = [chain.here for chain in self.chains]
+            parts, usual = 0.0, self.trials.levels
+            if late or number >= p.late_from * rounds:
+                parts, usual = p.parts_share, self.trials.late
+            levels = [usual if plan is None else plan.levels for plan in plans]
+            self._together(self.chains, left / (rounds - number), levels, parts)
+            self.others += [chain.found for chain in self.chains]
+            leader = self.leader
+            stale = [self._is_stale(*each, leader) for each in zip(self.chains, plans, before, strict=True)]
+            for chain in self.chains:
+                behind = late or number >= rounds // 2 or chain.cost > p.behind_cost * leader.cost
+                if chain is not leader and behind and not (free and chain.kept is not None):
+                    chain.begin(leader.best)
+
+    def _is_stale(self, chain: Chain, plan: Trial | None, before: float, leader: Chain) -> bool:
+        """Whether a chain gained hardly anything in a round, or what it tried in it ended far from the best."""
+        p = self.parameters
+        return before - chain.here < p.stale_gain * before if plan is None else chain.here > p.close_cost * leader.cost
+
+    def _prepare(self, chain: Chain, plan: Trial | None, free: bool, anywhere: bool) -> None:
+        """Where a chain goes on: from anywhere, with a new trial, from its own line of search, or from the best it knows."""
+        if anywhere:
+            chain.begin(self._anywhere(chain), afresh=True)
+        elif plan is not None:
+            chain.begin(plan.start, afresh=True)
+        elif chain.kept is not None and not free:
+            chain.begin(chain.best)
+        if chain.kept is None:
+            self._reorder(chain)
+
+    def _anywhere(self, chain: Chain) -> Candidate:
+        """A random candidate: every unit on any device that it may use, with random priorities where they are searched."""
+        instance, rng, n = self.instance, chain.rng, self.instance.graph.n
+        able = instance.groups.allowed
+        home = np.where(able, rng.random(able.shape), -1.0).argmax(axis=1)[instance.groups.of]
+        ranked = self.orders == {True, False} and rng.random() < self.parameters.restart_ranked
+        rank = None
+        if ranked or self.orders == {True}:
+            rank = instance.position + rng.normal(0.0, n * rng.random(), n)
+        return measure(instance.model, chain.objective.work, "restart", home, rank)
+
+    def _reorder(self, chain: Chain) -> None:
+        """Ops have moved since the priorities were computed: take those of the present assignment if they are better."""
+        if not chain.state.by_rank or len(self.instance.samples.table):
+            return
+        best = chain.best
+        placed = Placement(device=best.device)
+        rank = -path_computation_time(self.instance.graph, self.instance.cluster, placed)
+        again = measure(self.instance.model, chain.objective.work, best.name, best.device, rank, best.makespan_us)
+        if again.key < best.key:
+            chain.begin(again)
+
+    def _together(self, chains: Sequence[Chain], share: float, levels: Sequence[Any], parts: float = 0.0) -> None:
+        """Every chain does one cycle with its part of `share` of the whole budget."""
+        others = () if self.small else tuple(self.others)
+        shares = [self.budget.part(share, len(chains)) for _ in chains]
+        with ThreadPoolExecutor(len(chains)) as pool:
+            running = {
+                pool.submit(chain.cycle, mine, level, parts, others)
+                for chain, mine, level in zip(chains, shares, levels, strict=True)
+            }
+            try:
+                while running and not self.budget.stopped:
+                    done, running = wait(running, timeout=self.parameters.tell_seconds)
+                    for future in done:
+                        future.result()
+                    self.tell(self.best[0], self.used)
+            finally:  # also when interrupted or asked to stop
+                for mine in shares:
+                    mine.stopped = True

@@ -1,0 +1,204 @@
+"""The numbers that the search works with: one frozen object, each number with its unit, meaning and origin.
+
+*By hand*: set when the part that it belongs to was written, and kept as the whole was measured; `docs/search-log.md` tells
+what each part gained. Shares of the budget are of what is left when the part begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..evaluation.parameters import EvaluationParameters, number
+
+Level = tuple[Any, float, float]
+"""About how many units (or the labels int64[n] to make them from), and first and last temperature in makespans."""
+
+
+@dataclass(frozen=True)
+class SearchParameters(EvaluationParameters):
+    """Numbers of `placers.search`, and those of the evaluation that it uses.
+
+    `dataclasses.replace(SEARCH, rounds=8)` is another one; `describe` lists all with units, meanings and origins.
+
+    >>> name, value, unit, meaning, origin = SearchParameters().describe()[-1]
+    >>> name, value, unit
+    ('contracted_starts', 8, 'candidates')
+    """
+
+    # How compiled code is called (`search.chain`).
+    slice_seconds: float = number(
+        0.03, "s", "compiled code runs before time, callback and interruption are looked at", "by hand: not to be felt"
+    )
+    slice_steps: int = number(
+        2000, "simulations", "the most of a slice where simulations are counted, so that temperatures do not depend on "
+        "the machine", "by hand",
+    )  # fmt: skip
+    slice_part: int = number(60, "slices", "fewest that such a budget is divided into", "by hand")
+    first_steps: int = number(
+        50, "simulations", "of the first slice, after which it is known how long one takes", "by hand"
+    )
+    fewest_steps: int = number(5, "simulations", "fewest of any slice", "by hand")
+    most_steps: int = number(200_000, "simulations", "most of any slice", "by hand")
+
+    # One cycle from coarse to fine.
+    levels: tuple[Level, ...] = number(
+        ((48, 0.02, 0.002), (150, 0.01, 0.001), (500, 0.005, 0.0005)), "units, makespans, makespans",
+        "of one cycle: about how many units, and first and last temperature", "by hand, with the first search",
+    )  # fmt: skip
+    late_levels: tuple[Level, ...] = number(
+        ((150, 0.0005, 0.00005), (500, 0.0003, 0.00003), (2000, 0.0001, 0.00001)), "units, makespans, makespans",
+        "the same once a candidate is good: what is hotter leads away from it and has no time to come back",
+        "with late_from and parts_share: 0.831 to 0.829 of the best rule in 10 s, on the quality benchmark",
+    )  # fmt: skip
+    small_levels: tuple[Level, ...] = number(
+        ((48, 0.15, 0.01), (48, 0.05, 0.002)), "units, makespans, makespans",
+        "the levels of small graphs, where a single op is a large part of the makespan: as hot in every cycle",
+        "against the exact optimum of small instances: 99 of 100 equal",
+    )  # fmt: skip
+    heats: tuple[float, float] = number(
+        (0.25, 1.2), "times the temperatures of a cycle", "drawn between these: which are best differs from graph to graph",
+        "with most_rounds: 0.850 to 0.831 of the best rule in 10 s, on two machines",
+    )  # fmt: skip
+    soft_share: float = number(
+        0.5, "share of the cycles", "that may exceed memory on the way, where it can run out",
+        "by hand; tight instances then reached their proven optimum",
+    )  # fmt: skip
+    soft_price: tuple[float, float] = number(
+        (-0.5, 1.0), "powers of 10, of makespans for all of the smallest limit", "drawn between these, what exceeding it costs",
+        "by hand",
+    )  # fmt: skip
+    combine_share: float = number(
+        0.15, "share of a cycle", "goes to what other placements do better",
+        "with others: 0.872 to 0.858 of the best rule on five cases, 10 s, medians of three seeds",
+    )  # fmt: skip
+    neighbourhood: int = number(8, "units per unit", "of which an order by distance holds the nearest one", "by hand")
+
+    # Parts of the graph that are re-optimised on their own.
+    parts: int = number(6, "parts", "re-optimised at the end of a late cycle", "by hand")
+    part_units: int = number(60, "units", "of one such part", "by hand")
+    part_heat: tuple[float, float] = number((0.003, 0.0003), "makespans", "first and last temperature there", "by hand")
+    part_near_share: float = number(0.5, "share of the parts", "are near by edges, the others near in time", "by hand")
+
+    # Units (`search.structure`, `search.coarsen`).
+    coarse_labels: int = number(
+        100, "labels", "most of a coarse structure: few enough that every unit is moved hundreds of times within seconds",
+        "by hand",
+    )  # fmt: skip
+    nearest_share: float = number(
+        0.75, "share of the levels", "whose units follow the structure with about as many labels as units are wanted",
+        "by hand",
+    )  # fmt: skip
+    fine_ratio: float = number(3.0, "units per label", "most that a structure leaves to other levels", "by hand")
+    structure_share: float = number(0.5, "labels per group", "most of a structure that says anything", "by hand")
+    scope_depths: int = number(4, "levels", "of name scopes that are tried, from the outermost", "by hand")
+    unit_work: float = number(2.5, "mean works", "most work of a unit that merging makes", "by hand")
+    least_merging: float = number(
+        0.98, "units left per unit", "above which a round of merging is the last", "by hand"
+    )  # fmt: skip
+
+    # Reduced models (`search.runs`, `search.edges`).
+    joined_share: float = number(
+        1.0 / 1500.0, "makespans", "most work that joins the first op of a run, and that may lie between two of its ops",
+        "runs made the search of GNMT 4 times as fast, with times within 3 %",
+    )  # fmt: skip
+    fewer_runs: float = number(0.75, "runs per op", "most that are worth simulating", "by hand")
+    runs_from_ops: int = number(400, "ops", "below which runs are not tried", "by hand")
+    way_ops: int = number(
+        4096, "ops", "most of a label within which ways are followed for edges that others imply", "bounds the memory"
+    )
+    readers_seen: int = number(16, "readers", "of a tensor looked at for one that comes before", "by hand")
+
+    # Several chains: trials, then rounds (`search.multistart`).
+    trial_starts: int = number(4, "starts", "that get a cycle where there are no coarse structures", "by hand")
+    trial_share: float = number(0.15, "share of the budget", "for these trials", "by hand")
+    turns: tuple[int, ...] = number(
+        (0, 1, 0, 2, 0, 3, 0, 1), "places among the best starts", "of the trials along coarse structures, in this order",
+        "by hand",
+    )  # fmt: skip
+    turns_share: float = number(
+        0.4, "share of the budget", "for these trials",
+        "with all of the trials: 0.853 to 0.850 of the best rule in 10 s, on a slower machine",
+    )  # fmt: skip
+    near_start: float = number(1.1, "times the best start", "slowest one that gets such a trial", "by hand")
+    layers: int = number(4, "structures", "coarse ones that are tried at most", "by hand")
+    fewest_layers: int = number(
+        2, "labels per device", "fewest of a coarse structure: with hardly more parts than devices there is no choice",
+        "such a structure took two fifths of the time",
+    )  # fmt: skip
+    layer_heat: tuple[float, float] = number(
+        (0.02, 0.005), "makespans", "first and last temperature there; the first level follows, half as hot", "by hand"
+    )
+    trials_until: float = number(0.6, "share of the rounds", "until which a stale chain begins a new trial", "by hand")
+    stale_gain: float = number(0.003, "share of the cost", "less than which a stale chain gained in a round", "by hand")
+    close_cost: float = number(
+        1.04, "times the best cost", "most that a trial may end at and be gone on from", "by hand"
+    )
+    behind_cost: float = number(
+        1.05, "times the best cost", "above which a chain goes on from the best one in early rounds", "by hand"
+    )
+    rounds: int = number(
+        5, "rounds", "fewest in which the chains share what they found",
+        "12, then 8, then 5, as trials and longer rounds were added",
+    )  # fmt: skip
+    most_rounds: int = number(
+        25, "rounds", "most of them", "a longer cycle found more than a further one beyond these; see heats"
+    )
+    cycle_steps: int = number(
+        3000, "simulations", "of a chain in one of the rounds between: a new cycle from coarse to fine finds more than a "
+        "longer one, up to about this many", "by hand",
+    )  # fmt: skip
+    late_from: float = number(
+        0.5, "share of the rounds", "from which on annealing is cold and parts are re-optimised",
+        "0.7 before annealing was cold there; see late_levels",
+    )  # fmt: skip
+    parts_share: float = number(
+        0.15, "share of a late round", "for parts of the graph", "0.4 before annealing was cold there; see late_levels"
+    )
+    restart_ops: int = number(
+        40, "ops", "most of a small graph, where every second round starts from a random candidate: there one good start "
+        "is not worth much", "against the exact optimum; see small_levels",
+    )  # fmt: skip
+    restarts: int = number(24, "rounds", "on graphs that small", "against the exact optimum; see small_levels")
+    restart_ranked: float = number(
+        0.8, "share of the random candidates", "with random priorities where both orders are searched", "by hand"
+    )
+    searches: int = number(
+        5, "searches", "most that a long budget is divided into",
+        "3 took 0.823 to 0.819 of the best rule in 60 s; 5, with combining, 0.817",
+    )  # fmt: skip
+    search_seconds: float = number(12.0, "s", "of the budget that make one search", "by hand; see searches")
+    search_ops: int = number(
+        300_000_000, "simulated ops of a chain", "that make one search where simulations are counted",
+        "about as long as search_seconds",
+    )  # fmt: skip
+    again_share: float = number(
+        0.4, "share of the budget", "for going on from the best of several searches", "by hand; see searches"
+    )
+    others: int = number(
+        8, "placements", "found of late that are kept for chains to take segments from; half may come from trials",
+        "by hand; see combine_share",
+    )  # fmt: skip
+    tell_seconds: float = number(0.2, "s", "between two reports of progress", "by hand")
+
+    # Where a search starts (`search.starts`, `search.contract`, `search.rule`).
+    fifo_share: float = number(
+        0.25, "share of the starts", "first in, first out where priorities are allowed: those find more", "by hand"
+    )
+    kept_start: float = number(1.6, "times the best start", "slowest one that is kept", "by hand")
+    rules_share: float = number(0.2, "share of the time", "most that asking the rules may take", "0.35 at first")
+    samples: int = number(
+        16, "samples", 'of the profile error, for `objective="p90"`', "by hand: the 15th is the percentile"
+    )
+    contract_from_ops: int = number(1500, "ops", "fewest of a graph that is searched contracted first", "by hand")
+    contracted_share: float = number(0.5, "ops left per op", "most of a contracted graph that is searched", "by hand")
+    contract_rounds: int = number(12, "rounds", "of merging, most", "enough that nothing merges any more; not tuned")
+    short_transfer: float = number(0.3, "mean transfers", "short is less than this", "by hand")
+    short_work: float = number(1.0 / 2000.0, "share of all work", "short is less than this, too", "by hand")
+    chain_work: float = number(4.0, "times what is short", "most work of a merged part", "by hand")
+    contracted_budget: float = number(0.7, "share of the budget", "for the contracted graph", "0.5 at first")
+    contracted_starts: int = number(8, "candidates", "that are restricted to the contracted graph", "by hand")
+
+
+SEARCH = SearchParameters()
+"""The numbers that are used unless others are given."""

@@ -1,0 +1,104 @@
+"""The chains of a search together: trials, rounds that grow colder, and several searches where there is time for them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from baechi_lab import Cluster, Link, place, simulate
+from baechi_lab.graph import generators
+from baechi_lab.placers.search.budget import Budget
+from baechi_lab.placers.search.chain import Chain
+from baechi_lab.placers.search.instance import Instance
+from baechi_lab.placers.search.multistart import MultiStart
+from baechi_lab.placers.search.parameters import SEARCH
+from baechi_lab.placers.search.starts import Starts
+
+OFTEN = replace(SEARCH, search_ops=1000)
+"""Several searches in a small budget."""
+
+
+def test_longer_budgets_are_more_rounds():
+    """Nine tenths of the budget, of which a tenth paid for so many simulations, are rounds of `cycle_steps` per chain, or
+    `most_rounds` longer ones."""
+    graph = generators.layered_dag(60)
+    several = MultiStart(Instance(graph, Cluster.uniform(2)), 2, 0, Budget(None, 10**6), lambda cost, used: None)
+    assert several._affordable(0.9, 0.1 / 100) == SEARCH.rounds
+    assert several._affordable(0.9, 0.1 / (2 * 2 * SEARCH.cycle_steps)) == 18
+    assert several._affordable(0.9, 0.1 / (2 * 7 * SEARCH.cycle_steps)) == SEARCH.most_rounds
+    assert several._affordable(-0.1, 0.1 / (2 * 7 * SEARCH.cycle_steps)) == SEARCH.rounds
+    assert several._affordable(0.9, 0.0) == SEARCH.rounds
+
+
+def test_long_budgets_are_several_searches():
+    graph = generators.layered_dag(60)
+    instance = Instance(graph, Cluster.uniform(2))
+    enough = 2 * SEARCH.search_ops // graph.n + 2
+
+    def searches(seconds, evaluations):
+        return MultiStart(instance, 2, 0, Budget(seconds, evaluations), lambda cost, used: None)._searches()
+
+    assert [searches(s, None) for s in (0.0, 10.0, 2.1 * SEARCH.search_seconds, 1e6)] == [1, 1, 2, SEARCH.searches]
+    assert [searches(None, n) for n in (0, enough // 2, enough, 2 * enough, 10**12)] == [1, 1, 1, 2, SEARCH.searches]
+    assert searches(10.0, 10**12) == searches(1e6, 1) == 1
+    little = Instance(generators.layered_dag(SEARCH.restart_ops // 2), Cluster.uniform(2))
+    assert MultiStart(little, 2, 0, Budget(1e6, None), lambda cost, used: None)._searches() == 1
+
+
+def test_what_an_earlier_search_found_is_kept_and_gone_on_from(monkeypatch):
+    graph, cluster = generators.layered_dag(200), Cluster.uniform(3, link=Link(20.0, 0.0))
+    bests, begun, others = [], [], []
+    tried, rounds = MultiStart._tried, MultiStart._rounds
+    monkeypatch.setattr(
+        MultiStart,
+        "_tried",
+        lambda several, until: (
+            bests.append(several.best[0]) or others.append(list(several.others)) or tried(several, until)
+        ),
+    )
+
+    def watched(several, candidates, until, price, late=False):
+        if late:
+            others.append([other.makespan_us for other in several.others])
+            begun.append((several.best[0], candidates[0].makespan_us, len(candidates)))
+        rounds(several, candidates, until, price, late)
+
+    monkeypatch.setattr(MultiStart, "_rounds", watched)
+    placed = place(graph, cluster, "search", time_limit=None, evaluations=4000, seed=1, numbers=OFTEN)
+    assert len(bests) == SEARCH.searches and bests == sorted(bests, reverse=True)
+    assert [x[2] for x in begun] == [1] and begun[0][0] == pytest.approx(begun[0][1])
+    assert others[:-1] == [[]] * SEARCH.searches, "a search that heard of another one would end there"
+    assert len(others[-1]) == SEARCH.searches and min(others[-1]) == pytest.approx(begun[0][0])
+    assert begun[0][0] <= bests[-1] and simulate(graph, cluster, placed).makespan_us <= begun[0][0] * (1 + 1e-12)
+
+
+def test_a_search_that_is_stopped_in_its_second_part_keeps_the_first():
+    graph, cluster = generators.layered_dag(200), Cluster.uniform(3, link=Link(20.0, 0.0))
+    told = []
+
+    def tell(progress):
+        told.append(progress.makespan_us)
+        return progress.evaluations > 2500
+
+    placed = place(graph, cluster, "search", time_limit=None, evaluations=8000, seed=1, callback=tell, numbers=OFTEN)
+    assert told == sorted(told, reverse=True)
+    assert simulate(graph, cluster, placed).makespan_us <= told[-1] * (1 + 1e-12)
+    assert placed.info["evaluations"] < 8000
+
+
+def test_the_first_rounds_are_hot_and_the_later_ones_cold_with_parts(monkeypatch):
+    instance, seen = Instance(generators.layered_dag(60), Cluster.uniform(2)), []
+    cycle = Chain.cycle
+
+    def watched(chain, share, levels, parts=0.0, others=()):
+        seen.append((levels, parts))
+        cycle(chain, share, levels, parts, others)
+
+    monkeypatch.setattr(Chain, "cycle", watched)
+    starts = Starts(instance, ("fifo", "planned"), 0).from_rules(lambda: False)
+    several = MultiStart(instance, 1, 0, Budget(None, 20_000), lambda cost, used: None)
+    several.search(starts, 0)
+    rounds = seen[several.trials.count :]
+    assert rounds[0] == (SEARCH.levels, 0.0) and rounds[-1] == (SEARCH.late_levels, SEARCH.parts_share)
+    assert max(hot for _, hot, _ in SEARCH.late_levels) <= min(cold for _, _, cold in SEARCH.levels)
+    assert [levels for levels, _ in rounds].index(SEARCH.late_levels) == np.ceil(SEARCH.late_from * len(rounds))
