@@ -74,7 +74,7 @@ def main() -> None:
 def _draw(page: object, name: str, source: str) -> str:
     settings = {
         "startOnLoad": False, "theme": "base", "themeCSS": STYLE, "deterministicIds": True, "fontFamily": "sans-serif",
-        "htmlLabels": False, "flowchart": {"htmlLabels": False, "curve": "basis", "nodeSpacing": 24, "rankSpacing": 40},
+        "htmlLabels": False, "flowchart": {"htmlLabels": False, "curve": "basis", "nodeSpacing": 18, "rankSpacing": 34, "padding": 8, "wrappingWidth": 400},
     }  # fmt: skip
     draw = "([settings, name, text]) => (mermaid.initialize(settings), mermaid.render('diagram-' + name, text)).then(r => r.svg)"
     svg = page.evaluate(draw, [settings, name, source])  # type: ignore[attr-defined]

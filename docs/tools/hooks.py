@@ -57,8 +57,12 @@ EACH = {
 def _section(named: tuple[str, type]) -> str:
     """What a rule's module says, then its class with the parameters."""
     name, rule = named
-    options = f"{{show_root_heading: false, show_root_toc_entry: false, heading_level: 3, members: [{rule.__name__}]}}"
-    return f"\n### `{name}`\n\n::: {rule.__module__}\n    options: {options}\n"
+    idea = "{show_root_heading: false, show_root_toc_entry: false, members: false}"
+    parameters = "{heading_level: 4, show_root_full_path: false, members: false}"
+    return (
+        f"\n### `{name}`\n\n::: {rule.__module__}\n    options: {idea}\n"
+        f"\n::: {rule.__module__}.{rule.__name__}\n    options: {parameters}\n"
+    )
 
 
 def picture(source: str, language: str, css_class: str, options: Any, md: Any, **_: Any) -> str:
