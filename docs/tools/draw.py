@@ -72,9 +72,10 @@ def main() -> None:
 
 
 def _draw(page: object, name: str, source: str) -> str:
+    layout = {"curve": "basis", "nodeSpacing": 18, "rankSpacing": 34, "padding": 8, "wrappingWidth": 400}
     settings = {
         "startOnLoad": False, "theme": "base", "themeCSS": STYLE, "deterministicIds": True, "fontFamily": "sans-serif",
-        "htmlLabels": False, "flowchart": {"htmlLabels": False, "curve": "basis", "nodeSpacing": 18, "rankSpacing": 34, "padding": 8, "wrappingWidth": 400},
+        "htmlLabels": False, "flowchart": {"htmlLabels": False, **layout},
     }  # fmt: skip
     draw = "([settings, name, text]) => (mermaid.initialize(settings), mermaid.render('diagram-' + name, text)).then(r => r.svg)"
     svg = page.evaluate(draw, [settings, name, source])  # type: ignore[attr-defined]
