@@ -2,15 +2,15 @@
 
 import importlib.util
 import sys
-from itertools import permutations, product
 
 import numpy as np
 import pytest
+from brute_force import optimum
 
 if importlib.util.find_spec("ortools") is None:
     pytest.skip("OR-tools is not installed", allow_module_level=True)
 
-from baechi_lab import Cluster, Device, Link, OpGraph, Placement, bounds, check, place, simulate
+from baechi_lab import Cluster, Device, Link, OpGraph, bounds, check, place, simulate
 from baechi_lab.errors import ExecutionError, InfeasiblePlacement, InvalidInput, MissingPackage
 from baechi_lab.graph import generators
 from baechi_lab.placers.exact.process import SolverProcess
@@ -25,26 +25,6 @@ def exact(graph, cluster, **options):
     return place(graph, cluster, "exact", **{"time_limit": 250, "warm_start": 0.0, **options})
 
 
-def topological_orders(graph):
-    edges = list(zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True))
-    for order in permutations(range(graph.n)):
-        place_of = np.argsort(order)
-        if all(place_of[u] < place_of[v] for u, v in edges):
-            yield place_of
-
-
-def brute_force(graph, cluster):
-    """The least feasible makespan over all placements and all priority orders."""
-    best = np.inf
-    orders = list(topological_orders(graph))
-    for device in product(range(cluster.n), repeat=graph.n):
-        for order in orders:
-            timeline = simulate(graph, cluster, Placement(device=device, order=order))
-            if timeline.feasible:
-                best = min(best, timeline.makespan_us)
-    return best
-
-
 def test_fork_join_of_the_design():
     # Fork-join 5, 10, 10, 5 with transfers of 100: splitting costs more than it saves, 30 on one device.
     graph = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 2)])
@@ -57,9 +37,9 @@ def test_fork_join_of_the_design():
     assert simulate(graph, cheap, exact(graph, cheap)).makespan_us == 24
 
 
-def as_brute_force(graph, cluster):
+def as_optimum(graph, cluster):
     """The exact placement, which is proven and as fast as the best of all; None where, rightly, there is none."""
-    expected = brute_force(graph, cluster)
+    expected = optimum(graph, cluster)
     if np.isinf(expected):
         with pytest.raises(InfeasiblePlacement):
             exact(graph, cluster)
@@ -83,7 +63,7 @@ def test_equals_brute_force(seed):
     if seed % 4 != 3:
         total = int(graph.persistent_bytes.sum() + graph.tensor_bytes.sum())
         cluster = cluster.with_memory(int(0.7 * total))
-    found = as_brute_force(graph, cluster)
+    found = as_optimum(graph, cluster)
     if found is not None:
         assert not check(graph, cluster, found, simulate(graph, cluster, found))
 
@@ -99,7 +79,7 @@ def test_equals_brute_force_where_times_are_rounded(seed):
     if seed >= 3:
         cluster = cluster.with_memory(int(0.7 * (graph.persistent_bytes.sum() + graph.tensor_bytes.sum())))
     assert not scaled_times(graph, cluster, 1.0).exact
-    found = as_brute_force(graph, cluster)
+    found = as_optimum(graph, cluster)
     if found is not None:
         assert found.info["bound_us"] <= simulate(graph, cluster, found).makespan_us * (1 + 1e-12)
 
@@ -118,7 +98,7 @@ def test_strict_and_relaxed_models_bracket_the_optimum(comm):
             answers = [solver.solve(graph, cluster, {**request, **start, "strict": strict}) for strict in (False, True)]
             assert [answer["status"] for answer in answers] == ["OPTIMAL", "OPTIMAL"]
             relaxed, strict = (answer["bound"] / scale for answer in answers)
-            assert relaxed <= strict + 1e-9 and strict == pytest.approx(brute_force(graph, cluster))
+            assert relaxed <= strict + 1e-9 and strict == pytest.approx(optimum(graph, cluster))
 
 
 def test_times_are_scaled_exactly_where_a_small_scale_is_enough():

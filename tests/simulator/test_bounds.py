@@ -1,11 +1,10 @@
 """Bounds: by hand, and never above the optimum of brute force over every placement and order."""
 
-from itertools import permutations, product
-
 import numpy as np
 import pytest
+from brute_force import optimum
 
-from baechi_lab import Cluster, Device, Link, OpGraph, Placement, bounds, simulate
+from baechi_lab import Cluster, Device, Link, OpGraph, bounds
 from baechi_lab.errors import InvalidInput
 from baechi_lab.graph import generators
 from baechi_lab.simulator.bounds.merge import forced_merges
@@ -14,30 +13,6 @@ from baechi_lab.simulator.bounds.problem import merge_problem
 from baechi_lab.simulator.bounds.propagate import blank, propagate
 
 COMMS = ("parallel", "sequential", "duplex")
-
-
-def linear_extensions(graph):
-    edges = list(zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True))
-    for order in permutations(range(graph.n)):
-        place_of = np.argsort(order)
-        if all(place_of[u] < place_of[v] for u, v in edges):
-            yield place_of
-
-
-def optimum(graph, cluster):
-    """The least makespan over all lawful placements and priority orders, memory respected (infinite: none fits)."""
-    best, orders = np.inf, list(linear_extensions(graph))
-    for device in product(range(cluster.n), repeat=graph.n):
-        homes = {}
-        if not all(
-            homes.setdefault(g, d) == d for g, d in zip(graph.colocation.tolist(), device, strict=True) if g >= 0
-        ):
-            continue
-        for order in orders:
-            timeline = simulate(graph, cluster, Placement(device=device, order=order))
-            if timeline.feasible:
-                best = min(best, timeline.makespan_us)
-    return best
 
 
 def small_case(seed):
