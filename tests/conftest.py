@@ -1,14 +1,29 @@
-"""What all tests share: markers that skip where the hardware is missing, and reproducible hypothesis runs."""
+"""What all tests share: markers by folder, skips where the hardware is missing, and reproducible hypothesis runs."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[1]
+MARKERS = {
+    "notebooks": ("notebook", "slow"),
+    "tests/executors": ("tensorflow", "subprocess"),
+    "tests/exporters": ("tensorflow", "subprocess"),
+    "tests/models": ("tensorflow",),
+    "tests/profilers": ("tensorflow",),
+    "tests/torch": ("torch",),
+    "tests/ui": ("ui", "subprocess", "slow"),
+}
+"""Folder -> markers of everything in it; single tests have theirs at the test."""
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Beside pytest's own cache: nothing else may be written into a checkout.
+os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(ROOT / ".pytest_cache" / "hypothesis"))
 
 try:
     from hypothesis import HealthCheck, settings
@@ -31,8 +46,14 @@ def _gpus() -> int:
     return count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip `gpu` tests without a GPU and `ui` tests without a Chromium."""
+    """Mark by folder; skip `gpu` tests without a GPU and `ui` tests without a Chromium."""
+    for item in items:
+        folder = item.path.parent
+        name = folder.relative_to(ROOT).as_posix() if folder.is_relative_to(ROOT) else ""
+        for marker in MARKERS.get(name, ()):
+            item.add_marker(marker)
     if any(item.get_closest_marker("gpu") for item in items) and not _gpus():
         _skip(items, "gpu", "no GPU is attached")
     browsers = ("chromium", "chromium-browser", "google-chrome")

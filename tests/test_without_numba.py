@@ -1,4 +1,4 @@
-"""Everything works, slower, where numba is not installed; and what is computed is the same."""
+"""Everything works, slower, where numba is not installed; what is computed is the same; and every kernel is reached."""
 
 from __future__ import annotations
 
@@ -10,37 +10,98 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 PROGRAM = """
-import sys
+import functools, importlib, json, sys
+from pathlib import Path
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "numba":
+            raise ImportError("No module named 'numba'")
+
 if {blocked}:
-    class Blocker:
-        def find_spec(self, name, path=None, target=None):
-            if name.partition(".")[0] == "numba":
-                raise ImportError("No module named 'numba'")
     sys.meta_path.insert(0, Blocker())
-import json
 import baechi_lab as bl
-from baechi_lab.graph.kernels.jit import HAS_NUMBA
+from baechi_lab.graph.kernels import jit
+
+kernels, called = set(), set()
+
+def counted(**options):
+    "Stands for `njit`: notes which kernels there are, and which are called."
+    def decorate(kernel):
+        name = kernel.__module__.removeprefix("baechi_lab.") + "." + kernel.__name__
+        kernels.add(name)
+        @functools.wraps(kernel)
+        def noted(*arguments):
+            called.add(name)
+            return kernel(*arguments)
+        noted.py_func = kernel
+        return noted
+    return decorate
+
+if {blocked}:
+    jit.njit = counted
+    root = Path(bl.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        if "@njit(" in path.read_text(encoding="utf-8") and path.name != "jit.py":
+            importlib.import_module(".".join(path.relative_to(root.parent).with_suffix("").parts))
+
+def outcome(graph, cluster, placer, **params):
+    try:
+        placed = bl.place(graph, cluster, placer, **params)
+    except bl.InfeasiblePlacement:
+        return "nothing fits"
+    timeline = bl.simulate(graph, cluster, placed)
+    return [placed.device.tolist(), timeline.makespan_us, len(bl.check(graph, cluster, placed, timeline))]
+
+def coarse_and_rules(graph, cluster, placers):
+    found = {{"coarse": bl.optimize(graph).n}}
+    return {{**found, **{{placer: outcome(graph, cluster, placer) for placer in placers}}}}
+
 graph = bl.generators.random_dag(40, colocation_groups=3, persistent_bytes=1 << 20, temp_bytes=1 << 10, seed=5)
 cluster = bl.Cluster.uniform(3, memory_bytes=1 << 30, link=bl.Link(20.0, 0.001), comm="sequential")
-result = {{"numba": HAS_NUMBA, "coarse": bl.optimize(graph).n}}
-for placer in ("m-topo", "m-etf", "m-sct", "etf", "sct"):
-    placed = bl.place(graph, cluster, placer)
-    timeline = bl.simulate(graph, cluster, placed)
-    result[placer] = [placed.device.tolist(), timeline.makespan_us, len(bl.check(graph, cluster, placed, timeline))]
+result = {{"numba": jit.HAS_NUMBA, **coarse_and_rules(graph, cluster, {placers})}}
+if {blocked}:
+    {reach}
+    result["kernels"], result["called"] = sorted(kernels), sorted(called)
 print(json.dumps(result))
 """
+REACH = """
+    from baechi_lab.placers.planner.reward import SimulatedReward
+
+    graph = bl.generators.random_dag(24, colocation_groups=3, grouped=0.3, persistent_bytes=9, temp_bytes=3, seed=5)
+    alone = bl.simulate(graph, cluster, bl.place(graph, cluster, "single")).peak_bytes.max()
+    effort = {"time_limit": None, "evaluations": 60, "workers": 1}
+    for comm, share in (("parallel", 0.6), ("sequential", 0.6), ("duplex", 2.0)):
+        room = cluster.replace(comm=comm).with_memory(int(share * alone))
+        for scheduler in ("fifo", "pct", "msr"):
+            bl.simulate(graph, room, bl.place(graph, cluster, "hash"), scheduler)
+        for placer in ("metis", "contiguous", "dfs", "mite", "critical-path", "batch-split", "heft"):
+            outcome(graph, room, placer)
+        outcome(graph, room, "search", **effort)
+        SimulatedReward(graph, room)([[0] * graph.n, [1] * graph.n])
+    outcome(graph, cluster, "search", objective="p90", **effort)
+    bl.ListScheduler("upward-rank", "earliest-start").plan(graph, cluster)
+    bl.bounds(graph, cluster, effort="high", time_limit=1)
+"""
+PLACERS = ("m-topo", "m-etf", "m-sct", "etf", "sct")
 
 
 def run(blocked):
-    program = PROGRAM.format(blocked=blocked)
+    program = PROGRAM.format(blocked=blocked, placers=PLACERS, reach=REACH.strip() if blocked else "pass")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_results_do_not_depend_on_numba():
+def test_results_do_not_depend_on_numba_and_every_kernel_is_reached():
     without, with_it = run(True), run(False)
     assert without.pop("numba") is False
     with_it.pop("numba")
+    kernels, called = set(without.pop("kernels")), set(without.pop("called"))
     assert without == with_it
     assert all(without[placer][2] == 0 for placer in ("m-topo", "m-etf", "m-sct"))
+    assert len(kernels) > 100 and len(called) > 0.8 * len(kernels)
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.rglob("test_*.py"))
+    # What only large graphs and long searches reach has tests of its own.
+    elsewhere = {name.rpartition(".")[0] for name in kernels - called}
+    assert [module for module in elsewhere if f"baechi_lab.{module}" not in tests] == []

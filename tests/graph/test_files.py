@@ -169,7 +169,7 @@ def test_errors_far_down_a_long_column_are_found(tmp_path):
         (b"[" * 100_000, "nested"),
         (b"9" * 5000, "document"),
         (b"\x1f\x8b\x08\x00rubbish", "gzip"),
-        (gzip.compress(b"[1, 2]")[:-6], "gzip"),
+        (gzip.compress(b"[1, 2]", mtime=0)[:-6], "gzip"),
         (b'{"fpgas": [], "cpus": []}', "nodes"),
     ],
 )
