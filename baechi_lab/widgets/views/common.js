@@ -4,12 +4,29 @@
 const ARRAYS = { f8: Float64Array, f4: Float32Array, i4: Int32Array, u2: Uint16Array, u1: Uint8Array };
 const UNSEEN = -1;
 
+/** The traits of a view, as anywidget gives them: `get` and `set` by name, `on("change:name", ...)`.
+ * @typedef {{get: (name: string) => any, set: (name: string, value: any) => void, save_changes: () => void,
+ *   send: (content: any) => void, on: (event: string, handler: (...given: any[]) => void) => void,
+ *   off: (event: string, handler: (...given: any[]) => void) => void}} Model */
+/** The theme's colours and font, as the canvas needs them.
+ * @typedef {{background: string, text: string, faint: string, grid: string, edge: string, crossing: string, accent: string,
+ *   danger: string, font: string}} Theme */
+/** What `frame` makes: elements, size in pixels, and what to call. `rectangle` is the rubber band of a Shift-drag.
+ * @typedef {{host: HTMLElement, toolbar: HTMLElement, stage: HTMLElement, canvas: HTMLCanvasElement,
+ *   context: CanvasRenderingContext2D, tooltip: HTMLElement, live: HTMLElement, width: number, height: number,
+ *   pending: number, colours: Theme | null, rectangle: number[] | null, paint: () => void, redraw: () => void,
+ *   resize: () => void, say: (text: string) => void, wantsWheel: (event: WheelEvent) => boolean,
+ *   close: () => void}} View */
+
 /** One column as a typed array (copied, because a message's buffer need not be aligned).
- * @param {Record<string, DataView>} columns @param {string} name @param {keyof typeof ARRAYS} type */
+ * @template {keyof typeof ARRAYS} Type
+ * @param {Record<string, DataView>} columns @param {string} name @param {Type} type
+ * @returns {InstanceType<(typeof ARRAYS)[Type]>} */
 function column(columns, name, type) {
   const view = columns[name];
-  if (!view) return new ARRAYS[type](0);
-  return new ARRAYS[type](view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
+  const sent = view ? /** @type {ArrayBuffer} */ (view.buffer) : new ArrayBuffer(0);
+  const own = view ? sent.slice(view.byteOffset, view.byteOffset + view.byteLength) : sent;
+  return /** @type {InstanceType<(typeof ARRAYS)[Type]>} */ (new ARRAYS[type](own));
 }
 
 /** Lines of a UTF-8 column. @param {DataView | undefined} view @returns {string[]} */
@@ -36,7 +53,10 @@ function formatBytes(value) {
   return unit === 0 ? `${value.toFixed(0)} B` : `${value.toFixed(2)} ${units[unit]}`;
 }
 
-/** An element with attributes and children. @param {string} tag @param {Record<string, any>} attributes */
+/** An element with attributes and children.
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag @param {Record<string, any>} attributes @param {(Node | string)[]} children
+ * @returns {HTMLElementTagNameMap[Tag]} */
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -47,15 +67,15 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** A button with a text and an explanation. */
+/** A button with a text and an explanation. @param {string} text @param {string} title @param {() => void} onclick */
 function button(text, title, onclick) {
   return element("button", { type: "button", title, class: "bl-button", onclick }, text);
 }
 
-/** The theme's colours as the canvas needs them. @param {Element} host */
+/** The theme's colours as the canvas needs them. @param {Element} host @returns {Theme} */
 function themeOf(host) {
   const style = getComputedStyle(host);
-  const read = (name) => style.getPropertyValue(name).trim();
+  const read = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
   return {
     background: read("--bl-background"), text: read("--bl-text"), faint: read("--bl-faint"), grid: read("--bl-grid"),
     edge: read("--bl-edge"), crossing: read("--bl-crossing"), accent: read("--bl-accent"), danger: read("--bl-danger"),
@@ -71,19 +91,23 @@ function markTheme(host) {
 }
 
 /** A view's frame: toolbar, canvas, tooltip, hint and a live region; it redraws once per animation frame at most.
- * @param {HTMLElement} host @param {string} label @param {(context: CanvasRenderingContext2D, width: number, height: number, theme: any) => void} draw */
+ * @param {HTMLElement} host @param {string} label @param {(context: CanvasRenderingContext2D, width: number, height: number, theme: Theme) => void} draw
+ * @returns {View} */
 function frame(host, label, draw) {
   host.classList.add("bl-view");
   host.setAttribute("data-lm-suppress-shortcuts", "true"); // JupyterLab's shortcuts must not eat the view's keys
   const toolbar = element("div", { class: "bl-toolbar", role: "toolbar", "aria-label": `${label} tools` });
-  const canvas = /** @type {HTMLCanvasElement} */ (element("canvas", { tabindex: "0", role: "img", "aria-label": label }));
+  const canvas = element("canvas", { tabindex: "0", role: "img", "aria-label": label });
   const tooltip = element("div", { class: "bl-tooltip", hidden: true });
   const hint = element("div", { class: "bl-hint" }, "click here first, or hold Ctrl, to zoom with the wheel");
   const live = element("div", { class: "bl-live", "aria-live": "polite" });
   const stage = element("div", { class: "bl-stage" }, canvas, tooltip, hint);
   host.replaceChildren(toolbar, stage, live);
-  const context = canvas.getContext("2d");
-  const view = { host, toolbar, stage, canvas, context, tooltip, live, width: 0, height: 0, pending: 0, colours: null };
+  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  // The functions follow.
+  const view = /** @type {View} */ (/** @type {unknown} */ ({
+    host, toolbar, stage, canvas, context, tooltip, live, width: 0, height: 0, pending: 0, colours: null, rectangle: null,
+  }));
   view.paint = () => {
     view.pending = 0;
     if (view.width < 2 || view.height < 2) return;
@@ -116,7 +140,8 @@ function frame(host, label, draw) {
   sizes.observe(stage);
   const themes = new MutationObserver(restyle);
   themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
-  let hide = 0;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let hide;
   view.wantsWheel = (event) => {
     if (event.ctrlKey || event.metaKey || document.activeElement === canvas) return true;
     stage.classList.add("bl-hinting");
@@ -134,7 +159,8 @@ function frame(host, label, draw) {
   return view;
 }
 
-/** Show rows of `[name, value]` under a title at a point of the stage; nothing hides it. */
+/** Show rows of `[name, value]` under a title at a point of the stage; nothing hides it.
+ * @param {View} view @param {number} x @param {number} y @param {string} title @param {string[][]} rows */
 function showTooltip(view, x, y, title, rows) {
   const { tooltip } = view;
   if (!title) {
@@ -151,14 +177,19 @@ function showTooltip(view, x, y, title, rows) {
   tooltip.style.top = `${Math.max(below ? y + 16 : y - tooltip.offsetHeight - 8, 2)}px`;
 }
 
-/** Position of an event on the canvas. */
+/** Position of an event on the canvas. @param {View} view @param {MouseEvent} event */
 function pointer(view, event) {
   const box = view.canvas.getBoundingClientRect();
   return [event.clientX - box.left, event.clientY - box.top];
 }
 
-/** Report drags (`move(dx, dy, event)`), clicks and rectangles (drag with Shift). */
+/** Report drags (`move(dx, dy, event)`), clicks and rectangles (drag with Shift).
+ * @param {View} view
+ * @param {{move: (dx: number, dy: number, event: PointerEvent) => void, click: (x: number, y: number, event: PointerEvent) => void,
+ *   rectangle?: (x0: number, y0: number, x1: number, y1: number, event: PointerEvent) => void,
+ *   hover: (x: number, y: number, event: PointerEvent) => void}} handlers */
 function gestures(view, { move, click, rectangle, hover }) {
+  /** @type {{x: number, y: number, lastX: number, lastY: number, box: boolean} | null} */
   let start = null;
   let moved = false;
   view.canvas.addEventListener("pointerdown", (event) => {
@@ -166,7 +197,7 @@ function gestures(view, { move, click, rectangle, hover }) {
     view.canvas.focus({ preventScroll: true });
     view.canvas.setPointerCapture(event.pointerId);
     const [x, y] = pointer(view, event);
-    start = { x, y, lastX: x, lastY: y, box: event.shiftKey && rectangle };
+    start = { x, y, lastX: x, lastY: y, box: event.shiftKey && Boolean(rectangle) };
     moved = false;
   });
   view.canvas.addEventListener("pointermove", (event) => {
@@ -181,10 +212,10 @@ function gestures(view, { move, click, rectangle, hover }) {
     start.lastY = y;
     return view.redraw();
   });
-  const finish = (event) => {
+  const finish = (/** @type {PointerEvent} */ event) => {
     if (!start) return;
     const [x, y] = pointer(view, event);
-    if (moved && start.box) rectangle(Math.min(start.x, x), Math.min(start.y, y), Math.max(start.x, x), Math.max(start.y, y), event);
+    if (moved && start.box) rectangle?.(Math.min(start.x, x), Math.min(start.y, y), Math.max(start.x, x), Math.max(start.y, y), event);
     else if (!moved && event.type === "pointerup") click(x, y, event);
     start = null;
     view.rectangle = null;
@@ -195,7 +226,7 @@ function gestures(view, { move, click, rectangle, hover }) {
   view.canvas.addEventListener("pointerleave", () => showTooltip(view, 0, 0, "", []));
 }
 
-/** The rubber band of a Shift-drag. */
+/** The rubber band of a Shift-drag. @param {View} view @param {CanvasRenderingContext2D} context @param {Theme} theme */
 function drawRectangle(view, context, theme) {
   if (!view.rectangle) return;
   const [x0, y0, x1, y1] = view.rectangle;
@@ -206,49 +237,54 @@ function drawRectangle(view, context, theme) {
   context.setLineDash([]);
 }
 
-/** What is drawn faintly, one byte per node (graph) or op (timeline); empty for nothing. */
+/** What is drawn faintly, one byte per node (graph) or op (timeline); empty for nothing. @param {Model} model */
 function readDim(model) {
   const view = model.get("dim");
   return view && view.byteLength ? new Uint8Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength)) : new Uint8Array(0);
 }
 
-/** Listen to several traits; returns a function that stops. */
+/** Listen to several traits; returns a function that stops.
+ * @param {Model} model @param {Record<string, (...given: any[]) => void>} handlers */
 function listen(model, handlers) {
-  const entries = Object.entries(handlers).map(([name, handler]) => [`change:${name}`, handler]);
-  for (const [name, handler] of entries) model.on(name, handler);
-  return () => entries.forEach(([name, handler]) => model.off(name, handler));
+  const entries = Object.entries(handlers);
+  for (const [name, handler] of entries) model.on(`change:${name}`, handler);
+  return () => entries.forEach(([name, handler]) => model.off(`change:${name}`, handler));
 }
 
-/** `text` shortened to `width` pixels, by an average character width of 0.56 em. */
+/** `text` shortened to `width` pixels, by an average character width of 0.56 em.
+ * @param {string} text @param {number} width @param {number} size of the font in pixels */
 function shortened(text, width, size) {
   const fits = Math.floor(width / (size * 0.56));
   if (text.length <= fits) return text;
   return fits < 4 ? "" : `${text.slice(0, fits - 1)}…`;
 }
 
-/** Black or white, whichever reads better on `#RRGGBB`. */
+/** Black or white, whichever reads better on `#RRGGBB`. @param {string} colour */
 function textOn(colour) {
-  const channel = (k) => parseInt(colour.slice(k, k + 2), 16);
+  const channel = (/** @type {number} */ k) => parseInt(colour.slice(k, k + 2), 16);
   return 0.299 * channel(1) + 0.587 * channel(3) + 0.114 * channel(5) > 140 ? "#000000" : "#ffffff";
 }
 
-/** Ticks of a time axis: a step of 1, 2 or 5 times a power of ten. */
+/** Ticks of a time axis: a step of 1, 2 or 5 times a power of ten.
+ * @param {number} from @param {number} to @param {number} count at most so many, or nearly */
 function ticks(from, to, count) {
   const raw = Math.max((to - from) / Math.max(count, 1), 1e-9);
   const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((k) => k * power).find((s) => s >= raw);
+  const step = [1, 2, 5, 10].map((k) => k * power).find((s) => s >= raw) ?? 10 * power;
   const marks = [];
   for (let value = Math.ceil(from / step) * step; value <= to; value += step) marks.push(value);
   return marks;
 }
 
-/** The label of a tick, centred at `x` but whole within `width`. */
+/** The label of a tick, centred at `x` but whole within `width`.
+ * @param {CanvasRenderingContext2D} context @param {string} label @param {number} x @param {number} width @param {number} y */
 function drawTick(context, label, x, width, y) {
   const half = context.measureText(label).width / 2;
   context.fillText(label, Math.min(x, width - half - 2), y);
 }
 
-/** A time window `[from, to]` over `[0, span]`, zoomed about a point and kept inside. */
+/** A time window `[from, to]` over `[0, span]`, zoomed about a point and kept inside.
+ * @param {number[]} window @param {number} span @param {number} at @param {number} factor above 1 shows more */
 function zoomedWindow([from, to], span, at, factor) {
   const width = Math.min(Math.max((to - from) * factor, span * 1e-7, 1e-3), span);
   const start = Math.min(Math.max(at - ((at - from) / Math.max(to - from, 1e-12)) * width, 0), span - width);

@@ -1,5 +1,6 @@
 // A button that puts the trait `text` on the clipboard.
 
+/** @param {{model: {get: (name: string) => string}, el: HTMLElement}} given */
 function render({ model, el }) {
   const button = document.createElement("button");
   button.type = "button";
@@ -16,7 +17,7 @@ function render({ model, el }) {
       area.value = text;
       document.body.append(area);
       area.select();
-      button.textContent = document.execCommand("copy") ? "Copied" : `Not copied: ${error.message}`;
+      button.textContent = document.execCommand("copy") ? "Copied" : `Not copied: ${error instanceof Error ? error.message : error}`;
       area.remove();
     }
     setTimeout(() => { button.textContent = model.get("label"); }, 1500);

@@ -5,6 +5,10 @@ const SCOPE_KIND = 0;
 const OP_KIND = 2;
 const LONG = 640; // world pixels, ten columns
 
+/** @typedef {ReturnType<typeof readScene>} Scene */
+/** @typedef {ReturnType<typeof readPaint>} Paint */
+
+/** Nodes and edges, a column each; `at` finds the row of a node by its id. @param {Model} model */
 function readScene(model) {
   const c = model.get("nodes");
   const scene = {
@@ -12,7 +16,7 @@ function readScene(model) {
     width: column(c, "width", "f4"), height: column(c, "height", "f4"), time: column(c, "time", "f8"),
     memory: column(c, "memory", "f8"), size: column(c, "size", "i4"), source: column(c, "source", "i4"),
     target: column(c, "target", "i4"), bytes: column(c, "bytes", "f8"), names: texts(c.names), types: texts(c.types),
-    forward: texts(c.forward), at: new Map(),
+    forward: texts(c.forward), at: /** @type {Map<number, number>} */ (new Map()), labels: /** @type {string[]} */ ([]),
   };
   scene.id.forEach((id, i) => scene.at.set(id, i));
   scene.labels = scene.names.map((name, i) => {
@@ -24,11 +28,12 @@ function readScene(model) {
   return scene;
 }
 
+/** Where the nodes are placed, and what that costs. @param {Model} model @param {number} devices @param {number} count of the nodes */
 function readPaint(model, devices, count) {
   const c = model.get("paint");
   const paint = {
     device: column(c, "device", "u1"), critical: column(c, "critical", "u1"), sent: column(c, "sent", "f8"),
-    received: column(c, "received", "f8"), shares: new Map(),
+    received: column(c, "received", "f8"), shares: /** @type {Map<number, Float32Array>} */ (new Map()), fits: false,
   };
   const share = column(c, "share", "f4");
   column(c, "mixed", "i4").forEach((node, row) => paint.shares.set(node, share.subarray(row * devices, (row + 1) * devices)));
@@ -37,9 +42,11 @@ function readPaint(model, devices, count) {
   return paint;
 }
 
-/** Nodes and edges grouped by colour once per paint, so that a frame fills one path per group. */
+/** Nodes and edges grouped by colour once per paint, so that a frame fills one path per group.
+ * @param {Pick<Scene, "id" | "source" | "target">} scene @param {Pick<Paint, "fits" | "device" | "critical">} paint
+ * @param {string[]} colours */
 function groupByColour(scene, paint, colours) {
-  const nodes = (colours.length ? colours : [""]).map(() => []);
+  const nodes = (colours.length ? colours : [""]).map(() => /** @type {number[]} */ ([]));
   const plain = [];
   const crossing = [];
   const critical = [];
@@ -53,9 +60,11 @@ function groupByColour(scene, paint, colours) {
   return { nodes, plain, crossing, critical };
 }
 
+/** Left, top, right and bottom of all nodes, or of some.
+ * @param {Pick<Scene, "id" | "x" | "y" | "width" | "height">} scene @param {number[] | null} only */
 function bounds(scene, only = null) {
   const box = [Infinity, Infinity, -Infinity, -Infinity];
-  const take = (i) => {
+  const take = (/** @type {number} */ i) => {
     box[0] = Math.min(box[0], scene.x[i] - scene.width[i] / 2);
     box[1] = Math.min(box[1], scene.y[i] - scene.height[i] / 2);
     box[2] = Math.max(box[2], scene.x[i] + scene.width[i] / 2);
@@ -67,7 +76,8 @@ function bounds(scene, only = null) {
 }
 
 /** Stroke edges as one path; with `split`, long ones are left out and returned.
- * @param {Transform} t */
+ * @param {CanvasRenderingContext2D} context @param {Scene} scene @param {Transform} t @param {number[]} edges
+ * @param {number[]} size of the canvas @param {boolean} split */
 function strokeEdges(context, scene, t, edges, [width, height], split) {
   const curved = split && t.k > 0.35 && edges.length < 4000;
   const long = [];
@@ -94,7 +104,8 @@ function strokeEdges(context, scene, t, edges, [width, height], split) {
   return long;
 }
 
-/** The device of a node, or the shares of several. */
+/** The device of a node, or the shares of several.
+ * @param {Pick<Paint, "fits" | "shares" | "device">} paint @param {string[]} devices @param {number} i */
 function devicesOf(paint, devices, i) {
   if (!paint.fits) return "";
   const share = paint.shares.get(i);
@@ -102,7 +113,8 @@ function devicesOf(paint, devices, i) {
   return [...share].map((part, d) => (part > 0.0005 ? `${devices[d]} ${(part * 100).toFixed(0)}%` : "")).filter(Boolean).join(", ");
 }
 
-/** What is said about a node, as rows of name and value; the last is a hint. */
+/** What is said about a node, as rows of name and value; the last is a hint.
+ * @param {Scene} scene @param {Paint} paint @param {string[]} devices @param {number} i */
 function factsOf(scene, paint, devices, i) {
   const group = scene.kind[i] !== OP_KIND;
   return [

@@ -7,6 +7,9 @@ const TRANSFER_LANE = 18;
 const HEADING = 18;
 const LEVELS = 8;
 
+/** @typedef {ReturnType<typeof readBars>} Bars */
+
+/** The bars of all lanes, lane by lane: `pointer[lane]` is the first of each. @param {Model} model */
 function readBars(model) {
   const c = model.get("bars");
   const bars = {
@@ -17,7 +20,8 @@ function readBars(model) {
   return bars;
 }
 
-/** First bar of a lane that may reach beyond `time`: bars are sorted by start, none is longer than `longest`. */
+/** First bar of a lane that may reach beyond `time`: bars are sorted by start, none is longer than `longest`.
+ * @param {Pick<Bars, "start" | "pointer" | "longest">} bars @param {number} lane @param {number} time */
 function firstVisible(bars, lane, time) {
   let low = bars.pointer[lane];
   let high = bars.pointer[lane + 1];

@@ -1,0 +1,57 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { bytes, lines, load } from "./load.js";
+
+const { column, texts, formatTime, formatBytes, shortened, textOn, ticks, zoomedWindow, listen } = load(["common.js"],
+  ["column", "texts", "formatTime", "formatBytes", "shortened", "textOn", "ticks", "zoomedWindow", "listen"]);
+
+test("a column is read wherever its bytes begin, and a missing one is empty", () => {
+  assert.deepEqual([...column({ a: bytes("f8", [1.5, -2]) }, "a", "f8")], [1.5, -2]);
+  assert.deepEqual([...column({ a: bytes("i4", [7]) }, "a", "i4")], [7]);
+  assert.equal(column({}, "a", "f8").length, 0);
+});
+
+test("texts are lines, and no bytes are no texts", () => {
+  assert.deepEqual(texts(lines("a", "", "ü")), ["a", "", "ü"]);
+  assert.deepEqual(texts(lines("")), []);
+  assert.deepEqual(texts(undefined), []);
+});
+
+test("times and bytes have the unit that keeps them short", () => {
+  assert.deepEqual([999, 1000, 2.5e6, -1500].map(formatTime), ["999.00 us", "1.00 ms", "2.50 s", "-1.50 ms"]);
+  assert.equal(formatTime(NaN), "?");
+  assert.deepEqual([0, 999, 1000, 5e15].map(formatBytes), ["0 B", "999 B", "1.00 kB", "5000.00 TB"]);
+});
+
+test("a text is shortened to the pixels there are", () => {
+  // 0.56 x 10 = 5.6 pixels per character: 57 pixels hold 10 characters, 16 pixels only 2, which say nothing.
+  assert.equal(shortened("0123456789", 57, 10), "0123456789");
+  assert.equal(shortened("0123456789a", 57, 10), "012345678…");
+  assert.equal(shortened("0123456789a", 16, 10), "");
+});
+
+test("text is black on light colours and white on dark ones", () => {
+  assert.deepEqual(["#ffffff", "#F0E442", "#0072B2", "#000000"].map(textOn), ["#000000", "#000000", "#ffffff", "#ffffff"]);
+});
+
+test("ticks are multiples of 1, 2 or 5 times a power of ten, within the window", () => {
+  assert.deepEqual(ticks(0, 10, 5), [0, 2, 4, 6, 8, 10]); // 10 / 5 = 2
+  assert.deepEqual(ticks(3, 47, 4), [20, 40]); // 44 / 4 = 11 -> 20
+  assert.deepEqual(ticks(5, 5, 3), [5]);
+});
+
+test("a window is zoomed about a point and stays inside", () => {
+  assert.deepEqual(zoomedWindow([0, 100], 100, 50, 0.5), [25, 75]);
+  assert.deepEqual(zoomedWindow([0, 50], 100, 0, 4), [0, 100]); // never wider than the whole
+  assert.deepEqual(zoomedWindow([80, 100], 100, 100, 2), [60, 100]);
+});
+
+test("listening ends when asked to", () => {
+  const on = [];
+  const off = [];
+  const stop = listen({ on: (name) => on.push(name), off: (name) => off.push(name) }, { bars: () => {}, dim: () => {} });
+  assert.deepEqual([on, off], [["change:bars", "change:dim"], []]);
+  stop();
+  assert.deepEqual(off, on);
+});

@@ -1,0 +1,47 @@
+"""The views' JavaScript: its pure parts under Node, and its types where TypeScript is installed (`npm install` in tests/js)."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "js"
+TSC = shutil.which("tsc", path=FOLDER / "node_modules" / ".bin") or shutil.which("tsc")
+
+pytestmark = [
+    pytest.mark.subprocess,
+    pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed"),
+]
+
+
+def run(*command):
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_pure_parts():
+    files = sorted(path.name for path in FOLDER.glob("*.test.js"))
+    assert files == ["common.test.js", "graph_data.test.js", "timeline_data.test.js"]
+    assert "# fail 0" in run("node", "--test", "--test-reporter=tap", *files)
+
+
+@pytest.mark.skipif(TSC is None, reason="TypeScript is not installed: npm install in tests/js")
+@pytest.mark.parametrize("project", ["tsconfig.json", "tsconfig.pure.json"])
+def test_types(project):
+    run(TSC, "-p", project)
+
+
+@pytest.mark.skipif(TSC is None, reason="TypeScript is not installed: npm install in tests/js")
+def test_a_wrong_type_is_found(tmp_path):
+    """Or the test above would prove nothing."""
+    views = FOLDER.parents[1] / "baechi_lab" / "widgets" / "views"
+    for path in (*views.glob("*.js"), *FOLDER.glob("tsconfig*.json")):
+        shutil.copy(path, tmp_path)
+    config = (tmp_path / "tsconfig.json").read_text().replace("../../baechi_lab/widgets/views/", "")
+    (tmp_path / "tsconfig.json").write_text(config)
+    with open(tmp_path / "timeline_data.js", "a") as file:
+        file.write('\nconst wrong = formatTime("soon");\n')
+    done = subprocess.run([TSC, "-p", tmp_path], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0 and "timeline_data.js" in done.stdout and "TS2345" in done.stdout
