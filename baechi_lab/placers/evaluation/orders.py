@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph import Cluster, OpGraph, allowed_devices, durations
-from ...simulator.paths import heads_and_tails
+from ...graph import Cluster, OpGraph
+from ...simulator.ranks import upward_rank
 from .assignment import Limits, make_assignment
 from .evaluate import evaluate, overflow
 from .model import Model, make_model
@@ -33,15 +33,6 @@ class Candidate:
         return (self.overflow_bytes, self.makespan_us)
 
 
-def upward_order(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
-    """float64[n], lowest first: ops by the longest path from their start, transfers at their mean cost (HEFT's rank)."""
-    table = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.nan)
-    mean = np.nanmean(table, axis=1) if graph.n else np.zeros(0)
-    latency, per_byte = (float(a.sum()) / max(cluster.n**2, 1) for a in (cluster.latency_us, cluster.us_per_byte))
-    _, tail = heads_and_tails(graph, mean, latency + per_byte * graph.tensor_bytes[graph.edge_tensor])
-    return -(tail + mean)
-
-
 def topological_position(graph: OpGraph) -> NDArray[np.int64]:
     """int64[n]: where each op stands in `graph.order`."""
     position = np.empty(graph.n, dtype=np.int64)
@@ -50,9 +41,9 @@ def topological_position(graph: OpGraph) -> NDArray[np.int64]:
 
 
 def usual_orders(graph: OpGraph, cluster: Cluster) -> dict[str, NDArray[np.float64] | None]:
-    """First in, first out; by upward rank; by topological position."""
+    """First in, first out; by upward rank (HEFT's), largest first; by topological position."""
     position = topological_position(graph).astype(np.float64)
-    return {"fifo": None, "upward": upward_order(graph, cluster), "topological": position}
+    return {"fifo": None, "upward": -upward_rank(graph, cluster), "topological": position}
 
 
 def measure(

@@ -12,7 +12,7 @@ from ...graph import Cluster, OpGraph, Placement
 from ...simulator.schedulers.pct import path_computation_time
 from ..auto import fast_placers, forms_of, proposal
 from ..contiguous import contiguous_splits
-from ..evaluation.orders import Candidate, measure, upward_order
+from ..evaluation.orders import Candidate, measure, usual_orders
 from ..evaluation.work import make_work
 from ..memory.packing import packing_proof, refuse_the_impossible
 from ..memory.repair import repair
@@ -29,7 +29,7 @@ class Starts:
         self.instance, self.schedulers, self.seed = instance, schedulers, seed
         self.graph, self.cluster = instance.graph, instance.cluster
         self.work = make_work(instance.model)
-        self.upward = upward_order(self.graph, self.cluster)
+        self.upward = usual_orders(self.graph, self.cluster)["upward"]
 
     def orders(
         self, device: NDArray[np.int32], planned: NDArray[np.float64] | None = None
