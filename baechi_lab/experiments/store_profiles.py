@@ -101,6 +101,10 @@ notebooks need neither TensorFlow nor a GPU. Load one with `bl.load_graph("data/
 |---|---|---|---|---|---|---|
 {rows}
 
+`pipedream/vgg16_graph.txt`: PipeDream's published profile of VGG-16 (Narayanan et al. 2019,
+doi:10.1145/3341301.3359646; MIT licence beside it): times in ms of a forward and a backward pass, sizes in bytes. It
+says what `tests/placers/test_stages.py` holds the dynamic programmes of stages against.
+
 **Origin.** Made by this project from its own models (`baechi_lab.models`; Inception-V3 is Keras' own, random weights)
 with TensorFlow 2.21. No training data, weights or third-party measurements are in them.
 

@@ -22,6 +22,7 @@ from ..placement import Placement
 from ..timeline import Timeline
 from .dnn_partitioning import graph_from_partitioning, looks_like_partitioning
 from .json_format import FORMAT, Record, from_document, to_document
+from .pipedream import PEEK, graph_from_pipedream, looks_like_pipedream
 from .stg import graph_from_stg
 
 PathLike = str | os.PathLike[str]
@@ -29,10 +30,10 @@ _T = TypeVar("_T", OpGraph, Cluster, Placement, Timeline)
 
 
 def load_graph(path: PathLike) -> OpGraph:
-    """Read a graph: ours (`.json`, `.json.gz`), dnn-partitioning JSON, or a Standard Task Graph (`.stg`, `.stg.gz`).
+    """Read a graph: ours (`.json`, `.json.gz`), dnn-partitioning JSON, PipeDream's `graph.txt`, or a Standard Task Graph.
 
-    The content decides, not the name, except that `.stg` is always read as a task graph. Units and meaning of the
-    foreign formats: see `baechi_lab.graph.formats.dnn_partitioning` and `baechi_lab.graph.formats.stg`.
+    The content decides, not the name, except that `.stg` and `.stg.gz` are always read as task graphs. Units and meaning
+    of the foreign formats: see `dnn_partitioning`, `pipedream` and `stg` in `baechi_lab.graph.formats`.
 
     Raises:
         FormatError: unreadable, truncated or foreign file; the message names file, field and place.
@@ -48,6 +49,9 @@ def load_graph(path: PathLike) -> OpGraph:
     if os.fspath(path).removesuffix(".gz").endswith(".stg"):
         task_graph: OpGraph = _located(path, lambda: graph_from_stg(_text(data), _stem(path)))
         return task_graph
+    if looks_like_pipedream(data[:PEEK].decode("utf-8", "replace")):
+        profile: OpGraph = _located(path, lambda: graph_from_pipedream(_text(data), _stem(path)))
+        return profile
     document = _located(path, lambda: _parse(data))
     if looks_like_partitioning(document):
         foreign: OpGraph = _located(path, lambda: graph_from_partitioning(document, _stem(path)))

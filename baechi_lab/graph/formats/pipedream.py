@@ -1,0 +1,127 @@
+"""Profiles of PipeDream (Narayanan et al. 2019, doi:10.1145/3341301.3359646): its `graph.txt` of layers.
+
+A line per layer, `node4 -- Conv2d(...) -- forward_compute_time=46.2, backward_compute_time=113.3,
+activation_size=1644167168.0, parameter_size=147712.0`, times in ms and sizes in bytes of one micro-batch; then, each
+after a tab, lines `node4 -- node5`: the second reads the first. What becomes what:
+
+    node                one forward op, and one backward op with it in one colocation group, so that they share a stage;
+                        a layer named Input has none, and takes no time: it loads data, which PipeDream leaves out
+    duration_us         1000 * forward_compute_time, 1000 * backward_compute_time
+    persistent_bytes    parameter_size, on the forward op
+    tensors             what a forward op makes, activation_size, goes to the readers, and to the backward ops of both;
+                        a backward op sends the gradient of what its layer read, of that size, to the backward op of the
+                        layer that made it (gradients of one size are one tensor)
+    stage_id=...        an earlier answer of PipeDream's, is not read
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from ...errors import DuplicateNameError, FormatError, UnknownOpError
+from ..opgraph import OpGraph
+
+_FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+
+
+class _Layer(NamedTuple):
+    name: str
+    kind: str
+    forward_ms: float
+    backward_ms: float
+    activation: int
+    parameters: int
+
+
+PEEK = 4096
+"""Characters of a file's beginning that tell whether it is a profile."""
+
+
+def looks_like_pipedream(beginning: str) -> bool:
+    """Does a text that begins like this hold a profile?"""
+    return not beginning.lstrip().startswith("{") and " -- " in beginning and _FIELDS[0] in beginning
+
+
+def graph_from_pipedream(text: str, name: str) -> OpGraph:
+    """The training graph of a profile.
+
+    Raises:
+        FormatError: naming line and field. DuplicateNameError, UnknownOpError, CycleError.
+
+    >>> layer = "-- L -- forward_compute_time=1.0, backward_compute_time=2.0, activation_size=8.0, parameter_size=4.0"
+    >>> graph = graph_from_pipedream(f"node1 {layer}\\nnode2 {layer}\\n\\tnode1 -- node2", "two")
+    >>> graph.names, graph.duration_us.tolist()
+    (('node1', 'node2', 'node1/backward', 'node2/backward'), [1000.0, 1000.0, 2000.0, 2000.0])
+    """
+    layers: dict[str, _Layer] = {}
+    edges: list[tuple[str, str]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("\t"):
+            edges.append(_edge(line, number, layers))
+        elif line.strip():
+            layer = _layer(line, number)
+            if layer.name in layers:
+                raise DuplicateNameError(f"line {number}: node {layer.name!r} is there twice")
+            layers[layer.name] = layer
+    return _graph(list(layers.values()), edges, name)
+
+
+def _layer(line: str, number: int) -> _Layer:
+    parts = line.strip().split(" -- ")
+    if len(parts) < 3:
+        raise FormatError(f"line {number} is {line.strip()!r:.80}; it must be NODE -- DESCRIPTION -- FIELDS")
+    given = dict(re.findall(r"(\w+)=(\[[^\]]*\]|[^,\s]+)", parts[2]))
+    forward, backward, made, kept = (_number(given, key, number) for key in _FIELDS)
+    return _Layer(parts[0], parts[1], forward, backward, round(made), round(kept))
+
+
+def _number(given: dict[str, str], key: str, line: int) -> float:
+    """One number; a list (of the sizes of several outputs) counts as its sum."""
+    if key not in given:
+        raise FormatError(f"line {line}: field {key} is missing")
+    try:
+        value = sum(float(part) for part in re.split(r"[;,]", given[key].strip("[]")) if part.strip())
+    except ValueError as error:
+        raise FormatError(f"line {line}: {key} is {given[key]!r:.60}; it must be a number") from error
+    if not 0 <= value < 2**62:
+        raise FormatError(f"line {line}: {key} is {value}; it must be at least 0 and below 2**62")
+    return value
+
+
+def _edge(line: str, number: int, layers: dict[str, _Layer]) -> tuple[str, str]:
+    ends = line.strip().split(" -- ")
+    if len(ends) != 2:
+        raise FormatError(f"line {number} is {line.strip()!r:.80}; it must be NODE -- NODE")
+    for end in ends:
+        if end not in layers:
+            raise UnknownOpError(f"line {number}: no node is named {end!r}")
+    return ends[0], ends[1]
+
+
+def _graph(layers: list[_Layer], edges: list[tuple[str, str]], name: str) -> OpGraph:
+    index = {layer.name: k for k, layer in enumerate(layers)}
+    trained = [k for k, layer in enumerate(layers) if not layer.kind.startswith("Input")]
+    backward = {k: len(layers) + b for b, k in enumerate(trained)}
+    triples = [(k, back, layers[k].activation) for k, back in backward.items()]
+    for source, target in ((index[a], index[b]) for a, b in edges):
+        size = layers[source].activation
+        triples.append((source, target, size))
+        if target in backward:
+            triples.append((source, backward[target], size))
+            if source in backward:
+                triples.append((backward[target], backward[source], size))
+    return OpGraph.from_edges(
+        [1000.0 * x.forward_ms * (k in backward) for k, x in enumerate(layers)]
+        + [1000.0 * layers[k].backward_ms for k in trained],
+        triples,
+        names=[x.name for x in layers] + [f"{layers[k].name}/backward" for k in trained],
+        op_types=[x.kind.split("(")[0] for x in layers] + [layers[k].kind.split("(")[0] + "Grad" for k in trained],
+        persistent_bytes=[x.parameters for x in layers] + [0] * len(trained),
+        colocation=np.array([*range(len(layers)), *trained], dtype=np.int32),
+        colocation_names=tuple(x.name for x in layers),
+        forward_of=np.array([-1] * len(layers) + trained, dtype=np.int32),
+        name=name,
+    )
