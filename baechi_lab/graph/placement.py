@@ -27,6 +27,8 @@ class Placement:
         seconds: time the algorithm took, without compiling at its first use.
         graph_key: `OpGraph.key` of the graph it was made for; None fits any graph of that size.
         group_of, source_key: for a placement of a coarse graph, how to read it for the original one.
+        replicas: groups of devices, each a tuple: a stage placed on the first of them runs on all, each of which takes
+            every r-th micro-batch. No op may be placed on the others by name.
         info: what else the placer has to say (planned makespan, LP size, decision log, ...).
 
     >>> Placement(device=[0, 0, 1]).n
@@ -42,6 +44,7 @@ class Placement:
     graph_key: str | None = None
     group_of: NDArray[Any] | None = None
     source_key: str | None = None
+    replicas: tuple[tuple[int, ...], ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -65,6 +68,7 @@ class Placement:
             object.__setattr__(self, key, column)
         if self.group_of is not None:
             object.__setattr__(self, "group_of", frozen(self.group_of, np.int32))
+        object.__setattr__(self, "replicas", _checked_replicas(self.replicas, self.device))
         object.__setattr__(self, "params", MappingProxyType(dict(self.params)))
         object.__setattr__(self, "info", MappingProxyType(dict(self.info)))
 
@@ -79,6 +83,17 @@ class Placement:
         if self.order is not None:
             return self.order
         return None if self.priority is None else -self.priority
+
+    def at(self, micro_batch: int) -> NDArray[Any]:
+        """int32[n]: the device of every op for one micro-batch, counted from 0; the same for all without replicas.
+
+        >>> Placement(device=[0, 2], replicas=[(0, 1)]).at(3).tolist()
+        [1, 2]
+        """
+        device = self.device.copy()
+        for group in self.replicas:
+            device[self.device == group[0]] = group[micro_batch % len(group)]
+        return device
 
     def on(self, graph: OpGraph) -> Placement:
         """This placement read for `graph`: itself, or a placement of groups spread over the original ops.
@@ -116,6 +131,9 @@ class Placement:
     def checked(self, graph: OpGraph, devices: int) -> Placement:
         """`on(graph)`, with every device index below `devices`."""
         placed = self.on(graph)
+        most = max((d for group in placed.replicas for d in group), default=-1)
+        if most >= devices:
+            raise InvalidInput(f"replicas names device {most}; the cluster has devices 0..{devices - 1}")
         if placed.n and placed.device.max() >= devices:
             op = int(placed.device.argmax())
             raise InvalidInput(
@@ -133,10 +151,28 @@ class Placement:
         same_rank = (self.rank is None) == (other.rank is None) and (
             self.rank is None or other.rank is None or np.array_equal(self.rank, other.rank)
         )
-        return same_rank and np.array_equal(self.device, other.device) and self.graph_key == other.graph_key
+        alike = self.graph_key == other.graph_key and self.replicas == other.replicas
+        return same_rank and alike and np.array_equal(self.device, other.device)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         used = np.bincount(self.device).tolist() if self.n else []
         return f"<Placement by {self.placer}: {self.n} ops, per device {used}, {self.seconds:.3g} s>"
+
+
+def _checked_replicas(groups: Any, device: NDArray[Any]) -> tuple[tuple[int, ...], ...]:
+    """Groups of at least two distinct devices, each device in one of them at most."""
+    found = tuple(tuple(int(d) for d in group) for group in groups)
+    members = [d for group in found for d in group]
+    if len(set(members)) != len(members) or any(len(group) < 2 for group in found) or any(d < 0 for d in members):
+        raise InvalidInput(
+            f"replicas is {groups!r}; it must be groups of two or more devices, none of them named twice"
+        )
+    others = {d for group in found for d in group[1:]}
+    taken = sorted(others & set(np.unique(device).tolist())) if others else []
+    if taken:
+        raise InvalidInput(
+            f"device {taken[0]} repeats what the first of its group in replicas does; no op may be placed on it"
+        )
+    return found

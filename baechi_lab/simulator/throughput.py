@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,9 @@ def throughput(graph: OpGraph, cluster: Cluster, placement: Placement, sum: bool
     charged once to its producer's device if that sends it at all (at the dearest of the links that it takes), and once
     to each device that receives it. The communication mode is then not asked.
 
+    A stage with replicas loads each of them with the micro-batches that it takes, one in r, and with one all-reduce of
+    its gradients for every round of r (`passes.gradients.ring_us`), which takes their queues.
+
     Args:
         graph: one micro-batch.
         cluster: its devices and links.
@@ -82,18 +86,40 @@ def throughput(graph: OpGraph, cluster: Cluster, placement: Placement, sum: bool
     [6.0, 8.0, 5.0]
     """
     placed = placement.checked(graph, cluster.n)
-    compute = _per_device(placed.device, placed_durations(graph, cluster, placed.device), cluster)
-    tensor, source, target, cost = _transfers(graph, cluster, placed.device)
+    turns = lcm(*(len(group) for group in placed.replicas))
+    each = [_loads(graph, cluster, placed.at(turn), sum) for turn in range(turns)]
+    loads = {kind: np.mean([load[kind] for load in each], axis=0) for kind in each[0]}
+    ring = _rings(graph, cluster, placed)
+    for kind in loads:
+        if kind != "compute":
+            loads[kind] += ring
+    return Throughput(max(float(load.max()) for load in loads.values()), loads, cluster.names)
+
+
+def _loads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32], sum: bool) -> dict[str, NDArray[np.float64]]:
+    """What one micro-batch loads each resource with."""
+    compute = _per_device(device, placed_durations(graph, cluster, device), cluster)
+    tensor, source, target, cost = _transfers(graph, cluster, device)
     received = _per_device(target, cost, cluster)
     if sum:
         dearest = np.zeros(graph.tensor_count)
         np.maximum.at(dearest, tensor, cost)
-        sent = _per_device(placed.device[graph.tensor_producer], dearest, cluster)
-        loads = {"compute and transfers": compute + sent + received}
-    else:
-        sent = _per_device(source, cost, cluster)
-        loads = {"compute": compute, **_queues(cluster.comm, sent, received)}
-    return Throughput(max(float(load.max()) for load in loads.values()), loads, cluster.names)
+        sent = _per_device(device[graph.tensor_producer], dearest, cluster)
+        return {"compute and transfers": compute + sent + received}
+    return {"compute": compute, **_queues(cluster.comm, _per_device(source, cost, cluster), received)}
+
+
+def _rings(graph: OpGraph, cluster: Cluster, placed: Placement) -> NDArray[np.float64]:
+    """float64[devices]: what adding up gradients among replicas takes of a queue, per micro-batch."""
+    found = np.zeros(cluster.n)
+    if not placed.replicas:
+        return found
+    from ..passes.gradients import gradient_bytes, ring_us
+
+    held = np.bincount(placed.device, gradient_bytes(graph), cluster.n)
+    for group in placed.replicas:
+        found[list(group)] = ring_us(cluster, group, held[group[0]]) / len(group)
+    return found
 
 
 def _transfers(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32]) -> tuple[NDArray[Any], ...]:

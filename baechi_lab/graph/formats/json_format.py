@@ -234,6 +234,8 @@ def _write_placement(placement: Placement) -> dict[str, Any]:
         if getattr(placement, key) is not None:
             out[key] = column(getattr(placement, key))
     out |= {"params": plain(placement.params), "seconds": placement.seconds, "info": plain(placement.info)}
+    if placement.replicas:
+        out["replicas"] = [list(group) for group in placement.replicas]
     if placement.graph_key is not None:
         out["graph_key"] = placement.graph_key
     return {**out, **_write_groups(placement)}
@@ -251,6 +253,7 @@ def _read_placement(document: Mapping[str, Any]) -> Placement:
         seconds=document.get("seconds", 0.0),
         info=document.get("info", {}),
         graph_key=document.get("graph_key"),
+        replicas=tuple(tuple(group) for group in document.get("replicas", ())),
         **planned,
         **_read_groups(document, len(device)),
     )

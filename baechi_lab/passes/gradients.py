@@ -1,0 +1,54 @@
+"""What replicas of a stage must add up: bytes of gradients, and how long a ring of devices takes for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import CONTROL_BYTES, Cluster, OpGraph
+from .roles import SETUP, UPDATE, roles
+
+
+def gradient_bytes(graph: OpGraph) -> NDArray[np.int64]:
+    """int64[n]: bytes of the gradients that each op makes for the updates of parameters.
+
+    In a graph that shows no updates, as PyTorch's layer graphs do, the persistent bytes of ops that have a backward op:
+    the parameters themselves. 0 in a graph without backward ops.
+
+    >>> gradient_bytes(OpGraph.from_edges([1, 2], [(0, 1, 4)], persistent_bytes=[100, 0], forward_of=[-1, 0])).tolist()
+    [100, 0]
+    """
+    found = np.zeros(graph.n, dtype=np.int64)
+    trained = graph.forward_of[graph.forward_of >= 0]
+    if not len(trained):
+        return found
+    role = roles(graph)
+    repeated = (role != SETUP) & (role != UPDATE)
+    edges = (role[graph.consumers] == UPDATE) & repeated[graph.edge_source]
+    read = np.unique(graph.edge_tensor[edges])
+    read = read[graph.tensor_bytes[read] > CONTROL_BYTES]
+    np.add.at(found, graph.tensor_producer[read], graph.tensor_bytes[read])
+    if not len(read):
+        found[trained] = graph.persistent_bytes[trained]
+    return found
+
+
+def ring_us(cluster: Cluster, devices: Sequence[int], size_bytes: float) -> float:
+    """Microseconds of a ring all-reduce of `size_bytes` among r `devices`: 2 (r - 1) parts of 1 / r over the slowest link.
+
+    (Patarasuk, Yuan 2009, doi:10.1016/j.jpdc.2008.09.002.)
+
+    >>> from baechi_lab import Link
+    >>> ring_us(Cluster.uniform(3, link=Link(1.0, 0.5)), (0, 1, 2), 30.0)    # 4 parts of 10 bytes: 4 * (1 + 5)
+    24.0
+    """
+    if size_bytes <= 0 or len(devices) < 2:
+        return 0.0
+    ring = list(devices)
+    pairs = np.ix_(ring, ring)
+    others = ~np.eye(len(ring), dtype=bool)
+    latency = float(cluster.latency_us[pairs][others].max())
+    per_byte = float(cluster.us_per_byte[pairs][others].max())
+    return 2.0 * (len(ring) - 1) * (latency + per_byte * size_bytes / len(ring))
