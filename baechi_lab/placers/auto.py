@@ -121,7 +121,8 @@ class Auto(Placer):
 
 def fast_placers(graph: OpGraph, lp_ops: int = LP_OPS) -> list[str]:
     """Every registered placer that answers at once on a graph of this size."""
-    fast = [n for n in placer_names() if n != Auto.name and not placer_class(n).anytime]
+    classes = {n: placer_class(n) for n in placer_names() if n != Auto.name}
+    fast = [n for n, c in classes.items() if not c.anytime and getattr(c, "objective", "latency") == "latency"]
     return [n for n in fast if n not in LP_PLACERS or graph.n <= lp_ops]
 
 

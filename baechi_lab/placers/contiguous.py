@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,12 @@ from .evaluation.orders import best_of, topological_position
 from .memory.feasible import within_memory
 from .memory.order import depth_first_order
 from .problem import groups_of, transfer_us
+from .stages.chain import make_chain
+from .stages.line_cuts import cut_line
+from .stages.objective import Objective
+from .stages.orders import device_orders
+from .stages.plan import Cut, best_cut, made_of
+from .stages.units import make_units
 
 CAPS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0, 4.0)
 
@@ -40,18 +47,49 @@ CAPS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0, 4.0)
 class Contiguous(Placer):
     """Layer-wise: the best cut of a topological order into one run per device, by dynamic programming.
 
-    `caps`: the most work a device may get, as multiples of its fair share; each is tried.
+    Parameters:
+        caps: the most work a device may get, as multiples of its fair share; each is tried (for "latency").
+        objective: "latency" (one step), "throughput" (the period of endless micro-batches) or "step" (`micro_batches`
+            under a `schedule`); the last two cut the lines by `stages/line_cuts.py`.
+        replicas: let several equal devices share a stage. sum: a device computes or transfers, never both at once.
     """
 
     name = "contiguous"
     caps: tuple[float, ...] = CAPS
+    objective: str = "latency"
+    micro_batches: int = 8
+    schedule: str = "1f1b"
+    replicas: bool = False
+    sum: bool = False
 
     def validate(self) -> None:
+        self._goal.validate()
         if not self.caps or any(not 1 <= c < np.inf for c in self.caps):
             raise InvalidInput(f"caps is {self.caps}; it must hold numbers of at least 1")
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        return within_memory(graph, cluster, lambda limits, careful: self._plan(graph, limits))
+        if self.objective == "latency" or graph.n == 0:
+            return within_memory(graph, cluster, lambda limits, careful: self._plan(graph, limits))
+        return best_cut(graph, cluster, self._goal, lambda limits: self._cuts(graph, limits))
+
+    @property
+    def _goal(self) -> Objective:
+        return Objective(self.objective, self.micro_batches, self.schedule, self.sum)
+
+    def _cuts(self, graph: OpGraph, limits: Cluster) -> Iterator[Cut]:
+        """The best cut of every line, for every order of devices and every goal."""
+        seen: set[bytes] = set()
+        for name, place in lines(graph).items():
+            units = make_units(graph, limits, place)
+            if units.unit.tobytes() in seen:
+                continue
+            seen.add(units.unit.tobytes())
+            for order, goal in product(device_orders(limits, units.able), self._goal.goals):
+                chain = make_chain(units, limits, order, sum=self.sum, replicas=self.replicas)
+                cost, stages = cut_line(units, chain, goal)
+                if stages:
+                    members = [(slice(first, end), d, r) for first, end, d, r in stages]
+                    yield made_of(units.unit, units.n, members, order, f"{name} line", cost)
 
     def _plan(self, graph: OpGraph, cluster: Cluster) -> Placement:
         if graph.n == 0:

@@ -26,6 +26,7 @@ BUILT_IN = {
     "dfs": "dfs:Dfs",
     "expert": "expert:Expert",
     "contiguous": "contiguous:Contiguous",
+    "ideals": "ideals:Ideals",
     "metis": "metis:Metis",
     "random": "random_placement:Random",
     "cpu-only": "cpu_only:CpuOnly",

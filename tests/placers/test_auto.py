@@ -24,7 +24,7 @@ def test_never_worse_than_any_fast_placer(graph, devices, comm):
     assert timeline.feasible
     asked = {row["placer"] for row in best.info["table"]}
     for name in list_placers():
-        if placer_class(name).anytime or name == "auto":
+        if placer_class(name).anytime or name in ("auto", "ideals"):  # ideals are for periods, not for one step
             assert name not in asked
             continue
         assert name in asked and graph.n <= LP_OPS

@@ -1,0 +1,82 @@
+"""`ideals`: the best cut of a graph into stages of a pipeline, among all convex ones, by dynamic programming.
+
+Idea: whatever the first k devices of a pipeline do is downward closed: it holds all that comes before its members. A
+programme over all pairs of nested closed sets therefore finds the pipeline with the least period, on graphs that are
+nearly chains, as networks by layers are. See `stages/closed_sets.py` (Tarnawski et al., NeurIPS 2020, "Efficient
+Algorithms for Device Placement of DNN Graph Operators", section 5.1.1) and, for stages that several devices share,
+PipeDream (Narayanan et al. 2019, doi:10.1145/3341301.3359646, section 3.1).
+
+Deviations: forward and backward ops stay together where a colocation group says so (`stages/units.py`); devices may
+differ, each order of their kinds is tried; a tensor that several later stages read is charged once to its sender by the
+programme, though the result is measured as `bl.throughput` does. Complexity: see `closed_sets`; a solution along a line
+bounds what is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import InvalidInput
+from ..graph import Cluster, OpGraph, Placement
+from .base import Placer
+from .stages.chain import make_chain
+from .stages.closed_sets import closed_sets, cut_sets
+from .stages.line_cuts import cut_line
+from .stages.objective import Objective
+from .stages.orders import device_orders
+from .stages.plan import Cut, best_cut, made_of
+from .stages.units import make_units
+
+MOST_SETS = 50_000
+LARGE = 5_000
+"""Closed sets above which one order of devices and one goal is all there is time for."""
+
+
+@dataclass(frozen=True)
+class Ideals(Placer):
+    """The best pipeline: dynamic programming over all downward-closed sets; exact where graphs are nearly chains.
+
+    Parameters:
+        objective: "throughput" (the period), "step" (`micro_batches` under a `schedule`) or "latency" (one step).
+        replicas: let several equal devices share a stage. sum: a device computes or transfers, never both at once
+            (`bl.throughput`). most_sets: closed sets that are looked at; a graph with more is refused with the count.
+    """
+
+    name = "ideals"
+    objective: str = "throughput"
+    micro_batches: int = 8
+    schedule: str = "1f1b"
+    replicas: bool = False
+    sum: bool = False
+    most_sets: int = MOST_SETS
+
+    def validate(self) -> None:
+        self._goal.validate()
+        if isinstance(self.most_sets, bool) or not isinstance(self.most_sets, int) or self.most_sets < 1:
+            raise InvalidInput(f"most_sets is {self.most_sets!r}; it must be a whole number of at least 1")
+
+    @property
+    def _goal(self) -> Objective:
+        return Objective(self.objective, self.micro_batches, self.schedule, self.sum)
+
+    def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
+        if graph.n == 0:
+            return Placement(device=np.zeros(0, dtype=np.int32))
+        units = make_units(graph, cluster)
+        sets = closed_sets(units, self.most_sets)
+        few = len(sets) <= LARGE
+
+        def cuts(limits: Cluster) -> Iterator[Cut]:
+            for order in device_orders(cluster, units.able)[: None if few else 1]:
+                chain = make_chain(units, limits, order, sum=self.sum, replicas=self.replicas)
+                for goal in self._goal.goals[: None if few else 1]:
+                    bound, _ = cut_line(units, chain, goal)
+                    cost, stages = cut_sets(units, chain, goal, sets, bound)
+                    if stages:
+                        yield made_of(units.unit, units.n, stages, order, "closed sets", cost)
+
+        found = best_cut(graph, cluster, self._goal, cuts)
+        return found.replace(info={**found.info, "closed_sets": len(sets), "units": units.n})

@@ -1,0 +1,48 @@
+"""What a placement is made for: one step, a period, or a step of several micro-batches under a schedule."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...errors import InvalidInput, UnknownNameError
+from ...graph import Cluster, OpGraph, Placement
+from ...simulator import simulate, throughput
+
+OBJECTIVES = ("latency", "throughput", "step")
+
+
+class Objective(NamedTuple):
+    """`name` of OBJECTIVES; `micro_batches` and `schedule` say what a "step" is; `sum`: how loads add up in a period."""
+
+    name: str = "latency"
+    micro_batches: int = 8
+    schedule: str = "1f1b"
+    sum: bool = False
+
+    def validate(self) -> None:
+        if self.name not in OBJECTIVES:
+            raise UnknownNameError.of("objective", self.name, OBJECTIVES)
+        count = self.micro_batches
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
+            raise InvalidInput(f"micro_batches is {count!r}; it must be a whole number of at least 1")
+
+    @property
+    def goals(self) -> list[tuple[float, float]]:
+        """What the dynamic programmes minimise, see `cut`: for a step, bounds of it and the period."""
+        if self.name == "throughput":
+            return [(0.0, 1.0)]
+        count = float(self.micro_batches) if self.name == "step" else 1.0
+        return [(1.0, count), (0.5, count), (0.0, 1.0)]
+
+    def measure(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> tuple[float, Any]:
+        """Microseconds, and int64[devices] bytes by which memory is exceeded (of one micro-batch for a period)."""
+        pipeline: dict[str, Any] = {}
+        if self.name == "step":
+            pipeline = {"micro_batches": int(self.micro_batches), "schedule": self.schedule}
+        timeline = simulate(graph, cluster, placement, **pipeline)
+        over = np.maximum(timeline.peak_bytes - cluster.memory_bytes, 0)
+        if self.name == "throughput":
+            return throughput(graph, cluster, placement, sum=self.sum).period_us, over
+        return timeline.makespan_us, over

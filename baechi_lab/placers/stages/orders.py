@@ -1,0 +1,58 @@
+"""Orders in which the devices of a cluster may follow each other as stages."""
+
+from __future__ import annotations
+
+from itertools import islice, permutations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import Cluster
+
+MOST = 24
+"""Orders of different kinds of devices that are tried."""
+
+
+def device_orders(cluster: Cluster, able: NDArray[np.bool_] | None = None) -> list[tuple[int, ...]]:
+    """The cluster's own order first; kinds of devices in every order; and, where links differ, across their islands.
+
+    `able` bool[units, devices]: which may run where, as devices that differ in this are of different kinds.
+
+    >>> from baechi_lab import Device
+    >>> device_orders(Cluster.uniform(3))
+    [(0, 1, 2)]
+    >>> device_orders(Cluster([Device("a", "gpu", 8), Device("b", "gpu", 8, speed=2.0)]))
+    [(0, 1), (1, 0)]
+    """
+    own = tuple(range(cluster.n))
+    kind = [
+        (d.kind, d.memory_bytes, d.speed, b"" if able is None else able[:, k].tobytes())
+        for k, d in enumerate(cluster.devices)
+    ]
+    kinds = list(dict.fromkeys(kind))
+    found = [own]
+    for ranks in islice(permutations(range(len(kinds))), MOST):
+        rank = dict(zip(kinds, ranks, strict=True))
+        found.append(tuple(sorted(own, key=lambda d: rank[kind[d]])))
+    islands = _islands(cluster)
+    if 1 < len(islands) < cluster.n:
+        found.append(tuple(d for island in islands for d in island))
+        longest = max(map(len, islands))
+        found.append(tuple(island[k] for k in range(longest) for island in islands if k < len(island)))
+    return list(dict.fromkeys(found))
+
+
+def _islands(cluster: Cluster) -> list[list[int]]:
+    """Devices that the cheapest links (per byte) join, such as those of one machine."""
+    if cluster.n < 2:
+        return [list(range(cluster.n))]
+    off = ~np.eye(cluster.n, dtype=bool)
+    near = cluster.us_per_byte <= cluster.us_per_byte[off].min() * (1 + 1e-9)
+    if near[off].all():
+        return [list(range(cluster.n))]
+    home = list(range(cluster.n))
+    for a in range(cluster.n):
+        for b in np.flatnonzero(near[a] & off[a]).tolist():
+            low, high = sorted((home[a], home[b]))
+            home = [low if h == high else h for h in home]
+    return [[d for d in range(cluster.n) if home[d] == h] for h in dict.fromkeys(home)]

@@ -1,0 +1,245 @@
+"""Stages of pipelines by dynamic programming: against brute force, and against published optima."""
+
+import json
+from itertools import pairwise, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baechi_lab import Cluster, Device, Link, OpGraph, Placement, load_graph, place, throughput
+from baechi_lab.errors import InfeasiblePlacement, InvalidInput, UnknownNameError
+from baechi_lab.placers.stages.chain import make_chain
+from baechi_lab.placers.stages.closed_sets import closed_sets, cut_sets
+from baechi_lab.placers.stages.line_cuts import cut_line
+from baechi_lab.placers.stages.orders import device_orders
+from baechi_lab.placers.stages.units import make_units
+
+VGG = Path(__file__).parents[2] / "data" / "pipedream" / "vgg16_graph.txt"
+PARTITIONING = Path(__file__).resolve().parents[3] / "shared" / "data" / "dnn-partitioning"
+
+
+def random_pipeline(rng: np.random.Generator, layers: int, training: bool) -> OpGraph:
+    """A small graph of layers; in training every forward op has a backward op in its colocation group."""
+    edges = [(i, j, int(rng.integers(1, 9))) for i in range(layers) for j in range(i + 1, layers) if rng.random() < 0.5]
+    work = rng.integers(1, 9, layers).astype(float)
+    if not training:
+        return OpGraph.from_edges(work, edges)
+    back = [(layers + j, layers + i, size) for i, j, size in edges] + [(i, layers + i, 20) for i in range(layers)]
+    return OpGraph.from_edges(
+        np.concatenate([work, 2 * work]),
+        edges + back,
+        persistent_bytes=[5] * layers + [0] * layers,
+        colocation=np.tile(np.arange(layers, dtype=np.int32), 2),
+        colocation_names=tuple(f"layer{k}" for k in range(layers)),
+        forward_of=np.concatenate([np.full(layers, -1), np.arange(layers)]).astype(np.int32),
+    )
+
+
+def least_period(graph: OpGraph, cluster: Cluster, layers: int, total: bool) -> float:
+    """Over all ways to give layers to stages such that no forward edge goes back, stages being devices in any order."""
+    forward = [
+        (int(a), int(b)) for a, b in zip(graph.edge_source, graph.consumers, strict=True) if a < layers and b < layers
+    ]
+    best = np.inf
+    for order in device_orders(cluster):
+        for stages in product(range(cluster.n), repeat=layers):
+            if all(stages[a] <= stages[b] for a, b in forward):
+                device = np.array(order)[np.tile(stages, graph.n // layers)]
+                best = min(best, throughput(graph, cluster, Placement(device=device), sum=total).period_us)
+    return best
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_closed_sets_give_the_least_period_of_all_pipelines(seed, training):
+    rng = np.random.default_rng(seed)
+    layers = 5
+    graph = random_pipeline(rng, layers, training)
+    devices = [Device("a", "gpu", 1000), Device("b", "gpu", 1000), Device("c", "gpu", 1000, speed=1.0 + seed % 2)]
+    cluster = Cluster(devices, link=Link(1.0, 0.5))
+    found = place(graph, cluster, "ideals", sum=True)
+    expected = least_period(graph, cluster, layers, total=True)
+    assert throughput(graph, cluster, found, sum=True).period_us == pytest.approx(expected)
+    assert found.info["period_us"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("comm", ["parallel", "sequential", "duplex"])
+def test_chain_on_two_devices_by_hand(comm):
+    """Work 4, 2, 6 us, tensors of 8 and 2 bytes at 0.5 us a byte: cut after the first (sends 4 us) or the second (1 us).
+
+    Compute 4 | 8 or 6 | 6: the second is better whatever the queues carry (1 us).
+    """
+    graph = OpGraph.from_edges([4.0, 2.0, 6.0], [(0, 1, 8), (1, 2, 2)])
+    cluster = Cluster.uniform(2, link=Link(0.0, 0.5), comm=comm)
+    for placer in ("ideals", "contiguous"):
+        found = place(graph, cluster, placer, objective="throughput")
+        assert found.device.tolist() == [0, 0, 1]
+        assert found.info["period_us"] == 6.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_both_programmes_agree_on_chains(seed):
+    """A chain of layers has one line, so its closed sets are the places of that line."""
+    rng = np.random.default_rng(seed)
+    layers = int(rng.integers(2, 30))
+    graph = random_chain(rng, layers)
+    cluster = Cluster.uniform(
+        int(rng.integers(1, 6)), memory_bytes=400, link=Link(1.0, 0.5), comm=("sequential", "duplex")[seed % 2]
+    )
+    units = make_units(graph, cluster)
+    for goal in ((0.0, 1.0), (1.0, 8.0)):
+        for replicas in (False, True):
+            chain = make_chain(units, cluster, range(cluster.n), sum=seed % 3 == 0, replicas=replicas)
+            cost, stages = cut_line(units, chain, goal)
+            other, sets = cut_sets(units, chain, goal, closed_sets(units, 1000))
+            assert cost == pytest.approx(other)
+            assert len(stages) == 0 or sum(end - first for first, end, _, _ in stages) == layers
+            assert len(sets) == 0 or sum(int(members.sum()) for members, _, _ in sets) == layers
+
+
+def random_chain(rng: np.random.Generator, layers: int) -> OpGraph:
+    sizes = rng.integers(1, 9, layers).tolist()
+    ahead = [(i, j, sizes[i]) for i, j in pairwise(range(layers))]
+    back = [(layers + j, layers + i, size) for i, j, size in ahead] + [(i, layers + i, 3) for i in range(layers)]
+    work = rng.integers(1, 9, layers).astype(float)
+    return OpGraph.from_edges(
+        np.concatenate([work, 2 * work]),
+        ahead + back,
+        persistent_bytes=[*rng.integers(1, 50, layers).tolist(), *[0] * layers],
+        colocation=np.tile(np.arange(layers, dtype=np.int32), 2),
+        colocation_names=tuple(f"layer{k}" for k in range(layers)),
+        forward_of=np.concatenate([np.full(layers, -1), np.arange(layers)]).astype(np.int32),
+    )
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_programme_with_replicas_says_what_throughput_measures(seed):
+    """On a chain every tensor goes from one stage to the next, so that nothing is charged differently."""
+    rng = np.random.default_rng(seed)
+    graph = random_chain(rng, 8)
+    cluster = Cluster.uniform(
+        4, memory_bytes=10**6, link=Link(0.5, 0.5), comm=("parallel", "sequential", "duplex")[seed % 3]
+    )
+    total = seed % 2 == 0
+    units = make_units(graph, cluster)
+    chain = make_chain(units, cluster, range(4), sum=total, replicas=True)
+    cost, _ = cut_line(units, chain, (0.0, 1.0))
+    for placer in ("contiguous", "ideals"):
+        found = place(graph, cluster, placer, objective="throughput", replicas=True, sum=total)
+        assert throughput(graph, cluster, found, sum=total).period_us == pytest.approx(cost)
+
+
+def test_replicas_take_turns():
+    """One heavy op, 12 us, on three devices: each takes every third micro-batch; a light one of 4 us has its own."""
+    graph = OpGraph.from_edges([12.0, 4.0], [(0, 1, 2)])
+    cluster = Cluster.uniform(4, link=Link(0.0, 1.0), comm="duplex")
+    found = place(graph, cluster, "ideals", replicas=True)
+    assert found.replicas == ((0, 1, 2),)
+    measured = throughput(graph, cluster, found)
+    assert measured.period_us == 4.0
+    assert measured.loads["compute"].tolist() == [4.0, 4.0, 4.0, 4.0]
+    assert measured.loads["send"] == pytest.approx([2 / 3, 2 / 3, 2 / 3, 0.0])
+    assert measured.loads["receive"].tolist() == [0.0, 0.0, 0.0, 2.0]
+
+
+def test_published_vgg16_on_four_machines():
+    """PipeDream's own answer: 3 machines share the first 17 of 40 layers; communication of 2 * 102.76 MB at 1 GB/s.
+
+    Its cost is the transfer of the activation and of its gradient, one after the other: our `sequential` queue.
+    """
+    graph = load_graph(VGG)
+    assert graph.duration_us.sum() == pytest.approx(672535)
+    cluster = Cluster.uniform(4, memory_bytes="16GB", link=Link(0.0, 1e-3), comm="sequential")
+    for placer in ("ideals", "contiguous"):
+        found = place(graph, cluster, placer, objective="throughput", replicas=True)
+        assert found.info["period_us"] == pytest.approx(205520.896)
+        assert found.replicas == ((0, 1, 2),)
+        first = [k for k in range(41) if found.device[k] == 0 and not graph.op_types[k].startswith("Input")]
+        assert len(first) == 17
+    assert 672535 / found.info["period_us"] == pytest.approx(3.2723, abs=1e-4)
+
+
+def with_costs_of_file(name: str) -> tuple[OpGraph, Link]:
+    """A dnn-partitioning graph whose transfers take `cost` as it stands, in ms as `fpgaLatency`: 1 byte is 1 ns."""
+    path = PARTITIONING / f"{name}.json"
+    if not path.exists():
+        pytest.skip("the dnn-partitioning files are not beside this checkout")
+    document, graph = json.loads(path.read_text()), load_graph(path)
+    index = {node["id"]: k for k, node in enumerate(document["nodes"])}
+    edges = [(index[e["sourceId"]], index[e["destId"]], round(e["cost"] * 1e6)) for e in document["edges"]]
+    columns = {
+        "colocation": graph.colocation,
+        "colocation_names": graph.colocation_names,
+        "forward_of": graph.forward_of,
+    }
+    return OpGraph.from_edges(graph.duration_us, edges, **columns), Link(0.0, 1e-3)
+
+
+def test_published_bert24_inference():
+    graph, link = with_costs_of_file("bert24_inference")
+    for devices, ms in enumerate((92.4060, 47.4790, 32.2429, 24.9169, 20.0840, 17.7899), 1):
+        cluster = Cluster.uniform(devices, memory_bytes="16GB", link=link)
+        for placer in ("ideals", "contiguous"):
+            found = place(graph, cluster, placer, objective="throughput", sum=True)
+            assert throughput(graph, cluster, found, sum=True).period_us / 1000 == pytest.approx(ms, abs=6e-5)
+
+
+@pytest.mark.slow
+def test_inception_training_in_six_beats_the_experts_split():
+    graph, link = with_costs_of_file("inceptionv3_training")
+    cluster = Cluster.uniform(6, memory_bytes="16GB", link=link)
+    along_lines = place(graph, cluster, "contiguous", objective="throughput", sum=True)
+    best = place(graph, cluster, "ideals", sum=True)
+    assert best.info["closed_sets"] == 36596
+    assert 710_738 / 6 < best.info["period_us"] <= along_lines.info["period_us"] < 213_654.2
+    assert best.info["period_us"] == pytest.approx(125_929, abs=1)
+
+
+def test_two_kinds_of_devices_in_either_order():
+    """3 us and 9 us; the device of speed 3 must get the second op, though it comes first in the cluster."""
+    graph = OpGraph.from_edges([3.0, 9.0], [(0, 1, 1)])
+    cluster = Cluster([Device("fast", "gpu", 8, speed=3.0), Device("slow", "gpu", 8)], link=Link(0.1, 0.1))
+    found = place(graph, cluster, "ideals")
+    assert found.device.tolist() == [1, 0]
+    assert found.info["period_us"] == 3.0
+
+
+def test_allowed_devices_and_memory_hold():
+    graph = OpGraph.from_edges(
+        [1.0, 1.0, 1.0],
+        [(0, 1, 1), (1, 2, 1)],
+        persistent_bytes=[6, 6, 6],
+        allowed=[-1, -1, 0],
+        allowed_sets=(("gpu:0",),),
+    )
+    cluster = Cluster.uniform(3, memory_bytes=10, link=Link(0.0, 0.1))
+    found = place(graph, cluster, "contiguous", objective="throughput")
+    assert found.device[2] == 0
+    assert len(set(found.device.tolist())) == 3
+    with pytest.raises(InfeasiblePlacement):
+        place(graph, cluster.with_memory(5), "ideals")
+
+
+def test_empty_graph_and_one_device():
+    assert place(OpGraph.from_edges([]), Cluster.uniform(2), "ideals").n == 0
+    assert place(OpGraph.from_edges([1.0]), Cluster.uniform(1), "ideals").info["period_us"] == 1.0
+
+
+def test_bad_input():
+    graph, cluster = OpGraph.from_edges([1.0] * 30), Cluster.uniform(2)
+    with pytest.raises(InvalidInput, match=r"more than \d+ closed sets of its 30 units; at most 1000"):
+        place(graph, cluster, "ideals", most_sets=1000)
+    with pytest.raises(UnknownNameError, match="objective"):
+        place(graph, cluster, "contiguous", objective="speed")
+    with pytest.raises(InvalidInput, match="micro_batches is 0"):
+        place(graph, cluster, "contiguous", objective="step", micro_batches=0)
+
+
+def test_replicas_are_checked():
+    with pytest.raises(InvalidInput, match="none of them named twice"):
+        Placement(device=[0], replicas=[(0, 1), (1, 2)])
+    with pytest.raises(InvalidInput, match="device 1 repeats"):
+        Placement(device=[0, 1], replicas=[(0, 1)])
+    with pytest.raises(InvalidInput, match="replicas names device 7"):
+        throughput(OpGraph.from_edges([1.0]), Cluster.uniform(2), Placement(device=[0], replicas=[(0, 7)]))
