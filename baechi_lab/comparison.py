@@ -49,18 +49,19 @@ def compare(
 ) -> pandas.DataFrame:
     """Place `graph` with every placer and simulate the result; one row per placer, in the order given.
 
-    The graph is placed as it is. With `passes` (for example `("colocation", "coplacement", "fusion")`) it is
-    optimized first; the groups are placed and the original graph is simulated. With `measure=True` every feasible
-    placement of `step` is also run for `steps` steps, all of them in turns: on the attached devices, on the workers of
-    a `bl.LocalCluster` given as `cluster`, or on the TensorFlow servers at `workers` (see `bl.execute`), whose devices
-    `cluster` then names.
-
     Args:
-        graph, cluster: as in `bl.place`.
+        graph, cluster: as in `bl.place`; a `bl.LocalCluster` is measured on its workers.
         placers: names, placer objects, or `(name, parameters)`; by default single, m-topo, m-etf and m-sct.
-        params: parameters by placer name. Keywords that are left over (`seed=0`, `time_limit=5`) go to the placers
-            that have such a parameter.
+        params: parameters by placer name.
+        common: keywords that are left over (`seed=0`, `time_limit=5`) go to the placers that have such a parameter.
+        passes, forward_only: None places the graph as it is. With passes, for example `("colocation", "coplacement",
+            "fusion")`, it is optimized first as in `bl.optimize`; groups are placed, the original graph is simulated.
         scheduler: as in `bl.simulate`.
+        step, measure, steps: with `measure=True` every feasible placement of `step` is also run for `steps` steps, all
+            of them in turns.
+        backend, workers: where, as in `bl.execute`: on the attached devices, or on the TensorFlow servers at `workers`,
+            whose devices `cluster` then names.
+        progress: show a progress bar.
 
     Returns:
         The columns `makespan_us` (simulated), `lower_bound_us` (of the original graph: no placement is faster), `gap`

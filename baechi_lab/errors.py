@@ -52,7 +52,10 @@ class UnknownNameError(InvalidInput):
 class InfeasiblePlacement(BaechiLabError):
     """No placement fits the memory (or the allowed devices).
 
-    `needed_bytes` is what had to be placed, `available_bytes` what each device could still hold.
+    Args:
+        message: one sentence.
+        needed_bytes: what had to be placed.
+        available_bytes: what each device could still hold.
     """
 
     def __init__(self, message: str, needed_bytes: int = 0, available_bytes: Sequence[int] = ()):

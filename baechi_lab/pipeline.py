@@ -22,8 +22,10 @@ __all__ = ["Execute", "Optimize", "Pipeline", "Place", "Profile", "Result", "Sim
 class Result:
     """What a pipeline made; a stage that it lacks leaves None (without `optimize`, `coarse` is `graph`).
 
-    `bounds` are the named lower bounds of the step in microseconds, `.best` the largest; `recomputed` names the
-    stages that were not remembered.
+    Args:
+        graph, coarse, placement, timeline, run: what the stages gave.
+        bounds: the named lower bounds of the step in microseconds, `.best` the largest.
+        recomputed: the stages that were not remembered.
     """
 
     graph: OpGraph
@@ -47,7 +49,11 @@ class Pipeline:
 
     Any stage may be replaced by a callable with the inputs of its slot (`baechi_lab.stages`). A function in a chain
     takes the slot after its neighbour's, or the one that its attribute `slot` names; `replace(place=f)` says it
-    outright. Pipelines derived from one another share one memory of results.
+    outright.
+
+    Args:
+        memo: the memory of results; pipelines derived from one another share one.
+        stages: a stage, or any callable, by slot; None leaves a slot out.
 
     Raises:
         InvalidInput: stages out of order, or one that lacks the stage it needs.

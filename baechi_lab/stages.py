@@ -47,8 +47,10 @@ class Stage(Params):
 class Profile(Stage):
     """Stage 1: a training step becomes a graph with costs, see `bl.profile`.
 
-    `mode` is "measured" (`warmup` steps, then `runs` traced ones on `device`) or "estimated" (a roofline for
-    `hardware`: a name, several, or a mapping from device kinds).
+    Args:
+        mode: "measured" (`warmup` steps, then `runs` traced ones on `device`) or "estimated" (a roofline).
+        hardware: for "estimated": a name, several, or a mapping from device kinds.
+        device, warmup, runs, progress: for "measured", as in `bl.profile`.
 
     >>> Profile(mode="estimated", hardware="v100").get_params()["hardware"]
     'v100'
@@ -81,6 +83,9 @@ class Profile(Stage):
 @dataclass(frozen=True)
 class Optimize(Stage):
     """Stage 2: a graph becomes a smaller one, see `bl.optimize`.
+
+    Args:
+        passes, forward_only: as in `bl.optimize`.
 
     >>> Optimize().passes
     ('colocation', 'coplacement', 'fusion')
@@ -119,7 +124,11 @@ class Optimize(Stage):
 
 @dataclass(frozen=True, init=False, repr=False)
 class Place(Stage):
-    """Stage 3: a graph becomes a placement, see `bl.place`: a placer by name or object, its parameters by keyword.
+    """Stage 3: a graph becomes a placement, see `bl.place`.
+
+    Args:
+        placer: a name or an object.
+        params: its parameters, by keyword.
 
     >>> Place("m-sct", threshold=0.2)
     Place('m-sct', threshold=0.2)
@@ -161,7 +170,12 @@ class Place(Stage):
 class Simulate(Stage):
     """Stage 4: a placement becomes a timeline, see `bl.simulate`.
 
-    `on` is "graph" (every op is simulated) or "coarse" (groups of ops run as one).
+    Args:
+        scheduler: as in `bl.simulate`.
+        on: "graph" (every op is simulated) or "coarse" (groups of ops run as one).
+
+    >>> Simulate("pct").on
+    'graph'
     """
 
     slot: ClassVar[str] = "simulate"
@@ -186,9 +200,15 @@ class Simulate(Stage):
 
 @dataclass(frozen=True)
 class Execute(Stage):
-    """Stage 5: the placed step runs on real devices, see `bl.execute`; `steps` are measured after `warmup` steps.
+    """Stage 5: the placed step runs on real devices, see `bl.execute`.
 
-    `cluster` names the devices; None takes the attached ones, which need not be those that were simulated.
+    Args:
+        steps, warmup: `steps` are measured after `warmup` steps.
+        cluster: names the devices; None takes the attached ones, which need not be those that were simulated.
+        timeout: seconds for everything; None for no limit.
+
+    >>> Execute(steps=5).warmup
+    3
     """
 
     slot: ClassVar[str] = "execute"

@@ -21,7 +21,16 @@ COMMUNICATION_MODES = ("parallel", "sequential", "duplex")
 
 @dataclass(frozen=True)
 class Device:
-    """One device: `memory_bytes` of capacity, and `speed` relative to the reference device.
+    """One device of a cluster.
+
+    Args:
+        name: distinct within a cluster.
+        kind: such as "gpu"; an op may have a duration per kind.
+        memory_bytes: capacity, as a number or a text such as "8GB".
+        speed: relative to the reference device; durations are divided by it.
+
+    Raises:
+        InvalidInput: an empty name or kind, negative memory, a speed that is not finite and above 0.
 
     >>> Device("gpu:0", "gpu", 8 << 30).speed
     1.0
@@ -51,10 +60,17 @@ class Device:
 class Link:
     """The linear cost of one ordered device pair: `latency_us + us_per_byte * size_bytes`.
 
-    `overhead_us` is LogGP's `o` (Alexandrov et al. 1995, doi:10.1145/215399.215427): processor time that each message
-    takes from the sending device and again from the receiving one, which compute nothing meanwhile. Devices with
-    transfer engines have none; workers without, such as those of `bl.LocalCluster`, do. It lives in durations: the
-    simulator adds it to the op that made the tensor and to the first op that reads it on the other device.
+    Args:
+        latency_us: microseconds per message.
+        us_per_byte: microseconds per byte; 0.001 is 1 GB/s.
+        overhead_us: LogGP's `o` (Alexandrov et al. 1995, doi:10.1145/215399.215427): processor time that each message
+            takes from the sending device and again from the receiving one, which compute nothing meanwhile. Devices
+            with transfer engines have none; workers without, such as those of `bl.LocalCluster`, do. It lives in
+            durations: the simulator adds it to the op that made the tensor and to the first op that reads it on the
+            other device.
+
+    Raises:
+        InvalidInput: a number that is negative or not finite.
 
     >>> Link(134.0, 0.0001754).cost_us(1 << 20)
     317.9202...
@@ -96,10 +112,13 @@ class Link:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cluster:
-    """Devices, one `Link` per ordered pair, and a communication mode (`parallel`, `sequential`, `duplex`).
+    """Devices, one `Link` per ordered pair, and a communication mode.
 
-    `link` is one Link for all pairs, or a square matrix: `link[a][b]` carries tensors from device `a` to `b`
-    (the diagonal is not used: on one device a tensor costs nothing).
+    Args:
+        devices: at least one; ops are placed on their positions.
+        link: one Link for all pairs, or a square matrix: `link[a][b]` carries tensors from device `a` to `b` (the
+            diagonal is not used: on one device a tensor costs nothing).
+        comm: `parallel`, `sequential` or `duplex`; see docs/simulated-time.md.
 
     Raises:
         InvalidInput: no devices, a matrix of the wrong shape, an unknown mode.

@@ -42,11 +42,12 @@ class OpGraph:
         op_types: `n` type names (default "op").
         duration_by_kind: device kind -> float64[n]; kinds not named use `duration_us`.
         temp_bytes, persistent_bytes: int64[n] (default 0).
-        colocation: int32[n], index into `colocation_names`, -1 for none.
-        allowed: int32[n], index into `allowed_sets` (tuples of device names or kinds), -1 for any device.
+        colocation, colocation_names: int32[n], index into the names of the groups, -1 for none.
+        allowed, allowed_sets: int32[n], index into the sets (tuples of device names or kinds), -1 for any device.
         forward_of: int32[n], the forward op that a backward op belongs to, -1 for none.
         group_of: for a coarse graph, int32[original ops] -> op of this graph.
         source_key: for a coarse graph, `key` of the original graph.
+        name: of the whole graph, for titles.
         copy_of, copied_key: for an unrolled graph (`bl.unroll`), int32[n], the micro-batch's op that each op copies or
             belongs to, and `key` of the micro-batch's graph; a placement of that one is a placement of this one.
         micro_batch: for an unrolled graph, int32[n], the micro-batch of each op, -1 for what is done once.

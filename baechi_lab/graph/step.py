@@ -15,7 +15,13 @@ from .timeline import Timeline
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A named tensor of the step's graph: `name` as in the GraphDef, `dtype` a NumPy or TensorFlow name, `shape`."""
+    """A named tensor of the step's graph.
+
+    Args:
+        name: as in the GraphDef.
+        dtype: a NumPy or TensorFlow name.
+        shape: None where a size is not known.
+    """
 
     name: str
     dtype: str
@@ -28,6 +34,17 @@ class Step:
 
     Function calls are inlined; variables are resource handle ops of the graph, named in `variables` with the
     value that each had when the step was traced. Nothing here needs TensorFlow to be read, sent or stored.
+    `bl.trace` and `bl.models.build` make one.
+
+    Args:
+        name: of the step.
+        graph_def: the serialized GraphDef.
+        inputs, outputs: tensors of the graph.
+        example_inputs: one value per input, of the sizes for which costs are known.
+        variables, initial_values: the state, and what it starts from.
+        slots: optimizer slot variable -> the variable it belongs to (names as in `variables`).
+        updates: ops that must run although no output needs them: variable assignments and other side effects.
+        info: what tracing has to say.
     """
 
     name: str
@@ -38,9 +55,7 @@ class Step:
     variables: tuple[TensorSpec, ...]
     initial_values: tuple[NDArray[Any], ...]
     slots: dict[str, str] = field(default_factory=dict)
-    """Optimizer slot variable -> the variable it belongs to (names as in `variables`)."""
     updates: tuple[str, ...] = ()
-    """Ops that must run although no output needs them: variable assignments and other side effects."""
     info: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -64,9 +79,14 @@ class Step:
 class Run:
     """What `bl.execute` returned.
 
-    `step_seconds` float64[steps] after warm-up; `outputs` what the step returned, per step from the very first
-    (warm-up included, so that losses can be compared); `status` is one of `ok`, `cancelled`, `out-of-memory`,
-    `died`, `timeout`; `moved_ops` lists ops that the runtime ran elsewhere than placed.
+    Args:
+        timeline: measured, or None where no step was traced.
+        step_seconds: float64[steps] after warm-up.
+        outputs: what the step returned, per step from the very first (warm-up included, so that losses can be compared).
+        status: one of `ok`, `cancelled`, `out-of-memory`, `died`, `timeout`.
+        message: why, where it is not `ok`.
+        moved_ops: ops that the runtime ran elsewhere than placed.
+        info: what else there is to say.
     """
 
     timeline: Timeline | None

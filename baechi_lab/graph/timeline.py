@@ -21,7 +21,15 @@ MEMORY_CATEGORIES = ("persistent", "outputs", "temporary", "copies")
 
 @dataclass(frozen=True)
 class Violation:
-    """One broken rule: `kind` (memory, precedence, overlap, transfer, colocation, allowed), where, when and what."""
+    """One broken rule.
+
+    Args:
+        kind: memory, precedence, overlap, transfer, idling, colocation, allowed, rows, duration or makespan.
+        message: one sentence.
+        device: its index, -1 where the rule is of no device.
+        time_us: when, NaN where the rule is of no moment.
+        op: its index, -1 where the rule is of no op.
+    """
 
     kind: str
     message: str
@@ -35,9 +43,15 @@ class Violation:
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
-    """One row per tensor sent: float64 times in microseconds; the tensor is there at `end_us`.
+    """One row per tensor sent to a device.
 
-    `start_us` is when the send starts, `receive_us` when the receiving side starts (later where it had to wait).
+    Args:
+        tensor: int32[k], index of the tensor.
+        source: int32[k], index of the sending device.
+        target: int32[k], index of the receiving device.
+        start_us: float64[k] microseconds, when the send starts.
+        receive_us: float64[k], when the receiving side starts (later where it had to wait).
+        end_us: float64[k], when the tensor is there.
     """
 
     tensor: NDArray[Any]
@@ -101,8 +115,24 @@ class MemoryLog:
 class Timeline:
     """Op rows, transfer rows, memory and violations of one step.
 
-    `op`, `device` int32[k]; `start_us`, `end_us` float64[k]; `peak_bytes` int64[devices]; `origin` is
-    "simulated" or "measured"; `device_names` and `memory_bytes` describe the devices, `op_names` the graph.
+    Args:
+        op, device: int32[k], which op ran where; one row per op.
+        start_us, end_us: float64[k] microseconds.
+        transfers: one row per tensor sent.
+        memory: every change of what a device holds, in time order.
+        peak_bytes: int64[devices], the most that each held.
+        makespan_us: microseconds from the start of the step to the end of its last op.
+        origin: "simulated" or "measured".
+        op_names: of the graph.
+        device_names, memory_bytes: of the cluster.
+        tensor_producer, tensor_bytes: of the graph, for what the rows of transfers mean.
+        violations: rules that the step breaks, memory above all.
+        info: what else there is to say.
+
+    >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
+    >>> timeline = simulate(OpGraph.from_edges([3, 4]), Cluster.uniform(1), Placement(device=[0, 0]))
+    >>> timeline.start_us.tolist(), timeline.makespan_us, timeline.origin
+    ([0.0, 3.0], 7.0, 'simulated')
     """
 
     op: NDArray[Any]

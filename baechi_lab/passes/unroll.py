@@ -44,6 +44,10 @@ def unroll(graph: OpGraph, micro_batches: int) -> OpGraph:
     is unrolled as it is, its groups judged by their longest members.
     O(micro_batches x (ops + edges)), by array operations.
 
+    Args:
+        graph: the profile of one micro-batch.
+        micro_batches: how many of them make a step.
+
     Raises:
         InvalidInput: `micro_batches` is not a whole number of at least 1, or the graph is unrolled already.
 

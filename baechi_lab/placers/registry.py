@@ -82,5 +82,9 @@ def make_placer(placer: str | Placer, **params: Any) -> Placer:
 
 
 def list_placers() -> dict[str, str]:
-    """Every registered placer with its one line."""
+    """Every registered placer with its one line.
+
+    >>> list_placers()["m-topo"]
+    "Fill devices in topological order up to a balanced memory cap (paper B's strawman)."
+    """
     return {name: (placer_class(name).__doc__ or "").strip().splitlines()[0] for name in placer_names()}

@@ -34,7 +34,11 @@ def upward_rank(
 ) -> NDArray[np.float64]:
     """float64[n] microseconds from the start of each op to the end of the step along the longest path.
 
-    `communication` counts mean transfer costs (default: where a cluster is given).
+    Args:
+        graph: the ops.
+        cluster: with one, durations are means over the devices that may run the op; without, those of the graph.
+        communication: count mean transfer costs (default: where a cluster is given).
+
     Raises:
         InvalidInput: communication is asked for without a cluster.
 
@@ -50,7 +54,14 @@ def downward_rank(
 ) -> NDArray[np.float64]:
     """float64[n] microseconds from the start of the step to the start of each op along the longest path.
 
-    `own` adds the op's own duration, as equation 6 of paper C is printed.
+    Args:
+        graph: the ops.
+        cluster: with one, durations are means over the devices that may run the op; without, those of the graph.
+        communication: count mean transfer costs (default: where a cluster is given).
+        own: add the op's own duration, as equation 6 of paper C is printed.
+
+    Raises:
+        InvalidInput: communication is asked for without a cluster.
 
     >>> downward_rank(OpGraph.from_edges([1, 2, 3], [(0, 1, 8), (1, 2, 8)])).tolist()
     [0.0, 1.0, 3.0]
@@ -65,6 +76,8 @@ def total_rank(
 ) -> NDArray[np.float64]:
     """float64[n] microseconds: the longest path through each op; the largest is the critical path's length.
 
+    Arguments and errors as in `bl.upward_rank`.
+
     >>> total_rank(OpGraph.from_edges([1, 2, 3], [(0, 2, 8), (1, 2, 8)])).tolist()
     [4.0, 5.0, 5.0]
     """
@@ -77,6 +90,8 @@ def critical_path(
     graph: OpGraph, cluster: Cluster | None = None, *, communication: bool | None = None
 ) -> NDArray[np.int64]:
     """int64[k]: the ops of a longest path from a source to a sink, in order; ties by op index.
+
+    Arguments and errors as in `bl.upward_rank`.
 
     >>> critical_path(OpGraph.from_edges([1, 2, 3], [(0, 2, 8), (1, 2, 8)])).tolist()
     [1, 2]

@@ -40,7 +40,17 @@ def ratios(graph: OpGraph, cluster: Cluster, placement: Placement | None = None)
     - SCT on n devices: `1 + (1 - 1/n) beta` with `beta = (2 + 2 rho) / (2 + rho)`.
     - m-SCT: `1 + (1 - 1/n) beta + (1 - beta/n) / (K - 1)`, for K > 1.
 
-    See docs/papers.md for the symbols. Costs time only with a `placement`, which is simulated.
+    See docs/papers.md for the symbols.
+
+    Args:
+        graph, cluster: the case for which the ratios are computed.
+        placement: one whose simulated step is held against the best lower bound, as `achieved`.
+
+    Returns:
+        The ratios with what they were computed from, and the premises of their proofs that this case lacks.
+
+    Raises:
+        InfeasiblePlacement: an op has no allowed device.
 
     >>> from baechi_lab import Cluster, Link, OpGraph
     >>> g = OpGraph.from_edges([2, 4], [(0, 1, 1)])

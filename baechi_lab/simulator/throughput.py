@@ -72,6 +72,7 @@ def throughput(graph: OpGraph, cluster: Cluster, placement: Placement, sum: bool
         graph: one micro-batch.
         cluster: its devices and links.
         placement: of its ops, or of the groups of a coarse graph made from it.
+        sum: add up what a device computes, sends and receives.
 
     Raises:
         InvalidInput: the placement was made for another graph or names a device that the cluster lacks.

@@ -26,6 +26,13 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     Tests: each op once, on its device, for its duration; precedence; one op at a time; no idling beside a ready
     op; transfer rules of the cluster's communication mode; memory; colocation; allowed devices.
 
+    Args:
+        graph, cluster, placement: what was simulated.
+        timeline: of `bl.simulate`, or of any other program.
+
+    Returns:
+        One `Violation` per broken rule, with device, time and op.
+
     Raises:
         InvalidInput: placement and graph do not belong together.
 

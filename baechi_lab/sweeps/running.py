@@ -61,6 +61,7 @@ def sweep(
             script needs the usual `if __name__ == "__main__":`; "here" computes in this thread.
         on_row: called with each row as it is written.
         cancel: an event that, once set, ends the sweep early.
+        progress: show a progress bar.
 
     Returns:
         one row per combination that is done, in the order of the combinations: `batch_size, devices, memory_bytes,

@@ -17,10 +17,13 @@ def move(
     """`placement` read for `graph`, with ops moved to other devices; ops of one colocation group move together.
 
     Args:
+        placement: where everything is; the planned order stays.
+        graph, cluster: what it was made for.
         moves: device name by what moves there, later ones win: an op's name; a scope's name with "/" at its end, for
             all ops below it; or "@" and an op's name, for all ops in its group (of the coarse graph that was placed).
 
-    The planned order stays. Memory is not checked here: simulate the result and look at its violations.
+    Returns:
+        A new placement. Memory is not checked here: simulate the result and look at its violations.
 
     Raises:
         UnknownOpError, UnknownNameError: an op, scope or device that does not exist.

@@ -43,7 +43,14 @@ def apply(
 ) -> PlacedStep:
     """The step under a placement, to be called in a training loop.
 
-    Arguments as in `bl.execute`. The variables start from the values that they had when the step was traced.
+    The variables start from the values that they had when the step was traced.
+
+    Args:
+        step, placement, cluster, graph, virtual, memory_limit, kind, threads: as in `bl.execute`.
+
+    Returns:
+        A function of one batch that runs a step and returns what the step returns; `restore(model)` writes the
+        variables back.
 
     Raises:
         InvalidInput: a placement for another graph, a bad option.

@@ -72,10 +72,11 @@ def measure_link(
     """Time transfers from one device to another.
 
     Args:
-        source, target: names or indices of devices of `cluster`, a `bl.LocalCluster` or the record of any cluster that
-            `bl.execute` runs on; without one, TensorFlow device names of this machine (`/device:GPU:0`, `cpu:1`).
+        source, target: names or indices of devices of `cluster`; without one, TensorFlow device names of this machine
+            (`/device:GPU:0`, `cpu:1`).
             CPU devices beyond the first are logical devices, so that `cpu:1` exists on every machine; a transfer
             between two of them costs a message, not a copy.
+        cluster: a `bl.LocalCluster`, or the record of any cluster that `bl.execute` runs on.
         workers: addresses of TensorFlow servers, as in `bl.execute`.
         sizes: bytes of the tensors, at least two different, multiples of 4.
         repeats: timed transfers per size, after one that is not counted.
@@ -143,7 +144,7 @@ def measure_cluster(
     Args:
         cluster: a running `bl.LocalCluster`, or the record of devices that `bl.execute` runs on (with `workers`, the
             addresses of TensorFlow servers). Names, kinds and memory stay.
-        sizes, repeats, timeout: as in `measure_link`.
+        workers, sizes, repeats, timeout, progress: as in `bl.measure_link`.
         overhead: for a LocalCluster, measure as well what a message takes of the devices' own processors
             (`Link.overhead_us`) and take it off the latency; about half a minute more.
 

@@ -35,9 +35,12 @@ def load_graph(path: PathLike) -> OpGraph:
     The content decides, not the name, except that `.stg` and `.stg.gz` are always read as task graphs. Units and meaning
     of the foreign formats: see `dnn_partitioning`, `pipedream` and `stg` in `baechi_lab.graph.formats`.
 
+    Args:
+        path: of the file.
+
     Raises:
         FormatError: unreadable, truncated or foreign file; the message names file, field and place.
-        CycleError, CostError, ...: the file is well-formed but what it describes is not a valid graph.
+        InvalidInput: the file is well-formed, but what it describes is no valid graph (`CycleError`, `CostError`, ...).
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -65,6 +68,12 @@ def save_graph(graph: OpGraph, path: PathLike) -> None:
     Raises:
         InvalidInput: not an OpGraph.
         FormatError: the file cannot be written.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_graph(OpGraph.from_edges([1.0, 2.0], [(0, 1, 8)]), f"{folder}/two.json")
+    ...     load_graph(f"{folder}/two.json").names
+    ('op0', 'op1')
     """
     if not isinstance(graph, OpGraph):
         raise InvalidInput(f"graph is a {type(graph).__name__}; save_graph writes an OpGraph")

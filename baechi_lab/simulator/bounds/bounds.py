@@ -45,7 +45,7 @@ class Bounds(dict[str, float]):
 def bounds(graph: OpGraph, cluster: Cluster, effort: str = "normal", time_limit: float = 10.0) -> Bounds:
     """Lower bounds on the makespan of `graph` on `cluster`, in microseconds.
 
-    `effort`: "normal" takes milliseconds, "high" up to `time_limit` seconds more for the last four of these (of which
+    "normal" effort takes milliseconds, "high" up to `time_limit` seconds more for the last four of these (of which
     "normal" has the first two for graphs of at most `SMALL` ops, with less effort):
 
     - `critical-path`: the longest path, each op on its fastest allowed device, transfers free.
@@ -62,6 +62,14 @@ def bounds(graph: OpGraph, cluster: Cluster, effort: str = "normal", time_limit:
       queues and paths that it forces, as a mixed-integer program (`bounds.assignment`).
     - `forced-merges` (effort "high"): what every schedule within a makespan must do, up to a contradiction, with the
       colocation, separations and transfers that this forces (`bounds.merge`).
+
+    Args:
+        graph, cluster: what is to be placed, and where. No placement is asked for: the bounds hold for all of them.
+        effort: "normal" or "high".
+        time_limit: seconds for what "high" adds.
+
+    Returns:
+        A mapping from the name of each bound to microseconds; its `best` is the largest.
 
     Raises:
         InfeasiblePlacement: an op has no allowed device.
