@@ -7,6 +7,8 @@ from brute_force import optimum
 from baechi_lab import Cluster, Device, Link, OpGraph, bounds
 from baechi_lab.errors import InvalidInput
 from baechi_lab.graph import generators
+from baechi_lab.graph.kernels import compiling
+from baechi_lab.simulator.bounds import merge
 from baechi_lab.simulator.bounds.merge import forced_merges
 from baechi_lab.simulator.bounds.paid import paid_bounds
 from baechi_lab.simulator.bounds.problem import merge_problem
@@ -124,3 +126,20 @@ def test_degenerate_graphs_and_wrong_effort():
             assert found.best == graph.duration_us.sum()
     with pytest.raises(InvalidInput, match="effort"):
         bounds(OpGraph.from_edges([1]), Cluster.uniform(1), effort="low")
+
+
+def test_compiling_does_not_count(monkeypatch):
+    """The first bound after an installation compiles its kernels; that takes nothing from its time limit."""
+    graph = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
+    now = [0.0]
+
+    def compiled_first(*arguments):
+        compiling._clock.begin()
+        now[0] += 100.0
+        compiling._clock.end()
+        return propagate(*arguments)
+
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(merge, "propagate", compiled_first)
+    # On one device 30; each split pays 100.
+    assert forced_merges(graph, Cluster.uniform(2, link=Link(100.0, 0.0)), 20.0, 30.0, time_limit=10.0) > 29.9

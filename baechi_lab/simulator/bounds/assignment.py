@@ -26,7 +26,6 @@ Durations and costs of paths and transfers are the least over devices and links.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph
+from ...graph.kernels.compiling import working_seconds
 
 KEPT, TENSORS = 24, 150
 """Units that are assigned, and tensors between them that are followed, the dearest."""
@@ -67,13 +67,13 @@ def assignment(
     >>> round(assignment(three, Cluster.uniform(2), np.full((3, 2), 10.0), zeros, zeros, 15.0), 2)
     20.0
     """
-    until = time.perf_counter() + time_limit
+    until = working_seconds() + time_limit
     if cluster.n < 2 or not 0.0 < low < np.inf:
         return low
     program = _Program(graph, cluster, table, head, tail, low)
     best = low
     for _ in range(PATHS):
-        left = until - time.perf_counter()
+        left = until - working_seconds()
         solved = program.solve(left) if left > 0.0 else None
         if solved is None:
             break

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, allowed_devices, durations
+from ...graph.kernels.compiling import working_seconds
 from ...graph.kernels.jit import HAS_NUMBA
 from ..paths import heads_and_tails
 from .assignment import assignment
@@ -97,14 +97,14 @@ def bounds(graph: OpGraph, cluster: Cluster, effort: str = "normal", time_limit:
         **paid_bounds(graph, cluster),
     })  # fmt: skip
     if cluster.n > 1 and (effort == "high" or graph.n <= SMALL):
-        until = time.perf_counter() + time_limit
+        until = working_seconds() + time_limit
         share = RAISE_SHARE[graph.n > REACH_OPS]
         better = raised(merge_problem(graph, cluster, reach=False), ZONES[effort], share * time_limit)
         found.update(better.bounds)
         if effort == "high":
             most = ASSIGN_SHARE * time_limit
             found["assignment"] = assignment(graph, cluster, table, better.head, better.tail, found.best, most)
-            left, start = until - time.perf_counter(), (better.head, better.tail)
+            left, start = until - working_seconds(), (better.head, better.tail)
             found["forced-merges"] = forced_merges(graph, cluster, found.best, np.inf, left, start=start)
     return found
 

@@ -17,12 +17,12 @@ Source: heads and tails of m identical machines, Carlier 1987, doi:10.1016/S0377
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...graph.kernels.compiling import working_seconds
 from ...graph.kernels.jit import njit
 from .problem import MergeProblem
 
@@ -32,7 +32,7 @@ CHUNK = 256
 
 
 def energy_heads(problem: MergeProblem, head: NDArray[Any], tail: NDArray[Any], until: float = np.inf) -> None:
-    """Raise valid heads and tails float64[n] in place; stops at `until` (`time.perf_counter`), what is raised stays.
+    """Raise valid heads and tails float64[n] in place; stops at `until` (`working_seconds`), what is raised stays.
 
     >>> from baechi_lab import Cluster, OpGraph
     >>> from baechi_lab.simulator.bounds.problem import merge_problem
@@ -42,7 +42,7 @@ def energy_heads(problem: MergeProblem, head: NDArray[Any], tail: NDArray[Any], 
     >>> float(head[4])  # four of 4 on two devices
     8.0
     """
-    half = 0.5 * (time.perf_counter() + until)
+    half = 0.5 * (working_seconds() + until)
     _raise_all(problem, problem.order, problem.before, problem.after, head, half)
     _raise_all(problem, problem.order[::-1].copy(), problem.after, problem.before, tail, until)
 
@@ -51,7 +51,7 @@ def _raise_all(problem: MergeProblem, order: Any, inputs: Any, outputs: Any, hea
     position = np.empty(len(order), dtype=np.int64)
     position[order] = np.arange(len(order))
     for first in range(0, len(order), CHUNK):
-        if time.perf_counter() > until:
+        if working_seconds() > until:
             return
         last = min(first + CHUNK, len(order))
         share(first, last, order, position, problem.p, *inputs[:2], *outputs[:2], problem.devices, head)

@@ -28,13 +28,13 @@ the shaving two per edge and round.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph
+from ...graph.kernels.compiling import working_seconds
 from .problem import MergeProblem, merge_problem
 from .propagate import IMPOSSIBLE, OPEN, blank, propagate
 from .sweep import paid_heads
@@ -70,7 +70,7 @@ def forced_merges(
     problem = merge_problem(graph, cluster)
     everything = float(problem.p.sum() + problem.after[2].sum())  # all ops and all transfers one after the other
     ceiling = high if np.isfinite(high) else everything
-    until = time.perf_counter() + time_limit
+    until = working_seconds() + time_limit
     start = start or (np.zeros(graph.n), np.zeros(graph.n))
     none = np.zeros(len(problem.before[1]), dtype=np.int8)
     proven = _bisect(problem, low, ceiling, until, lambda limit: _contradiction(problem, limit, none, start, until))
@@ -82,7 +82,7 @@ def forced_merges(
 def _climb(problem: MergeProblem, low: float, high: float, until: float, start: Any) -> float:
     """Shaving costs most where nothing contradicts, so it climbs from the proven bound in steps."""
     step = 0.02
-    while step >= PRECISION and low < high and time.perf_counter() < until:
+    while step >= PRECISION and low < high and working_seconds() < until:
         if _shaved(problem, min(low * (1.0 + step), high), until, start):
             low = min(low * (1.0 + step), high)
             step *= 1.5
@@ -93,13 +93,13 @@ def _climb(problem: MergeProblem, low: float, high: float, until: float, start: 
 
 def _bisect(problem: MergeProblem, low: float, high: float, until: float, impossible: Any) -> float:
     longest = 0.0  # so far, of one propagation in seconds: none that may take so long is begun too late
-    while high - low > PRECISION * high and time.perf_counter() + longest < until:
-        middle, began = 0.5 * (low + high), time.perf_counter()
+    while high - low > PRECISION * high and working_seconds() + longest < until:
+        middle, began = 0.5 * (low + high), working_seconds()
         if impossible(middle):
             low = middle
         else:
             high = middle
-        longest = max(longest, time.perf_counter() - began)
+        longest = max(longest, working_seconds() - began)
     return low
 
 
@@ -109,13 +109,13 @@ def _contradiction(problem: MergeProblem, limit: float, paid: NDArray[np.int8], 
 
 def _propagate(limit: float, x: MergeProblem, unit: Any, paid: Any, head: Any, tail: Any, until: float) -> bool:
     """False if `limit` is impossible; True also when time or `ROUNDS` run out."""
-    pairs, last = blank(len(x.p)), time.perf_counter()
+    pairs, last = blank(len(x.p)), working_seconds()
     for _ in range(ROUNDS):
         state = propagate(
             limit, x.order, x.p, x.held, *x.before, *x.after, unit, paid, head, tail, x.ancestors, x.descendants,
             x.devices, x.memory, x.queued, *pairs, 1,
         )  # fmt: skip
-        now = time.perf_counter()
+        now = working_seconds()
         if state != OPEN or now + (now - last) > until:
             break
         last = now
@@ -135,7 +135,7 @@ def _shaved(problem: MergeProblem, limit: float, until: float, start: Any) -> bo
         changed = False
         tight = head[source] + problem.p[source] + cost + problem.p[target] + tail[target]
         for e in np.argsort(-tight, kind="stable").tolist():
-            if time.perf_counter() > until:
+            if working_seconds() > until:
                 return False
             u, v = int(source[e]), int(target[e])
             if paid[e] or root(unit, u) == root(unit, v):

@@ -30,12 +30,12 @@ Complexity: O(zone edges) per round of a probe, about ten probes per op with sla
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...graph.kernels.compiling import working_seconds
 from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit
 from .problem import MergeProblem
@@ -65,7 +65,7 @@ CHUNK = 256
 def probe_heads(
     problem: MergeProblem, head: NDArray[Any], tail: NDArray[Any], zone: int, until: float = np.inf
 ) -> None:
-    """Raise valid heads and tails float64[n] in place; stops at `until` (`time.perf_counter`), what is raised stays.
+    """Raise valid heads and tails float64[n] in place; stops at `until` (`working_seconds`), what is raised stays.
 
     >>> from baechi_lab import Cluster, Link, OpGraph
     >>> from baechi_lab.simulator.bounds.problem import merge_problem
@@ -76,7 +76,7 @@ def probe_heads(
     >>> head.round().tolist(), tail.round().tolist()  # a branch and the fork elsewhere: 1 + 9 + 4; both here: 1 + 9 + 9
     ([0.0, 1.0, 1.0, 14.0], [14.0, 1.0, 1.0, 0.0])
     """
-    half = 0.5 * (time.perf_counter() + until)
+    half = 0.5 * (working_seconds() + until)
     _probe_all(problem, problem.order, problem.before, head, zone, half)
     _probe_all(problem, problem.order[::-1].copy(), problem.after, tail, zone, until)
 
@@ -88,7 +88,7 @@ def _probe_all(problem: MergeProblem, order: Any, inputs: Any, head: Any, zone: 
     reader = np.repeat(np.arange(len(order)), np.diff(pointer))
     cost = np.where(problem.unit[near] == problem.unit[reader], np.inf, cost)  # colocated: never cut
     for first in range(0, len(order), CHUNK):
-        if time.perf_counter() > until:
+        if working_seconds() > until:
             return
         last = min(first + CHUNK, len(order))
         probe(first, last, order, position, problem.p, pointer, near, cost, problem.unit, head, zone, problem.devices)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...graph.kernels.compiling import working_seconds
 from .energy import energy_heads, window
 from .probe import probe_heads
 from .problem import MergeProblem
@@ -36,7 +36,7 @@ def raised(problem: MergeProblem, zones: Sequence[int], seconds: float = np.inf)
     >>> round(raised(merge_problem(graph, Cluster.uniform(2, link=Link(4.0, 0.0))), [40]).bounds["probed-path"], 1)
     15.0
     """
-    x, began = problem, time.perf_counter()
+    x, began = problem, working_seconds()
     head, tail = paid_heads(x)
     for k, zone in enumerate(zones):
         probe_heads(x, head, tail, zone, began + seconds * PROBE_SHARE * (k + 1) / len(zones))
