@@ -81,7 +81,8 @@ def test_solid_arrows_are_the_imports():
     circles = [sorted(circle) for circle in nx.strongly_connected_components(rest) if len(circle) > 1]
     assert circles == [], "these rooms import each other"
     expected, drawn = set(nx.transitive_reduction(rest).edges), drawn_arrows("-->")
-    assert {"draw": sorted(expected - drawn), "remove": sorted(drawn - expected)} == {"draw": [], "remove": []}
+    change = {"draw": sorted(expected - drawn), "remove": sorted(drawn - expected)}
+    assert change == {"draw": [], "remove": []}, f"{change} in docs/architecture.md, then run docs/tools/draw.py"
 
 
 def test_the_reader_of_imports_sees():

@@ -68,14 +68,16 @@ def profile(
     """The operators of a training step, in topological order, with what each costs.
 
     Args:
-        step_or_fn, inputs: a `Step`, or whatever `bl.trace` takes. A `bl.torch.TorchStep`, or a PyTorch module with one
-            sample input, is measured where it is by `bl.torch.profile`, which has options of its own.
+        step_or_fn: a `Step`, or whatever `bl.trace` takes. A `bl.torch.TorchStep`, or a PyTorch module with one sample
+            input, is measured where it is by `bl.torch.profile`, which has options of its own.
+        inputs: where it is a function or a model: one value per input, as in `bl.trace`.
         mode: `measured` runs `warmup` steps, then averages `runs` traced ones, op after op on one `device`
             (default the first GPU, else the CPU), in a process of its own. `estimated` computes a roofline and runs nothing.
         hardware: for `estimated`, a name (`rtx2080`, `k40`, `v100`, `a100`, `h100`, `h200`, `cpu-core`) or a
             `Hardware`; several names give each its own duration under that name as device kind; a mapping says
             which device kind is which hardware, as in `{"gpu": "a100", "cpu": "cpu-core"}`. The first is the
             reference.
+        device, warmup, runs: for `measured`, see there.
         timeout: seconds for measuring, starting the process included; None for no limit.
         progress: show a progress bar while measuring.
 
