@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
 
 from ..errors import FormatError, MissingPackage
+from ..workers.isolated import isolated
 from . import output
 
 NOTEBOOK = "notebooks/00_quickstart.ipynb"
@@ -38,7 +40,15 @@ def run(arguments: argparse.Namespace) -> int:
     for name in FILES:
         if not (Path.cwd() / name).exists():
             _copy(name, Path.cwd())
-    return subprocess.call([sys.executable, "-m", "jupyterlab", str(Path.cwd() / NOTEBOOK), *arguments.options])
+    return _become(isolated("jupyterlab", str(Path.cwd() / NOTEBOOK), *arguments.options))
+
+
+def _become(command: list[str]) -> int:
+    """Go on as `command` in this process, so that whoever ends it ends JupyterLab."""
+    if sys.platform == "win32":
+        return subprocess.call(command)
+    sys.stdout.flush()
+    os.execv(command[0], command)
 
 
 def _copy(name: str, folder: Path) -> None:

@@ -75,15 +75,14 @@ class _Jobs:
             return "here"
         if self.jobs is None:
             return None
-        import multiprocessing
-        from concurrent.futures import ProcessPoolExecutor
+        from ..workers.pool import Pool
 
-        self.pool = ProcessPoolExecutor(self.jobs, mp_context=multiprocessing.get_context("spawn"))
+        self.pool = Pool(self.jobs)
         return self.pool
 
     def __exit__(self, *ignored: object) -> None:
         if self.pool is not None:
-            self.pool.shutdown(cancel_futures=True)
+            self.pool.kill()
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ..errors import ExecutionError, InvalidInput
 from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ..graph.kernels.csr import offsets
+from ..workers.isolated import isolated
 from .base import Placer
 from .memory.feasible import within_memory
 from .metis import metis_partitions
@@ -165,7 +166,8 @@ def _by_scotch(program: str, v: Vertices, imbalance: float) -> NDArray[np.int64]
         source.write_text(source_graph(v))
         parts = _whole(v.share, 1000)
         target.write_text(f"cmpltw {len(parts)} {' '.join(map(str, parts))}\n")
-        command = [program, f"-b{imbalance:g}", str(source), str(target), str(mapping)]
+        files = map(str, (source, target, mapping))
+        command = isolated("baechi_lab.workers.bound", program, f"-b{imbalance:g}", *files)
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode != 0 or not mapping.exists():
             raise ExecutionError(f"{program} ended with code {done.returncode}: {done.stderr.strip()[-300:]}")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import BrokenExecutor, CancelledError, Future, wait
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BaechiLabError, ExecutionError, InvalidInput
 from ..graph import Cluster, OpGraph, Step
+from ..workers.executors import Calls, opened
 from .grid import Cell, Placing, Profiling, Subject, cells, graph_key, listed
-from .here import Here
 from .store import COLUMNS, Store, as_text
 from .work import answer, decoded, encoded, encoded_model_graph, step_graph
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import pandas
 
 PASSES = ("colocation", "coplacement", "fusion")
+LOSSES = 3
+"""So often a call that is lost with its machine is sent again."""
 
 
 def sweep(
@@ -38,7 +41,7 @@ def sweep(
     hardware: str = "rtx2080",
     model_params: Mapping[str, Any] | None = None,
     path: str | os.PathLike[str] | None = None,
-    executor: Executor | str | None = None,
+    executor: Any = None,
     on_row: Callable[[dict[str, Any]], None] | None = None,
     cancel: threading.Event | None = None,
     progress: bool = True,
@@ -57,8 +60,9 @@ def sweep(
             the other in this process.
         path: SQLite file; rows that it already has are not computed again, new ones are written as they come. Graphs
             are kept there too, so that a resumed sweep measures nothing twice. None keeps all in memory.
-        executor: any `concurrent.futures.Executor` (a Dask client gives one); None is a process pool, for which a
-            script needs the usual `if __name__ == "__main__":`; "here" computes in this thread.
+        executor: any `concurrent.futures.Executor`, a `dask.distributed.Client` or what its `get_executor` returns, or
+            a `baechi_lab.sweeps.RayExecutor`; rows lost with a machine of theirs are sent again. None is a pool of
+            processes, for which a script needs the usual `if __name__ == "__main__":`; "here" computes in this thread.
         on_row: called with each row as it is written.
         cancel: an event that, once set, ends the sweep early.
         progress: show a progress bar.
@@ -91,7 +95,7 @@ def sweep(
     store = Store(path)
     try:
         keyed = [(cell, cell.key(graph_key(subject, cell.batch_size, profiling), placing)) for cell in grid]
-        with _pool(executor, len(grid)) as workers:
+        with opened(executor, len(grid)) as workers:
             _Run(subject, profiling, placing, store, workers, on_row, cancel or threading.Event(), progress).all(keyed)
         table = pd.DataFrame(store.rows(key for _, key in keyed), columns=list(COLUMNS))
     finally:
@@ -99,18 +103,28 @@ def sweep(
     return table.astype({"feasible": bool})
 
 
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """A row under way: its cell, its key in the file, and what stands for its graph in a call."""
+
+    cell: Cell
+    key: str
+    graph: Any
+
+
 class _Run:
     """One sweep under way: graphs become available one by one, their rows are submitted, answers are written."""
 
     def __init__(
-        self, subject: Subject, profiling: Profiling, placing: Placing, store: Store, workers: Executor,
+        self, subject: Subject, profiling: Profiling, placing: Placing, store: Store, workers: Calls,
         on_row: Callable[[dict[str, Any]], None] | None, cancel: threading.Event, progress: bool,
     ):  # fmt: skip
         self.subject, self.profiling, self.placing, self.store = subject, profiling, placing, store
         self.workers, self.on_row, self.cancel, self.progress = workers, on_row, cancel, progress
+        self.losses: Counter[Any] = Counter()
         self.waiting: dict[int | None, list[tuple[Cell, str]]] = {}
         self.building: dict[Future[Any], int | None] = {}
-        self.answering: dict[Future[Any], tuple[Cell, str]] = {}
+        self.answering: dict[Future[Any], _Row] = {}
 
     def all(self, keyed: list[tuple[Cell, str]]) -> None:
         """Answer the rows that the file lacks."""
@@ -141,8 +155,10 @@ class _Run:
         if isinstance(self.subject, str) and self.profiling.mode == "estimated":
             for size in self.waiting:
                 if self.store.graph(self._graph_key(size)) is None:
-                    future = self.workers.submit(encoded_model_graph, self.subject, size, self.profiling)
-                    self.building[future] = size
+                    self._build(size)
+
+    def _build(self, size: int | None) -> None:
+        self.building[self.workers.submit(encoded_model_graph, self.subject, size, self.profiling)] = size
 
     def _start_ready(self) -> bool:
         """Submit the rows of one graph that is at hand or made here; False when all graphs left are being built."""
@@ -163,11 +179,28 @@ class _Run:
         """Take in what is finished, waiting up to `seconds` for something to finish."""
         done, _ = wait([*self.building, *self.answering], seconds, return_when="FIRST_COMPLETED")
         for future in done:
-            if future in self.answering:
-                cell, key = self.answering.pop(future)
-                self._write(key, cell, future.result())
+            error = CancelledError() if future.cancelled() else future.exception()
+            if isinstance(error, self.workers.lost):
+                self._again(future, error)
+            elif future in self.answering:
+                row = self.answering.pop(future)
+                self._write(row.key, row.cell, future.result())
             else:
                 self._graph_arrived(self.building.pop(future), future.result)
+
+    def _again(self, future: Future[Any], error: BaseException) -> None:
+        """Send once more what was lost with its machine; a call that is lost every time ends the sweep."""
+        what = self.answering.get(future) or self.building.get(future)
+        self.losses[what] += 1
+        if self.losses[what] > LOSSES:
+            raise ExecutionError(
+                f"a row was lost with the machine that computed it {LOSSES + 1} times, perhaps for want of memory "
+                f"({error}); {self.store.kept()}"
+            ) from error
+        if future in self.answering:
+            self._send(self.answering.pop(future))
+        else:
+            self._build(self.building.pop(future))
 
     def _graph_arrived(self, size: int | None, made: Callable[[], bytes]) -> None:
         """Keep a graph and submit its rows; a graph that cannot be made answers them with the reason."""
@@ -181,12 +214,17 @@ class _Run:
         self._submit(size, data)
 
     def _submit(self, size: int | None, data: bytes) -> None:
+        shared = self.workers.share(data)
         for cell, key in self.waiting.pop(size):
             if self.cancel.is_set():
                 return
-            future = self.workers.submit(answer, data, size, cell.cluster, cell.placer, self.placing)
-            self.answering[future] = (cell, key)
+            self._send(_Row(cell, key, shared))
             self._harvest(seconds=0.0)  # an executor may already have finished it: write it before the next
+
+    def _send(self, row: _Row) -> None:
+        cell = row.cell
+        future = self.workers.submit(answer, row.graph, cell.batch_size, cell.cluster, cell.placer, self.placing)
+        self.answering[future] = row
 
     def _write(self, key: str, cell: Cell, row: dict[str, Any]) -> None:
         whole = {
@@ -212,26 +250,6 @@ class _Run:
         if size is None:
             raise InvalidInput("a function from batch size to graph needs batch_size")
         return encoded(self.subject(size))
-
-
-@contextmanager
-def _pool(executor: Executor | str | None, rows: int) -> Any:
-    """The caller's executor, left open; or one of our own, closed at the end."""
-    if isinstance(executor, str):
-        if executor != "here":
-            raise InvalidInput(f"executor is {executor!r}; it must be a concurrent.futures.Executor, 'here' or None")
-        yield Here()
-    elif executor is not None:
-        if not hasattr(executor, "submit"):
-            raise InvalidInput(f"executor is {executor!r}; it must have `submit`, as a concurrent.futures.Executor")
-        yield executor
-    else:
-        from multiprocessing import get_context
-
-        # Not fork: TensorFlow and numba keep threads, which a forked child would lack.
-        count = max(1, min(len(os.sched_getaffinity(0)), rows))
-        with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-            yield pool
 
 
 def _placing(

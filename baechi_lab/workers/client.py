@@ -11,20 +11,19 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Generator, Iterator, Sequence
 from types import TracebackType
 from typing import IO
 
 from .. import errors
 from ..errors import BaechiLabError, ExecutionError, FormatError
+from .isolated import isolated
 from .messages import Decoder, Message, encode
 
-WORKER = (sys.executable, "-m", "baechi_lab.workers.process")
+WORKER = "baechi_lab.workers.process"
 _POLL_SECONDS = 0.05
 _CHUNK = 1 << 16
 
@@ -48,9 +47,9 @@ class Worker:
     ['devices']
     """
 
-    def __init__(self, command: Sequence[str] = WORKER, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, command: Sequence[str] | None = None, environment: dict[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            list(command or isolated(WORKER)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=worker_environment(environment), start_new_session=True,
         )  # fmt: skip
         self._decoder = Decoder()
@@ -74,10 +73,12 @@ class Worker:
         last: set[str],
         timeout: float | None = None,
         cancel: threading.Event | None = None,
+        lost: Callable[[], str | None] | None = None,
     ) -> Generator[Message, None, None]:
         """Send a request and yield the answers up to the first whose kind is in `last`.
 
-        Raises `WorkerEnded` when the worker ends, talks garbage, or `timeout` seconds or `cancel` come first.
+        `lost`, asked now and then, tells in a sentence what else the answer needs and is gone (or None).
+        Raises `WorkerEnded` when the worker ends, talks garbage, or `timeout` seconds, `cancel` or a loss come first.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         pending = memoryview(encode(request))
@@ -89,7 +90,7 @@ class Worker:
             selector.register(process.stderr, selectors.EVENT_READ, "log")  # type: ignore[arg-type]
             selector.register(process.stdin, selectors.EVENT_WRITE, "requests")  # type: ignore[arg-type]
             while True:
-                self._check(deadline, timeout, cancel)
+                self._check(deadline, timeout, cancel, lost)
                 for key, _ in selector.select(_POLL_SECONDS):
                     if key.data == "requests":
                         pending = self._write(pending)
@@ -109,11 +110,17 @@ class Worker:
                             if message.kind in last:
                                 return
 
-    def _check(self, deadline: float | None, timeout: float | None, cancel: threading.Event | None) -> None:
+    def _check(
+        self, deadline: float | None, timeout: float | None, cancel: threading.Event | None,
+        lost: Callable[[], str | None] | None,
+    ) -> None:  # fmt: skip
         if cancel is not None and cancel.is_set():
             raise WorkerEnded("cancelled", "cancelled by the caller")
         if deadline is not None and time.monotonic() > deadline:
             raise WorkerEnded("timeout", f"no result within {timeout:g} s; the worker was killed")
+        gone = None if lost is None else lost()
+        if gone is not None:
+            raise WorkerEnded("died", gone)
 
     def _write(self, pending: memoryview) -> memoryview:
         try:
@@ -181,12 +188,9 @@ def _read(fd: int) -> bytes:
 
 
 def worker_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment of a worker: the caller's, able to import this package, TensorFlow's log at warnings."""
-    home = str(Path(__file__).resolve().parents[2])
-    paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    """The environment of a worker: the caller's, TensorFlow's log at warnings."""
     # Without FAIL_FAST a session waits for ever for a cluster's worker that died.
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1", "GRPC_FAIL_FAST": "true"}
-    return {**quiet, **os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **(extra or {})}
+    return {"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_FAIL_FAST": "true", **os.environ, **(extra or {})}
 
 
 def refusal(failed: Message) -> BaechiLabError:

@@ -1,4 +1,4 @@
-"""The worker process: `python -m baechi_lab.workers.process` reads requests on stdin, answers on stdout.
+"""The worker process, the module that `client.WORKER` runs: it reads requests on stdin and answers on stdout.
 
 It has a TensorFlow runtime of its own, because logical devices and memory limits can only be set before TensorFlow
 starts, and because a crash, a hang or an exhausted memory must not take the caller along. It ends when its caller
@@ -10,19 +10,16 @@ Requests: `devices`, `profile`, `links` and `execute`. Answers: `devices`; `prog
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import queue
-import signal
 import sys
 import threading
 from typing import Any, BinaryIO
 
 from ..errors import BaechiLabError, FormatError
+from .isolated import die_with_parent
 from .messages import Message, Send, read_message, write_message
-
-_PR_SET_PDEATHSIG = 1
 
 HANDLERS = {
     "devices": "executors.tensorflow.devices",
@@ -37,8 +34,7 @@ def main() -> int:
     """Serve requests until stdin ends."""
     die_with_parent()
     answers = private_stdout()
-    requests: queue.Queue[Message] = queue.Queue()
-    threading.Thread(target=_read_requests, args=(sys.stdin.buffer, requests), daemon=True).start()
+    requests = incoming(sys.stdin.buffer)
 
     def send(kind: str, header: dict[str, Any] | None = None, arrays: Any = ()) -> None:
         write_message(answers, kind, header or {}, arrays)
@@ -48,17 +44,18 @@ def main() -> int:
         handle(request, send)
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends (Linux; elsewhere the end of stdin does it)."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def private_stdout() -> BinaryIO:
     """The answers' stream; whatever else writes to stdout from now on goes to stderr."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return answers
+
+
+def incoming(stream: BinaryIO) -> queue.Queue[Message]:
+    """The messages of `stream` as they come; its end ends the process, whatever it is doing."""
+    requests: queue.Queue[Message] = queue.Queue()
+    threading.Thread(target=_read_requests, args=(stream, requests), daemon=True).start()
+    return requests
 
 
 def _read_requests(stream: BinaryIO, requests: queue.Queue[Message]) -> None:

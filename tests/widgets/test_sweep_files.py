@@ -12,8 +12,8 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.errors import ExecutionError, FormatError
 from baechi_lab.sweeps import store as store_module
-from baechi_lab.sweeps.here import Here
 from baechi_lab.sweeps.store import APPLICATION_ID, COLUMNS, VERSION, Store
+from baechi_lab.workers.here import Here
 
 GRAPH = bl.OpGraph.from_edges([1, 2, 3], [(0, 1, 4), (0, 2, 8)])
 

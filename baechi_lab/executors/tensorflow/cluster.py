@@ -8,7 +8,6 @@ servers have no authentication, so every user of this machine can reach them (se
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 import time
 from types import TracebackType
@@ -17,6 +16,7 @@ from typing import IO
 from ...errors import ExecutionError, InvalidInput
 from ...graph.cluster import Cluster, Device, Link
 from ...workers.client import worker_environment
+from ...workers.isolated import isolated
 from .devices import cpu_memory
 
 LOOPBACK_LINK = Link(400.0, 0.0008)
@@ -69,7 +69,7 @@ class LocalCluster:
     def _start(self, core: int) -> None:
         log = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker writes to it
         self._logs.append(log)
-        command = [sys.executable, "-m", "baechi_lab.executors.tensorflow.server", "127.0.0.1:0", str(core)]
+        command = isolated("baechi_lab.executors.tensorflow.server", "127.0.0.1:0", str(core))
         self._processes.append(
             subprocess.Popen(
                 command,

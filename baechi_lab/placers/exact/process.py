@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from typing import Any
 from ...errors import ExecutionError
 from ...graph import Cluster, OpGraph
 from ...graph.formats.json_format import to_document
+from ...workers.isolated import die_with_parent, isolated
 
 ASK_SECONDS = 0.1
 """How often it is asked whether to stop."""
@@ -28,10 +30,9 @@ class SolverProcess:
     """Started at once, so that its imports run beside the warm start; ends with the `with` block."""
 
     def __enter__(self) -> SolverProcess:
-        paths = os.pathsep.join(p for p in [os.getcwd(), *sys.path] if p)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "baechi_lab.placers.exact.process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths},
+            isolated("baechi_lab.placers.exact.process"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         return self
 
@@ -112,11 +113,20 @@ def _use_workers(parameters: Any, workers: int) -> None:
 
 
 def main() -> None:
-    """Answer requests line by line until the input ends."""
+    """Answer requests line by line; the end of the input ends the process, in the middle of a proof as well."""
+    die_with_parent()
+    lines: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_read_lines, args=(lines,), daemon=True).start()
     from ortools.sat.python import cp_model  # noqa: F401  (the slow import, done before the first request comes)
 
+    while True:
+        print(json.dumps(answer_request(json.loads(lines.get()))), flush=True)
+
+
+def _read_lines(lines: queue.Queue[str]) -> None:
     for line in sys.stdin:
-        print(json.dumps(answer_request(json.loads(line))), flush=True)
+        lines.put(line)
+    os._exit(0)
 
 
 if __name__ == "__main__":

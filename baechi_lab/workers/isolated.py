@@ -1,0 +1,68 @@
+"""Commands that run a module in a Python process apart from the current folder.
+
+`python -m`, `python -c` and a PYTHONPATH that names the current folder import whatever lies there under the name of a
+library: a `random.py` in a folder of data would run. So a child gets the caller's `sys.path` without the current folder
+and with the standard library first, in an interpreter that Python calls isolated (`-I`), and this package from where
+the caller has it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+_START = """
+import importlib.util, json, runpy, sys
+told = json.loads(sys.argv[1])
+sys.path[:] = told["path"]
+spec = importlib.util.spec_from_file_location(told["name"], told["init"], submodule_search_locations=[told["home"]])
+package = importlib.util.module_from_spec(spec)
+sys.modules[told["name"]] = package
+spec.loader.exec_module(package)
+sys.argv[:] = sys.argv[2:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def isolated(module: str, *arguments: str) -> list[str]:
+    """The command that runs `module` as a program with `arguments`.
+
+    >>> import subprocess
+    >>> subprocess.run(isolated("platform", "--terse"), capture_output=True, check=True).stdout != b""
+    True
+    """
+    package = {"name": _PACKAGE.name, "init": str(_PACKAGE / "__init__.py"), "home": str(_PACKAGE)}
+    told = json.dumps({**package, "path": child_path()})
+    flags = ["-I", *(["-B"] if sys.dont_write_bytecode else [])]
+    return [sys.executable, *flags, "-c", _START, told, module, *arguments]
+
+
+def child_path(paths: Sequence[str] | None = None) -> list[str]:
+    """`sys.path` (or `paths`) without the current folder, the standard library first.
+
+    >>> child_path(["", "/opt/mine", sysconfig.get_path("stdlib")])[1:]
+    ['/opt/mine']
+    """
+    here = os.path.realpath(os.curdir)
+    kept = [p for p in (sys.path if paths is None else paths) if p and os.path.realpath(p) != here]
+    library = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    library |= {os.path.join(folder, "lib-dynload") for folder in library}
+    return sorted(dict.fromkeys(kept), key=lambda p: os.path.realpath(p) not in library and not p.endswith(".zip"))
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the thread that started it ends.
+
+    Linux only, and at once even inside a long call into a library; elsewhere the end of stdin has to tell.
+    """
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

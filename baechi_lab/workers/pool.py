@@ -1,0 +1,180 @@
+"""A pool of processes that import nothing from the current folder and outlive nobody.
+
+Like `concurrent.futures.ProcessPoolExecutor` with spawned processes, which start as `python -c` with the current folder
+first on their path, and stay, with a process that tracks resources, when the caller is killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Executor, Future
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ExecutionError
+from .client import Worker, WorkerEnded
+from .isolated import child_path, isolated
+from .messages import Message
+
+CHILD = "baechi_lab.workers.pool_process"
+TRIES = 2
+"""A task whose process was killed is tried once more: the kill may have been meant for another."""
+
+_Job = tuple[Future[Any], bytes, tuple["Shared", ...]]
+
+importing_main = False
+"""In a process of a pool: is the caller's program being imported?"""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Stands for bytes that every process of a pool is sent once, in the arguments of `submit`."""
+
+    key: str
+
+
+class Pool(Executor):
+    """`count` processes, each started with its first task, by a thread of its own that lives as long as it.
+
+    A program that uses it from a script needs the usual `if __name__ == "__main__":`.
+
+    >>> with Pool(1) as pool:
+    ...     pool.submit(max, 1, 2).result()
+    2
+    """
+
+    def __init__(self, count: int) -> None:
+        if importing_main:
+            raise ExecutionError(
+                'processes cannot be started while the program is imported; put its start below `if __name__ == "__main__":`'
+            )
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._held: dict[str, bytes] = {}
+        self._closed, self._killed = threading.Event(), threading.Event()
+        self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def share(self, data: bytes) -> Shared:
+        """A name for `data` in arguments, in whose place the function gets the bytes."""
+        token = Shared(hashlib.blake2b(data, digest_size=16).hexdigest())
+        self._held[token.key] = data
+        return token
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """See `concurrent.futures.Executor`; the future of a task whose processes were killed has `BrokenExecutor`."""
+        if self._closed.is_set():
+            raise RuntimeError("the pool is closed")
+        future: Future[Any] = Future()
+        shared = tuple(a for a in args if isinstance(a, Shared))
+        self._jobs.put((future, pickle.dumps((fn, args, kwargs)), shared))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the processes when their tasks are done."""
+        self._closed.set()
+        if cancel_futures:
+            self._cancel()
+        for _ in self._threads:
+            self._jobs.put(None)
+        if wait:
+            for thread in self._threads:
+                thread.join()
+
+    def kill(self) -> None:
+        """End the processes now, whatever they are doing."""
+        self._killed.set()
+        self.shutdown(cancel_futures=True)
+
+    def _cancel(self) -> None:
+        try:
+            while (job := self._jobs.get_nowait()) is not None:
+                job[0].cancel()
+        except queue.Empty:
+            return
+
+    def _serve(self) -> None:
+        """One thread: its process and the tasks that go to it."""
+        process: _Process | None = None
+        try:
+            while (job := self._jobs.get()) is not None:
+                future = job[0]
+                if future.set_running_or_notify_cancel():
+                    process = self._answer(process, *job)
+        finally:
+            if process is not None:
+                process.worker.close()
+
+    def _answer(
+        self, process: _Process | None, future: Future[Any], task: bytes, shared: tuple[Shared, ...]
+    ) -> _Process | None:
+        """Fill the future; the process to go on with, if there is one."""
+        for left in reversed(range(TRIES)):
+            try:
+                process = process or _Process()
+                done, value = process.answer(task, shared, self._held, self._killed)
+            except WorkerEnded as ended:
+                if process is not None:
+                    process.worker.close()
+                process = None
+                if not left or ended.status == "cancelled":
+                    future.set_exception(BrokenExecutor(ended.message))
+                    break
+            except OSError as error:
+                future.set_exception(BrokenExecutor(f"no process can be started: {error.strerror or error}"))
+                break
+            else:
+                (future.set_result if done else future.set_exception)(value)
+                break
+        return process
+
+
+class _Process:
+    """One process and what it has been sent."""
+
+    def __init__(self) -> None:
+        self.worker = Worker(isolated(CHILD))
+        self.sent: set[str] = set()
+        self.prepared = False
+
+    def answer(
+        self, task: bytes, shared: tuple[Shared, ...], held: dict[str, bytes], killed: threading.Event
+    ) -> tuple[bool, Any]:
+        """Has the call returned, and what: its value, or its error."""
+        new = [s.key for s in dict.fromkeys(shared) if s.key not in self.sent]
+        first = [] if self.prepared else [pickle.dumps(_preparation())]
+        header = {"keep": new, "prepare": not self.prepared}
+        arrays = tuple(_array(data) for data in (task, *first, *(held[key] for key in new)))
+        with closing(self.worker.exchange(Message("task", header, arrays), {"result"}, cancel=killed)) as answers:
+            *_, last = answers
+        self.prepared = True
+        self.sent.update(new)
+        try:
+            answer: tuple[bool, Any] = pickle.loads(last.arrays[0].tobytes())  # noqa: S301  (from our own process)
+        except (pickle.PickleError, ImportError, AttributeError, TypeError, ValueError) as error:
+            return False, ExecutionError(f"what the call returned cannot be read here: {error}")
+        return answer
+
+
+def _array(data: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8)
+
+
+def _preparation() -> dict[str, Any]:
+    """What multiprocessing tells a spawned process, so that functions of the caller's program are found there."""
+    from multiprocessing.spawn import get_preparation_data
+
+    told = get_preparation_data("baechi-lab")
+    del told["authkey"]
+    # The caller's own modules may lie in the current folder: it comes last, where nothing of Python's is hidden by it.
+    here = [p for p in told["sys_path"] if os.path.realpath(p) == os.path.realpath(os.curdir)]
+    return {**told, "sys_path": [*child_path(), *here[:1]]}

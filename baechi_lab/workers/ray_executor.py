@@ -1,0 +1,53 @@
+"""Ray as an executor: `bl.sweep(..., executor=RayExecutor())`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+from ..errors import MissingPackage
+
+
+class RayExecutor(Executor):
+    """Runs calls as Ray tasks; what is shared goes into Ray's object store, once to each machine.
+
+    Ray sends a task again when its worker or machine dies (`max_retries`, 3 unless an option says otherwise).
+
+    Args:
+        options: of `ray.remote`, for example `num_cpus=1`. Ray is started when it is not running.
+
+    Raises `MissingPackage` without Ray.
+
+    >>> rows = bl.sweep(graph, executor=RayExecutor(num_cpus=1))  # doctest: +SKIP
+    """
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise MissingPackage.of("ray", "ray", "RayExecutor") from error
+        if not ray.is_initialized():
+            ray.init(include_dashboard=False)
+        self._ray = ray
+        self._options = {"max_retries": 3, **options}
+        self._remote: dict[Callable[..., Any], Any] = {}
+        self.lost = (ray.exceptions.RaySystemError, ray.exceptions.WorkerCrashedError, ray.exceptions.ObjectLostError)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """The future of a Ray task; cancelling it cancels the task."""
+        if fn not in self._remote:
+            self._remote[fn] = self._ray.remote(**self._options)(fn)
+        reference = self._remote[fn].remote(*args, **kwargs)
+        future: Future[Any] = reference.future()
+
+        def cancel(ended: Future[Any]) -> None:
+            if ended.cancelled():
+                self._ray.cancel(reference)
+
+        future.add_done_callback(cancel)
+        return future
+
+    def share(self, data: bytes) -> Any:
+        """A reference to `data` in the object store, in whose place the function gets the bytes."""
+        return self._ray.put(data)

@@ -1,0 +1,184 @@
+"""Child processes: none imports from the current folder, none outlives its caller."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.workers.isolated import child_path, isolated
+from baechi_lab.workers.pool import Pool
+
+psutil = pytest.importorskip("psutil")
+
+LIBRARY = ("random", "queue", "struct", "pickle", "socket", "selectors", "numpy", "tqdm", "sitecustomize", "json")
+"""Names that a data folder may well hold, and that the children import."""
+
+
+@pytest.fixture
+def trapped(tmp_path):
+    """A folder whose modules leave a mark when they are imported."""
+    for name in LIBRARY:
+        (tmp_path / f"{name}.py").write_text(f"open(__file__ + '.ran', 'w').close()\nraise SystemExit('{name} ran')\n")
+    graph = bl.OpGraph.from_edges(
+        [3, 2, 4, 1, 5, 2], [(0, 1, 4), (0, 2, 4), (1, 3, 8), (2, 3, 8), (2, 4, 8), (4, 5, 2)]
+    )
+    bl.save_graph(graph, tmp_path / "graph.json")
+    return tmp_path
+
+
+def run_there(folder, *arguments):
+    """The command as its console script runs it, in `folder`, with PYTHONPATH naming the folder as well."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [*isolated("baechi_lab"), *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    assert not list(folder.glob("*.ran")), done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_exact_imports_nothing_from_the_current_folder(trapped):
+    pytest.importorskip("ortools")
+    out = run_there(
+        trapped, "place", "graph.json", "--placer", "exact", "--devices", "2", "-o", "placed.json", "--json"
+    )
+    assert json.loads(out)["placer"] == "exact"
+
+
+def test_a_sweep_imports_nothing_from_the_current_folder(trapped):
+    out = run_there(trapped, "sweep", "graph.json", "--devices", "1,2", "--jobs", "2", "--json")
+    assert [row["feasible"] for row in json.loads(out)] == [True, True]
+
+
+def test_run_imports_nothing_from_the_current_folder(trapped):
+    pytest.importorskip("tensorflow")
+    assert run_there(trapped, "run", "mlp", "--steps", "1", "--devices", "2", "--json")
+
+
+def test_python_m_imports_nothing_from_the_current_folder(trapped):
+    """Python itself reads the folder until `__main__` runs; only what it needs for that is left out here."""
+    for name in ("struct", "pickle", "socket", "selectors", "json", "sitecustomize"):
+        (trapped / f"{name}.py").unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "baechi_lab", "--version"], cwd=trapped, capture_output=True, text=True
+    )
+    assert (done.returncode, list(trapped.glob("*.ran"))) == (0, []), done.stderr
+
+
+def test_the_child_of_a_checkout_imports_the_callers_package(tmp_path):
+    """The package is the caller's even where the current folder, or an installed one, has another."""
+    (tmp_path / "baechi_lab").mkdir()
+    (tmp_path / "baechi_lab" / "__init__.py").write_text("raise SystemExit('the wrong one')")
+    done = subprocess.run(
+        isolated("baechi_lab.workers.process"), cwd=tmp_path, input=b"", capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_path_of_a_child(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    library = os.path.dirname(os.__file__)
+    given = ["", str(tmp_path), str(tmp_path / "link"), ".", "/opt/mine", library, "/opt/mine"]
+    assert child_path(given) == [library, "/opt/mine"]
+
+
+# -- nobody is left behind -------------------------------------------------------------------------------------
+
+SWEEP = """
+import baechi_lab as bl
+if __name__ == "__main__":
+    graph = bl.OpGraph.from_edges([1 + i % 7 for i in range(400)], [(i // 3, i, 4) for i in range(1, 400)])
+    bl.sweep(graph, devices=[2, 3], placer="search", params={"search": {"time_limit": 100}}, progress=False)
+"""
+EXACT = """
+import baechi_lab as bl
+if __name__ == "__main__":
+    graph = bl.OpGraph.from_edges([1 + i * 37 % 11 for i in range(80)], [(i // 2, i, 4) for i in range(1, 80)])
+    bl.place(graph, bl.Cluster.uniform(3, link=bl.Link(1, 1)), "exact", time_limit=100)
+"""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(("code", "children"), [(SWEEP, 2), (EXACT, 1)], ids=["sweep", "exact"])
+def test_no_child_outlives_a_caller_that_is_ended(tmp_path, code, children, sign):
+    """The children are deep in a search or a proof, inside compiled code that does not look at pipes."""
+    (tmp_path / "caller.py").write_text(code)
+    caller = subprocess.Popen([sys.executable, tmp_path / "caller.py"], stdin=subprocess.DEVNULL)
+    try:
+        busy = _descendants_at_work(caller, min(children, len(os.sched_getaffinity(0))))
+        caller.send_signal(sign)
+        caller.wait(30)
+        _, alive = psutil.wait_procs(busy, timeout=10)
+        assert alive == []
+    finally:
+        caller.kill()
+        caller.wait()
+
+
+def _descendants_at_work(caller, count):
+    """The caller's descendants once `count` of them have computed for a while."""
+    for _ in range(1200):
+        assert caller.poll() is None
+        found = psutil.Process(caller.pid).children(recursive=True)
+        if sum(p.cpu_times().user > 2.0 for p in found) >= count:
+            return found
+        time.sleep(0.1)
+    raise AssertionError("the children did not start to work")
+
+
+# -- the pool ----------------------------------------------------------------------------------------------------
+
+
+def test_the_pool_returns_values_and_errors():
+    with Pool(1) as pool:
+        assert pool.submit(divmod, 17, 5).result() == (3, 2)
+        with pytest.raises(ZeroDivisionError):
+            pool.submit(divmod, 1, 0).result()
+        with pytest.raises(bl.InvalidInput, match="speed of device"):
+            pool.submit(bl.Device, "a", "cpu", 1, -1.0).result()
+        assert pool.submit(len, pool.share(b"abc")).result() == 3
+        assert pool.submit(bytes.upper, pool.share(b"abc")).result() == b"ABC"
+
+
+def test_a_killed_process_of_the_pool_loses_no_call():
+    """The first kill is made good by a fresh process, the second of one call is told."""
+    from concurrent.futures import BrokenExecutor
+
+    with Pool(1) as pool:
+        first = pool.submit(os.getpid).result()
+        os.kill(first, signal.SIGKILL)
+        assert pool.submit(os.getpid).result() != first
+        with pytest.raises(BrokenExecutor, match="was killed by signal 9"):
+            pool.submit(signal.raise_signal, signal.SIGKILL).result()
+        assert pool.submit(max, 1, 2).result() == 2
+
+
+def test_a_program_without_a_main_guard_is_told(tmp_path):
+    program = """
+import baechi_lab as bl
+graph = bl.OpGraph.from_edges([1, 2], [(0, 1, 4)])
+print(bl.sweep(graph, devices=[1], progress=False))
+"""
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "__name__" in done.stderr.splitlines()[-1]
+
+
+def test_functions_of_the_callers_program_are_found(tmp_path):
+    program = """
+from baechi_lab.workers.pool import Pool
+from mine import half
+def double(x): return 2 * x
+if __name__ == "__main__":
+    with Pool(1) as pool:
+        print(pool.submit(double, 21).result(), pool.submit(half, 4).result())
+"""
+    (tmp_path / "mine.py").write_text("def half(x): return x // 2\n")
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "42 2\n", done.stderr
