@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-_HEADINGS = ("Graph execution error", "Detected at node", "Node:", "<stack traces unavailable>", "File ")
+_HEADINGS = (
+    "Graph execution error",
+    "Detected at node",
+    "Node:",
+    "<stack traces unavailable>",
+    "File ",
+    "From /job:",
+    "=====",
+)
 
 
 def first_line(error: BaseException) -> str:

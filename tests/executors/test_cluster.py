@@ -3,12 +3,14 @@
 import os
 import signal
 import socket
+import threading
 
 import numpy as np
 import pytest
 
 import baechi_lab as bl
 from baechi_lab.executors.tensorflow import server
+from baechi_lab.executors.tensorflow.peers import Peers
 
 pytest.importorskip("tensorflow")
 
@@ -84,22 +86,50 @@ def test_more_devices_than_workers(local, step, ops):
         bl.execute(step, bl.Placement(device=[2] * ops.n), cluster=local)
 
 
-def test_worker_killed_mid_step(step, placement):
+@pytest.mark.parametrize("which", [0, 1])
+def test_worker_killed_mid_step(step, placement, which):
+    """Without a timeout: TensorFlow itself waits for ever for worker 0, which leads the session."""
     with bl.LocalCluster(2) as local:
 
         def kill(result):
             if result.index == 2:
-                os.kill(local.pids[1], signal.SIGKILL)
+                os.kill(local.pids[which], signal.SIGKILL)
 
-        run = bl.execute(step, placement, steps=10**6, warmup=0, traced=1, cluster=local, on_step=kill, timeout=60)
-        assert run.status == "died" and 3 <= len(run.outputs) < 10**6
-        assert run.message and run.timeline is not None
+        run = bl.execute(step, placement, steps=10**6, warmup=0, traced=1, cluster=local, on_step=kill)
+        assert run.status == "died" and 3 <= len(run.outputs) < 10**6 and run.timeline is not None
+        assert run.message == f"worker {which} of the cluster ({local.addresses[which]}) has ended"
         with pytest.raises(bl.ExecutionError, match=r"does not answer .* start it with: baechi-lab worker --bind 127"):
             bl.execute(step, placement, cluster=local)
     assert all(not os.path.exists(f"/proc/{pid}") for pid in local.pids)
     # The next execution works, on a cluster of its own.
     with bl.LocalCluster(2) as fresh:
         assert bl.execute(step, placement, steps=1, warmup=0, traced=0, cluster=fresh).status == "ok"
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_worker_killed_before_the_first_step(step, placement, which):
+    """While the session is made; the seconds that this takes vary, and with them the moment."""
+    for seconds in (0.0, 2.0):
+        with bl.LocalCluster(2) as local:
+            peers = Peers(local.addresses)
+            timer = threading.Timer(seconds, os.kill, (local.pids[which], signal.SIGKILL))
+            timer.start()
+            run = bl.execute(step, placement, steps=10**6, traced=0, cluster=local, progress=False)
+            timer.join()
+            assert run.status == "died" and run.message.startswith(f"worker {which} of the cluster")
+            assert peers.lost_within(5.0) == run.message
+            peers.close()
+
+
+def test_a_server_that_closes_an_idle_connection_is_not_lost():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with Peers([address]) as peers:
+            for _ in range(3):
+                listener.accept()[0].close()
+                assert peers.lost_within(0.3) is None
+            listener.close()
+            assert peers.lost_within(5.0) == f"worker 0 of the cluster ({address}) has ended"
 
 
 def test_address_that_does_not_answer(step, placement):

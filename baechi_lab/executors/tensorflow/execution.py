@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -23,6 +22,7 @@ from ...workers.messages import Message
 from ...workers.transport import step_arrays, step_header
 from ..inputs import checked_batches
 from ..structure import graph_of
+from .peers import Peers
 from .timeline import to_timeline
 from .trace import Trace
 
@@ -83,7 +83,6 @@ def execute(
     graph = graph_of(step) if graph is None else graph
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     batches = checked_batches(step, inputs)
-    check_workers((options or {}).get("workers", ()))
     names = None if cluster is None else [[d.name, d.memory_bytes] for d in cluster.devices]
     header = {
         **step_header(step), "op_names": list(graph.names), "devices": names,
@@ -93,13 +92,14 @@ def execute(
     fed = (array for batch in batches for array in batch)
     request = Message("execute", header, (placed.device, *step_arrays(step), *fed))
     got = _Collected()
+    peers = Peers((options or {}).get("workers", ()))
     # `disable=None`: no bar where stderr is neither a terminal nor a notebook.
     bar = tqdm(
         total=warmup + traced + steps, desc="execute", unit="step", leave=False, disable=None if progress else True
     )
     used = worker or Worker()
     try:
-        status, message = _converse(used, request, got, timeout, cancel, _advancing(bar, on_step))
+        status, message = _converse(used, request, got, timeout, cancel, _advancing(bar, on_step), peers)
     except ExecutionError:
         # The worker refused the request and waits for the next.
         raise
@@ -108,23 +108,12 @@ def execute(
         raise
     finally:
         bar.close()
+        peers.close()
         if worker is None:
             used.close()
     if status != "ok":
         used.close()
     return _run(step, graph, placed, cluster, got, status, message)
-
-
-def check_workers(addresses: Sequence[str], seconds: float = 3.0) -> None:
-    """Connect to each worker of a cluster once: TensorFlow itself would wait for a missing one without end."""
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
-        except (OSError, ValueError) as error:
-            raise ExecutionError(
-                f"worker {address!r} does not answer ({error}); start it with: baechi-lab worker --bind {address}"
-            ) from error
 
 
 def _advancing(bar: Any, on_step: Callable[[StepResult], None] | None) -> Callable[[StepResult], None]:
@@ -145,13 +134,16 @@ def _converse(
     timeout: float | None,
     cancel: threading.Event | None,
     on_step: Callable[[StepResult], None],
+    peers: Peers,
 ) -> tuple[str, str]:
     """Fill `got` from the worker's messages; status and message of the run."""
     try:
-        with closing(worker.exchange(request, {"done", "failed"}, timeout, cancel)) as answers:
+        with closing(worker.exchange(request, {"done", "failed"}, timeout, cancel, peers.lost)) as answers:
             for message in answers:
                 if message.kind == "failed":
-                    return _failed(message, got)
+                    # TensorFlow may tell of a server's end in any words, and before the kernel does.
+                    gone = peers.lost_within(1.0)
+                    return _failed(message, got) if gone is None else ("died", gone)
                 _take(message, got)
                 if message.kind == "step":
                     on_step(got.steps[-1])

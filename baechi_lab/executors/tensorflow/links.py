@@ -23,7 +23,7 @@ from ...workers.client import Worker, WorkerEnded, refusal
 from ...workers.messages import Message
 from .cluster import LocalCluster
 from .devices import device_options
-from .execution import check_workers
+from .peers import Peers
 
 PROBE_BYTES = 16 << 20
 """Size of the tensors that probe for concurrency: large enough that bytes, not messages, take the time."""
@@ -192,16 +192,16 @@ def _measure(
     """(seconds, probes) per pair, as the worker sends them."""
     from tqdm.auto import tqdm
 
-    check_workers(options["workers"])
     header = {
         "devices": [list(name) for name in names], "options": options, "pairs": [list(pair) for pair in pairs],
         "sizes": [int(s) for s in sizes], "repeats": int(repeats), "probe_bytes": int(probe_bytes),
     }  # fmt: skip
     found: list[tuple[Any, Any]] = []
     bar = tqdm(total=len(pairs), desc="links", unit="pair", disable=None if progress else True, leave=False)
-    with bar, Worker() as worker:
+    with Peers(options["workers"]) as peers, bar, Worker() as worker:
         try:
-            with closing(worker.exchange(Message("links", header), {"done", "failed"}, timeout)) as answers:
+            asked = worker.exchange(Message("links", header), {"done", "failed"}, timeout, lost=peers.lost)
+            with closing(asked) as answers:
                 for answer in answers:
                     if answer.kind == "failed":
                         raise refusal(answer)
