@@ -33,7 +33,7 @@ def export(
     Args:
         step: what `bl.trace` returned; its variables' values are where the script starts.
         placement: of the step's graph, or of a coarse graph of it.
-        folder: where to write; may be new, empty, or an earlier export, which is replaced.
+        folder: where to write; may be new, empty, or hold exactly what an earlier export wrote, which is replaced.
         cluster: a `bl.LocalCluster` whose workers the script is to use; a Cluster only checks the device indices.
         graph: the graph that the placement was made for, when it is not the one that `bl.profile(step)` makes.
         workers: addresses (host:port) of a TensorFlow cluster, one per device; the README says how to start each.
@@ -42,7 +42,8 @@ def export(
         the folder's absolute path.
 
     Raises:
-        InvalidInput: a placement for another graph, a folder that holds something else.
+        InvalidInput: a placement for another graph, a folder that holds something else, edited
+            scripts and trained values included.
         ExecutionError: the disk is full or not writable; no half-written folder is left.
 
     >>> export(step, placement, "placed_training/")  # doctest: +SKIP
@@ -50,7 +51,7 @@ def export(
     """
     from ..executors.structure import graph_of
     from .folder import write_folder
-    from .tensorflow.export import MARKER, folder_files
+    from .tensorflow.export import folder_files
 
     if not isinstance(step, Step):
         raise InvalidInput(
@@ -67,4 +68,4 @@ def export(
         names = [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(len(workers))]
     else:
         names = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(needed)]
-    return write_folder(folder, folder_files(step, graph.names, placed, names, tuple(workers)), MARKER)
+    return write_folder(folder, folder_files(step, graph.names, placed, names, tuple(workers)))

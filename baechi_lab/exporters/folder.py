@@ -1,9 +1,19 @@
-"""Write a folder whole or not at all: beside its place first, then renamed into it."""
+"""Write a folder whole or not at all: beside its place first, then put there in one step.
+
+With the files goes a list of their hashes. Only a folder that holds what its list says, file by file and nothing else,
+is ever replaced: what was added or changed since it was written is somebody's work.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
+import hashlib
+import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,44 +23,95 @@ from ..errors import ExecutionError, InvalidInput
 
 Writer = Callable[[BinaryIO], None]
 
+LIST = "exported_files.json"
+FORMAT = "baechi-lab exported files"
 
-def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str | Writer], marker: str) -> Path:
-    """Write `files` (name -> content, or a function that writes it) as `folder`.
 
-    An existing folder is replaced only when it is empty or an earlier export, which holds the file `marker`.
+def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str | Writer]) -> Path:
+    """Write `files` (name -> content, or a function that writes it) as `folder`, with the list of their hashes.
+
+    An existing folder is replaced only when it is empty, or holds exactly what an earlier export wrote. A kill at any
+    moment leaves the earlier or the new one (on Linux and macOS; elsewhere, at one moment, the earlier one beside).
 
     Raises:
         InvalidInput: the folder's place is taken by something else, or its parent does not exist.
         ExecutionError: the disk is full or not writable; then nothing is left behind and an earlier export stays.
     """
     target = Path(os.path.abspath(folder))
-    _check_place(target, marker)
+    _check_place(target)
     try:
         partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
     except OSError as error:
         raise ExecutionError(f"cannot write beside {target}: {error.strerror or error}") from error
     try:
-        for name, content in files.items():
-            _write(partial / name, content)
-        _make_readable(partial)
-        _rename(partial, target)
+        _fill(partial, files)
+        earlier = _put(partial, target)
     except OSError as error:
+        _remove(partial)
         raise ExecutionError(f"cannot write {target}: {error.strerror or error}; nothing was left behind") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    except BaseException:
+        _remove(partial)
+        raise
+    if earlier is not None:
+        _remove(earlier)
     return target
 
 
-def _check_place(target: Path, marker: str) -> None:
+def _fill(partial: Path, files: Mapping[str, bytes | str | Writer]) -> None:
+    """Write the files and their list; until the list is there, the folder counts as half-written."""
+    hashes = {name: _write(partial / name, content) for name, content in files.items()}
+    _make_readable(partial)
+    listed = json.dumps({"format": FORMAT, "version": 1, "sha256": hashes}, indent=1)
+    _write(partial / LIST, listed + "\n")
+    _sync_folder(partial)
+
+
+def _check_place(target: Path) -> None:
     if not target.parent.is_dir():
         raise InvalidInput(f"folder {target}: {target.parent} is not a folder that exists")
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise InvalidInput(f"folder {target} exists and is not a folder; give another name")
-    if target.is_dir() and any(target.iterdir()) and not (target / marker).is_file():
-        raise InvalidInput(f"folder {target} is not empty and holds no earlier export; give another name")
+    if target.is_dir() and any(target.iterdir()):
+        _check_own(target, target)
 
 
-def _write(path: Path, content: bytes | str | Writer) -> None:
+def _check_own(folder: Path, name: Path) -> None:
+    """Refuse a folder that holds anything but what an export wrote there; `name` is what it is called."""
+    hashes = _listed(folder)
+    if hashes is None:
+        raise InvalidInput(f"folder {name} is not empty and holds no earlier export; give another name")
+    for path in sorted(folder.iterdir()):
+        if path.name != LIST and path.name not in hashes:
+            raise InvalidInput(
+                f"folder {name} holds {path.name!r}, which no export wrote; move it, or give another name"
+            )
+        if path.name != LIST and (path.is_symlink() or not path.is_file() or _hash(path) != hashes[path.name]):
+            raise InvalidInput(f"{path.name!r} in folder {name} was changed since it was exported; give another name")
+
+
+def _listed(folder: Path) -> dict[str, str] | None:
+    """The hashes that an export wrote into `folder`; None where it holds no such list."""
+    path = folder / LIST
+    if path.is_symlink() or not path.is_file():
+        return None
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    hashes = document.get("sha256") if isinstance(document, dict) and document.get("format") == FORMAT else None
+    return hashes if isinstance(hashes, dict) else None
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _write(path: Path, content: bytes | str | Writer) -> str:
+    """Write one file to the disk; its hash."""
     with path.open("wb") as stream:
         if callable(content):
             content(stream)
@@ -58,6 +119,7 @@ def _write(path: Path, content: bytes | str | Writer) -> None:
             stream.write(content.encode() if isinstance(content, str) else content)
         stream.flush()
         os.fsync(stream.fileno())
+    return _hash(path)
 
 
 def _make_readable(folder: Path) -> None:
@@ -67,16 +129,68 @@ def _make_readable(folder: Path) -> None:
     folder.chmod(0o777 & ~mask)
 
 
-def _rename(partial: Path, target: Path) -> None:
-    """Put `partial` in place; an earlier export goes only once the new one is there, and comes back if that fails."""
-    if not target.exists() or not any(target.iterdir()):
-        os.rename(partial, target)
-        return
-    earlier = Path(tempfile.mkdtemp(prefix=f".{target.name}.earlier-", dir=target.parent))
-    os.rename(target, earlier)
+def _sync_folder(folder: Path) -> None:
+    """Have the names in a folder reach the disk, where a folder can be opened for that."""
+    with contextlib.suppress(PermissionError, IsADirectoryError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _put(partial: Path, target: Path) -> Path | None:
+    """Put `partial` in place in one step; where the export that was there is now (None: there was none).
+
+    What came into the earlier export since it was looked at is seen once nobody finds it by its name any more; then
+    it goes back.
+    """
     try:
-        os.rename(partial, target)
-    except OSError:
-        os.rename(earlier, target)
+        os.rename(partial, target)  # POSIX: over nothing, or over an empty folder
+        _sync_folder(target.parent)
+        return None
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EACCES):
+            raise
+    back = _exchanged(partial, target)
+    if back is None:
+        back = partial.with_name(partial.name.replace(".partial-", ".earlier-"))
+        os.rename(target, back)
+        try:
+            os.rename(partial, target)
+        except OSError:
+            os.rename(back, target)
+            raise
+    try:
+        _check_own(back, target)
+    except InvalidInput:
+        if back == partial:
+            _exchanged(partial, target)
+        else:
+            os.rename(target, partial)
+            os.rename(back, target)
         raise
-    shutil.rmtree(earlier, ignore_errors=True)
+    _sync_folder(target.parent)
+    return back
+
+
+def _exchanged(partial: Path, target: Path) -> Path | None:
+    """Let two folders change names in one step; where `target` is now, None if this system or disk cannot."""
+    library = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
+    names = os.fsencode(partial), os.fsencode(target)
+    here, swap = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, and RENAME_SWAP of macOS
+    if sys.platform.startswith("linux") and hasattr(library, "renameat2"):
+        failed = library.renameat2(here, names[0], here, names[1], swap)  # type: ignore[union-attr]
+    elif sys.platform == "darwin" and hasattr(library, "renamex_np"):
+        failed = library.renamex_np(*names, swap)  # type: ignore[union-attr]
+    else:
+        return None
+    return None if failed else partial
+
+
+def _remove(folder: Path) -> None:
+    """Remove a half-written export or a whole one, but never one to which something was added."""
+    with contextlib.suppress(OSError, InvalidInput):
+        if (folder / LIST).exists():
+            _check_own(folder, folder)
+        shutil.rmtree(folder)

@@ -15,7 +15,6 @@ from ...graph.placement import Placement
 from ...graph.step import Step
 from ..folder import Writer
 
-MARKER = "placement.json"
 FORMAT = "baechi-lab placed training"
 
 
@@ -44,7 +43,7 @@ def folder_files(
         "placement": {name: int(d) for name, d in zip(op_names, placement.device.tolist(), strict=True)},
     }
     return {
-        MARKER: json.dumps(plan, indent=1) + "\n",
+        "placement.json": json.dumps(plan, indent=1) + "\n",
         "placed_graph.pb": placed.graph_def,
         "initial_values.npz": partial(_save, {f"variable_{i}": v for i, v in enumerate(step.initial_values)}),
         "example_inputs.npz": partial(_save, {f"input_{i}": v for i, v in enumerate(step.example_inputs)}),

@@ -30,8 +30,6 @@ from ...torch.tracing import trace
 from ..folder import write_folder
 from .script import README, SCRIPT
 
-MARKER = "placed_plan.json"
-
 
 def export(
     step: TorchStep, placement: Placement, folder: str | os.PathLike[str], *, cluster: Cluster | None = None,
@@ -39,7 +37,8 @@ def export(
 ) -> Path:  # fmt: skip
     """Write a folder with the placed step and a `train.py` that imports only torch; returns its path.
 
-    Parameters as in `bl.torch.execute`; the folder may be new, empty, or an earlier export, which is replaced.
+    Parameters as in `bl.torch.execute`; the folder may be new, empty, or hold exactly what an
+    earlier export wrote, which is replaced.
 
     Raises:
         InvalidInput: a model, loss or optimizer whose source cannot be written out (it says which and why), a
@@ -70,13 +69,13 @@ def export(
     files: dict[str, Any] = {
         "train.py": script,
         "README.md": README.replace("<NAME>", step.name),
-        MARKER: json.dumps(plan.to_json(), indent=1),
+        "placed_plan.json": json.dumps(plan.to_json(), indent=1),
         "weights.pt": _saved(model.state_dict()),
         "batch.pt": _saved({"inputs": list(step.inputs), "targets": list(step.targets)}),
         **sources.files,
         **runtime_files(),
     }
-    return write_folder(folder, files, MARKER)
+    return write_folder(folder, files)
 
 
 def runtime_files() -> dict[str, str]:

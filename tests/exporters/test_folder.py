@@ -1,0 +1,165 @@
+"""The folder of an export: replaced only where it is untouched, and old or new, whole, whatever kills the export."""
+
+import json
+import os
+
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.exporters import folder as module
+from baechi_lab.exporters.folder import LIST, write_folder
+
+OLD = {"train.py": "print('old')\n", "values.bin": b"\0" * 5000}
+NEW = {"train.py": "print('new')\n", "other.bin": b"\1" * 7000}
+
+
+def content(folder):
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.name != LIST}
+
+
+def as_bytes(files):
+    return {name: data if isinstance(data, bytes) else data.encode() for name, data in files.items()}
+
+
+@pytest.fixture
+def out(tmp_path):
+    return write_folder(tmp_path / "out", OLD)
+
+
+def test_an_untouched_export_is_replaced(out, tmp_path):
+    write_folder(out, NEW)
+    assert content(out) == as_bytes(NEW)
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_folder_with_a_placement_file_is_no_export(tmp_path):
+    """A thesis and a repository beside a file of that name."""
+    (tmp_path / "out" / ".git").mkdir(parents=True)
+    for name in ("placement.json", "placed_plan.json", "thesis.tex", ".git/HEAD"):
+        (tmp_path / "out" / name).write_text("mine")
+    with pytest.raises(bl.InvalidInput, match="holds no earlier export"):
+        write_folder(tmp_path / "out", NEW)
+    assert sorted(os.listdir(tmp_path / "out")) == [".git", "placed_plan.json", "placement.json", "thesis.tex"]
+
+
+@pytest.mark.parametrize("name", ["trained_values.npz", "thesis.tex", ".hidden"])
+def test_what_was_added_is_kept(out, name):
+    (out / name).write_text("mine")
+    with pytest.raises(bl.InvalidInput, match=f"holds '{name}', which no export wrote"):
+        write_folder(out, NEW)
+    assert content(out) == {**as_bytes(OLD), name: b"mine"}
+
+
+def test_what_was_added_in_a_folder_is_kept(out):
+    (out / ".git").mkdir()
+    (out / ".git" / "HEAD").write_text("mine")
+    with pytest.raises(bl.InvalidInput, match=r"holds '\.git', which no export wrote"):
+        write_folder(out, NEW)
+    assert (out / ".git" / "HEAD").read_text() == "mine"
+
+
+def test_what_was_changed_is_kept(out):
+    (out / "train.py").write_text("print('mine')\n")
+    with pytest.raises(bl.InvalidInput, match=r"'train\.py' in folder .* was changed since it was exported"):
+        write_folder(out, NEW)
+    assert (out / "train.py").read_text() == "print('mine')\n"
+
+
+def test_a_link_in_place_of_a_file_is_kept(out, tmp_path):
+    (tmp_path / "elsewhere").write_text(OLD["train.py"])
+    (out / "train.py").unlink()
+    (out / "train.py").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(bl.InvalidInput, match="was changed"):
+        write_folder(out, NEW)
+
+
+@pytest.mark.parametrize("listed", ["", "[]", "{}", '{"format": "baechi-lab exported files"}', "\0", "[" * 100_000])
+def test_a_list_that_is_none(out, listed):
+    (out / LIST).write_text(listed)
+    with pytest.raises(bl.InvalidInput, match="holds no earlier export"):
+        write_folder(out, NEW)
+    assert content(out) == as_bytes(OLD)
+
+
+def test_a_list_without_hashes_makes_nobodys_file_ours(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    document = {"format": module.FORMAT, "version": 1, "sha256": {"thesis.tex": None}}
+    (tmp_path / LIST).write_text(json.dumps(document))
+    with pytest.raises(bl.InvalidInput, match=r"'thesis\.tex' .* was changed"):
+        write_folder(tmp_path, NEW)
+
+
+def test_an_empty_folder_is_filled(tmp_path):
+    (tmp_path / "out").mkdir()
+    assert content(write_folder(tmp_path / "out", NEW)) == as_bytes(NEW)
+
+
+def test_what_comes_while_the_new_one_is_written_is_kept(out, tmp_path, monkeypatch):
+    """A file appears between the look at the folder and its replacement: all goes back, the file with it."""
+    fill = module._fill
+
+    def slow(partial, files):
+        fill(partial, files)
+        (out / "thesis.tex").write_text("mine")
+
+    monkeypatch.setattr(module, "_fill", slow)
+    with pytest.raises(bl.InvalidInput, match=r"holds 'thesis\.tex'"):
+        write_folder(out, NEW)
+    assert content(out) == {**as_bytes(OLD), "thesis.tex": b"mine"}
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_without_exchange(out, tmp_path, monkeypatch):
+    """Where names cannot be exchanged: two renames, and the same refusals."""
+    monkeypatch.setattr(module, "_exchanged", lambda partial, target: None)
+    write_folder(out, NEW)
+    assert content(out) == as_bytes(NEW) and os.listdir(tmp_path) == ["out"]
+    fill = module._fill
+    monkeypatch.setattr(module, "_fill", lambda p, f: (fill(p, f), (out / "late").write_text("mine")))
+    with pytest.raises(bl.InvalidInput, match="holds 'late'"):
+        write_folder(out, OLD)
+    assert content(out) == {**as_bytes(NEW), "late": b"mine"} and os.listdir(tmp_path) == ["out"]
+
+
+CALLS = ("open", "close", "fsync", "rename", "unlink", "rmdir", "chmod", "mkdir", "stat", "lstat", "scandir")
+
+
+def _killed_at(moment, out):
+    """Replace the export in a process that ends, without any clean-up, at its `moment`-th call to the system."""
+    child = os.fork()
+    if child == 0:
+        count = 0
+
+        def counted(call):
+            def run(*given, **more):
+                nonlocal count
+                count += 1
+                if count > moment:
+                    os._exit(9)
+                return call(*given, **more)
+
+            return run
+
+        for name in CALLS:
+            setattr(os, name, counted(getattr(os, name)))
+        module._exchanged = counted(module._exchanged)
+        module._hash = counted(module._hash)
+        write_folder(out, NEW)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(not os.path.exists("/proc"), reason="exchange of two names as on Linux")
+def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path):
+    seen = set()
+    for moment in range(1000):
+        out = write_folder(tmp_path / str(moment), OLD)
+        code = _killed_at(moment, out)
+        found = content(out)
+        assert found in (as_bytes(OLD), as_bytes(NEW)), moment
+        seen.add("old" if found == as_bytes(OLD) else "new")
+        write_folder(out, OLD)  # and the next export replaces either
+        assert content(out) == as_bytes(OLD)
+        if code == 0:
+            break
+    assert code == 0 and moment > 15 and seen == {"old", "new"}
