@@ -12,6 +12,7 @@ import numpy as np
 from .comparison_runs import measure_rows, split_cluster, where_to_run
 from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from .graph import Cluster, OpGraph, Placement, Step, Timeline
+from .graph.arguments import check_records
 from .stages import Simulate
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def compare(
 
     _check_measuring(measure, step, steps, backend, workers)
     cluster, local = split_cluster(cluster)
+    check_records(graph=graph, cluster=cluster)
     Simulate(scheduler)  # refuses an unknown name here, not in every row
     chosen = _chosen(DEFAULT_PLACERS if placers is None else placers, params or {}, common)
     prepared = _optimized(graph, cluster, passes, forward_only)

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isfinite
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DuplicateNameError, InvalidInput, UnknownNameError
+from .columns import finite, text
 from .kernels.csr import frozen
 from .units import format_bytes, parse_bytes
 
+MOST_DEVICES = 4096
+"""Links are kept as dense matrices, one number per ordered pair: 16 million at this many devices."""
+
+MOST_MEMORY = 2**63 - 1
+
 COMMUNICATION_MODES = ("parallel", "sequential", "duplex")
+
+
+def device_count(n: Any, field: str = "number of devices") -> int:
+    """`n`, if a cluster may have so many devices."""
+    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
+        raise InvalidInput(f"{field} is {n!r:.60}; it must be a whole number of at least 1")
+    if n > MOST_DEVICES:
+        raise InvalidInput(f"{field} is {str(n)[:60]}; at most {MOST_DEVICES} are possible")
+    return int(n)
 
 
 @dataclass(frozen=True)
@@ -45,15 +60,17 @@ class Device:
         for key in ("name", "kind"):
             value = getattr(self, key)
             if not isinstance(value, str) or not value:
-                raise InvalidInput(f"device {key} is {value!r}; it must be a non-empty text")
+                raise InvalidInput(f"device {key} is {value!r:.60}; it must be a non-empty text")
+            text(f"device {key}", value)
         object.__setattr__(
             self, "memory_bytes", parse_bytes(self.memory_bytes, f"memory_bytes of device {self.name!r}")
         )
         if self.memory_bytes < 0:
             raise InvalidInput(f"memory_bytes of device {self.name!r} is {self.memory_bytes}; it must not be negative")
-        if isinstance(self.speed, bool) or not (isfinite(self.speed) and self.speed > 0):
-            raise InvalidInput(f"speed of device {self.name!r} is {self.speed}; it must be finite and above 0")
-        object.__setattr__(self, "speed", float(self.speed))
+        speed = finite(self.speed)
+        if speed is None or speed <= 0:
+            raise InvalidInput(f"speed of device {self.name!r} is {self.speed!r:.60}; it must be finite and above 0")
+        object.__setattr__(self, "speed", speed)
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,23 +99,21 @@ class Link:
 
     def __post_init__(self) -> None:
         for key in ("latency_us", "us_per_byte", "overhead_us"):
-            value = getattr(self, key)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float, np.number))
-                or not isfinite(value)
-                or value < 0
-            ):
+            value = finite(getattr(self, key))
+            if value is None or value < 0:
                 raise InvalidInput(
-                    f"link {key} is {value!r}; it must be finite and not negative (a bandwidth of 0 has no link)"
+                    f"link {key} is {getattr(self, key)!r:.60}; it must be finite and not negative "
+                    "(a bandwidth of 0 has no link)"
                 )
-            object.__setattr__(self, key, float(value))  # 0 and 0.0 are one cost, and must have one hash
+            object.__setattr__(self, key, value)  # 0 and 0.0 are one cost, and must have one hash
 
     @classmethod
     def from_bandwidth(cls, bytes_per_us: float, latency_us: float = 0.0) -> Link:
         """A link of a given bandwidth in bytes per microsecond (1000 = 1 GB/s)."""
-        if not isfinite(bytes_per_us) or bytes_per_us <= 0:
-            raise InvalidInput(f"link bandwidth is {bytes_per_us}; it must be finite and above 0 bytes per microsecond")
+        if not finite(bytes_per_us) or bytes_per_us <= 0:
+            raise InvalidInput(
+                f"link bandwidth is {bytes_per_us!r:.60}; it must be finite and above 0 bytes per microsecond"
+            )
         return cls(latency_us, 1.0 / bytes_per_us)
 
     def cost_us(self, size_bytes: int) -> float:
@@ -134,6 +149,8 @@ class Cluster:
     comm: str = "sequential"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.devices, Iterable):
+            raise InvalidInput(f"devices is {self.devices!r:.60}; it must be a list of Device")
         devices = tuple(self.devices)
         object.__setattr__(self, "devices", devices)
         if not devices:
@@ -142,12 +159,15 @@ class Cluster:
             raise InvalidInput(
                 f"devices holds {next(d for d in devices if not isinstance(d, Device))!r}; each must be a Device"
             )
+        device_count(len(devices))
         names = [d.name for d in devices]
         if len(set(names)) != len(names):
-            twice = next(x for x in names if names.count(x) > 1)
+            twice = next(x for x, times in Counter(names).items() if times > 1)
             raise DuplicateNameError(f"device name {twice!r} appears more than once; names must be distinct")
-        if self.comm not in COMMUNICATION_MODES:
+        if not isinstance(self.comm, str) or self.comm not in COMMUNICATION_MODES:
             raise UnknownNameError.of("communication mode", self.comm, COMMUNICATION_MODES)
+        if (total := sum(d.memory_bytes for d in devices)) > MOST_MEMORY:
+            raise InvalidInput(f"memory_bytes of all devices add up to {total}; at most {MOST_MEMORY} can be added up")
         object.__setattr__(self, "link", self._checked_links())
 
     def _checked_links(self) -> Link | tuple[tuple[Link, ...], ...]:
@@ -179,8 +199,7 @@ class Cluster:
         speed: float = 1.0,
     ) -> Cluster:
         """`n` equal devices `kind:0 ..`; the default link is PCIe 3.0 through host memory (paper B, section 5.1)."""
-        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
-            raise InvalidInput(f"number of devices is {n!r}; it must be a whole number of at least 1")
+        device_count(n)
         memory = parse_bytes(memory_bytes)
         return cls(tuple(Device(f"{kind}:{i}", kind, memory, speed) for i in range(n)), link, comm)
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import ColocationError, CostError, CycleError, DuplicateNameError, InvalidInput, UnknownOpError
+from .columns import numbers, text, texts, whole
 from .kernels.csr import distinct, frozen, offsets, topological_order, transpose
 
 if TYPE_CHECKING:
@@ -89,12 +90,18 @@ class OpGraph:
     name: str = "graph"
 
     def __post_init__(self) -> None:
-        n = len(self.names)
+        names = texts("names", self.names)
+        n = len(names)
         put = lambda key, value: object.__setattr__(self, key, value)  # noqa: E731
-        put("names", tuple(self.names))
-        put("op_types", tuple(self.op_types) if len(self.op_types) else ("op",) * n)
-        put("duration_us", frozen(self.duration_us, np.float64))
-        kinds = {k: frozen(v, np.float64) for k, v in sorted(self.duration_by_kind.items())}
+        put("names", names)
+        put("op_types", texts("op_types", self.op_types) or ("op",) * n)
+        put("duration_us", numbers("duration_us", self.duration_us))
+        if not isinstance(self.duration_by_kind, Mapping):
+            raise InvalidInput(
+                f"duration_by_kind is {self.duration_by_kind!r:.60}; it must map device kinds to durations"
+            )
+        by_kind = {text("duration_by_kind", k): v for k, v in self.duration_by_kind.items()}
+        kinds = {k: numbers(f"duration_by_kind[{k!r}]", v) for k, v in sorted(by_kind.items())}
         put("duration_by_kind", MappingProxyType(kinds))
         for key, dtype in (
             ("tensor_producer", np.int32),
@@ -102,21 +109,22 @@ class OpGraph:
             ("consumer_ptr", np.int64),
             ("consumers", np.int32),
         ):
-            put(key, _integers(key, getattr(self, key), dtype))
+            put(key, whole(key, getattr(self, key), dtype))
         for key in ("temp_bytes", "persistent_bytes"):
             given = getattr(self, key)
-            put(key, _integers(key, np.zeros(n) if given is None else given, np.int64))
+            put(key, whole(key, np.zeros(n) if given is None else given, np.int64))
         for key in ("colocation", "allowed", "forward_of"):
             given = getattr(self, key)
-            put(key, _integers(key, np.full(n, -1) if given is None else given, np.int32))
-        put("colocation_names", tuple(self.colocation_names))
-        put("allowed_sets", tuple(tuple(s) for s in self.allowed_sets))
+            put(key, whole(key, np.full(n, -1) if given is None else given, np.int32))
+        put("colocation_names", texts("colocation_names", self.colocation_names))
+        put("allowed_sets", tuple(texts("allowed_sets", s) for s in self.allowed_sets))
         for key in ("group_of", "copy_of", "micro_batch"):
             if getattr(self, key) is not None:
-                put(key, _integers(key, getattr(self, key), np.int32))
-        if not self.tensor_names:
-            put("tensor_names", default_tensor_names(self.tensor_producer))
-        put("tensor_names", tuple(self.tensor_names))
+                put(key, whole(key, getattr(self, key), np.int32))
+        if self.source_key is not None:
+            text("source_key", self.source_key)
+        text("name", self.name)
+        put("tensor_names", texts("tensor_names", self.tensor_names) or default_tensor_names(self.tensor_producer))
         validate(self)
 
     # -- shape ---------------------------------------------------------------------------------------
@@ -271,19 +279,18 @@ class OpGraph:
         >>> OpGraph.from_edges([1, 1, 1], [(0, 1, 4), (0, 2, 4)]).tensor_count
         1
         """
-        duration = np.asarray(duration_us, dtype=np.float64).reshape(-1)
-        triples = np.array([tuple(e) for e in edges], dtype=np.float64).reshape(-1, 3)
-        producer, consumer, size = (triples[:, k] for k in range(3))
+        duration = numbers("duration_us", duration_us).reshape(-1)
+        producer, consumer, size = _triples(edges)
         n = len(duration)
-        named = tuple(names) if names is not None else tuple(f"op{i}" for i in range(n))
+        named = texts("names", names) if names is not None else tuple(f"op{i}" for i in range(n))
         _check_ids("edge", np.concatenate([producer, consumer]), n)
         unique, tensor = np.unique(np.stack([producer, size], axis=1), axis=0, return_inverse=True)
-        pairs = np.unique(np.stack([tensor.reshape(-1), consumer], axis=1).astype(np.int64), axis=0)
+        pairs = np.unique(np.stack([tensor.reshape(-1), consumer], axis=1), axis=0)
         return cls(
             names=named,
             duration_us=duration,
             tensor_producer=unique[:, 0].astype(np.int32),
-            tensor_bytes=unique[:, 1],  # type: ignore[arg-type]  # converted and checked on construction
+            tensor_bytes=unique[:, 1],
             consumer_ptr=offsets(pairs[:, 0], len(unique)),
             consumers=pairs[:, 1].astype(np.int32),
             **columns,
@@ -303,6 +310,21 @@ class OpGraph:
         return from_networkx(graph, name)
 
 
+def _triples(edges: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """int64[E] each: producers, consumers and bytes of a list of triples, exactly as given."""
+    if not isinstance(edges, Iterable):
+        raise InvalidInput(f"edges is {edges!r:.60}; it must be a list of (producer, consumer, bytes)")
+    try:
+        columns = list(edges.T if isinstance(edges, np.ndarray) else zip(*edges, strict=True)) or [(), (), ()]
+    except (TypeError, ValueError):
+        columns = []
+    if len(columns) != 3:
+        raise InvalidInput("edges holds an entry that is not (producer, consumer, bytes)")
+    fields = ("producer of edge", "consumer of edge", "tensor_bytes")
+    producer, consumer, size = (whole(f, c) for f, c in zip(fields, columns, strict=True))
+    return producer, consumer, size
+
+
 def default_tensor_names(producer: NDArray[Any]) -> tuple[str, ...]:
     """The position of each tensor among those of its producer, as text."""
     if len(producer) == 0:
@@ -311,20 +333,6 @@ def default_tensor_names(producer: NDArray[Any]) -> tuple[str, ...]:
     start = np.maximum.accumulate(np.where(first, np.arange(len(producer)), 0))
     text = {int(k): str(k) for k in np.unique(np.arange(len(producer)) - start)}
     return tuple(text[int(k)] for k in np.arange(len(producer)) - start)
-
-
-def _integers(field_name: str, values: Any, dtype: Any) -> NDArray[Any]:
-    given = np.asarray(values)
-    if given.dtype.kind == "f":
-        if not np.all(np.isfinite(given)):
-            where = int(np.flatnonzero(~np.isfinite(given))[0])
-            raise CostError(f"{field_name}[{where}] is {given[where]}; it must be a finite whole number")
-        if np.any(given != np.floor(given)):
-            where = int(np.flatnonzero(given != np.floor(given))[0])
-            raise CostError(f"{field_name}[{where}] is {given[where]}; it must be a whole number")
-    elif given.dtype.kind not in "iub":
-        raise InvalidInput(f"{field_name} must hold whole numbers, not {given.dtype}")
-    return frozen(given if given.dtype.kind != "f" else given.astype(dtype), dtype)
 
 
 def _distinct_pairs(row: NDArray[Any], column: NDArray[Any], n: int) -> tuple[NDArray[Any], NDArray[Any]]:

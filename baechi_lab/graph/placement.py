@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidInput
-from .kernels.csr import frozen
+from .cluster import MOST_DEVICES
+from .columns import finite, numbers, record, text, whole
 from .opgraph import OpGraph
 
 
@@ -48,26 +49,35 @@ class Placement:
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        given = np.asarray(self.device)
-        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-            raise InvalidInput(f"device must be a list of device indices, not {given.dtype} of shape {given.shape}")
-        if given.size and given.min() < 0:
-            raise InvalidInput(f"device[{int(given.argmin())}] is {given.min()}; device indices start at 0")
-        object.__setattr__(self, "device", frozen(given, np.int32))
+        object.__setattr__(self, "device", _indices("device", self.device, "device indices"))
         if self.order is not None and self.priority is not None:
             raise InvalidInput("order and priority say the same thing in opposite directions; give one of them")
         for key in ("order", "priority"):
             value = getattr(self, key)
             if value is None:
                 continue
-            column = frozen(value, np.float64)
+            column = numbers(key, value)
             if column.shape != self.device.shape or np.any(np.isnan(column)):
                 raise InvalidInput(
                     f"{key} has shape {column.shape}; it must have one number per op, {self.device.shape}"
                 )
             object.__setattr__(self, key, column)
         if self.group_of is not None:
-            object.__setattr__(self, "group_of", frozen(self.group_of, np.int32))
+            group_of = _indices("group_of", self.group_of, "groups")
+            if group_of.size and group_of.max() >= self.n:
+                at = int(group_of.argmax())
+                raise InvalidInput(f"group_of[{at}] is {group_of[at]}; the placement has groups 0..{self.n - 1}")
+            object.__setattr__(self, "group_of", group_of)
+        for key in ("params", "info"):
+            if not isinstance(getattr(self, key), Mapping):
+                raise InvalidInput(f"{key} is {getattr(self, key)!r:.60}; it must be a mapping")
+        text("placer", self.placer)
+        for key in ("graph_key", "source_key"):
+            if getattr(self, key) is not None:
+                text(key, getattr(self, key))
+        if (seconds := finite(self.seconds)) is None:
+            raise InvalidInput(f"seconds is {self.seconds!r:.60}; it must be a finite number")
+        object.__setattr__(self, "seconds", seconds)
         object.__setattr__(self, "replicas", _checked_replicas(self.replicas, self.device))
         object.__setattr__(self, "params", MappingProxyType(dict(self.params)))
         object.__setattr__(self, "info", MappingProxyType(dict(self.info)))
@@ -102,9 +112,10 @@ class Placement:
         copies, keep the planned position; ties go by op index.
         Raises `InvalidInput` when it was made for another graph.
         """
-        if self.graph_key == graph.key or (self.graph_key is None and self.n == graph.n):
+        record("graph", graph, OpGraph)
+        if self.graph_key in (graph.key, None) and self.n == graph.n:
             return self
-        if self.group_of is not None and self.source_key == graph.key:
+        if self.group_of is not None and self.source_key == graph.key and len(self.group_of) == graph.n:
             return self._spread(self.group_of, graph)
         if graph.copy_of is not None:
             if self.graph_key == graph.copied_key or (
@@ -157,13 +168,17 @@ class Placement:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        used = np.bincount(self.device).tolist() if self.n else []
+        highest = int(self.device.max(initial=-1))
+        # A foreign file may name device 2147483647: one count per device would fill the memory.
+        used = [] if not self.n else np.bincount(self.device).tolist() if highest < MOST_DEVICES else f"0..{highest}"
         return f"<Placement by {self.placer}: {self.n} ops, per device {used}, {self.seconds:.3g} s>"
 
 
 def _checked_replicas(groups: Any, device: NDArray[Any]) -> tuple[tuple[int, ...], ...]:
     """Groups of at least two distinct devices, each device in one of them at most."""
-    found = tuple(tuple(int(d) for d in group) for group in groups)
+    if not isinstance(groups, Iterable):
+        raise InvalidInput(f"replicas is {groups!r:.60}; it must be groups of two or more devices")
+    found = tuple(tuple(_indices("replicas", group, "device indices").tolist()) for group in groups)
     members = [d for group in found for d in group]
     if len(set(members)) != len(members) or any(len(group) < 2 for group in found) or any(d < 0 for d in members):
         raise InvalidInput(
@@ -176,3 +191,14 @@ def _checked_replicas(groups: Any, device: NDArray[Any]) -> tuple[tuple[int, ...
             f"device {taken[0]} repeats what the first of its group in replicas does; no op may be placed on it"
         )
     return found
+
+
+def _indices(key: str, values: Any, what: str) -> NDArray[Any]:
+    """int32[n] of whole numbers from 0."""
+    column = whole(key, values, np.int32)
+    given = np.asarray(values)
+    if column.ndim != 1 or (column.size and given.dtype.kind not in "iuO"):
+        raise InvalidInput(f"{key} must be a list of {what}, not {given.dtype} of shape {given.shape}")
+    if column.size and column.min() < 0:
+        raise InvalidInput(f"{key}[{int(column.argmin())}] is {column.min()}; {what} start at 0")
+    return column

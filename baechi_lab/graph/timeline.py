@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels.csr import frozen
+from .columns import numbers, whole
 
 if TYPE_CHECKING:
     import os
@@ -63,9 +63,9 @@ class Transfers:
 
     def __post_init__(self) -> None:
         for key in ("tensor", "source", "target"):
-            object.__setattr__(self, key, frozen(getattr(self, key), np.int32))
+            object.__setattr__(self, key, whole(key, getattr(self, key), np.int32))
         for key in ("start_us", "receive_us", "end_us"):
-            object.__setattr__(self, key, frozen(getattr(self, key), np.float64))
+            object.__setattr__(self, key, numbers(key, getattr(self, key)))
 
     def __len__(self) -> int:
         return len(self.tensor)
@@ -93,7 +93,8 @@ class MemoryLog:
         for key, dtype in (
             ("device", np.int32), ("time_us", np.float64), ("category", np.int8), ("delta", np.int64), ("op", np.int32),
         ):  # fmt: skip
-            object.__setattr__(self, key, frozen(getattr(self, key), dtype))
+            given = getattr(self, key)
+            object.__setattr__(self, key, numbers(key, given) if dtype is np.float64 else whole(key, given, dtype))
 
     def __len__(self) -> int:
         return len(self.device)
@@ -154,11 +155,11 @@ class Timeline:
 
     def __post_init__(self) -> None:
         for key in ("op", "device", "tensor_producer"):
-            object.__setattr__(self, key, frozen(getattr(self, key), np.int32))
+            object.__setattr__(self, key, whole(key, getattr(self, key), np.int32))
         for key in ("start_us", "end_us"):
-            object.__setattr__(self, key, frozen(getattr(self, key), np.float64))
+            object.__setattr__(self, key, numbers(key, getattr(self, key)))
         for key in ("peak_bytes", "memory_bytes", "tensor_bytes"):
-            object.__setattr__(self, key, frozen(getattr(self, key), np.int64))
+            object.__setattr__(self, key, whole(key, getattr(self, key), np.int64))
 
     @property
     def feasible(self) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from ..errors import InvalidInput
+from .columns import finite
 
 _FACTOR = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -15,13 +17,17 @@ def parse_bytes(value: int | float | str, field: str = "memory_bytes") -> int:
     >>> parse_bytes("2.5kB")
     2500
     """
+    given = value
     if isinstance(value, str):
         match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([kmgt]i?)?b?\s*", value, re.IGNORECASE)
         if not match:
             raise InvalidInput(f"{field}: {value!r} is not an amount of memory; write for example 8GB, 2400MB or 8GiB")
-        return int(float(match[1]) * _FACTOR[(match[2] or "").lower()])
-    if isinstance(value, bool) or value != value or value in (float("inf"), float("-inf")):
-        raise InvalidInput(f"{field}: {value!r} is not a number of bytes")
+        size = Decimal(match[1]) * _FACTOR[(match[2] or "").lower()]
+        value = int(size) if size < 2**64 else 2**64
+    elif isinstance(value, bool) or finite(value) is None:
+        raise InvalidInput(f"{field}: {value!r:.60} is not a number of bytes")
+    if int(value) >= 2**63:
+        raise InvalidInput(f"{field}: {given!r:.60} is too large; a number of bytes must fit into 64 bits")
     return int(value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..graph import Cluster, OpGraph, Placement
+from ..graph.arguments import check_records
 from ..graph.kernels.compiling import working_seconds
 from ..lazy import lazy_names
 from .base import Placer
@@ -42,6 +43,7 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     >>> place(OpGraph.from_edges([1, 1]), Cluster.uniform(2), "m-etf").device.tolist()
     [0, 1]
     """
+    check_records(graph=graph, cluster=cluster)
     made = make_placer(placer, **params)
     began = working_seconds()
     # What a message takes of the devices depends on the placement: placers see it as latency.

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, allowed_devices, durations
+from ..graph.arguments import check_records
 from ..graph.kernels.jit import njit
 from .paths import heads_and_tails
 
@@ -145,6 +146,7 @@ def rank_costs(
     graph: OpGraph, cluster: Cluster | None = None, communication: bool | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Durations float64[n] and edge costs float64[E] that the ranks count."""
+    check_records(graph=graph, **({} if cluster is None else {"cluster": cluster}))
     if cluster is None:
         if communication:
             raise InvalidInput(
@@ -157,7 +159,8 @@ def rank_costs(
 
 
 def mean_durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
-    """float64[n]: mean duration over the devices that each op may use."""
+    """f    check_records(graph=graph, **({} if cluster is None else {"cluster": cluster}))
+    loat64[n]: mean duration over the devices that each op may use."""
     able = allowed_devices(graph, cluster)
     return np.where(able, durations(graph, cluster), 0.0).sum(axis=1) / able.sum(axis=1)
 

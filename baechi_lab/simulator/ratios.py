@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
+from ..graph.arguments import check_records
 from .bounds.bounds import bounds
 from .simulation import simulate
 
@@ -58,6 +59,7 @@ def ratios(graph: OpGraph, cluster: Cluster, placement: Placement | None = None)
     >>> r.rho, r.etf, round(r.sct, 6)
     (1.0, 2.75, 2.0)
     """
+    check_records(graph=graph, cluster=cluster)
     n = cluster.n
     cost = _transfer_us(graph, cluster)
     compute = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf).min(axis=1, initial=np.inf)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, durations
+from ..graph.arguments import check_records
 from ..graph.costs import message_overheads
 from . import kernel
 from .schedulers import make_scheduler
@@ -87,6 +88,7 @@ def robustness(
     >>> found.nominal_us, bool(18 <= found.makespan_us.min() <= found.makespan_us.max() <= 22)
     (20.0, True)
     """
+    check_records(graph=graph, cluster=cluster, placement=placement)
     errors = np.atleast_1d(np.asarray(error, dtype=np.float64))
     if isinstance(samples, bool) or not isinstance(samples, (int, np.integer)) or samples < 1:
         raise InvalidInput(f"samples is {samples!r}; it must be a whole number of at least 1")

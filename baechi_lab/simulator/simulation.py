@@ -8,6 +8,7 @@ import numpy as np
 
 from ..errors import UnknownNameError
 from ..graph import Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers, Violation
+from ..graph.arguments import check_records
 from ..graph.units import format_bytes, format_us
 from . import kernel
 from .memory_rules import MEMORY_RULES, edge_memory
@@ -44,6 +45,7 @@ def simulate(
     """
     if memory_rule not in MEMORY_RULES:
         raise UnknownNameError.of("memory rule", memory_rule, MEMORY_RULES)
+    check_records(graph=graph, cluster=cluster, placement=placement)
     placed = placement.checked(graph, cluster.n)
     timeline = _timeline(graph, cluster, placed, *_run(graph, cluster, placed, scheduler, keep_log=True))
     return edge_memory(graph, cluster, timeline) if memory_rule == "edges" else timeline

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
+from ..graph.arguments import check_records
 from ..graph.costs import placed_durations
 from ..graph.kernels.csr import distinct
 
@@ -86,6 +87,7 @@ def throughput(graph: OpGraph, cluster: Cluster, placement: Placement, sum: bool
     >>> throughput(graph, cluster, placed, sum=True).loads["compute and transfers"].tolist()
     [6.0, 8.0, 5.0]
     """
+    check_records(graph=graph, cluster=cluster, placement=placement)
     placed = placement.checked(graph, cluster.n)
     turns = lcm(*(len(group) for group in placed.replicas))
     each = [_loads(graph, cluster, placed.at(turn), sum) for turn in range(turns)]

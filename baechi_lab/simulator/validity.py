@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Placement, Timeline, Violation, allowed_devices, durations
+from ..graph.arguments import check_records
 
 _TOLERANCE = 1e-9  # relative to the makespan: sums of microseconds are floating point
 
@@ -41,6 +42,7 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     >>> check(g, c, Placement(device=[0, 1]), simulate(g, c, Placement(device=[0, 1])))
     ()
     """
+    check_records(graph=graph, cluster=cluster, placement=placement, timeline=timeline)
     placed = placement.checked(graph, cluster.n)
     slack = _TOLERANCE * max(timeline.makespan_us, 1.0)
     found = list(constraint_violations(graph, cluster, placed.device))

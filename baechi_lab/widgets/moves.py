@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InfeasiblePlacement, UnknownOpError
+from ..errors import InfeasiblePlacement, InvalidInput, UnknownOpError
 from ..graph import Cluster, OpGraph, Placement, allowed_devices
+from ..graph.arguments import check_records
 
 
 def move(
@@ -33,8 +34,12 @@ def move(
     >>> move(Placement(device=[0, 0]), g, Cluster.uniform(2), {"a/y": "gpu:1"}).device.tolist()
     [0, 1]
     """
+    check_records(placement=placement, graph=graph, cluster=cluster)
     placed = placement.checked(graph, cluster.n)
-    pairs = list(moves.items() if isinstance(moves, Mapping) else moves)
+    try:
+        pairs = [(name, target) for name, target in (moves.items() if isinstance(moves, Mapping) else moves)]
+    except (TypeError, ValueError):
+        raise InvalidInput(f"moves is {moves!r:.60}; it must map what moves to device names") from None
     if not pairs:
         return placed
     device, allowed = placed.device.copy(), allowed_devices(graph, cluster)

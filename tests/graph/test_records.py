@@ -146,7 +146,7 @@ def test_an_op_that_no_device_may_run():
     ("fields", "message"),
     [
         ({"device": [0, -1]}, r"device\[1\] is -1"),
-        ({"device": [0.5]}, "must be a list of device indices"),
+        ({"device": [0.5]}, r"device\[0\] is 0\.5; it must be a whole number"),
         ({"device": [[0]]}, "must be a list of device indices"),
         ({"device": [0, 1], "order": [1]}, "order has shape"),
         ({"device": [0, 1], "priority": [1, np.nan]}, "priority has shape"),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import FormatError
 from ..timeline import MEMORY_CATEGORIES, Timeline
 from .files import compressed, write_atomically
 
@@ -32,7 +33,10 @@ def write_chrome_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None
         "otherData": {"origin": timeline.origin, "makespan_us": float(timeline.makespan_us)},
         "traceEvents": list(trace_events(timeline)),
     }
-    data = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+    try:
+        data = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+    except ValueError as error:
+        raise FormatError(f"{os.fspath(path)}: the timeline has a time that is not finite; a trace cannot") from error
     write_atomically(path, compressed(data) if os.fspath(path).endswith(".gz") else data)
 
 

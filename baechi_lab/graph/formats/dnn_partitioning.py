@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DuplicateNameError, FormatError, UnknownOpError
+from ..columns import numbers, whole
 from ..opgraph import OpGraph
 
 _GRADIENT_NAMES = (
@@ -50,18 +51,20 @@ def graph_from_partitioning(document: Mapping[str, Any], name: str) -> OpGraph:
         raise FormatError("field nodes is missing: this is a split of a dnn-partitioning graph, not a graph")
     nodes, edges = _objects(document, "nodes"), _objects(document, "edges")
     index = _index([_field(x, "id", "nodes", k, (int, str)) for k, x in enumerate(nodes)])
-    gpu, cpu, size = (_numbers(nodes, "nodes", key) for key in ("fpgaLatency", "cpuLatency", "size"))
-    colours = [x.get("colorClass") for x in nodes]
+    gpu, cpu = (_milliseconds(nodes, key) for key in ("fpgaLatency", "cpuLatency"))
+    colours = [_field(x, "colorClass", "nodes", k, (int, str, type(None))) for k, x in enumerate(nodes)]
+    for k, x in enumerate(nodes):
+        _field(x, "isBackwardNode", "nodes", k, (bool, int), default=False)
     groups = {c: k for k, c in enumerate(dict.fromkeys(c for c in colours if c is not None))}
     on_cpu = [k for k, x in enumerate(nodes) if not _field(x, "supportedOnFpga", "nodes", k, (bool, int), default=True)]
     allowed = np.full(len(nodes), -1, dtype=np.int32)
     allowed[on_cpu] = 0
     return OpGraph.from_edges(
-        gpu * 1000.0,
+        gpu,
         _triples(edges, index),
         names=_names(nodes),
-        duration_by_kind={"cpu": cpu * 1000.0},
-        persistent_bytes=np.rint(size),
+        duration_by_kind={"cpu": cpu},
+        persistent_bytes=_bytes(nodes, "nodes"),
         colocation=np.array([-1 if c is None else groups[c] for c in colours], dtype=np.int32),
         colocation_names=tuple(f"color{c}" for c in groups),
         allowed=allowed,
@@ -84,13 +87,22 @@ def _objects(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 def _field(entry: Mapping[str, Any], key: str, where: str, k: int, types: tuple[type, ...], default: Any = None) -> Any:
     value = entry.get(key, default)
     if not isinstance(value, types):
-        wanted = " or ".join(t.__name__ for t in types)
+        wanted = " or ".join("null" if t is type(None) else t.__name__ for t in types)
         raise FormatError(f"{where}[{k}].{key} is {value!r:.60}; it must be of type {wanted}")
     return value
 
 
-def _numbers(entries: Sequence[Mapping[str, Any]], where: str, key: str) -> NDArray[np.float64]:
-    return np.array([_field(x, key, where, k, (int, float)) for k, x in enumerate(entries)], dtype=np.float64)
+def _milliseconds(nodes: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
+    """float64: the nodes' latencies in microseconds; the graph refuses what is infinite."""
+    given = numbers(f"nodes.{key}", [_field(x, key, "nodes", k, (int, float)) for k, x in enumerate(nodes)])
+    with np.errstate(over="ignore"):
+        return given * 1000.0
+
+
+def _bytes(entries: Sequence[Mapping[str, Any]], where: str) -> NDArray[np.int64]:
+    """int64: their sizes, rounded where they are no whole numbers; whole ones are exact."""
+    given = [_field(x, "size", where, k, (int, float)) for k, x in enumerate(entries)]
+    return whole(f"{where}.size", [round(x) if isinstance(x, float) and abs(x) < 2**53 else x for x in given])
 
 
 def _index(ids: list[Any]) -> dict[Any, int]:
@@ -101,8 +113,8 @@ def _index(ids: list[Any]) -> dict[Any, int]:
     return index
 
 
-def _triples(edges: Sequence[Mapping[str, Any]], index: Mapping[Any, int]) -> NDArray[np.float64]:
-    size = np.rint(_numbers(edges, "edges", "size"))
+def _triples(edges: Sequence[Mapping[str, Any]], index: Mapping[Any, int]) -> NDArray[np.int64]:
+    size = _bytes(edges, "edges")
     ends = []
     for k, edge in enumerate(edges):
         for key in ("sourceId", "destId"):
@@ -110,7 +122,7 @@ def _triples(edges: Sequence[Mapping[str, Any]], index: Mapping[Any, int]) -> ND
             if node not in index:
                 raise UnknownOpError(f"edges[{k}].{key} is {node!r}; no node has that id")
             ends.append(index[node])
-    return np.column_stack([np.array(ends, dtype=np.float64).reshape(-1, 2), size])
+    return np.column_stack([np.array(ends, dtype=np.int64).reshape(-1, 2), size])
 
 
 def _names(nodes: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

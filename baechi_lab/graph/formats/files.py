@@ -10,6 +10,8 @@ import gzip
 import io
 import json
 import os
+import re
+import stat
 import tempfile
 import zlib
 from pathlib import Path
@@ -49,7 +51,7 @@ def load_graph(path: PathLike) -> OpGraph:
     2
     """
     data = _read(path)
-    if os.fspath(path).removesuffix(".gz").endswith(".stg"):
+    if _name(path).removesuffix(".gz").endswith(".stg"):
         task_graph: OpGraph = _located(path, lambda: graph_from_stg(_text(data), _stem(path)))
         return task_graph
     if looks_like_pipedream(data[:PEEK].decode("utf-8", "replace")):
@@ -122,7 +124,7 @@ def save(record: Record, path: PathLike) -> None:
     ...     load_cluster(f"{folder}/two.json")
     <Cluster 2 x gpu of 8.59 GB, sequential transfers>
     """
-    name = os.fspath(path)
+    name = _name(path)
     if not name.endswith((".json", ".json.gz")):
         raise FormatError(f"{name}: the name must end in .json or .json.gz")
     data = encode(to_document(record))
@@ -131,11 +133,11 @@ def save(record: Record, path: PathLike) -> None:
 
 def write_atomically(path: PathLike, data: bytes) -> None:
     """Write beside, then rename; parents must exist. Raises `FormatError` when the place cannot be written."""
-    target = Path(path)
+    target = Path(_name(path))
     try:
-        handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    except OSError as error:
-        raise FormatError(f"{target}: cannot be written: {error.strerror}") from error
+        handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:50]}.", suffix=".part")
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
@@ -175,17 +177,37 @@ def compressed(data: bytes) -> bytes:
     return buffer.getvalue()
 
 
+MOST_FILE_BYTES = 1 << 29
+"""A file may hold, and unpack to, half a gibibyte: graphs of a million ops are below a third of that."""
+
+
 def _read(path: PathLike) -> bytes:
+    name = _name(path)
     try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise FormatError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from error
-    if not data.startswith(b"\x1f\x8b"):
-        return data
-    try:
-        return gzip.decompress(data)
-    except (EOFError, OSError, zlib.error) as error:
-        raise FormatError(f"{os.fspath(path)}: the gzip data is truncated or damaged: {error}") from error
+        if not stat.S_ISREG(os.stat(name).st_mode):  # a FIFO would wait for ever, a device never end
+            raise FormatError(f"{name}: cannot be read: it is a folder, a pipe or a device, not a file")
+        with open(name, "rb") as stream:
+            data = stream.read(MOST_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if data.startswith(b"\x1f\x8b"):
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as archive:
+                data = archive.read(MOST_FILE_BYTES + 1)
+        except (EOFError, OSError, zlib.error) as error:
+            raise FormatError(f"{name}: the gzip data is truncated or damaged: {error}") from error
+    if len(data) > MOST_FILE_BYTES:
+        raise FormatError(f"{name}: holds more than {MOST_FILE_BYTES} bytes; no record may be larger")
+    return data
+
+
+def _name(path: PathLike) -> str:
+    """A path as text. Raises `InvalidInput` for what names no file."""
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise InvalidInput(f"path is {path!r:.60}; it must name a file")
+    return os.fsdecode(path)
 
 
 def _text(data: bytes) -> str:
@@ -198,7 +220,7 @@ def _text(data: bytes) -> str:
 def _parse(data: bytes) -> Any:
     text = _text(data)
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        document = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         cut = " (the file ends there: is it truncated?)" if not text[error.pos :].strip() else ""
         raise FormatError(f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}{cut}") from error
@@ -208,6 +230,29 @@ def _parse(data: bytes) -> Any:
         if isinstance(error, FormatError):
             raise
         raise FormatError(f"not a document of ours: {error}") from error
+    if HALF_CHARACTER.search(text):
+        _refuse_half_characters(document)
+    return document
+
+
+HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
+"""How a half of a surrogate pair begins; pairs are legal, so this is only a reason to look."""
+
+
+def _refuse_half_characters(document: Any) -> None:
+    try:
+        _dumps(document).encode()
+    except UnicodeEncodeError as error:
+        raise FormatError(f"a text holds {error.object[error.start]!a}, which is half of a character") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; the last of two equal keys would win without a word."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(key for k, (key, _) in enumerate(pairs) if key in dict(pairs[:k]))
+        raise FormatError(f"field {twice!r:.60} appears more than once in one object")
+    return found
 
 
 def _refuse_constant(word: str) -> Any:
@@ -218,7 +263,7 @@ def _expect(path: PathLike, document: Any, cls: type[_T]) -> _T:
     record = _located(path, lambda: from_document(document))
     if not isinstance(record, cls):
         kind = document["kind"]
-        raise FormatError(f"{os.fspath(path)}: field kind is {kind!r}; a {cls.__name__} was asked for")
+        raise FormatError(f"{_name(path)}: field kind is {kind!r}; a {cls.__name__} was asked for")
     return record
 
 
@@ -227,11 +272,15 @@ def _located(path: PathLike, work: Any) -> Any:
     try:
         return work()
     except InvalidInput as error:
-        raise type(error)(f"{os.fspath(path)}: {error}") from error
+        raise type(error)(f"{_name(path)}: {error}") from error
+    except RecursionError as error:
+        raise FormatError(f"{_name(path)}: lists or objects are nested too deeply") from error
+    except MemoryError as error:
+        raise FormatError(f"{_name(path)}: takes more memory than there is") from error
 
 
 def _stem(path: PathLike) -> str:
-    name = Path(path).name
+    name = Path(_name(path)).name
     return name.removesuffix(".gz").removesuffix(".json").removesuffix(".stg")
 
 

@@ -64,9 +64,9 @@ def check_schema(document: Any) -> None:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FormatError(f'not a {FORMAT} document: field format must be "{FORMAT}"')
     if document.get("version") != VERSION:
-        raise FormatError(f"field version is {document.get('version')!r}; this reader knows version {VERSION}")
-    if document.get("kind") not in KINDS:
-        raise FormatError(f"field kind is {document.get('kind')!r}; it must be one of {', '.join(KINDS)}")
+        raise FormatError(f"field version is {document.get('version')!r:.60}; this reader knows version {VERSION}")
+    if not isinstance(document.get("kind"), str) or document["kind"] not in KINDS:
+        raise FormatError(f"field kind is {document.get('kind')!r:.60}; it must be one of {', '.join(KINDS)}")
     from jsonschema import Draft202012Validator
 
     part = {**schema()["$defs"][document["kind"]], "$defs": schema()["$defs"]}
@@ -299,7 +299,7 @@ def _read_timeline(document: Mapping[str, Any]) -> Timeline:
         transfers=Transfers(**moved),
         memory=MemoryLog(**log),
         peak_bytes=integers(devices, "peak_bytes", "devices"),
-        makespan_us=float(floats({"makespan_us": [document["makespan_us"]]}, "makespan_us")[0]),
+        makespan_us=float(_times({"makespan_us": [document["makespan_us"]]}, "makespan_us")[0]),
         origin=document["origin"],
         op_names=op_names,
         device_names=device_names,
@@ -318,9 +318,17 @@ def _table(part: Mapping[str, Any], fields: tuple[str, ...], where: str, **limit
         if key in limits:
             out[key] = codes(part, key, limits[key], where)
         else:
-            out[key] = floats(part, key, where) if key.endswith("_us") else integers(part, key, where)
+            out[key] = _times(part, key, where) if key.endswith("_us") else integers(part, key, where)
     _check_length(len(out[fields[0]]), {f"{where}.{k}": len(v) for k, v in out.items()})
     return out
+
+
+def _times(part: Mapping[str, Any], key: str, where: str = "") -> Any:
+    found = floats(part, key, where)
+    if not np.all(np.isfinite(found)):
+        bad = int(np.flatnonzero(~np.isfinite(found))[0])
+        raise FormatError(f"{where}.{key}[{bad}] is {part[key][bad]!r:.60}; it must be finite".lstrip("."))
+    return found
 
 
 def _read_violation(fields: Mapping[str, Any], k: int) -> Violation:

@@ -17,14 +17,15 @@ from dataclasses import dataclass, field
 from ...errors import DuplicateNameError, FormatError, UnknownOpError
 from ..opgraph import CONTROL_BYTES, OpGraph
 
-_Line = tuple[int, list[float]]
+_Number = int | float
+_Line = tuple[int, list[_Number]]
 
 
 @dataclass
 class _Task:
     line: int
     number: int
-    time: float
+    time: _Number
     inputs: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -64,9 +65,21 @@ def _numbered(text: str) -> Iterator[_Line]:
         words = line.split("#", 1)[0].split()
         if words:
             try:
-                yield number, [float(w) for w in words]
-            except ValueError:
+                yield number, [_number(w) for w in words]
+            except (ValueError, OverflowError):
                 raise FormatError(f"line {number}: {line.strip()[:60]!r} must hold numbers only") from None
+
+
+def _number(word: str) -> _Number:
+    """An integer as it stands, however large; everything else as float64."""
+    if "_" in word:  # Python reads 1_0 as 10
+        raise ValueError(word)
+    try:
+        value = int(word)
+    except ValueError:
+        return float(word)
+    float(value)  # what float64 cannot hold is refused here
+    return value
 
 
 def _tasks(lines: Iterator[_Line]) -> list[_Task]:
@@ -95,9 +108,9 @@ def _tasks(lines: Iterator[_Line]) -> list[_Task]:
     return tasks
 
 
-def _following(lines: Iterator[_Line], task: _Task, count: int) -> list[float]:
+def _following(lines: Iterator[_Line], task: _Task, count: int) -> list[_Number]:
     """`count` lines of predecessor and cost."""
-    rest: list[float] = []
+    rest: list[_Number] = []
     for _ in range(count):
         line = next(lines, None)
         if line is None or len(line[1]) != 2:
@@ -118,7 +131,7 @@ def _check_count(announced: int, with_processors: bool, tasks: list[_Task]) -> N
         )
 
 
-def _whole(value: float, line: int, what: str) -> int:
-    if not value.is_integer() or value < 0:
-        raise FormatError(f"line {line}: {what} is {value:g}; it must be a whole number of at least 0")
+def _whole(value: _Number, line: int, what: str) -> int:
+    if not float(value).is_integer() or value < 0:
+        raise FormatError(f"line {line}: {what} is {value!r:.60}; it must be a whole number of at least 0")
     return int(value)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, allowed_devices, durations
+from ...graph.arguments import check_records
 from ...graph.kernels.compiling import working_seconds
 from ...graph.kernels.jit import HAS_NUMBA
 from ..paths import heads_and_tails
@@ -80,6 +81,7 @@ def bounds(graph: OpGraph, cluster: Cluster, effort: str = "normal", time_limit:
     {'critical-path': 10.0, 'work': 15.0, 'restricted-work': 15.0, 'group': 10.0, 'memory-cut': 0.0, \
 'local-or-paid': 10.0, 'staggered-work': 15.0, 'probed-path': 10.0, 'energy': 15.0}
     """
+    check_records(graph=graph, cluster=cluster)
     if effort not in EFFORTS:
         raise InvalidInput(f"effort is {effort!r}; it must be one of {', '.join(EFFORTS)}")
     if graph.n == 0:

@@ -1,0 +1,27 @@
+"""What a public function was given where a record belongs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .cluster import Cluster
+from .columns import record
+from .opgraph import OpGraph
+from .placement import Placement
+from .timeline import Timeline
+
+_CLASSES = {"graph": OpGraph, "cluster": Cluster, "placement": Placement, "timeline": Timeline}
+
+
+def check_records(**given: Any) -> None:
+    """Refuse what is no record, before anything asks for its fields: `check_records(graph=graph, cluster=cluster)`.
+
+    Raises:
+        InvalidInput: naming the argument.
+
+    >>> check_records(graph=None)
+    Traceback (most recent call last):
+    baechi_lab.errors.InvalidInput: graph is None; it must be an OpGraph
+    """
+    for name, value in given.items():
+        record(name, value, _CLASSES[name])

@@ -1,0 +1,172 @@
+"""Load mutated files and run mutated command lines: the answer must be a result, or one sentence, and soon.
+
+At any length, in the folder tests/helpers:
+
+    python -m fuzzing.run graphs 100000 --seed 1
+    python -m fuzzing.run files 50000 --seed 1
+    python -m fuzzing.run commands 1000 --seed 1
+
+Each prints how many cases were refused, how many were taken, and every failure with the seed that makes it again.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+import baechi_lab as bl
+from baechi_lab.errors import BaechiLabError
+from baechi_lab.graph.formats.files import load_placement, load_timeline, save
+
+from . import mutations
+
+SECONDS = 20
+"""What a single case may take, which is far more than any does on a busy machine."""
+
+
+class TooLong(BaseException):
+    """A case did not end."""
+
+
+@contextlib.contextmanager
+def limited():
+    """Ends what hangs."""
+
+    def stop(*ignored):
+        raise TooLong(f"more than {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def use_graph(path, folder):
+    """What anybody does with a graph: print, hash, save, optimize, place, simulate, check."""
+    graph = bl.load_graph(path)
+    repr(graph), graph.content_key
+    bl.save_graph(graph, folder / "again.json")
+    if path.suffix != ".stg":  # its name is not a graph's
+        assert bl.load_graph(folder / "again.json") == graph
+    cluster = mutations.clusters()[graph.n % 2]
+    for one in (graph, bl.optimize(graph, cluster)):
+        placed = bl.place(one, cluster, "m-etf")
+        bl.check(graph, cluster, placed.on(graph), bl.simulate(graph, cluster, placed.on(graph)))
+
+
+def use_cluster(path, folder):
+    """Print, save, and simulate on it."""
+    cluster = bl.load_cluster(path)
+    repr(cluster), cluster.content_key
+    save(cluster, folder / "again.json")
+    assert bl.load_cluster(folder / "again.json") == cluster
+    graph = mutations.graphs()[2]
+    bl.simulate(graph, cluster, bl.place(graph, cluster, "m-etf"))
+
+
+def use_placement(path, folder):
+    """Print, save, and simulate."""
+    placed = load_placement(path)
+    repr(placed)
+    save(placed, folder / "again.json")
+    load_placement(folder / "again.json")
+    for graph in mutations.graphs()[:2]:
+        with contextlib.suppress(BaechiLabError):
+            bl.simulate(graph, mutations.clusters()[0], placed)
+
+
+def use_timeline(path, folder):
+    """Print, save, tabulate, and write a trace."""
+    timeline = load_timeline(path)
+    repr(timeline), timeline.busy_us, timeline.moved_bytes, timeline.feasible
+    [str(v) for v in timeline.violations]
+    save(timeline, folder / "again.json")
+    load_timeline(folder / "again.json")
+    timeline.to_pandas()
+    timeline.to_chrome_trace(folder / "trace.json")
+
+
+USES = {
+    "graph": use_graph, "partitioning": use_graph, "stg": use_graph, "cluster": use_cluster,
+    "placement": use_placement, "timeline": use_timeline,
+}  # fmt: skip
+
+
+def file_cases(kinds, count, seed):
+    """(name, work) per case; `work()` writes and uses the file."""
+    documents = mutations.documents()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for k in range(count):
+            rng = np.random.default_rng([seed, k])
+            kind = kinds[rng.integers(len(kinds))]
+            path = folder / ("case.stg" if kind == "stg" else "case.json")
+            if kind == "stg":
+                data = mutations.mutated_stg(rng)
+            else:
+                data = mutations.mutated_json(documents[kind][rng.integers(len(documents[kind]))], rng)
+            path.write_bytes(data)
+            yield f"{kind} {seed}/{k}", lambda kind=kind, path=path: USES[kind](path, folder)
+
+
+def run(cases):
+    """(refused, taken, failures): a failure is any exception that is not ours, a sentence of many lines, or no end."""
+    refused, taken, failures = 0, 0, []
+    for name, work in cases:
+        try:
+            with limited(), warnings.catch_warnings():
+                warnings.simplefilter("error", RuntimeWarning)  # NumPy's way to say that a number was lost
+                work()
+            taken += 1
+        except BaechiLabError as error:
+            refused += 1
+            if "\n" in str(error).strip() or len(str(error)) > 1500 or not str(error):
+                failures.append(f"{name}: not one sentence: {str(error)[:300]}")
+        except (Exception, TooLong, SystemExit) as error:  # noqa: BLE001  # whatever it is, it is what is looked for
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            failures.append(
+                f"{name}: {type(error).__name__}: {str(error)[:200]} ({Path(where.filename).name}:{where.lineno})"
+            )
+    return refused, taken, failures
+
+
+def graph_cases(count, seed):
+    """Graph files in three formats."""
+    return file_cases(["graph", "graph", "graph", "partitioning", "stg"], count, seed)
+
+
+def other_cases(count, seed):
+    """All other files."""
+    return file_cases(["placement", "timeline", "cluster"], count, seed)
+
+
+CASES = {"graphs": graph_cases, "files": other_cases}
+
+
+def main():
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=CASES)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    refused, taken, failures = run(CASES[given.what](given.count, given.seed))
+    for failure in failures[:200]:
+        print(failure)
+    print(f"{given.count} {given.what}: {refused} refused, {taken} taken, {len(failures)} failures")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    sys.exit(main())
