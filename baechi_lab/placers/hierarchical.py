@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from ..errors import InfeasiblePlacement, InvalidInput
 from ..graph import Cluster, OpGraph, Placement, Step
 from ..graph.units import format_us
 from .base import Placer
+from .planner.training import TrainingParameters
 
 GROUPINGS = ("learned", "random", "scopes", "metis", "none")
 STARTS = ("uniform", "metis", "scopes")
@@ -78,7 +79,7 @@ class PlannerProgress:
 
 
 @dataclass(frozen=True)
-class Hierarchical(Placer):
+class Hierarchical(TrainingParameters, Placer):
     """Hierarchical Planner: learns by reinforcement to group ops and to place the groups (needs TensorFlow).
 
     Args:
@@ -124,30 +125,10 @@ class Hierarchical(Placer):
     anytime: ClassVar[bool] = True
     time_limit: float | None = 60.0
     updates: int | None = 1000  # H, section 3, "Overhead": results are after 1000 updates
-    seed: int = 0
-    grouping: str | Sequence[int] = "learned"
-    groups: int = 256  # H, section 3, "Architecture": best of 64 to 1024
-    grouper_hidden: int = 64  # H, section 3, "Architecture"
-    placer_hidden: int = 256  # H, section 3, "Architecture"
-    type_embedding: int = 20  # H, section 2
     vocabulary: int = 200  # H, section 2: the most common op types
     outputs: int = 6  # H, section 2: outputs per op that are looked at
     neighbours: int = 6  # H, section 2: incoming and outgoing edges, 6 each way
-    temperature: float = 10.0  # H, section 3, "Training Details", and equation 1
-    tanh_constant: float = 5.0  # H, section 3, "Training Details", and equation 1
-    learning_rate: float = 0.1  # H, section 3, "Training Details": Adam, fixed; see above for a better one
-    gradient_norm: float = 1.0  # H, section 3, "Training Details": clipping
-    group_samples: int = 1  # H, section 3, "Training Details": m of equations 4 and 6
-    placement_samples: int = 4  # H, section 3, "Training Details": k of equations 4 and 6
-    baseline: str = "average"  # H, section 2: an exponential moving average
-    standardise: bool = False
-    entropy_bonus: float = 0.0
     grouper_start: str = "uniform"  # H, section 3, "Analysis": initially nearly uniform
-    start_probability: float = 0.999
-    noise_updates: int = 500  # H, section 3, "Training Details": noise, and learning from invalid placements
-    noise_amplitude: float = 0.1  # H, section 3, "Training Details"
-    baseline_decay: float = 0.9  # H, section 2: an exponential moving average; the decay is not stated
-    invalid_reward: float = -10.0  # H, section 3, "Measuring Reward"
     reward: str | Callable[[Placement], float] = "simulated"
     step: Step | None = field(default=None, repr=False)
     reward_steps: int = 5  # H, section 3, "Measuring Reward": median of 5 steps

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import MissingPackage
-from .layers import lstm_cell, make_lstm, make_scores, times
+from .layers import lstm, lstm_cell, make_scores, times
 
 Weights = dict[str, NDArray[np.float32]]
 
@@ -115,7 +115,7 @@ def _encode(tf: Any, w: Any, embedding: Any) -> tuple[Any, Any]:
     flat = tf.reshape(both, [2, count * m, width]) @ w["placer/encoder_input"] + w["placer/encoder_bias"]
     steps = tf.transpose(tf.reshape(flat, [2, count, m, 4 * h]), [1, 0, 2, 3])
     zero = tf.zeros([2, m, h])
-    out, cell = make_lstm(tf)(steps, w["placer/encoder_state"], zero, zero)
+    out, cell = lstm(tf, steps, w["placer/encoder_state"], zero, zero)
     last = tf.stack([tf.concat([s[-1, 0], s[-1, 1]], axis=-1) for s in (out, cell)])
     return tf.transpose(tf.concat([out[:, 0], out[::-1, 1]], axis=-1), [1, 0, 2]), last
 
@@ -182,7 +182,7 @@ class _Decoder:
         begin = tf.repeat(w["placer/begin"], m * k, axis=0)
         h = begin.shape[-1]
         inputs = times(tf, tf.concat([begin[None], before], axis=0), w["placer/decoder"][:h]) + w["placer/decoder_bias"]
-        out, _ = make_lstm(tf)(inputs, w["placer/decoder"][h:], first[0], first[1])
+        out, _ = lstm(tf, inputs, w["placer/decoder"][h:], first[0], first[1])
         out = tf.reshape(out, [count, m, k, -1])
         score = tf.map_fn(self._attention, times(tf, out, w["placer/query"]))
         return self._log_p(_by_grouping(tf, out), _by_grouping(tf, score), _by_grouping(tf, noise))

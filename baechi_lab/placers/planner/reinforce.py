@@ -9,7 +9,7 @@ checkpoint does what an uninterrupted one would have done.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,7 @@ from .credit import Credit, moving_average, others, standardised
 from .embeddings import Units, group_embeddings
 from .networks import Weights, functions, grouper_weights, placer_weights, tensorflow
 from .reward import Reward
-
-if TYPE_CHECKING:
-    from ..hierarchical import Hierarchical
+from .training import TrainingParameters
 
 
 @dataclass
@@ -54,7 +52,7 @@ class Trainer:
     """
 
     def __init__(
-        self, params: Hierarchical, units: Units, devices: int, reward: Reward, fixed: NDArray[np.int64] | None,
+        self, params: TrainingParameters, units: Units, devices: int, reward: Reward, fixed: NDArray[np.int64] | None,
         start: NDArray[np.int64] | None = None,
     ):  # fmt: skip
         self.params, self.units, self.devices, self.reward, self.fixed = params, units, devices, reward, fixed
