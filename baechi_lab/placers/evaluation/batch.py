@@ -6,6 +6,10 @@ looked up per group instead of per op. Memory is not followed while a placement 
 (everything that its ops keep and make, every copy that it received, its largest temporary) mostly tells that it fits.
 Only where it does not, the search's evaluation is asked.
 
+That the rules of events are written once more here is for speed: `evaluate` takes 1.8 to 2.9 times as long for the same step
+times, and 1.3 to 2.2 times where it need not follow memory (1000 placements of optimized GNMT, 543 and 1111 ops, on 2 and 5
+devices, processor time of one thread, medians of seven). Tests hold every step time against the simulator's.
+
 Complexity: O(ops + waits + steps * devices) per placement.
 """
 
