@@ -1,4 +1,7 @@
-"""Stage 4: a placement becomes a timeline. One event-driven simulator defines cost for every placer and picture."""
+"""Stage 4: a placement becomes a timeline. One event-driven simulator defines cost for every placer and picture.
+
+What a simulated microsecond means is defined in docs/simulated-time.md.
+"""
 
 from .bounds import Bounds
 from .ranks import critical_path, downward_rank, total_rank, upward_rank
