@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .checks import check_whole
 from .comparison_runs import measure_rows, split_cluster, where_to_run
 from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from .graph import Cluster, OpGraph, Placement, Step, Timeline
@@ -113,8 +114,8 @@ def _check_measuring(measure: bool, step: Any, steps: Any, backend: str | None, 
         raise InvalidInput(f"backend={backend!r} and workers={list(workers)!r} say where to measure; give measure=True")
     if measure and step is None:
         raise InvalidInput("measure=True needs the step to run: give step=, as bl.trace or bl.models.build returned it")
-    if measure and (isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1):
-        raise InvalidInput(f"steps is {steps!r}; it must be a whole number of at least 1")
+    if measure:
+        check_whole("steps", steps)
 
 
 def _chosen(

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from .checks import check_whole
 from .errors import InvalidInput, UnknownNameError
 from .graph import Cluster, Link, OpGraph, Placement, Run, Step, Timeline
 from .params import Params
@@ -189,8 +190,7 @@ class Simulate(Stage):
         if isinstance(self.scheduler, str):
             from .simulator.schedulers import SCHEDULERS
 
-            if self.scheduler not in SCHEDULERS:
-                raise UnknownNameError.of("scheduler", self.scheduler, SCHEDULERS)
+            SCHEDULERS.find(self.scheduler)
 
     def __call__(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> Timeline:
         from .simulator import simulate
@@ -229,6 +229,4 @@ class Execute(Stage):
 
 def _check_counts(stage: Stage, **lowest: int) -> None:
     for key, least in lowest.items():
-        value = getattr(stage, key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InvalidInput(f"{key} is {value!r}; it must be a whole number of at least {least}")
+        check_whole(key, getattr(stage, key), least)

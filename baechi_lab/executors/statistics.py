@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph.step import Run
 
@@ -129,8 +130,7 @@ def interleaved(run_a: Callable[[], Run], run_b: Callable[[], Run], rounds: int 
     `run_a` and `run_b` execute once each time they are called, for example
     `lambda: bl.execute(step, placement, steps=10, worker=warm)`. Raises `InvalidInput` when one does not end `ok`.
     """
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-        raise InvalidInput(f"rounds is {rounds!r}; it must be a whole number of at least 1")
+    check_whole("rounds", rounds)
     seconds: tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]] = ([], [])
     for index in range(rounds):
         # The order turns, so that neither always comes first.
@@ -152,8 +152,7 @@ def _series(seconds: ArrayLike, drop: int, name: str) -> NDArray[np.float64]:
 def _check(confidence: float, resamples: int) -> None:
     if not 0 < confidence < 1:
         raise InvalidInput(f"confidence is {confidence!r}; it must be between 0 and 1")
-    if isinstance(resamples, bool) or not isinstance(resamples, int) or resamples < 1:
-        raise InvalidInput(f"resamples is {resamples!r}; it must be a whole number of at least 1")
+    check_whole("resamples", resamples)
 
 
 def _resampled(series: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:

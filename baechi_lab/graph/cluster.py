@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_whole
 from ..errors import DuplicateNameError, InvalidInput, UnknownNameError
 from .columns import finite, text
 from .kernels.csr import frozen
@@ -27,8 +28,7 @@ COMMUNICATION_MODES = ("parallel", "sequential", "duplex")
 
 def device_count(n: Any, field: str = "number of devices") -> int:
     """`n`, if a cluster may have so many devices."""
-    if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1:
-        raise InvalidInput(f"{field} is {n!r:.60}; it must be a whole number of at least 1")
+    check_whole(field, n)
     if n > MOST_DEVICES:
         raise InvalidInput(f"{field} is {str(n)[:60]}; at most {MOST_DEVICES} are possible")
     return int(n)

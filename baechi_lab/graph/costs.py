@@ -56,11 +56,9 @@ def message_overheads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32
     extra = np.zeros(graph.n)
     if not cluster.overhead_us.any():
         return extra
-    rank = np.empty(graph.n, dtype=np.int64)
-    rank[graph.order] = np.arange(graph.n)
     source, target = device[graph.edge_source], device[graph.consumers]
     edges = np.flatnonzero(source != target)
-    edges = edges[np.lexsort((rank[graph.consumers[edges]], target[edges], graph.edge_tensor[edges]))]
+    edges = edges[np.lexsort((graph.position[graph.consumers[edges]], target[edges], graph.edge_tensor[edges]))]
     message = np.stack([graph.edge_tensor[edges], target[edges]], axis=1)
     new = np.ones(len(edges), dtype=np.bool_)
     new[1:] = np.any(message[1:] != message[:-1], axis=1)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import ColocationError, CostError, CycleError, DuplicateNameError, InvalidInput, UnknownOpError
 from .columns import numbers, text, texts, whole
-from .kernels.csr import distinct, frozen, offsets, topological_order, transpose
+from .kernels.csr import distinct, frozen, inverse, offsets, topological_order, transpose
 
 if TYPE_CHECKING:
     import networkx
@@ -173,6 +173,11 @@ class OpGraph:
         if order is None:
             raise CycleError(f"graph {self.name!r} has a cycle, for example {_a_cycle(self)}")
         return frozen(order, np.int32)
+
+    @cached_property
+    def position(self) -> NDArray[Any]:
+        """int64[n]: where each op stands in `order`."""
+        return frozen(inverse(self.order), np.int64)
 
     @cached_property
     def index(self) -> Mapping[str, int]:

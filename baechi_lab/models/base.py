@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import OpGraph
 from ..params import Params
@@ -42,12 +43,7 @@ class Model(Params):
 
     def check_whole(self, field: str, low: int = 1) -> int:
         """The parameter, refused with `InvalidInput` unless it is a whole number of at least `low`."""
-        value = getattr(self, field)
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
-            raise InvalidInput(
-                f"{field} of model {self.name!r} is {value!r}; it must be a whole number of at least {low}"
-            )
-        return int(value)
+        return check_whole(f"{field} of model {self.name!r}", getattr(self, field), low)
 
     def check_among(self, field: str, known: tuple[object, ...]) -> None:
         """Refuse a parameter that is none of `known`."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import OpGraph
 
@@ -88,8 +89,7 @@ def translation_rule(layers: int, devices: int, attention: str) -> Rule:
 
 def assign_by_scope(graph: OpGraph, devices: int, rule: Rule) -> NDArray[np.int32]:
     """int32[n]: the rule's device for every op that it knows, its neighbours' for the others; groups stay together."""
-    if isinstance(devices, bool) or not isinstance(devices, (int, np.integer)) or devices < 1:
-        raise InvalidInput(f"devices is {devices!r}; it must be a whole number of at least 1")
+    check_whole("devices", devices)
     device = _from_names(graph, rule)
     _join_groups(graph, device)
     _follow(device, graph.order[::-1], *graph.successors)

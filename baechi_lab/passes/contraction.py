@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from ..errors import ColocationError, InvalidInput
 from ..graph import OpGraph
-from ..graph.kernels.csr import distinct, offsets
+from ..graph.kernels.csr import distinct, inverse, offsets
 from ..graph.opgraph import default_tensor_names
 from .allowed import UNCLEAR, common_allowed
 from .components import components
@@ -130,12 +130,10 @@ def member_peak(
     """
     n, producer = graph.n, graph.tensor_producer
     size = graph.tensor_bytes if size is None else size
-    position = np.empty(n, dtype=np.int64)
-    position[graph.order] = np.arange(n)
+    position = graph.position
     # Give every member a slot: groups one after another, members in topological order.
     by_group = np.lexsort((position, label))
-    slot = np.empty(n, dtype=np.int64)
-    slot[by_group] = np.arange(n)
+    slot = inverse(by_group)
     bounds = offsets(label[by_group], count)
     home = label[producer]
     reader, tensor = graph.consumers, graph.edge_tensor

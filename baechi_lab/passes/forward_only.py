@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
-from ..graph.kernels.csr import distinct, offsets
+from ..graph.kernels.csr import distinct, inverse, offsets
 from .allowed import with_group_lists
 from .base import Pass
 from .contraction import coarse_graph, group_edges, grouped_sum, member_peak, number_groups
@@ -174,9 +174,7 @@ def _traffic(graph: OpGraph, coarse: OpGraph, label: Ints, backward: NDArray[np.
     key = distinct(tensor[chosen] * coarse.n + reader[chosen])
     tensor, reader = key // coarse.n, key % coarse.n
     source = label[graph.tensor_producer[tensor]]
-    position = np.empty(coarse.n, dtype=np.int64)
-    position[coarse.order] = np.arange(coarse.n)
-    ahead = position[source] < position[reader]
+    ahead = coarse.position[source] < coarse.position[reader]
     first, second = np.where(ahead, source, reader), np.where(ahead, reader, source)
     pair, inverse = np.unique(first * coarse.n + second, return_inverse=True)
     size = grouped_sum(graph.tensor_bytes[tensor], inverse.reshape(-1), len(pair))
@@ -189,9 +187,7 @@ def _with_traffic(coarse: OpGraph, first: Ints, second: Ints, size: Ints) -> OpG
         return coarse
     producer = np.concatenate([coarse.tensor_producer.astype(np.int64), first])
     order = np.argsort(producer, kind="stable")
-    number = np.empty(len(order), dtype=np.int64)
-    number[order] = np.arange(len(order))
-    row = number[np.concatenate([coarse.edge_tensor, coarse.tensor_count + np.arange(len(first))])]
+    row = inverse(order)[np.concatenate([coarse.edge_tensor, coarse.tensor_count + np.arange(len(first))])]
     reader = np.concatenate([coarse.consumers, second])
     names = (*coarse.tensor_names, *(f"backward/{coarse.names[k]}" for k in second.tolist()))
     return coarse.replace(

@@ -19,8 +19,7 @@ def single_device_peak(graph: OpGraph) -> int:
     """
     if graph.n == 0:
         return 0
-    position = np.empty(graph.n, dtype=np.int64)
-    position[graph.order] = np.arange(graph.n)
+    position = graph.position
     last = position[graph.tensor_producer].copy()
     np.maximum.at(last, graph.edge_tensor, position[graph.consumers])
     change = np.zeros(graph.n + 1, dtype=np.int64)

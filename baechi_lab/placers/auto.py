@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import check_whole
 from ..errors import BaechiLabError, InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.compiling import working_seconds
+from ..graph.kernels.csr import inverse
 from ..simulator import simulate
 from ..simulator.schedulers import SCHEDULERS
 from .base import Placer
@@ -70,8 +72,8 @@ class Auto(Placer):
             if name == self.name:
                 raise InvalidInput("placers names 'auto' itself; name the placers that it should ask")
             placer_class(name)
-        if self.workers is not None and (not isinstance(self.workers, int) or self.workers < 1):
-            raise InvalidInput(f"workers is {self.workers!r}; it must be a whole number of at least 1, or None")
+        if self.workers is not None:
+            check_whole("workers", self.workers, also=", or None")
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         if graph.n == 0:
@@ -158,7 +160,7 @@ def _attempts(
         return [(Attempt(name, what, "", float("inf"), 0, False, took, str(error)), None)]
     took = working_seconds() - began
     rows: list[tuple[Attempt, Placement | None]] = []
-    for scheduler in SCHEDULERS:
+    for scheduler in SCHEDULERS.names():
         if scheduler == "planned" and placed.rank is None:
             continue
         timeline = simulate(graph, cluster, placed, scheduler)
@@ -177,8 +179,5 @@ def _frozen(graph: OpGraph, placed: Placement, scheduler: str, timeline: Any) ->
         return placed
     if scheduler == "fifo":
         return placed.replace(order=None, priority=None)
-    position = np.empty(graph.n)
-    position[graph.order] = np.arange(graph.n)
-    order = np.empty(graph.n)
-    order[np.lexsort((position, timeline.end_us, timeline.start_us))] = np.arange(graph.n)
+    order = inverse(np.lexsort((graph.position, timeline.end_us, timeline.start_us)))
     return placed.replace(order=order, priority=None)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidInput
+from ..checks import check_whole
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.jit import njit
 from ..simulator.paths import heads_and_tails
@@ -45,8 +45,8 @@ class CriticalPath(Placer):
     communication: bool = False
 
     def validate(self) -> None:
-        if self.paths is not None and (isinstance(self.paths, bool) or self.paths < 1):
-            raise InvalidInput(f"paths is {self.paths!r}; it must be None or a whole number of at least 1")
+        if self.paths is not None:
+            check_whole("paths", self.paths, also=", or None")
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         return within_memory(graph, cluster, lambda limits, careful: self._plan(graph, limits))

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidInput, UnknownNameError
+from ..checks import check_whole
+from ..errors import UnknownNameError
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.jit import njit
 from .base import Placer
@@ -35,8 +36,7 @@ class Hash(Placer):
     capacity: str = "memory"
 
     def validate(self) -> None:
-        if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)) or self.seed < 0:
-            raise InvalidInput(f"seed is {self.seed!r}; it must be a whole number of at least 0")
+        check_whole("seed", self.seed, low=0)
         if self.capacity not in CAPACITIES:
             raise UnknownNameError.of("capacity", self.capacity, CAPACITIES)
 

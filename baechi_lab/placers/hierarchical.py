@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_whole
 from ..errors import InfeasiblePlacement, InvalidInput
 from ..graph import Cluster, OpGraph, Placement, Step
 from ..graph.units import format_us
@@ -143,9 +144,7 @@ class Hierarchical(TrainingParameters, Placer):
 
     def validate(self) -> None:
         for key, low in _WHOLE.items():
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
-                raise InvalidInput(f"{key} is {value!r}; it must be a whole number of at least {low}")
+            check_whole(key, getattr(self, key), low)
         for key in _ABOVE_ZERO:
             self._number(key, lambda x: x > 0, "above 0")
         self._number("noise_amplitude", lambda x: x >= 0, "of at least 0")
@@ -207,9 +206,8 @@ class Hierarchical(TrainingParameters, Placer):
         if self.time_limit is not None:
             self._number("time_limit", lambda x: x >= 0, "of at least 0")
         for key in ("updates", "workers"):
-            value = getattr(self, key)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidInput(f"{key} is {value!r}; it must be a whole number of at least 1, or None")
+            if getattr(self, key) is not None:
+                check_whole(key, getattr(self, key), also=", or None")
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         from .memory.packing import packing_proof

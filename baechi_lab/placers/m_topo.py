@@ -53,10 +53,8 @@ def _fill(graph: OpGraph, cluster: Cluster, explain: bool = False) -> Placement:
     sequence = np.argsort(first, kind="stable")  # groups in the order in which their first op comes
     cap = caps(cluster, need)
     home = _assign(sequence, need, held, allowed, cap, cluster.memory_bytes)
-    position = np.empty(graph.n, dtype=np.int64)
-    position[graph.order] = np.arange(graph.n)
     info = {"decisions": _decisions(graph, group, home, need, cap, allowed)} if explain else {}
-    return Placement(device=home[group], order=position, info=info)
+    return Placement(device=home[group], order=graph.position, info=info)
 
 
 def _decisions(

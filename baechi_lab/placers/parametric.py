@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput, UnknownNameError
 from ..graph import Cluster, OpGraph, Placement
+from ..graph.kernels.csr import inverse
 from ..simulator.ranks import downward_rank, total_rank, upward_rank
 from .base import Placer
 from .list_scheduling.insertion import (
@@ -133,16 +134,13 @@ class ListScheduler(Placer):
 
     def _key(self, graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
         """float64[n], smallest first, without equal numbers: the topological position decides between equals."""
-        position = np.empty(graph.n)
-        position[graph.order] = np.arange(graph.n)
+        position = graph.position.astype(np.float64)
         if self.priority in ("topological", "ready-time", "earliest-start"):
             return position
         value = _value(self.priority, graph, cluster)
         # Sums that are equal on paper differ in their last bits: in HEFT's published example t3 and t4 both have 80.
         value = np.round(value / max(np.abs(value).max(initial=0.0), 1e-300), DIGITS)
-        key = np.empty(graph.n)
-        key[np.lexsort((position, value))] = np.arange(graph.n)
-        return key
+        return inverse(np.lexsort((position, value))).astype(np.float64)
 
 
 def _value(priority: str, graph: OpGraph, cluster: Cluster) -> NDArray[Any]:

@@ -51,9 +51,7 @@ def make_units(graph: OpGraph, cluster: Cluster) -> Units:
     np.add.at(held, group, graph.persistent_bytes)
     np.add.at(need, group, graph.persistent_bytes + output_bytes(graph) + graph.temp_bytes)
     np.maximum.at(rank, group, total_rank(graph))
-    position = np.empty(graph.n, dtype=np.int64)
-    position[graph.order] = np.arange(graph.n)
-    np.minimum.at(first, group, position)
+    np.minimum.at(first, group, graph.position)
     return Units(group, cost, able, held, need, rank, first, cluster.memory_bytes, _pace(table, cluster))
 
 

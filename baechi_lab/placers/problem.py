@@ -8,7 +8,7 @@ import numpy as np
 
 from ..graph import Cluster, OpGraph, allowed_devices, durations
 from ..graph.cluster import COMMUNICATION_MODES
-from ..graph.kernels.csr import offsets
+from ..graph.kernels.csr import inverse, offsets
 
 
 class Problem(NamedTuple):
@@ -49,9 +49,7 @@ def groups_of(graph: OpGraph) -> np.ndarray[Any, np.dtype[np.int32]]:
     """int32[n]: colocation groups, every other op a group of its own, numbered by first member."""
     own = np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
     _, first, group = np.unique(own, return_index=True, return_inverse=True)
-    position = np.empty(len(first), dtype=np.int32)
-    position[np.argsort(first, kind="stable")] = np.arange(len(first))
-    return position[group.reshape(-1)]
+    return inverse(np.argsort(first, kind="stable")).astype(np.int32)[group.reshape(-1)]
 
 
 def transfer_us(graph: OpGraph, cluster: Cluster) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..errors import InvalidInput
+from ..checks import check_whole
 from ..graph import Cluster, OpGraph, Placement, allowed_devices
 from ..simulator import makespan_and_peak
 from .base import Placer
@@ -30,9 +30,7 @@ class Random(Placer):
 
     def validate(self) -> None:
         for key, low in (("seed", 0), ("attempts", 1)):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
-                raise InvalidInput(f"{key} is {value!r}; it must be a whole number of at least {low}")
+            check_whole(key, getattr(self, key), low)
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         rng = np.random.default_rng(self.seed)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, durations
 from ..graph.arguments import check_records
@@ -90,8 +91,7 @@ def robustness(
     """
     check_records(graph=graph, cluster=cluster, placement=placement)
     errors = np.atleast_1d(np.asarray(error, dtype=np.float64))
-    if isinstance(samples, bool) or not isinstance(samples, (int, np.integer)) or samples < 1:
-        raise InvalidInput(f"samples is {samples!r}; it must be a whole number of at least 1")
+    check_whole("samples", samples)
     placed = placement.checked(graph, cluster.n)
     nominal, _ = makespan_and_peak(graph, cluster, placed, scheduler)
     chosen = make_scheduler(scheduler, placed).prepare(graph, cluster, placed)

@@ -105,7 +105,5 @@ def schedule_order(outcome: Outcome) -> NDArray[np.int64]:
     """int64[n]: groups in the order in which they start when the placement of the coarse graph is simulated."""
     coarse = outcome.coarse
     timeline = simulate(coarse, outcome.setting.cluster, outcome.base, outcome.setting.scheduler)
-    position = np.empty(coarse.n, dtype=np.int64)
-    position[coarse.order] = np.arange(coarse.n)
-    rows = np.lexsort((position[timeline.op], timeline.end_us, timeline.start_us))
+    rows = np.lexsort((coarse.position[timeline.op], timeline.end_us, timeline.start_us))
     return np.asarray(timeline.op[rows], dtype=np.int64)

@@ -66,9 +66,7 @@ def _memory_per_op(graph: OpGraph) -> NDArray[np.int64]:
 
 
 def _mean_position(graph: OpGraph, owner: NDArray[np.int32], count: int) -> Any:
-    place = np.empty(graph.n)
-    place[graph.order] = np.arange(graph.n)
-    return np.bincount(owner, place, minlength=count) / np.maximum(np.bincount(owner, minlength=count), 1)
+    return np.bincount(owner, graph.position, minlength=count) / np.maximum(np.bincount(owner, minlength=count), 1)
 
 
 def _edges_between(graph: OpGraph, owner: NDArray[np.int32], count: int) -> tuple[Any, Any, Any]:

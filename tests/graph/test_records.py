@@ -71,6 +71,7 @@ def test_views():
 
 def test_order_is_topological_smallest_index_first():
     assert graph(duration=[1] * 4, edges=[(3, 0, 1), (2, 1, 1)]).order.tolist() == [2, 1, 3, 0]
+    assert graph(duration=[1] * 4, edges=[(3, 0, 1), (2, 1, 1)]).position.tolist() == [3, 1, 0, 2]  # of ops 0 to 3
 
 
 def test_arrays_cannot_be_written():

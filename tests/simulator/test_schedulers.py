@@ -86,7 +86,7 @@ def test_any_scheduler_gives_a_valid_timeline(seed):
     for _ in range(10):
         graph, cluster = random_graph(rng), random_cluster(rng)
         placed = bl.Placement(device=rng.integers(0, cluster.n, graph.n), priority=rng.integers(0, 5, graph.n))
-        for scheduler in SCHEDULERS:
+        for scheduler in SCHEDULERS.names():
             timeline = bl.simulate(graph, cluster, placed, scheduler)
             assert bl.check(graph, cluster, placed, timeline) == ()
             assert timeline.makespan_us >= bl.bounds(graph, cluster).best * (1 - 1e-12)

@@ -13,7 +13,8 @@ import time
 from types import TracebackType
 from typing import IO
 
-from ...errors import ExecutionError, InvalidInput
+from ...checks import check_whole
+from ...errors import ExecutionError
 from ...graph.cluster import Cluster, Device, Link
 from ...workers.client import worker_environment
 from ...workers.isolated import isolated
@@ -50,8 +51,7 @@ class LocalCluster:
         comm: str = "sequential",
         timeout: float = 120.0,
     ) -> None:
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise InvalidInput(f"n is {n!r}; it must be a whole number of at least 1")
+        check_whole("n", n)
         memory = cpu_memory() // n if memory_bytes is None else memory_bytes
         names = (f"/job:worker/task:{i}/device:CPU:0" for i in range(n))
         self.cluster = Cluster(tuple(Device(name, "cpu", memory) for name in names), link, comm)  # type: ignore[arg-type]

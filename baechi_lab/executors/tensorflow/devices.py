@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...checks import check_whole
 from ...errors import ExecutionError, InvalidInput
 from ...graph.cluster import Cluster, Device, Link
 from ...graph.units import format_bytes, parse_bytes
@@ -258,8 +259,8 @@ def device_options(
 ) -> dict[str, Any]:
     """Checked options of `execute` and `Cluster.from_tensorflow`, ready to be sent."""
     for name, value in (("virtual", virtual), ("threads", threads)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least 1")
+        if value is not None:
+            check_whole(name, value, also=", or None")
     if kind not in ("auto", "cpu", "gpu"):
         raise InvalidInput(f"kind is {kind!r}; it must be 'auto', 'cpu' or 'gpu'")
     limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")

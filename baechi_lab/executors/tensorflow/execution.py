@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...checks import check_whole
 from ...errors import ExecutionError, InvalidInput
 from ...graph.cluster import Cluster
 from ...graph.opgraph import OpGraph
@@ -75,9 +76,8 @@ def execute(
         raise InvalidInput(
             f"step is a {type(step).__name__}; give what bl.trace returns (bl.torch.execute runs PyTorch)"
         )
-    for name, value, least in (("steps", steps, 0), ("warmup", warmup, 0), ("traced", traced, 0)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-            raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least {least}")
+    for name, value in (("steps", steps), ("warmup", warmup), ("traced", traced)):
+        check_whole(name, value, low=0)
     if timeout is not None and not timeout > 0:
         raise InvalidInput(f"timeout is {timeout!r}; it must be above 0 seconds, or None")
     graph = graph_of(step) if graph is None else graph

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ...checks import check_whole
 from ...errors import ExecutionError, InvalidInput, UnknownNameError
 from ...graph.cluster import Cluster, Link
 from ...profilers.links import SIZES, LinkFit, comm_mode, fit_link, shares, vote
@@ -254,5 +255,4 @@ def _check(sizes: Sequence[int], repeats: int) -> None:
     bad = [s for s in sizes if isinstance(s, bool) or not isinstance(s, (int, np.integer)) or s < 4 or s % 4]
     if bad or len(set(sizes)) < 2:
         raise InvalidInput(f"sizes is {list(sizes)!r}; give at least two different multiples of 4 bytes")
-    if isinstance(repeats, bool) or not isinstance(repeats, (int, np.integer)) or repeats < 1:
-        raise InvalidInput(f"repeats is {repeats!r}; it must be a whole number of at least 1")
+    check_whole("repeats", repeats)

@@ -49,8 +49,7 @@ def predicted_us(graph: OpGraph, cluster: Cluster, placement: Placement, calibra
 
 def _messages(graph: OpGraph, device: NDArray[np.int32]) -> list[tuple[int, int]]:
     """(tensor, first op that reads it there) of every tensor that crosses devices, once per target device."""
-    rank = np.empty(graph.n, dtype=np.int64)
-    rank[graph.order] = np.arange(graph.n)
+    rank = graph.position
     first: dict[tuple[int, int], int] = {}
     rows = zip(graph.edge_tensor.tolist(), graph.edge_source.tolist(), graph.consumers.tolist(), strict=True)
     for tensor, source, reader in rows:

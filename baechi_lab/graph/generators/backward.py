@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...checks import check_whole
 from ...errors import InvalidInput
-from ..kernels.csr import distinct, gather, offsets
+from ..kernels.csr import distinct, gather, inverse, offsets
 from ..opgraph import OpGraph
 
 Ints = NDArray[np.int64]
@@ -42,9 +43,7 @@ def with_backward(forward: OpGraph, *, ratio: float = 1.0, slots: int = 1) -> Op
     plan = _plan(forward)
     producer, size, tensor, reader = _tensors(forward, plan)
     order = np.argsort(producer, kind="stable")
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    pairs = distinct(rank[tensor] * plan.total + reader)
+    pairs = distinct(inverse(order)[tensor] * plan.total + reader)
     n, added = forward.n, plan.total - forward.n
     pad = np.zeros(added, dtype=np.int64)
     temp, allowed, forward_of = pad.copy(), np.full(added, -1), np.full(added, -1)
@@ -91,8 +90,7 @@ def _check(forward: OpGraph, ratio: Any, slots: Any) -> None:
         raise InvalidInput("with_backward takes a forward graph that is not coarse and has no backward ops")
     if isinstance(ratio, bool) or not (np.isfinite(ratio) and ratio >= 0):
         raise InvalidInput(f"ratio is {ratio!r}; it must be a number of at least 0")
-    if isinstance(slots, bool) or not isinstance(slots, (int, np.integer)) or slots < 0:
-        raise InvalidInput(f"slots is {slots!r}; it must be a whole number of at least 0")
+    check_whole("slots", slots, low=0)
 
 
 @dataclass(frozen=True)
@@ -128,11 +126,9 @@ def _plan(forward: OpGraph) -> _Plan:
     fed[forward.tensor_producer[tensor]] = True
     variable = variable[fed[variable]]
     # Reverse topological order; a sum comes after its readers' gradients and before those of its producer.
-    position = np.empty(n, dtype=np.int64)
-    position[forward.order] = np.arange(n)
+    position = forward.position
     when = np.concatenate([-2 * position[reader], -2 * position[forward.tensor_producer[summed]] - 1])
-    number = np.empty(len(when), dtype=np.int64)
-    number[np.argsort(when, kind="stable")] = n + np.arange(len(when))
+    number = n + inverse(np.argsort(when, kind="stable"))
     sums = np.full(forward.tensor_count, -1, dtype=np.int64)
     sums[summed] = number[len(reader) :]
     update = n + len(when) + np.arange(len(variable))

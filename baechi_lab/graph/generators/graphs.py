@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...checks import check_whole
 from ...errors import InvalidInput
 from ..kernels.csr import distinct, offsets
 from ..opgraph import OpGraph
@@ -31,7 +32,7 @@ def chain(n: int, *, duration_us: Range = DURATION_US, size_bytes: Range = SIZE_
     >>> chain(3, duration_us=5.0).edge_count
     2
     """
-    n = _count(n, "n", 0)
+    n = check_whole("n", n, 0)
     rng = np.random.default_rng(_seed(seed))
     ops = np.arange(max(n - 1, 0))
     return _graph(rng, n, ops, ops + 1, duration_us, size_bytes, name=f"chain-{n}")
@@ -45,7 +46,7 @@ def fork_join(
     >>> fork_join(2, duration_us=5.0).n
     4
     """
-    width, length = _count(width, "width", 1), _count(length, "length", 1)
+    width, length = check_whole("width", width, 1), check_whole("length", length, 1)
     rng = np.random.default_rng(_seed(seed))
     n = width * length + 2
     inner = 1 + np.arange(width * length).reshape(width, length)
@@ -74,8 +75,8 @@ def layered_dag(
     >>> layered_dag(100, seed=1) == layered_dag(100, seed=1)
     True
     """
-    n = _count(n, "n", 0)
-    wide = _count(max(round(math.sqrt(n)), 1) if width is None else width, "width", 1)
+    n = check_whole("n", n, 0)
+    wide = check_whole("width", max(round(math.sqrt(n)), 1) if width is None else width)
     mean, skip = _real(degree, "degree", 1.0, math.inf), _real(skip, "skip", 0.0, 1.0)
     rng = np.random.default_rng(_seed(seed))
     begin = np.r_[0, np.cumsum(rng.integers(1, 2 * wide, size=n + 1))]
@@ -113,8 +114,11 @@ def random_dag(
     >>> random_dag(50, degree=3.0, seed=2).n
     50
     """
-    n, groups = _count(n, "n", 0), _count(colocation_groups, "colocation_groups", 0)
-    mean, reach = _real(degree, "degree", 0.0, math.inf), _count(n if window is None else max(window, 0), "window", 0)
+    n, groups = check_whole("n", n, 0), check_whole("colocation_groups", colocation_groups, 0)
+    mean, reach = (
+        _real(degree, "degree", 0.0, math.inf),
+        check_whole("window", n if window is None else max(window, 0), 0),
+    )
     share, grouped = _real(second_output, "second_output", 0.0, 1.0), _real(grouped, "grouped", 0.0, 1.0)
     rng = np.random.default_rng(_seed(seed))
     edges = round(mean * n) if n > 1 and reach > 0 else 0
@@ -183,12 +187,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
-def _count(value: Any, field: str, low: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
-        raise InvalidInput(f"{field} is {value!r}; it must be a whole number of at least {low}")
-    return int(value)
-
-
 def _real(value: Any, field: str, low: float, high: float) -> float:
     if not _is_number(value) or not low <= value <= high or math.isinf(value):
         limit = f" and at most {high:g}" if math.isfinite(high) else ""
@@ -197,4 +195,4 @@ def _real(value: Any, field: str, low: float, high: float) -> float:
 
 
 def _seed(value: Any) -> int:
-    return _count(value, "seed", 0)
+    return check_whole("seed", value, 0)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...checks import check_whole
 from ...errors import InvalidInput
 from ..kernels.csr import distinct, offsets
 from ..opgraph import OpGraph
@@ -175,14 +176,8 @@ def _steps_for(build: Any, steps: int, ops: int | None, training: bool, argument
     counts = {"steps": steps, **{k: arguments[k] for k in ("layers", "batch", "hidden", "vocabulary")}}
     counts |= {} if ops is None else {"ops": ops}
     for key, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise InvalidInput(f"{key} is {value!r}; it must be a whole number of at least 1")
-    if (
-        isinstance(arguments["seed"], bool)
-        or not isinstance(arguments["seed"], (int, np.integer))
-        or arguments["seed"] < 0
-    ):
-        raise InvalidInput(f"seed is {arguments['seed']!r}; it must be a whole number of at least 0")
+        check_whole(key, value)
+    check_whole("seed", arguments["seed"], low=0)
     if not 0 <= arguments["jitter"] < 10:
         raise InvalidInput(f"jitter is {arguments['jitter']!r}; it must be at least 0 and below 10")
     if ops is None:

@@ -34,6 +34,13 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
 
+def inverse(order: NDArray[Any]) -> Ints:
+    """int64[n]: where each index stands in `order`, a permutation."""
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return place
+
+
 def transpose(pointer: NDArray[Any], column: NDArray[Any], columns: int) -> tuple[Ints, NDArray[np.int32]]:
     """Turn row -> columns into column -> rows (rows ascending within a column)."""
     row = np.repeat(np.arange(len(pointer) - 1, dtype=np.int32), np.diff(pointer))

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, allowed_devices
+from ...graph.kernels.csr import inverse
 from ..problem import groups_of
 from .memory import add_memory, memory_may_run_out
 from .strict import never_idle
@@ -204,13 +205,10 @@ class ExactModel:
     def solution(self, solver: Any) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """Device int32[n] and order float64[n] (by start, then topologically) of a solved model."""
         home = np.array([max(range(len(row)), key=lambda d: solver.boolean_value(row[d])) for row in self.x])
-        position = np.empty(self.graph.n)
-        position[self.graph.order] = np.arange(self.graph.n)
         begins = np.array([solver.value(v) for v in self.start])
         ends = np.array([solver.value(v) for v in self.end])
-        order = np.empty(self.graph.n)
-        order[np.lexsort((position, ends, begins))] = np.arange(self.graph.n)
-        return home[self.group].astype(np.int32), order
+        order = inverse(np.lexsort((self.graph.position, ends, begins)))
+        return home[self.group].astype(np.int32), order.astype(np.float64)
 
 
 def descendants(graph: OpGraph) -> NDArray[np.bool_]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ...graph.kernels.csr import inverse
 from ..problem import Problem
 
 
@@ -232,6 +233,5 @@ def earliest_start_reference(
                 missing[i] -= 1
                 if missing[i] == 0:
                     ready.append(i)
-    order = np.empty(len(missing), dtype=np.int64)
-    order[state.order] = np.arange(len(missing))
+    order = inverse(np.array(state.order, dtype=np.int64))
     return np.array(state.device, np.int32), np.array(state.start), np.array(state.finish), order, overflows, tuple(log)

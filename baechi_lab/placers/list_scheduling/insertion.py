@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...graph.kernels.csr import inverse
 from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit
 from ..partition import emptiest, feasible, put
@@ -60,11 +61,7 @@ def insertion_schedule(
 
 def start_order(plan: Plan) -> NDArray[np.int64]:
     """int64[n]: position of each op by planned start; at one instant what ends first, then what was scheduled first."""
-    turn = np.empty(len(plan.start), dtype=np.int64)
-    turn[plan.sequence] = np.arange(len(turn))
-    position = np.empty(len(turn), dtype=np.int64)
-    position[np.lexsort((turn, plan.finish, plan.start))] = np.arange(len(turn))
-    return position
+    return inverse(np.lexsort((inverse(plan.sequence), plan.finish, plan.start)))
 
 
 @njit(cache=True)

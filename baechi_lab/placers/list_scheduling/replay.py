@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, Placement
+from ...graph.kernels.csr import inverse
 from ...graph.units import format_us
 from ..problem import make_problem
 from .earliest_start_reference import Candidate, Decision, _pairs, _State
@@ -48,8 +49,7 @@ class Replay(Sequence[Decision]):
         none = np.full(graph.n, -1, dtype=np.int32)
         self._kept: dict[int, _State] = {0: _State(self.problem, none, none)}
         self._stride = max(1, -(-graph.n // KEPT))
-        self._step_of = np.empty(graph.n, dtype=np.int64)
-        self._step_of[self.order] = np.arange(graph.n)
+        self._step_of = inverse(self.order)
         self._ready_from = self._ready_steps()
         self._last: Decision | None = None
 

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ExecutionError, InvalidInput, UnknownNameError
+from ...checks import check_whole
+from ...errors import ExecutionError, UnknownNameError
 from ...graph.kernels.csr import Ints
 from ...graph.step import Step
 from ...workers.failures import first_line
@@ -180,9 +181,8 @@ def collect(run: Runner, warmup: int, runs: int, progress: bool = True) -> list[
 
 def check_counts(warmup: int, runs: int) -> None:
     """Raise `InvalidInput` unless both are whole numbers, `warmup` at least 0 and `runs` at least 1."""
-    for name, value, least in (("warmup", warmup, 0), ("runs", runs, 1)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-            raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least {least}")
+    check_whole("warmup", warmup, low=0)
+    check_whole("runs", runs)
 
 
 def read_traces(structure: Structure, traces: Sequence[Any], on_gpu: bool = False) -> Measurement:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph.kernels.compiling import working_seconds
+from ...graph.kernels.csr import inverse
 from ...graph.kernels.jit import njit
 from .problem import MergeProblem
 
@@ -48,8 +49,7 @@ def energy_heads(problem: MergeProblem, head: NDArray[Any], tail: NDArray[Any], 
 
 
 def _raise_all(problem: MergeProblem, order: Any, inputs: Any, outputs: Any, head: Any, until: float) -> None:
-    position = np.empty(len(order), dtype=np.int64)
-    position[order] = np.arange(len(order))
+    position = inverse(order)
     for first in range(0, len(order), CHUNK):
         if working_seconds() > until:
             return

@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph.kernels.compiling import working_seconds
+from ...graph.kernels.csr import inverse
 from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit
 from .problem import MergeProblem
@@ -82,8 +83,7 @@ def probe_heads(
 
 
 def _probe_all(problem: MergeProblem, order: Any, inputs: Any, head: Any, zone: int, until: float) -> None:
-    position = np.empty(len(order), dtype=np.int64)
-    position[order] = np.arange(len(order))
+    position = inverse(order)
     pointer, near, cost, _ = inputs
     reader = np.repeat(np.arange(len(order)), np.diff(pointer))
     cost = np.where(problem.unit[near] == problem.unit[reader], np.inf, cost)  # colocated: never cut

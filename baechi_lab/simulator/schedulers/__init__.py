@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...errors import InvalidInput, UnknownNameError
+from ...errors import InvalidInput
 from ...graph import Placement
+from ...registry import Registry
 from .base import SchedulerLike, by_rank
 from .fifo import Fifo
 from .msr import Msr
@@ -16,7 +17,9 @@ __all__ = [
     "SCHEDULERS", "Fifo", "Msr", "Pct", "Planned", "SchedulerLike", "by_rank", "make_scheduler", "path_computation_time",
 ]  # fmt: skip
 
-SCHEDULERS: dict[str, Any] = {"fifo": Fifo, "planned": Planned, "pct": Pct, "msr": Msr}
+SCHEDULERS: Registry[Any] = Registry(
+    "scheduler", SchedulerLike, {"fifo": Fifo, "planned": Planned, "pct": Pct, "msr": Msr}
+)
 
 
 def make_scheduler(scheduler: Any, placement: Placement) -> SchedulerLike:
@@ -24,12 +27,10 @@ def make_scheduler(scheduler: Any, placement: Placement) -> SchedulerLike:
     if scheduler is None:
         return Fifo() if placement.rank is None else Planned()
     if isinstance(scheduler, str):
-        if scheduler not in SCHEDULERS:
-            raise UnknownNameError.of("scheduler", scheduler, SCHEDULERS)
-        made: SchedulerLike = SCHEDULERS[scheduler]()
-        return made
-    if not hasattr(scheduler, "prepare"):
+        found: SchedulerLike = SCHEDULERS.find(scheduler)()
+        return found
+    if not isinstance(scheduler, SchedulerLike):
         raise InvalidInput(
-            f"scheduler is {scheduler!r}; it must be a name ({', '.join(SCHEDULERS)}) or a scheduler object"
+            f"scheduler is {scheduler!r}; it must be a name ({', '.join(SCHEDULERS.names())}) or a scheduler object"
         )
-    return scheduler  # type: ignore[no-any-return]
+    return scheduler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,6 +14,7 @@ NO_POINTERS = np.zeros(1, dtype=np.int64)
 NO_DEVICES = np.zeros(0, dtype=np.int32)
 
 
+@runtime_checkable
 class SchedulerLike(Protocol):
     """Anything that prepares the kernel's `Scheduler` for a graph, cluster and placement."""
 

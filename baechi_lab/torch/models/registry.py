@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...checks import check_whole
 from ...errors import InvalidInput, UnknownNameError
+from ...registry import Registry
 from ..step import TorchStep
 from .bert import BERT
 from .gnmt import GNMT
@@ -33,14 +35,12 @@ def build(name: str, *, batch_size: int = 32, seed: int = 0, optimizer: str | No
     >>> build("resnet50", batch_size=2, image_size=32, width=4, blocks=(1, 1), classes=5)
     <TorchStep 'resnet50': inputs [2, 3, 32, 32]>
     """
-    if name not in _MAKERS:
-        raise UnknownNameError.of("model", name, _MAKERS)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InvalidInput(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
+    maker: Any = MODELS.find(name)
+    check_whole("batch_size", batch_size)
     if optimizer not in ("sgd", None):
         raise InvalidInput(f"optimizer is {optimizer!r}; it must be 'sgd' or None")
     generator = torch.Generator().manual_seed(seed)
-    make, inputs, loss, targets = _MAKERS[name](batch_size, generator, dict(config))
+    make, inputs, loss, targets = maker(batch_size, generator, dict(config))
     return TorchStep(
         name=name,
         build=make,
@@ -55,7 +55,7 @@ def build(name: str, *, batch_size: int = 32, seed: int = 0, optimizer: str | No
 
 def names() -> list[str]:
     """The names of all models."""
-    return sorted(_MAKERS)
+    return sorted(MODELS.names())
 
 
 Made = tuple[Callable[[], nn.Module], tuple[torch.Tensor, ...], Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
@@ -99,10 +99,14 @@ def _checked(model: Any, config: dict[str, Any]) -> Callable[[], nn.Module]:
     return partial(model, **config)
 
 
-_MAKERS: dict[str, Callable[[int, torch.Generator, dict[str, Any]], Made]] = {
-    "inception_v3": _image(InceptionV3, 299),
-    "resnet50": _image(ResNet, 224),
-    "transformer": _translation(Transformer, 32000, 64),
-    "gnmt": _translation(GNMT, 32000, 40),
-    "bert": _bert,
-}
+MODELS: Registry[Any] = Registry(
+    "model",
+    TorchStep,
+    {
+        "inception_v3": _image(InceptionV3, 299),
+        "resnet50": _image(ResNet, 224),
+        "transformer": _translation(Transformer, 32000, 64),
+        "gnmt": _translation(GNMT, 32000, 40),
+        "bert": _bert,
+    },
+)

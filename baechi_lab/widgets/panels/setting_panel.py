@@ -75,7 +75,7 @@ class SettingPanel:
         self.forward = drop("forward only", [("auto", "auto"), ("yes", True), ("no", False)])
         self.placer = drop("placer", placer_names())
         self.placer_note = note()
-        self.scheduler = drop("scheduler", [(PLANNED, ""), *((s, s) for s in SCHEDULERS)])
+        self.scheduler = drop("scheduler", [(PLANNED, ""), *((s, s) for s in SCHEDULERS.names())])
 
     def _sources(self) -> list[tuple[str, str]]:
         from ...models.registry import model_names

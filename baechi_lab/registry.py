@@ -1,0 +1,81 @@
+"""Things that have a name - placers, passes, schedulers, models: found by it, made with parameters, listed with one line."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
+
+from .errors import InvalidInput, UnknownNameError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """The classes of one kind by name; a class is imported when it is first asked for, so that listing costs nothing.
+
+    Args:
+        kind: what messages call them, for example "pass".
+        base: what their objects are instances of.
+        built_in: name -> class, or "module:class" below `package`.
+        package: where the modules of `built_in` are.
+        group: entry-point group with which other packages add theirs; a built-in name cannot be replaced.
+
+    >>> from baechi_lab.passes.base import Pass
+    >>> passes = Registry("pass", Pass, {"fusion": "fusion:Fusion"}, "baechi_lab.passes")
+    >>> passes.make("fusion")
+    Fusion()
+    >>> passes.make("fussion")
+    Traceback (most recent call last):
+    baechi_lab.errors.UnknownNameError: unknown pass 'fussion'; did you mean 'fusion'? (known: fusion)
+    """
+
+    def __init__(self, kind: str, base: Any, built_in: Mapping[str, Any], package: str = "", group: str | None = None):
+        self.kind, self.base, self.built_in, self.package, self.group = kind, base, built_in, package, group
+
+    @cached_property
+    def _installed(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=self.group)} if self.group else {}
+
+    def names(self) -> list[str]:
+        """All names: the built-in ones as they were given, then those that other packages add."""
+        return list(dict.fromkeys([*self.built_in, *sorted(self._installed)]))
+
+    def find(self, name: str) -> type[T]:
+        """The class registered under `name`; `UnknownNameError` suggests the nearest."""
+        if name in self.built_in:
+            found = self.built_in[name]
+            if isinstance(found, str):
+                module, _, attribute = found.partition(":")
+                found = getattr(importlib.import_module(f"{self.package}.{module}"), attribute)
+            return found
+        if name in self._installed:
+            return self._installed[name].load()
+        raise UnknownNameError.of(self.kind, name, self.names())
+
+    def make(self, chosen: str | T, params: Mapping[str, Any] | None = None) -> T:
+        """The validated object for a name and its parameters; an object passes through.
+
+        Raises:
+            UnknownNameError: no such name or parameter. InvalidInput: a parameter out of range, or beside an object.
+        """
+        params = params or {}
+        made: Any = chosen
+        if not isinstance(chosen, self.base):
+            cls: Any = self.find(str(chosen))
+            for key in params:
+                if key not in cls.__dataclass_fields__:
+                    raise UnknownNameError.of(f"parameter of {self.kind} {cls.name!r}:", key, cls.__dataclass_fields__)
+            made = cls(**params)
+        elif params:
+            raise InvalidInput(
+                f"parameters {sorted(params)} given beside a {self.kind} object; put them into the object"
+            )
+        made.validate()
+        return made
+
+    def lines(self) -> dict[str, str]:
+        """Every name with the first line of its class's docstring."""
+        return {name: (self.find(name).__doc__ or "").strip().splitlines()[0] for name in self.names()}
