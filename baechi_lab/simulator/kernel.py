@@ -29,6 +29,8 @@ _OP_END, _TRANSFER_END, _RECEIVE_START = 0, 1, 2
 _SHIFT = 40
 _MASK = (1 << _SHIFT) - 1
 
+_NO_RANKS = np.zeros(0)
+
 OP = np.dtype([
     ("device", "i4"), ("missing", "i4"), ("duration", "f8"), ("rank", "f8"), ("temp", "i8"), ("persistent", "i8"),
     ("made", "i8"), ("first_output", "i8"), ("first_input", "i8"), ("start", "f8"), ("end", "f8"),
@@ -68,6 +70,30 @@ class State(NamedTuple):
     inputs: Any
 
 
+class Links(NamedTuple):
+    """What transfers cost, float64[D, D] each, and the communication mode."""
+
+    latency: Any
+    per_byte: Any
+    comm: int
+
+
+class Ready(NamedTuple):
+    """A heap of ready ops per device (slices of two arrays), by rank or by the time at which they became ready."""
+
+    key: Any
+    op: Any
+    by_rank: bool
+
+
+class Events(NamedTuple):
+    """The heap of what happens when; `size` holds how many events and log entries there are."""
+
+    time: Any
+    code: Any
+    size: Any
+
+
 def make_state(graph: OpGraph, cluster: Cluster, placement: Placement, rank: Any = None) -> State:
     """Record arrays for a graph, its placement and, where devices choose by rank, `rank` float64[n]."""
     n, tensor_count = graph.n, graph.tensor_count
@@ -87,8 +113,9 @@ def make_state(graph: OpGraph, cluster: Cluster, placement: Placement, rank: Any
 
 
 @njit(cache=True)
-def plan_sends(ops: Any, tensors: Any, devices: int, consumers: Any) -> Any:
+def plan_sends(state: State) -> Any:
     """Which tensor goes to which other device: SEND[k] by tensor, then destination; counts are set in `tensors`."""
+    ops, tensors, devices, consumers = state.ops, state.tensors, len(state.devices), state.consumers
     readers = np.zeros(devices, np.int32)
     count = 0
     for t in range(len(tensors) - 1):
@@ -136,31 +163,28 @@ def _hold(devices: Any, log: Any, size: Any, d: int, category: int, delta: int, 
 
 
 @njit(cache=True)
-def _make_ready(i: int, now: float, ops: Any, devices: Any, ready_key: Any, ready_op: Any, by_rank: bool) -> None:
+def _make_ready(i: int, now: float, ops: Any, devices: Any, ready: Ready) -> None:
     d = ops[i].device
-    key = ops[i].rank if by_rank else now
-    devices[d].ready_size = push(ready_key, ready_op, devices[d].ready_first, devices[d].ready_size, key, i)
+    key = ops[i].rank if ready.by_rank else now
+    devices[d].ready_size = push(ready.key, ready.op, devices[d].ready_first, devices[d].ready_size, key, i)
 
 
 @njit(cache=True)
-def _arrive(
-    t: int, d: int, now: float, ops: Any, tensors: Any, devices: Any, consumers: Any, ready_key: Any, ready_op: Any,
-    by_rank: bool,
-) -> None:  # fmt: skip
+def _arrive(t: int, d: int, now: float, state: State, ready: Ready) -> None:
     """Tensor `t` is on device `d`: its consumers there lack one input less."""
+    ops, tensors, devices, consumers = state.ops, state.tensors, state.devices, state.consumers
     for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
         i = consumers[e]
         if ops[i].device == d:
             ops[i].missing -= 1
             if ops[i].missing == 0:
-                _make_ready(i, now, ops, devices, ready_key, ready_op, by_rank)
+                _make_ready(i, now, ops, devices, ready)
 
 
 @njit(cache=True)
-def _take_most_wanted(
-    d: int, devices: Any, ready_op: Any, score: Any, wake_ptr: Any, wake_device: Any, weight: float
-) -> int:
+def _take_most_wanted(d: int, devices: Any, ready_op: Any, scheduler: Scheduler) -> int:
     """Remove and return the ready op of device `d` with the highest score, idle devices that it wakes included."""
+    score, wake_ptr, wake_device = scheduler.score, scheduler.wake_ptr, scheduler.wake_device
     first, size = devices[d].ready_first, devices[d].ready_size
     best, best_score = first, -np.inf
     for k in range(first, first + size):
@@ -168,7 +192,7 @@ def _take_most_wanted(
         total = score[i]
         for w in range(wake_ptr[i], wake_ptr[i + 1]):
             if wake_device[w] != d and not devices[wake_device[w]].running:
-                total += weight
+                total += scheduler.wake_weight
         if total > best_score or (total == best_score and i < ready_op[best]):
             best, best_score = k, total
     op = ready_op[best]
@@ -178,11 +202,11 @@ def _take_most_wanted(
 
 
 @njit(cache=True)
-def _request_sends(
-    t: int, now: float, mode: int, latency: Any, per_byte: Any, ops: Any, tensors: Any, devices: Any, sends: Any,
-    event_time: Any, event_code: Any, size: Any,
-) -> None:  # fmt: skip
+def _request_sends(t: int, now: float, links: Links, state: State, sends: Any, events: Events) -> None:
     """A tensor is requested by every other device that reads it at the instant it is produced."""
+    mode, latency, per_byte = links.comm, links.latency, links.per_byte
+    ops, tensors, devices = state.ops, state.tensors, state.devices
+    event_time, event_code, size = events.time, events.code, events.size
     d = ops[tensors[t].producer].device
     for k in range(tensors[t].first_send, tensors[t + 1].first_send):
         q = sends[k].target
@@ -203,10 +227,9 @@ def _request_sends(
 
 
 @njit(cache=True)
-def _release_inputs(
-    op: int, now: float, ops: Any, tensors: Any, devices: Any, sends: Any, inputs: Any, log: Any, size: Any
-) -> None:
+def _release_inputs(op: int, now: float, state: State, sends: Any, log: Any, size: Any) -> None:
     """The op has ended: inputs that nobody else waits for are freed, here or as a received copy."""
+    ops, tensors, devices, inputs = state.ops, state.tensors, state.devices, state.inputs
     d = ops[op].device
     for e in range(ops[op].first_input, ops[op + 1].first_input):
         t = inputs[e]
@@ -225,7 +248,7 @@ def _release_inputs(
 
 
 @njit(cache=True)
-def _prepare(ops: Any, tensors: Any, devices: Any, log: Any, size: Any) -> None:
+def _prepare(ops: Any, devices: Any, log: Any, size: Any) -> None:
     """Set what a run changes: inputs missing, empty queues, slices of the ready heaps, persistent bytes."""
     for d in range(len(devices)):
         devices[d].level = devices[d].peak = devices[d].ready_size = devices[d].ready_first = 0
@@ -243,28 +266,26 @@ def _prepare(ops: Any, tensors: Any, devices: Any, log: Any, size: Any) -> None:
 
 
 @njit(cache=True)
-def _run(
-    ops: Any, tensors: Any, devices: Any, consumers: Any, inputs: Any, latency: Any, per_byte: Any, comm: int, mode: int,
-    score: Any, wake_ptr: Any, wake_device: Any, wake_weight: float, keep_log: bool,
-) -> Any:  # fmt: skip
-    n = len(ops) - 1
-    sends = plan_sends(ops, tensors, len(devices), consumers)
+def _run(state: State, links: Links, scheduler: Scheduler, keep_log: bool) -> Any:
+    ops, tensors, devices = state.ops, state.tensors, state.devices
+    n, mode = len(ops) - 1, scheduler.mode
+    sends = plan_sends(state)
     log = records(np.empty(4 * n + len(tensors) + 2 * len(sends) if keep_log else 0, CHANGE))
     event_time, event_code = np.empty(n + 2 * len(sends) + 1), np.empty(n + 2 * len(sends) + 1, np.int64)
     ready_key, ready_op = np.empty(n), np.empty(n, np.int64)
     size = np.zeros(2, np.int64)  # events, log entries
-    by_rank = mode == BY_RANK
-    _prepare(ops, tensors, devices, log, size)
+    ready, events = Ready(ready_key, ready_op, mode == BY_RANK), Events(event_time, event_code, size)
+    _prepare(ops, devices, log, size)
     for i in range(n):
         if ops[i].missing == 0:
-            _make_ready(i, 0.0, ops, devices, ready_key, ready_op, by_rank)
+            _make_ready(i, 0.0, ops, devices, ready)
     now = 0.0
     while True:
         for d in range(len(devices)):
             if devices[d].running or devices[d].ready_size == 0:
                 continue
             if mode == BY_IDLENESS:
-                op = _take_most_wanted(d, devices, ready_op, score, wake_ptr, wake_device, wake_weight)
+                op = _take_most_wanted(d, devices, ready_op, scheduler)
             else:
                 op = ready_op[devices[d].ready_first]
                 devices[d].ready_size = pop(ready_key, ready_op, devices[d].ready_first, devices[d].ready_size)
@@ -283,21 +304,19 @@ def _run(
                 d = ops[k].device
                 devices[d].running = False
                 _hold(devices, log, size, d, _TEMPORARY, -ops[k].temp, k, now)
-                _release_inputs(k, now, ops, tensors, devices, sends, inputs, log, size)
+                _release_inputs(k, now, state, sends, log, size)
                 for t in range(ops[k].first_output, ops[k + 1].first_output):
-                    _request_sends(
-                        t, now, comm, latency, per_byte, ops, tensors, devices, sends, event_time, event_code, size
-                    )
+                    _request_sends(t, now, links, state, sends, events)
                     if tensors[t].local_left == 0 and tensors[t].sends_left == 0:  # nobody reads it
                         _hold(devices, log, size, d, _OUTPUTS, -tensors[t].size, k, now)
-                    _arrive(t, d, now, ops, tensors, devices, consumers, ready_key, ready_op, by_rank)
+                    _arrive(t, d, now, state, ready)
             elif kind == _TRANSFER_END:
                 t = sends[k].tensor
                 tensors[t].sends_left -= 1
                 if tensors[t].sends_left == 0 and tensors[t].local_left == 0:
                     producer = tensors[t].producer
                     _hold(devices, log, size, ops[producer].device, _OUTPUTS, -tensors[t].size, producer, now)
-                _arrive(t, sends[k].target, now, ops, tensors, devices, consumers, ready_key, ready_op, by_rank)
+                _arrive(t, sends[k].target, now, state, ready)
             else:
                 t = sends[k].tensor
                 _hold(devices, log, size, sends[k].target, _COPIES, tensors[t].size, tensors[t].producer, now)
@@ -310,9 +329,7 @@ def run(
 
     `latency` and `per_byte` are float64[D, D]. A state may be run again, with other durations if they are set before.
     """
-    sends, log = _run(
-        state.ops, state.tensors, state.devices, state.consumers, state.inputs, latency, per_byte,
-        COMMUNICATION_MODES.index(comm), scheduler.mode, scheduler.score, scheduler.wake_ptr, scheduler.wake_device,
-        scheduler.wake_weight, keep_log,
-    )  # fmt: skip
+    links = Links(latency, per_byte, COMMUNICATION_MODES.index(comm))
+    # `make_state` has put the ranks into the ops: what a scheduler may say in several types stays out of the kernel.
+    sends, log = _run(state, links, scheduler._replace(rank=_NO_RANKS), keep_log)
     return sends, log
