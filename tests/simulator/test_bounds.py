@@ -12,7 +12,8 @@ from baechi_lab.simulator.bounds import merge
 from baechi_lab.simulator.bounds.merge import forced_merges
 from baechi_lab.simulator.bounds.paid import paid_bounds
 from baechi_lab.simulator.bounds.problem import merge_problem
-from baechi_lab.simulator.bounds.propagate import blank, propagate
+from baechi_lab.simulator.bounds.propagate import propagate
+from baechi_lab.simulator.bounds.sweep import nothing_known
 
 COMMS = ("parallel", "sequential", "duplex")
 
@@ -101,12 +102,10 @@ def test_compiled_and_readable_propagation_agree():
         for limit in (0.4, 0.7, 0.9):
             answers = []
             for function in (propagate, propagate.py_func):
-                unit, head, tail = x.unit.copy(), np.zeros(n), np.zeros(n)
-                fits = function(
-                    limit * x.p.sum(), x.order, x.p, x.held, *x.before, *x.after, unit, np.zeros(len(x.before[1]), np.int8),
-                    head, tail, x.ancestors, x.descendants, x.devices, x.memory, x.queued, *blank(n), 30,
-                )  # fmt: skip
-                answers.append((fits, unit.tolist(), head.tolist(), tail.tolist()))
+                paid = np.zeros(len(x.before.near), np.int8)
+                known = nothing_known(x.unit.copy(), paid, np.zeros(n), np.zeros(n))
+                fits = function(limit * x.p.sum(), x, known, 30)
+                answers.append((fits, *(found.tolist() for found in known)))
             assert answers[0] == answers[1]
 
 

@@ -44,17 +44,16 @@ def energy_heads(problem: MergeProblem, head: NDArray[Any], tail: NDArray[Any], 
     8.0
     """
     half = 0.5 * (working_seconds() + until)
-    _raise_all(problem, problem.order, problem.before, problem.after, head, half)
-    _raise_all(problem, problem.order[::-1].copy(), problem.after, problem.before, tail, until)
+    _raise_all(problem, head, half)
+    _raise_all(problem.reversed(), tail, until)
 
 
-def _raise_all(problem: MergeProblem, order: Any, inputs: Any, outputs: Any, head: Any, until: float) -> None:
-    position = inverse(order)
-    for first in range(0, len(order), CHUNK):
+def _raise_all(x: MergeProblem, head: Any, until: float) -> None:
+    position = inverse(x.order)
+    for first in range(0, len(x.order), CHUNK):
         if working_seconds() > until:
             return
-        last = min(first + CHUNK, len(order))
-        share(first, last, order, position, problem.p, *inputs[:2], *outputs[:2], problem.devices, head)
+        share(first, min(first + CHUNK, len(x.order)), x, position, head)
 
 
 def window(problem: MergeProblem, head: NDArray[Any], tail: NDArray[Any]) -> float:
@@ -63,12 +62,11 @@ def window(problem: MergeProblem, head: NDArray[Any], tail: NDArray[Any]) -> flo
 
 
 @njit(cache=True)
-def share(
-    first: int, last: int, order: Any, position: Any, p: Any, in_ptr: Any, in_near: Any, out_ptr: Any, out_near: Any,
-    devices: int, head: Any,
-) -> None:  # fmt: skip
-    """Raise the heads of the ops at the positions `first` to `last` - 1 of `order`."""
-    n = len(p)
+def share(first: int, last: int, x: MergeProblem, position: Any, head: Any) -> None:
+    """Raise the heads of the ops at the positions `first` to `last` - 1 of the order."""
+    order, p, devices, n = x.order, x.p, x.devices, len(x.p)
+    in_ptr, in_near, _, _ = x.before
+    out_ptr, out_near, _, _ = x.after
     path = np.empty(n)  # by position; negative: no ancestor
     begin, work, after = np.empty(n), np.empty(n), np.empty(n)
     for k in range(first, last):

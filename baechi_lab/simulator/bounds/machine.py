@@ -7,20 +7,18 @@ from typing import Any
 import numpy as np
 
 from ...graph.kernels.jit import njit
+from .problem import MergeProblem
+from .sweep import BIG, Known
 
 SLACK = 1e-9
 """Relative rounding error allowed before a contradiction counts."""
 
-BIG = 48
-"""Units that are compared pair by pair: the heaviest ones."""
-
 
 @njit(cache=True)
-def compare(
-    limit: float, pointer: Any, members: Any, head: Any, p: Any, tail: Any, devices: int, held: Any, memory: float,
-    big: Any, apart: Any,
-) -> bool:  # fmt: skip
-    """Rules 3, 4 and 7: fills `big` (root -> row, -1) and `apart`; False on a contradiction."""
+def compare(limit: float, x: MergeProblem, known: Known, units: Any) -> bool:
+    """Rules 3, 4 and 7: fills `known.big` (root -> row, -1) and `known.apart`; False on a contradiction."""
+    p, held, memory, (pointer, members) = x.p, x.held, x.memory, units
+    head, tail, big, apart = known.head, known.tail, known.big, known.apart
     n = len(p)
     load = np.zeros(n)
     for u in range(n):
@@ -54,7 +52,7 @@ def compare(
                 both = np.concatenate((members[pointer[u] : pointer[u + 1]], members[pointer[w] : pointer[w + 1]]))
                 far = one_machine(both, head, p, tail) > limit * (1.0 + SLACK)
             apart[a, b] = apart[b, a] = far
-    return not _too_many_apart(apart, count, devices)
+    return not _too_many_apart(apart, count, x.devices)
 
 
 @njit(cache=True)

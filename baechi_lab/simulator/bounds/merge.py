@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 from ...graph import Cluster, OpGraph
 from ...graph.kernels.compiling import working_seconds
 from .problem import MergeProblem, merge_problem
-from .propagate import IMPOSSIBLE, OPEN, blank, propagate
-from .sweep import paid_heads
+from .propagate import IMPOSSIBLE, OPEN, propagate
+from .sweep import nothing_known, paid_heads
 from .units import join, root
 
 __all__ = ["forced_merges", "merge_problem", "paid_heads"]
@@ -109,12 +109,9 @@ def _contradiction(problem: MergeProblem, limit: float, paid: NDArray[np.int8], 
 
 def _propagate(limit: float, x: MergeProblem, unit: Any, paid: Any, head: Any, tail: Any, until: float) -> bool:
     """False if `limit` is impossible; True also when time or `ROUNDS` run out."""
-    pairs, last = blank(len(x.p)), working_seconds()
+    known, last = nothing_known(unit, paid, head, tail), working_seconds()
     for _ in range(ROUNDS):
-        state = propagate(
-            limit, x.order, x.p, x.held, *x.before, *x.after, unit, paid, head, tail, x.ancestors, x.descendants,
-            x.devices, x.memory, x.queued, *pairs, 1,
-        )  # fmt: skip
+        state = propagate(limit, x, known, 1)
         now = working_seconds()
         if state != OPEN or now + (now - last) > until:
             break

@@ -28,5 +28,5 @@ def paid_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
     head, tail = paid_heads(x)
     return {
         "local-or-paid": float((head + x.p + tail).max()),
-        "staggered-work": staggered(x.order, x.p, *x.before[:3], *x.after[:3], x.unit, head, tail, x.devices),
+        "staggered-work": staggered(x, x.unit, head, tail),
     }

@@ -30,7 +30,7 @@ Complexity: O(zone edges) per round of a probe, about ten probes per op with sla
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,76 +78,89 @@ def probe_heads(
     ([0.0, 1.0, 1.0, 14.0], [14.0, 1.0, 1.0, 0.0])
     """
     half = 0.5 * (working_seconds() + until)
-    _probe_all(problem, problem.order, problem.before, head, zone, half)
-    _probe_all(problem, problem.order[::-1].copy(), problem.after, tail, zone, until)
+    _probe_all(problem, head, zone, half)
+    _probe_all(problem.reversed(), tail, zone, until)
 
 
-def _probe_all(problem: MergeProblem, order: Any, inputs: Any, head: Any, zone: int, until: float) -> None:
-    position = inverse(order)
-    pointer, near, cost, _ = inputs
-    reader = np.repeat(np.arange(len(order)), np.diff(pointer))
-    cost = np.where(problem.unit[near] == problem.unit[reader], np.inf, cost)  # colocated: never cut
-    for first in range(0, len(order), CHUNK):
+def _probe_all(x: MergeProblem, head: Any, zone: int, until: float) -> None:
+    pointer, near, cost, _ = x.before
+    reader = np.repeat(np.arange(len(x.order)), np.diff(pointer))
+    cost = np.where(x.unit[near] == x.unit[reader], np.inf, cost)  # colocated: never cut
+    graph = Upstream(x.order, inverse(x.order), x.p, pointer, near, cost, x.unit, head)
+    for first in range(0, len(x.order), CHUNK):
         if working_seconds() > until:
             return
-        last = min(first + CHUNK, len(order))
-        probe(first, last, order, position, problem.p, pointer, near, cost, problem.unit, head, zone, problem.devices)
+        probe(first, min(first + CHUNK, len(x.order)), graph, zone, x.devices)
+
+
+class Upstream(NamedTuple):
+    """The graph against its edges: `order` and its inverse `position`, the edges into each op, heads to be raised."""
+
+    order: Any
+    position: Any
+    p: Any
+    pointer: Any
+    near: Any
+    cost: Any
+    unit: Any
+    head: Any
+
+
+class Zone(NamedTuple):
+    """The ops that are asked together: `op` int64[zone], last first; `slot` int64[n], an op's place in it or -1.
+
+    `tau` float64[zone]: longest path from an op's end to the start of the first. `work` float64[7, zone] and `can`
+    bool[4, zone] are the values of one probe.
+    """
+
+    op: Any
+    slot: Any
+    tau: Any
+    work: Any
+    can: Any
 
 
 @njit(cache=True)
-def probe(
-    first: int, last: int, order: Any, position: Any, p: Any, pointer: Any, near: Any, cost: Any, unit: Any, head: Any,
-    most: int, devices: int,
-) -> None:  # fmt: skip
-    """Raise the heads of the ops at the positions `first` to `last` - 1 of `order`."""
+def probe(first: int, last: int, graph: Upstream, most: int, devices: int) -> None:
+    """Raise the heads of the ops at the positions `first` to `last` - 1 of the order, with zones of `most` ops."""
+    order, p, pointer, near, head = graph.order, graph.p, graph.pointer, graph.near, graph.head
     n = len(p)
-    slot = np.full(n, -1, np.int64)  # op -> place in the zone
-    zone, tau, forks = np.empty(most, np.int64), np.empty(most), np.empty(FORKS, np.int64)
+    slot, zone, forks = np.full(n, -1, np.int64), np.empty(most, np.int64), np.empty(FORKS, np.int64)
     work = np.empty((7, most))
-    can = np.empty((4, most), np.bool_)
-    keys, codes, seen = np.empty(n), np.empty(n, np.int64), np.full(n, -1, np.int64)
+    asked = Zone(zone, slot, np.empty(most), work, np.empty((4, most), np.bool_))
+    waiting = (np.empty(n), np.empty(n, np.int64), np.full(n, -1, np.int64))
     for k in range(first, last):
         v = order[k]
         for e in range(pointer[v], pointer[v + 1]):
             head[v] = max(head[v], head[near[e]] + p[near[e]])
-        size = _fill_zone(k, order, position, p, pointer, near, zone, slot, tau, keys, codes, seen, most)
+        size = _fill_zone(k, graph, asked, waiting)
         for a in range(1, size):
             work[0, size - 1 - a], work[1, size - 1 - a] = head[zone[a]], p[zone[a]]
         low, high = head[v], serial_end(work[0], work[1], size - 1) if size > 2 else 0.0
         if high - low > CLOSE * high:
             count = 0
             if pointer[v + 1] - pointer[v] > 1:
-                count = _choose_forks(zone, size, pointer, near, cost, slot, work[0], work[1], forks)
-            head[v] = _bisect(
-                low, high, zone, size, p, head, pointer, near, cost, unit, slot, tau, work, can, forks[:count], devices
-            )
+                count = _choose_forks(size, graph, asked, forks)
+            head[v] = _bisect(low, high, size, graph, asked, forks[:count], devices)
         for a in range(size):
             slot[zone[a]] = -1
 
 
 @njit(cache=True)
-def _bisect(
-    low: float, high: float, zone: Any, size: int, p: Any, head: Any, pointer: Any, near: Any, cost: Any, unit: Any,
-    slot: Any, tau: Any, work: Any, can: Any, forks: Any, devices: int,
-) -> float:  # fmt: skip
+def _bisect(low: float, high: float, size: int, graph: Upstream, zone: Zone, forks: Any, devices: int) -> float:
     """The largest start in [`low`, `high`] that is proven for the first op of the zone."""
     guess, least = high, low + FIRST * (high - low)
     for step in range(STEPS):
         if high - low <= CLOSE * high or (step > 1 and high <= least):
             break
-        proven = _earliest(
-            guess, ANYWHERE, 0, zone, size, p, head, pointer, near, cost, unit, slot, tau, work, can, devices
-        )
+        proven = _earliest(guess, ANYWHERE, 0, size, graph, zone, devices)
         for f in forks:
             if proven >= guess:
                 break
             split = np.inf
             for where in (HERE, ELSEWHERE):
                 if split > proven:
-                    shortest = _earliest(
-                        guess, where, f, zone, size, p, head, pointer, near, cost, unit, slot, tau, work, can, devices
-                    )  # fmt: skip
-                    split = min(split, shortest)
+                    split = min(split, _earliest(guess, where, f, size, graph, zone, devices))
             proven = max(proven, split)
         low = max(low, min(proven, guess))
         if proven < guess:
@@ -157,14 +170,21 @@ def _bisect(
 
 
 @njit(cache=True)
-def _choose_forks(
-    zone: Any, size: int, pointer: Any, near: Any, cost: Any, slot: Any, total: Any, readers: Any, forks: Any
-) -> int:  # fmt: skip
+def _choose_forks(size: int, graph: Upstream, zone: Zone, forks: Any) -> int:
     """Ops of the zone with several readers that are dear to send: what is asked for first."""
+    pointer, near, cost, slot, total, readers = (
+        graph.pointer,
+        graph.near,
+        graph.cost,
+        zone.slot,
+        zone.work[0],
+        zone.work[1],
+    )
     total[:size] = 0.0
     readers[:size] = 0.0
     for a in range(size):
-        for e in range(pointer[zone[a]], pointer[zone[a] + 1]):
+        w = zone.op[a]
+        for e in range(pointer[w], pointer[w + 1]):
             s = slot[near[e]]
             if s >= 0 and cost[e] < np.inf:
                 total[s] += cost[e]
@@ -183,11 +203,10 @@ def _choose_forks(
 
 
 @njit(cache=True)
-def _fill_zone(
-    k: int, order: Any, position: Any, p: Any, pointer: Any, near: Any, zone: Any, slot: Any, tau: Any, keys: Any,
-    codes: Any, seen: Any, most: int,
-) -> int:  # fmt: skip
+def _fill_zone(k: int, graph: Upstream, asked: Zone, heap: Any) -> int:
     """The op at position `k` and its last ancestors, last first, with longest paths `tau`; returns how many."""
+    order, position, p, pointer, near = graph.order, graph.position, graph.p, graph.pointer, graph.near
+    zone, slot, tau, (keys, codes, seen), most = asked.op, asked.slot, asked.tau, heap, len(asked.op)
     size, waiting = 0, push(keys, codes, 0, 0, float(-k), k)
     seen[k] = k
     while waiting > 0 and size < most:
@@ -212,14 +231,12 @@ def _fill_zone(
 
 
 @njit(cache=True)
-def _earliest(
-    limit: float, where: int, fork: int, zone: Any, size: int, p: Any, head: Any, pointer: Any, near: Any, cost: Any,
-    unit: Any, slot: Any, tau: Any, work: Any, can: Any, devices: int,
-) -> float:  # fmt: skip
+def _earliest(limit: float, where: int, fork: int, size: int, graph: Upstream, asked: Zone, devices: int) -> float:
     """Infinite if the first op of the zone cannot start before `limit`, otherwise a proven earliest start below it.
 
     `where` says what else is assumed: `fork` (a place in the zone) is on the same device, or not, or nothing.
     """
+    p, unit, zone, tau, work, can = graph.p, graph.unit, asked.op, asked.tau, asked.work, asked.can
     here, there, pay, release, length, own, other = work[0], work[1], work[2], work[3], work[4], work[5], work[6]
     local, remote, with_fork, without = can[0], can[1], can[2], can[3]
     for a in range(size):
@@ -233,8 +250,8 @@ def _earliest(
             return np.inf
     proven = 0.0
     for _ in range(ROUNDS):
-        _pay(zone, size, p, pointer, near, cost, slot, tau, local, remote, pay)
-        _starts(zone, size, p, head, pointer, near, cost, slot, local, remote, here, there)
+        _pay(size, graph, asked, local, remote, pay)
+        _starts(size, graph, asked, local, remote, here, there)
         if here[0] >= limit:
             return np.inf
         changed, count, proven = False, 0, max(proven, here[0])
@@ -256,7 +273,7 @@ def _earliest(
                     with_fork[a] = False
                 elif not local[a] and devices == 2:
                     without[a] = False
-            _starts(zone, size, p, head, pointer, near, cost, slot, with_fork, without, own, other)
+            _starts(size, graph, asked, with_fork, without, own, other)
             count, least = 0, np.inf
             for a in range(size - 1, 0, -1):
                 u = zone[a]
@@ -285,10 +302,17 @@ def _earliest(
 
 
 @njit(cache=True)
-def _pay(
-    zone: Any, size: int, p: Any, pointer: Any, near: Any, cost: Any, slot: Any, tau: Any, local: Any, remote: Any, pay: Any
-) -> None:  # fmt: skip
-    """pay(u), of the zone's ops from the last to the first: least time from an end elsewhere to the start of `zone[0]`."""
+def _pay(size: int, graph: Upstream, asked: Zone, local: Any, remote: Any, pay: Any) -> None:
+    """pay(u), of the zone's ops from the last to the first: least time from an end elsewhere to the start of the first."""
+    p, pointer, near, cost, zone, slot, tau = (
+        graph.p,
+        graph.pointer,
+        graph.near,
+        graph.cost,
+        asked.op,
+        asked.slot,
+        asked.tau,
+    )
     pay[:size] = 0.0
     for a in range(size):
         w = zone[a]
@@ -303,11 +327,11 @@ def _pay(
 
 
 @njit(cache=True)
-def _starts(
-    zone: Any, size: int, p: Any, head: Any, pointer: Any, near: Any, cost: Any, slot: Any, local: Any, remote: Any,
-    here: Any, there: Any,
-) -> None:  # fmt: skip
+def _starts(size: int, graph: Upstream, asked: Zone, local: Any, remote: Any, here: Any, there: Any) -> None:
     """L(u) and R(u), from the first op of the zone to the last; infinite where impossible."""
+    p, head, pointer, near, cost, zone, slot = (
+        graph.p, graph.head, graph.pointer, graph.near, graph.cost, asked.op, asked.slot,
+    )  # fmt: skip
     for a in range(size - 1, -1, -1):
         u = zone[a]
         here[a] = there[a] = head[u]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,21 +14,41 @@ REACH_OPS = 6000
 """Most ops for which it is stored who comes before whom."""
 
 
-@dataclass(frozen=True)
-class MergeProblem:
-    """Distinct edges in both directions with their costs, and what is known of units from the start."""
+class Edges(NamedTuple):
+    """Rows of distinct edges: those of op v are `pointer[v]:pointer[v + 1]`.
 
-    order: NDArray[np.int32]
-    p: NDArray[np.float64]
-    held: NDArray[np.float64]
-    before: tuple[Any, Any, Any, Any]
-    after: tuple[Any, Any, Any, Any]
-    unit: NDArray[np.int32]
-    ancestors: NDArray[np.uint8]
-    descendants: NDArray[np.uint8]
+    `pointer` int64[n + 1]; `near` int32[E], the op at the other end; `cost` float64[E] microseconds; `edge` int32[E], the
+    number that an edge has in both directions.
+    """
+
+    pointer: Any
+    near: Any
+    cost: Any
+    edge: Any
+
+
+class MergeProblem(NamedTuple):
+    """Distinct edges in both directions with their costs, and what is known of units from the start.
+
+    `order` int32[n], topological; `p` float64[n] microseconds on the fastest device; `held` float64[n] persistent bytes;
+    `unit` int32[n], the smallest index of an op's unit; `ancestors` and `descendants` uint8[n, n], or empty.
+    """
+
+    order: Any
+    p: Any
+    held: Any
+    before: Edges
+    after: Edges
+    unit: Any
+    ancestors: Any
+    descendants: Any
     devices: int
     memory: float
     queued: bool
+
+    def reversed(self) -> MergeProblem:
+        """The graph with every edge turned round: its heads are the tails of this one."""
+        return self._replace(order=self.order[::-1].copy(), before=self.after, after=self.before)
 
 
 def merge_problem(graph: OpGraph, cluster: Cluster, reach: bool = True) -> MergeProblem:
@@ -54,8 +73,8 @@ def merge_problem(graph: OpGraph, cluster: Cluster, reach: bool = True) -> Merge
     edge = np.arange(len(unique), dtype=np.int32)
     ancestors = _reach(graph, source, target) if reach else np.zeros((0, 0), dtype=np.uint8)
     return MergeProblem(
-        graph.order, p, graph.persistent_bytes.astype(np.float64),
-        (offsets(target, n), source[before], paid[before], edge[before]), (offsets(source, n), target, paid, edge),
+        graph.order.copy(), p, graph.persistent_bytes.astype(np.float64),
+        Edges(offsets(target, n), source[before], paid[before], edge[before]), Edges(offsets(source, n), target, paid, edge),
         unit, ancestors, np.ascontiguousarray(ancestors.T), cluster.n, float(cluster.memory_bytes.max()), queued,
     )  # fmt: skip
 

@@ -16,18 +16,16 @@ from typing import Any
 import numpy as np
 
 from ...graph.kernels.jit import njit
+from .problem import MergeProblem
 
 
 @njit(cache=True)
-def staggered(
-    order: Any, p: Any, in_ptr: Any, in_near: Any, in_cost: Any, out_ptr: Any, out_near: Any, out_cost: Any, unit: Any,
-    head: Any, tail: Any, devices: int,
-) -> float:  # fmt: skip
+def staggered(x: MergeProblem, unit: Any, head: Any, tail: Any) -> float:
     """The bound in microseconds; `unit` holds the smallest index of each op's unit."""
-    begin = _by_unit(alone(order, False, p, in_ptr, in_near, in_cost, unit, head), p, unit)
-    finish = _by_unit(alone(order, True, p, out_ptr, out_near, out_cost, unit, tail), p, unit)
-    total, least = p.sum(), np.inf
-    for m in range(min(devices, len(begin))):
+    begin = _by_unit(alone(x, False, unit, head), x.p, unit)
+    finish = _by_unit(alone(x, True, unit, tail), x.p, unit)
+    total, least = x.p.sum(), np.inf
+    for m in range(min(x.devices, len(begin))):
         total += begin[m] + finish[m]
         least = min(least, total / (m + 1))
     return least if len(begin) > 0 else 0.0
@@ -46,9 +44,10 @@ def _by_unit(found: Any, p: Any, unit: Any) -> Any:
 
 
 @njit(cache=True)
-def alone(order: Any, backwards: bool, p: Any, pointer: Any, near: Any, cost: Any, unit: Any, head: Any) -> Any:
+def alone(x: MergeProblem, backwards: bool, unit: Any, head: Any) -> Any:
     """float64[n]: earliest start of each op if nothing of positive duration ran on its device before (infinite: never)."""
-    n = len(p)
+    order, p, n = x.order, x.p, len(x.p)
+    pointer, near, cost, _ = x.after if backwards else x.before
     found = head.copy()
     for k in range(n):
         v = order[n - 1 - k] if backwards else order[k]

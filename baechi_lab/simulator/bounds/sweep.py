@@ -2,35 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...graph.kernels.jit import njit
-from .machine import BIG
 from .problem import MergeProblem
 from .units import group_units, serial_end
+
+BIG = 48
+"""Units that are compared pair by pair: the heaviest ones."""
+
+
+class Known(NamedTuple):
+    """What is known so far, for one assumed makespan.
+
+    `unit` int32[n], a union-find; `paid` int8[E], 1 where an edge is known to cross devices; `head`, `tail` float64[n];
+    `big` int64[n], the row of each heavy unit in `apart` (-1: none); `apart` bool[BIG, BIG], units on different devices.
+    """
+
+    unit: Any
+    paid: Any
+    head: Any
+    tail: Any
+    big: Any
+    apart: Any
+
+
+def nothing_known(unit: NDArray[Any], paid: NDArray[Any], head: NDArray[Any], tail: NDArray[Any]) -> Known:
+    """Before the first round no pair of units is known to be apart."""
+    return Known(unit, paid, head, tail, np.full(len(unit), -1, np.int64), np.zeros((BIG, BIG), np.bool_))
 
 
 def paid_heads(problem: MergeProblem) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Heads and tails float64[n] by rules 1 and 5 alone, which hold for every makespan."""
-    n = len(problem.p)
-    head, tail = np.zeros(n), np.zeros(n)
-    unit, big, apart = problem.unit.copy(), np.full(n, -1, np.int64), np.zeros((BIG, BIG), np.bool_)
-    paid, reach = np.zeros(len(problem.before[1]), np.int8), np.zeros((0, 0), np.uint8)
-    shared = (unit, big, apart, paid, *group_units(unit), reach, problem.queued)
-    sweep(problem.order, False, problem.p, *problem.before, *shared, head)
-    sweep(problem.order, True, problem.p, *problem.after, *shared, tail)
-    return head, tail
+    n, reach = len(problem.p), np.zeros((0, 0), np.uint8)
+    unit, paid = problem.unit.copy(), np.zeros(len(problem.before.near), np.int8)
+    known, x = nothing_known(unit, paid, np.zeros(n), np.zeros(n)), problem._replace(ancestors=reach, descendants=reach)
+    units = group_units(unit)
+    sweep(x, False, known, units)
+    sweep(x, True, known, units)
+    return known.head, known.tail
 
 
 @njit(cache=True)
-def sweep(
-    order: Any, backwards: bool, p: Any, pointer: Any, near: Any, cost: Any, edge: Any, unit: Any, big: Any, apart: Any,
-    paid: Any, mates_ptr: Any, mates: Any, reach: Any, queued: bool, head: Any,
-) -> bool:  # fmt: skip
-    """Raise `head` by rules 1, 3 (ops of the unit before it), 4 and 5; returns whether anything rose."""
+def sweep(x: MergeProblem, backwards: bool, known: Known, units: Any) -> bool:
+    """Raise heads (backwards: tails) by rules 1, 3 (ops of the unit before it), 4 and 5; returns whether anything rose.
+
+    `units` are the members of each unit, as `group_units` gives them.
+    """
+    order, p, queued, (mates_ptr, mates) = x.order, x.p, x.queued, units
+    unit, paid, big, apart = known.unit, known.paid, known.big, known.apart
+    head, reach = (known.tail, x.descendants) if backwards else (known.head, x.ancestors)
+    pointer, near, cost, edge = x.after if backwards else x.before
     n = len(p)
     rose = False
     widest = 1
