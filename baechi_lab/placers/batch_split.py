@@ -20,7 +20,7 @@ from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.jit import njit
 from .base import Placer
 from .memory.feasible import within_memory
-from .partition import by_rank, emptiest, feasible, make_units, put
+from .partition import Room, by_rank, emptiest, empty_room, feasible, make_units, put
 
 BATCHES = ("memory", "work")
 
@@ -43,20 +43,18 @@ class BatchSplit(Placer):
         units = make_units(graph, cluster)
         # A device that has worked for this long has its share: all devices together get the whole graph done in it.
         share = np.inf if self.batches == "memory" else units.cost.min(axis=1).sum() / max(units.pace.sum(), 1e-300)
-        home = _fill(
-            by_rank(units), units.cost, units.pace, share, units.able, units.held, units.need, units.limit
-        )  # fmt: skip
-        return Placement(device=home[units.group])
+        room = empty_room(units)
+        _fill(by_rank(units), units.cost, units.pace, share, room)
+        return Placement(device=room.home[units.group])
 
 
 @njit(cache=True)
-def _fill(sequence: Any, cost: Any, pace: Any, share: float, able: Any, held: Any, need: Any, limit: Any) -> Any:
-    """int32[G]: the fastest feasible device per unit (ties: faster for the whole graph, then device index)."""
-    devices = len(limit)
-    home, mask, load = np.full(len(sequence), -1, np.int32), np.zeros(devices, np.bool_), np.zeros(devices)
-    used_held, used = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
+def _fill(sequence: Any, cost: Any, pace: Any, share: float, room: Room) -> None:
+    """Each unit to the fastest feasible device (ties: faster for the whole graph, then device index)."""
+    devices = len(pace)
+    mask, load = np.zeros(devices, np.bool_), np.zeros(devices)
     for g in sequence:
-        roomy = feasible(g, able, held, need, used_held, used, limit, mask)
+        roomy = feasible(g, room, mask)
         best = -1
         for d in range(devices):
             if not mask[d] or not roomy or load[d] >= share:
@@ -64,7 +62,6 @@ def _fill(sequence: Any, cost: Any, pace: Any, share: float, able: Any, held: An
             if best < 0 or cost[g, d] < cost[g, best] or (cost[g, d] == cost[g, best] and pace[d] > pace[best]):
                 best = d
         if best < 0:
-            best = emptiest(mask, used, limit)
+            best = emptiest(mask, room)
         load[best] += cost[g, best]
-        put(g, best, held, need, used_held, used, home)
-    return home
+        put(g, best, room)

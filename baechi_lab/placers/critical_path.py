@@ -27,7 +27,7 @@ from ..simulator.paths import heads_and_tails
 from ..simulator.ranks import longest_path, rank_costs
 from .base import Placer
 from .memory.feasible import within_memory
-from .partition import Units, by_rank, emptiest, feasible, make_units, put
+from .partition import Room, Units, by_rank, emptiest, empty_room, feasible, make_units, put
 
 TIE = 1e-12
 """Paths are equally long when they differ by less than this share."""
@@ -53,19 +53,15 @@ class CriticalPath(Placer):
 
     def _plan(self, graph: OpGraph, cluster: Cluster) -> Placement:
         units = make_units(graph, cluster)
-        home = np.full(len(units.need), -1, dtype=np.int32)
-        load = np.zeros(cluster.n)
-        used_held, used = np.zeros(cluster.n, dtype=np.int64), np.zeros(cluster.n, dtype=np.int64)
+        room, load = empty_room(units), np.zeros(cluster.n)
         most = cluster.n if self.paths is None else self.paths
         found = 0
-        for found, path in enumerate(self._paths(graph, cluster, units, home, most), 1):
-            for g, d in _path_devices(path, units, found - 1, used_held, used):
-                put(g, d, units.held, units.need, used_held, used, home)
+        for found, path in enumerate(self._paths(graph, cluster, units, room.home, most), 1):
+            for g, d in _path_devices(path, units, found - 1, room):
+                put(g, d, room)
                 load[d] += units.cost[g, d]
-        _balance(
-            by_rank(units), units.cost, load, units.able, units.held, units.need, units.limit, used_held, used, home
-        )  # fmt: skip
-        return Placement(device=home[units.group], info={"critical_paths": found})
+        _balance(by_rank(units), units.cost, load, room)
+        return Placement(device=room.home[units.group], info={"critical_paths": found})
 
     def _paths(
         self, graph: OpGraph, cluster: Cluster, units: Units, home: NDArray[np.int32], most: int
@@ -83,58 +79,43 @@ class CriticalPath(Placer):
             yield member[np.sort(np.unique(member, return_index=True)[1])]
 
 
-def _path_devices(
-    path: NDArray[np.int64], units: Units, number: int, used_held: NDArray[Any], used: NDArray[Any]
-) -> list[tuple[int, int]]:
+def _path_devices(path: NDArray[np.int64], units: Units, number: int, room: Room) -> list[tuple[int, int]]:
     """(unit, device) along a path: the fastest device that can hold all, path `number` starting with the next fastest."""
     fastest = np.lexsort((np.arange(len(units.limit)), units.cost[path].sum(axis=0), -units.pace)).tolist()
     turn = number % len(fastest)
     devices = fastest[turn:] + fastest[:turn]
     held, need, able = int(units.held[path].sum()), int(units.need[path].sum()), units.able[path].all(axis=0)
     for d in devices:
-        if able[d] and used_held[d] + held <= units.limit[d] and used[d] + need <= units.limit[d]:
+        if able[d] and room.used_held[d] + held <= room.limit[d] and room.used[d] + need <= room.limit[d]:
             return [(int(g), d) for g in path.tolist()]
-    return _divided(path, units, devices, used_held.copy(), used.copy())
+    trial = room._replace(used_held=room.used_held.copy(), used=room.used.copy(), home=room.home.copy())
+    return _divided(path, devices, trial)
 
 
-def _divided(
-    path: NDArray[np.int64], units: Units, devices: list[int], used_held: NDArray[Any], used: NDArray[Any]
-) -> list[tuple[int, int]]:
-    """Fill the fastest devices one after the other along the path."""
+def _divided(path: NDArray[np.int64], devices: list[int], room: Room) -> list[tuple[int, int]]:
+    """Fill the fastest devices one after the other along the path; `room` is changed."""
     found, mask = [], np.zeros(len(devices), dtype=np.bool_)
     for g in path.tolist():
-        roomy = feasible(g, units.able, units.held, units.need, used_held, used, units.limit, mask)
-        d = next(p for p in devices if mask[p]) if roomy else int(emptiest(mask, used, units.limit))
-        used_held[d] += units.held[g]
-        used[d] += units.need[g]
+        roomy = feasible(g, room, mask)
+        d = next(p for p in devices if mask[p]) if roomy else int(emptiest(mask, room))
+        put(g, d, room)
         found.append((g, d))
     return found
 
 
 @njit(cache=True)
-def _balance(
-    sequence: Any,
-    cost: Any,
-    load: Any,
-    able: Any,
-    held: Any,
-    need: Any,
-    limit: Any,
-    used_held: Any,
-    used: Any,
-    home: Any,
-) -> None:
+def _balance(sequence: Any, cost: Any, load: Any, room: Room) -> None:
     """Equation 7 for every unit that is not placed: least load when it is done; ties by device index."""
-    mask = np.zeros(len(limit), np.bool_)
+    mask = np.zeros(len(load), np.bool_)
     for g in sequence:
-        if home[g] >= 0:
+        if room.home[g] >= 0:
             continue
-        roomy = feasible(g, able, held, need, used_held, used, limit, mask)
+        roomy = feasible(g, room, mask)
         best = -1
-        for d in range(len(limit)):
+        for d in range(len(load)):
             if roomy and mask[d] and (best < 0 or load[d] + cost[g, d] < load[best] + cost[g, best]):
                 best = d
         if best < 0:
-            best = emptiest(mask, used, limit)
+            best = emptiest(mask, room)
         load[best] += cost[g, best]
-        put(g, best, held, need, used_held, used, home)
+        put(g, best, room)

@@ -26,7 +26,7 @@ from ..graph.kernels.jit import njit
 from ..simulator.ranks import total_rank
 from .base import Placer
 from .memory.feasible import within_memory
-from .partition import emptiest, feasible, incoming, make_units, put, traffic
+from .partition import Incoming, Room, emptiest, empty_room, feasible, incoming, make_units, put, traffic
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,9 @@ class Dfs(Placer):
 
 def _plan(graph: OpGraph, cluster: Cluster) -> Placement:
     units = make_units(graph, cluster)
-    home = _choose(
-        walk(graph), units.group, units.cost, units.pace, units.able, units.held, units.need, units.limit,
-        *incoming(graph, units.group), cluster.latency_us, cluster.us_per_byte,
-    )  # fmt: skip
-    return Placement(device=home[units.group])
+    room = empty_room(units)
+    _choose(walk(graph), units.group, units.cost, units.pace, incoming(graph, cluster, units.group), room)
+    return Placement(device=room.home[units.group])
 
 
 def walk(graph: OpGraph) -> NDArray[np.int64]:
@@ -92,19 +90,15 @@ def _visit(sources: Any, pointer: Any, successor: Any) -> Any:
 
 
 @njit(cache=True)
-def _choose(
-    visit: Any, group: Any, cost: Any, pace: Any, able: Any, held: Any, need: Any, limit: Any, pointer: Any, source: Any,
-    size: Any, latency: Any, per_byte: Any,
-) -> Any:  # fmt: skip
-    devices = len(limit)
-    home, mask, moved = np.full(len(need), -1, np.int32), np.zeros(devices, np.bool_), np.zeros(devices)
-    used_held, used = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
+def _choose(visit: Any, group: Any, cost: Any, pace: Any, edges: Incoming, room: Room) -> None:
+    home, devices = room.home, len(room.limit)
+    mask, moved = np.zeros(devices, np.bool_), np.zeros(devices)
     for i in visit:
         g = group[i]
         if home[g] >= 0:
             continue
-        roomy = feasible(g, able, held, need, used_held, used, limit, mask)
-        traffic(g, pointer, source, size, home, latency, per_byte, moved)
+        roomy = feasible(g, room, mask)
+        traffic(g, edges, room.home, moved)
         best = -1
         for d in range(devices):
             if not mask[d] or not roomy:
@@ -117,6 +111,5 @@ def _choose(
             if score < least or (score == least and faster):
                 best = d
         if best < 0:
-            best = emptiest(mask, used, limit)
-        put(g, best, held, need, used_held, used, home)
-    return home
+            best = emptiest(mask, room)
+        put(g, best, room)

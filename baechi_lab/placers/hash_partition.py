@@ -22,7 +22,7 @@ from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.jit import njit
 from .base import Placer
 from .memory.feasible import within_memory
-from .partition import feasible, make_units, put
+from .partition import Room, empty_room, feasible, make_units, put
 
 CAPACITIES = ("memory", "speed")
 
@@ -48,8 +48,9 @@ class Hash(Placer):
         _, first = np.unique(units.group, return_index=True)
         draw = self.draws([graph.names[i] for i in first.tolist()])
         weight = units.pace if self.capacity == "speed" else cluster.memory_bytes.astype(np.float64)
-        home = _spread(draw, weight, units.able, units.held, units.need, units.limit)
-        return Placement(device=home[units.group])
+        room = empty_room(units)
+        _spread(draw, weight, room)
+        return Placement(device=room.home[units.group])
 
     def draws(self, names: list[str]) -> NDArray[np.float64]:
         """float64[k] in [0, 1): one number per name."""
@@ -59,13 +60,12 @@ class Hash(Placer):
 
 
 @njit(cache=True)
-def _spread(draw: Any, weight: Any, able: Any, held: Any, need: Any, limit: Any) -> Any:
-    """int32[G]: for each unit the feasible device into whose share of the weights its draw falls."""
-    devices = len(limit)
-    home, mask = np.full(len(draw), -1, np.int32), np.zeros(devices, np.bool_)
-    used_held, used = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
+def _spread(draw: Any, weight: Any, room: Room) -> None:
+    """Each unit to the feasible device into whose share of the weights its draw falls."""
+    devices = len(weight)
+    mask = np.zeros(devices, np.bool_)
     for g in range(len(draw)):
-        feasible(g, able, held, need, used_held, used, limit, mask)
+        feasible(g, room, mask)
         total, last = 0.0, -1
         for d in range(devices):
             if mask[d]:
@@ -78,5 +78,4 @@ def _spread(draw: Any, weight: Any, able: Any, held: Any, need: Any, limit: Any)
                 if draw[g] * total < below:
                     last = d
                     break
-        put(g, last, held, need, used_held, used, home)
-    return home
+        put(g, last, room)

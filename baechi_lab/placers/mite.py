@@ -25,7 +25,7 @@ from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.jit import njit
 from .base import Placer
 from .memory.feasible import within_memory
-from .partition import by_rank, emptiest, feasible, incoming, make_units, put, traffic
+from .partition import Incoming, Room, by_rank, emptiest, empty_room, feasible, incoming, make_units, put, traffic
 
 
 @dataclass(frozen=True)
@@ -40,26 +40,20 @@ class Mite(Placer):
 
 def _plan(graph: OpGraph, cluster: Cluster) -> Placement:
     units = make_units(graph, cluster)
-    edges = incoming(graph, units.group)
+    edges, room = incoming(graph, cluster, units.group), empty_room(units)
     importance = units.rank / max(units.rank.max(initial=0.0), 1e-300)
-    home = _choose(
-        by_rank(units), units.cost, units.pace, importance, units.able, units.held, units.need, units.limit, *edges,
-        cluster.latency_us, cluster.us_per_byte,
-    )  # fmt: skip
-    return Placement(device=home[units.group])
+    _choose(by_rank(units), units.cost, units.pace, importance, edges, room)
+    return Placement(device=room.home[units.group])
 
 
 @njit(cache=True)
-def _choose(
-    sequence: Any, cost: Any, pace: Any, importance: Any, able: Any, held: Any, need: Any, limit: Any, pointer: Any,
-    source: Any, size: Any, latency: Any, per_byte: Any,
-) -> Any:  # fmt: skip
+def _choose(sequence: Any, cost: Any, pace: Any, importance: Any, edges: Incoming, room: Room) -> None:
+    able, need, limit, used = room.able, room.need, room.limit, room.used
     devices = len(limit)
-    home, mask, moved = np.full(len(sequence), -1, np.int32), np.zeros(devices, np.bool_), np.zeros(devices)
-    used_held, used = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
+    mask, moved = np.zeros(devices, np.bool_), np.zeros(devices)
     for g in sequence:
-        roomy = feasible(g, able, held, need, used_held, used, limit, mask)
-        traffic(g, pointer, source, size, home, latency, per_byte, moved)
+        roomy = feasible(g, room, mask)
+        traffic(g, edges, room.home, moved)
         slowest = 0.0
         for d in range(devices):
             if able[g, d]:
@@ -81,6 +75,5 @@ def _choose(
             ):
                 best, least, least_rest = d, score, rest
         if best < 0:
-            best = emptiest(mask, used, limit)
-        put(g, best, held, need, used_held, used, home)
-    return home
+            best = emptiest(mask, room)
+        put(g, best, room)

@@ -65,9 +65,33 @@ def by_rank(units: Units) -> NDArray[np.int64]:
     return np.lexsort((units.first, -units.rank))
 
 
+class Room(NamedTuple):
+    """What units need and what of each device is taken, for the kernels.
+
+    `able` bool[G, D]; `held`, `need` int64[G]; `limit` int64[D]; and, changed as units are placed, `used_held`, `used`
+    int64[D] bytes and `home` int32[G], -1 for a unit that is not placed.
+    """
+
+    able: Any
+    held: Any
+    need: Any
+    limit: Any
+    used_held: Any
+    used: Any
+    home: Any
+
+
+def empty_room(units: Units) -> Room:
+    """No unit is placed yet."""
+    used_held, used = (np.zeros(len(units.limit), dtype=np.int64) for _ in range(2))
+    home = np.full(len(units.need), -1, dtype=np.int32)
+    return Room(units.able, units.held, units.need, units.limit, used_held, used, home)
+
+
 @njit(cache=True)
-def feasible(g: int, able: Any, held: Any, need: Any, used_held: Any, used: Any, limit: Any, mask: Any) -> bool:
+def feasible(g: int, room: Room, mask: Any) -> bool:
     """Set `mask` bool[D] to the feasible devices of unit `g`; whether they have room for all of its bytes."""
+    able, held, need, limit, used_held, used = room.able, room.held, room.need, room.limit, room.used_held, room.used
     roomy = holds = False
     for d in range(len(limit)):
         mask[d] = able[g, d] and used_held[d] + held[g] <= limit[d] and used[d] + need[g] <= limit[d]
@@ -83,8 +107,9 @@ def feasible(g: int, able: Any, held: Any, need: Any, used_held: Any, used: Any,
 
 
 @njit(cache=True)
-def emptiest(mask: Any, used: Any, limit: Any) -> int:
+def emptiest(mask: Any, room: Room) -> int:
     """The device of `mask` with the lowest utilization; ties by device index."""
+    used, limit = room.used, room.limit
     best, least = -1, np.inf
     for d in range(len(limit)):
         level = used[d] / limit[d] if limit[d] > 0 else np.inf
@@ -94,22 +119,27 @@ def emptiest(mask: Any, used: Any, limit: Any) -> int:
 
 
 @njit(cache=True)
-def put(g: int, d: int, held: Any, need: Any, used_held: Any, used: Any, home: Any) -> None:
+def put(g: int, d: int, room: Room) -> None:
     """Place unit `g` on device `d`."""
-    home[g] = d
-    used_held[d] += held[g]
-    used[d] += need[g]
+    room.home[g] = d
+    room.used_held[d] += room.held[g]
+    room.used[d] += room.need[g]
 
 
-class Edges(NamedTuple):
-    """Edges into each unit from others, CSR: `pointer` int64[G + 1], `source` int32[k] units, `size` int64[k] bytes."""
+class Incoming(NamedTuple):
+    """Edges into each unit from others, and what they cost.
+
+    CSR: `pointer` int64[G + 1], `source` int32[k] units, `size` int64[k] bytes; `latency`, `per_byte` float64[D, D].
+    """
 
     pointer: Any
     source: Any
     size: Any
+    latency: Any
+    per_byte: Any
 
 
-def incoming(graph: OpGraph, group: NDArray[Any]) -> Edges:
+def incoming(graph: OpGraph, cluster: Cluster, group: NDArray[Any]) -> Incoming:
     """The edges that a unit reads from other units."""
     source, target = group[graph.edge_source], group[graph.consumers]
     between = np.flatnonzero(source != target)
@@ -117,12 +147,14 @@ def incoming(graph: OpGraph, group: NDArray[Any]) -> Edges:
     count = int(group.max(initial=-1)) + 1
     pointer = np.zeros(count + 1, dtype=np.int64)
     np.cumsum(np.bincount(target[order], minlength=count), out=pointer[1:])
-    return Edges(pointer, source[order], graph.tensor_bytes[graph.edge_tensor[order]])
+    size = graph.tensor_bytes[graph.edge_tensor[order]]
+    return Incoming(pointer, source[order], size, cluster.latency_us, cluster.us_per_byte)
 
 
 @njit(cache=True)
-def traffic(g: int, pointer: Any, source: Any, size: Any, home: Any, latency: Any, per_byte: Any, out: Any) -> None:
+def traffic(g: int, edges: Incoming, home: Any, out: Any) -> None:
     """Equation 10: `out` float64[D], time to bring the inputs of `g` that are placed already to each device."""
+    pointer, source, size, latency, per_byte = edges
     out[:] = 0.0
     for e in range(pointer[g], pointer[g + 1]):
         p = home[source[e]]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ...graph.kernels.csr import inverse
 from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit
-from ..partition import emptiest, feasible, put
+from ..partition import Room, emptiest, feasible, put
 from ..problem import Problem
 
 STATIC, READY_TIME, EARLIEST_START = 0, 1, 2
@@ -45,17 +45,39 @@ class Plan(NamedTuple):
     overflows: int
 
 
+class Rule(NamedTuple):
+    """How the next op and its device are chosen, and whether it may use a gap between ops scheduled before."""
+
+    mode: int
+    choice: int
+    insertion: bool
+
+
+class Sources(NamedTuple):
+    """Where the inputs of an op come from, and what it costs to bring them: fields of `Problem`."""
+
+    producer: Any
+    size: Any
+    input_ptr: Any
+    inputs: Any
+    latency: Any
+    per_byte: Any
+
+
+class Busy(NamedTuple):
+    """When each device works: `begin`, `end` float64[D, ..] of `count` int64[D] intervals, ascending."""
+
+    begin: Any
+    end: Any
+    count: Any
+
+
 def insertion_schedule(
     problem: Problem, key: NDArray[Any], mode: int, choice: int, insertion: bool, need: NDArray[Any]
 ) -> Plan:
     """Schedule every op. `key` float64[n]: least first, equal keys by index; `need` int64[G] bytes that a group counts."""
-    found = _schedule(
-        np.ascontiguousarray(key, dtype=np.float64), mode, choice, insertion, problem.table, problem.allowed,
-        problem.group, problem.promised, need, problem.limit, problem.producer, problem.size_bytes,
-        problem.consumer_ptr, problem.consumers, problem.output_ptr, problem.input_ptr, problem.inputs, problem.latency,
-        problem.per_byte,
-    )  # fmt: skip
-    device, start, finish, sequence, overflows = found
+    key = np.ascontiguousarray(key, dtype=np.float64)
+    device, start, finish, sequence, overflows = _schedule(problem, Rule(mode, choice, insertion), key, need)
     return Plan(device, start, finish, sequence, int(overflows))
 
 
@@ -65,11 +87,9 @@ def start_order(plan: Plan) -> NDArray[np.int64]:
 
 
 @njit(cache=True)
-def _arrivals(
-    i: int, device: Any, finish: Any, producer: Any, size: Any, input_ptr: Any, inputs: Any, latency: Any,
-    per_byte: Any, out: Any,
-) -> None:  # fmt: skip
+def _arrivals(i: int, device: Any, finish: Any, sources: Sources, out: Any) -> None:
     """`out` float64[D]: when all inputs of op `i` are on each device."""
+    producer, size, input_ptr, inputs, latency, per_byte = sources
     out[:] = 0.0
     for e in range(input_ptr[i], input_ptr[i + 1]):
         t = inputs[e]
@@ -137,10 +157,10 @@ def _occupy(begin: Any, end: Any, count: int, start: float, finish: float) -> in
 
 
 @njit(cache=True)
-def _best_device(
-    choice: int, insertion: bool, there: Any, duration: Any, mask: Any, begin: Any, end: Any, count: Any
-) -> Any:
+def _best_device(rule: Rule, there: Any, duration: Any, mask: Any, busy: Busy) -> Any:
     """Device and start of an op by the rule; ties by start, then device index."""
+    choice, insertion = rule.choice, rule.insertion
+    begin, end, count = busy
     best, best_start, least = -1, 0.0, np.inf
     for d in range(len(mask)):
         if not mask[d]:
@@ -161,18 +181,16 @@ def _best_device(
 
 
 @njit(cache=True)
-def _candidates(
-    g: int, home: Any, allowed: Any, promised: Any, need: Any, used_held: Any, used: Any, limit: Any, mask: Any
-) -> bool:
+def _candidates(g: int, room: Room, mask: Any) -> bool:
     """Set `mask` to where group `g` may go; False where no device has the promised bytes (then only the emptiest)."""
-    if home[g] >= 0:
+    if room.home[g] >= 0:
         mask[:] = False
-        mask[home[g]] = True
+        mask[room.home[g]] = True
         return True
-    if feasible(g, allowed, promised, need, used_held, used, limit, mask):
+    if feasible(g, room, mask):
         return True
-    best = emptiest(mask, used, limit)
-    fits = used_held[best] + promised[g] <= limit[best]
+    best = emptiest(mask, room)
+    fits = room.used_held[best] + room.held[g] <= room.limit[best]
     mask[:] = False
     mask[best] = True
     return fits
@@ -180,34 +198,34 @@ def _candidates(
 
 @njit(cache=True)
 def _earliest_pair(
-    ready: Any, size: int, n_devices: int, choice: int, insertion: bool, there: Any, table: Any, group: Any, home: Any,
-    able: Any, promised: Any, need: Any, used_held: Any, used: Any, limit: Any, begin: Any, end: Any, count: Any,
-    mask: Any,
-) -> int:  # fmt: skip
+    ready: Any, size: int, rule: Rule, there: Any, table: Any, group: Any, room: Room, busy: Busy, mask: Any
+) -> int:
     """Where in `ready` the op stands that can start earliest on the device it would get; ties by op index."""
     at, first = 0, np.inf
     for k in range(size):
         i = ready[k]
-        _candidates(group[i], home, able, promised, need, used_held, used, limit, mask)
-        _, start = _best_device(choice, insertion, there[i], table[i], mask, begin, end, count)
+        _candidates(group[i], room, mask)
+        _, start = _best_device(rule, there[i], table[i], mask, busy)
         if start < first or (start == first and i < ready[at]):
             at, first = k, start
     return at
 
 
 @njit(cache=True)
-def _schedule(
-    key: Any, mode: int, choice: int, insertion: bool, table: Any, allowed: Any, group: Any, promised: Any, need: Any,
-    limit: Any, producer: Any, size: Any, consumer_ptr: Any, consumers: Any, output_ptr: Any, input_ptr: Any,
-    inputs: Any, latency: Any, per_byte: Any,
-) -> Any:  # fmt: skip
-    n, devices, groups = len(key), len(limit), len(promised)
+def _schedule(problem: Problem, rule: Rule, key: Any, need: Any) -> Any:
+    table, allowed, group, mode = problem.table, problem.allowed, problem.group, rule.mode
+    producer, input_ptr, inputs, output_ptr = problem.producer, problem.input_ptr, problem.inputs, problem.output_ptr
+    consumer_ptr, consumers = problem.consumer_ptr, problem.consumers
+    sources = Sources(producer, problem.size_bytes, input_ptr, inputs, problem.latency, problem.per_byte)
+    n, devices, groups = len(key), len(problem.limit), len(problem.promised)
     device, start, finish = np.full(n, -1, np.int32), np.zeros(n), np.zeros(n)
     sequence, missing = np.empty(n, np.int64), np.empty(n, np.int64)
     able, home = np.ones((groups, devices), np.bool_), np.full(groups, -1, np.int32)
     used_held, used, mask = np.zeros(devices, np.int64), np.zeros(devices, np.int64), np.zeros(devices, np.bool_)
-    room = 16
-    begin, end, count = np.empty((devices, room)), np.empty((devices, room)), np.zeros(devices, np.int64)
+    room = Room(able, problem.promised, need, problem.limit, used_held, used, home)
+    width = 16
+    begin, end, count = np.empty((devices, width)), np.empty((devices, width)), np.zeros(devices, np.int64)
+    busy = Busy(begin, end, count)
     ready_key, ready, waiting = np.empty(n), np.empty(n, np.int64), 0
     there = np.empty((n if mode == EARLIEST_START else 1, devices))
     overflows = 0
@@ -226,10 +244,7 @@ def _schedule(
                 waiting = push(ready_key, ready, 0, waiting, key[i] if mode == STATIC else 0.0, i)
     for done in range(n):
         if mode == EARLIEST_START:
-            at = _earliest_pair(
-                ready, waiting, devices, choice, insertion, there, table, group, home, able, promised, need, used_held,
-                used, limit, begin, end, count, mask,
-            )  # fmt: skip
+            at = _earliest_pair(ready, waiting, rule, there, table, group, room, busy, mask)
             i = ready[at]
             waiting -= 1
             ready[at] = ready[waiting]
@@ -238,18 +253,19 @@ def _schedule(
             i = ready[0]
             waiting = pop(ready_key, ready, 0, waiting)
             row = 0
-            _arrivals(i, device, finish, producer, size, input_ptr, inputs, latency, per_byte, there[0])
+            _arrivals(i, device, finish, sources, there[0])
         g = group[i]
-        if not _candidates(g, home, able, promised, need, used_held, used, limit, mask):
+        if not _candidates(g, room, mask):
             overflows += 1
-        d, begins = _best_device(choice, insertion, there[row], table[i], mask, begin, end, count)
+        d, begins = _best_device(rule, there[row], table[i], mask, busy)
         if home[g] < 0:
-            put(g, d, promised, need, used_held, used, home)
+            put(g, d, room)
         device[i], start[i], finish[i], sequence[done] = d, begins, begins + table[i, d], i
-        if count[d] == room:
-            wider = np.empty((2, devices, 2 * room))
-            wider[0, :, :room], wider[1, :, :room] = begin, end
-            begin, end, room = wider[0], wider[1], 2 * room
+        if count[d] == width:
+            wider = np.empty((2, devices, 2 * width))
+            wider[0, :, :width], wider[1, :, :width] = begin, end
+            begin, end, width = wider[0], wider[1], 2 * width
+            busy = Busy(begin, end, count)
         count[d] = _occupy(begin[d], end[d], count[d], begins, finish[i])
         for t in range(output_ptr[i], output_ptr[i + 1]):
             for e in range(consumer_ptr[t], consumer_ptr[t + 1]):
@@ -258,7 +274,7 @@ def _schedule(
                 if missing[v] > 0:
                     continue
                 if mode == EARLIEST_START:
-                    _arrivals(v, device, finish, producer, size, input_ptr, inputs, latency, per_byte, there[v])
+                    _arrivals(v, device, finish, sources, there[v])
                     ready[waiting] = v
                     waiting += 1
                 else:
