@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 
 from ...graph.kernels.jit import njit
+from .records import Traffic
 
 PARALLEL, SEQUENTIAL = 0, 1
 _ROUNDING = 1e-12  # a bound that adds in another order than the arrival itself must stay below it
 
 
 @njit(cache=True)
-def arrival_of(
-    op: int, p: int, comm: int, keep: bool, ops: Any, tensors: Any, devices: Any, copies: Any, links: Any, inputs: Any,
-    fetch: Any,
-) -> Any:  # fmt: skip
+def arrival_of(op: int, p: int, keep: bool, traffic: Traffic, fetch: Any) -> Any:
     """When all inputs of `op` are on `p`, and how many must be fetched (listed in `fetch`); queues move where `keep`."""
+    ops, tensors, devices, copies, links, inputs, comm = traffic
     latest, count = 0.0, 0
     for e in range(ops[op].first_input, ops[op + 1].first_input):
         t = inputs[e]

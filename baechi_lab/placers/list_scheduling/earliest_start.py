@@ -17,7 +17,7 @@ then finds the violation in simulation.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,15 +26,30 @@ from ...graph.kernels.jit import njit, records
 from ..problem import Problem
 from .arrivals import PARALLEL, arrival_of, may_run, queued_time, raise_bound
 from .pair_heaps import GONE, PENDING, insert, pop_pending, rekey, remove_top
-from .records import FETCH, WAITING, make_records
+from .records import FETCH, WAITING, Traffic, make_records
+
+
+class Heaps(NamedTuple):
+    """Where the ready ops of each device wait, see `pair_heaps`; `zeros` are the keys of the arrived ones."""
+
+    pending: Any
+    zeros: Any
+    arrived: Any
+
+
+class Freed(NamedTuple):
+    """A heap of when bytes become free: `time` float64, `code` int64 (tensor or group, and device), `size` int64[1]."""
+
+    time: Any
+    code: Any
+    size: Any
 
 
 @njit(cache=True)
-def _top(
-    p: int, comm: int, ops: Any, tensors: Any, devices: Any, groups: Any, pairs: Any, copies: Any, links: Any, inputs: Any,
-    pending: Any, zeros: Any, arrived: Any, fetch: Any,
-) -> int:  # fmt: skip
+def _top(p: int, traffic: Traffic, groups: Any, pairs: Any, heaps: Heaps, fetch: Any) -> int:
     """Bring the pair of device `p` that starts earliest (ties by op) to the top of its heap; -1 when there is none."""
+    ops, devices, comm = traffic.ops, traffic.devices, traffic.comm
+    pending, zeros, arrived = heaps
     free = devices[p].free
     while True:
         while devices[p].pending > 0 and pending[p, 0].key <= free:
@@ -54,7 +69,7 @@ def _top(
         if not early and raise_bound(op, p, comm, devices, pairs):
             rekey(p, 0, devices, pairs, pending)
             continue
-        arrival, count = arrival_of(op, p, comm, False, ops, tensors, devices, copies, links, inputs, fetch)
+        arrival, count = arrival_of(op, p, False, traffic, fetch)
         pairs[p, op].exact, pairs[p, op].queued = count == 0, queued_time(count, fetch)
         if (early and arrival <= free) or (not early and arrival == pairs[p, op].bound):
             return op
@@ -67,79 +82,67 @@ def _top(
 
 
 @njit(cache=True)
-def _awake_for(
-    p: int, comm: int, ops: Any, tensors: Any, devices: Any, groups: Any, pairs: Any, copies: Any, links: Any, inputs: Any,
-    fetch: Any,
-) -> int:  # fmt: skip
+def _awake_for(p: int, traffic: Traffic, groups: Any, pairs: Any, fetch: Any) -> int:
     """The favourite child that device `p` stays awake for; -1 for none."""
+    ops, devices = traffic.ops, traffic.devices
     if devices[p].last < 0:
         return -1
     j = ops[devices[p].last].child
     if j < 0 or ops[j].missing > 0 or ops[j].device >= 0 or not may_run(j, p, ops, groups, pairs):
         return -1
-    here = max(devices[p].free, arrival_of(j, p, comm, False, ops, tensors, devices, copies, links, inputs, fetch)[0])
+    here = max(devices[p].free, arrival_of(j, p, False, traffic, fetch)[0])
     for d in range(len(devices)):
         if d != p and may_run(j, d, ops, groups, pairs):
-            there = arrival_of(j, d, comm, False, ops, tensors, devices, copies, links, inputs, fetch)[0]
+            there = arrival_of(j, d, False, traffic, fetch)[0]
             if here >= max(devices[d].free, there):
                 return -1
     return j
 
 
 @njit(cache=True)
-def _urgent(
-    op: int, time: float, comm: int, ops: Any, tensors: Any, devices: Any, groups: Any, pairs: Any, copies: Any, links: Any,
-    inputs: Any, fetch: Any,
-) -> bool:  # fmt: skip
+def _urgent(op: int, time: float, traffic: Traffic, groups: Any, pairs: Any, fetch: Any) -> bool:
     """Its inputs are there by `time` on whichever device may run it."""
-    for d in range(len(devices)):
-        if may_run(op, d, ops, groups, pairs):
-            if arrival_of(op, d, comm, False, ops, tensors, devices, copies, links, inputs, fetch)[0] > time:
+    for d in range(len(traffic.devices)):
+        if may_run(op, d, traffic.ops, groups, pairs):
+            if arrival_of(op, d, False, traffic, fetch)[0] > time:
                 return False
     return True
 
 
 @njit(cache=True)
 def _best_while_awake(
-    p: int, awaited: int, comm: int, ops: Any, tensors: Any, devices: Any, groups: Any, pairs: Any, copies: Any, links: Any,
-    inputs: Any, pending: Any, zeros: Any, arrived: Any, fetch: Any, held: Any,
-) -> int:  # fmt: skip
+    p: int, awaited: int, traffic: Traffic, groups: Any, pairs: Any, heaps: Heaps, fetch: Any, held: Any
+) -> int:
     """The earliest pair of a device that is awake for `awaited`: that op, or an urgent one."""
+    devices, (pending, zeros, arrived) = traffic.devices, heaps
     count = 0
-    op = _top(p, comm, ops, tensors, devices, groups, pairs, copies, links, inputs, pending, zeros, arrived, fetch)
+    op = _top(p, traffic, groups, pairs, heaps, fetch)
     while op >= 0 and op != awaited:
         start = max(devices[p].free, pairs[p, op].bound)
-        if _urgent(op, start, comm, ops, tensors, devices, groups, pairs, copies, links, inputs, fetch):
+        if _urgent(op, start, traffic, groups, pairs, fetch):
             break
         remove_top(p, devices, pairs, pending, zeros, arrived)
         held[count] = op
         count += 1
-        op = _top(p, comm, ops, tensors, devices, groups, pairs, copies, links, inputs, pending, zeros, arrived, fetch)
+        op = _top(p, traffic, groups, pairs, heaps, fetch)
     for k in range(count):
         insert(p, held[k], devices, pairs, pending, zeros, arrived)
     return op
 
 
 @njit(cache=True)
-def _choose(
-    favour: bool, comm: int, ops: Any, tensors: Any, devices: Any, groups: Any, pairs: Any, copies: Any, links: Any,
-    inputs: Any, pending: Any, zeros: Any, arrived: Any, fetch: Any, held: Any,
-) -> Any:  # fmt: skip
+def _choose(favour: bool, traffic: Traffic, groups: Any, pairs: Any, heaps: Heaps, fetch: Any, held: Any) -> Any:
     """The smallest (start, op, not beside its favourite parent, device) over the devices."""
+    ops, devices = traffic.ops, traffic.devices
     best, best_p, best_start, best_apart = -1, -1, np.inf, True
     for p in range(len(devices)):
         awaited = -1
         if favour:
-            awaited = _awake_for(p, comm, ops, tensors, devices, groups, pairs, copies, links, inputs, fetch)
+            awaited = _awake_for(p, traffic, groups, pairs, fetch)
         if awaited >= 0:
-            op = _best_while_awake(
-                p, awaited, comm, ops, tensors, devices, groups, pairs, copies, links, inputs, pending, zeros, arrived,
-                fetch, held,
-            )  # fmt: skip
+            op = _best_while_awake(p, awaited, traffic, groups, pairs, heaps, fetch, held)
         else:
-            op = _top(
-                p, comm, ops, tensors, devices, groups, pairs, copies, links, inputs, pending, zeros, arrived, fetch
-            )
+            op = _top(p, traffic, groups, pairs, heaps, fetch)
         if op < 0:
             continue
         start = max(devices[p].free, pairs[p, op].bound)
@@ -153,12 +156,10 @@ def _choose(
 
 
 @njit(cache=True)
-def _lacks_memory(
-    op: int, p: int, comm: int, ops: Any, tensors: Any, devices: Any, groups: Any, copies: Any, links: Any, inputs: Any,
-    fetch: Any, free_time: Any, free_code: Any, size: Any,
-) -> bool:  # fmt: skip
+def _lacks_memory(op: int, p: int, traffic: Traffic, groups: Any, fetch: Any, freed: Freed) -> bool:
     """Would starting `op` on `p` exceed what the device has left, promises included?"""
-    arrival, count = arrival_of(op, p, comm, False, ops, tensors, devices, copies, links, inputs, fetch)
+    ops, tensors, devices, (free_time, free_code, size) = traffic.ops, traffic.tensors, traffic.devices, freed
+    arrival, count = arrival_of(op, p, False, traffic, fetch)
     start = max(devices[p].free, arrival)
     while size[0] > 0 and free_time[0] <= start:
         item, d = free_code[0] // len(devices), free_code[0] % len(devices)
@@ -178,9 +179,9 @@ def _lacks_memory(
 
 
 @njit(cache=True)
-def _free_at(time: float, bytes_: int, code: int, free_time: Any, free_code: Any, size: Any) -> None:
+def _free_at(time: float, bytes_: int, code: int, freed: Freed) -> None:
     if bytes_ > 0:
-        size[0] = push(free_time, free_code, 0, size[0], time, code)
+        freed.size[0] = push(freed.time, freed.code, 0, freed.size[0], time, code)
 
 
 @njit(cache=True)
@@ -194,13 +195,11 @@ def _roomiest(op: int, ops: Any, devices: Any, groups: Any, pairs: Any) -> int:
 
 
 @njit(cache=True)
-def _commit(
-    op: int, p: int, step: int, comm: int, ops: Any, tensors: Any, devices: Any, groups: Any, pairs: Any, copies: Any,
-    links: Any, inputs: Any, fetch: Any, free_time: Any, free_code: Any, size: Any,
-) -> int:  # fmt: skip
+def _commit(op: int, p: int, step: int, traffic: Traffic, groups: Any, pairs: Any, fetch: Any, freed: Freed) -> int:
     """Start `op` on `p`; returns how many tensors were fetched (listed in `fetch`)."""
+    ops, tensors, devices, copies, _, inputs, _ = traffic
     count = len(devices)
-    arrival, fetched = arrival_of(op, p, comm, True, ops, tensors, devices, copies, links, inputs, fetch)
+    arrival, fetched = arrival_of(op, p, True, traffic, fetch)
     finish = max(devices[p].free, arrival) + pairs[p, op].duration
     ops[op].start, ops[op].finish = max(devices[p].free, arrival), finish
     ops[op].device, ops[op].position = p, step
@@ -211,7 +210,7 @@ def _commit(
         devices[p].level += groups[g].promised + groups[g].reserve
     groups[g].left -= 1
     if groups[g].left == 0:
-        _free_at(finish, groups[g].reserve, (len(tensors) - 1 + g) * count + p, free_time, free_code, size)
+        _free_at(finish, groups[g].reserve, (len(tensors) - 1 + g) * count + p, freed)
     for k in range(fetched):
         t = fetch[k].tensor
         copies[t, p].there = fetch[k].end
@@ -225,87 +224,75 @@ def _commit(
         if tensors[t].unread == 0:
             for d in range(count):
                 if copies[t, d].last_use >= 0:
-                    _free_at(copies[t, d].last_use, tensors[t].size, t * count + d, free_time, free_code, size)
+                    _free_at(copies[t, d].last_use, tensors[t].size, t * count + d, freed)
     for t in range(ops[op].first_output, ops[op + 1].first_output):
         devices[p].level += tensors[t].size
         copies[t, p].last_use = finish
         if tensors[t].unread == 0:
-            _free_at(finish, tensors[t].size, t * count + p, free_time, free_code, size)
+            _free_at(finish, tensors[t].size, t * count + p, freed)
     return fetched
 
 
 @njit(cache=True)
-def _enter(
-    op: int, p: int, comm: int, ops: Any, tensors: Any, devices: Any, pairs: Any, copies: Any, links: Any, inputs: Any,
-    pending: Any, zeros: Any, arrived: Any, fetch: Any,
-) -> None:  # fmt: skip
+def _enter(op: int, p: int, traffic: Traffic, pairs: Any, heaps: Heaps, fetch: Any) -> None:
     """All predecessors of `op` are placed: it enters the heaps of device `p`."""
-    bound, count = arrival_of(op, p, comm, False, ops, tensors, devices, copies, links, inputs, fetch)
+    bound, count = arrival_of(op, p, False, traffic, fetch)
     pairs[p, op].bound = bound
-    pairs[p, op].exact, pairs[p, op].queued = comm == PARALLEL or count == 0, queued_time(count, fetch)
-    insert(p, op, devices, pairs, pending, zeros, arrived)
+    pairs[p, op].exact, pairs[p, op].queued = traffic.comm == PARALLEL or count == 0, queued_time(count, fetch)
+    insert(p, op, traffic.devices, pairs, heaps.pending, heaps.zeros, heaps.arrived)
 
 
 @njit(cache=True)
 def _reopen_group(
-    g: int, p: int, comm: int, members: Any, ops: Any, tensors: Any, devices: Any, groups: Any, pairs: Any, copies: Any,
-    links: Any, inputs: Any, pending: Any, zeros: Any, arrived: Any, fetch: Any,
-) -> None:  # fmt: skip
+    g: int, p: int, members: Any, traffic: Traffic, groups: Any, pairs: Any, heaps: Heaps, fetch: Any
+) -> None:
     """Group `g` has just been promised device `p`: members that were dropped there for lack of it are looked at again."""
     for k in range(groups[g].first_member, groups[g + 1].first_member):
         i = members[k]
         if pairs[p, i].dropped:
             pairs[p, i].dropped = False
-            if pairs[p, i].where == GONE and ops[i].device < 0:
-                _enter(i, p, comm, ops, tensors, devices, pairs, copies, links, inputs, pending, zeros, arrived, fetch)
+            if pairs[p, i].where == GONE and traffic.ops[i].device < 0:
+                _enter(i, p, traffic, pairs, heaps, fetch)
 
 
 @njit(cache=True)
 def _rekey_readers(
-    p: int, fetched: int, comm: int, consumers: Any, ops: Any, tensors: Any, devices: Any, pairs: Any, copies: Any,
-    links: Any, inputs: Any, pending: Any, fetch: Any, other: Any,
-) -> None:  # fmt: skip
+    p: int, fetched: int, consumers: Any, traffic: Traffic, pairs: Any, pending: Any, fetch: Any, other: Any
+) -> None:
     """Tensors just fetched are cached on `p`: ready ops that read them may start there earlier than thought."""
+    ops, tensors, devices = traffic.ops, traffic.tensors, traffic.devices
     for k in range(fetched):
         t = fetch[k].tensor
         for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
             j = consumers[e]
             if ops[j].device < 0 and pairs[p, j].where == PENDING:
-                bound, count = arrival_of(j, p, comm, False, ops, tensors, devices, copies, links, inputs, other)
+                bound, count = arrival_of(j, p, False, traffic, other)
                 pairs[p, j].bound = bound
                 pairs[p, j].exact, pairs[p, j].queued = count == 0, queued_time(count, other)
                 rekey(p, pairs[p, j].place, devices, pairs, pending)
 
 
 @njit(cache=True)
-def _schedule(
-    favour: bool, comm: int, ops: Any, tensors: Any, devices: Any, groups: Any, pairs: Any, copies: Any, links: Any,
-    consumers: Any, inputs: Any, members: Any,
-) -> int:  # fmt: skip
+def _schedule(favour: bool, traffic: Traffic, groups: Any, pairs: Any, consumers: Any, members: Any) -> int:
+    ops, tensors, devices, comm = traffic.ops, traffic.tensors, traffic.devices, traffic.comm
     n, count, most = len(ops) - 1, len(devices), 1
     for i in range(n):
         most = max(most, ops[i + 1].first_input - ops[i].first_input)
     fetch, other, held = records(np.empty(most, FETCH)), records(np.empty(most, FETCH)), np.empty(n, np.int64)
     pending, arrived, zeros = records(np.empty((count, n), WAITING)), np.empty((count, n), np.int64), np.zeros(n)
+    heaps = Heaps(pending, zeros, arrived)
     room = len(tensors) + len(consumers) + len(groups) + 1
-    free_time, free_code, size = np.empty(room), np.empty(room, np.int64), np.zeros(1, np.int64)
+    freed = Freed(np.empty(room), np.empty(room, np.int64), np.zeros(1, np.int64))
     for i in range(n):
         if ops[i].missing == 0:
             for p in range(count):
                 if pairs[p, i].allowed:
-                    _enter(
-                        i, p, comm, ops, tensors, devices, pairs, copies, links, inputs, pending, zeros, arrived, fetch
-                    )
+                    _enter(i, p, traffic, pairs, heaps, fetch)
     overflows = 0
     for step in range(n):
         while True:
-            op, p = _choose(
-                favour, comm, ops, tensors, devices, groups, pairs, copies, links, inputs, pending, zeros, arrived, fetch,
-                held,
-            )  # fmt: skip
-            if not _lacks_memory(
-                op, p, comm, ops, tensors, devices, groups, copies, links, inputs, fetch, free_time, free_code, size
-            ):
+            op, p = _choose(favour, traffic, groups, pairs, heaps, fetch, held)
+            if not _lacks_memory(op, p, traffic, groups, fetch, freed):
                 break
             pairs[p, op].dropped = True  # it stays in its heap and is skipped when it comes to the top
             able = False
@@ -316,18 +303,11 @@ def _schedule(
                 overflows += 1
                 break
         first = groups[ops[op].group].home < 0
-        fetched = _commit(
-            op, p, step, comm, ops, tensors, devices, groups, pairs, copies, links, inputs, fetch, free_time, free_code, size
-        )  # fmt: skip
+        fetched = _commit(op, p, step, traffic, groups, pairs, fetch, freed)
         if first:
-            _reopen_group(
-                ops[op].group, p, comm, members, ops, tensors, devices, groups, pairs, copies, links, inputs, pending,
-                zeros, arrived, other,
-            )  # fmt: skip
+            _reopen_group(ops[op].group, p, members, traffic, groups, pairs, heaps, other)
         if comm != PARALLEL:
-            _rekey_readers(
-                p, fetched, comm, consumers, ops, tensors, devices, pairs, copies, links, inputs, pending, fetch, other
-            )  # fmt: skip
+            _rekey_readers(p, fetched, consumers, traffic, pairs, pending, fetch, other)
         for t in range(ops[op].first_output, ops[op + 1].first_output):
             for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
                 i = consumers[e]
@@ -335,10 +315,7 @@ def _schedule(
                 if ops[i].missing == 0:
                     for d in range(count):
                         if may_run(i, d, ops, groups, pairs):
-                            _enter(
-                                i, d, comm, ops, tensors, devices, pairs, copies, links, inputs, pending, zeros, arrived,
-                                other,
-                            )  # fmt: skip
+                            _enter(i, d, traffic, pairs, heaps, other)
     return overflows
 
 
@@ -349,14 +326,11 @@ def earliest_start(problem: Problem, child: Any, parent: Any) -> Any:
     planned start and finish float64[n], position int64[n], and how many ops had to be put where memory is lacking.
     """
     n = len(problem.table)
-    ops, tensors, devices, groups, pairs, copies, links = make_records(problem)
-    favour = len(child) > 0
+    traffic, groups, pairs = make_records(problem)
+    ops, favour = traffic.ops, len(child) > 0
     ops["child"], ops["parent"] = -1, -1
     if favour:
         ops["child"][:n], ops["parent"][:n] = child, parent
-    overflows = _schedule(
-        favour, problem.comm, ops, tensors, devices, groups, pairs, copies, links, problem.consumers, problem.inputs,
-        problem.members,
-    )  # fmt: skip
+    overflows = _schedule(favour, traffic, groups, pairs, problem.consumers, problem.members)
     done = ops[:n]
     return done["device"].copy(), done["start"].copy(), done["finish"].copy(), done["position"].copy(), int(overflows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,20 @@ LINK = np.dtype([("latency", "f8"), ("per_byte", "f8")])
 FETCH = np.dtype([("tensor", "i8"), ("receive", "f8"), ("end", "f8"), ("out_before", "f8"), ("in_before", "f8")])
 
 
-def make_records(problem: Problem) -> Any:
-    """Record arrays, what belongs together side by side; one entry more than ops, tensors and groups ends the rows."""
+class Traffic(NamedTuple):
+    """What says when an op's inputs are on a device: records of the dtypes above, and the communication mode."""
+
+    ops: Any
+    tensors: Any
+    devices: Any
+    copies: Any
+    links: Any
+    inputs: Any
+    comm: int
+
+
+def make_records(problem: Problem) -> tuple[Traffic, Any, Any]:
+    """Traffic, groups and pairs; one entry more than ops, tensors and groups ends the rows."""
     n, count = problem.table.shape
     t, g = len(problem.producer), len(problem.promised)
     ops, tensors, groups = np.zeros(n + 1, OP), np.zeros(t + 1, TENSOR), np.zeros(g + 1, GROUP)
@@ -47,5 +59,7 @@ def make_records(problem: Problem) -> Any:
     pairs["duration"], pairs["allowed"] = problem.table.T, problem.allowed.T
     copies["there"], copies["last_use"] = np.nan, -1.0
     links["latency"], links["per_byte"] = problem.latency, problem.per_byte
-    made = (ops, tensors, devices, groups, pairs, copies, links)
-    return tuple(records(array) for array in made)
+    traffic = Traffic(
+        records(ops), records(tensors), records(devices), records(copies), records(links), problem.inputs, problem.comm
+    )  # fmt: skip
+    return traffic, records(groups), records(pairs)
