@@ -16,8 +16,8 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from baechi_lab.passes.registry import list_passes, pass_class
-from baechi_lab.placers.registry import placer_class, placer_names
+from baechi_lab.passes.registry import PASSES
+from baechi_lab.placers.registry import PLACERS
 from baechi_lab.simulator.schedulers import SCHEDULERS
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -44,14 +44,14 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """`::: each placer` is a section per registered placer; passes and schedulers likewise."""
-    return re.sub(r"^::: each (\w+)$", lambda found: "\n".join(map(_section, EACH[found[1]]())), markdown, flags=re.M)
+    return re.sub(r"^::: each (\w+)$", lambda found: "\n".join(map(_section, _classes(found[1]))), markdown, flags=re.M)
 
 
-EACH = {
-    "placer": lambda: [(name, placer_class(name)) for name in placer_names()],
-    "pass": lambda: [(name, pass_class(name)) for name in list_passes()],
-    "scheduler": lambda: SCHEDULERS.items(),
-}
+EACH = {kind.kind: kind for kind in (PLACERS, PASSES, SCHEDULERS)}
+
+
+def _classes(kind: str) -> list[tuple[str, type]]:
+    return [(name, EACH[kind].find(name)) for name in sorted(EACH[kind].names())]
 
 
 def _section(named: tuple[str, type]) -> str:
