@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ else:
     settings.load_profile("baechi_lab")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Of files that several processes share, `_longest_first` chooses the order; pytest-xdist would go by number of tests."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
 def _gpus() -> int:
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
@@ -54,11 +61,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name = folder.relative_to(ROOT).as_posix() if folder.is_relative_to(ROOT) else ""
         for marker in MARKERS.get(name, ()):
             item.add_marker(marker)
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        _longest_first(items)
     if any(item.get_closest_marker("gpu") for item in items) and not _gpus():
         _skip(items, "gpu", "no GPU is attached")
     browsers = ("chromium", "chromium-browser", "google-chrome")
     if any(item.get_closest_marker("ui") for item in items) and not any(map(shutil.which, browsers)):
         _skip(items, "ui", "no Chromium is installed")
+
+
+def _longest_first(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, most of them at the head, so that no process is left with a long one at the end."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:

@@ -21,7 +21,7 @@ CHROMIUM_ARGUMENTS = [
     "--disable-sync", "--disable-quic", "--no-first-run",
 ]  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
-ARTIFACTS = ROOT / "tests" / "artifacts"
+ARTIFACTS = ROOT / ".pytest_cache" / "screenshots"
 
 
 def _cell(number: int, text: str) -> dict:

@@ -1,6 +1,6 @@
 """The workbench in a real JupyterLab and a real browser: what the page shows equals what the library computes.
 
-Screenshots of every station are kept in tests/artifacts/.
+Screenshots of every station are kept in .pytest_cache/screenshots/.
 """
 
 from __future__ import annotations
