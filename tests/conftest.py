@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MARKERS = {
     "notebooks": ("notebook", "slow"),
-    "tests/executors": ("tensorflow", "subprocess"),
-    "tests/exporters": ("tensorflow", "subprocess"),
+    "tests/executors": ("tensorflow", "subprocess", "slow"),
+    "tests/exporters": ("tensorflow", "subprocess", "slow"),
     "tests/models": ("tensorflow",),
     "tests/profilers": ("tensorflow",),
     "tests/torch": ("torch",),

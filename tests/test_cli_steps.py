@@ -9,6 +9,8 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.cli import main
 
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+
 pytest.importorskip("tensorflow")
 
 STEP_FILE = """

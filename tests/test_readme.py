@@ -29,6 +29,9 @@ def test_first_example_has_eight_lines():
     assert len(code) == 8
 
 
+@pytest.mark.tensorflow
+@pytest.mark.subprocess
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_examples_run(tmp_path):
     code = "\n".join(blocks("python"))

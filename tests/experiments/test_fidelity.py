@@ -126,6 +126,9 @@ def local():
         yield running
 
 
+@pytest.mark.tensorflow
+@pytest.mark.subprocess
+@pytest.mark.slow
 def test_calibration_measures_positive_costs(local):
     costs = calibrate(local, steps=3)
     assert costs.step_us >= 0 and 0 <= costs.busy_share <= 1
@@ -157,6 +160,9 @@ def test_chains_that_stay_disturbed_are_not_trusted(monkeypatch):
     assert costs.busy_share == 0.0 and costs.op_us == -1.0 and costs.step_us == 9_000.0
 
 
+@pytest.mark.tensorflow
+@pytest.mark.subprocess
+@pytest.mark.slow
 def test_a_small_study():
     tf = pytest.importorskip("tensorflow")
     weights = [tf.Variable(np.eye(64, dtype=np.float32)) for _ in range(3)]

@@ -26,6 +26,9 @@ def small(monkeypatch):
         monkeypatch.setattr(module, "calibrate", lambda local: COSTS)
 
 
+@pytest.mark.tensorflow
+@pytest.mark.subprocess
+@pytest.mark.slow
 def test_both_parts_are_printed_and_stored(small, tmp_path, capsys):
     pytest.importorskip("tensorflow")
     path = tmp_path / "found.json"

@@ -9,6 +9,8 @@ from baechi_lab.experiments.planner import experiment, tables
 from baechi_lab.experiments.results import result
 
 
+@pytest.mark.tensorflow
+@pytest.mark.slow
 def test_rows_and_command(tmp_path):
     pytest.importorskip("tensorflow")
     # Two independent ops of 1 s. One GPU: 2 s; two GPUs: 1 s; the CPU at an eighth of the speed: 16 s.
@@ -38,6 +40,8 @@ def test_cells_are_those_of_the_papers():
     }  # fmt: skip
 
 
+@pytest.mark.tensorflow
+@pytest.mark.slow
 def test_learning_rates_are_compared(monkeypatch):
     pytest.importorskip("tensorflow")
     monkeypatch.setattr(experiment, "LEARNING_RATES", (0.1, 0.001))
@@ -100,6 +104,8 @@ def test_compared_groupings_by_hand():
     assert table.loc[("ops", "random placement"), "median after 8 s"] == 9.0
 
 
+@pytest.mark.tensorflow
+@pytest.mark.slow
 def test_command_compares_groupings(tmp_path):
     pytest.importorskip("tensorflow")
     pytest.importorskip("pymetis")

@@ -10,6 +10,8 @@ pytest.importorskip("tensorflow")
 import baechi_lab as bl
 from baechi_lab.models.registry import make_model
 
+pytestmark = [pytest.mark.slow]
+
 TINY = {
     "mlp": {"batch_size": 8},
     "inception_v3": {"batch_size": 4, "image_size": 75, "classes": 10},

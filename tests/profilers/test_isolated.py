@@ -15,6 +15,8 @@ from baechi_lab.profilers.tensorflow.measured import collect, read_traces, step_
 from baechi_lab.profilers.tensorflow.structure import read_structure
 from baechi_lab.workers.client import Worker
 
+pytestmark = [pytest.mark.subprocess, pytest.mark.slow]
+
 psutil = pytest.importorskip("psutil")
 tf = pytest.importorskip("tensorflow")
 

@@ -123,6 +123,7 @@ def test_an_op_over_two_variables_joins_their_groups():
     assert graph.colocation[op(graph, "While")] == graph.colocation[graph.index["a"]]
 
 
+@pytest.mark.slow
 def test_every_backward_op_of_inception_has_its_forward_op(inception):
     graph, report = profile_with_report(inception[2], mode="estimated")
     assert report.backward_ops > 4000 and report.paired_ops == report.backward_ops
@@ -138,6 +139,7 @@ def test_every_backward_op_of_inception_has_its_forward_op(inception):
     assert seen == 2 * 94 - 1  # two gradients for each of 94 convolutions, but none for the pixels
 
 
+@pytest.mark.slow
 def test_only_gradient_ops_are_paired(inception):
     graph = bl.profile(inception[2], mode="estimated")
     paired = [graph.names[i] for i in np.flatnonzero(graph.forward_of >= 0)]
@@ -172,6 +174,7 @@ def test_gradients_of_called_functions_find_the_right_call():
         assert forward in reads  # ReluGrad reads the output of its own Relu
 
 
+@pytest.mark.slow
 def test_measured_profile_of_inception(inception):
     graph, report = profile_with_report(
         inception[2], mode="measured", device="/device:CPU:0", warmup=1, runs=2, progress=False
