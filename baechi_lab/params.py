@@ -6,6 +6,26 @@ import html
 from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
+from .errors import InvalidInput
+from .graph.columns import finite
+
+_TYPES = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "True or False", "None": "None"}
+
+
+def _is_of(value: Any, word: str) -> bool:
+    if word == "None":
+        return value is None
+    if word in ("bool", "str"):
+        return isinstance(value, {"bool": bool, "str": str}[word])
+    if isinstance(value, (bool, np.bool_)):
+        return False
+    # A float stands for a time or a share: what float64 cannot hold is none; infinity may mean "without limit".
+    return (isinstance(value, (int, np.integer)) and (word == "int" or finite(value) is not None)) or (
+        word == "float" and isinstance(value, (float, np.floating)) and value == value
+    )
+
 
 class Params:
     """Mixin for frozen dataclasses whose fields are their parameters.
@@ -19,6 +39,15 @@ class Params:
     def get_params(self) -> dict[str, Any]:
         """The parameters by name, as given or by default."""
         return {f.name: getattr(self, f.name) for f in fields(self)} if is_dataclass(self) else {}
+
+    def check(self) -> None:
+        """Types first, where they are plain ones, then `validate`."""
+        for field in fields(self) if is_dataclass(self) else ():
+            value, words = getattr(self, field.name), str(field.type).split(" | ")
+            if set(words) <= set(_TYPES) and not any(_is_of(value, word) for word in words):
+                wanted = " or ".join(_TYPES[word] for word in words)
+                raise InvalidInput(f"{field.name} is {value!r:.60}; it must be {wanted}")
+        self.validate()
 
     def validate(self) -> None:
         """Raise `InvalidInput` for a parameter outside its range."""

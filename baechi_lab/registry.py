@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from .errors import InvalidInput, UnknownNameError
+from .params import Params
 
 T = TypeVar("T")
 
@@ -65,15 +67,16 @@ class Registry(Generic[T]):
         made: Any = chosen
         if not isinstance(chosen, self.base):
             cls: Any = self.find(str(chosen))
+            known = [f.name for f in fields(cls) if f.init]
             for key in params:
-                if key not in cls.__dataclass_fields__:
-                    raise UnknownNameError.of(f"parameter of {self.kind} {cls.name!r}:", key, cls.__dataclass_fields__)
+                if key not in known:
+                    raise UnknownNameError.of(f"parameter of {self.kind} {cls.name!r}:", key, known)
             made = cls(**params)
         elif params:
             raise InvalidInput(
                 f"parameters {sorted(params)} given beside a {self.kind} object; put them into the object"
             )
-        made.validate()
+        made.check() if isinstance(made, Params) else made.validate()
         return made
 
     def lines(self) -> dict[str, str]:

@@ -140,9 +140,19 @@ class Place(Stage):
     params: Mapping[str, Any]
 
     def __init__(self, placer: Any = "m-sct", **params: Any):
+        self._hold(placer, params)
+
+    def _hold(self, placer: Any, params: Mapping[str, Any]) -> None:
         object.__setattr__(self, "placer", placer)
-        object.__setattr__(self, "params", MappingProxyType(params))
+        object.__setattr__(self, "params", MappingProxyType(dict(params)))
         self.validate()
+
+    @classmethod
+    def with_params(cls, placer: Any, params: Mapping[str, Any]) -> Place:
+        """The stage for parameters of any name, such as the `placer` of post-adjusted."""
+        made = object.__new__(cls)
+        made._hold(placer, params)
+        return made
 
     def validate(self) -> None:
         """Refuse an unknown placer or parameter, or a value outside its range."""
@@ -156,8 +166,9 @@ class Place(Stage):
 
     def __call__(self, graph: OpGraph, cluster: Cluster) -> Placement:
         from .placers import place
+        from .placers.registry import make_placer
 
-        return place(graph, cluster, self.placer, **self.params)
+        return place(graph, cluster, make_placer(self.placer, **self.params))
 
     def __repr__(self) -> str:
         given = "".join(f", {key}={value!r}" for key, value in self.params.items())

@@ -14,7 +14,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.cli import COMMANDS, main
 from baechi_lab.cli.options import parameters
-from baechi_lab.graph.formats.files import load_placement, load_timeline
+from baechi_lab.graph.formats.files import load_placement, load_timeline, save
 
 CLUSTER = ["--devices", "2", "--memory", "1kB", "--link-latency", "2", "--link-us-per-byte", "0", "--comm", "parallel"]
 
@@ -352,3 +352,79 @@ def test_bad_sweeps(call, graph_file, arguments, text):
 
 def test_sweep_of_an_unknown_model(call):
     check_refused(call("sweep", "inception_v4", "--jobs", "1"), "did you mean 'inception_v3'")
+
+
+# -- nothing is overwritten, nothing starts before its options are checked -----------------------------------------
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """A graph, a placement and a cluster in files, all `.json`."""
+    graph, cluster = bl.OpGraph.from_edges([10, 5], [(0, 1, 100)]), bl.Cluster.uniform(2)
+    for record, name in ((graph, "g"), (bl.place(graph, cluster, "m-etf"), "p"), (cluster, "c")):
+        save(record, tmp_path / f"{name}.json")
+    (tmp_path / "link.json").symlink_to(tmp_path / "g.json")
+    return {name: str(tmp_path / f"{name}.json") for name in ("g", "p", "c", "link", "new")}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "place g -o g", "place g -o link", "place g --cluster c -o c", "simulate g p -o p", "simulate g p --trace g",
+        "simulate g p --cluster c --trace c", "simulate g p -o new --trace new", "sweep g -o g --jobs 1",
+        "run mlp --placement p --trace p", "place g --placer m-etf -o {folder}/../{name}/g.json",
+    ],
+)  # fmt: skip
+def test_an_output_never_replaces_an_input(call, inputs, tmp_path, line):
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    words = [inputs.get(word, word.format(folder=tmp_path, name=tmp_path.name)) for word in line.split()]
+    check_refused(call(*words), "would replace")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("-p self=1", "unknown parameter of placer 'm-sct': 'self'"),
+        ("-p name=1", "unknown parameter of placer 'm-sct': 'name'"),
+        ("-p placer=1", "unknown parameter of placer 'm-sct': 'placer'"),
+        ("-p threshold=a", "threshold is 'a'; it must be a number"),
+        ("-p threshold=None", "threshold is None; it must be a number"),
+        ("-p explain=2", "explain is 2; it must be True or False"),
+        ("-p threshold=0.1 -p threshold=0.2", "parameter threshold is given more than once"),
+        ("--placer random -p seed=[1]", "seed is [1]; it must be a whole number"),
+        ("--devices 100000000000000000000", "--devices is 100000000000000000000; it must be at most"),
+        ("--devices 5000", "--devices is 5000; at most 4096 are possible"),
+        ("--memory 1e400", "'1e400' is too large"),
+        ("-p x=" + "[" * 3000, "unknown parameter"),
+    ],
+)
+def test_odd_options_are_one_sentence(call, graph_file, words, said):
+    check_refused(call("place", graph_file, *words.split()), said)
+
+
+def test_a_placer_may_have_a_parameter_named_placer(call, graph_file):
+    code, out, _ = call(
+        "place", graph_file, *CLUSTER, "--placer", "post-adjusted", "-p", "placer=single", "--no-optimize", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["placer"] == "post-adjusted"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--passes fusion,none", "unknown pass 'none'"), ("--placers m-etf,none", "unknown placer 'none'"),
+        ("--memory much", "'much' is not an amount of memory"), ("--devices 5000", "at most 4096"),
+        ("-p layers=x", "layers is 'x'"), ("-p none=1", "unknown parameter of model 'mlp'"),
+    ],
+)  # fmt: skip
+def test_demo_checks_its_options_before_it_traces(call, monkeypatch, words, said):
+    monkeypatch.setattr("baechi_lab.cli.steps.step_from", lambda _: pytest.fail("traced"))
+    check_refused(call("demo", "--model", "mlp", *words.split()), said)
+
+
+def test_sweep_prints_why_a_row_failed(call, graph_file):
+    code, out, _ = call("sweep", graph_file, "--devices", "1,2", "--memory", "10B", "--jobs", "1")
+    assert code == 0
+    assert len(re.findall(r"m-etf, [12] x 10 B: .*needs", out)) == 2

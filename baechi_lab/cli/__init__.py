@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -35,7 +36,13 @@ COMMANDS = {
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         # argparse would print the usage as well; one sentence says what is wrong, --help has the rest.
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: {_one_line(message)} (see {self.prog} --help)\n")
+
+
+def _one_line(text: str) -> str:
+    """A message on one line; what it quotes may be of any length, and is cut in the middle."""
+    line = " ".join(text.split())
+    return line if len(line) <= 1000 else f"{line[:500]} ... {line[-400:]}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,6 +66,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    # A file's name may hold bytes that are no text: they are shown escaped, not a reason to end.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's start-up notices are not our output
     given = sys.argv[1:] if argv is None else list(argv)
     command = given[0] if given else ""
@@ -66,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments: Any = parser().parse_args(given)
         return int(arguments.work(arguments) or 0)
     except BaechiLabError as error:
-        print(f"baechi-lab {command}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"baechi-lab {command}: {_one_line(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"baechi-lab {command}: interrupted", file=sys.stderr)

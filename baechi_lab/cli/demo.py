@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ExecutionError, InfeasiblePlacement
 from ..graph import Cluster
-from ..graph.units import format_us
+from ..graph.cluster import device_count
+from ..graph.units import format_us, parse_bytes
+from ..passes.registry import make_pass
+from ..placers.registry import make_placer
 from . import console, options, output, steps
 
 if TYPE_CHECKING:
@@ -48,13 +51,20 @@ def run(arguments: argparse.Namespace) -> int:
     from .. import compare, execute, export, optimize, place, profile, simulate
 
     count = options.whole(arguments.steps, "--steps", lowest=1)
-    devices = options.whole(arguments.devices, "--devices", lowest=1)
+    devices = device_count(options.whole(arguments.devices, "--devices", lowest=1), "--devices")
     placers = options.names(arguments.placers, "--placers")
+    for name in placers:
+        make_placer(name)
     default = PASSES.get(arguments.model, "colocation,coplacement,fusion")
     passes = options.names(default if arguments.passes is None else arguments.passes, "--passes")
+    for name in passes:
+        make_pass(name)
+    if arguments.memory is not None:
+        parse_bytes(arguments.memory, "--memory")
     steps.check_model(arguments.model)
     if arguments.batch_size is None and arguments.model == "inception_v3":
         arguments.batch_size = "8"  # a step of some seconds on two CPU cores
+    steps.check_parameters(arguments)
     say, bars = _Narrator(quiet=arguments.json), console.shows_progress() and not arguments.json
 
     with say(f"tracing the training step of {arguments.model}"):

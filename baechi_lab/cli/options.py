@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from ..errors import FormatError, InvalidInput, UnknownNameError
 from ..graph import COMMUNICATION_MODES, Cluster, Device, Link, OpGraph, load_cluster
+from ..graph.cluster import device_count
 from ..graph.units import parse_bytes
 
 
@@ -52,7 +54,7 @@ def cluster_from(arguments: argparse.Namespace) -> Cluster:
     """The cluster in the file of --cluster, else the one that the options describe."""
     if arguments.cluster is not None:
         return load_cluster(arguments.cluster)
-    count = whole(arguments.devices, "--devices", lowest=1)
+    count = device_count(whole(arguments.devices, "--devices", lowest=1), "--devices")
     memory = _per_device("--memory", [parse_bytes(m, "--memory") for m in arguments.memory.split(",")], count)
     speed = _per_device("--speed", [number(s, "--speed") for s in arguments.speed.split(",")], count)
     kind, link, comm = transfers_from(arguments)
@@ -73,14 +75,20 @@ def _per_device(option: str, values: list[Any], count: int) -> list[Any]:
     return values * count if len(values) == 1 else values
 
 
+LARGEST = 2**31 - 1
+"""Of counts and seeds: what every solver and runtime that gets them can hold."""
+
+
 def whole(text: str, option: str, lowest: int) -> int:
     """A whole number of at least `lowest`."""
     try:
         value = int(text)
     except ValueError:
-        raise InvalidInput(f"{option} is {text!r}; it must be a whole number") from None
+        raise InvalidInput(f"{option} is {text!r:.60}; it must be a whole number") from None
     if value < lowest:
-        raise InvalidInput(f"{option} is {value}; it must be at least {lowest}")
+        raise InvalidInput(f"{option} is {text:.60}; it must be at least {lowest}")
+    if value > LARGEST:
+        raise InvalidInput(f"{option} is {text:.60}; it must be at most {LARGEST}")
     return value
 
 
@@ -125,10 +133,13 @@ def parameters(pairs: Sequence[str]) -> dict[str, Any]:
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise InvalidInput(f"parameter {pair!r} is not of the form KEY=VALUE")
+        name = key.replace("-", "_")
+        if name in values:
+            raise InvalidInput(f"parameter {key} is given more than once")
         try:
-            values[key.replace("-", "_")] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            values[key.replace("-", "_")] = text
+            values[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # all of which odd text can bring
+            values[name] = text
     return values
 
 
@@ -159,6 +170,20 @@ def check_output(path: str | None, suffixes: tuple[str, ...]) -> None:
     """Refuse an output name before the work starts, not after."""
     if path is not None and not path.endswith(suffixes):
         raise FormatError(f"{path}: the name must end in {' or '.join(suffixes)}")
+
+
+def check_apart(inputs: Sequence[str | None], outputs: Sequence[str | None]) -> None:
+    """Refuse an output that would replace an input, or another output."""
+    seen = {os.path.realpath(path): path for path in inputs if path and "\0" not in path}
+    for path in outputs:
+        if path is None or "\0" in path:
+            continue
+        where = os.path.realpath(path)
+        if where in seen:
+            raise InvalidInput(
+                f"{path} would replace {seen[where]}, which this command reads or writes; name another file"
+            )
+        seen[where] = path
 
 
 def one_of(value: str, option: str, known: Sequence[str]) -> str:

@@ -39,12 +39,15 @@ def run(arguments: argparse.Namespace) -> int:
     from ..pipeline import Optimize, Pipeline, Place, Simulate
 
     options.check_output(arguments.output, (".json", ".json.gz"))
+    options.check_apart([arguments.graph, arguments.cluster], [arguments.output])
     seed = options.whole(arguments.seed, "--seed", lowest=0)
     given = options.with_seed(arguments.placer, seed, options.parameters(arguments.param))
     cluster = options.cluster_from(arguments)
     passes = options.passes_from(arguments)
     pipe = Pipeline(
-        optimize=Optimize(passes) if passes else None, place=Place(arguments.placer, **given), simulate=Simulate()
+        optimize=Optimize(passes) if passes else None,
+        place=Place.with_params(arguments.placer, given),
+        simulate=Simulate(),
     )
     result = pipe.run(options.graph_from(arguments.graph), cluster)
     placed = result.placement.on(result.graph)  # type: ignore[union-attr]

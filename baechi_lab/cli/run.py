@@ -25,6 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..simulator import simulate
 
     options.check_output(arguments.trace, (".json", ".json.gz"))
+    options.check_apart([arguments.model, arguments.placement, arguments.cluster], [arguments.trace])
     count = options.whole(arguments.steps, "--steps", lowest=1)
     step, placement, cluster, graph = placing.placed(arguments)
     simulated = None if graph is None else simulate(graph, cluster, placement).makespan_us

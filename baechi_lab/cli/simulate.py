@@ -31,6 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_output(arguments.output, (".json", ".json.gz"))
     options.check_output(arguments.trace, (".json", ".json.gz"))
     options.check_output(arguments.figure, (".html",))
+    outputs = [arguments.output, arguments.trace, arguments.figure]
+    options.check_apart([arguments.graph, arguments.placement, arguments.cluster], outputs)
     graph, cluster = options.graph_from(arguments.graph), options.cluster_from(arguments)
     timeline = simulate(graph, cluster, load_placement(arguments.placement), arguments.scheduler)
     facts = output.timeline_facts(timeline, bounds(graph, cluster).best)

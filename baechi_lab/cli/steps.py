@@ -26,16 +26,27 @@ def add_step(parser: argparse.ArgumentParser) -> None:
 
 def step_from(arguments: argparse.Namespace) -> Step:
     """Build or load, and trace."""
+    given = check_parameters(arguments)
+    if ".py:" in arguments.model:
+        return _from_file(arguments.model)
+    from .. import models
+
+    return models.build(arguments.model, **given)
+
+
+def check_parameters(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The model's parameters, refused where it has none of that name or value."""
     given = options.parameters(arguments.param)
     if arguments.batch_size is not None:
         given["batch_size"] = options.whole(arguments.batch_size, "--batch-size", lowest=1)
     if ".py:" in arguments.model:
         if given:
             raise InvalidInput(f"{arguments.model} takes no parameters; --batch-size and -p are for benchmark models")
-        return _from_file(arguments.model)
-    from .. import models
+        return {}
+    from ..models.registry import make_model
 
-    return models.build(arguments.model, **given)
+    make_model(arguments.model, **given)
+    return given
 
 
 def check_model(name: str) -> None:

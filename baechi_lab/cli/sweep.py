@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..graph import Cluster
+from ..graph.cluster import device_count
 from ..graph.units import format_bytes, format_us, parse_bytes
 from . import console, options, output
 
@@ -39,10 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
     sizes = arguments.batch_size and [
         options.whole(n, "--batch-size", 1) for n in options.names(arguments.batch_size, "--batch-size")
     ]
+    options.check_apart([arguments.subject], [arguments.output])
     kind, link, comm = options.transfers_from(arguments)
     chosen: dict[str, Any] = {
         "batch_size": sizes,
-        "devices": [options.whole(n, "--devices", 1) for n in options.names(arguments.devices, "--devices")],
+        "devices": [
+            device_count(options.whole(n, "--devices", 1), "--devices")
+            for n in options.names(arguments.devices, "--devices")
+        ],
         "memory_bytes": [parse_bytes(m, "--memory") for m in options.names(arguments.memory, "--memory")],
         "placer": options.names(arguments.placers, "--placers"),
         "cluster": Cluster.uniform(1, link=link, comm=comm, kind=kind),
@@ -60,14 +65,20 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         header = ["placer", "batch", "devices", "memory", "step", "samples/s", "lower bound", "peak memory", "fits"]
         output.print_rows(header, [_cells(row) for row in rows])
+        for row in rows:
+            if row["error"]:
+                print(f"  {_setting(row)}: {row['error']}")
     return 0
+
+
+MOST_JOBS = 512
 
 
 class _Jobs:
     """A process pool of `jobs`, or "here"; a context manager that ends it."""
 
     def __init__(self, jobs: str | None):
-        self.jobs = None if jobs is None else options.whole(jobs, "--jobs", 1)
+        self.jobs = None if jobs is None else min(options.whole(jobs, "--jobs", 1), MOST_JOBS)
         self.pool: Any = None
 
     def __enter__(self) -> Any:
@@ -83,6 +94,12 @@ class _Jobs:
     def __exit__(self, *ignored: object) -> None:
         if self.pool is not None:
             self.pool.kill()
+
+
+def _setting(row: dict[str, Any]) -> str:
+    """Which row it is."""
+    batch = "" if row["batch_size"] is None else f", batch {row['batch_size']:g}"
+    return f"{row['placer']}{batch}, {row['devices']} x {format_bytes(row['memory_bytes'])}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

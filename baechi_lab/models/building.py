@@ -9,7 +9,7 @@ from ..graph import Step
 from .registry import make_model
 
 
-def build(name: str, **params: Any) -> Step:
+def build(name: str, /, **params: Any) -> Step:
     """The traced training step of a benchmark model, with seeded weights and a seeded batch. Needs TensorFlow.
 
     `params` are the model's own (`bl.models.make_model(name)` shows them with their defaults); `step.name` is `name`

@@ -25,7 +25,7 @@ MODELS: Registry[Model] = Registry(
 model_class, model_names = MODELS.find, MODELS.names
 
 
-def make_model(name: str, **params: Any) -> Model:
+def make_model(name: str, /, **params: Any) -> Model:
     """The validated parameter object of a model.
 
     >>> make_model("gnmt", layers=2).get_params()["units"]

@@ -51,7 +51,7 @@ def placer_names() -> list[str]:
     return sorted(PLACERS.names())
 
 
-def make_placer(placer: str | Placer, **params: Any) -> Placer:
+def make_placer(placer: str | Placer, /, **params: Any) -> Placer:
     """The parameter object for a name and its parameters, validated; an object passes through."""
     return PLACERS.make(placer, params)
 

@@ -25,7 +25,7 @@ import baechi_lab as bl
 from baechi_lab.errors import BaechiLabError
 from baechi_lab.graph.formats.files import load_placement, load_timeline, save
 
-from . import mutations
+from . import command_lines, mutations
 
 SECONDS = 20
 """What a single case may take, which is far more than any does on a busy machine."""
@@ -150,7 +150,7 @@ def other_cases(count, seed):
     return file_cases(["placement", "timeline", "cluster"], count, seed)
 
 
-CASES = {"graphs": graph_cases, "files": other_cases}
+CASES = {"graphs": graph_cases, "files": other_cases, "commands": command_lines.cases}
 
 
 def main():

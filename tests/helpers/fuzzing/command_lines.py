@@ -1,0 +1,111 @@
+"""Mutated command lines, run in this process on small files: exit code 0, or 2 with one line on stderr."""
+
+import contextlib
+import io
+import os
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+import baechi_lab as bl
+from baechi_lab.cli import main
+from baechi_lab.errors import BaechiLabError, ExecutionError
+from baechi_lab.graph.formats.files import save
+
+from . import mutations
+
+LINES = [
+    "place G --placer m-etf --devices 2 --memory 1MB -o OUT", "place G --placer post-adjusted -p rule=majority --no-optimize",
+    "place G --placer m-sct -p threshold=0.2 --cluster C --json", "place G --placer hash --seed 3 --kind cpu --devices 3",
+    "place G --placer contiguous --passes colocation,fusion --optimize", "place G --placer metis --devices 2",
+    "place G --placer random -p seed=3", "place G --placer heft --comm duplex --speed 1,2 --devices 2 --memory 1MB,2MB",
+    "compare G --placers single,m-topo,m-etf --devices 2 --json", "compare G --placers dfs,mite --scheduler fifo --seed 1",
+    "compare G --optimize --link-latency 3 --link-us-per-byte 0.1", "simulate G P --devices 2 --trace T --figure F",
+    "simulate G P --cluster C --scheduler planned -o OUT --json", "sweep G --devices 1,2 --placers m-etf --jobs 1 -o DB",
+    "sweep G --memory 1MB,1GB --jobs 1 --json", "sweep mlp --batch-size 2,4 --hardware rtx2080 --jobs 1",
+    "profile mlp --batch-size 4 --mode estimated --hardware v100 -o OUT", "profile mlp -p layers=2",
+    "run mlp --placement P --devices 2 --steps 3", "run mlp --placer m-etf --mode measured --hardware v100 --trace T",
+    "export mlp --placement P -o DIR2", "demo --model mlp --devices 2 --placers m-etf --passes fusion --steps 2 --memory 1GB",
+    "lab --print", "place --list", "--version",
+]  # fmt: skip
+
+WORDS = [
+    "", "x", "-1", "0", "1", "2", "1.5", "1e400", "-1e400", "nan", "inf", "1" + "0" * 20, "9" * 5000, "1_0", "\u0662", "None",
+    ",", "1,", "1,1", "2,2,2", "[]", "{}", "'", "\n", "\udcff", "a\0b", "self=1", "name=1", "placer=1", "placer=m-topo",
+    "graph=1", "params=1", "seed=-1", "seed=x", "seed=[1]", "seed=1e400", "seed=" + "9" * 400, "threshold=None", "threshold=nan",
+    "threshold='a'", "rule=1", "rule=[]", "explain=2", "time_limit=x", "x=1", "=1", "x", "x=" + "[" * 3000, "x={[]:1}", "--json",
+    "--devices", "--memory", "--placer", "--placers", "--passes", "-p", "-o", "--cluster", "--speed", "--seed", "--comm", "--",
+    "single", "m-topo", "post-adjusted", "sct", "expert", "cpu-only", "scotch", "critical-path", "batch-split", "duplex",
+    "1TB", "1e5GB", "99999999999999999999TB", "-5GB", "1XB", "8 GB", "G", "P", "C", "OUT", "T", "DB", "PIPE", "DIR", "MISSING",
+    "/dev/zero", "/dev/null", "/dev/full", "OUT.html", "mlp", "gnmt", "x.py:f", "S",
+]  # fmt: skip
+
+
+def cases(count, seed):
+    """(name, work) per command line."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        files = _files(folder)
+        for k in range(count):
+            rng = np.random.default_rng([seed, k])
+            line = [files.get(word, word) for word in _mutated(LINES[rng.integers(len(LINES))].split(), rng)]
+            yield f"{seed}/{k} {str(line)[:400]!a}", lambda line=line: _answered(line, folder)
+
+
+def _files(folder):
+    graph, cluster = mutations.graphs()[0], mutations.clusters()[1]
+    bl.save_graph(graph, folder / "g.json")
+    bl.save_cluster(cluster, folder / "c.json")
+    save(bl.place(graph, cluster, "m-etf"), folder / "p.json")
+    (folder / "s.stg").write_text(mutations.STG)
+    (folder / "dir").mkdir()
+    os.mkfifo(folder / "pipe.json")
+    names = {"G": "g.json", "P": "p.json", "C": "c.json", "OUT": "out.json", "T": "trace.json", "F": "figure.html",
+             "DB": "rows.db", "PIPE": "pipe.json", "DIR": "dir", "DIR2": "exported", "MISSING": "no/such.json", "S": "s.stg",
+             "OUT.html": "out.html"}  # fmt: skip
+    return {word: str(folder / name) for word, name in names.items()}
+
+
+def _mutated(words, rng):
+    made = list(words)
+    for _ in range(int(rng.integers(0, 4))):
+        at, word = int(rng.integers(1, len(made) + 1)), WORDS[rng.integers(len(WORDS))]
+        what = rng.integers(4)
+        if what == 0 and at < len(made):
+            made[at] = word
+        elif what == 1 and at < len(made) and len(made) > 2:
+            del made[at]
+        elif what == 2:
+            made.insert(at, word)
+        elif at < len(made):
+            made.insert(at, made[at])
+    return made
+
+
+def _no_step(*ignored, **also):
+    raise ExecutionError("command lines are tried here without a framework")
+
+
+def _answered(line, folder):
+    """Run the line; a `BaechiLabError` that carries the sentence where the command refused it."""
+    out, err = io.StringIO(), io.StringIO()
+    before = {path: path.read_bytes() for path in (folder / "g.json", folder / "p.json", folder / "c.json")}
+    with (
+        mock.patch("baechi_lab.cli.steps.step_from", _no_step), mock.patch("baechi_lab.sweeps.work.model_graph", _no_step),
+        mock.patch("baechi_lab.cli.lab.run", lambda *ignored: 0),  # JupyterLab would take the place of this process
+        contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+    ):  # fmt: skip
+        try:
+            code = main(line)
+        except SystemExit as stop:
+            code = stop.code or 0
+    for path, data in before.items():
+        assert path.read_bytes() == data, f"{path.name} was overwritten"
+    said = err.getvalue()
+    assert code in (0, 2), f"exit code {code}"
+    if code == 2:
+        assert not out.getvalue() or "--json" not in line, "output beside an error"
+        raise BaechiLabError(said.rstrip("\n") if len(said) < 1500 else "x" * 2000)
+    assert not said, f"stderr says {said[:300]}"
