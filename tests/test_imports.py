@@ -58,20 +58,33 @@ def test_unknown_name_is_an_attribute_error():
 # -- imports run one way ---------------------------------------------------------------------------------
 
 PACKAGE = Path(baechi_lab.__file__).parent
-STAGES = {"profilers", "passes", "placers", "simulator", "executors", "exporters", "models"}
-FRONTS = {"pipeline", "stages", "comparison", "sweeps", "cli", "viz", "widgets", "fidelity", "experiments"}
+STAGES = {"profilers", "passes", "placers", "simulator", "executors", "exporters", "models", "torch"}
+FRONTS = {"pipeline", "stages", "comparison", "sweeps", "cli", "viz", "widgets", "experiments"}
 MAY_NOT_KNOW = {
     "graph": STAGES | FRONTS | {"workers"},
     "workers": STAGES | FRONTS,
-    "profilers": FRONTS | STAGES - {"profilers", "models"},
-    "passes": FRONTS | {"executors", "exporters", "profilers"},
-    "simulator": FRONTS | {"executors", "exporters", "profilers"},
-    "executors": FRONTS | {"exporters", "placers", "passes"},
-    "viz": {"widgets", "cli"},
+    "profilers": FRONTS | STAGES - {"profilers", "torch"},
+    "passes": FRONTS | STAGES - {"passes"},
+    "simulator": FRONTS | STAGES - {"simulator"},
+    "placers": FRONTS | {"executors", "exporters", "profilers", "torch", "models"},
+    "models": FRONTS | STAGES - {"models", "profilers"},
+    "torch": FRONTS | STAGES - {"torch", "profilers", "placers"},
+    "executors": FRONTS | {"exporters", "placers", "passes", "models", "simulator"},
+    "exporters": FRONTS | STAGES - {"exporters", "executors", "torch"},
+    "viz": STAGES | FRONTS - {"viz"},
+    "experiments": {"widgets", "cli"},
     "cli": {"widgets"},
-    "sweeps": {"widgets", "cli"},
+    "sweeps": {"widgets", "cli", "experiments"},
+    "widgets": {"cli", "experiments"},
 }
-ON_PURPOSE = {("graph/cluster.py", "executors")}  # `Cluster.from_tensorflow`; see docs/architecture.md
+ON_PURPOSE = {
+    ("graph/cluster.py", "executors"),  # `Cluster.from_tensorflow`; see docs/architecture.md
+    ("torch/__init__.py", "executors"),  # `bl.torch` names, when they are asked for, what lives in the stages' rooms
+    ("torch/__init__.py", "exporters"),
+    ("placers/expert.py", "models"),  # an expert's placement belongs to the model that the expert knew
+    ("placers/planner/reward.py", "executors"),  # the planner's reward may be a measured step, as in paper H
+    ("simulator/throughput.py", "passes"),  # gradients of replicas are found as `replicate` finds them
+}
 
 
 def known_packages(path: Path) -> set[str]:

@@ -134,8 +134,3 @@ def _overheads(graph: OpGraph, cluster: Cluster, device: Sequence[int]) -> NDArr
                 told.add((t, d))
                 extra[[producer, i]] += cluster.overhead_us[device[producer], d]
     return extra
-
-
-def reference_makespan(graph: OpGraph, cluster: Cluster, device: Sequence[int]) -> float:
-    """Makespan in microseconds under first-in-first-out scheduling."""
-    return float(np.max(list(simulate_reference(graph, cluster, device).end.values()), initial=0.0))

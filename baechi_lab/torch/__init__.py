@@ -5,6 +5,10 @@
     model = bl.torch.distribute(model, sample_inputs, cluster, placer="m-sct")
 
 PyTorch itself is loaded on first use of a name.
+
+This room keeps what distributes a model (plan, runtime, models, tracing), because profiler, executor and export all build
+on it: each points here once, and only `distribute`, which profiles and places, points back. Mirrored into their rooms it
+would need as many arrows, and two that imports must not have: profilers to executors, and executors to placers.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..graph import OpGraph, Timeline
 from .columns import Columns, pack, pack_texts
-from .hierarchy import OP, SCOPE, Tree
+from .hierarchy import OP, Tree
 from .layout import layered
 
 CELL_WIDTH, CELL_HEIGHT = 64.0, 36.0
@@ -157,8 +157,3 @@ def covering(scene: Scene, ops: Collection[int]) -> list[int]:
     if not len(ops):
         return []
     return sorted({int(scene.nodes[i]) for i in scene.owner[np.fromiter(ops, dtype=np.int64)].tolist()})
-
-
-def is_open(tree: Tree, node: int) -> bool:
-    """A scope or group has something inside to show."""
-    return bool(tree.kind[node] == SCOPE or len(tree.children[node]))

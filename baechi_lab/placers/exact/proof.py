@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +14,8 @@ from ...simulator import simulate
 from ...simulator.bounds import bounds
 from ..memory.packing import packing_proof
 from .process import SolverProcess
+from .progress import ExactProgress, ProofLimits
 from .times import CLOSE, longest_chain, scaled_times
-
-if TYPE_CHECKING:
-    from .rule import Exact
 
 WARM_START_SECONDS = 10.0
 EVALUATIONS = 100
@@ -33,7 +31,7 @@ ADDED = 1e-3
 class Proof:
     """From a warm start and `bounds` to the optimum, or to the gap that is left when the time is over."""
 
-    def __init__(self, params: Exact, graph: OpGraph, cluster: Cluster, solver: SolverProcess):
+    def __init__(self, params: ProofLimits, graph: OpGraph, cluster: Cluster, solver: SolverProcess):
         self.params, self.graph, self.cluster, self.solver = params, graph, cluster, solver
         self.began, self.stopped = working_seconds(), False
         self.timeline: Any = None
@@ -87,8 +85,6 @@ class Proof:
 
     def _stop(self) -> bool:
         """Tell the callback how far it is; True once it wants an end."""
-        from .rule import ExactProgress
-
         if self.params.callback is not None and not self.stopped:
             known = np.inf if self.timeline is None else self.timeline.makespan_us
             progress = ExactProgress(working_seconds() - self.began, known, self.bound)

@@ -25,27 +25,13 @@ import numpy as np
 
 from ...errors import InvalidInput, MissingPackage
 from ...graph import Cluster, OpGraph, Placement
-from ...graph.units import format_us
 from ..base import Placer
 from .process import SolverProcess
+from .progress import ExactProgress
 from .proof import Proof
 
 LARGEST_MODEL = 40_000
 """Pairs of transfers and ops in a model; larger ones would take minutes to build and prove nothing."""
-
-
-@dataclass(frozen=True)
-class ExactProgress:
-    """What a callback gets: seconds spent, step time of the best schedule and largest lower bound so far, in us."""
-
-    seconds: float
-    makespan_us: float
-    bound_us: float
-
-    def __str__(self) -> str:
-        if not np.isfinite(self.makespan_us):
-            return f"{self.seconds:.1f} s, looking for a first schedule"
-        return f"{self.seconds:.1f} s, {format_us(self.makespan_us)}, lower bound {format_us(self.bound_us)}"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""From a layer profile to an OpGraph with forward and backward ops.
+"""What a profile measured of every call, and the OpGraph that it makes, with forward and backward ops.
 
 Forward op `i` is call `i`. In training every call whose outputs have gradients gets a backward op; the backward op of
 `j` sends the gradient of each value that `j` read to the backward op of the value's producer. A value that `j` saved
@@ -12,13 +12,61 @@ Persistent memory is parameters, buffers, gradients and optimizer states (the pa
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.kernels.csr import offsets
 from ...torch.records import Trace
-from .profile import LayerProfile
+from .memory import CallMemory
+
+
+@dataclass(frozen=True, eq=False)
+class LayerProfile:
+    """Times and bytes per call of `trace`; arrays have one entry per call.
+
+    `parameters`, `outputs`, `parameter_gradients`, `upstream_gradients`, `temporaries` (forward) and
+    `backward_temporaries` are int64 bytes, the paper's classes a to e; `saved` holds, per call, the values it saves
+    for its backward pass and the bytes of what else it saves.
+    """
+
+    trace: Trace
+    mode: str
+    forward_us: NDArray[np.float64]
+    backward_us: NDArray[np.float64]
+    parameters: NDArray[np.int64]
+    outputs: NDArray[np.int64]
+    parameter_gradients: NDArray[np.int64]
+    upstream_gradients: NDArray[np.int64]
+    memory: tuple[CallMemory, ...]
+    name: str = "model"
+
+    @property
+    def temporaries(self) -> NDArray[np.int64]:
+        """int64[calls], class e in the forward pass."""
+        return np.array([m.forward_temp for m in self.memory], dtype=np.int64)
+
+    @property
+    def backward_temporaries(self) -> NDArray[np.int64]:
+        """int64[calls], class e in the backward pass."""
+        return np.array([m.backward_temp for m in self.memory], dtype=np.int64)
+
+    @property
+    def permanent_bytes(self) -> NDArray[np.int64]:
+        """The paper's permanent memory: a in inference, a + c + b in training."""
+        return self.parameters + (self.parameter_gradients + self.outputs if self.mode == "training" else 0)
+
+    @property
+    def temporary_bytes(self) -> NDArray[np.int64]:
+        """The paper's temporary memory: b + e in inference, e + d in training."""
+        peak = np.maximum(self.temporaries, self.backward_temporaries)
+        return peak + self.upstream_gradients if self.mode == "training" else self.outputs + self.temporaries
+
+    def graph(self, *, optimizer_states: int = 0) -> OpGraph:
+        """The OpGraph, with `optimizer_states` tensors of a parameter's size that the optimizer keeps."""
+        return layer_graph(self, optimizer_states=optimizer_states)
 
 
 def layer_graph(profile: LayerProfile, *, optimizer_states: int = 0) -> OpGraph:

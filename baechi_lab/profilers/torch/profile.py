@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,57 +31,10 @@ from ...torch.runtime.sequence import inputs_of, nodes_between
 from ...torch.runtime.tree import map_tensors, tensors
 from ...torch.step import TorchStep
 from ...torch.tracing import as_arguments, trace, untouched
+from .graph import LayerProfile
 from .memory import CallMemory, measure_memory
 
 MODES = ("training", "inference")
-
-
-@dataclass(frozen=True, eq=False)
-class LayerProfile:
-    """Times and bytes per call of `trace`; arrays have one entry per call.
-
-    `parameters`, `outputs`, `parameter_gradients`, `upstream_gradients`, `temporaries` (forward) and
-    `backward_temporaries` are int64 bytes, the paper's classes a to e; `saved` holds, per call, the values it saves
-    for its backward pass and the bytes of what else it saves.
-    """
-
-    trace: Trace
-    mode: str
-    forward_us: NDArray[np.float64]
-    backward_us: NDArray[np.float64]
-    parameters: NDArray[np.int64]
-    outputs: NDArray[np.int64]
-    parameter_gradients: NDArray[np.int64]
-    upstream_gradients: NDArray[np.int64]
-    memory: tuple[CallMemory, ...]
-    name: str = "model"
-
-    @property
-    def temporaries(self) -> NDArray[np.int64]:
-        """int64[calls], class e in the forward pass."""
-        return np.array([m.forward_temp for m in self.memory], dtype=np.int64)
-
-    @property
-    def backward_temporaries(self) -> NDArray[np.int64]:
-        """int64[calls], class e in the backward pass."""
-        return np.array([m.backward_temp for m in self.memory], dtype=np.int64)
-
-    @property
-    def permanent_bytes(self) -> NDArray[np.int64]:
-        """The paper's permanent memory: a in inference, a + c + b in training."""
-        return self.parameters + (self.parameter_gradients + self.outputs if self.mode == "training" else 0)
-
-    @property
-    def temporary_bytes(self) -> NDArray[np.int64]:
-        """The paper's temporary memory: b + e in inference, e + d in training."""
-        peak = np.maximum(self.temporaries, self.backward_temporaries)
-        return peak + self.upstream_gradients if self.mode == "training" else self.outputs + self.temporaries
-
-    def graph(self, *, optimizer_states: int = 0) -> OpGraph:
-        """The OpGraph; see `baechi_lab.profilers.torch.graph`."""
-        from .graph import layer_graph
-
-        return layer_graph(self, optimizer_states=optimizer_states)
 
 
 def profile(

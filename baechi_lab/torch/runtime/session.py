@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future as Job
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -65,6 +65,19 @@ class Flight:
         self.order: list[int] = []
         self.tags: list[Any] = []
         self.adopted: list[torch.Tensor] = []
+
+
+class WaitingCall(NamedTuple):
+    """A call that a thread makes when its turn comes: what it runs, what it promised, its sequence numbers and context."""
+
+    key: str
+    run: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    spec: Any
+    first: int
+    numbers: int
+    context: Context
 
 
 class Session(Handler):
@@ -218,11 +231,11 @@ class Session(Handler):
     ) -> Any:
         """Line 1 of Algorithm 1: a thread waits for the call's turn, the host goes on with stand-ins."""
         future = Future(flight.gate, op, (args, kwargs))
-        work = (flight, key, future, run, args, kwargs, spec, set_aside(numbers), numbers, Context())
+        call = WaitingCall(key, run, args, kwargs, spec, set_aside(numbers), numbers, Context())
         flight.futures.append(future)
         flight.inplace_pending |= op in self.plan.inplace
         self.threads_started += 1
-        flight.jobs.append(self._threads().submit(self._late, *work))
+        flight.jobs.append(self._threads().submit(self._late, flight, future, call))
         return defer(spec, future, self._function_of)
 
     def _threads(self) -> ThreadPoolExecutor:
@@ -241,26 +254,25 @@ class Session(Handler):
             self.pool.shutdown()
             self.pool = None
 
-    def _late(
-        self, flight: Flight, key: str, future: Future, run: Callable[..., Any], args: Any, kwargs: Any, spec: Any,
-        first: int, numbers: int, context: Context,
-    ) -> None:  # fmt: skip
+    def _late(self, flight: Flight, future: Future, call: WaitingCall) -> None:
         gate: Gate = flight.gate  # type: ignore[assignment]
         gate.wait(future.op)
         try:
             if flight.error is not None:
                 raise flight.error
-            with context.entered():
-                args, kwargs = resolve((args, kwargs))
+            with call.context.entered():
+                args, kwargs = resolve((call.args, call.kwargs))
                 stop = inputs_of((args, kwargs))
                 flight.order.append(future.op)
-                outputs = self._submit(flight, future.op, run, args, kwargs)
-                renumber(outputs, stop, first, numbers)
-            _check_promise(key, spec, outputs)
+                outputs = self._submit(flight, future.op, call.run, args, kwargs)
+                renumber(outputs, stop, call.first, call.numbers)
+            _check_promise(call.key, call.spec, outputs)
             future.set(outputs)
         except BaseException as error:  # noqa: BLE001 - whatever a layer raises reaches the caller through the future
             if hasattr(error, "add_note") and not hasattr(error, "__notes__"):  # Python 3.11
-                error.add_note(f"raised in layer {key!r} on device {self.plan.devices[self.plan.device[future.op]]}")
+                error.add_note(
+                    f"raised in layer {call.key!r} on device {self.plan.devices[self.plan.device[future.op]]}"
+                )
             future.fail(error)
         finally:
             gate.submit(future.op)
