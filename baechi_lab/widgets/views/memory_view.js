@@ -19,32 +19,17 @@ function render({ model, el }) {
   let devices = model.get("devices");
   let colours = model.get("colors");
   let shades = model.get("shades");
-  let range = window_();
   const view = frame(el, "Memory", draw);
+  const axis = timeAxis(model, () => view, MEMORY_GUTTER);
+  const { scaleX, xOf, timeAt } = axis;
   const legend = element("span", { class: "bl-group" });
-  const reset = button("Fit", "show the whole step (0)", () => setWindow([0, span()]));
+  const reset = button("Fit", "show the whole step (0)", axis.fit);
   const title = element("span", { class: "bl-title" });
   view.toolbar.append(reset, legend, element("span", { class: "bl-space" }), title);
 
-  function span() {
-    return Math.max(model.get("span_us"), 1e-9);
-  }
-  function window_() {
-    const given = model.get("window");
-    return given.length === 2 && given[1] > given[0] ? given : [0, Math.max(model.get("span_us"), 1e-9)];
-  }
-  function setWindow(next) {
-    range = next;
-    model.set("window", next);
-    model.save_changes();
-    view.redraw();
-  }
   /** Simulated and measured rows are shown beside each other. */
   const several = () => new Set(model.get("origins")).size > 1;
   const rowName = (d) => (several() ? `${devices[d]}, ${model.get("origins")[d]}` : devices[d]);
-  const scaleX = () => (view.width - MEMORY_GUTTER - 8) / (range[1] - range[0]);
-  const xOf = (time) => MEMORY_GUTTER + (time - range[0]) * scaleX();
-  const timeAt = (x) => range[0] + (x - MEMORY_GUTTER) / scaleX();
 
   /** The last change of a device at or before `time`; pointer - 1 when there is none yet. */
   function lastChange(device, time) {
@@ -141,7 +126,7 @@ function render({ model, el }) {
   }
 
   function drawPeak(context, peak, yOf, top, width, theme) {
-    if (!(peak.bytes > 0) || peak.time_us < range[0] || peak.time_us > range[1]) return;
+    if (!(peak.bytes > 0) || peak.time_us < axis.range[0] || peak.time_us > axis.range[1]) return;
     const x = xOf(peak.time_us);
     const y = yOf(peak.bytes);
     context.fillStyle = theme.text;
@@ -168,7 +153,7 @@ function render({ model, el }) {
     context.font = `11px ${theme.font}`;
     context.textAlign = "center";
     context.fillStyle = theme.faint;
-    for (const time of ticks(range[0], range[1], (width - MEMORY_GUTTER) / 110)) {
+    for (const time of ticks(axis.range[0], axis.range[1], (width - MEMORY_GUTTER) / 110)) {
       drawTick(context, formatTime(time), xOf(time), width, height - FOOT / 2);
     }
   }
@@ -189,10 +174,7 @@ function render({ model, el }) {
   }
 
   gestures(view, {
-    move: (dx) => {
-      const by = Math.min(Math.max(-dx / scaleX(), -range[0]), span() - range[1]);
-      setWindow([range[0] + by, range[1] + by]);
-    },
+    move: axis.move,
     hover,
     click: (x, y) => {
       const d = Math.floor((y - 4) / ROW);
@@ -202,38 +184,16 @@ function render({ model, el }) {
         model.save_changes();
       }
     },
-    rectangle: (x0, y0, x1) => setWindow([Math.max(timeAt(x0), 0), Math.min(timeAt(x1), span())]),
+    rectangle: axis.rectangle,
   });
-  view.canvas.addEventListener("dblclick", () => setWindow([0, span()]));
-  view.canvas.addEventListener("wheel", (event) => {
-    if (!view.wantsWheel(event)) return;
-    event.preventDefault();
-    const [x] = pointer(view, event);
-    setWindow(zoomedWindow(range, span(), timeAt(Math.max(x, MEMORY_GUTTER)), Math.exp(event.deltaY * 0.0015)));
-  }, { passive: false });
-  const middle = () => (range[0] + range[1]) / 2;
-  const keys = {
-    "+": () => setWindow(zoomedWindow(range, span(), middle(), 0.7)), "-": () => setWindow(zoomedWindow(range, span(), middle(), 1.4)),
-    0: () => setWindow([0, span()]),
-    ArrowLeft: () => shiftBy(-0.1), ArrowRight: () => shiftBy(0.1),
-  };
-  function shiftBy(share) {
-    const by = Math.min(Math.max((range[1] - range[0]) * share, -range[0]), span() - range[1]);
-    setWindow([range[0] + by, range[1] + by]);
-  }
-  view.canvas.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || !keys[event.key]) return;
-    keys[event.key]();
-    event.preventDefault();
-    event.stopPropagation();
-  });
+  axis.listen(view);
 
   function rebuild() {
     levels = readLevels(model);
     devices = model.get("devices");
     colours = model.get("colors");
     shades = model.get("shades");
-    range = window_();
+    axis.read();
     legend.replaceChildren(...CATEGORIES.map((name, k) => element("span", {},
       element("span", { class: "bl-swatch", style: `background:${model.get("legend")[k]};margin-left:8px` }), CATEGORY_TEXT[name])));
     view.stage.style.height = `${devices.length * ROW + FOOT}px`;
@@ -244,7 +204,7 @@ function render({ model, el }) {
     view.redraw();
   }
   rebuild();
-  const stop = listen(model, { levels: rebuild, peaks: rebuild, span_us: rebuild, limit_bytes: rebuild, largest_bytes: rebuild, shades: rebuild, window: () => { range = window_(); view.redraw(); } });
+  const stop = listen(model, { levels: rebuild, peaks: rebuild, span_us: rebuild, limit_bytes: rebuild, largest_bytes: rebuild, shades: rebuild, window: () => { axis.read(); view.redraw(); } });
   return () => { stop(); view.close(); };
 }
 

@@ -33,7 +33,7 @@ class MemoryView(CanvasView):
     8
     """
 
-    _esm = source("js", "memory_view")
+    _esm = source("js", "time_axis", "memory_view")
     _css = source("css", "memory_view")
     levels = traitlets.Dict().tag(sync=True)
     peaks: traitlets.List = traitlets.List().tag(sync=True)

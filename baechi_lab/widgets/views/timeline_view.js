@@ -10,32 +10,20 @@ function render({ model, el }) {
   let selected = new Set(model.get("selected"));
   let hovered = UNSEEN;
   let dim = readDim(model);
-  let range = window_();
   let tops = [];
   let coverage = new Float32Array(0);
   let cover = new Int16Array(0);
 
   const view = frame(el, "Timeline", draw);
-  const reset = button("Fit", "show the whole step (0)", () => setWindow([0, span()]));
+  const axis = timeAxis(model, () => view, GUTTER);
+  const { span, setWindow, scaleX, xOf, timeAt } = axis;
+  const reset = button("Fit", "show the whole step (0)", axis.fit);
   const zoomSelection = button("Zoom to selection", "show the selected ops from first to last", () => toSelection());
   const criticalButton = button("Critical path", "mark the ops and transfers that determine the makespan (c)", () => toggleCritical());
   const trace = button("Chrome trace", "download this timeline as a trace for Perfetto or chrome://tracing", () => model.send({ type: "trace" }));
   const title = element("span", { class: "bl-title" });
   view.toolbar.append(reset, zoomSelection, criticalButton, trace, element("span", { class: "bl-space" }), title);
 
-  function span() {
-    return Math.max(model.get("span_us"), 1e-9);
-  }
-  function window_() {
-    const given = model.get("window");
-    return given.length === 2 && given[1] > given[0] ? given : [0, Math.max(model.get("span_us"), 1e-9)];
-  }
-  function setWindow(next) {
-    range = next;
-    model.set("window", next);
-    model.save_changes();
-    view.redraw();
-  }
   function toSelection() {
     let from = Infinity;
     let to = -Infinity;
@@ -52,9 +40,6 @@ function render({ model, el }) {
     model.set("critical", !model.get("critical"));
     model.save_changes();
   }
-  const scaleX = () => (view.width - GUTTER - 8) / (range[1] - range[0]);
-  const xOf = (time) => GUTTER + (time - range[0]) * scaleX();
-  const timeAt = (x) => range[0] + (x - GUTTER) / scaleX();
 
   function arrange() {
     tops = [];
@@ -87,7 +72,7 @@ function render({ model, el }) {
     context.fillStyle = theme.faint;
     context.lineWidth = 1;
     context.beginPath();
-    for (const time of ticks(range[0], range[1], (width - GUTTER) / 110)) {
+    for (const time of ticks(axis.range[0], axis.range[1], (width - GUTTER) / 110)) {
       const x = Math.round(xOf(time)) + 0.5;
       context.moveTo(x, AXIS - 3);
       context.lineTo(x, height);
@@ -128,15 +113,15 @@ function render({ model, el }) {
   /** Bars of one lane: wide ones as rectangles by colour, narrow ones as coverage of pixel columns. */
   function drawLane(context, lane, width) {
     const scale = scaleX();
-    const from = firstVisible(bars, lane, range[0]);
+    const from = firstVisible(bars, lane, axis.range[0]);
     const until = bars.pointer[lane + 1];
     const wide = [];
     coverage.fill(0);
     cover.fill(-1);
     let narrow = false;
-    for (let b = from; b < until && bars.start[b] < range[1]; b += 1) {
-      if (bars.end[b] < range[0]) continue;
-      const x = GUTTER + (bars.start[b] - range[0]) * scale;
+    for (let b = from; b < until && bars.start[b] < axis.range[1]; b += 1) {
+      if (bars.end[b] < axis.range[0]) continue;
+      const x = GUTTER + (bars.start[b] - axis.range[0]) * scale;
       const w = (bars.end[b] - bars.start[b]) * scale;
       if (w >= 1.5) wide.push(b);
       else if (!dim[bars.label[b]]) {
@@ -148,8 +133,8 @@ function render({ model, el }) {
     }
     for (const b of wide) {
       const [y, h] = extent(lane, b);
-      const x = Math.max(GUTTER + (bars.start[b] - range[0]) * scale, GUTTER - 2);
-      const end = Math.min(GUTTER + (bars.end[b] - range[0]) * scale, width + 2);
+      const x = Math.max(GUTTER + (bars.start[b] - axis.range[0]) * scale, GUTTER - 2);
+      const end = Math.min(GUTTER + (bars.end[b] - axis.range[0]) * scale, width + 2);
       context.fillStyle = colours[bars.color[b] % colours.length];
       context.globalAlpha = dim[bars.label[b]] ? 0.12 : 1;
       context.fillRect(x, y, Math.max(end - x - (end - x > 4 ? 0.7 : 0), 0.7), h);
@@ -199,8 +184,8 @@ function render({ model, el }) {
   function outlines(context, theme) {
     const marked = model.get("critical");
     for (let lane = 0; lane < lanes.length; lane += 1) {
-      for (let b = firstVisible(bars, lane, range[0]); b < bars.pointer[lane + 1] && bars.start[b] < range[1]; b += 1) {
-        if (bars.end[b] < range[0]) continue;
+      for (let b = firstVisible(bars, lane, axis.range[0]); b < bars.pointer[lane + 1] && bars.start[b] < axis.range[1]; b += 1) {
+        if (bars.end[b] < axis.range[0]) continue;
         const chosen = selected.has(bars.op[b]);
         const critical = marked && bars.critical[b];
         if (!chosen && !critical && b !== hovered) continue;
@@ -307,11 +292,7 @@ function render({ model, el }) {
   }
 
   gestures(view, {
-    move: (dx) => {
-      const shift = -dx / scaleX();
-      const by = Math.min(Math.max(shift, -range[0]), span() - range[1]);
-      setWindow([range[0] + by, range[1] + by]);
-    },
+    move: axis.move,
     hover,
     click: (x, y, event) => {
       const [bar] = barAt(x, y);
@@ -321,48 +302,25 @@ function render({ model, el }) {
       if (!next.delete(bars.op[bar])) next.add(bars.op[bar]);
       return select(next);
     },
-    rectangle: (x0, y0, x1) => setWindow([Math.max(timeAt(x0), 0), Math.min(timeAt(x1), span())]),
+    rectangle: axis.rectangle,
   });
-  view.canvas.addEventListener("dblclick", () => setWindow([0, span()]));
-  view.canvas.addEventListener("wheel", (event) => {
-    if (!view.wantsWheel(event)) return;
-    event.preventDefault();
-    const [x] = pointer(view, event);
-    if (event.shiftKey) {
-      const by = Math.min(Math.max(event.deltaY / scaleX(), -range[0]), span() - range[1]);
-      setWindow([range[0] + by, range[1] + by]);
-    } else setWindow(zoomedWindow(range, span(), timeAt(Math.max(x, GUTTER)), Math.exp(event.deltaY * 0.0015)));
-  }, { passive: false });
 
   function neighbour(by) {
     const current = bars.op.findIndex((op) => selected.has(op));
     const next = current < 0 ? 0 : current + by;
     if (next >= 0 && next < bars.op.length && bars.op[next] >= 0) select([bars.op[next]]);
   }
-  function shiftBy(share) {
-    const by = Math.min(Math.max((range[1] - range[0]) * share, -range[0]), span() - range[1]);
-    setWindow([range[0] + by, range[1] + by]);
-  }
-  const middle = () => (range[0] + range[1]) / 2;
   const keys = {
-    ArrowLeft: () => shiftBy(-0.1), ArrowRight: () => shiftBy(0.1),
-    "+": () => setWindow(zoomedWindow(range, span(), middle(), 0.7)), "=": () => setWindow(zoomedWindow(range, span(), middle(), 0.7)),
-    "-": () => setWindow(zoomedWindow(range, span(), middle(), 1.4)), 0: () => setWindow([0, span()]), Escape: () => select([]),
-    n: () => neighbour(1), p: () => neighbour(-1), c: () => toggleCritical(), z: () => toSelection(),
+    Escape: () => select([]), n: () => neighbour(1), p: () => neighbour(-1), c: () => toggleCritical(), z: () => toSelection(),
   };
-  view.canvas.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || !keys[event.key]) return;
-    keys[event.key]();
-    event.preventDefault();
-    event.stopPropagation();
-  });
+  axis.listen(view, keys);
 
   function rebuild() {
     bars = readBars(model);
     lanes = model.get("lanes");
     colours = model.get("colors");
     hovered = UNSEEN;
-    range = window_();
+    axis.read();
     arrange();
     describe();
     view.redraw();
@@ -379,7 +337,7 @@ function render({ model, el }) {
     makespans: rebuild,
     names: () => { names = texts(model.get("names")); view.redraw(); },
     selected: () => { selected = new Set(model.get("selected")); describe(); view.redraw(); },
-    window: () => { range = window_(); view.redraw(); },
+    window: () => { axis.read(); view.redraw(); },
     critical: () => { pressed(); view.redraw(); },
     status: describe,
     dim: () => { dim = readDim(model); view.redraw(); },

@@ -31,7 +31,7 @@ class TimelineView(CanvasView):
     >>> view.show(g, [simulate(g, Cluster.uniform(2), Placement(device=[0, 1]))])
     """
 
-    _esm = source("js", "timeline_data", "timeline_view")
+    _esm = source("js", "time_axis", "timeline_data", "timeline_view")
     _css = source("css", "timeline_view")
     bars = traitlets.Dict().tag(sync=True)
     lanes: traitlets.List = traitlets.List().tag(sync=True)

@@ -1,0 +1,65 @@
+// A horizontal axis of time that the timeline and the memory view share: the window that is shown, and moving it by drag,
+// wheel, double click, rectangle and keys.
+
+/** @typedef {{range: number[], span: () => number, setWindow: (next: number[]) => void, fit: () => void, read: () => void,
+ *   scaleX: () => number, xOf: (time: number) => number, timeAt: (x: number) => number, shift: (by: number) => void,
+ *   zoom: (at: number, factor: number) => void, keys: Record<string, () => void>, move: (dx: number) => void,
+ *   rectangle: (x0: number, y0: number, x1: number) => void, listen: (view: View, keys?: Record<string, () => void>) => void}} TimeAxis */
+
+/** The axis of the traits `window` and `span_us`, right of a gutter; 8 pixels are left free at its end.
+ * @param {Model} model @param {() => View} view which is made later @param {number} gutter in pixels @returns {TimeAxis} */
+function timeAxis(model, view, gutter) {
+  const span = () => Math.max(model.get("span_us"), 1e-9);
+  const shown = () => {
+    const given = model.get("window");
+    return given.length === 2 && given[1] > given[0] ? given : [0, span()];
+  };
+  const scaleX = () => (view().width - gutter - 8) / (axis.range[1] - axis.range[0]);
+  const middle = () => (axis.range[0] + axis.range[1]) / 2;
+  const width = () => axis.range[1] - axis.range[0];
+  const axis = /** @type {TimeAxis} */ ({
+    range: shown(),
+    span,
+    read: () => { axis.range = shown(); },
+    setWindow: (next) => {
+      axis.range = next;
+      model.set("window", next);
+      model.save_changes();
+      view().redraw();
+    },
+    fit: () => axis.setWindow([0, span()]),
+    scaleX,
+    xOf: (time) => gutter + (time - axis.range[0]) * scaleX(),
+    timeAt: (x) => axis.range[0] + (x - gutter) / scaleX(),
+    shift: (wanted) => {
+      const by = Math.min(Math.max(wanted, -axis.range[0]), span() - axis.range[1]);
+      axis.setWindow([axis.range[0] + by, axis.range[1] + by]);
+    },
+    zoom: (at, factor) => axis.setWindow(zoomedWindow(axis.range, span(), at, factor)),
+    move: (dx) => axis.shift(-dx / scaleX()),
+    rectangle: (x0, y0, x1) => axis.setWindow([Math.max(axis.timeAt(x0), 0), Math.min(axis.timeAt(x1), span())]),
+    keys: {
+      ArrowLeft: () => axis.shift(-0.1 * width()), ArrowRight: () => axis.shift(0.1 * width()),
+      "+": () => axis.zoom(middle(), 0.7), "=": () => axis.zoom(middle(), 0.7), "-": () => axis.zoom(middle(), 1.4),
+      0: () => axis.fit(),
+    },
+    listen: ({ canvas, wantsWheel }, more = {}) => {
+      const keys = { ...axis.keys, ...more };
+      canvas.addEventListener("dblclick", () => axis.fit());
+      canvas.addEventListener("wheel", (event) => {
+        if (!wantsWheel(event)) return;
+        event.preventDefault();
+        const [x] = pointer(view(), event);
+        if (event.shiftKey) axis.shift(event.deltaY / scaleX());
+        else axis.zoom(axis.timeAt(Math.max(x, gutter)), Math.exp(event.deltaY * 0.0015));
+      }, { passive: false });
+      canvas.addEventListener("keydown", (event) => {
+        if (event.ctrlKey || event.metaKey || !keys[event.key]) return;
+        keys[event.key]();
+        event.preventDefault();
+        event.stopPropagation();
+      });
+    },
+  });
+  return axis;
+}
