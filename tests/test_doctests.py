@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import importlib.util
 import pkgutil
+import re
+from pathlib import Path
 
 import pytest
 
@@ -30,3 +33,14 @@ def test_examples(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # an example that writes a file writes it there
     failed, tried = doctest.testmod(importlib.import_module(name), optionflags=FLAGS)
     assert failed == 0, f"{failed} of {tried} examples in {name} fail; see the captured output"
+
+
+def test_sections_of_docstrings_have_one_heading_style():
+    """Google's: `Args:`, not `Parameters:`, `Parameters` and dashes, or `:param x:`; ruff checks how they are written."""
+    others = re.compile(r"^ *(Parameters|Params|Arguments|Return|Raise|Yield|Example):$|^ *-{4,}$|^ *:param ", re.M)
+    found = []
+    for path in sorted(Path(baechi_lab.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                found += [(path.name, line.group().strip()) for line in others.finditer(ast.get_docstring(node) or "")]
+    assert found == []

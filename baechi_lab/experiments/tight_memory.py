@@ -52,7 +52,7 @@ def instance(seed: int) -> tuple[OpGraph, Cluster]:
 
 
 def attempt(graph: OpGraph, cluster: Cluster, placer: str) -> str:
-    """ "placed", "infeasible", or what is wrong with the placement."""
+    """What became of it: "placed", "infeasible", or what is wrong with the placement."""
     try:
         placement = place(graph, cluster, placer)
     except InfeasiblePlacement:

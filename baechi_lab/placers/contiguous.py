@@ -47,7 +47,7 @@ CAPS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0, 4.0)
 class Contiguous(Placer):
     """Layer-wise: the best cut of a topological order into one run per device, by dynamic programming.
 
-    Parameters:
+    Args:
         caps: the most work a device may get, as multiples of its fair share; each is tried (for "latency").
         objective: "latency" (one step), "throughput" (the period of endless micro-batches) or "step" (`micro_batches`
             under a `schedule`); the last two cut the lines by `stages/line_cuts.py`.

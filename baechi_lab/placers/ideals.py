@@ -39,7 +39,7 @@ LARGE = 5_000
 class Ideals(Placer):
     """The best pipeline: dynamic programming over all downward-closed sets; exact where graphs are nearly chains.
 
-    Parameters:
+    Args:
         objective: "throughput" (the period), "step" (`micro_batches` under a `schedule`) or "latency" (one step).
         replicas: let several equal devices share a stage. sum: a device computes or transfers, never both at once
             (`bl.throughput`). most_sets: closed sets that are looked at; a graph with more is refused with the count.

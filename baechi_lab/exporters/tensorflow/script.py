@@ -72,6 +72,7 @@ def placed_graph(plan: dict, names: list[str]) -> tf.Graph:
 
 
 def train(plan: dict, steps: int) -> None:
+    """Run `steps` steps of the placed graph from the stored values, and print what each returns."""
     names, counts = devices(plan)
     target = f"grpc://{plan['workers'][0]}" if plan["workers"] else ""
     with v1.Session(target, placed_graph(plan, names), config(plan, counts)) as session:
@@ -105,6 +106,7 @@ def serve(address: str) -> None:
 
 
 def main() -> None:
+    """Train, or serve as one worker of the cluster."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100, help="training steps to run")
     parser.add_argument("--worker", metavar="HOST:PORT", help="serve as a worker of the cluster instead of training")

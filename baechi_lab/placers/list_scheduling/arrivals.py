@@ -77,5 +77,6 @@ def raise_bound(op: int, p: int, comm: int, devices: Any, pairs: Any) -> bool:
 
 @njit(cache=True)
 def may_run(op: int, p: int, ops: Any, groups: Any, pairs: Any) -> bool:
+    """Device `p` is allowed for `op`, its group is not elsewhere, and the pair was not dropped for lack of memory."""
     home = groups[ops[op].group].home
     return pairs[p, op].allowed and (home < 0 or home == p) and not pairs[p, op].dropped

@@ -17,6 +17,7 @@ PENDING, ARRIVED, GONE = 1, 2, 3
 
 @njit(cache=True)
 def sift_up(pairs: Any, pending: Any, at: int) -> None:
+    """Move the pending op at place `at` up to where its key belongs."""
     key, op = pending[at].key, pending[at].op
     while at > 0:
         above = (at - 1) >> 1
@@ -32,6 +33,7 @@ def sift_up(pairs: Any, pending: Any, at: int) -> None:
 
 @njit(cache=True)
 def sift_down(pairs: Any, pending: Any, size: int, at: int) -> None:
+    """Move the pending op at place `at` of `size` down to where its key belongs."""
     key, op = pending[at].key, pending[at].op
     while True:
         below = 2 * at + 1
@@ -63,6 +65,7 @@ def rekey(p: int, at: int, devices: Any, pairs: Any, pending: Any) -> None:
 
 @njit(cache=True)
 def pop_pending(p: int, devices: Any, pairs: Any, pending: Any) -> None:
+    """Remove the pending op of device `p` that arrives first."""
     size = devices[p].pending - 1
     devices[p].pending = size
     if size > 0:
@@ -86,6 +89,7 @@ def insert(p: int, op: int, devices: Any, pairs: Any, pending: Any, zeros: Any, 
 
 @njit(cache=True)
 def remove_top(p: int, devices: Any, pairs: Any, pending: Any, zeros: Any, arrived: Any) -> None:
+    """Remove the op of device `p` that could start first: an arrived one, or the first pending one."""
     if devices[p].arrived > 0:
         devices[p].arrived = pop(zeros, arrived[p], 0, devices[p].arrived)
     else:

@@ -11,6 +11,7 @@ from ...graph.kernels.jit import njit
 
 @njit(cache=True)
 def root(unit: Any, i: int) -> int:
+    """The op that stands for the unit of `i`; the way to it is shortened."""
     while unit[i] != i:
         unit[i] = unit[unit[i]]
         i = unit[i]
