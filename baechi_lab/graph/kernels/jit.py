@@ -21,11 +21,30 @@ def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         if _njit is not None:
-            return _njit(**options)(function)  # type: ignore[no-any-return]
+            return _with_forgiving_cache(_njit(**options)(function))
         function.py_func = function  # type: ignore[attr-defined]
         return function
 
     return decorate
+
+
+def _with_forgiving_cache(kernel: Any) -> Any:
+    """A cache on disk that was written for argument classes that are gone since is an empty one, not an error.
+
+    numba reads the whole index before it sees that the source has changed, and names every class in it.
+    """
+    index: Any = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
+    if hasattr(index, "_load_index"):
+        load = index._load_index
+
+        def load_index() -> Any:
+            try:
+                return load()
+            except (AttributeError, ImportError):
+                return {}
+
+        index._load_index = load_index
+    return kernel
 
 
 if HAS_NUMBA:
