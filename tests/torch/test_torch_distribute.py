@@ -477,7 +477,8 @@ def test_nothing_is_polled(monkeypatch):
     wait, waited = threading.Event.wait, []
 
     def waiting(event, timeout=None):
-        waited.append(timeout)
+        if type(threading.current_thread()).__name__ != "TMonitor":  # tqdm's, where another test has shown a bar
+            waited.append(timeout)
         return wait(event, timeout)
 
     model, x = Branches(12), torch.randn(6, 4)
