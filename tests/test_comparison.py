@@ -182,6 +182,9 @@ def test_rows_run_in_turns_and_a_failure_ends_its_row(monkeypatch, graph):
     assert found[1]["measured_us"] == 3e3 and found[1]["error"] == "it fell over"
 
 
+@pytest.mark.tensorflow
+@pytest.mark.subprocess
+@pytest.mark.slow
 def test_simulated_and_measured_on_a_local_cluster():
     tf = pytest.importorskip("tensorflow")
     weights = [tf.Variable(np.eye(32, dtype=np.float32)) for _ in range(2)]

@@ -6,6 +6,7 @@ import baechi_lab as bl
 from baechi_lab.experiments.tight_memory import attempt, count, instance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(4))
 def test_valid_or_infeasible(block):
     """Any other exception would end the test here."""

@@ -19,6 +19,8 @@ from baechi_lab.placers.planner.explain import learned_groups
 from baechi_lab.placers.planner.groupings import random_grouping, scope_grouping
 from baechi_lab.placers.planner.reward import SimulatedReward
 
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+
 SMALL = {
     "time_limit": None, "updates": 40, "groups": 8, "placer_hidden": 12, "grouper_hidden": 12, "temperature": 1.0,
     "learning_rate": 0.01, "placement_samples": 24, "noise_updates": 0, "baseline_decay": 0.5, "workers": 1,

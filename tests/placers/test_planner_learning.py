@@ -16,6 +16,8 @@ from baechi_lab.placers.planner.groupings import metis_grouping
 from baechi_lab.placers.planner.reinforce import Trainer
 from baechi_lab.placers.planner.reward import SimulatedReward
 
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+
 CLUSTER = Cluster.uniform(2, memory_bytes=1 << 40, link=Link(1e5, 0.0))
 TRIANGLE = OpGraph.from_edges([1e6, 2e6, 4e6], [(0, 1, 8), (0, 2, 8)], op_types=("A", "B", "C"))
 PAIR = OpGraph.from_edges([4e6, 4e6], op_types=("A", "B"))

@@ -19,6 +19,8 @@ def _errors_of(program):
     return done.stderr
 
 
+@pytest.mark.subprocess
+@pytest.mark.slow
 def test_importing_tensorflow_says_nothing_through_us():
     notice = "oneDNN custom operations"
     assert notice in _errors_of("import tensorflow")

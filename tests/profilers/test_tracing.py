@@ -69,6 +69,7 @@ def test_keras_losses_weights_and_slots(name, batch, make_mlp):
     )
 
 
+@pytest.mark.slow
 def test_inception_v3_losses(inception):
     model, data, step = inception
     outputs, _ = run_step(step, steps=5)

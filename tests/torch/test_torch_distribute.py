@@ -448,6 +448,8 @@ def test_one_device_in_code_order_is_left_alone():
     assert all("forward" not in m.__dict__ for m in model.modules())
 
 
+@pytest.mark.subprocess
+@pytest.mark.slow
 def test_no_heavy_import():
     """The records of a placed PyTorch model need no TensorFlow, pandas, plotly or cvxpy."""
     import subprocess

@@ -14,6 +14,8 @@ import baechi_lab as bl  # noqa: E402
 from baechi_lab.torch.assigner import assign, distribution, gather  # noqa: E402
 from baechi_lab.torch.tracing import trace  # noqa: E402
 
+pytestmark = [pytest.mark.slow]
+
 
 def case(name):
     """Model and inputs of a benchmark model, or of a hand-made one."""

@@ -27,6 +27,8 @@ from baechi_lab.torch.references import (  # noqa: E402
     split_points,
 )
 
+pytestmark = [pytest.mark.slow]
+
 
 def cpus(n, memory="1GB"):
     return bl.Cluster.uniform(n, kind="cpu", memory_bytes=memory, link=bl.Link(5.0, 0.0001))

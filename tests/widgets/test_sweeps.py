@@ -107,6 +107,8 @@ def test_a_thread_pool_of_the_caller_stays_open():
     assert table["makespan_us"].equals(plain["makespan_us"])
 
 
+@pytest.mark.subprocess
+@pytest.mark.slow
 def test_the_default_pool_of_processes():
     graph = bl.OpGraph.from_edges([4, 8, 8], [(0, 1, 4), (0, 2, 4)])
     table = bl.sweep(graph, devices=[1, 2], memory_bytes="1GB", placer="single", passes=(), progress=False)

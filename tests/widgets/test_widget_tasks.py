@@ -221,6 +221,7 @@ SLOW = {
 """Placers that would go on for an hour (`auto`: has many placers to ask) unless somebody stops them."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placer", SLOW)
 def test_a_slow_placer_stops_in_the_middle(placer):
     from baechi_lab.memo import Memo
