@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import CONTROL_BYTES, OpGraph
 from ..graph.kernels.csr import offsets
@@ -88,8 +89,7 @@ class Unroll(Pass):
 
 def check_micro_batches(count: Any) -> None:
     """Refuse what is not a whole number of at least 1."""
-    if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
-        raise InvalidInput(f"micro_batches is {count!r}; it must be a whole number of at least 1")
+    check_whole("micro_batches", count)
 
 
 class _Layout:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import InvalidInput
+from ..checks import check_whole
 from ..graph import Cluster, OpGraph, Placement
 from .base import Placer
 from .stages.chain import make_chain
@@ -55,8 +55,7 @@ class Ideals(Placer):
 
     def validate(self) -> None:
         self._goal.validate()
-        if isinstance(self.most_sets, bool) or not isinstance(self.most_sets, int) or self.most_sets < 1:
-            raise InvalidInput(f"most_sets is {self.most_sets!r}; it must be a whole number of at least 1")
+        check_whole("most_sets", self.most_sets)
 
     @property
     def _goal(self) -> Objective:

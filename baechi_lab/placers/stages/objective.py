@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import InvalidInput, UnknownNameError
+from ...checks import check_whole
+from ...errors import UnknownNameError
 from ...graph import Cluster, OpGraph, Placement
 from ...simulator import simulate, throughput
 
@@ -24,9 +25,7 @@ class Objective(NamedTuple):
     def validate(self) -> None:
         if self.name not in OBJECTIVES:
             raise UnknownNameError.of("objective", self.name, OBJECTIVES)
-        count = self.micro_batches
-        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
-            raise InvalidInput(f"micro_batches is {count!r}; it must be a whole number of at least 1")
+        check_whole("micro_batches", self.micro_batches)
 
     @property
     def goals(self) -> list[tuple[float, float]]:
