@@ -26,6 +26,7 @@ from ..graph.kernels.csr import inverse
 from ..simulator import simulate
 from ..simulator.schedulers import SCHEDULERS
 from .base import Placer
+from .memory.exhaustive import first_fitting
 from .memory.packing import infeasible, refuse_the_impossible
 from .registry import make_placer, placer_class, placer_names
 
@@ -118,7 +119,14 @@ class Auto(Placer):
         mended = repair(graph, cluster, start)
         if mended is not None:
             return mended
-        raise infeasible("neither a rule nor the repair found a placement that fits", graph, cluster)
+        raise infeasible(
+            (
+                first_fitting(graph, cluster)[1]
+                or "neither a rule nor the repair found a placement that fits, which is no proof that none exists"
+            ),
+            graph,
+            cluster,
+        )
 
 
 def fast_placers(graph: OpGraph, lp_ops: int = LP_OPS) -> list[str]:

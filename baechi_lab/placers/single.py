@@ -31,8 +31,8 @@ class Single(Placer):
         if np.any(peak > cluster.memory_bytes):
             d = int(np.argmax(peak - cluster.memory_bytes))
             raise InfeasiblePlacement(
-                f"device {cluster.names[d]} needs {format_bytes(int(peak[d]))} to run everything and has "
-                f"{format_bytes(int(cluster.memory_bytes[d]))}",
+                f"device {cluster.names[d]} needs {format_bytes(int(peak[d]))} to run everything in the order of "
+                f"readiness and has {format_bytes(int(cluster.memory_bytes[d]))}",
                 int(peak[d]),
                 cluster.memory_bytes.tolist(),
             )

@@ -305,7 +305,8 @@ def _memory(
     remote = transfer >= 0
     np.maximum.at(copy_gone, transfer[remote], end[graph.consumers[remote]])
     device = np.concatenate([placed.device, placed.device, home, sent.target])
-    taken = np.concatenate([np.zeros(graph.n), start, start[graph.tensor_producer], sent.receive_us])
+    # Persistent bytes are held throughout: at the first instant too, before anything that starts then.
+    taken = np.concatenate([np.full(graph.n, -np.inf), start, start[graph.tensor_producer], sent.receive_us])
     back = np.concatenate([np.full(graph.n, np.inf), end, gone, copy_gone])
     size = np.concatenate(
         [graph.persistent_bytes, graph.temp_bytes, graph.tensor_bytes, graph.tensor_bytes[sent.tensor]]
@@ -344,4 +345,4 @@ def _peak(taken: NDArray[Any], back: NDArray[Any], size: NDArray[Any]) -> tuple[
     order = np.lexsort((rank, time))
     level = np.cumsum(change[order]) + extra[order]
     top = int(np.argmax(level))
-    return int(level[top]), float(time[order][top]), int(which[order][top])
+    return int(level[top]), max(float(time[order][top]), 0.0), int(which[order][top])

@@ -11,8 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ...errors import InfeasiblePlacement
 from ...graph import Cluster, OpGraph, Placement
 from ...simulator import makespan_and_peak
+from .exhaustive import first_fitting
 from .packing import infeasible, refuse_the_impossible
 
 ATTEMPTS, MOST_ATTEMPTS = 4, 12
@@ -32,7 +34,11 @@ def within_memory(graph: OpGraph, cluster: Cluster, attempt: Callable[[Cluster, 
     limit = cluster.memory_bytes.copy()
     best, least = None, None
     for number in range(1, _attempts(graph) + 1):
-        plan = attempt(cluster if number == 1 else cluster.with_memory(limit.tolist()), number > 1)
+        try:
+            plan = attempt(cluster if number == 1 else cluster.with_memory(limit.tolist()), number > 1)
+        except InfeasiblePlacement:  # of limits that the devices may not have: no answer to what was asked
+            refuse_the_impossible(graph, cluster)
+            break
         _, peak = makespan_and_peak(graph, cluster, plan)
         over = np.maximum(peak - cluster.memory_bytes, 0)
         if not over.any():
@@ -51,4 +57,5 @@ def _repaired(graph: OpGraph, cluster: Cluster, start: Placement | None) -> Plac
     found = repair(graph, cluster, start)
     if found is not None:
         return found.replace(info={**found.info, "attempts": _attempts(graph), "repaired": True})
-    raise infeasible("no placement that fits was found", graph, cluster)
+    why = first_fitting(graph, cluster)[1]
+    raise infeasible(why or "no placement that fits was found, which is no proof that none exists", graph, cluster)

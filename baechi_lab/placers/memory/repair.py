@@ -24,6 +24,7 @@ from ..evaluation.evaluate import evaluate, overflow
 from ..evaluation.model import make_model
 from ..evaluation.moves import State, back_to_best, make_state, make_units
 from ..problem import groups_of, output_bytes
+from .exhaustive import first_fitting
 from .order import depth_first_order
 from .packing import best_fit, packing_proof, promises
 
@@ -55,6 +56,8 @@ def repair(
     budget = max(60, min(EVALUATIONS, 8_000_000 // graph.n)) if evaluations is None else evaluations
     removal = min(EVALUATIONS, REMOVAL // graph.n) if evaluations is None else 0
     found = _Repair(graph, cluster, seed).run(start, budget, removal)
+    if found is None and packing_proof(graph, cluster) is None:
+        found, _ = first_fitting(graph, cluster)
     return None if found is None else found.replace(placer="repair")
 
 

@@ -1,0 +1,120 @@
+"""A refusal is proven, or says that it proves nothing: memory-aware placers on tiny tight problems, against brute force.
+
+`python -c "import test_refusals; test_refusals.study(3000)"` in this folder tries more.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.placers.memory.exhaustive import first_fitting, topological_orders
+from baechi_lab.simulator import makespan_and_peak
+
+PLACERS = (
+    "m-topo", "m-etf", "m-sct", "post-adjusted", "critical-path", "hash", "random", "dfs", "mite", "contiguous", "metis",
+    "scotch", "auto", "batch-split",
+)  # fmt: skip
+
+
+def problem(k):
+    """Up to 4 ops on up to 3 devices that hold a half to all of the bytes that are ever needed."""
+    rng = np.random.default_rng([8, k])
+    n, count = int(rng.integers(1, 5)), int(rng.integers(1, 4))
+    edges = [(i, j, int(rng.integers(1, 12))) for i in range(n) for j in range(i + 1, n) if rng.random() < 0.5]
+    graph = bl.OpGraph.from_edges(
+        rng.integers(0, 4, n), edges, temp_bytes=rng.integers(0, 25, n),
+        persistent_bytes=rng.integers(0, 45, n) * (rng.random(n) < 0.7),
+        colocation=np.where(rng.random(n) < 0.3, 0, -1), colocation_names=("a",),
+    )  # fmt: skip
+    total = max(int(graph.persistent_bytes.sum() + graph.tensor_bytes.sum() + graph.temp_bytes.max()), 1)
+    memory = (rng.uniform(0.4, 1.0, count) * total).astype(int).tolist()
+    devices = tuple(bl.Device(f"gpu:{i}", "gpu", m) for i, m in enumerate(memory))
+    return graph, bl.Cluster(devices, bl.Link(2.0, 0.1), ("parallel", "sequential", "duplex")[k % 3])
+
+
+def fits(graph, cluster):
+    """Does any placement fit, in any order of its ops?"""
+    for device in itertools.product(range(cluster.n), repeat=graph.n):
+        group = {int(c): d for c, d in zip(graph.colocation, device, strict=True) if c >= 0}
+        if any(c >= 0 and group[int(c)] != d for c, d in zip(graph.colocation, device, strict=True)):
+            continue
+        for order in (None, *itertools.permutations(range(graph.n))):
+            placed = bl.Placement(device=list(device), order=order)
+            if np.all(makespan_and_peak(graph, cluster, placed)[1] <= cluster.memory_bytes):
+                return True
+    return False
+
+
+def study(count, first=0):
+    """(refusals, what was refused although it fits); prints both."""
+    refused, wrong = 0, []
+    for k in range(first, first + count):
+        graph, cluster = problem(k)
+        possible = None
+        for name in PLACERS:
+            try:
+                placed = bl.place(graph, cluster, name)
+            except bl.InfeasiblePlacement as error:
+                refused += 1
+                possible = fits(graph, cluster) if possible is None else possible
+                if possible:
+                    wrong.append((k, name, str(error)))
+            else:
+                assert bl.simulate(graph, cluster, placed).feasible
+    print(f"{count} problems, {refused} refusals, {len(wrong)} of what fits: {wrong[:3]}")
+    return refused, wrong
+
+
+def test_what_fits_is_not_refused():
+    refused, wrong = study(25)
+    assert not wrong
+    assert refused > 30
+
+
+def test_one_of_two_orders_fits():
+    graph = bl.OpGraph.from_edges([1, 1], [(0, 1, 4)], temp_bytes=[18, 20], persistent_bytes=[37, 0])
+    devices = tuple(bl.Device(f"gpu:{i}", "gpu", m) for i, m in enumerate((60, 53, 32)))
+    cluster = bl.Cluster(devices, bl.Link(2.0, 0.1))
+    # On gpu:0 op 0 holds 37 + 18 + 4 = 59 of 60; op 1 there would hold 37 + 4 + 20 = 61; on gpu:1 it holds 4 + 20.
+    assert bl.simulate(graph, cluster, bl.Placement(device=[0, 1])).feasible
+    for name in PLACERS:
+        assert bl.simulate(graph, cluster, bl.place(graph, cluster, name)).feasible, name
+
+
+def test_post_adjusted_names_the_limits_that_the_devices_have():
+    for k in range(40):
+        graph, cluster = problem(k)
+        try:
+            bl.place(graph, cluster, "post-adjusted")
+        except bl.InfeasiblePlacement as error:
+            assert error.available_bytes == tuple(cluster.memory_bytes.tolist())
+            assert all(f"gpu:{d} {m} B" in str(error) for d, m in enumerate(cluster.memory_bytes))
+
+
+def test_topological_orders_are_all_of_them():
+    # Of 4 ops with 0 before 1 and 2 before 3, 4! / (2 * 2) = 6 orders keep both.
+    graph = bl.OpGraph.from_edges([1] * 4, [(0, 1, 1), (2, 3, 1)])
+    found = {tuple(order.tolist()) for order in topological_orders(graph)}
+    assert len(found) == 6
+    assert all(p[0] < p[1] and p[2] < p[3] for p in found)
+
+
+def test_a_search_of_everything_says_so():
+    graph = bl.OpGraph.from_edges([1, 1], [(0, 1, 10)], temp_bytes=[5, 5])
+    # Each op alone needs 15; both devices have 14.
+    found, why = first_fitting(graph, bl.Cluster.uniform(2, memory_bytes=14))
+    assert found is None
+    assert why == "no placement fits: all 4 were tried, in every order"
+
+
+@pytest.mark.parametrize("persistent", [29, 27])
+def test_persistent_bytes_are_there_at_the_first_instant(persistent):
+    """An op of no duration at time 0 was counted on an empty device."""
+    graph = bl.OpGraph.from_edges([0], temp_bytes=[10], persistent_bytes=[persistent])
+    cluster, placed = bl.Cluster.uniform(1, memory_bytes=37), bl.Placement(device=[0])
+    timeline = bl.simulate(graph, cluster, placed)
+    over = persistent + 10 > 37
+    assert [v.kind for v in timeline.violations] == ["memory"] * over
+    assert [v.kind for v in bl.check(graph, cluster, placed, timeline)] == ["memory"] * over
