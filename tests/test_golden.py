@@ -100,4 +100,4 @@ def test_every_mode_and_scheduler_has_a_file():
     from baechi_lab.graph.cluster import COMMUNICATION_MODES
     from baechi_lab.simulator.schedulers import SCHEDULERS
 
-    assert {*COMMUNICATION_MODES, *SCHEDULERS} <= set(CASES)
+    assert {*COMMUNICATION_MODES, *SCHEDULERS.names()} <= set(CASES)

@@ -34,7 +34,7 @@ def test_every_pass(name):
         assert bl.check(coarse, cluster, placed, bl.simulate(coarse, cluster, placed)) == ()
 
 
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("name", SCHEDULERS.names())
 def test_every_scheduler(name):
     rng = np.random.default_rng(0)
     for _ in range(20):
