@@ -12,6 +12,8 @@ backward ops add into the gradients that it keeps; its `persistent_bytes` count 
 
 from __future__ import annotations
 
+import re
+import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,13 +25,14 @@ from ..errors import InvalidInput
 from ..graph import CONTROL_BYTES, OpGraph
 from ..graph.kernels.csr import offsets
 from .base import Pass
-from .roles import SETUP, UPDATE, roles
+from .roles import BACKWARD, SETUP, UPDATE, roles
 
 Ints = NDArray[np.int64]
 
 ACCUMULATE = "Accumulate"
 """Type of the ops that add a micro-batch's gradient to the sum of those before it."""
 
+_STATISTICS = re.compile(r"batch_?norm", re.IGNORECASE)
 _ADDITIONS = frozenset({"AddN", "Add", "AddV2"})
 _LARGE = 1 << 12
 """Bytes that an addition moves at least to say something about bandwidth; below, it costs what launching an op costs."""
@@ -44,6 +47,8 @@ def unroll(graph: OpGraph, micro_batches: int) -> OpGraph:
     numbered in topological order, micro-batch by micro-batch; one micro-batch is the graph itself. A coarse graph
     is unrolled as it is, its groups judged by their longest members.
     O(micro_batches x (ops + edges)), by array operations.
+
+    Warns of a model that normalises by the statistics of its batch: micro-batches see their own.
 
     Args:
         graph: the profile of one micro-batch.
@@ -82,9 +87,42 @@ class Unroll(Pass):
             raise InvalidInput(f"graph {graph.name!r} is unrolled already; unroll the graph of one micro-batch")
         role = roles(graph)
         once = (role == SETUP) | (role == UPDATE)
-        if self.micro_batches == 1:
+        if self.micro_batches > 1:
+            _warn_of_batch_statistics(graph, role)
+        else:
             return graph.replace(copy_of=np.arange(graph.n), copied_key=graph.key, micro_batch=np.where(once, -1, 0))
         return _unrolled(graph, _Layout(graph, role, int(self.micro_batches)))
+
+
+def _warn_of_batch_statistics(graph: OpGraph, role: NDArray[np.int8]) -> None:
+    if not np.any(role == BACKWARD):
+        return  # inference uses stored statistics
+    for name, op_type in zip(graph.names, graph.op_types, strict=True):
+        if _STATISTICS.search(op_type) or _STATISTICS.search(name):
+            warnings.warn(
+                f"op {name!r} normalises by the statistics of its batch: every micro-batch sees its own, so the step is not "
+                "that of the undivided batch",
+                stacklevel=5,
+            )
+            return
+
+
+def micro_batch_size(batch_size: int, micro_batches: int) -> int:
+    """Samples per micro-batch.
+
+    Raises `InvalidInput` for a batch that does not divide.
+
+    >>> micro_batch_size(32, 8)
+    4
+    """
+    check_micro_batches(micro_batches)
+    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        raise InvalidInput(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
+    if batch_size % micro_batches:
+        raise InvalidInput(
+            f"batch_size is {batch_size}; it must be a multiple of micro_batches, which is {micro_batches}"
+        )
+    return int(batch_size) // int(micro_batches)
 
 
 def check_micro_batches(count: Any) -> None:

@@ -21,7 +21,7 @@ from ..graph.kernels.heaps import pop, push
 from ..graph.kernels.jit import njit, records
 
 PARALLEL, SEQUENTIAL, DUPLEX = (COMMUNICATION_MODES.index(m) for m in ("parallel", "sequential", "duplex"))
-BY_READY_TIME, BY_RANK, BY_IDLENESS = 0, 1, 2
+BY_READY_TIME, BY_RANK, BY_IDLENESS, BY_UNIT = 0, 1, 2, 3
 _PERSISTENT, _OUTPUTS, _TEMPORARY, _COPIES = 0, 1, 2, 3
 
 # Events of one instant come in this order: what ends frees memory before what starts takes it.
@@ -33,7 +33,7 @@ _NO_RANKS = np.zeros(0)
 
 OP = np.dtype([
     ("device", "i4"), ("missing", "i4"), ("duration", "f8"), ("rank", "f8"), ("temp", "i8"), ("persistent", "i8"),
-    ("made", "i8"), ("first_output", "i8"), ("first_input", "i8"), ("start", "f8"), ("end", "f8"),
+    ("made", "i8"), ("first_output", "i8"), ("first_input", "i8"), ("start", "f8"), ("end", "f8"), ("unit", "i4"),
 ])  # fmt: skip
 TENSOR = np.dtype([
     ("producer", "i4"), ("local_left", "i4"), ("sends_left", "i4"), ("size", "i8"), ("first_consumer", "i8"),
@@ -44,13 +44,17 @@ SEND = np.dtype(
 )
 DEVICE = np.dtype([
     ("limit", "i8"), ("level", "i8"), ("peak", "i8"), ("broken_at", "f8"), ("broken_by", "i4"), ("running", "b1"),
-    ("ready_first", "i8"), ("ready_size", "i8"), ("out_queue", "f8"), ("in_queue", "f8"),
+    ("ready_first", "i8"), ("ready_size", "i8"), ("out_queue", "f8"), ("in_queue", "f8"), ("unit", "i4"), ("unit_left", "i8"),
 ])  # fmt: skip
 CHANGE = np.dtype([("device", "i4"), ("category", "i1"), ("op", "i4"), ("time", "f8"), ("delta", "i8")])
 
 
 class Scheduler(NamedTuple):
-    """How a device chooses: by ready time, by `rank` (lowest first), or by `score` plus `weight` per device it wakes."""
+    """How a device chooses: by ready time, by `rank` (lowest first), or by `score` plus `weight` per device it wakes.
+
+    By unit: by rank, and no op before all ops of lower units of its device have ended. Unit `unit[i]` of op i is counted from
+    0 on each device; device d has units of `unit_size[unit_ptr[d]:unit_ptr[d + 1]]` ops.
+    """
 
     mode: int
     rank: Any
@@ -58,6 +62,9 @@ class Scheduler(NamedTuple):
     wake_ptr: Any
     wake_device: Any
     wake_weight: float
+    unit: Any = np.zeros(0, np.int32)
+    unit_ptr: Any = np.zeros(1, np.int64)
+    unit_size: Any = np.zeros(0, np.int64)
 
 
 class State(NamedTuple):
@@ -266,6 +273,23 @@ def _prepare(ops: Any, devices: Any, log: Any, size: Any) -> None:
 
 
 @njit(cache=True)
+def _enter_unit(d: int, unit: int, devices: Any, scheduler: Scheduler) -> None:
+    """Device `d` works on this unit from now on."""
+    at = scheduler.unit_ptr[d] + unit
+    devices[d].unit = unit
+    devices[d].unit_left = scheduler.unit_size[at] if at < scheduler.unit_ptr[d + 1] else 0
+
+
+@njit(cache=True)
+def _begin_units(ops: Any, devices: Any, scheduler: Scheduler) -> None:
+    """Every device begins with its first unit."""
+    for i in range(len(ops) - 1):
+        ops[i].unit = scheduler.unit[i]
+    for d in range(len(devices)):
+        _enter_unit(d, 0, devices, scheduler)
+
+
+@njit(cache=True)
 def _run(state: State, links: Links, scheduler: Scheduler, keep_log: bool) -> Any:
     ops, tensors, devices = state.ops, state.tensors, state.devices
     n, mode = len(ops) - 1, scheduler.mode
@@ -274,8 +298,10 @@ def _run(state: State, links: Links, scheduler: Scheduler, keep_log: bool) -> An
     event_time, event_code = np.empty(n + 2 * len(sends) + 1), np.empty(n + 2 * len(sends) + 1, np.int64)
     ready_key, ready_op = np.empty(n), np.empty(n, np.int64)
     size = np.zeros(2, np.int64)  # events, log entries
-    ready, events = Ready(ready_key, ready_op, mode == BY_RANK), Events(event_time, event_code, size)
+    ready, events = Ready(ready_key, ready_op, mode in (BY_RANK, BY_UNIT)), Events(event_time, event_code, size)
     _prepare(ops, devices, log, size)
+    if mode == BY_UNIT:
+        _begin_units(ops, devices, scheduler)
     for i in range(n):
         if ops[i].missing == 0:
             _make_ready(i, 0.0, ops, devices, ready)
@@ -288,6 +314,12 @@ def _run(state: State, links: Links, scheduler: Scheduler, keep_log: bool) -> An
                 op = _take_most_wanted(d, devices, ready_op, scheduler)
             else:
                 op = ready_op[devices[d].ready_first]
+                if mode == BY_UNIT:
+                    if ops[op].unit != devices[d].unit:
+                        continue  # an op of an earlier unit is still to come
+                    devices[d].unit_left -= 1
+                    if devices[d].unit_left == 0:
+                        _enter_unit(d, devices[d].unit + 1, devices, scheduler)
                 devices[d].ready_size = pop(ready_key, ready_op, devices[d].ready_first, devices[d].ready_size)
             devices[d].running = True
             ops[op].start, ops[op].end = now, now + ops[op].duration

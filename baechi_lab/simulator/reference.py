@@ -24,9 +24,16 @@ class ReferenceResult:
 
 
 def simulate_reference(
-    graph: OpGraph, cluster: Cluster, device: Sequence[int], key: Callable[[int, float], float] | None = None
+    graph: OpGraph,
+    cluster: Cluster,
+    device: Sequence[int],
+    key: Callable[[int, float], float] | None = None,
+    unit: Sequence[int] | None = None,
 ) -> ReferenceResult:
-    """Simulate; `key(op, ready time)` orders ready ops, lowest first (default: ready time); ties by op index."""
+    """Simulate; `key(op, ready time)` orders ready ops, lowest first (default: ready time); ties by op index.
+
+    With `unit`, the position of each op's unit on its device, no op starts before those of lower units have ended.
+    """
     cost, rule = durations(graph, cluster), key or (lambda op, ready: ready)
     cost = cost + _overheads(graph, cluster, device)[:, None]
     result, held = ReferenceResult(peak=[0] * cluster.n), [0] * cluster.n
@@ -40,6 +47,13 @@ def simulate_reference(
     events: list[
         tuple[float, int, int, int]
     ] = []  # time, kind (0 op end, 1 transfer end, 2 receive start), tensor or op, target
+
+    waiting = [[0] * (max(unit or [0]) + 1) for _ in range(cluster.n)]  # ops per device and unit that have not started
+    for i in range(graph.n):
+        waiting[device[i]][unit[i] if unit else 0] += 1
+
+    def may_start(d: int, i: int) -> bool:
+        return unit is None or not any(waiting[d][: unit[i]])
 
     def hold(d: int, amount: int) -> None:
         held[d] += amount
@@ -101,8 +115,9 @@ def simulate_reference(
     now = 0.0
     while True:
         for d in range(cluster.n):
-            if not busy[d] and ready[d]:
+            if not busy[d] and ready[d] and may_start(d, ready[d][0][1]):
                 _, i = heapq.heappop(ready[d])
+                waiting[d][unit[i] if unit else 0] -= 1
                 busy[d] = True
                 result.start[i], result.end[i] = now, now + float(cost[i, d])
                 hold(d, int(sum(graph.tensor_bytes[t] for t in graph.outputs(i))) + int(graph.temp_bytes[i]))

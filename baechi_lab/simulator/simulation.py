@@ -6,17 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UnknownNameError
+from ..errors import InvalidInput, UnknownNameError
 from ..graph import Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers, Violation
 from ..graph.arguments import check_records
 from ..graph.units import format_bytes, format_us
 from . import kernel
 from .memory_rules import MEMORY_RULES, edge_memory
+from .pipelined import InUnits, Pipelined, pipelined
 from .schedulers import make_scheduler
 
 
 def simulate(
-    graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: Any = None, *, memory_rule: str = "tensors"
+    graph: OpGraph,
+    cluster: Cluster,
+    placement: Placement,
+    scheduler: Any = None,
+    *,
+    memory_rule: str = "tensors",
+    micro_batches: int | None = None,
+    schedule: Any = None,
 ) -> Timeline:
     """Simulate one step of `graph` under `placement`.
 
@@ -29,33 +37,70 @@ def simulate(
         scheduler: "fifo", "planned", "pct", "msr" or a scheduler object; by default "planned" where the placement has
             an order or priorities, else "fifo".
         memory_rule: "tensors", or "edges" for equation 2 of paper C; see `baechi_lab.simulator.memory_rules`.
+        micro_batches: the step consists of so many, each one run of `graph`: what is simulated is
+            `bl.unroll(graph, micro_batches)`, whose ops the timeline has. Without a schedule devices choose as ever.
+        schedule: the order in which devices work on (stage, micro-batch, F | B | W) units: "gpipe", "1f1b",
+            "interleaved-1f1b", "zb-h1", "zb-h2", "zb-auto", "zb-v", or an order as text or `Schedule`. Each device of the
+            placement is a stage, or several where the schedule has several. `micro_batches` is 1 if not given.
 
     Returns:
-        A simulated Timeline. Memory above a device's limit is a `Violation` in it, never an error.
+        A simulated Timeline. Memory above a device's limit is a `Violation` in it, never an error. With micro-batches,
+        `info["micro_batch"]` says the micro-batch of every op (-1 for what is done once) and, with a schedule,
+        `info["schedule"]` its text and `info["unit"]` the position of every op's unit on its device.
 
     Raises:
-        InvalidInput: the placement was made for another graph or names a device that the cluster lacks.
-        UnknownNameError: no such scheduler or memory rule.
+        InvalidInput: the placement was made for another graph or names a device that the cluster lacks; its stages
+            form no pipeline, or none that the schedule can work on; the schedule blocks itself.
+        UnknownNameError: no such scheduler, schedule or memory rule.
 
     >>> from baechi_lab import Cluster, Link, OpGraph, Placement
     >>> g = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 2)])
     >>> c = Cluster.uniform(2, memory_bytes=100, link=Link(4.0, 0.0), comm="parallel")
     >>> simulate(g, c, Placement(device=[0, 0, 1, 0])).makespan_us
     28.0
+    >>> chain = OpGraph.from_edges([2, 3], [(0, 1, 1)])
+    >>> simulate(chain, c, Placement(device=[0, 1]), micro_batches=4).makespan_us    # 2 + 4 + 4 * 3
+    18.0
     """
     if memory_rule not in MEMORY_RULES:
         raise UnknownNameError.of("memory rule", memory_rule, MEMORY_RULES)
     check_records(graph=graph, cluster=cluster, placement=placement)
-    placed = placement.checked(graph, cluster.n)
-    timeline = _timeline(graph, cluster, placed, *_run(graph, cluster, placed, scheduler, keep_log=True))
+    if micro_batches is None and schedule is None:
+        placed, info = placement.checked(graph, cluster.n), {}
+    else:
+        step = _pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
+        graph, placed, info = step.graph, step.placement, step.info
+        scheduler = scheduler if schedule is None else InUnits(step)
+    state, sends, log = _run(graph, cluster, placed, scheduler, keep_log=True)
+    timeline = _timeline(graph, cluster, placed, state, sends, log, info)
     return edge_memory(graph, cluster, timeline) if memory_rule == "edges" else timeline
 
 
+def _pipelined(
+    graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: Any, micro_batches: Any, schedule: Any
+) -> Pipelined:
+    if schedule is not None and scheduler is not None:
+        raise InvalidInput(
+            f"scheduler is {scheduler!r} and schedule is {schedule!r}; a schedule leaves devices nothing to choose: give one"
+        )
+    return pipelined(graph, cluster, placement, 1 if micro_batches is None else micro_batches, schedule)
+
+
 def makespan_and_peak(
-    graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: Any = None
+    graph: OpGraph,
+    cluster: Cluster,
+    placement: Placement,
+    scheduler: Any = None,
+    *,
+    micro_batches: int | None = None,
+    schedule: Any = None,
 ) -> tuple[float, Any]:
     """Only the makespan in microseconds and peak bytes int64[devices]: what a search needs per evaluation."""
-    state, _, _ = _run(graph, cluster, placement.checked(graph, cluster.n), scheduler, keep_log=False)
+    placed = placement.checked(graph, cluster.n)
+    if micro_batches is not None or schedule is not None:
+        step = _pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
+        graph, placed, scheduler = step.graph, step.placement, scheduler if schedule is None else InUnits(step)
+    state, _, _ = _run(graph, cluster, placed, scheduler, keep_log=False)
     return float(state.ops["end"].max(initial=0.0)), state.devices["peak"].copy()
 
 
@@ -65,7 +110,9 @@ def _run(graph: OpGraph, cluster: Cluster, placed: Placement, scheduler: Any, ke
     return state, *kernel.run(state, cluster.latency_us, cluster.us_per_byte, cluster.comm, chosen, keep_log)
 
 
-def _timeline(graph: OpGraph, cluster: Cluster, placed: Placement, state: Any, sends: Any, log: Any) -> Timeline:
+def _timeline(
+    graph: OpGraph, cluster: Cluster, placed: Placement, state: Any, sends: Any, log: Any, info: dict[str, Any]
+) -> Timeline:
     ops = state.ops[:-1]
     return Timeline(
         op=np.arange(graph.n, dtype=np.int32),
@@ -90,6 +137,7 @@ def _timeline(graph: OpGraph, cluster: Cluster, placed: Placement, state: Any, s
         tensor_producer=graph.tensor_producer,
         tensor_bytes=graph.tensor_bytes,
         violations=_violations(graph, cluster, placed, state.devices),
+        info=info,
     )
 
 

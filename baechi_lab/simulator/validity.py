@@ -6,6 +6,7 @@ them; transfer queues are replayed from the production times, memory is rebuilt 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -25,7 +26,9 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     """Every broken rule of `timeline` for `placement` of `graph`, an empty tuple when it is valid.
 
     Tests: each op once, on its device, for its duration; precedence; one op at a time; no idling beside a ready
-    op; transfer rules of the cluster's communication mode; memory; colocation; allowed devices.
+    op; transfer rules of the cluster's communication mode; memory; colocation; allowed devices. A timeline of several
+    micro-batches is checked on the unrolled graph, `bl.unroll(graph, micro_batches)`; where it followed a schedule, an op
+    is ready only when all earlier units of its device have ended, and the units are those of the schedule's text.
 
     Args:
         graph, cluster, placement: what was simulated.
@@ -202,7 +205,40 @@ def _precedence(
         yield Violation("precedence", message, int(placed.device[i]), float(start[i]), i)
     ready = np.zeros(graph.n)
     np.maximum.at(ready, graph.consumers, there)
+    if "unit" in timeline.info:
+        yield from _units(graph, cluster, placed, timeline, start, end, ready, slack)
     yield from _idling(graph, cluster, placed, start, end, ready, slack)
+
+
+def _units(
+    graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, start: NDArray[Any], end: NDArray[Any],
+    ready: NDArray[Any], slack: float,
+) -> Iterator[Violation]:  # fmt: skip
+    """Devices work unit by unit, as the schedule's text says; raises `ready` to the end of all earlier units."""
+    unit = np.asarray(timeline.info["unit"])
+    if unit.shape != (graph.n,) or graph.micro_batch is None:
+        yield Violation("order", f"the timeline has units for {len(unit)} ops; the graph has {graph.n} and is no step")
+        return
+    lines = [line.split() for line in str(timeline.info["schedule"]).splitlines()]
+    homes = list(dict.fromkeys(np.asarray(timeline.info["stage_device"]).tolist()))
+    for d in range(cluster.n):
+        mine = np.flatnonzero(placed.device == d)
+        mine = mine[np.argsort(unit[mine], kind="stable")]
+        last = np.maximum.accumulate(np.r_[0.0, end[mine]])
+        before = last[np.searchsorted(unit[mine], unit[mine], side="left")]
+        for k in np.flatnonzero(start[mine] < before - slack).tolist():
+            i = int(mine[k])
+            message = (
+                f"op {graph.names[i]!r} starts at {start[i]} us; an earlier unit of its device ends at {before[k]} us"
+            )
+            yield Violation("order", message, d, float(start[i]), i)
+        ready[mine] = np.maximum(ready[mine], before)
+        words = lines[homes.index(d)] if d in homes else []
+        said = [-1, *(int(re.split("[FBW]", word)[1]) for word in words)]
+        for i in mine[(unit[mine] > 0) & (unit[mine] < len(said))].tolist():
+            if said[unit[i]] != graph.micro_batch[i]:
+                message = f"op {graph.names[i]!r} runs in unit {words[unit[i] - 1]} of another micro-batch"
+                yield Violation("order", message, d, float(start[i]), i)
 
 
 def _idling(

@@ -1,5 +1,6 @@
 """Unrolling: what is copied, what is done once, what is added, and what it costs."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.passes.roles import BACKWARD, FORWARD, SETUP, UPDATE, roles
-from baechi_lab.passes.unroll import unroll, us_per_byte_moved
+from baechi_lab.passes.unroll import micro_batch_size, unroll, us_per_byte_moved
 
 DATA = Path(__file__).parents[2] / "data"
 W, X, MUL, LOSS, GRAD, SUM, CLIP, RATE, APPLY = range(9)
@@ -176,7 +177,8 @@ def test_a_batch_that_is_a_constant_is_still_a_batch():
 def test_profiled_tensorflow_graphs(name):
     graph = bl.load_graph(DATA / f"{name}.json.gz")
     role, count = roles(graph), 3
-    made = unroll(graph, count)
+    with pytest.warns(UserWarning, match="statistics") if "inception" in name else nullcontext():
+        made = unroll(graph, count)
     each = (role == FORWARD) | (role == BACKWARD)
     sums = [i for i in range(made.n) if made.op_types[i] == "Accumulate"]
     assert made.n == count * each.sum() + (~each).sum() + len(sums)
@@ -221,3 +223,21 @@ def test_bad_input(step):
         unroll("graph", 2)
     with pytest.raises(bl.InvalidInput, match="belong together"):
         step.replace(copy_of=np.arange(9))
+
+
+def test_batch_statistics_are_warned_of():
+    graph = bl.OpGraph.from_edges(
+        [1.0, 1.0], [(0, 1, 8)], op_types=["BatchNorm2d", "BatchNorm2dBackward"], forward_of=[-1, 0]
+    )
+    with pytest.warns(UserWarning, match="op 'op0' normalises by the statistics of its batch"):
+        bl.unroll(graph, micro_batches=2)
+    bl.unroll(graph, micro_batches=1)
+    bl.unroll(bl.OpGraph.from_edges([1.0], op_types=["BatchNorm2d"]), micro_batches=2)
+
+
+def test_a_batch_that_does_not_divide():
+    assert micro_batch_size(24, 8) == 3
+    with pytest.raises(bl.InvalidInput, match="batch_size is 30; it must be a multiple of micro_batches, which is 8"):
+        micro_batch_size(30, 8)
+    with pytest.raises(bl.InvalidInput, match="batch_size is 0"):
+        micro_batch_size(0, 8)

@@ -2,6 +2,7 @@
 
 from .backward import with_backward
 from .graphs import chain, fork_join, layered_dag, random_dag
+from .pipelines import pipeline
 from .recurrent import gnmt, unrolled_rnn
 
-__all__ = ["chain", "fork_join", "gnmt", "layered_dag", "random_dag", "unrolled_rnn", "with_backward"]
+__all__ = ["chain", "fork_join", "gnmt", "layered_dag", "pipeline", "random_dag", "unrolled_rnn", "with_backward"]

@@ -1,0 +1,248 @@
+"""A step of several micro-batches: the unrolled graph, and the order in which a schedule has devices work on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput
+from ..graph import Cluster, OpGraph, Placement
+from ..graph.costs import placed_durations
+from ..graph.kernels.csr import distinct, offsets
+from ..passes.unroll import ACCUMULATE, check_micro_batches, unroll
+from . import kernel
+from .schedulers.base import NO_COLUMN, NO_DEVICES, NO_POINTERS
+from .schedules import KINDS, Schedule, ScheduleRule, Setting, Unit, ZbAuto, make_rule, make_schedule
+from .stages import END, START, B, F, Stages, W, stages_of
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Pipelined:
+    """An unrolled graph with its placement, and under a schedule the unit of every op.
+
+    `unit` int32[n]: position of the op's unit in the order of its device (0: what runs before all micro-batches).
+    """
+
+    graph: OpGraph
+    placement: Placement
+    schedule: Schedule | None = None
+    stages: Stages | None = None
+    unit: NDArray[np.int32] | None = None
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the timeline says of it."""
+        out: dict[str, Any] = {"micro_batch": self.graph.micro_batch}
+        if self.schedule is None or self.stages is None:
+            return out
+        return out | {"schedule": str(self.schedule), "unit": self.unit, "stage_device": self.stages.device}
+
+
+def pipelined(
+    graph: OpGraph, cluster: Cluster, placement: Placement, micro_batches: Any, schedule: Any = None
+) -> Pipelined:
+    """Unroll `graph`; with a schedule, find the stages of the placement and the units of all ops.
+
+    `schedule`: a name, a rule, a `Schedule` or its text; None lets devices choose as they do without micro-batches.
+
+    Raises `InvalidInput` as `bl.simulate` does.
+    """
+    check_micro_batches(micro_batches)
+    placed = placement.checked(graph, cluster.n)
+    whole = unroll(graph, micro_batches)
+    if schedule is None:
+        return Pipelined(whole, placed.on(whole))
+    chosen = Schedule.parse(schedule) if isinstance(schedule, str) and "F0" in schedule else schedule
+    rule = None if isinstance(chosen, Schedule) else make_rule(chosen)
+    stages = stages_of(graph, cluster, placed.device, _shape(chosen) if rule is None else rule.shape)
+    if rule is None:
+        made: Schedule = chosen
+        made.check(stages.line.tolist(), micro_batches, stages.training)
+    else:
+        made = _made(rule, graph, cluster, placed, stages, micro_batches)
+    check_units(graph, stages, made)
+    unit = _units(whole, stages, made, placed.device)
+    return Pipelined(whole, placed.on(whole), made, stages, unit)
+
+
+def _shape(schedule: Schedule) -> str:
+    """How the stages of a given order lie on the devices."""
+    home = {unit.stage: d for d, order in enumerate(schedule.orders) for unit in order}
+    several = len(home) > len(schedule.orders)
+    if several and home.get(len(schedule.orders)) == len(schedule.orders) - 1:
+        return "v"
+    return "loop" if several else "chain"
+
+
+def _made(
+    rule: ScheduleRule, graph: OpGraph, cluster: Cluster, placed: Placement, stages: Stages, count: int
+) -> Schedule:
+    return make_schedule(rule, setting_of(graph, cluster, placed, stages, count, room=isinstance(rule, ZbAuto)))
+
+
+# -- what a schedule is told ------------------------------------------------------------------------------------------
+
+
+def setting_of(
+    graph: OpGraph, cluster: Cluster, placed: Placement, stages: Stages, micro_batches: int, room: bool = True
+) -> Setting:
+    """Costs of the stages; `room` False leaves out memory, for schedules that do not look at it."""
+    device, s = placed.device, stages.count
+    took = placed_durations(graph, cluster, device)
+    part, stage = stages.part, stages.stage
+
+    def total(kind: int) -> NDArray[np.float64]:
+        mine = part == kind
+        return np.bincount(stage[mine], took[mine], s).astype(np.float64)
+
+    send, back = _sends(graph, cluster, device, stages)
+    held, kept = _held(graph, device, stages)
+    free = _room(graph, cluster, placed, stages, held) if room else np.full(len(set(stages.line.tolist())), np.inf)
+    return Setting(
+        tuple(stages.line.tolist()), int(micro_batches), total(F), total(B), total(W), send, back, held, kept, free,
+        stages.training,
+    )  # fmt: skip
+
+
+def _sends(graph: OpGraph, cluster: Cluster, device: NDArray[Any], stages: Stages) -> tuple[Any, Any]:
+    """float64[S - 1] each: microseconds from a stage to the next and back; the dearest tensor, or the sum in queues."""
+    send, back = np.zeros(max(stages.count - 1, 0)), np.zeros(max(stages.count - 1, 0))
+    a, b = stages.stage[graph.edge_source].astype(np.int64), stages.stage[graph.consumers].astype(np.int64)
+    edges = np.flatnonzero((a >= 0) & (b >= 0) & (np.abs(a - b) == 1))
+    x, y = device[graph.edge_source[edges]], device[graph.consumers[edges]]
+    cost = cluster.latency_us[x, y] + cluster.us_per_byte[x, y] * graph.tensor_bytes[graph.edge_tensor[edges]]
+    _, first = np.unique(np.stack([graph.edge_tensor[edges], b[edges]], axis=1), axis=0, return_index=True)
+    join = np.maximum if cluster.comm == "parallel" else np.add
+    for side, ahead in ((send, True), (back, False)):
+        chosen = first[(a[edges[first]] < b[edges[first]]) == ahead]
+        join.at(side, np.minimum(a, b)[edges[chosen]], cost[chosen])
+    return send, back
+
+
+def _held(graph: OpGraph, device: NDArray[Any], stages: Stages) -> tuple[Any, Any]:
+    """float64[S] each: bytes that a stage holds of a micro-batch after its F, and between its B and its W."""
+    held, kept = np.zeros(stages.count), np.zeros(stages.count)
+    part, stage = stages.part, stages.stage
+    # A tensor is on its producer's device from that unit on, and on a reader's device from the reader's first unit on.
+    producer = graph.tensor_producer
+    own = np.stack([np.arange(graph.tensor_count), device[producer], part[producer], stage[producer]], axis=1)
+    reads = np.stack(
+        [graph.edge_tensor, device[graph.consumers], part[graph.consumers], stage[graph.consumers]], axis=1
+    )
+    reads = reads[(part[graph.edge_source] == F) | (part[graph.edge_source] == B)]
+    uses = np.concatenate([own[(part[producer] == F) | (part[producer] == B)], reads]).astype(np.int64)
+    if not len(uses):
+        return held, kept
+    uses = uses[uses[:, 3] >= 0]
+    key = (uses[:, 0] * (int(device.max()) + 1) + uses[:, 1]) * stages.count + uses[:, 3]
+    groups, inverse = np.unique(key, return_inverse=True)
+    low, high = np.full(len(groups), W), np.full(len(groups), F)
+    np.minimum.at(low, inverse, uses[:, 2])
+    np.maximum.at(high, inverse, uses[:, 2])
+    size, s = graph.tensor_bytes[groups // stages.count // (int(device.max()) + 1)], groups % stages.count
+    np.add.at(held, s, np.where((low == F) & (high > F), size, 0))
+    np.add.at(kept, s, np.where((low <= B) & (high == W), size, 0))
+    return held, kept
+
+
+def _room(graph: OpGraph, cluster: Cluster, placed: Placement, stages: Stages, held: Any) -> NDArray[np.float64]:
+    """float64[p]: bytes for activations: the limit less what one micro-batch takes besides those that it holds."""
+    from .simulation import makespan_and_peak
+
+    _, peak = makespan_and_peak(graph, cluster, placed.replace(order=None, priority=None))
+    line = stages.line
+    room = np.zeros(int(line.max(initial=-1)) + 1)
+    own = np.bincount(line, held, len(room))
+    for d, where in zip(line.tolist(), stages.device.tolist(), strict=True):
+        room[d] = float(cluster.memory_bytes[where] - peak[where]) + own[d]
+    return np.maximum(room, 0.0)
+
+
+# -- from a schedule to what devices follow ---------------------------------------------------------------------------
+
+
+def _kind(part: int, splits: bool) -> str:
+    """The unit that a part belongs to: without W units, the whole backward pass is B."""
+    return "F" if part == F else "W" if part == W and splits else "B"
+
+
+def check_units(graph: OpGraph, stages: Stages, schedule: Schedule) -> None:
+    """Dry run with what the ops of every unit really read, which may be more than a chain of stages demands.
+
+    Raises `InvalidInput` when the schedule blocks itself.
+    """
+    a, b = graph.edge_source, graph.consumers
+    inside = (stages.stage[a] >= 0) & (stages.stage[b] >= 0)
+    pairs = np.stack([stages.stage[a], stages.part[a], stages.stage[b], stages.part[b]], axis=1)[inside]
+    needs: dict[tuple[int, str], set[tuple[int, str]]] = {}
+    for s, part, t, reader in np.unique(pairs, axis=0).tolist():
+        source, target = (s, _kind(part, schedule.splits)), (t, _kind(reader, schedule.splits))
+        if source != target:
+            needs.setdefault(target, set()).add(source)
+    units = {(u.stage, u.kind) for order in schedule.orders for u in order}
+    for target, sources in needs.items():
+        if target in units and not sources <= units:
+            raise InvalidInput(f"the schedule has no unit for {sorted(sources - units)[0]}, which {target} waits for")
+    schedule.check_deadlock(
+        lambda unit: [Unit(s, k, unit.micro_batch) for s, k in sorted(needs.get((unit.stage, unit.kind), ()))]
+    )
+
+
+def _units(whole: OpGraph, stages: Stages, schedule: Schedule, device: NDArray[Any]) -> NDArray[np.int32]:
+    """int32[n]: the position of every op's unit on its device: 0 first, then the schedule's, then what runs last."""
+    origin, batch = np.asarray(whole.copy_of), np.asarray(whole.micro_batch)
+    count = int(batch.max(initial=-1)) + 1
+    splits = schedule.splits
+    position = np.zeros((stages.count, 5, max(count, 1)), dtype=np.int64)
+    for order in schedule.orders:
+        for k, unit in enumerate(order, 1):
+            position[unit.stage, 1 + KINDS.index(unit.kind), unit.micro_batch] = k
+    if not splits:
+        position[:, W] = position[:, B]
+    part, stage = stages.part[origin].astype(np.int64), stages.stage[origin]
+    added = np.array([t == ACCUMULATE for t in whole.op_types], dtype=np.bool_)
+    part[added & (part == B)] = W
+    if stages.training:
+        part[added & (part == F)] = W
+    last = 1 + max((len(order) for order in schedule.orders), default=0)
+    found = np.where(part == END, last, 0)
+    inside = (part != START) & (part != END)
+    found[inside] = position[stage[inside], part[inside], batch[inside]]
+    return found.astype(np.int32)
+
+
+@dataclass(frozen=True)
+class InUnits:
+    """A scheduler: every device works through its units in order; within one by the plan, else by op index.
+
+    Where the schedule does not split the backward pass, gradients of weights come before those of inputs, as far as the
+    graph allows: what the stage before waits for leaves at the end of the unit, as where a stage's backward pass is
+    one call.
+    """
+
+    pipeline: Pipelined
+
+    def prepare(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> kernel.Scheduler:
+        """The arrays by which devices choose."""
+        unit, device = np.asarray(self.pipeline.unit, dtype=np.int64), placement.device.astype(np.int64)
+        schedule, stages = self.pipeline.schedule, self.pipeline.stages
+        urgent = np.zeros(graph.n, dtype=np.int64)
+        if schedule is not None and stages is not None and not schedule.splits:
+            urgent = (stages.part[np.asarray(graph.copy_of)] == B).astype(np.int64)
+        planned = np.zeros(graph.n) if placement.rank is None else placement.rank
+        order = np.lexsort((np.arange(graph.n), planned, urgent, unit))
+        rank = np.empty(graph.n)
+        rank[order] = np.arange(graph.n)
+        width = int(unit.max(initial=0)) + 1
+        used = distinct(device * width + unit)  # units without ops are left out
+        number = np.searchsorted(used, device * width + unit)
+        first = offsets(used // width, cluster.n)
+        return kernel.Scheduler(
+            kernel.BY_UNIT, rank, NO_COLUMN, NO_POINTERS, NO_DEVICES, 0.0,
+            (number - first[device]).astype(np.int32), first, np.bincount(number, minlength=len(used)),
+        )  # fmt: skip

@@ -1,0 +1,56 @@
+"""Schedules of pipelines: in which order every device works on (stage, micro-batch, F | B | W) units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import InvalidInput, UnknownNameError
+from .base import SHAPES, ScheduleRule, Setting
+from .gpipe import GPipe
+from .interleaved import Interleaved
+from .one_f_one_b import OneFOneB
+from .schedule import KINDS, Schedule, Unit
+from .zb_auto import ZbAuto
+from .zb_h1 import ZbH1
+from .zb_h2 import ZbH2
+from .zb_v import ZbV
+
+__all__ = [
+    "KINDS", "RULES", "SHAPES", "GPipe", "Interleaved", "OneFOneB", "Schedule", "ScheduleRule", "Setting", "Unit", "ZbAuto",
+    "ZbH1", "ZbH2", "ZbV", "list_schedules", "make_rule", "make_schedule",
+]  # fmt: skip
+
+RULES: dict[str, type[ScheduleRule]] = {
+    rule.name: rule for rule in (GPipe, OneFOneB, Interleaved, ZbH1, ZbH2, ZbAuto, ZbV)
+}
+
+
+def list_schedules() -> dict[str, str]:
+    """Every schedule with its one line.
+
+    >>> list(list_schedules())
+    ['gpipe', '1f1b', 'interleaved-1f1b', 'zb-h1', 'zb-h2', 'zb-auto', 'zb-v']
+    """
+    return {name: (rule.__doc__ or "").strip().splitlines()[0] for name, rule in RULES.items()}
+
+
+def make_rule(schedule: Any) -> ScheduleRule:
+    """The rule of that name; a rule passes through. `UnknownNameError` suggests the nearest."""
+    if isinstance(schedule, ScheduleRule):
+        return schedule
+    if not isinstance(schedule, str):
+        raise InvalidInput(f"schedule is {schedule!r}; it must be a name ({', '.join(RULES)}) or a Schedule")
+    if schedule not in RULES:
+        raise UnknownNameError.of("schedule", schedule, RULES)
+    return RULES[schedule]()
+
+
+def make_schedule(rule: ScheduleRule, setting: Setting) -> Schedule:
+    """The orders of a rule for a pipeline, checked; for inference without B and W."""
+    rule.check_shape(setting.stage_device)
+    orders = rule.orders(setting)
+    if not setting.training:
+        orders = [[unit for unit in order if unit[1] == "F"] for order in orders]
+    made = Schedule.of(orders)
+    made.check(setting.stage_device, setting.micro_batches, setting.training)
+    return made

@@ -1,0 +1,111 @@
+"""What every schedule rule is, and what it is told about the pipeline."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InvalidInput
+from ...params import Params
+
+Orders = list[list[tuple[int, str, int]]]
+Floats = NDArray[np.float64]
+
+SHAPES = {
+    "chain": "one stage on each device",
+    "loop": "stages that go round the devices in turn, equally many on each",
+    "v": "two stages on each device, going through the devices and back",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A pipeline of `S` stages on `p` devices, both counted along it, and what its stages cost per micro-batch.
+
+    `stage_device` int[S]. `forward_us`, `input_us`, `weight_us` float64[S]: F, B and W of each stage; `send_us`
+    float64[S - 1] from each stage to the next, and `return_us` back. `held_bytes` float64[S]: what a micro-batch's F
+    leaves in memory, of which `kept_bytes` remain between its B and its W. `room_bytes` float64[p]: what a device has
+    for them. `training`: is there a backward pass?
+    """
+
+    stage_device: tuple[int, ...]
+    micro_batches: int
+    forward_us: Floats
+    input_us: Floats
+    weight_us: Floats
+    send_us: Floats
+    return_us: Floats
+    held_bytes: Floats
+    kept_bytes: Floats
+    room_bytes: Floats
+    training: bool = True
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.stage_device)
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return max(self.stage_device, default=-1) + 1
+
+
+class ScheduleRule(Params):
+    """Subclass as a frozen dataclass; the docstring's first line is the listing. `shape` is one of `SHAPES`.
+
+    `splits`: are the gradients of weights units of their own?
+    """
+
+    name: ClassVar[str]
+    shape: ClassVar[str] = "chain"
+    splits: ClassVar[bool] = False
+
+    @abstractmethod
+    def orders(self, setting: Setting) -> Orders:
+        """Per device the units of training, in order; for inference B and W are left out afterwards."""
+
+    def check_shape(self, stage_device: tuple[int, ...]) -> None:
+        """Raise `InvalidInput` when the stages do not lie on the devices as this schedule needs them."""
+        stages, devices = len(stage_device), max(stage_device, default=-1) + 1
+        if not fits(self.shape, stage_device):
+            raise InvalidInput(
+                f"schedule {self.name!r} needs {SHAPES[self.shape]}; the placement has {stages} stages on {devices} devices"
+            )
+
+
+def fits(shape: str, stage_device: tuple[int, ...]) -> bool:
+    """Do the stages lie on the devices in this shape?"""
+    stages, devices = len(stage_device), max(stage_device, default=-1) + 1
+    round_trip = [*range(devices), *reversed(range(devices))]
+    wanted = {
+        "chain": list(range(stages)),
+        "loop": [s % max(devices, 1) for s in range(stages)],
+        "v": round_trip,
+    }[shape]
+    return list(stage_device) == wanted and (shape != "loop" or stages % max(devices, 1) == 0)
+
+
+def one_forward_one_backward(warm_up: int, forwards: list[int], stage: int) -> list[tuple[int, str, int]]:
+    """`warm_up` forwards, then a forward and a backward in turns, then the remaining backwards."""
+    order = [(stage, "F", m) for m in forwards[:warm_up]]
+    for k, m in enumerate(forwards[warm_up:]):
+        order += [(stage, "F", m), (stage, "B", forwards[k])]
+    return order + [(stage, "B", m) for m in forwards[max(len(forwards) - warm_up, 0) :]]
+
+
+def with_lagging_weights(order: list[tuple[int, str, int]], lag: int) -> list[tuple[int, str, int]]:
+    """Gradients of weights that lag `lag` micro-batches behind those of inputs; what is left over comes at the end."""
+    out: list[tuple[int, str, int]] = []
+    waiting: list[tuple[int, str, int]] = []
+    for unit in order:
+        out.append(unit)
+        if unit[1] == "B":
+            waiting.append((unit[0], "W", unit[2]))
+            if len(waiting) > lag:
+                out.append(waiting.pop(0))
+    return out + waiting

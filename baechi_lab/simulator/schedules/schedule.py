@@ -1,0 +1,129 @@
+"""Schedule: the order in which every device of a pipeline works on its units, as a record and as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...errors import FormatError, InvalidInput
+
+KINDS = "FBW"
+"""Forward, gradient of the inputs, gradient of the weights; where no unit is a W, B is the whole backward pass."""
+
+_UNIT = re.compile(r"(\d+)([FBW])(\d+)")
+
+
+class Unit(NamedTuple):
+    """What one stage does for one micro-batch: `0F3` is the forward pass of micro-batch 3 on stage 0."""
+
+    stage: int
+    kind: str
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One tuple of units per device of the pipeline, in the order in which it works.
+
+    Devices are counted along the pipeline: the first line belongs to the device of stage 0, the next to the device
+    that holds the next stage, and so on. The text has one line per device and parses back.
+
+    >>> print(Schedule.parse("0F0 0F1 0B0 0B1\\n1F0 1B0 1F1 1B1"))
+    0F0 0F1 0B0 0B1
+    1F0 1B0 1F1 1B1
+    """
+
+    orders: tuple[tuple[Unit, ...], ...]
+
+    @classmethod
+    def of(cls, orders: Iterable[Iterable[tuple[int, str, int]]]) -> Schedule:
+        """From (stage, kind, micro-batch) triples."""
+        return cls(tuple(tuple(Unit(*unit) for unit in order) for order in orders))
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """The schedule of a text; `FormatError` names the line and the word that is no unit."""
+        orders = []
+        for number, line in enumerate(text.strip().splitlines(), 1):
+            units = []
+            for word in line.split():
+                match = _UNIT.fullmatch(word)
+                if match is None:
+                    raise FormatError(
+                        f"schedule line {number} has {word!r}; a unit is a stage, F, B or W, and a micro-batch, as in 0F3"
+                    )
+                units.append(Unit(int(match[1]), match[2], int(match[3])))
+            orders.append(tuple(units))
+        return cls(tuple(orders))
+
+    def __str__(self) -> str:
+        return "\n".join(" ".join(map(str, order)) for order in self.orders)
+
+    @property
+    def splits(self) -> bool:
+        """Does it treat the gradient of weights as units of their own?"""
+        return any(unit.kind == "W" for order in self.orders for unit in order)
+
+    def check(self, stage_device: Sequence[int], micro_batches: int, training: bool = True) -> None:
+        """Refuse a schedule that does not do every unit once, on its stage's device, or that blocks itself.
+
+        `stage_device[s]`: the device of stage s, counted along the pipeline. Stages form a chain: F waits for F of the
+        stage before, B for B of the stage after (the last stage's for its F), W for B.
+
+        Raises `InvalidInput` naming the unit; for a dead-lock what waits for what.
+        """
+        kinds = ("FBW" if self.splits else "FB") if training else "F"
+        needed = {Unit(s, k, m) for s in range(len(stage_device)) for k in kinds for m in range(micro_batches)}
+        if len(self.orders) != max(stage_device, default=-1) + 1:
+            raise InvalidInput(
+                f"the schedule has {len(self.orders)} lines; the pipeline has {max(stage_device, default=-1) + 1} devices"
+            )
+        seen: set[Unit] = set()
+        for line, order in enumerate(self.orders):
+            for unit in order:
+                if unit not in needed or unit in seen or stage_device[unit.stage] != line:
+                    why = "twice" if unit in seen else "which is not its work" if unit in needed else "an unknown unit"
+                    raise InvalidInput(f"line {line + 1} of the schedule has {unit}, {why}")
+                seen.add(unit)
+        if seen != needed:
+            raise InvalidInput(f"the schedule lacks {min(needed - seen)}")
+        last = len(stage_device) - 1
+        self.check_deadlock(lambda unit: chain_needs(unit, last))
+
+    def check_deadlock(self, needs: object) -> None:
+        """Dry run: every device works through its order; `needs(unit)` lists the units that one waits for.
+
+        Raises `InvalidInput` when all devices wait.
+        """
+        done: set[Unit] = set()
+        at = [0] * len(self.orders)
+        moved = True
+        while moved:
+            moved = False
+            for d, order in enumerate(self.orders):
+                while at[d] < len(order) and all(x in done for x in needs(order[at[d]])):  # type: ignore[operator]
+                    done.add(order[at[d]])
+                    at[d] += 1
+                    moved = True
+        stuck = [d for d, order in enumerate(self.orders) if at[d] < len(order)]
+        if stuck:
+            unit = self.orders[stuck[0]][at[stuck[0]]]
+            missing = next(x for x in needs(unit) if x not in done)  # type: ignore[operator]
+            raise InvalidInput(
+                f"the schedule blocks itself: {unit} waits for {missing}, whose device waits as well (dead-lock)"
+            )
+
+
+def chain_needs(unit: Unit, last: int) -> list[Unit]:
+    """What a unit of a chain of stages 0 .. `last` waits for."""
+    stage, kind, batch = unit
+    if kind == "F":
+        return [Unit(stage - 1, "F", batch)] if stage else []
+    if kind == "W":
+        return [Unit(stage, "B", batch)]
+    return [Unit(stage, "F", batch)] + ([Unit(stage + 1, "B", batch)] if stage < last else [])

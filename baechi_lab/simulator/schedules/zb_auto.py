@@ -1,0 +1,202 @@
+"""`zb-auto`: an order for the stages' own durations, within the devices' memory (after Qi et al. 2023, arXiv:2401.10241,
+section 3.1).
+
+A list schedule over all devices at once. A free device does a B that is there (or will be, within `hold` times an F),
+else an F that is there and fits into memory; else, while it waits for the next of them, the oldest W that is left, if
+the wait is at least `patience` times as long as that W, or if only a W makes room. How good the result is depends on
+these two and on how many forwards a device may be ahead, and no value is best everywhere: all devices alike are tried
+first, then another patience on the last devices and more for the last `tail` micro-batches, then changes device by
+device and of a few devices at random (with a fixed seed). What is minimised is the length of the step plus the longest
+time from first to last unit of a device (the cost of a step in the paper, where steps overlap). The orders of zb-h1
+and zb-h2 compete where memory admits them.
+
+The paper's search orders the same choices by three yes-or-no rules, and adds an integer program that is not used here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph.kernels.jit import njit
+from .base import Floats, Orders, ScheduleRule, Setting
+from .zb_h1 import ZbH1
+from .zb_h2 import ZbH2
+
+PATIENCE = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, np.inf)
+HOLD = (0.0, 0.1)
+TAIL = (0, 2, 4)
+_WORK, _TRIES = 20_000_000, 1500
+"""Units times devices, and orders, that are planned at most after those with equal patience."""
+
+
+@dataclass(frozen=True)
+class ZbAuto(ScheduleRule):
+    """An order found for the stages' durations within the devices' memory, gradients of weights as filling."""
+
+    name = "zb-auto"
+    splits = True
+
+    def orders(self, setting: Setting) -> Orders:
+        if setting.stages == 0 or setting.micro_batches == 0:
+            return [[] for _ in range(setting.devices)]
+        return min(_candidates(setting), key=lambda found: found[0])[1]
+
+
+def _candidates(setting: Setting) -> Iterator[tuple[float, Orders]]:
+    zero, m = np.zeros(setting.stages), setting.micro_batches
+    free = _Choice(zero, zero, np.full(setting.stages, m))
+    for rule in (ZbH1(), ZbH2()):
+        given = rule.orders(setting)
+        if _fits(setting, given):
+            yield _planned(setting, free, _codes(given))[0], given
+    yield _searched(setting)
+
+
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    """What each device goes by, [p] each: see the module's text; `ahead` is the forwards before their Bs at most."""
+
+    patience: Floats
+    hold: Floats
+    ahead: NDArray[Any]
+    tail: int = 0
+
+    def on(self, device: int, patience: float, hold: float, ahead: int) -> _Choice:
+        """The same, changed on one device."""
+        made = _Choice(self.patience.copy(), self.hold.copy(), self.ahead.copy(), self.tail)
+        made.patience[device], made.hold[device], made.ahead[device] = patience, hold, max(ahead, 1)
+        return made
+
+
+def _searched(setting: Setting) -> tuple[float, Orders]:
+    """The best choice that is the same on all devices, then changed device by device, then on several at random."""
+    p, m = setting.stages, setting.micro_batches
+    from_end = p - 1 - np.arange(p)
+    aheads = [np.full(p, m), 2 * from_end + 1, 2 * from_end + 2, from_end + 1]
+    alike = [
+        _Choice(np.full(p, each), np.full(p, hold), ahead) for ahead in aheads for each in PATIENCE for hold in HOLD
+    ]
+    best = sorted(((_planned(setting, c)[0], k) for k, c in enumerate(alike)))[:5]
+    halves = [
+        _Choice(np.where(np.arange(p) < k, alike[i].patience, each), alike[i].hold, alike[i].ahead, tail)
+        for (_, i), k, each, tail in itertools.product(best, range(p), PATIENCE, TAIL)
+    ]
+    cost, choice = min(((_planned(setting, c)[0], c) for c in halves), key=lambda found: found[0])
+    rng = np.random.default_rng(0)
+    for k in range(0 if p == 1 else min(_WORK // (3 * m * p * p) + 1, _TRIES)):
+        changed = choice
+        for d in [k % p] if k < 2 * p * len(PATIENCE) else rng.integers(0, p, rng.integers(1, 4)).tolist():
+            ahead = int(changed.ahead[d] + rng.integers(-1, 2))
+            changed = changed.on(d, rng.choice(PATIENCE), rng.choice(HOLD), ahead)
+        found = _planned(setting, changed)[0]
+        if found < cost * (1 - 1e-12):
+            cost, choice = found, changed
+    cost, code = _planned(setting, choice)
+    return cost, _orders(code)
+
+
+def _fits(setting: Setting, orders: Orders) -> bool:
+    """Do the activations that this order holds fit into every device's room?"""
+    for s, order in enumerate(orders):
+        change = {
+            "F": setting.held_bytes[s],
+            "B": setting.kept_bytes[s] - setting.held_bytes[s],
+            "W": -setting.kept_bytes[s],
+        }
+        level = np.cumsum([change[kind] for _, kind, _ in order])
+        if level.max(initial=0.0) > setting.room_bytes[s]:
+            return False
+    return True
+
+
+def _codes(orders: Orders) -> NDArray[np.int8]:
+    """int8[p, 3 M]: 0, 1, 2 for F, B, W, as `_plan` follows them."""
+    return np.array([["FBW".index(kind) for _, kind, _ in order] for order in orders], dtype=np.int8)
+
+
+def _planned(setting: Setting, choice: _Choice, given: NDArray[np.int8] | None = None) -> tuple[float, Any]:
+    """Cost in microseconds and int8[p, 3 M] kinds of one list schedule, or of an order that is `given`."""
+    code, first, last = _plan(
+        setting.micro_batches, setting.forward_us, setting.input_us, setting.weight_us, setting.send_us,
+        setting.return_us, setting.held_bytes, setting.kept_bytes, setting.room_bytes, choice.patience, choice.hold,
+        choice.ahead.astype(np.int64), choice.tail, np.zeros((0, 0), dtype=np.int8) if given is None else given,
+    )  # fmt: skip
+    return float(last.max() + (last - first).max()), code
+
+
+def _orders(code: NDArray[np.int8]) -> Orders:
+    orders: Orders = []
+    for s, kinds in enumerate(code.tolist()):
+        count = [0, 0, 0]
+        orders.append([])
+        for k in kinds:
+            orders[s].append((s, "FBW"[k], count[k]))
+            count[k] += 1
+    return orders
+
+
+@njit(cache=True)
+def _plan(
+    count: int, forward: Any, inputs: Any, weights: Any, send: Any, back: Any, held: Any, kept: Any, room: Any,
+    patience: Any, hold: Any, ahead: Any, tail: int, given: Any,
+) -> Any:  # fmt: skip
+    """int8[p, 3 M] kinds in order, and float64[p] start of the first and end of the last unit per device."""
+    p = len(forward)
+    code = np.zeros((p, 3 * count), np.int8)
+    done = np.zeros((p, 3), np.int64)  # Fs, Bs, Ws
+    end = np.full((2, p, count), np.inf)  # of every F and B
+    free, first, level = np.zeros(p), np.zeros(p), np.zeros(p)
+    for _ in range(3 * p * count):
+        best, best_start, best_kind = -1, np.inf, 0
+        for s in range(p):
+            f, b, w = done[s]
+            made = f + b + w
+            if made == 3 * count:
+                continue
+            at_f = at_b = np.inf
+            if f < count:
+                at_f = 0.0 if s == 0 else end[0, s - 1, f] + send[s - 1]
+            if b < f:
+                at_b = end[0, s, b] if s == p - 1 else max(end[0, s, b], end[1, s + 1, b] + back[s])
+            now = free[s]
+            if len(given):
+                kind = given[s, made]
+                start = max(now, at_f) if kind == 0 else max(now, at_b) if kind == 1 else now if w < b else np.inf
+            else:
+                full = level[s] + held[s] > room[s] and f > w  # one micro-batch is always let in
+                if full or f - b >= ahead[s]:
+                    at_f = np.inf
+                soon = min(max(at_f, now), max(at_b, now))
+                prefers = max(at_b, now) <= max(at_f, now) + hold[s] * forward[s]
+                kind, start = (1, max(at_b, now)) if prefers else (0, max(at_f, now))
+                waits = (
+                    b < f and s < p - 1 and at_b == np.inf
+                )  # the next B is not begun: it is there then at the earliest
+                if waits:
+                    soon = min(soon, max(free[s + 1] + inputs[s + 1] + back[s], now))
+                enough = patience[s] if b < count - tail else max(patience[s], 1.0)
+                idle = b == count or (soon - now >= enough * weights[s] and enough < np.inf)
+                if w < b and start > now and (full or idle):
+                    kind, start = 2, now
+            if start < best_start:
+                best, best_start, best_kind = s, start, kind
+        if best < 0:  # a given order that blocks itself
+            free[:] = np.inf
+            break
+        s = best
+        if first[s] == 0.0 and done[s].sum() == 0:
+            first[s] = best_start
+        code[s, done[s].sum()] = best_kind
+        took = forward[s] if best_kind == 0 else inputs[s] if best_kind == 1 else weights[s]
+        free[s] = best_start + took
+        level[s] += held[s] if best_kind == 0 else kept[s] - held[s] if best_kind == 1 else -kept[s]
+        if best_kind < 2:
+            end[best_kind, s, done[s, best_kind]] = free[s]
+        done[s, best_kind] += 1
+    return code, first, free

@@ -1,0 +1,26 @@
+"""`zb-h1`: 1F1B with the gradient of weights as filling (Qi et al. 2023, arXiv:2401.10241, section 2.3).
+
+Backward is split in two: B, which the stage before waits for, and W, which nobody waits for. Forwards and Bs come in the
+order of 1F1B; stage s does the W of a micro-batch s micro-batches after its B, so that every device holds at most the
+p activations that 1F1B holds on its first, and has s Ws left to fill its tail: the bubble is (p - 1) (F + B - W).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .base import Orders, ScheduleRule, Setting, one_forward_one_backward, with_lagging_weights
+
+
+@dataclass(frozen=True)
+class ZbH1(ScheduleRule):
+    """1F1B whose gradients of weights fill the tail, in the memory of 1F1B's first stage."""
+
+    name = "zb-h1"
+    splits = True
+
+    def orders(self, setting: Setting) -> Orders:
+        every, p = list(range(setting.micro_batches)), setting.stages
+        return [
+            with_lagging_weights(one_forward_one_backward(min(len(every), p - 1 - s), every, s), s) for s in range(p)
+        ]

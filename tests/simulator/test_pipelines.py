@@ -1,0 +1,284 @@
+"""Steps of several micro-batches under a schedule: published numbers, memory, stages found in graphs, bad input."""
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.simulator.reference import simulate_reference
+from baechi_lab.simulator.schedules import RULES
+from baechi_lab.simulator.stages import END, START, B, F, W, stages_of
+
+
+def cluster(n, delay=0.0, memory=1 << 50, comm="parallel"):
+    return bl.Cluster.uniform(n, memory_bytes=memory, link=bl.Link(delay, 0.0), comm=comm)
+
+
+def by_stage(graph):
+    """A device per stage: op F3, B3, W3 on device 3."""
+    return bl.Placement(device=[int(name[1:]) for name in graph.names])
+
+
+def run(graph, machine, placed, count, schedule):
+    timeline = bl.simulate(graph, machine, placed, micro_batches=count, schedule=schedule)
+    assert bl.check(bl.unroll(graph, micro_batches=count), machine, placed, timeline) == ()
+    return timeline
+
+
+def longest_span(timeline):
+    """From the first to the last unit of the device that takes longest: the cost of a step in the zero-bubble paper."""
+    devices = range(len(timeline.device_names))
+    return max(
+        timeline.end_us[timeline.device == d].max() - timeline.start_us[timeline.device == d].min() for d in devices
+    )
+
+
+@pytest.mark.parametrize(("stages", "count", "idle"), [(4, 8, 3 / 11), (8, 24, 7 / 31), (4, 2, 3 / 5), (1, 5, 0.0)])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_equal_stages_idle_for_p_minus_1_of_m_plus_p_minus_1(stages, count, idle, schedule):
+    graph = bl.generators.pipeline([3.0] * stages, [6.0] * stages)
+    timeline = run(graph, cluster(stages), by_stage(graph), count, schedule)
+    assert timeline.makespan_us == pytest.approx((count + stages - 1) * 9.0)
+    assert timeline.idle_us / timeline.makespan_us == pytest.approx([idle] * stages)
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_peak_activations(count):
+    p, one = 4, 1000
+    graph = bl.generators.pipeline([3.0] * p, [6.0] * p, activation_bytes=one)
+    peak = {s: run(graph, cluster(p), by_stage(graph), count, s).peak_bytes.tolist() for s in ("gpipe", "1f1b")}
+    assert peak["gpipe"] == [count * one] * p
+    assert peak["1f1b"] == [min(count, p - s) * one for s in range(p)]
+
+
+@pytest.mark.parametrize(
+    ("loads", "one_f_one_b", "gpipe"),
+    [([8, 14, 18, 20], (600, 1080, 3960), (600, 1080, 3960)), ([21, 19, 5, 15], (573, 1077, 4101), (621, 1125, 4149))],
+)
+def test_the_smallest_period_is_not_the_shortest_step(loads, one_f_one_b, gpipe):
+    graph = bl.generators.pipeline([float(x) for x in loads], [2.0 * x for x in loads])
+    placed = by_stage(graph)
+    assert bl.throughput(graph, cluster(4), placed).period_us == 3 * max(loads)
+    for count, a, b in zip((8, 16, 64), one_f_one_b, gpipe, strict=True):
+        assert run(graph, cluster(4), placed, count, "1f1b").makespan_us == a
+        assert run(graph, cluster(4), placed, count, "gpipe").makespan_us == b
+
+
+TABLE_5 = [
+    (8, 24, (18.522, 18.086, 9.337), 0.601, (0.2431, 0.1585, 0.1083, 0.0433)),
+    pytest.param(16, 48, (11.347, 11.248, 8.132), 0.377, (0.2552, 0.1397, 0.0672, 0.0066), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("p", "count", "us", "delay", "published"), TABLE_5)
+def test_zero_bubble_table_5(p, count, us, delay, published):
+    """arXiv:2401.10241, Table 5; activations as there: a third of what F leaves stays between B and W."""
+    one = 3000
+    graph = bl.generators.pipeline(*([x] * p for x in us), activation_bytes=one - 1000, kept_bytes=1000)
+    found, peak = [], []
+    for schedule, room in (("1f1b", p), ("zb-h1", p), ("zb-h2", 2 * p), ("zb-auto", 2 * p)):
+        timeline = run(graph, cluster(p, delay, memory=room * one), by_stage(graph), count, schedule)
+        assert timeline.feasible
+        found.append(1 - count * sum(us) / longest_span(timeline))
+        peak.append(timeline.peak_bytes.max())
+    assert found[:2] == pytest.approx(published[:2], abs=5e-5)
+    assert found[2] <= published[2] + 5e-5 and found[3] <= published[3] + 5e-5
+    assert peak[0] <= p * one and peak[1] <= p * one and peak[3] <= 2 * p * one
+
+
+def test_zero_bubble_where_f_b_and_w_are_equal():
+    p, count = 4, 12
+    split = bl.generators.pipeline(*([[1.0] * p] * 3))
+    work = 3.0 * count
+    assert longest_span(run(split, cluster(p), by_stage(split), count, "zb-h2")) == work
+    assert run(split, cluster(p), by_stage(split), count, "zb-h2").makespan_us == work + p - 1
+    assert run(split, cluster(p), by_stage(split), count, "zb-auto").makespan_us == work + p - 1
+    assert run(split, cluster(p), by_stage(split), count, "zb-h1").makespan_us == work + p - 1
+    halves = bl.generators.pipeline(*([[1.0] * (2 * p)] * 3))
+    there_and_back = bl.Placement(device=[min(s, 2 * p - 1 - s) for s in range(2 * p)] * 3)
+    found = run(halves, cluster(p), there_and_back, count, "zb-v")
+    assert longest_span(found) == 2 * work and found.makespan_us == 2 * work + p - 1
+
+
+def test_interleaving_divides_the_bubble():
+    p, chunks, count = 4, 2, 8
+    whole = bl.generators.pipeline([2.0] * p, [4.0] * p)
+    parts = bl.generators.pipeline([1.0] * (p * chunks), [2.0] * (p * chunks))
+    placed = bl.Placement(device=[s % p for s in range(p * chunks)] * 2)
+    plain = run(whole, cluster(p), by_stage(whole), count, "1f1b").makespan_us
+    found = run(parts, cluster(p), placed, count, "interleaved-1f1b").makespan_us
+    assert plain - count * 6.0 == (p - 1) * 6.0
+    assert found - count * 6.0 == (p - 1) * 6.0 / chunks
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("comm", ["parallel", "sequential", "duplex"])
+def test_kernel_twin_and_check_agree(name, comm):
+    rng = np.random.default_rng(7)
+    for _ in range(4):
+        p, count = int(rng.integers(1, 4)), int(rng.integers(1, 6))
+        shape = RULES[name].shape
+        stages = p if shape == "chain" else 2 * p
+        graph = bl.generators.pipeline(
+            *rng.integers(1, 9, (3, stages)).astype(float), output_bytes=100, activation_bytes=50, kept_bytes=7,
+            parameter_bytes=1000,
+        )  # fmt: skip
+        home = [min(s, 2 * p - 1 - s) for s in range(stages)] if shape == "v" else [s % p for s in range(stages)]
+        placed = bl.Placement(device=home * 3)
+        machine = bl.Cluster.uniform(p, memory_bytes=1 << 20, link=bl.Link(0.5, 0.01), comm=comm)
+        timeline = run(graph, machine, placed, count, name)
+        whole = bl.unroll(graph, count)
+        device, unit = placed.on(whole).device, np.asarray(timeline.info["unit"])
+        later = np.array([n[0] == "B" and not RULES[name].splits for n in whole.names])
+        rank = np.lexsort((np.arange(whole.n), later, unit)).argsort()
+        twin = simulate_reference(whole, machine, device.tolist(), lambda i, _, r=rank: r[i], unit.tolist())
+        assert timeline.start_us.tolist() == [twin.start[i] for i in range(whole.n)]
+        assert timeline.peak_bytes.tolist() == twin.peak
+
+
+def test_check_finds_a_broken_order():
+    graph = bl.generators.pipeline([1.0, 1.0], [2.0, 2.0])
+    placed, machine, whole = by_stage(graph), cluster(2), bl.unroll(graph, 4)
+    timeline = bl.simulate(graph, machine, placed, micro_batches=4, schedule="1f1b")
+    eager = bl.simulate(graph, machine, placed, micro_batches=4)
+    assert bl.check(whole, machine, placed, eager) == ()
+    kinds = {v.kind for v in bl.check(whole, machine, placed, _with_info(eager, timeline.info))}
+    assert "order" in kinds
+    kinds = {v.kind for v in bl.check(whole, machine, placed, _with_info(timeline, {}))}
+    assert kinds == {"idling"}  # without its schedule the timeline waits for no reason
+    moved = {**timeline.info, "unit": np.roll(timeline.info["unit"], 1)}
+    assert bl.check(whole, machine, placed, _with_info(timeline, moved))
+
+
+def _with_info(timeline, info):
+    return bl.Timeline(**{**vars(timeline), "info": info})
+
+
+def test_the_timeline_says_what_it_followed():
+    graph = bl.generators.pipeline([1.0, 1.0], [2.0, 2.0])
+    timeline = bl.simulate(graph, cluster(2), by_stage(graph), micro_batches=2, schedule="gpipe")
+    assert timeline.info["schedule"] == "0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1"
+    assert [f"{n}:{m}" for n, m in zip(timeline.op_names, timeline.info["micro_batch"], strict=True)] == [
+        "F0/mb0:0", "F1/mb0:0", "B1/mb0:0", "B0/mb0:0", "F0/mb1:1", "F1/mb1:1", "B1/mb1:1", "B0/mb1:1",
+    ]  # fmt: skip
+    again = bl.simulate(graph, cluster(2), by_stage(graph), micro_batches=2, schedule=timeline.info["schedule"])
+    assert again.makespan_us == timeline.makespan_us
+
+
+def test_fewer_micro_batches_than_stages_report_the_bubble():
+    graph = bl.generators.pipeline([1.0] * 6, [2.0] * 6)
+    for schedule in ("gpipe", "1f1b", "zb-h1", "zb-h2"):
+        timeline = run(graph, cluster(6), by_stage(graph), 2, schedule)
+        assert timeline.idle_us / timeline.makespan_us == pytest.approx([5 / 7] * 6)
+
+
+def test_inference():
+    graph = bl.OpGraph.from_edges([2.0, 3.0], [(0, 1, 8)])
+    for schedule in ("gpipe", "1f1b", "zb-h1", "zb-auto"):
+        assert run(graph, cluster(2), bl.Placement(device=[0, 1]), 4, schedule).makespan_us == 2 + 4 * 3
+
+
+# -- stages ----------------------------------------------------------------------------------------------------------
+
+
+def test_b_is_what_the_next_stage_waits_for():
+    """Two layers per stage; each has a gradient of its input and one of its weights, and an update."""
+    names, fo, edges, types = [], [], [], []
+    for kind in "FBWU":
+        for layer in range(4):
+            names.append(f"{kind}{layer}")
+            fo.append({"F": -1, "U": -1}.get(kind, layer))
+            types.append({"F": "MatMul", "U": "ResourceApplyAdam"}.get(kind, "MatMulGrad"))
+    at = {name: k for k, name in enumerate(names)}
+    for layer in range(4):
+        edges += [(at[f"F{layer}"], at[f"{g}{layer}"], 16) for g in "BW"]
+        edges.append((at[f"W{layer}"], at[f"U{layer}"], 8))
+        if layer:
+            edges.append((at[f"F{layer - 1}"], at[f"F{layer}"], 12))
+            edges += [(at[f"B{layer}"], at[f"{g}{layer - 1}"], 12) for g in "BW"]
+    graph = bl.OpGraph.from_edges([1.0] * 16, edges, names=names, forward_of=fo, op_types=types)
+    device = np.array([0, 0, 1, 1] * 4)
+    found = stages_of(graph, cluster(2), device)
+    part = dict(zip(names, found.part.tolist(), strict=True))
+    assert {part[f"F{k}"] for k in range(4)} == {F} and {part[f"U{k}"] for k in range(4)} == {END}
+    assert [part[f"B{k}"] for k in (3, 2, 1)] == [B, B, B]
+    assert {part[f"W{k}"] for k in range(4)} == {W}
+    assert part["B0"] == B  # as other stages' B by type, and it feeds no update
+    assert found.stage.tolist() == [0, 0, 1, 1] * 3 + [-1] * 4
+    for schedule in ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-auto"):
+        run(graph, cluster(2, delay=0.5), bl.Placement(device=device), 5, schedule)
+
+
+def test_a_shared_weight_is_summed_at_the_end():
+    """The last stage adds up the gradients of a weight that the first uses too: nobody waits for that."""
+    edges = [(0, 1, 8), (1, 2, 8), (2, 3, 8), (3, 5, 9), (2, 4, 7), (4, 5, 8)]
+    graph = bl.OpGraph.from_edges(
+        [1.0] * 6, edges, names=["F0", "F1", "B1", "B0", "W1", "sum"], forward_of=[-1, -1, 1, 0, 1, 1]
+    )
+    placed = bl.Placement(device=[0, 1, 1, 0, 1, 1])
+    found = stages_of(graph, cluster(2), placed.device)
+    assert found.part.tolist() == [F, F, B, B, W, END]
+    run(graph, cluster(2), placed, 4, "1f1b")
+
+
+def test_variables_run_first_and_updates_last():
+    graph = bl.generators.unrolled_rnn(4, 2)
+    machine = bl.Cluster.uniform(2, memory_bytes=1 << 40)
+    device = np.array([int("layer1" in n or "projection" in n or "loss" in n) for n in graph.names])
+    device = device[np.where(graph.forward_of >= 0, graph.forward_of, np.arange(graph.n))]
+    for g in range(len(graph.colocation_names)):
+        members = np.flatnonzero(graph.colocation == g)
+        device[members] = device[members[0]]
+    found = stages_of(graph, machine, device)
+    assert found.count == 2
+    assert {graph.op_types[i] for i in np.flatnonzero(found.part == START)} == {"Variable"}
+    assert {graph.op_types[i] for i in np.flatnonzero(found.part == END)} >= {"Update"}
+    placed = bl.Placement(device=device)
+    for schedule in ("1f1b", "zb-h1"):
+        run(graph, machine, placed, 3, schedule)
+
+
+def test_several_stages_per_device_are_found():
+    graph = bl.generators.pipeline([1.0] * 6, [1.0] * 6, [1.0] * 6)
+    loop = stages_of(graph, cluster(3), np.array([2, 0, 1, 2, 0, 1] * 3), "loop")
+    assert loop.device.tolist() == [2, 0, 1, 2, 0, 1] and loop.line.tolist() == [0, 1, 2, 0, 1, 2]
+    assert loop.stage.tolist() == list(range(6)) * 3
+    there_and_back = stages_of(graph, cluster(3), np.array([0, 1, 2, 2, 1, 0] * 3), "v")
+    assert there_and_back.stage.tolist() == list(range(6)) * 3
+    assert stages_of(graph, cluster(6), np.arange(18) % 6, "loop").count == 6
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_placement_whose_stages_form_no_pipeline():
+    graph = bl.generators.pipeline([1.0] * 3, [1.0] * 3)
+    with pytest.raises(
+        bl.InvalidInput, match=r"no pipeline: the forward tensor 'F1:output' turns back from 'F1' \(stage 1"
+    ):
+        bl.simulate(graph, cluster(2), bl.Placement(device=[0, 1, 0] * 2), micro_batches=2, schedule="1f1b")
+    wrong = bl.Placement(device=[0, 1, 2, 1, 2, 0])  # B2, B1, B0 on devices 0, 2, 1
+    with pytest.raises(
+        bl.InvalidInput, match=r"the backward tensor 'B2:gradient' turns back from 'B2' \(stage 0, gpu:0\)"
+    ):
+        bl.simulate(graph, cluster(3), wrong, micro_batches=2, schedule="1f1b")
+
+
+def test_schedules_that_do_not_fit_the_stages():
+    graph = bl.generators.pipeline([1.0] * 4, [1.0] * 4)
+    with pytest.raises(bl.InvalidInput, match="no pipeline"):
+        bl.simulate(graph, cluster(4), by_stage(graph), micro_batches=4, schedule="zb-v")
+    with pytest.raises(bl.InvalidInput, match="the schedule has 1 lines; the pipeline has 4 devices"):
+        bl.simulate(graph, cluster(4), by_stage(graph), micro_batches=1, schedule="0F0 0B0")
+
+
+def test_one_sentence_each():
+    graph, machine = bl.generators.pipeline([1.0], [1.0]), cluster(1)
+    placed = bl.Placement(device=[0, 0])
+    with pytest.raises(bl.InvalidInput, match="micro_batches is 0"):
+        bl.simulate(graph, machine, placed, micro_batches=0, schedule="1f1b")
+    with pytest.raises(bl.UnknownNameError, match="unknown schedule 'pipe'; did you mean 'gpipe'"):
+        bl.simulate(graph, machine, placed, micro_batches=2, schedule="pipe")
+    with pytest.raises(bl.InvalidInput, match="a schedule leaves devices nothing to choose"):
+        bl.simulate(graph, machine, placed, "fifo", micro_batches=2, schedule="1f1b")
+    with pytest.raises(bl.InvalidInput, match="made for another graph"):
+        bl.simulate(graph, machine, bl.Placement(device=[0] * 7), micro_batches=2, schedule="1f1b")
