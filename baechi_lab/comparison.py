@@ -183,6 +183,8 @@ def _row(
 
     try:
         placement = place(prepared, cluster, placer)
+        if placement.info.get("interrupted"):  # an anytime placer takes Ctrl-C for the end of its search
+            raise KeyboardInterrupt
         timeline = simulate(graph, cluster, placement, scheduler)
     except ROW_ERRORS as error:
         text = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"

@@ -208,3 +208,16 @@ def test_simulated_and_measured_on_a_local_cluster():
     # The cluster is closed: every row says so, none is lost.
     gone = bl.compare(graph, local, ["single"], step=step, measure=True, steps=1, progress=False)
     assert gone["measured_us"].isna().all() and gone["error"].str.contains("does not answer").all()
+
+
+def test_ctrl_c_ends_a_comparison(monkeypatch):
+    """An anytime placer ends its search and answers; the comparison went on with the next."""
+    from baechi_lab.placers.search.rule import Search
+
+    def interrupted(self, graph, cluster):
+        return bl.Placement(device=[0] * graph.n, info={"interrupted": True})
+
+    monkeypatch.setattr(Search, "assign", interrupted)
+    graph = bl.OpGraph.from_edges([1, 2], [(0, 1, 4)])
+    with pytest.raises(KeyboardInterrupt):
+        bl.compare(graph, bl.Cluster.uniform(2), ["search", "single"], progress=False)

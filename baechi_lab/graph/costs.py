@@ -90,7 +90,6 @@ def allowed_devices(graph: OpGraph, cluster: Cluster) -> NDArray[np.bool_]:
         codes = (
             graph.allowed_sets[graph.allowed[op]] if graph.allowed[op] >= 0 else ("that its colocation group allows",)
         )
-        raise InfeasiblePlacement(
-            f"op {graph.names[op]!r} may run only on {', '.join(codes)}; the cluster has {', '.join(cluster.names)}"
-        )
+        only, has = (", ".join(x if x.isprintable() else repr(x) for x in names) for names in (codes, cluster.names))
+        raise InfeasiblePlacement(f"op {graph.names[op]!r} may run only on {only}; the cluster has {has}")
     return mask

@@ -68,7 +68,8 @@ def cluster_code(cluster: Cluster) -> str:
 
 def _link_code(link: Any) -> str:
     if isinstance(link, Link):
-        return f"bl.Link({link.latency_us!r}, {link.us_per_byte!r})"
+        overhead = f", overhead_us={link.overhead_us!r}" if link.overhead_us else ""
+        return f"bl.Link({link.latency_us!r}, {link.us_per_byte!r}{overhead})"
     return "[" + ", ".join("[" + ", ".join(_link_code(x) for x in row) + "]" for row in link) + "]"
 
 

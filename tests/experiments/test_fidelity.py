@@ -1,6 +1,9 @@
 """Overheads in the simulator's inputs, the report's figures by hand, and one small study for real."""
 
 import json
+import subprocess
+import sys
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,8 +13,16 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.executors.tensorflow import calibration
-from baechi_lab.executors.tensorflow.calibration import Calibration, calibrate, chain_step, hop_step, message_step
+from baechi_lab.executors.tensorflow.calibration import (
+    Calibration,
+    calibrate,
+    chain_step,
+    hop_step,
+    message_step,
+    process_seconds,
+)
 from baechi_lab.experiments.fidelity import Case, charged_graph, predicted_us, study, summarize_rows
+from baechi_lab.experiments.fidelity.others import Others, own_processes
 from baechi_lab.experiments.fidelity.report import Report, Row
 
 COSTS = Calibration(1.0, 100.0, bl.Link(5.0, 0.5), bl.Link(2.0, 0.25), bl.Link(10.0, 1.0), 1.0)
@@ -185,3 +196,37 @@ def test_a_small_study():
     assert random.transfers > 0 and random.predicted_us > single.predicted_us
     assert all(r.measured_us > 0 and r.predicted_us > 500 for r in report.rows)
     assert all(r.measured_low_us <= r.measured_us <= r.measured_high_us for r in report.rows)
+
+
+def _row(placement, busy, others=0.0, transfers=3):
+    return Row("m", placement, 1, transfers, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, busy, others)
+
+
+@pytest.mark.parametrize(
+    ("rows", "calibrated", "quiet"),
+    [
+        ([_row("single", 0.95, 0.02), _row("m-etf", 0.5, 0.03)], 0.95, True),
+        ([_row("single", 0.7), _row("m-etf", 0.9)], 0.95, False),
+        ([_row("m-etf", 0.9)], 0.6, False),  # without single, the calibration is the witness
+        ([_row("m-etf", 0.9, 0.4)], 0.95, False),  # and what other programs used
+        ([_row("random", 0.6, transfers=0)], 0.95, False),
+    ],
+)
+def test_other_programs_are_noticed(rows, calibrated, quiet):
+    assert summarize_rows(rows, calibrated).quiet is quiet
+
+
+def test_cpu_time_of_other_programs_is_counted_and_ones_own_is_not():
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            pids = [busy.pid]
+            theirs, both = Others(own_processes([])), Others(own_processes(pids))
+            spent = process_seconds(busy.pid)
+            while process_seconds(busy.pid) - spent < 0.5:
+                time.sleep(0.01)
+            noticed, ignored = theirs.share(), both.share()
+        finally:
+            busy.kill()
+    used = 0.5 / (time.monotonic() - theirs.began)
+    assert noticed > 0.5 * used  # /proc/stat counts in hundredths of a second
+    assert noticed - ignored > 0.5 * used

@@ -224,3 +224,22 @@ def test_what_is_no_record_is_named(name, bad):
                 **{x: bad if x == key else good[x] for x in needed},
                 **({"micro_batches": 2} if name == "unroll" else {}),
             )
+
+
+def test_names_in_foreign_graphs_are_texts(tmp_path):
+    node = {"id": 0, "supportedOnFpga": 1, "cpuLatency": 2.0, "fpgaLatency": 1.0, "size": 1, "isBackwardNode": 0}
+    (tmp_path / "p.json").write_text(json.dumps({"nodes": [{**node, "name": {"a": 1}}], "edges": []}))
+    with pytest.raises(bl.FormatError, match=r"nodes\[0\]\.name is"):
+        bl.load_graph(tmp_path / "p.json")
+
+
+def test_half_a_character_beside_a_number_out_of_range(tmp_path):
+    (tmp_path / "x.json").write_text('{"a": 1e400, "b": "\\ud800"}')
+    with pytest.raises(bl.FormatError, match="half of a character"):
+        bl.load_graph(tmp_path / "x.json")
+
+
+def test_a_device_name_of_two_lines_makes_no_message_of_two():
+    graph = bl.OpGraph.from_edges([1], allowed=[0], allowed_sets=(("a\nb",),))
+    with pytest.raises(bl.InfeasiblePlacement, match=r"may run only on 'a\\nb'; the cluster has gpu:0"):
+        bl.place(graph, bl.Cluster.uniform(1), "m-etf")

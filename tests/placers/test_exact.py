@@ -172,3 +172,34 @@ def test_the_callback_hears_of_progress_and_stops_the_proof():
     )
     assert len(seen) == 3 and seen[-1].bound_us > 0 and "s, " in str(seen[-1])
     assert simulate(graph, cluster, found).feasible
+
+
+@pytest.mark.parametrize(
+    "ending", ["sys.exit(9)", "print('{\"status\": ', end='', flush=True); os.kill(os.getpid(), 9)"]
+)
+def test_the_start_is_the_answer_when_the_solver_dies(monkeypatch, ending):
+    code = f"import os, sys; sys.stdin.readline(); {ending}"
+    monkeypatch.setattr("baechi_lab.placers.exact.process.isolated", lambda *ignored: [sys.executable, "-c", code])
+    graph = OpGraph.from_edges([3, 4, 5, 6, 7, 3], [(0, 2, 8), (1, 3, 8), (2, 4, 8), (3, 5, 8)])
+    cluster = Cluster.uniform(2, link=Link(1.5, 0.25))
+    placed = place(graph, cluster, "exact", time_limit=20)
+    assert simulate(graph, cluster, placed).feasible
+    if placed.info["status"] != "OPTIMAL":  # the bound alone may prove the start
+        assert "relaxed: DIED" in placed.info["solves"][0]
+        assert "the solver's process ended with code" in placed.info["solves"][0]
+    assert len(placed.info["solves"]) <= 1
+
+
+def test_an_interrupted_start_ends_the_proof(monkeypatch):
+    from baechi_lab.placers.search.rule import Search
+
+    found = Search.assign
+
+    def interrupted(self, *given):
+        placed = found(self, *given)
+        return placed.replace(info={**placed.info, "interrupted": True})
+
+    monkeypatch.setattr(Search, "assign", interrupted)
+    placed = place(OpGraph.from_edges([3, 4, 5], [(0, 2, 80)]), Cluster.uniform(2), "exact", time_limit=5)
+    assert placed.info["interrupted"]
+    assert not placed.info["solves"]

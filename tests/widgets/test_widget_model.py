@@ -52,6 +52,15 @@ def test_code_runs_and_gives_the_shown_numbers(diamond, pair):
     assert np.array_equal(scope["placed"].device, made.outcome.placement.device)
 
 
+@pytest.mark.parametrize("matrix", [False, True])
+def test_code_keeps_what_a_message_takes_of_the_processors(matrix):
+    link = bl.Link(3.0, 0.5, overhead_us=2.5)
+    cluster = bl.Cluster.uniform(2, link=link)
+    setting = Setting(cluster.replace(link=[[link, link], [bl.Link(1.0, 0.0), link]]) if matrix else cluster)
+    assert "overhead_us=2.5" in to_code(setting)
+    assert from_code(to_code(setting)).cluster == setting.cluster
+
+
 def test_code_of_a_model_is_eight_lines():
     setting = Setting(bl.Cluster.uniform(4), source="model:gnmt", batch_size=128)
     assert len(to_code(setting, export="placed_training").splitlines()) == 8

@@ -18,6 +18,8 @@ TARGET_ERROR = 0.15
 """Mean error that the study aims at."""
 CLEAR = 0.10
 """Placements whose measured times differ by more than this must be ranked right."""
+OTHERS = 0.15
+"""CPU seconds per second that other programs may use: services of an idle machine stay far below."""
 QUIET = 0.8
 """Share of the CPU below which a worker was disturbed too much for its times to count."""
 
@@ -28,7 +30,8 @@ class Row:
 
     `without_overheads_us` is what the simulator says from kernel times and wires alone; `compute_us` and
     `traced_compute_us` are the busiest device's kernels as profiled on worker 0 and as traced under the placement;
-    `message_us` is the overhead charged; `busy_share` is the CPU time of the busiest worker per time that passed.
+    `message_us` is the overhead charged; `busy_share` is the CPU time of the busiest worker per time that passed,
+    in the round where it was least; `others_share` that of all other programs, in the round where it was most.
     """
 
     model: str
@@ -44,6 +47,7 @@ class Row:
     message_us: float
     without_overheads_us: float
     busy_share: float
+    others_share: float = 0.0
 
     @property
     def error(self) -> float:
@@ -95,7 +99,7 @@ class Report:
     @property
     def summary(self) -> Summary:
         """The figures over all rows."""
-        return summarize_rows(self.rows)
+        return summarize_rows(self.rows, self.calibration.busy_share)
 
     def to_pandas(self) -> pandas.DataFrame:
         """One line per placement, times in milliseconds."""
@@ -116,6 +120,7 @@ class Report:
                 "without_overheads_ms": row.without_overheads_us / 1e3,
                 "of_single": row.measured_us / self._single_us(row.model),
                 "busy_share": row.busy_share,
+                "others_share": row.others_share,
             }
             for row in self.rows
         )
@@ -160,8 +165,9 @@ class Report:
         )
 
 
-def summarize_rows(rows: Sequence[Row]) -> Summary:
-    """Errors, pairs that differ by over 10 % and how many are ranked right, Spearman's rho per model."""
+def summarize_rows(rows: Sequence[Row], calibrated_share: float = 1.0) -> Summary:
+    """Errors, pairs that differ by over 10 % and how many are ranked right, Spearman's rho per model, and whether
+    other programs disturbed a row, or the calibration (its `busy_share`)."""
     errors = [abs(row.error) for row in rows]
     models = list(dict.fromkeys(row.model for row in rows))
     clear = right = 0
@@ -174,7 +180,9 @@ def summarize_rows(rows: Sequence[Row]) -> Summary:
                 if max(a.measured_us, b.measured_us) > (1 + CLEAR) * min(a.measured_us, b.measured_us):
                     clear += 1
                     right += (a.predicted_us < b.predicted_us) == (a.measured_us < b.measured_us)
-    quiet = all(row.busy_share >= QUIET for row in rows if row.placement == "single")
+    # Only a placement on one device never waits for messages; elsewhere a low share of its own says nothing.
+    alone = [row.busy_share for row in rows if row.placement == "single" or row.transfers == 0]
+    quiet = min([calibrated_share, *alone]) >= QUIET and all(row.others_share <= OTHERS for row in rows)
     mean, worst = (float(np.mean(errors)), float(np.max(errors))) if errors else (0.0, 0.0)
     return Summary(mean, worst, clear, right, correlation, quiet)
 

@@ -75,7 +75,10 @@ def load_report(path: str | os.PathLike[str]) -> Report:
         costs: dict[str, Any] = {
             key: Link(**value) if isinstance(value, dict) else value for key, value in part["calibration"].items()
         }
-        rows = tuple(Row(**{key: row[key] for key in Row.__dataclass_fields__}) for row in part["rows"])
+        rows = tuple(
+            Row(**{key: row[key] for key in Row.__dataclass_fields__ if key in row or key != "others_share"})
+            for row in part["rows"]
+        )
         return Report(rows, Calibration(**costs))
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{os.fspath(path)}: study is not complete: {error}") from error

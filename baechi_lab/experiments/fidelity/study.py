@@ -19,6 +19,7 @@ from ...placers import place
 from ...simulator import simulate
 from ...workers.client import Worker
 from .charging import charged_graph, predicted_us
+from .others import Others, own_processes
 from .report import Report, Row
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -108,19 +109,25 @@ def _study_case(
     graph = measured_graph(case.step, local, worker)
     placed = {name: place_for(name, graph, local, costs, seed) for name in placements}
     runs: dict[str, list[Run]] = {name: [] for name in placements}
-    share: dict[str, float] = {}
+    share, disturbed = dict.fromkeys(placed, np.inf), dict.fromkeys(placed, 0.0)
+    own = own_processes([*local.pids, worker.pid])
     bar = tqdm(total=rounds * len(placed), desc=case.name, unit="run", disable=not progress, leave=False)
     with bar:
         for index in range(rounds):
             # The order turns, so that no placement always follows the same one.
             for name in list(placed)[:: 1 if index % 2 == 0 else -1]:
+                others = Others(own)
                 before = [process_seconds(pid) for pid in local.pids]
                 run = run_placed(case.step, placed[name], local, worker, steps, graph)
                 spent = max(process_seconds(pid) - b for pid, b in zip(local.pids, before, strict=True))
-                share[name] = spent / max(sum(run.info["all_seconds"]), 1e-9)
+                share[name] = min(share[name], spent / max(sum(run.info["all_seconds"]), 1e-9))
+                disturbed[name] = max(disturbed[name], others.share())
                 runs[name].append(run)
                 bar.update()
-    return [_row(case.name, name, graph, placed[name], runs[name], local, costs, share[name]) for name in placed]
+    return [
+        _row(case.name, name, graph, placed[name], runs[name], local, costs, (share[name], disturbed[name]))
+        for name in placed
+    ]
 
 
 def measured_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = 5) -> OpGraph:
@@ -180,7 +187,7 @@ def random_placement(graph: OpGraph, local: LocalCluster, seed: int) -> Placemen
 
 def _row(
     model: str, name: str, graph: OpGraph, placed: Placement, runs: Sequence[Run], local: LocalCluster,
-    costs: Calibration, share: float,
+    costs: Calibration, shares: tuple[float, float],
 ) -> Row:  # fmt: skip
     """One line of the report: prediction, measurement, and where they part."""
     measured = summarize(np.concatenate([run.step_seconds for run in runs]))
@@ -201,5 +208,6 @@ def _row(
         traced_compute_us=busy,
         message_us=float(charged.duration_us.sum() - graph.duration_us.sum()),
         without_overheads_us=plain.makespan_us,
-        busy_share=share,
+        busy_share=shares[0],
+        others_share=shares[1],
     )

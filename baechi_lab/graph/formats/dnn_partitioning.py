@@ -55,6 +55,7 @@ def graph_from_partitioning(document: Mapping[str, Any], name: str) -> OpGraph:
     colours = [_field(x, "colorClass", "nodes", k, (int, str, type(None))) for k, x in enumerate(nodes)]
     for k, x in enumerate(nodes):
         _field(x, "isBackwardNode", "nodes", k, (bool, int), default=False)
+        _field(x, "name", "nodes", k, (str, int, type(None)))
     groups = {c: k for k, c in enumerate(dict.fromkeys(c for c in colours if c is not None))}
     on_cpu = [k for k, x in enumerate(nodes) if not _field(x, "supportedOnFpga", "nodes", k, (bool, int), default=True)]
     allowed = np.full(len(nodes), -1, dtype=np.int32)

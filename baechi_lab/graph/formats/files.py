@@ -241,7 +241,7 @@ HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 def _refuse_half_characters(document: Any) -> None:
     try:
-        _dumps(document).encode()
+        json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise FormatError(f"a text holds {error.object[error.start]!a}, which is half of a character") from error
 

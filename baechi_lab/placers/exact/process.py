@@ -23,6 +23,7 @@ from ...workers.isolated import die_with_parent, isolated
 
 ASK_SECONDS = 0.1
 """How often it is asked whether to stop."""
+DIED: dict[str, Any] = {"status": "DIED", "seconds": 0.0, "bound": None, "device": None, "order": None}
 STOPPED: dict[str, Any] = {"status": "STOPPED", "seconds": 0.0, "bound": None, "device": None, "order": None}
 
 
@@ -48,6 +49,7 @@ class SolverProcess:
         """Status, bound (units of the model), device and order of the best solution, seconds.
 
         Once `stop()`, asked now and then, is true, the process is ended and the answer is `STOPPED`.
+        Raises `ExecutionError` where the process ended by itself (killed for its memory, say).
         """
         line = json.dumps({**request, "graph": to_document(graph), "cluster": to_document(cluster)})
         source, sink = self.process.stdin, self.process.stdout
@@ -65,7 +67,10 @@ class SolverProcess:
             if stop():
                 return STOPPED
             reader.join(ASK_SECONDS)
-        reply: dict[str, Any] = json.loads(lines[0]) if lines and lines[0] else self._died()
+        try:
+            reply: dict[str, Any] = json.loads(lines[0])
+        except (IndexError, ValueError):  # nothing, or half a line
+            return self._died()
         return reply
 
     def _died(self) -> Any:

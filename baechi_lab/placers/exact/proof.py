@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import InfeasiblePlacement
+from ...errors import ExecutionError, InfeasiblePlacement
 from ...graph import Cluster, OpGraph, Placement, durations
 from ...graph.kernels.compiling import working_seconds
 from ...simulator import simulate
 from ...simulator.bounds import bounds
 from ..memory.packing import packing_proof
-from .process import SolverProcess
+from .process import DIED, SolverProcess
 from .progress import ExactProgress, ProofLimits
 from .times import CLOSE, longest_chain, scaled_times
 
@@ -33,7 +33,7 @@ class Proof:
 
     def __init__(self, params: ProofLimits, graph: OpGraph, cluster: Cluster, solver: SolverProcess):
         self.params, self.graph, self.cluster, self.solver = params, graph, cluster, solver
-        self.began, self.stopped = working_seconds(), False
+        self.began, self.stopped, self.interrupted = working_seconds(), False, False
         self.timeline: Any = None
         self.solves: list[str] = []
         self.bound = 0.0
@@ -57,7 +57,7 @@ class Proof:
         error = 0.0 if self.times.exact else longest_chain(self.graph, self.cluster) / self.times.scale
         info = {
             "status": "OPTIMAL" if proven else "FEASIBLE", "bound_us": self.bound, "gap": gap, "scale_error_us": error,
-            "solves": tuple(self.solves),
+            "solves": tuple(self.solves), "interrupted": self.interrupted,
         }  # fmt: skip
         return self.best.replace(info=info)
 
@@ -102,7 +102,10 @@ class Proof:
             callback=lambda found: self._stop() or self._within_bound(found.makespan_us),
         )  # fmt: skip
         try:
-            return search.assign(self.graph, self.cluster).replace(info={})
+            found = search.assign(self.graph, self.cluster)
+            self.interrupted = bool(found.info["interrupted"])  # Ctrl-C: the start is the answer
+            self.stopped = self.stopped or self.interrupted
+            return found.replace(info={})
         except InfeasiblePlacement as refused:
             if packing_proof(self.graph, self.cluster) is not None:
                 raise
@@ -131,11 +134,16 @@ class Proof:
 
     def _ask(self, strict: bool, horizon: int, hint: dict[str, Any]) -> dict[str, Any]:
         lowest = int(np.floor(self.bound * self.times.scale + ADDED))
-        answer = self.solver.solve(self.graph, self.cluster, {
+        request = {
             "strict": strict, "within_us": self.within, "horizon": horizon, "lowest": min(lowest, horizon),
             "seconds": max(self._left(), 0.01), "seed": self.params.seed, "workers": self.params.workers, **hint,
-        }, self._stop)  # fmt: skip
-        self.solves.append(f"{'strict' if strict else 'relaxed'}: {answer['status']}, {answer['seconds']:.2f} s")
+        }  # fmt: skip
+        try:
+            answer = self.solver.solve(self.graph, self.cluster, request, self._stop)
+        except ExecutionError as error:  # what is known without the solver is the answer
+            answer, self.stopped = {**DIED, "reason": str(error)}, True
+        why = f", {answer['reason']}" if "reason" in answer else ""
+        self.solves.append(f"{'strict' if strict else 'relaxed'}: {answer['status']}, {answer['seconds']:.2f} s{why}")
         return answer
 
     def _solve(self, strict: bool) -> None:
