@@ -82,6 +82,7 @@ ON_PURPOSE = {
     ("torch/__init__.py", "executors"),  # `bl.torch` names, when they are asked for, what lives in the stages' rooms
     ("torch/__init__.py", "exporters"),
     ("simulator/pipelined.py", "passes"),  # micro-batches are simulated in one call, on the unrolled graph
+    ("simulator/bounds/pipeline.py", "passes"),
     ("simulator/stages.py", "passes"),  # which ops are forward and backward is what `unroll` goes by
     ("placers/expert.py", "models"),  # an expert's placement belongs to the model that the expert knew
     ("placers/planner/reward.py", "executors"),  # the planner's reward may be a measured step, as in paper H

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput
-from ...graph import Cluster, OpGraph, allowed_devices, durations
+from ...graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ...graph.arguments import check_records
 from ...graph.kernels.compiling import working_seconds
 from ...graph.kernels.jit import HAS_NUMBA
@@ -16,6 +16,7 @@ from ..paths import heads_and_tails
 from .assignment import assignment
 from .merge import forced_merges
 from .paid import paid_bounds
+from .pipeline import period_bounds, step_bounds
 from .problem import REACH_OPS, merge_problem
 from .raised import raised
 
@@ -43,7 +44,16 @@ class Bounds(dict[str, float]):
         return max(self.values(), default=0.0)
 
 
-def bounds(graph: OpGraph, cluster: Cluster, effort: str = "normal", time_limit: float = 10.0) -> Bounds:
+def bounds(
+    graph: OpGraph,
+    cluster: Cluster,
+    effort: str = "normal",
+    time_limit: float = 10.0,
+    *,
+    micro_batches: int | None = None,
+    placement: Placement | None = None,
+    period: bool = False,
+) -> Bounds:
     """Lower bounds on the makespan of `graph` on `cluster`, in microseconds.
 
     "normal" effort takes milliseconds, "high" up to `time_limit` seconds more for the last four of these (of which
@@ -64,10 +74,16 @@ def bounds(graph: OpGraph, cluster: Cluster, effort: str = "normal", time_limit:
     - `forced-merges` (effort "high"): what every schedule within a makespan must do, up to a contradiction, with the
       colocation, separations and transfers that this forces (`bounds.merge`).
 
+    A step of several micro-batches obeys those of one micro-batch, and more: `all-work`, `same-device`, and for a given
+    placement `device-load` and `placed-path` (`bounds.pipeline`, proofs there; as for the period).
+
     Args:
         graph, cluster: what is to be placed, and where. No placement is asked for: the bounds hold for all of them.
         effort: "normal" or "high".
         time_limit: seconds for what "high" adds.
+        micro_batches: bound a step of so many runs of `graph`, under any schedule.
+        placement: with `micro_batches` (1 if not given), bound the step under this placement as well.
+        period: bound the period of `bl.throughput` instead, over all placements.
 
     Returns:
         A mapping from the name of each bound to microseconds; its `best` is the largest.
@@ -84,6 +100,13 @@ def bounds(graph: OpGraph, cluster: Cluster, effort: str = "normal", time_limit:
     check_records(graph=graph, cluster=cluster)
     if effort not in EFFORTS:
         raise InvalidInput(f"effort is {effort!r}; it must be one of {', '.join(EFFORTS)}")
+    if period:
+        if micro_batches is not None or placement is not None:
+            raise InvalidInput("period=True bounds endless micro-batches under any placement; give nothing beside it")
+        return Bounds(period_bounds(graph, cluster))
+    if micro_batches is not None or placement is not None:
+        count = 1 if micro_batches is None else micro_batches
+        return Bounds(bounds(graph, cluster, effort, time_limit) | step_bounds(graph, cluster, count, placement))
     if graph.n == 0:
         return Bounds({"critical-path": 0.0})
     table = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf)

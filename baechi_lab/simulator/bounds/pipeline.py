@@ -1,0 +1,102 @@
+"""Bounds on a step of several micro-batches, and on the period of endless ones.
+
+All copies of an op are on one device, the op's; so a set of ops that shares a device does so for all micro-batches.
+Placements with replicas are not covered: there copies are spread over devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import Cluster, OpGraph, Placement, allowed_devices, durations
+from ...graph.costs import placed_durations
+from ...passes.unroll import unroll
+from ..paths import heads_and_tails
+
+
+def step_bounds(
+    graph: OpGraph, cluster: Cluster, micro_batches: int, placement: Placement | None = None
+) -> dict[str, float]:
+    """Lower bounds in microseconds on a step of `micro_batches` runs of `graph`; every schedule obeys them.
+
+    - `all-work`: the work of the unrolled graph over total speed.
+    - `same-device`: the copies of an op, and of its colocation group, run on one device one after the other: after the
+      earliest that one of them can start, and before the least that follows one of them.
+
+    With a placement, bounds that hold for it alone:
+
+    - `device-load`: a device does all its work one op after the other, after the earliest start of one of its ops, and
+      the least that follows one of them comes after its last. Starts and ends by longest paths with transfers. For a
+      chain of stages with loads f and b that is max over s of sum_{j<s} (f_j + b_j) + M (f_s + b_s).
+    - `placed-path`: the longest path, transfers included.
+
+    >>> chain = OpGraph.from_edges([2, 3, 4], [(0, 1, 1), (1, 2, 1)])
+    >>> step_bounds(chain, Cluster.uniform(2), 5)["same-device"]    # 2 + 3 + 5 * 4
+    25.0
+    """
+    whole = unroll(graph, micro_batches)
+    if whole.n == 0:
+        return {"all-work": 0.0}
+    table = np.where(allowed_devices(whole, cluster), durations(whole, cluster), np.inf)
+    head, tail = heads_and_tails(whole, table.min(axis=1))
+    speed = cluster.speed
+    weights = (speed / speed.sum(), np.full(len(speed), 1.0 / len(speed)))
+    unit = _together(whole)
+    count = int(unit.max()) + 1
+    total = np.stack([np.bincount(unit, table[:, d], count) for d in range(cluster.n)], axis=1).min(axis=1)
+    found = {
+        "all-work": max(float(np.min(table * w, axis=1).sum()) for w in weights),
+        "same-device": float((_least(unit, head, count) + total + _least(unit, tail, count)).max()),
+    }
+    return found if placement is None else found | _placed(whole, cluster, placement)
+
+
+def period_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
+    """Lower bounds in microseconds on the period of `bl.throughput` over all placements without replicas.
+
+    - `all-work`: a period in which every device works all the time does total speed times its length of work.
+    - `same-device`: the ops of a colocation group, or one op, load one device.
+
+    Both hold with `sum=True` as well, where transfers only add to loads.
+
+    >>> period_bounds(OpGraph.from_edges([2, 3, 4], [(0, 1, 1), (1, 2, 1)]), Cluster.uniform(2))
+    {'all-work': 4.5, 'same-device': 4.0}
+    """
+    if graph.n == 0:
+        return {"all-work": 0.0}
+    table = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf)
+    weights = (cluster.speed / cluster.speed.sum(), np.full(cluster.n, 1.0 / cluster.n))
+    unit = _together(graph)
+    total = np.stack([np.bincount(unit, table[:, d]) for d in range(cluster.n)], axis=1).min(axis=1)
+    return {
+        "all-work": max(float(np.min(table * w, axis=1).sum()) for w in weights),
+        "same-device": float(total.max()),
+    }
+
+
+def _together(graph: OpGraph) -> NDArray[np.int64]:
+    """int64[n]: colocation group, or else the original op; renumbered without gaps."""
+    own = np.arange(graph.n) if graph.copy_of is None else graph.copy_of
+    groups = len(graph.colocation_names)
+    return np.unique(np.where(graph.colocation >= 0, graph.colocation, groups + own), return_inverse=True)[1]
+
+
+def _least(unit: NDArray[Any], values: NDArray[Any], count: int) -> NDArray[np.float64]:
+    found = np.full(count, np.inf)
+    np.minimum.at(found, unit, values)
+    return found
+
+
+def _placed(whole: OpGraph, cluster: Cluster, placement: Placement) -> dict[str, float]:
+    device = placement.checked(whole, cluster.n).device
+    took = placed_durations(whole, cluster, device)
+    a, b = device[whole.edge_source], device[whole.consumers]
+    cost = cluster.latency_us[a, b] + cluster.us_per_byte[a, b] * whole.tensor_bytes[whole.edge_tensor]
+    head, tail = heads_and_tails(whole, took, cost)
+    load = np.bincount(device, took, cluster.n)
+    used = np.bincount(device, minlength=cluster.n) > 0
+    bound = (_least(device, head, cluster.n) + load + _least(device, tail, cluster.n))[used]
+    return {"device-load": float(bound.max()), "placed-path": float((head + took + tail).max())}
