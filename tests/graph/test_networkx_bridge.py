@@ -1,5 +1,7 @@
 """networkx and back without loss."""
 
+import contextlib
+
 import networkx as nx
 import pytest
 from hypothesis import given, settings
@@ -177,3 +179,28 @@ def test_one_tensor_has_one_size():
     graph.add_edge("a", "c", size_bytes=9, tensor="x")
     with pytest.raises(bl.CostError, match="'x' of op 'a' has 8 bytes on one edge and 9"):
         bl.OpGraph.from_networkx(graph)
+
+
+ODD = (
+    None, [], {}, "x", "", -1, 1.5, 10**400, 2**63, 2**53 + 1, float("nan"), float("inf"), True, "\ud800", {"a": 1},
+    ["gpu", 3], [None], {"a": 10**400}, (1, 2), b"x", {1: 2}, object(),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
+def test_odd_attributes_are_one_sentence_or_taken(value):
+    keys = {
+        "node": ("name", "op_type", "duration_us", "duration_by_kind", "temp_bytes", "persistent_bytes", "colocation_group",
+                 "allowed", "forward_of", "unread", "outputs"),
+        "edge": ("size_bytes", "tensor", "tensors"),
+        "graph": ("name", "colocation_groups", "allowed_sets", "group_of", "source_key"),
+    }  # fmt: skip
+    for where, names in keys.items():
+        for key in names:
+            given = nx.DiGraph()
+            given.add_node("a", duration_us=1.0)
+            given.add_node("b", duration_us=2.0)
+            given.add_edge("a", "b", size_bytes=4)
+            {"node": given.nodes["a"], "edge": given.edges["a", "b"], "graph": given.graph}[where][key] = value
+            with contextlib.suppress(bl.BaechiLabError):
+                bl.OpGraph.from_networkx(given)

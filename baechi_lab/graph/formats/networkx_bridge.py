@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import CostError, CycleError, InvalidInput, UnknownOpError
+from ..columns import finite, texts, whole
 from ..kernels.csr import offsets
 from ..opgraph import OpGraph, default_tensor_names
 
@@ -113,8 +114,8 @@ def from_networkx(graph: networkx.DiGraph, name: str | None = None) -> OpGraph:
     nodes: dict[Hashable, int] = {node: i for i, node in enumerate(graph.nodes)}
     attributes = [graph.nodes[node] for node in nodes]
     names = [str(a.get("name", node)) for node, a in zip(nodes, attributes, strict=True)]
-    groups = {str(x): k for k, x in enumerate(graph.graph.get("colocation_groups", ()))}
-    sets = {tuple(x): k for k, x in enumerate(graph.graph.get("allowed_sets", ()))}
+    groups = {x: k for k, x in enumerate(texts("colocation_groups", graph.graph.get("colocation_groups", ())))}
+    sets = {_allowed(x): k for k, x in enumerate(_listed("allowed_sets", graph.graph.get("allowed_sets", ())))}
     columns: dict[str, Any] = {
         "duration_us": [_duration(a, f"node {x!r}") for x, a in zip(names, attributes, strict=True)],
         "duration_by_kind": _by_kind(names, attributes),
@@ -125,12 +126,12 @@ def from_networkx(graph: networkx.DiGraph, name: str | None = None) -> OpGraph:
     }
     for key in ("temp_bytes", "persistent_bytes"):
         given = [_optional_bytes(a, key, f"node {x!r}") for x, a in zip(names, attributes, strict=True)]
-        columns[key] = np.array(given, dtype=np.int64)
+        columns[key] = whole(key, given)
     for key in ("colocation", "allowed"):
         columns[key] = np.array(columns[key], dtype=np.int32)
     for key in ("group_of", "copy_of", "micro_batch"):
         if key in graph.graph:
-            columns[key] = np.array(graph.graph[key], dtype=np.int32)
+            columns[key] = whole(key, graph.graph[key], np.int32)
     return OpGraph(
         names=tuple(names),
         colocation_names=tuple(groups),
@@ -156,7 +157,9 @@ def _tensors(graph: networkx.DiGraph, nodes: Mapping[Hashable, int], names: Sequ
             for key, size in _edge_tensors(data, f"edge {names[op]!r} -> {names[nodes[target]]!r}")
         ]
         attributes = graph.nodes[node]
-        outputs = _outputs(edges, attributes.get("unread", {}), attributes.get("outputs", ()), names[op])
+        outputs = _outputs(
+            edges, attributes.get("unread", {}), _listed("outputs", attributes.get("outputs", ())), names[op]
+        )
         first = len(labels)
         slot = {key: first + k for k, key in enumerate(outputs)}
         by_size = {size: first + k for k, (key, size) in enumerate(outputs.items()) if isinstance(key, int)}
@@ -174,7 +177,7 @@ def _tensors(graph: networkx.DiGraph, nodes: Mapping[Hashable, int], names: Sequ
     default = default_tensor_names(made)
     return {
         "tensor_producer": made,
-        "tensor_bytes": np.array(sizes, dtype=np.int64),
+        "tensor_bytes": whole("size_bytes", sizes),
         "consumer_ptr": offsets(count, len(rows)),
         "consumers": np.array([op for row in rows for op in row], dtype=np.int32),
         "tensor_names": default if tuple(labels) == default else tuple(labels),
@@ -228,7 +231,10 @@ def _forward_of(names: Sequence[str], attributes: Sequence[Any], nodes: Mapping[
         target = given.get("forward_of")
         if target is None:
             continue
-        at = nodes.get(target, index.get(str(target)))
+        try:
+            at = nodes.get(target, index.get(str(target)))
+        except TypeError:  # a list or a mapping: no node
+            at = None
         if at is None:
             raise UnknownOpError(f"forward_of of node {names[i]!r} is {target!r}; the graph has no such node or name")
         found[i] = at
@@ -236,6 +242,10 @@ def _forward_of(names: Sequence[str], attributes: Sequence[Any], nodes: Mapping[
 
 
 def _by_kind(names: Sequence[str], attributes: Sequence[Any]) -> dict[str, Any]:
+    for name, given in zip(names, attributes, strict=True):
+        if not isinstance(given.get("duration_by_kind", {}), Mapping):
+            said = f"duration_by_kind of node {name!r} is {given['duration_by_kind']!r:.60}"
+            raise InvalidInput(f"{said}; it must map device kinds to microseconds")
     kinds = sorted({str(kind) for a in attributes for kind in a.get("duration_by_kind", ())})
     out: dict[str, Any] = {}
     for kind in kinds:
@@ -253,7 +263,13 @@ def _code(value: Any, table: dict[Any, int], convert: Any) -> int:
 
 
 def _allowed(value: Any) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
+    return (value,) if isinstance(value, str) else texts("allowed", value)
+
+
+def _listed(field: str, value: Any) -> Sequence[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise InvalidInput(f"{field} is {value!r:.60}; it must be a list")
+    return value
 
 
 def _duration(data: Mapping[str, Any], where: str) -> float:
@@ -277,4 +293,6 @@ def _number(value: Any, where: str, kind: type) -> Any:
         raise CostError(f"{where} is {value!r:.60}; it must be a number")
     if kind is int and (value != value or value in (float("inf"), float("-inf")) or value != int(value)):
         raise CostError(f"{where} is {value}; it must be a finite whole number of bytes")
+    if kind is float and isinstance(value, int) and finite(value) is None:
+        raise CostError(f"{where} is {str(value)[:60]}; it is too large for a float64")
     return kind(value)

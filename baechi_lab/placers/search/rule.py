@@ -69,11 +69,12 @@ class Search(Placer):
 
     Args:
         time_limit: seconds, without those of compiling at the first use; 0 returns the start.
-        evaluations: simulations, for results that do not depend on the machine.
+        evaluations: simulations, for results that do not depend on the machine; they do depend on `workers`, each of
+            which follows a chain of its own with its share of them.
         start: a placement, a placer's name, or None for the best of the fast rules.
         schedulers: "fifo", "planned" (priorities are searched too), or both.
         objective: "makespan", or "p90": the 90th percentile under errors of the profile of `error` (0.2: +-20 %).
-        workers: threads.
+        workers: threads; another number of them searches elsewhere.
         callback: called with a `Progress` now and then; returning True stops the search.
         numbers: the `SearchParameters` that it works with; None: `SEARCH`, those that were tuned.
     """
