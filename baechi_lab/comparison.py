@@ -40,6 +40,9 @@ def compare(
     passes: Sequence[Any] | None = None,
     forward_only: bool | str = "auto",
     scheduler: Any = None,
+    micro_batches: int | None = None,
+    schedule: Any = None,
+    batch_size: int | None = None,
     step: Step | None = None,
     measure: bool = False,
     steps: int = 20,
@@ -58,7 +61,9 @@ def compare(
         common: keywords that are left over (`seed=0`, `time_limit=5`) go to the placers that have such a parameter.
         passes, forward_only: None places the graph as it is. With passes, for example `("colocation", "coplacement",
             "fusion")`, it is optimized first as in `bl.optimize`; groups are placed, the original graph is simulated.
-        scheduler: as in `bl.simulate`.
+        scheduler, micro_batches, schedule: as in `bl.simulate`; with micro-batches `graph` is one of them. Placers with
+            parameters of these names get them.
+        batch_size: samples of a whole step, which `micro_batches` must divide; adds the column `samples_per_second`.
         step, measure, steps: with `measure=True` every feasible placement of `step` is also run for `steps` steps, all
             of them in turns.
         backend, workers: where, as in `bl.execute`: on the attached devices, or on the TensorFlow servers at `workers`,
@@ -89,14 +94,15 @@ def compare(
     cluster, local = split_cluster(cluster)
     check_records(graph=graph, cluster=cluster)
     Simulate(scheduler)  # refuses an unknown name here, not in every row
-    chosen = _chosen(DEFAULT_PLACERS if placers is None else placers, params or {}, common)
+    pipeline = _pipeline(micro_batches, schedule, batch_size)
+    chosen = _chosen(DEFAULT_PLACERS if placers is None else placers, params or {}, {**pipeline, **common})
     prepared = _optimized(graph, cluster, passes, forward_only)
-    bound = _lower_bound(graph, cluster)
+    bound = _lower_bound(graph, cluster, pipeline.get("micro_batches"))
     rows: list[dict[str, Any]] = []
     runnable: dict[int, Placement] = {}
     for label, placer in tqdm(chosen, desc="comparing placers", delay=1, disable=not progress, leave=False):
         _compile(placer)
-        row, placement = _row(graph, prepared, cluster, placer, scheduler)
+        row, placement = _row(graph, prepared, cluster, placer, scheduler, pipeline)
         if placement is not None and row["feasible"]:
             runnable[len(rows)] = placement
         rows.append({"placer": label, "lower_bound_us": bound, **row})
@@ -105,8 +111,20 @@ def compare(
         for k, columns in measure_rows(graph, step, runnable, steps, where, progress).items():
             rows[k] |= columns
     table = pd.DataFrame(rows, columns=list(COLUMNS))
+    if batch_size is not None:
+        table["samples_per_second"] = batch_size * 1e6 / table["makespan_us"].where(table["makespan_us"] > 0)
     table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
     return table
+
+
+def _pipeline(micro_batches: Any, schedule: Any, batch_size: Any) -> dict[str, Any]:
+    """What `bl.simulate` takes of these, checked before anything runs."""
+    from .passes.unroll import micro_batch_size
+    from .simulator.pipelined import checked_pipeline
+
+    if batch_size is not None:
+        micro_batch_size(batch_size, 1 if micro_batches is None else micro_batches)
+    return checked_pipeline(micro_batches, schedule)
 
 
 def _check_measuring(measure: bool, step: Any, steps: Any, backend: str | None, workers: Sequence[str]) -> None:
@@ -137,7 +155,9 @@ def _chosen(
             objects.append(make_placer(given))
     # A seed or time limit may be given whether or not one of these placers has a use for it.
     _check_used(
-        "parameter", set(common) - {"seed", "time_limit"}, [key for placer in objects for key in placer.get_params()]
+        "parameter",
+        set(common) - {"seed", "time_limit", "micro_batches", "schedule"},
+        [key for placer in objects for key in placer.get_params()],
     )
     _check_used("placer in params:", params, [placer.name for placer in objects])
     count = Counter(placer.name for placer in objects)
@@ -158,11 +178,11 @@ def _optimized(graph: OpGraph, cluster: Cluster, passes: Sequence[Any] | None, f
     return optimize(graph, cluster, passes=tuple(passes), forward_only=forward_only)
 
 
-def _lower_bound(graph: OpGraph, cluster: Cluster) -> float:
+def _lower_bound(graph: OpGraph, cluster: Cluster, micro_batches: int | None) -> float:
     from .simulator.bounds import bounds
 
     try:
-        return bounds(graph, cluster).best
+        return bounds(graph, cluster, micro_batches=micro_batches).best
     except InfeasiblePlacement:  # every row will say why
         return float("nan")
 
@@ -176,7 +196,7 @@ def _compile(placer: Any) -> None:
 
 
 def _row(
-    graph: OpGraph, prepared: OpGraph, cluster: Cluster, placer: Any, scheduler: Any
+    graph: OpGraph, prepared: OpGraph, cluster: Cluster, placer: Any, scheduler: Any, pipeline: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Placement | None]:
     from .placers import place
     from .simulator import simulate
@@ -185,7 +205,7 @@ def _row(
         placement = place(prepared, cluster, placer)
         if placement.info.get("interrupted"):  # an anytime placer takes Ctrl-C for the end of its search
             raise KeyboardInterrupt
-        timeline = simulate(graph, cluster, placement, scheduler)
+        timeline = simulate(graph, cluster, placement, scheduler, **pipeline)
     except ROW_ERRORS as error:
         text = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
         return {"feasible": False, "error": text}, None

@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scheduler", help="how devices choose among ready ops (planned, fifo, ...)")
     parser.add_argument("--seed", default="0", help="seed of the placers that draw random numbers (0)")
     parser.add_argument("--time-limit", metavar="S", help="seconds for placers that go on improving")
+    options.add_pipeline(parser)
     options.add_cluster(parser)
     options.add_optimize(parser, default=False)
 
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     table = compare(
         options.graph_from(arguments.graph), cluster, placers, scheduler=arguments.scheduler,
         progress=console.shows_progress(),
-        passes=options.passes_from(arguments), **common,
+        passes=options.passes_from(arguments), **options.pipeline_from(arguments), **common,
     )  # fmt: skip
     if arguments.json:
         output.print_json(output.rows_of(table))

@@ -79,6 +79,29 @@ LARGEST = 2**31 - 1
 """Of counts and seeds: what every solver and runtime that gets them can hold."""
 
 
+def add_pipeline(parser: argparse.ArgumentParser) -> None:
+    """Options of a step of several micro-batches."""
+    parser.add_argument(
+        "--micro-batches", metavar="M", help="a step is M micro-batches, each one run of the graph (1, undivided)"
+    )
+    parser.add_argument("--schedule", metavar="NAME", help="order of micro-batches: gpipe, 1f1b, zb-h1, zb-auto, ...")
+    parser.add_argument("--batch-size", metavar="N", help="samples of a whole step, for samples per second")
+
+
+def pipeline_from(arguments: argparse.Namespace) -> dict[str, Any]:
+    """`micro_batches`, `schedule` and `batch_size`, None where not given."""
+    from ..passes.unroll import micro_batch_size
+    from ..simulator.schedules import make_rule
+
+    count, size = arguments.micro_batches, arguments.batch_size
+    batches = None if count is None else whole(count, "--micro-batches", 1)
+    samples = None if size is None else whole(size, "--batch-size", 1)
+    if samples is not None:
+        micro_batch_size(samples, batches or 1)
+    name = None if arguments.schedule is None else make_rule(arguments.schedule).name
+    return {"micro_batches": batches, "schedule": name, "batch_size": samples}
+
+
 def whole(text: str, option: str, lowest: int) -> int:
     """A whole number of at least `lowest`."""
     try:

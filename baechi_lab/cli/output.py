@@ -80,9 +80,13 @@ def _comparison_row(row: Mapping[str, Any], measured: bool) -> list[str]:
     return cells + [cell("measured_us", format_us)] * measured
 
 
-def timeline_facts(timeline: Timeline, lower_bound_us: float) -> dict[str, Any]:
-    """What a timeline says, for `--json`."""
+def timeline_facts(timeline: Timeline, lower_bound_us: float, batch_size: int | None = None) -> dict[str, Any]:
+    """What a timeline says, for `--json`; with the samples of a step, how many it does per second."""
+    rate = (
+        {"samples_per_second": batch_size * 1e6 / timeline.makespan_us} if batch_size and timeline.makespan_us else {}
+    )
     return {
+        **rate,
         "origin": timeline.origin,
         "makespan_us": timeline.makespan_us,
         "lower_bound_us": lower_bound_us,

@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", metavar="FILE", help="write a Chrome trace (.json)")
     parser.add_argument("--figure", metavar="FILE", help="write the Gantt chart (.html)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the timeline (.json, .json.gz)")
+    options.add_pipeline(parser)
     options.add_cluster(parser)
 
 
@@ -34,21 +35,23 @@ def run(arguments: argparse.Namespace) -> int:
     outputs = [arguments.output, arguments.trace, arguments.figure]
     options.check_apart([arguments.graph, arguments.placement, arguments.cluster], outputs)
     graph, cluster = options.graph_from(arguments.graph), options.cluster_from(arguments)
-    timeline = simulate(graph, cluster, load_placement(arguments.placement), arguments.scheduler)
-    facts = output.timeline_facts(timeline, bounds(graph, cluster).best)
+    pipeline = options.pipeline_from(arguments)
+    size = pipeline.pop("batch_size")
+    timeline = simulate(graph, cluster, load_placement(arguments.placement), arguments.scheduler, **pipeline)
+    facts = output.timeline_facts(timeline, bounds(graph, cluster, micro_batches=pipeline["micro_batches"]).best, size)
     if arguments.trace:
         timeline.to_chrome_trace(arguments.trace)
     if arguments.figure:
-        _write_figure(timeline, arguments.figure)
+        _write_figure(timeline, arguments.figure, "device" if pipeline["schedule"] is None else "micro-batch")
     if arguments.output:
         save(timeline, arguments.output)
     output.print_json(facts) if arguments.json else output.print_timeline(facts)
     return 0
 
 
-def _write_figure(timeline: object, path: str) -> None:
+def _write_figure(timeline: object, path: str, color_by: str) -> None:
     from ..graph.formats.files import write_atomically
     from ..viz import gantt
 
-    page = gantt(timeline).to_html(include_plotlyjs=True, full_html=True)  # type: ignore[arg-type]
+    page = gantt(timeline, color_by=color_by).to_html(include_plotlyjs=True, full_html=True)  # type: ignore[arg-type]
     write_atomically(path, page.encode())

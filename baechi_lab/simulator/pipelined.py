@@ -70,6 +70,24 @@ def pipelined(
     return Pipelined(whole, placed.on(whole), made, stages, unit)
 
 
+def checked_pipeline(micro_batches: Any, schedule: Any) -> dict[str, Any]:
+    """What is given of both, by name; refuses a count below 1 and a schedule that does not exist.
+
+    >>> checked_pipeline(8, None)
+    {'micro_batches': 8}
+    """
+    given: dict[str, Any] = {}
+    if micro_batches is not None:
+        check_micro_batches(micro_batches)
+        given["micro_batches"] = micro_batches
+    if schedule is not None:
+        text = isinstance(schedule, str) and "F0" in schedule
+        given["schedule"] = schedule
+        if not text and not isinstance(schedule, Schedule):
+            make_rule(schedule)
+    return given
+
+
 def _shape(schedule: Schedule) -> str:
     """How the stages of a given order lie on the devices."""
     home = {unit.stage: d for d, order in enumerate(schedule.orders) for unit in order}

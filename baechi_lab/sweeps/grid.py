@@ -32,6 +32,18 @@ class Placing:
     forward_only: bool | str
     scheduler: str | None
     params: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
+    micro_batches: int | None = None
+    schedule: str | None = None
+
+    @property
+    def pipeline(self) -> dict[str, Any]:
+        """What is given of `micro_batches` and `schedule`."""
+        both = {"micro_batches": self.micro_batches, "schedule": self.schedule}
+        return {key: value for key, value in both.items() if value is not None}
+
+    def of_step(self, batch_size: int | None) -> int | None:
+        """Samples of a step whose micro-batches have `batch_size`."""
+        return None if batch_size is None else batch_size * (self.micro_batches or 1)
 
     def of(self, placer: str) -> dict[str, Any]:
         """The parameters given for a placer."""
@@ -40,7 +52,7 @@ class Placing:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One row to be: a batch size (None: the graph's own), a cluster and a placer."""
+    """One row to be: the batch size of its graph (None: the graph's own), a cluster and a placer."""
 
     batch_size: int | None
     cluster: Cluster
@@ -50,7 +62,7 @@ class Cell:
         """What identifies the row in a file."""
         own = sorted(placing.of(self.placer).items())
         what = (graph_key, self.cluster.content_key, self.placer, own, placing.passes, placing.forward_only)
-        return digest(*what, placing.scheduler)
+        return digest(*what, placing.scheduler, *([placing.pipeline] if placing.pipeline else []))
 
 
 def digest(*parts: Any) -> str:

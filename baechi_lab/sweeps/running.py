@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BaechiLabError, ExecutionError, InvalidInput
@@ -36,6 +36,8 @@ def sweep(
     passes: Iterable[str] = PASSES,
     forward_only: bool | str = "auto",
     scheduler: str | None = None,
+    micro_batches: int | None = None,
+    schedule: str | None = None,
     params: Mapping[str, Mapping[str, Any]] | None = None,
     profile: str = "estimated",
     hardware: str = "rtx2080",
@@ -56,6 +58,8 @@ def sweep(
         batch_size, devices, memory_bytes, placer: one value or several; memory is per device.
         cluster: a template for what is not swept: its first device's kind and speed, its link, its transfers.
         passes, forward_only, scheduler, params: as in `bl.compare` (`params` by placer name).
+        micro_batches, schedule: as in `bl.simulate`. `batch_size` is then that of a step, which `micro_batches` must
+            divide: the model is profiled at the size of one micro-batch. A subject with a batch size of its own is one.
         profile, hardware, model_params: as in `bl.profile` and `bl.models.build`. Measured profiles are taken one after
             the other in this process.
         path: SQLite file; rows that it already has are not computed again, new ones are written as they come. Graphs
@@ -84,10 +88,17 @@ def sweep(
     """
     import pandas as pd
 
+    from ..passes.unroll import micro_batch_size
+    from ..simulator.pipelined import checked_pipeline
+
     template = Cluster.uniform(1) if cluster is None else cluster
-    placing = _placing(passes, forward_only, scheduler, params or {})
+    placing = replace(
+        _placing(passes, forward_only, scheduler, params or {}), **checked_pipeline(micro_batches, schedule)
+    )
     profiling = Profiling(profile, hardware, tuple(sorted((model_params or {}).items())))
     sizes = None if batch_size is None else listed("batch_size", batch_size)
+    if sizes is not None and micro_batches is not None:
+        sizes = [micro_batch_size(size, micro_batches) for size in sizes]
     _check_subject(subject, sizes, profiling)
     names = listed("placer", placer)
     grid = list(cells(sizes, listed("devices", devices), listed("memory_bytes", memory_bytes), names, template))
@@ -228,7 +239,7 @@ class _Run:
 
     def _write(self, key: str, cell: Cell, row: dict[str, Any]) -> None:
         whole = {
-            "batch_size": cell.batch_size, "devices": cell.cluster.n, "placer": cell.placer,
+            "batch_size": self.placing.of_step(cell.batch_size), "devices": cell.cluster.n, "placer": cell.placer,
             "memory_bytes": int(cell.cluster.memory_bytes[0]), **row, "params": as_text(self.placing.of(cell.placer)),
         }  # fmt: skip
         whole["feasible"] = bool(whole["feasible"])

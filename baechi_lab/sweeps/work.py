@@ -67,7 +67,8 @@ def encoded_model_graph(name: str, batch_size: int | None, profiling: Profiling)
 def answer(data: bytes, batch_size: int | None, cluster: Cluster, placer: str, placing: Placing) -> dict[str, Any]:
     """One row: optimize, place and simulate. What goes wrong is the row's `error`."""
     row: dict[str, Any] = {
-        "batch_size": batch_size, "devices": cluster.n, "memory_bytes": int(cluster.memory_bytes[0]), "placer": placer,
+        "batch_size": placing.of_step(batch_size), "devices": cluster.n,
+        "memory_bytes": int(cluster.memory_bytes[0]), "placer": placer,
         "feasible": False, "error": "",
     }  # fmt: skip
     try:
@@ -89,11 +90,12 @@ def _computed(
     if placing.passes:
         coarse = optimize(graph, cluster, passes=placing.passes, forward_only=placing.forward_only)
     placement = place(coarse, cluster, placer, **placing.of(placer))
-    timeline = simulate(graph, cluster, placement, placing.scheduler)
-    bound = bounds(graph, cluster).best
+    timeline = simulate(graph, cluster, placement, placing.scheduler, **placing.pipeline)
+    bound = bounds(graph, cluster, micro_batches=placing.micro_batches).best
     found = {k: v for k, v in summary(timeline).items() if k != "device_peak_bytes"}
     makespan = timeline.makespan_us
-    rate = batch_size / makespan * 1e6 if batch_size is not None and makespan > 0 else None
+    size = placing.of_step(batch_size)
+    rate = size / makespan * 1e6 if size is not None and makespan > 0 else None
     return {
         **found, "lower_bound_us": bound, "gap": makespan / bound - 1.0 if bound > 0 else None, "ops": graph.n,
         "groups": coarse.n, "samples_per_second": rate, "place_seconds": placement.seconds,

@@ -15,12 +15,21 @@ from .bars import Bars, merged
 from .colors import LIMIT, device_colors, faded
 from .layout import scale, styled
 
+COLOR_BY = ("device", "micro-batch")
 
-def gantt(*timelines: Timeline, transfers: bool = True, max_bars: int = 2000, title: str | None = None) -> go.Figure:
+
+def gantt(
+    *timelines: Timeline,
+    transfers: bool = True,
+    max_bars: int = 2000,
+    title: str | None = None,
+    color_by: str = "device",
+) -> go.Figure:
     """One row per device and, below it, a thinner one for what it sends, coloured by the receiver.
 
     Several timelines (simulated and measured, say) are drawn below each other over one time axis. No timeline takes
     more than about `2 * max_bars` bars: rows too short to be seen are merged, and say how many they are.
+    `color_by` "micro-batch" colours ops by the micro-batch that they belong to, as far as the timeline has some.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])
@@ -29,13 +38,17 @@ def gantt(*timelines: Timeline, transfers: bool = True, max_bars: int = 2000, ti
     """
     if not timelines or not all(isinstance(t, Timeline) for t in timelines):
         raise InvalidInput("gantt draws one or more timelines; give what bl.simulate or bl.execute returned")
+    if color_by not in COLOR_BY:
+        raise InvalidInput(f"color_by is {color_by!r}; it must be one of {', '.join(COLOR_BY)}")
+    if color_by == "micro-batch" and not all("micro_batch" in t.info for t in timelines):
+        raise InvalidInput('color_by is "micro-batch", but a timeline has none; simulate it with micro_batches=')
     factor, unit = scale(max(t.makespan_us for t in timelines))
     figure = make_subplots(
         rows=len(timelines), shared_xaxes=True, vertical_spacing=0.12 / len(timelines),
         subplot_titles=[_heading(t) for t in timelines] if len(timelines) > 1 else None,
     )  # fmt: skip
     for row, timeline in enumerate(timelines, 1):
-        for trace in _traces(timeline, factor, unit, max_bars, transfers):
+        for trace in _traces(timeline, factor, unit, max_bars, transfers, color_by):
             figure.add_trace(trace, row=row, col=1)
         lanes = [lane for d in timeline.device_names for lane in ((d, _sends(d)) if transfers else (d,))]
         figure.update_yaxes(categoryorder="array", categoryarray=lanes[::-1], row=row, col=1)
@@ -55,7 +68,9 @@ def _sends(device: str) -> str:
     return f"{device} sends"
 
 
-def _traces(timeline: Timeline, factor: float, unit: str, max_bars: int, transfers: bool) -> list[go.Bar]:
+def _traces(
+    timeline: Timeline, factor: float, unit: str, max_bars: int, transfers: bool, color_by: str
+) -> list[go.Bar]:
     colors = device_colors(timeline.device_names)
     limit = max(1, max_bars // max(1, len(timeline.device_names)))
     traces = []
@@ -64,13 +79,23 @@ def _traces(timeline: Timeline, factor: float, unit: str, max_bars: int, transfe
         if len(mine):
             bars = merged(timeline.start_us[mine], timeline.end_us[mine], limit)
             texts = _op_texts(timeline, mine, bars)
-            traces.append(_bar(bars, device, texts, [colors[d]] * len(bars.start), factor, 0.8))
+            shades = [colors[d]] * len(bars.start)
+            if color_by == "micro-batch":
+                shades = _by_micro_batch(timeline, mine[bars.row])
+            traces.append(_bar(bars, device, texts, shades, factor, 0.8))
         if transfers:
             traces += _sending(timeline, d, colors, limit, factor)
     broken = [v for v in timeline.violations if v.device >= 0 and v.time_us == v.time_us]
     if broken:
         traces.append(_marks(timeline, broken, factor))
     return traces
+
+
+def _by_micro_batch(timeline: Timeline, rows: Any) -> list[str]:
+    """A colour per micro-batch, grey for what is done once."""
+    batch = np.asarray(timeline.info["micro_batch"])[timeline.op[rows]]
+    colors = device_colors([str(k) for k in range(int(batch.max(initial=0)) + 1)])
+    return ["#b0b0b0" if b < 0 else colors[b] for b in batch.tolist()]
 
 
 def _sending(timeline: Timeline, device: int, colors: list[str], limit: int, factor: float) -> list[go.Bar]:
