@@ -87,7 +87,7 @@ class _Work:
         self.graph, self.cluster, self.device = graph, cluster, device
         self.role = roles(graph)
         source, reader = graph.edge_source, graph.consumers
-        self.role[_ungrounded(graph, self.role)] = FORWARD
+        self.role[_ungrounded(graph, self.role)] = SETUP
         self.forward, self.backward = self.role == FORWARD, self.role == BACKWARD
         self.ahead = np.flatnonzero(self.forward[source] & self.forward[reader])
         self.back = np.flatnonzero(self.backward[source] & self.backward[reader])
@@ -103,14 +103,12 @@ class _Work:
             f"{graph.tensor_label(int(graph.edge_tensor[edge]))!r} turns back from {text[0]} to {text[1]}"
         )
 
-    def _quotient(self) -> list[set[int]]:
-        """Per device the devices that it sends forward tensors to."""
+    def _quotient(self, lonely: set[int]) -> list[set[int]]:
+        """Per device the devices that it sends forward tensors to; `lonely` ones stand where their gradients flow."""
         graph, after = self.graph, [set[int]() for _ in range(self.cluster.n)]
         a, b = self.device[graph.edge_source[self.ahead]], self.device[graph.consumers[self.ahead]]
         for x, y in np.unique(np.stack([a, b], axis=1)[a != b], axis=0).tolist():
             after[x].add(y)
-        # Devices without forward ops stand where their gradients flow.
-        lonely = set(self.used.tolist()) - set(np.unique(self.device[self.forward]).tolist())
         if lonely:
             a, b = self.device[graph.edge_source[self.back]], self.device[graph.consumers[self.back]]
             for x, y in np.unique(np.stack([a, b], axis=1)[a != b], axis=0).tolist():
@@ -119,15 +117,26 @@ class _Work:
         return after
 
     def _line(self) -> list[int] | None:
-        """The used devices in pipeline order (ties: lowest first); None when their forward tensors go round."""
-        after = self._quotient()
-        left, line = set(self.used.tolist()), []
+        """The used devices in pipeline order (ties: lowest first); None when their forward tensors go round.
+
+        Devices without forward ops come last where their gradients leave them no place.
+        """
+        used = set(self.used.tolist())
+        lonely = used - set(np.unique(self.device[self.forward]).tolist())
+        line = self._sorted(used, self._quotient(lonely))
+        if line is None and lonely:
+            line = self._sorted(used - lonely, self._quotient(set()))
+            line = None if line is None else line + sorted(lonely)
+        return line
+
+    def _sorted(self, left: set[int], after: list[set[int]]) -> list[int] | None:
+        line: list[int] = []
         while left:
             free = [d for d in sorted(left) if not any(d in after[x] for x in left)]
             if not free:
                 return None
             line.append(free[0])
-            left.remove(free[0])
+            left = left - {free[0]}
         return line
 
     def is_chain(self) -> bool:
@@ -143,8 +152,6 @@ class _Work:
         if line is None:
             source, reader = self.graph.edge_source, self.graph.consumers
             wrong = self.ahead[stage[source[self.ahead]] > stage[reader[self.ahead]]]
-            if not len(wrong):  # it goes round through a device that has backward ops alone
-                wrong = self.back[stage[source[self.back]] < stage[reader[self.back]]]
             raise self.turned(int(wrong[0]), stage, "forward")
         return stage, np.array(line, dtype=np.int64)
 
@@ -228,7 +235,7 @@ class _Work:
 
 
 def _ungrounded(graph: OpGraph, role: NDArray[np.int8]) -> Bools:
-    """Backward ops computed from constants alone: they can run with the forward pass, wherever they are."""
+    """Backward ops computed from constants alone (shapes, for example): they can run at the START, wherever they are."""
     pointer, predecessor = (a.tolist() for a in graph.predecessors)
     free = ((role == BACKWARD) & (np.diff(graph.predecessors[0]) > 0)).tolist()
     for i in graph.order.tolist():

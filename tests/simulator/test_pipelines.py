@@ -1,5 +1,7 @@
 """Steps of several micro-batches under a schedule: published numbers, memory, stages found in graphs, bad input."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,8 @@ import baechi_lab as bl
 from baechi_lab.simulator.reference import simulate_reference
 from baechi_lab.simulator.schedules import RULES
 from baechi_lab.simulator.stages import END, START, B, F, W, stages_of
+
+DATA = Path(__file__).parents[2] / "data"
 
 
 def cluster(n, delay=0.0, memory=1 << 50, comm="parallel"):
@@ -245,6 +249,25 @@ def test_several_stages_per_device_are_found():
     there_and_back = stages_of(graph, cluster(3), np.array([0, 1, 2, 2, 1, 0] * 3), "v")
     assert there_and_back.stage.tolist() == list(range(6)) * 3
     assert stages_of(graph, cluster(6), np.arange(18) % 6, "loop").count == 6
+
+
+def test_a_profiled_translation_model():
+    """Encoder and decoder in contiguous splits: shapes computed from constants cross stages in any direction."""
+    graph = bl.load_graph(DATA / "gnmt-length40-batch64.json.gz")
+    machine = bl.Cluster.uniform(4, memory_bytes=1 << 40, comm="duplex")
+    placed = bl.place(bl.optimize(graph, forward_only=True), machine, "contiguous")
+    undivided = bl.simulate(graph, machine, placed)
+    for schedule in ("1f1b", "zb-h1"):
+        timeline = bl.simulate(graph, machine, placed, micro_batches=3, schedule=schedule)
+        assert bl.check(bl.unroll(graph, 3), machine, placed, timeline) == ()
+        assert undivided.makespan_us < timeline.makespan_us < 3 * undivided.makespan_us
+
+
+def test_a_device_with_gradients_alone():
+    """Gradients of weights on a device of their own: it has no forward op and stands where its inputs come from."""
+    graph = bl.generators.pipeline([1.0, 1.0], [2.0, 2.0], [1.0, 1.0]).replace(colocation=np.full(6, -1))
+    placed = bl.Placement(device=[0, 1, 0, 1, 2, 2])
+    run(graph, cluster(3), placed, 3, "1f1b")
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
