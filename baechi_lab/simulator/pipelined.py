@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from .schedules import KINDS, Schedule, ScheduleRule, Setting, Unit, ZbAuto, mak
 from .stages import END, START, B, F, Stages, W, stages_of
 
 Ints = NDArray[np.int64]
+
+_RETRIES = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +102,32 @@ def _shape(schedule: Schedule) -> str:
 def _made(
     rule: ScheduleRule, graph: OpGraph, cluster: Cluster, placed: Placement, stages: Stages, count: int
 ) -> Schedule:
-    return make_schedule(rule, setting_of(graph, cluster, placed, stages, count, room=isinstance(rule, ZbAuto)))
+    setting = setting_of(graph, cluster, placed, stages, count, room=isinstance(rule, ZbAuto))
+    made = make_schedule(rule, setting)
+    return _within_memory(rule, setting, made, graph, cluster, placed, stages) if isinstance(rule, ZbAuto) else made
+
+
+def _within_memory(
+    rule: ScheduleRule, setting: Setting, made: Schedule, graph: OpGraph, cluster: Cluster, placed: Placement,
+    stages: Stages,
+) -> Schedule:  # fmt: skip
+    """The room of a setting leaves out copies under way: where a step exceeds memory, try again with less room.
+
+    After `_RETRIES` the order that exceeds it least.
+    """
+    from .simulation import makespan_and_peak
+
+    found: list[tuple[int, int, Schedule]] = []
+    for attempt in range(_RETRIES):
+        _, peak = makespan_and_peak(graph, cluster, placed, micro_batches=setting.micro_batches, schedule=made)
+        over = np.zeros(setting.devices)
+        over[stages.line] = (peak - cluster.memory_bytes)[stages.device]
+        found.append((int(np.maximum(over, 0).sum()), attempt, made))
+        if not np.any(over > 0):
+            break
+        setting = replace(setting, room_bytes=np.maximum(setting.room_bytes - np.maximum(over, 0), 0))
+        made = make_schedule(rule, setting)
+    return min(found)[2]
 
 
 # -- what a schedule is told ------------------------------------------------------------------------------------------

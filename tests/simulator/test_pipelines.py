@@ -89,6 +89,18 @@ def test_zero_bubble_table_5(p, count, us, delay, published):
     assert peak[0] <= p * one and peak[1] <= p * one and peak[3] <= 2 * p * one
 
 
+def test_zb_auto_keeps_to_memory_that_the_steps_really_take():
+    """Outputs under way and received copies count too, not only the activations that the list schedule knows of."""
+    us = [[4.0, 7.0, 3.0], [5.0, 2.0, 8.0], [6.0, 1.0, 4.0]]
+    graph = bl.generators.pipeline(*us, activation_bytes=1000, kept_bytes=300, output_bytes=700)
+    rooms = []
+    for memory in (8000, 6000, 4800):
+        timeline = run(graph, cluster(3, 0.3, memory=memory), by_stage(graph), 6, "zb-auto")
+        assert timeline.feasible
+        rooms.append(timeline.makespan_us)
+    assert rooms == sorted(rooms)
+
+
 def test_zero_bubble_where_f_b_and_w_are_equal():
     p, count = 4, 12
     split = bl.generators.pipeline(*([[1.0] * p] * 3))
