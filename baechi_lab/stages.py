@@ -185,6 +185,7 @@ class Simulate(Stage):
     Args:
         scheduler: as in `bl.simulate`.
         on: "graph" (every op is simulated) or "coarse" (groups of ops run as one).
+        micro_batches, schedule: as in `bl.simulate`; the graph is then that of one micro-batch.
 
     >>> Simulate("pct").on
     'graph'
@@ -193,20 +194,32 @@ class Simulate(Stage):
     slot: ClassVar[str] = "simulate"
     scheduler: Any = None
     on: str = "graph"
+    micro_batches: int | None = None
+    schedule: Any = None
+
+    def get_params(self) -> dict[str, Any]:
+        """The parameters by name; those of micro-batches where they are given."""
+        pipeline = {"micro_batches": self.micro_batches, "schedule": self.schedule}
+        return {"scheduler": self.scheduler, "on": self.on} | {k: v for k, v in pipeline.items() if v is not None}
 
     def validate(self) -> None:
-        """Refuse an unknown `on` or scheduler name."""
+        """Refuse an unknown `on`, scheduler or schedule, and a count of micro-batches below 1."""
         if self.on not in ("graph", "coarse"):
             raise UnknownNameError.of("graph to simulate on", self.on, ("graph", "coarse"))
         if isinstance(self.scheduler, str):
             from .simulator.schedulers import SCHEDULERS
 
             SCHEDULERS.find(self.scheduler)
+        if self.micro_batches is not None or self.schedule is not None:
+            from .simulator.pipelined import checked_pipeline
+
+            checked_pipeline(self.micro_batches, self.schedule)
 
     def __call__(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> Timeline:
         from .simulator import simulate
 
-        return simulate(graph, cluster, placement, self.scheduler)
+        given = {"micro_batches": self.micro_batches, "schedule": self.schedule}
+        return simulate(graph, cluster, placement, self.scheduler, **given)
 
 
 @dataclass(frozen=True)

@@ -77,3 +77,12 @@ def test_chart_colours_by_micro_batch(graph, cluster):
         gantt(timeline, color_by="op")
     with pytest.raises(bl.InvalidInput, match="a timeline has none"):
         gantt(bl.simulate(graph, cluster, placed), color_by="micro-batch")
+
+
+def test_stage(graph, cluster):
+    pipe = bl.Place("contiguous") | bl.Simulate(micro_batches=4, schedule="1f1b")
+    result = pipe.run(graph, cluster)
+    assert result.timeline.makespan_us == (4 + 1) * 30.0
+    assert pipe.replace(simulate=bl.Simulate(micro_batches=8)).run(graph, cluster).recomputed == ("simulate",)
+    with pytest.raises(bl.UnknownNameError, match="unknown schedule"):
+        bl.Simulate(schedule="nonsense")
