@@ -1,7 +1,8 @@
 """Serve this machine's devices to a run on several machines, until stopped; prints its address.
 
-TensorFlow's servers have no authentication and no encryption: whoever reaches the port can run any op as this user.
-Bind to loopback, or to a network that only trusted machines reach.
+TensorFlow's servers have no authentication and no encryption: whoever reaches the port can run any op as this user. So
+the worker is kept to this machine. --trusted-network opens it to every interface; give it only on a network that nobody
+reaches whom you would not let run programs in your name.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", default="1", metavar="N", help="ops that run at a time (1)")
     parser.add_argument("--core", metavar="N", help="pin the worker to one processor core")
+    parser.add_argument(
+        "--trusted-network", action="store_true",
+        help="listen on every interface, unprotected: everyone on the network can run code as you",
+    )  # fmt: skip
     parser.add_argument("--follow-stdin", action="store_true", help="stop when standard input ends")
 
 
@@ -27,4 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     core = None if arguments.core is None else options.whole(arguments.core, "--core", lowest=0)
     threads = options.whole(arguments.threads, "--threads", lowest=1)
-    return server.main(arguments.bind, threads=threads, core=core, follow_stdin=arguments.follow_stdin)
+    return server.main(
+        arguments.bind, threads=threads, core=core, follow_stdin=arguments.follow_stdin,
+        trusted_network=arguments.trusted_network,
+    )  # fmt: skip

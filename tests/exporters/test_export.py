@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,9 +102,19 @@ def test_plan_and_graph_agree(folder, step, placement):
 def test_cluster_export_names_every_worker_to_start(step, placement, tmp_path):
     folder = bl.export(step, placement, tmp_path / "out", workers=["10.0.0.1:2222", "10.0.0.2:2222"])
     text = (folder / "README.md").read_text()
-    assert "python train.py --worker 10.0.0.1:2222" in text and "python train.py --worker 10.0.0.2:2222" in text
+    for address in ("10.0.0.1:2222", "10.0.0.2:2222"):
+        assert f"python train.py --worker {address} --trusted-network\n" in text
     assert "NO AUTHENTICATION" in text
     assert json.loads((folder / "placement.json").read_text())["workers"] == ["10.0.0.1:2222", "10.0.0.2:2222"]
+
+
+def test_exported_worker_refuses_a_network_that_nobody_called_trusted(step, placement, tmp_path):
+    folder = bl.export(step, placement, tmp_path / "out", workers=["10.0.0.1:2222", "10.0.0.2:2222"])
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "train.py", "--worker", "0.0.0.0:2222"], cwd=folder, env=quiet, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "say so with --trusted-network" in done.stderr.splitlines()[-1]
 
 
 def test_same_export_twice_is_the_same_and_replaces(step, placement, tmp_path):
@@ -188,6 +199,15 @@ def test_full_disk_keeps_the_earlier_export(step, placement, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+def listeners(port):
+    """The interface of every socket that listens on a port, as `ss` tells it; "*" is all of them."""
+    if shutil.which("ss") is None:
+        pytest.skip("ss is not installed")
+    rows = subprocess.run(["ss", "-Hltn", f"sport = :{port}"], capture_output=True, text=True, check=True).stdout
+    places = [row.split()[3].rpartition(":")[0] for row in rows.splitlines()]
+    return [place.partition("%")[2] or place for place in places]
+
+
 def free_ports(count):
     import socket
 
@@ -214,6 +234,8 @@ def test_cluster_export_trains_on_the_workers_that_its_readme_names(step, placem
     try:
         for process in started:
             assert process.stdout.readline().startswith(b"worker 127.0.0.1:")
+        for address in workers:
+            assert listeners(int(address.rpartition(":")[2])) == ["lo"]
         done = run_script(folder, "--steps", "5")
     finally:
         for process in started:

@@ -1,8 +1,8 @@
 """`bl.LocalCluster(n)`: n TensorFlow workers on this machine, each single-threaded and on a core of its own.
 
 On a machine without GPUs this is a real n-device cluster: one op at a time per worker, and transfers that go
-through TensorFlow's own rendezvous and the loopback network. The workers listen on loopback only; TensorFlow's
-servers have no authentication, so every user of this machine can reach them (see `server`).
+through TensorFlow's own rendezvous and the loopback network. The workers are kept to the loopback device; TensorFlow's
+servers have no authentication, so the other users of this machine can reach them (see `server`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class LocalCluster:
             share of the machine.
         link, comm: of the `cluster` record.
         timeout: seconds for all workers to start.
+        trusted_network: start them as well where they cannot be kept to loopback (not on Linux): then everyone on the
+            network can run code as you.
 
     Raises:
         InvalidInput: a bad `n`.
@@ -50,11 +52,13 @@ class LocalCluster:
         link: Link = LOOPBACK_LINK,
         comm: str = "sequential",
         timeout: float = 120.0,
+        trusted_network: bool = False,
     ) -> None:
         check_whole("n", n)
         memory = cpu_memory() // n if memory_bytes is None else memory_bytes
         names = (f"/job:worker/task:{i}/device:CPU:0" for i in range(n))
         self.cluster = Cluster(tuple(Device(name, "cpu", memory) for name in names), link, comm)  # type: ignore[arg-type]
+        self._options = ["--trusted-network"] if trusted_network else []
         self._logs: list[IO[bytes]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
@@ -69,7 +73,7 @@ class LocalCluster:
     def _start(self, core: int) -> None:
         log = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker writes to it
         self._logs.append(log)
-        command = isolated("baechi_lab.executors.tensorflow.server", "127.0.0.1:0", str(core))
+        command = isolated("baechi_lab.executors.tensorflow.server", "127.0.0.1:0", str(core), *self._options)
         self._processes.append(
             subprocess.Popen(
                 command,

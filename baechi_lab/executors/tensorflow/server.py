@@ -1,8 +1,9 @@
 """One worker of a TensorFlow cluster: `baechi-lab worker --bind 127.0.0.1:2222`.
 
 TensorFlow's servers have NO AUTHENTICATION AND NO ENCRYPTION: whoever can connect to the port can run any op,
-reading and writing files included, as the user who started it. Bind to loopback, or to a network that only trusted
-machines reach.
+reading and writing files included, as the user who started it. They listen on every interface, whatever address they
+are given; `loopback` keeps them to this machine (its other users still reach them). A worker for other machines needs
+`--trusted-network`, by which its user says that nobody else is on the network.
 
 The server starts knowing nobody: the session that uses it sends the whole ClusterSpec, so that a worker needs no
 list of the others. That is why its own job is called `unassigned`: TensorFlow refuses a ClusterSpec that repeats the
@@ -18,6 +19,7 @@ import sys
 import threading
 
 from ...errors import ExecutionError, InvalidInput
+from .loopback import REFUSAL, is_loopback, keep_to_loopback
 
 LOOPBACK = "127.0.0.1"
 _BIND = re.compile(r"(?:(?P<host>[A-Za-z0-9_.\-]+|\[[0-9A-Fa-f:]+\]):)?(?P<port>\d{1,5})")
@@ -35,11 +37,16 @@ def parse_bind(bind: str) -> tuple[str, int]:
     return found["host"] or LOOPBACK, int(found["port"])
 
 
-def start(host: str, port: int, threads: int = 1) -> str:
+def start(host: str, port: int, threads: int = 1, *, trusted_network: bool = False) -> str:
     """Start the server in this process and return its address `host:port`.
 
-    Raises `ExecutionError` when the port is taken or the address is not one of this machine.
+    Without `trusted_network` the host must be loopback, and the server is reached from this machine alone.
+
+    Raises `InvalidInput` for another host, `ExecutionError` when the port is taken, the address is not one of this
+    machine, or this system cannot keep the server to loopback.
     """
+    if not trusted_network and not is_loopback(host):
+        raise InvalidInput(f"bind names {host}: {REFUSAL}")
     free = _free_port(host, port)
     # Otherwise a session that this worker leads waits for ever for another worker that died.
     os.environ.setdefault("GRPC_FAIL_FAST", "true")
@@ -49,10 +56,16 @@ def start(host: str, port: int, threads: int = 1) -> str:
     config.gpu_options.allow_growth = True
     address = f"{host}:{free}"
     try:
+        server = tf.distribute.Server({"unassigned": [address]}, "unassigned", 0, config=config, start=False)
         # The server lives until the process ends: TensorFlow cannot stop one.
-        _RUNNING.append(tf.distribute.Server({"unassigned": [address]}, "unassigned", 0, config=config))
+        _RUNNING.append(server)
+        if not trusted_network:
+            keep_to_loopback(free)
+        server.start()
     except tf.errors.OpError as error:
         raise ExecutionError(f"a TensorFlow server cannot start on {address}: {error.message}") from error
+    except OSError as error:
+        raise ExecutionError(f"the server cannot be kept to loopback ({error}): {REFUSAL}") from error
     return address
 
 
@@ -70,22 +83,23 @@ def _free_port(host: str, port: int) -> int:
         raise ExecutionError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
 
 
-def main(bind: str = LOOPBACK + ":0", threads: int = 1, core: int | None = None, follow_stdin: bool = False) -> int:
+def main(
+    bind: str = LOOPBACK + ":0", threads: int = 1, core: int | None = None, follow_stdin: bool = False,
+    trusted_network: bool = False,
+) -> int:  # fmt: skip
     """Run one worker until it is stopped; prints its address on a line of its own.
 
     `bind` is `host:port` (loopback unless a host is named); `threads` ops run at a time; `core` pins the process to
-    one processor core; `follow_stdin` ends it when its stdin does. Raises `InvalidInput`, `ExecutionError`.
+    one processor core; `follow_stdin` ends it when its stdin does; `trusted_network` lets it listen on every
+    interface, without authentication. Raises `InvalidInput`, `ExecutionError`.
     """
     host, port = parse_bind(bind)
     if core is not None and hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {allowed[core % len(allowed)]})
-    if host not in (LOOPBACK, "localhost", "[::1]"):
-        print(
-            f"warning: TensorFlow's servers have no authentication; everyone who reaches {host} can run code as you",
-            file=sys.stderr,
-        )
-    print(f"worker {start(host, port, threads)}", flush=True)
+    if trusted_network:
+        print("warning: everyone who reaches this machine's network can run code as you", file=sys.stderr)
+    print(f"worker {start(host, port, threads, trusted_network=trusted_network)}", flush=True)
     if follow_stdin:
         sys.stdin.buffer.read()
         os._exit(0)
@@ -97,8 +111,8 @@ def main(bind: str = LOOPBACK + ":0", threads: int = 1, core: int | None = None,
 
 
 if __name__ == "__main__":
-    # How LocalCluster starts its workers: the core to run on, then the end of stdin ends it.
+    # How LocalCluster starts its workers: address, the core to run on, more options; the end of stdin ends it.
     try:
-        main(sys.argv[1], core=int(sys.argv[2]), follow_stdin=True)
+        main(sys.argv[1], core=int(sys.argv[2]), follow_stdin=True, trusted_network="--trusted-network" in sys.argv)
     except (ExecutionError, InvalidInput) as problem:
         sys.exit(str(problem))

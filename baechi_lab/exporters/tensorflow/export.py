@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from ...executors.tensorflow import loopback
 from ...graph.placement import Placement
 from ...graph.step import Step
 from ..folder import Writer
@@ -49,7 +50,14 @@ def folder_files(
         "example_inputs.npz": partial(_save, {f"input_{i}": v for i, v in enumerate(step.example_inputs)}),
         "train.py": Path(__file__).with_name("script.py").read_text(encoding="utf-8"),
         "README.md": readme(step, placement, devices, workers),
+        **(_worker_files() if workers else {}),
     }
+
+
+def _worker_files() -> dict[str, bytes | str | Writer]:
+    """What `train.py --worker` needs besides."""
+    paths = {"worker.py": Path(__file__).with_name("worker.py"), "loopback.py": Path(loopback.__file__)}
+    return {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
 
 
 def _dtype(kinds: Mapping[str, str], name: str) -> str:
@@ -93,15 +101,21 @@ Plug your own input iterator in at the marked line of `train.py`.
 def _start_workers(workers: Sequence[str]) -> str:
     if not workers:
         return ""
-    lines = "\n".join(f"    python train.py --worker {address}" for address in workers)
+    local = all(loopback.is_loopback(address.rpartition(":")[0]) for address in workers)
+    option = "" if local else " --trusted-network"
+    lines = "\n".join(f"    python train.py --worker {address}{option}" for address in workers)
+    warning = "The workers are reached from this machine alone, by all of its users." if local else _WARNING
     return f"""
 Start each worker first, on the machine of its address:
 
 {lines}
 
-TensorFlow's servers have NO AUTHENTICATION: whoever reaches these ports can run code as you. Bind them to loopback
-or to a network that only trusted machines reach. Then train:
+{warning} Then train:
 """
+
+
+_WARNING = """TensorFlow's servers have NO AUTHENTICATION and listen on every interface: with `--trusted-network`,
+without which they refuse to start, you say that you let everyone who reaches these machines run code as you."""
 
 
 def _where(workers: Sequence[str]) -> str:

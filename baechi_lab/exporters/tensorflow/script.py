@@ -8,7 +8,6 @@ import argparse
 import itertools
 import json
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,22 +96,17 @@ def save(plan: dict, session: tf.compat.v1.Session) -> None:
     os.replace(HERE / "trained_values.partial.npz", HERE / "trained_values.npz")
 
 
-def serve(address: str) -> None:
-    """Be one worker. TensorFlow's servers have no authentication: only bind to a network that you trust."""
-    one = v1.ConfigProto(inter_op_parallelism_threads=1, intra_op_parallelism_threads=1)
-    server = tf.distribute.Server({"unassigned": [address]}, "unassigned", 0, config=one)
-    print("worker", address, server.target, flush=True)
-    threading.Event().wait()
-
-
 def main() -> None:
     """Train, or serve as one worker of the cluster."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100, help="training steps to run")
     parser.add_argument("--worker", metavar="HOST:PORT", help="serve as a worker of the cluster instead of training")
+    parser.add_argument("--trusted-network", action="store_true", help="let everyone on the network run code as you")
     given = parser.parse_args()
     if given.worker:
-        serve(given.worker)
+        from worker import serve
+
+        serve(given.worker, given.trusted_network)
     else:
         train(json.loads((HERE / "placement.json").read_text()), given.steps)
 

@@ -1,0 +1,118 @@
+"""Servers are reached from this machine alone: as the kernel's table tells, and as connections from outside would find."""
+
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.executors.tensorflow import server
+from baechi_lab.executors.tensorflow.loopback import _local, is_loopback, keep_to_loopback
+from baechi_lab.workers.isolated import isolated
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="binds sockets to a device as on Linux")
+
+
+def interfaces(port):
+    """The interface of every socket that listens on a port, as `ss` tells it; "*" is all of them."""
+    if shutil.which("ss") is None:
+        pytest.skip("ss is not installed")
+    rows = subprocess.run(["ss", "-Hltn", f"sport = :{port}"], capture_output=True, text=True, check=True).stdout
+    places = [row.split()[3].rpartition(":")[0] for row in rows.splitlines()]
+    return [place.partition("%")[2] or place for place in places]
+
+
+def own_address():
+    """An address of this machine that is not loopback; a datagram socket finds it without sending anything."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no network")
+        return probe.getsockname()[0]
+
+
+def reached(host, port):
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+@linux
+def test_workers_of_a_local_cluster_are_reached_from_this_machine_alone():
+    pytest.importorskip("tensorflow")
+    with bl.LocalCluster(1) as local:
+        port = int(local.addresses[0].rpartition(":")[2])
+        assert interfaces(port) == ["lo"]
+        assert reached("127.0.0.1", port) and not reached(own_address(), port)
+
+
+@linux
+def test_a_wildcard_listener_is_kept_to_loopback():
+    """Every address of the machine reaches it before; whoever did is a reason not to start."""
+    with socket.create_server(("", 0)) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection((own_address(), port)), pytest.raises(OSError, match="somebody connected from"):
+            keep_to_loopback(port)
+        assert interfaces(port) == ["lo"]
+        assert reached("127.0.0.1", port) and not reached(own_address(), port)
+
+
+@linux
+def test_no_listener():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(OSError, match=f"listens on port {port}"):
+        keep_to_loopback(port)
+
+
+def test_a_server_that_cannot_be_kept_does_not_start(monkeypatch):
+    pytest.importorskip("tensorflow")
+
+    def cannot(port):
+        raise OSError("Operation not permitted")
+
+    monkeypatch.setattr(server, "keep_to_loopback", cannot)
+    with pytest.raises(bl.ExecutionError, match=r"cannot be kept to loopback .* say so with --trusted-network"):
+        server.start("127.0.0.1", 0)
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0:0", "[::]:0", "192.0.2.7:0", "myhost:0"])
+def test_other_interfaces_are_refused(bind):
+    with pytest.raises(bl.InvalidInput, match=r"whoever reaches it runs code as you; .* --trusted-network"):
+        server.main(bind)
+
+
+def test_a_trusted_network_is_said():
+    pytest.importorskip("tensorflow")
+    command = isolated("baechi_lab", "worker", "--bind", "0.0.0.0:0", "--trusted-network", "--follow-stdin")
+    started = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    port = int(started.stdout.readline().rpartition(":")[2])
+    assert interfaces(port) in (["*"], ["0.0.0.0"])
+    assert "can run code as you" in started.communicate("")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "local"),
+    [
+        ("0100007F", True),
+        ("0200A8C0", False),
+        ("00000000000000000000000001000000", True),
+        ("0000000000000000FFFF00000100007F", True),
+        ("0000000000000000FFFF00000200A8C0", False),
+    ],
+)
+def test_addresses_of_the_kernels_table(text, local):
+    """127.0.0.1, 192.168.0.2, ::1, and the first two as IPv6 has them; each word of 32 bits with its bytes reversed."""
+    assert _local(text) == local
+
+
+@pytest.mark.parametrize(("host", "local"), [("localhost", True), ("127.1.2.3", True), ("", False), ("::", False)])
+def test_loopback_addresses(host, local):
+    assert is_loopback(host) == local
