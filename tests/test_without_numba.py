@@ -82,6 +82,8 @@ REACH = """
     outcome(graph, cluster, "search", objective="p90", **effort)
     bl.ListScheduler("upward-rank", "earliest-start").plan(graph, cluster)
     bl.bounds(graph, cluster, effort="high", time_limit=1)
+    stages = bl.generators.pipeline([1.0, 2.0], [2.0, 3.0], [1.0, 1.0])
+    bl.simulate(stages, cluster, bl.Placement(device=[0, 1] * 3), micro_batches=2, schedule="zb-auto")
 """
 PLACERS = ("m-topo", "m-etf", "m-sct", "etf", "sct")
 
