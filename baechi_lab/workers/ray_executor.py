@@ -26,7 +26,7 @@ class RayExecutor(Executor):
         try:
             import ray
         except ImportError as error:
-            raise MissingPackage.of("ray", "ray", "RayExecutor") from error
+            raise MissingPackage("RayExecutor needs the package 'ray': pip install ray") from error
         if not ray.is_initialized():
             ray.init(include_dashboard=False)
         self._ray = ray
