@@ -68,6 +68,10 @@ class ExecutionError(BaechiLabError):
     """A placed step could not be run on real devices."""
 
 
+class CodeOrderKept(UserWarning):
+    """A plan's order is not followed where waiting for it could change results; the message says where and why."""
+
+
 class MissingPackage(BaechiLabError, ImportError):
     """An optional package is not installed; the message says which `pip install` brings it."""
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
+
 import torch
 
-from ..errors import ExecutionError, InvalidInput, UnknownNameError
+from ..errors import CodeOrderKept, ExecutionError, InvalidInput, UnknownNameError
 from ..graph import Cluster, Placement
+from .keeping import said
 from .records import Trace
 from .runtime.order import CRITERIA
 from .runtime.plan import Plan
@@ -15,7 +19,8 @@ def make_plan(trace: Trace, placement: Placement, devices: tuple[str, ...], *, r
     """The plan for calls `trace.calls`, whose ops come first in the placement (backward ops may follow).
 
     Calls that draw random numbers on one physical device keep their code order, so that a seed gives the numbers
-    that code order gives; so do calls of one module with buffers. Calls of one group must share a device.
+    that code order gives; so do calls of one module with buffers. Calls of one group must share a device. Calls that
+    the trace has fixed keep their place in the code; where the placement wants another, a `CodeOrderKept` says so.
 
     Raises:
         UnknownNameError: an unknown `reorder`.
@@ -36,7 +41,7 @@ def make_plan(trace: Trace, placement: Placement, devices: tuple[str, ...], *, r
                 f"the placement splits calls that share parameters or memory: {shown}; put them on one device"
             )
     calls = trace.calls
-    return Plan(
+    plan = Plan(
         keys=tuple(c.key for c in calls),
         device=device,
         devices=devices,
@@ -48,7 +53,11 @@ def make_plan(trace: Trace, placement: Placement, devices: tuple[str, ...], *, r
         rank=None if placement.rank is None else tuple(float(r) for r in placement.rank[:n]),
         reorder=reorder,
         inplace=frozenset(i for i, c in enumerate(calls) if c.inplace),
+        fixed=tuple(sorted(trace.fixed)),
     )
+    if plan.fixed and plan.order.waiting != replace(plan, fixed=()).order.waiting:
+        warnings.warn(said(trace.fixed, plan.keys), CodeOrderKept, stacklevel=3)
+    return plan
 
 
 def torch_devices(cluster: Cluster, devices: tuple[str, ...] | list[str] | None = None) -> tuple[str, ...]:

@@ -41,6 +41,8 @@ class Call:
     inplace: bool
     output_bytes: int
     requires_grad: bool
+    recomputed: bool = False
+    """Whether it is within a checkpointed region: it runs again in the backward pass."""
     read_at: dict[int, int] = field(default_factory=dict)
     """Value -> its first position among the tensors passed in."""
 
@@ -57,6 +59,8 @@ class Trace:
     training: bool
     results: tuple[int, ...] = ()
     """Calls that make the model's outputs."""
+    fixed: dict[int, str] = field(default_factory=dict)
+    """Calls that keep their place in the code, with the reason; see `baechi_lab.torch.keeping`."""
     info: dict[str, Any] = field(default_factory=dict)
 
     def parents(self, index: int) -> tuple[int, ...]:

@@ -17,23 +17,27 @@ a parameter share a colocation group (the paper's limitation 3).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import InvalidInput
+from .keeping import Keeping, foreign, function_name, plainly, recomputes
 from .records import Call, Trace, Value
+from .runtime.context import saved_tensor_hooks_active
 from .runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
-from .runtime.random import generator_states, same_states
-from .runtime.tree import tensors, understood
+from .runtime.random import States, generator_states, same_states
+from .runtime.tree import map_tensors, tensors, understood
+from .snapshot import host_states, same_host_states, untouched
 
 
 def trace(model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type] = ()) -> Trace:
     """Run the model once on `sample_inputs` (a tensor, a tuple, or a dict of keywords) and record its calls.
 
-    The model runs in its present mode (`train()` or `eval()`), its buffers and the random generators are left as they
+    The model runs in its present mode (`train()` or `eval()`); it, the inputs and the random generators are left as they
     were. `atomic` names module classes that are kept whole.
 
     Raises:
@@ -47,12 +51,17 @@ def trace(model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type
     check_model(model)
     layers = layer_names(model, atomic)
     tracer = Tracer(model)
-    with untouched(model):
+    with untouched(model, (args, kwargs)) as kept:
         interceptor = Interceptor(model, layers, tracer).install()
         try:
-            model(*args, **kwargs)
+            outputs = model(*args, **kwargs)
         finally:
             interceptor.remove()
+        # objects that might hide tensors stay alive, and with them what they hide
+        hiding = map_tensors(outputs, lambda t: None)
+        del outputs
+        tracer.keep_order(kept)
+        del hiding
     return tracer.finish(layers)
 
 
@@ -81,32 +90,11 @@ def check_model(model: nn.Module) -> None:
             )
         if type(module).__name__ == "OptimizedModule":
             raise InvalidInput(
-                f"layer {name!r} is compiled by torch.compile; distribute the module before compiling it"
+                f"layer {name!r} is compiled by torch.compile; distribute the module that was compiled, its `_orig_mod` "
+                "(a distributed model runs uncompiled)"
             )
         if isinstance(module.__dict__.get("forward"), Intercepted):
             raise InvalidInput(f"layer {name!r} is already distributed; gather the model first")
-
-
-class untouched:
-    """Context: buffers, gradients and random generators are as before when it ends."""
-
-    def __init__(self, model: nn.Module):
-        self.model = model
-
-    def __enter__(self) -> None:
-        self.buffers = [(b, b.detach().clone()) for b in self.model.buffers()]
-        self.gradients = [(p, p.grad) for p in self.model.parameters()]
-        for p, _ in self.gradients:
-            p.grad = None
-        self.states = generator_states()
-
-    def __exit__(self, *exc: object) -> None:
-        with torch.no_grad():
-            for buffer, kept in self.buffers:
-                buffer.copy_(kept)
-        for p, gradient in self.gradients:
-            p.grad = gradient
-        self.states.restore()
 
 
 class Tracer(Handler):
@@ -130,6 +118,18 @@ class Tracer(Handler):
             self.parameter_of[id(p)] = (p, name)
         self.name_of = {id(p): name for name, p in model.named_parameters()}
         self.buffer_of = {id(b): name for name, b in model.named_buffers()}
+        self.buffer_names = {
+            name: self.buffer_of[id(b)] for name, b in model.named_buffers(remove_duplicate=False)
+        }  # a buffer may be replaced in the forward: then only its name is known
+        # storage of a parameter or buffer -> the calls that used it since it was written last, and who wrote it
+        self.state_of: dict[int, tuple[list[int], int]] = {
+            _storage(t): ([], -1) for t in (*model.parameters(), *model.buffers())
+        }
+        self.seen_written: set[int] = set()
+        self.users_of: dict[int, set[int]] = {}  # the same, all calls; -1 for code between calls
+        self.keeping = Keeping()
+        self.drawn = generator_states()
+        self.recomputing = 0
 
     # -- the handler ---------------------------------------------------------------------------------
 
@@ -147,17 +147,22 @@ class Tracer(Handler):
         self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
     ) -> Any:
         taken = list(tensors((args, kwargs)))
-        versions = [t._version for t in taken]
-        before = generator_states()
+        state = [] if module is None else [*module.parameters(), *module.buffers()]
+        versions = [t._version for t in (*taken, *state)]
+        before, hosts = generator_states(), host_states()
+        why = self._why(before, taken, args, kwargs, module)
         outputs = _run(key, run, args, kwargs, module)
         made = list(tensors(outputs))
-        written = {_storage(t) for t, v in zip(taken, versions, strict=True) if t._version != v}
-        random = not same_states(before, generator_states())
+        written = {_storage(t) for t, v in zip((*taken, *state), versions, strict=True) if t._version != v}
+        own, written = written - {_storage(t) for t in taken}, written & {_storage(t) for t in taken}
+        self.drawn = generator_states()
+        random = not same_states(before, self.drawn)
         if module is not None:
             idle = _hands_through(taken, made) and not written
         else:
             idle = not self._computes(taken, made, written, random)
         if idle:
+            self._touched_between(taken, written)
             self._shunt(taken, made)
             return outputs
         if module is not None and not understood(outputs):
@@ -165,7 +170,30 @@ class Tracer(Handler):
                 f"layer {key!r} returns a {type(outputs).__name__}, which may hide tensors; "
                 "a layer must return tensors in tuples, lists, dicts or dataclasses"
             )
-        self._record(key, run, module, taken, outputs, made, written, random)
+        if module is not None and not same_host_states(hosts, host_states()):
+            why = "random numbers that are not torch's"
+            self._fix_before(taken, why)
+        if why is not None:
+            self.keeping.fix([len(self.calls)], why)
+        self._record(key, run, module, taken, outputs, made, written, own, random)
+        return outputs
+
+    def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls of a region keep code order; one that is recomputed in the backward pass is run without that."""
+        recomputed = recomputes(what, args)
+        why = f"hooks of {what!r}" if isinstance(what, str) else "checkpointing" if recomputed else function_name(what)
+        with torch._C.DisableTorchFunction():
+            taken, start = list(tensors((args, kwargs))), len(self.calls)
+            self._fix_before(taken, why)
+        self.keeping.regions.append(why)
+        self.recomputing += recomputed
+        try:
+            outputs = plainly(run, args, kwargs) if recomputed else run(*args, **kwargs)
+        finally:
+            self.keeping.regions.pop()
+            self.recomputing -= recomputed
+        with torch._C.DisableTorchFunction():
+            self._carry(taken, list(tensors(outputs)), start)
         return outputs
 
     # -- bookkeeping ---------------------------------------------------------------------------------
@@ -177,6 +205,97 @@ class Tracer(Handler):
             return True
         old = {_storage(t) for t in taken}
         return bool(tracked) and any(_storage(t) not in old for t in made)
+
+    def _why(
+        self, drawn: States, taken: list[torch.Tensor], args: Any, kwargs: Any, module: nn.Module | None
+    ) -> str | None:
+        """Why the call that is about to run keeps code order; what comes before it is fixed here."""
+        if not same_states(drawn, self.drawn):
+            self.keeping.fix([len(self.calls) - 1], "random numbers drawn between calls")
+        why = foreign(args, kwargs) if module is not None else None
+        if why is not None:
+            self.keeping.fix(range(len(self.calls)), why)
+        why = why or self.keeping.why(module)
+        if why is not None:
+            self._fix_before(taken, why)
+        return why
+
+    def _fix_before(self, taken: list[torch.Tensor], why: str) -> None:
+        """The call before, so that nothing waits any more, and those that made what is taken, so that it is real."""
+        self.keeping.fix([len(self.calls) - 1], why)
+        for tensor in taken:
+            self.keeping.fix(self._behind(tensor), why)
+
+    def _behind(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        """The calls that made a tensor and that wrote its data last."""
+        if id(tensor) not in self.known:
+            return ()
+        value = self.known[id(tensor)][1]
+        return (self.values[value].producer if value >= 0 else -1, self._producer(tensor))
+
+    def _touched_between(self, taken: list[torch.Tensor], written: set[int]) -> None:
+        """What is no operator runs as the code reaches it: state that calls write must be up to date then."""
+        for storage in {_storage(t) for t in taken} & self.state_of.keys():
+            users, writer = self.state_of[storage]
+            self.users_of.setdefault(storage, set()).add(-1)
+            self.keeping.fix([writer, *(users if storage in written else ())], "state that is read between calls")
+        self.seen_written |= written & self.state_of.keys()
+
+    def _carry(self, taken: list[torch.Tensor], made: list[torch.Tensor], start: int) -> None:
+        """What a region returns carries the calls behind what it took, unless calls in it are known to have made it."""
+        self._shunt(taken, made)
+        latest = max((self._producer(t) for t in taken if id(t) in self.known), default=-1)
+        for tensor in made:
+            if id(tensor) not in self.known and id(tensor) not in self.parameter_of:
+                self.known[id(tensor)] = (tensor, self._value(tensor, latest) if latest >= 0 else -1)
+        if any(t.requires_grad for t in made):  # calls within a Function build no graph; the Function has gradients
+            for i in range(start, len(self.calls)):
+                self.calls[i] = replace(self.calls[i], requires_grad=True)
+            for k, value in enumerate(self.values):
+                if value.producer >= start and value.dtype.startswith(("float", "bfloat", "complex")):
+                    self.values[k] = replace(value, requires_grad=True)
+
+    def keep_order(self, kept: untouched) -> None:
+        """After the forward, when nobody else should hold its tensors: fix the calls behind those that live on."""
+        self.keeping.outliving(self._let_go())
+        self.keeping.attributes(self.model, kept, [call.module for call in self.calls])
+        unseen = [s for s in map(_storage, kept.written()) if s not in self.seen_written]
+        for storage in unseen:  # some kernels do not count what they write: the running statistics of a batch norm
+            if storage not in self.state_of:
+                self.keeping.fix(range(len(self.calls)), "the forward changes a tensor of the model or of its inputs")
+            elif not self._chained(self.users_of.get(storage, set())):
+                self.keeping.fix(self.users_of[storage], "state that the forward changes")
+
+    def _chained(self, users: set[int]) -> bool:
+        """Whether the order among calls that use one piece of state is kept anyway; see `_state`."""
+        if len(users) <= 1:
+            return True
+        modules = {self.calls[i].module if i >= 0 else None for i in users}
+        name = modules.pop()
+        return not modules and name is not None and next(self.model.get_submodule(name).buffers(), None) is not None
+
+    def _let_go(self) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
+        """The last references to the tensors of the forward, with the calls behind them."""
+        self.parameter_of.clear()
+        behind = {key: self._behind(tensor) for key, (tensor, value) in self.known.items() if value >= 0}
+        while self.known:
+            key, (tensor, _) = self.known.popitem()
+            if key in behind:
+                yield tensor, behind[key]
+
+    def _touch(self, index: int, used: set[int], written: set[int]) -> set[int]:
+        """Calls that must come before call `index` because of the parameters and buffers that both use."""
+        after: set[int] = set()
+        for storage in (used | written) & self.state_of.keys():
+            users, writer = self.state_of[storage]
+            self.users_of.setdefault(storage, set()).add(index)
+            if storage in written:
+                after.update(users, (writer,))
+                self.state_of[storage] = ([], index)
+            else:
+                after.add(writer)
+                users.append(index)
+        return after - {-1, index}
 
     def _shunt(self, taken: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """A view carries the call behind it; a constant carries none."""
@@ -191,18 +310,26 @@ class Tracer(Handler):
 
     def _record(
         self, key: str, run: Any, module: nn.Module | None, taken: list[torch.Tensor], outputs: Any,
-        made: list[torch.Tensor], written: set[int], random: bool,
+        made: list[torch.Tensor], written: set[int], own: set[int], random: bool,
     ) -> None:  # fmt: skip
         index = len(self.calls)
+        inputs = {_storage(t) for t in taken if id(t) in self.known}
+        self.seen_written |= (written | own) & (self.state_of.keys() | inputs)
         reads = self._read(taken, index)
         after = self._write(written, index) | self._state(module, index)
+        used = {_storage(t) for t in taken}
+        if module is not None:
+            used |= {_storage(t) for t in (*module.parameters(), *module.buffers())}
+        after |= self._touch(index, used, written | own)
         old = {_storage(t) for t in taken}
         fresh = {_storage(t): t.untyped_storage().nbytes() for t in made if _storage(t) not in old}
         names = [self.parameter_of[id(t)][1] for t in taken if id(t) in self.parameter_of]
         buffers = [self.buffer_of[id(t)] for t in taken if id(t) in self.buffer_of]
         if module is not None:
-            names += [self.name_of[id(p)] for p in module.parameters()]
-            buffers += [self.buffer_of[id(b)] for b in module.buffers()]
+            names += [self.name_of[id(p)] for p in module.parameters() if id(p) in self.name_of]
+            home = f"{self._name(module)}.".removeprefix(".")
+            found = (self.buffer_names.get(home + name) for name, _ in module.named_buffers())
+            buffers += [name for name in found if name is not None]
         self.calls.append(
             Call(
                 key=key,
@@ -217,6 +344,7 @@ class Tracer(Handler):
                 inplace=bool(written),
                 output_bytes=sum(fresh.values()),
                 requires_grad=any(t.requires_grad for t in made),
+                recomputed=bool(self.recomputing) or saved_tensor_hooks_active() != self.keeping.before[0],
             )
         )
         for position, tensor in enumerate(made):
@@ -287,7 +415,7 @@ class Tracer(Handler):
         shared = [tuple(u) for u in users.values() if len(u) > 1]
         groups = merge(len(self.calls), [*self.groups, *shared])
         return Trace(tuple(layers), tuple(self.calls), tuple(self.values), groups, dict(self.parameter_bytes), self.training,
-                     self.results)  # fmt: skip
+                     self.results, self.keeping.reasons)  # fmt: skip
 
 
 def merge(n: int, groups: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:

@@ -17,7 +17,8 @@ from torch import nn
 from ...torch.runtime.intercept import Frame, Handler, Interceptor, layer_names
 from ...torch.runtime.sequence import inputs_of, nodes_between
 from ...torch.runtime.tree import tensors
-from ...torch.tracing import as_arguments, check_model, untouched
+from ...torch.snapshot import untouched
+from ...torch.tracing import as_arguments, check_model
 
 
 def autograd_edges(
@@ -32,7 +33,7 @@ def autograd_edges(
     check_model(model)
     layers = layer_names(model, atomic)
     owners = Owners()
-    with untouched(model), torch.enable_grad():
+    with untouched(model, (args, kwargs)), torch.enable_grad():
         interceptor = Interceptor(model, layers, owners).install()
         try:
             outputs = model(*args, **kwargs)

@@ -29,8 +29,9 @@ from ...torch.runtime.intercept import Frame, Handler, Interceptor
 from ...torch.runtime.launch import move
 from ...torch.runtime.sequence import inputs_of, nodes_between
 from ...torch.runtime.tree import map_tensors, tensors
+from ...torch.snapshot import untouched
 from ...torch.step import TorchStep
-from ...torch.tracing import as_arguments, trace, untouched
+from ...torch.tracing import as_arguments, trace
 from .graph import LayerProfile
 from .memory import CallMemory, measure_memory
 
@@ -83,7 +84,7 @@ def profile_layers(
     with in_mode(model, training), on_device(model, device):
         found = traced or trace(model, kwargs or args, atomic=atomic)
         timer = Timer(found, training)
-        with untouched(model):
+        with untouched(model, (args, kwargs)):
             interceptor = Interceptor(model, found.layers, timer).install()
             try:
                 for k in range(warmup + runs):

@@ -1,10 +1,15 @@
-"""What torch keeps per thread and a waiting layer's thread must take over: gradient mode, inference mode, autocast."""
+"""What torch keeps per thread and a waiting layer's thread must take over: gradient mode, inference mode, autocast.
+
+Whatever else a thread or a region of code may have set (`ambient`) is not handed on: no call waits under it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 _KINDS = ("cpu", "cuda")
 
@@ -34,6 +39,41 @@ class Context:
 def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
     """The device kinds for which autocast is on, with its type."""
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in _KINDS if torch.is_autocast_enabled(kind))
+
+
+def ambient() -> tuple[Any, ...]:
+    """What a region of code may have set beyond `Context`: a call that finds it changed must run where it stands.
+
+    Packing of activations (checkpointing, offloading), dispatch modes, transforms (`vmap`), forward-mode derivatives,
+    the default type, the choice of kernels.
+    """
+    return (
+        saved_tensor_hooks_active(),
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._functorch.maybe_current_level() if torch._C._are_functorch_transforms_active() else None,  # type: ignore[attr-defined]
+        forward_ad._current_level,
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch._C._get_math_sdp_enabled(),
+        torch._C._get_flash_sdp_enabled(),
+        torch._C._get_mem_efficient_sdp_enabled(),
+    )
+
+
+def function_modes() -> int:
+    """How many `TorchFunctionMode`s are active in this thread."""
+    return int(torch._C._len_torch_function_stack())  # type: ignore[attr-defined]
+
+
+def ordinary() -> bool:
+    """Whether a forward that begins here may run some of its layers in other threads."""
+    quiet = not saved_tensor_hooks_active() and not torch._C._len_torch_dispatch_stack() and not function_modes()
+    return (
+        quiet
+        and not torch._C._are_functorch_transforms_active()  # type: ignore[attr-defined]
+        and forward_ad._current_level < 0
+        and torch._C._current_graph_task_id() == -1  # type: ignore[attr-defined]  # no recomputation in a backward pass
+    )
 
 
 def saved_tensor_hooks_active() -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ...errors import ExecutionError
 from .tree import map_tensors, tensors
 
 
@@ -85,7 +86,14 @@ class Deferred(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*resolve(args), **resolve(kwargs or {}))
+        """Only code that does not ask `__torch_function__` comes here: beneath autograd, which has missed it then."""
+        taken = resolve((args, kwargs or {}))
+        if any(t.requires_grad for t in tensors(taken)):
+            raise ExecutionError(
+                f"{func} was called, by code that torch's Python functions do not see, on the outputs of a layer that waits "
+                "for its turn, so gradients would be lost; distribute the model with reorder='none'"
+            )
+        return func(*taken[0], **taken[1])
 
 
 def resolve(value: Any) -> Any:

@@ -22,7 +22,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as every
 from torch.overrides import TorchFunctionMode
+
+from .functions import running, unwatch, watch
 
 WHOLE_TYPES: tuple[type[nn.Module], ...] = (nn.MultiheadAttention,)
 """Modules of torch that have children but never call them: one operator each."""
@@ -56,6 +59,10 @@ class Handler:
 
     def metadata(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a function that reads no data."""
+        return run(*args, **kwargs)
+
+    def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run code that wants tensors and its own place: an autograd Function (`what`), a container that has hooks (its name)."""
         return run(*args, **kwargs)
 
     def end(self, frame: Frame, outputs: Any) -> Any:
@@ -138,9 +145,29 @@ class ContainerForward(Intercepted):
         scopes = local.frame.scopes
         scopes.append(self.name)
         try:
+            if hooked(self.module):
+                return self.interceptor.region(self.name, self.original, args, kwargs)
             return self.original(*args, **kwargs)
         finally:
             scopes.pop()
+
+
+def _uncompiled(function: Any) -> None:
+    """`torch.compile` leaves `function`, and all that it calls, as they are.
+
+    Threads, streams and stand-ins are nothing that a compiled graph can hold. This is what `torch.compiler.disable`
+    does, which cannot be used here: it loads the compiler, and for seconds, whether anybody compiles or not.
+    """
+    function._torchdynamo_disable = function._torchdynamo_disable_recursive = True
+    function._torchdynamo_disable_msg = "a distributed model runs uncompiled"
+    frames = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+_uncompiled(LayerForward.__call__)
+_uncompiled(ContainerForward.__call__)
 
 
 class FunctionMode(TorchFunctionMode):
@@ -174,6 +201,7 @@ class Interceptor:
 
     def install(self) -> Interceptor:
         """Replace the instances' `forward`."""
+        watch()
         for name, module, is_layer in walk(self.model, self.layers):
             own = module.__dict__.get("forward")
             module.forward = (LayerForward if is_layer else ContainerForward)(self, name, module)
@@ -182,6 +210,8 @@ class Interceptor:
 
     def remove(self) -> None:
         """Give every instance its own `forward` back."""
+        if self.installed:
+            unwatch()
         for module, own in self.installed:
             del module.forward
             if own is not None:
@@ -194,7 +224,7 @@ class Interceptor:
         frame.scopes.append(name)
         with torch._C.DisableTorchFunction():
             args, kwargs = handler.begin(frame, args, kwargs)
-        local.frame = frame
+        local.frame, outer, running.interceptor = frame, running.interceptor, self
         try:
             with FunctionMode(handler, frame):
                 outputs = forward(*args, **kwargs)
@@ -202,9 +232,27 @@ class Interceptor:
             handler.abort(frame, error)
             raise
         finally:
-            local.frame = None
+            local.frame, running.interceptor = None, outer
         with torch._C.DisableTorchFunction():
             return handler.end(frame, outputs)
+
+    def region(self, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Tell the handler of a region between layers."""
+        return self.handler.region(self.local.frame, what, run, args, kwargs)  # type: ignore[arg-type]
+
+    @property
+    def between_layers(self) -> bool:
+        """Whether code of a running forward runs that belongs to no layer."""
+        return self.local.frame is not None and not self.local.inside
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether anything but `forward` runs when the module is called."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        or every._global_forward_hooks or every._global_forward_pre_hooks
+        or every._global_backward_hooks or every._global_backward_pre_hooks
+    )  # fmt: skip
 
 
 def walk(model: nn.Module, layers: Collection[str]) -> list[tuple[str, nn.Module, bool]]:

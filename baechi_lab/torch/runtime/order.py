@@ -6,7 +6,7 @@ Source: paper P, section 1.3.2. Everything here is plain Python on integers: op 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 CRITERIA = ("gpu", "global", "none")
@@ -72,12 +72,36 @@ class Order:
         return len(self.blockers)
 
 
-def make_order(parents: Parents, rank: Sequence[float] | None, device: Sequence[int], criterion: str = "gpu") -> Order:
-    """The order for `criterion`, with the ops that will have to wait.
+def fenced(parents: Parents, fixed: Collection[int]) -> list[tuple[int, ...]]:
+    """Every op of `fixed` comes after all ops before it in the code and before all ops behind it. O(n + e).
+
+    So a fixed op never waits for its turn: all that it may wait for was reached before it.
+
+    >>> fenced([(), (), (), ()], {1})
+    [(), (0,), (1,), (1,)]
+    """
+    made: list[tuple[int, ...]] = []
+    last, since = -1, []  # the last fixed op, and the ops behind it
+    for op, above in enumerate(parents):
+        behind = {last} if last >= 0 else set()
+        since.append(op)
+        if op in fixed:
+            behind.update(since[:-1])
+            last, since = op, []
+        made.append(tuple(sorted(behind.union(above))))
+    return made
+
+
+def make_order(
+    parents: Parents, rank: Sequence[float] | None, device: Sequence[int], criterion: str = "gpu",
+    fixed: Collection[int] = (),
+) -> Order:  # fmt: skip
+    """The order for `criterion`, with the ops that will have to wait; ops of `fixed` keep their place in the code.
 
     >>> make_order([(), (0,), (0,)], [0, 2, 1], [0, 0, 0]).waiting   # op 2 goes before op 1, on the same device
     frozenset({1})
     """
+    parents = fenced(parents, frozenset(fixed))
     before = topo_parents(submission_order(parents, rank), device, criterion)
     blockers = [tuple(sorted({*above, *([b] if b >= 0 else [])})) for above, b in zip(parents, before, strict=True)]
     dependents: list[list[int]] = [[] for _ in blockers]

@@ -16,7 +16,8 @@ class Plan:
 
     `device` indexes `devices` (torch device names); `parents` are the calls that must come before, `rank` the planned
     position (lowest first, None: code order), `sends` the (output, device) pairs to send as soon as they are there,
-    `parameters` the device of every parameter and buffer by name, `layers` the modules that are one operator each.
+    `parameters` the device of every parameter and buffer by name, `layers` the modules that are one operator each,
+    `fixed` the calls that keep their place in the code, whatever `rank` says.
     """
 
     keys: tuple[str, ...]
@@ -30,6 +31,7 @@ class Plan:
     rank: tuple[float, ...] | None = None
     reorder: str = "gpu"
     inplace: frozenset[int] = field(default_factory=frozenset)
+    fixed: tuple[int, ...] = ()
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -40,7 +42,7 @@ class Plan:
     def order(self) -> Order:
         """The submission order and who waits for it."""
         rank: Sequence[float] | None = self.rank if self.reorder != "none" else None
-        return make_order(self.parents, rank, self.device, self.reorder)
+        return make_order(self.parents, rank, self.device, self.reorder, self.fixed)
 
     @cached_property
     def remote(self) -> tuple[bool, ...]:
@@ -72,5 +74,6 @@ class Plan:
                 "sends": tuple(tuple((position, device) for position, device in row) for row in plain["sends"]),
                 "rank": None if plain["rank"] is None else tuple(plain["rank"]),
                 "inplace": frozenset(plain["inplace"]),
+                "fixed": tuple(plain.get("fixed", ())),
             }
         )

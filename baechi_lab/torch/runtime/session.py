@@ -6,10 +6,17 @@ forward with a new signature (shapes, types, mode) runs in code order and learns
 
 When the host reads the data of a stand-in, or writes in place while calls are waiting, the order is dropped for the
 rest of that forward (`forced` counts it): Python between layers always sees the values that code order gives.
+
+Where nothing proves that waiting changes no result, nothing waits. Within a Function, a module with hooks or a region
+under settings of its own (`ambient`), calls run where the code has them, after all that waited before; a plan made from
+a trace has these calls `fixed`, so its order need not be dropped for them. A forward with arguments that might hide
+tensors (a cache), with hooks that the plan does not know, of a part of the model, or in the midst of a backward pass
+(recomputation) runs in code order as a whole.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future as Job
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -18,15 +25,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ...errors import ExecutionError, InvalidInput
-from .context import Context, autocast_state, saved_tensor_hooks_active
+from ...errors import CodeOrderKept, ExecutionError, InvalidInput
+from .context import Context, ambient, autocast_state, function_modes, ordinary
 from .deferred import Deferred, Future, defer, deferred, resolve, spec_of
 from .gate import Gate
-from .intercept import Frame, Handler
+from .intercept import Frame, Handler, hooked
 from .plan import Plan
 from .sequence import count, inputs_of, renumber, set_aside
 from .transport import HostTransport, make_transport
-from .tree import map_tensors, tensors
+from .tree import map_tensors, outline, tensors
 
 _KNOWN = frozenset({
     torch.Tensor.shape.__get__, torch.Tensor.dtype.__get__, torch.Tensor.device.__get__, torch.Tensor.ndim.__get__,
@@ -57,6 +64,10 @@ class Flight:
     def __init__(self, learned: dict[str, tuple[Any, int]], gate: Gate | None):
         self.learned, self.gate = learned, gate
         self.futures: list[Future] = []
+        self.pending: list[Future] = []  # those of `futures` that nobody has waited for
+        self.held = 0  # how many regions are running in which nothing may wait
+        self.before: tuple[Any, ...] = ()
+        self.modes = 0
         self.jobs: list[Job[None]] = []
         self.error: BaseException | None = None
         self.inplace_pending = False
@@ -96,6 +107,9 @@ class Session(Handler):
         self.output_device = None if output_device is None else torch.device(output_device)
         self.index = plan.index
         self.reorders = bool(plan.order.waiting)
+        self.modules = [(name, module) for name, module in model.named_modules() if name]
+        self.hooked = {name for name, module in self.modules if hooked(module)}
+        self.told: set[str] = set()
         self.learned: dict[Any, dict[str, tuple[Any, int]]] = {}
         self.observer: Observer | None = None
         self.allowed = {torch.device("cpu"), *self.transport.devices}
@@ -112,17 +126,51 @@ class Session(Handler):
         flight = frame.state = Flight({}, None)
         self.threads_started = self.forced = 0
         if self.reorders:
-            key = (tuple((t.shape, t.dtype, t.requires_grad) for t in given), frame.scopes[0], autocast_state(),
-                   torch.is_grad_enabled(), torch.is_inference_mode_enabled(), self.model.training)  # fmt: skip
-            known = key in self.learned
-            if not known and len(self.learned) >= SIGNATURES:
-                self.learned.pop(next(iter(self.learned)))
-            flight.learned = self.learned.setdefault(key, {})
-            flight.gate = Gate(self.plan.order) if known and not saved_tensor_hooks_active() else None
+            args, kwargs = resolve((args, kwargs))
+            self._prepare(frame, flight, args, kwargs)
         if not self.plain:
             self.transport.begin(flight)
             flight.home = self.output_device or (given[0].device if given else None)
         return args, kwargs
+
+    def _prepare(self, frame: Frame, flight: Flight, args: Any, kwargs: Any) -> None:
+        """A gate where the order may be followed: this forward is like an earlier one, and nothing speaks against it."""
+        given = outline((args, kwargs))
+        if frame.scopes[0] or not ordinary() or self._unplanned_hooks():
+            return
+        if given is None:
+            self._say("an argument of the model may hide tensors (a cache): this forward runs in code order")
+            return
+        flight.before, flight.modes = ambient(), function_modes() + 1
+        key = (given, autocast_state(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), self.model.training)
+        known = key in self.learned
+        if not known and len(self.learned) >= SIGNATURES:
+            self.learned.pop(next(iter(self.learned)))
+        flight.learned = self.learned.setdefault(key, {})
+        flight.gate = Gate(self.plan.order) if known else None
+
+    def _unplanned_hooks(self) -> bool:
+        new = [name for name, module in self.modules if name not in self.hooked and hooked(module)]
+        if new:
+            self._say(f"{new[0]!r} has hooks that the plan does not know: the model runs in code order")
+        return bool(new)
+
+    def _say(self, text: str) -> None:
+        """Warn once."""
+        if text not in self.told:
+            self.told.add(text)
+            warnings.warn(text, CodeOrderKept, stacklevel=6)
+
+    def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        flight: Flight = frame.state
+        flight.held += 1
+        with torch._C.DisableTorchFunction():
+            self._settle(flight)
+            args, kwargs = resolve((args, kwargs))
+        try:
+            return run(*args, **kwargs)
+        finally:
+            flight.held -= 1
 
     def end(self, frame: Frame, outputs: Any) -> Any:
         flight: Flight = frame.state
@@ -133,6 +181,7 @@ class Session(Handler):
             outputs = resolve(outputs)
         self.submitted = [op for op in flight.order if op >= 0]
         flight.futures.clear()
+        flight.pending.clear()
         flight.jobs.clear()
         if self.plain:
             return outputs
@@ -149,6 +198,7 @@ class Session(Handler):
 
     def lone(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module) -> Any:
         here = torch.device(self.plan.devices[self.plan.layer_device.get(name, 0)])
+        args, kwargs = resolve((args, kwargs))
         args, kwargs = map_tensors((args, kwargs), lambda t: t.to(here))
         return run(*args, **kwargs)
 
@@ -167,15 +217,15 @@ class Session(Handler):
         if not self.reorders:
             return self._submit(flight, op, run, args, kwargs)
         if flight.gate is None:
-            return self._learn(flight, key, op, run, args, kwargs)
+            return self._learn(flight, key, op, run, *resolve((args, kwargs)))
+        held = self._held(flight, module, args, kwargs)
+        if held:
+            self._settle(flight)
         if op < 0:
-            return self._unplanned(flight, key, run, args, kwargs, module)
-        turn = flight.gate.reach(op)
-        if module is not None and (not turn or deferred((args, kwargs))):
-            _refuse_hooks(key, module)
-        if not turn:
+            return self._unplanned(flight, key, run, args, kwargs, held)
+        if not flight.gate.reach(op):
             spec, numbers = flight.learned.get(key, (None, 0))
-            if spec is not None and not (module is None and op in self.plan.inplace):
+            if spec is not None and not held and not (module is None and op in self.plan.inplace):
                 return self._start(flight, key, op, run, args, kwargs, spec, numbers)
             self._flush(flight)
         flight.gate.wait(op)
@@ -185,6 +235,12 @@ class Session(Handler):
             return self._submit(flight, op, run, args, kwargs)
         finally:
             flight.gate.submit(op)
+
+    def _held(self, flight: Flight, module: nn.Module | None, args: Any, kwargs: Any) -> bool:
+        """Whether this call must run where the code has it."""
+        if flight.held or ambient() != flight.before:
+            return True
+        return module is not None and (hooked(module) or function_modes() != flight.modes)
 
     def _submit(self, flight: Flight, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Lines 4-15 of Algorithm 1."""
@@ -233,6 +289,7 @@ class Session(Handler):
         future = Future(flight.gate, op, (args, kwargs))
         call = WaitingCall(key, run, args, kwargs, spec, set_aside(numbers), numbers, Context())
         flight.futures.append(future)
+        flight.pending.append(future)
         flight.inplace_pending |= op in self.plan.inplace
         self.threads_started += 1
         flight.jobs.append(self._threads().submit(self._late, flight, future, call))
@@ -277,19 +334,15 @@ class Session(Handler):
         finally:
             gate.submit(future.op)
 
-    def _unplanned(
-        self, flight: Flight, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
-    ) -> Any:
+    def _unplanned(self, flight: Flight, key: str, run: Callable[..., Any], args: Any, kwargs: Any, held: bool) -> Any:
         """A view, a constant, or a call that the trace did not see."""
-        writes = module is None and _writes(run, kwargs)
+        writes = held or _writes(run, kwargs)
         late = deferred((args, kwargs))
         reads = flight.learned.get(key, (None, 0))[0] is None  # a view reads no data
-        if flight.futures and (writes or (flight.inplace_pending and reads and not late)):
-            self._flush(flight)
+        if flight.pending and (writes or (flight.inplace_pending and reads and not late)):
+            self._settle(flight)
         if not late or writes:
             return self._submit(flight, -1, run, *self._await((args, kwargs)))
-        if module is not None:
-            _refuse_hooks(key, module)
         spec, numbers = flight.learned.get(key, (None, 0))
         if spec is None:
             return self._submit(flight, -1, run, *self._await((args, kwargs)))
@@ -325,8 +378,16 @@ class Session(Handler):
         gate: Gate = flight.gate  # type: ignore[assignment]
         self.forced += 1
         gate.release()
-        for future in flight.futures:
+        self._settle(flight)
+
+    def _settle(self, flight: Flight) -> None:
+        """Wait for every waiting call; those that would not come by themselves are let go."""
+        if not all(future.coming for future in flight.pending):
+            self.forced += 1
+            flight.gate.release()  # type: ignore[union-attr]
+        for future in flight.pending:
             future.get()
+        flight.pending.clear()
 
     def _join(self, flight: Flight) -> None:
         wait(flight.jobs)
@@ -356,14 +417,6 @@ def _views(outputs: Any, taken: Any) -> bool:
     old = {t.untyped_storage()._cdata for t in tensors(taken)}
     made = list(tensors(outputs))
     return bool(made) and all(t.untyped_storage()._cdata in old for t in made)
-
-
-def _refuse_hooks(key: str, module: nn.Module) -> None:
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-        raise ExecutionError(
-            f"layer {key!r} has hooks, but its call waits for its turn (or for data that does), so its hooks would not see "
-            "its data; remove them, or distribute the model with reorder='none'"
-        )
 
 
 def _writes(run: Callable[..., Any], kwargs: dict[str, Any]) -> bool:

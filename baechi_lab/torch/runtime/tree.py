@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import enum
+import numbers
+import types
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +28,8 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, list):
         return [map_tensors(v, change) for v in value]
+    if isinstance(value, slice):
+        return slice(*(map_tensors(v, change) for v in (value.start, value.stop, value.step)))
     if isinstance(value, dict):
         mapped = {k: map_tensors(v, change) for k, v in value.items()}
         return mapped if type(value) is dict else type(value)(mapped)
@@ -41,6 +46,8 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (tuple, list)):
         for part in value:
             yield from tensors(part)
+    elif isinstance(value, slice):
+        yield from tensors((value.start, value.stop, value.step))
     elif isinstance(value, dict):
         for part in value.values():
             yield from tensors(part)
@@ -50,13 +57,39 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def understood(value: Any) -> bool:
-    """Whether every tensor of `value` can be found: no foreign object that might hide one."""
-    if value is None or isinstance(
-        value, (torch.Tensor, int, float, complex, str, bool, torch.Size, torch.dtype, torch.device)
-    ):
-        return True
-    if isinstance(value, (tuple, list)):
-        return all(understood(v) for v in value)
+    """Whether every tensor of `value` can be found: no foreign object that might hide one.
+
+    >>> understood((torch.ones(2), {"scale": 2.0})), understood(iter([torch.ones(2)]))
+    (True, False)
+    """
+    return outline(value) is not None
+
+
+def outline(value: Any) -> Hashable | None:
+    """What is known of `value` without reading data, to compare it by; None when it might hide a tensor.
+
+    >>> outline((torch.ones(2), True)) == outline((torch.zeros(2), True))
+    True
+    """
+    if isinstance(value, torch.Tensor):
+        return (torch.Tensor, tuple(value.shape), value.dtype, value.device, value.requires_grad)
+    if value is None or isinstance(value, PLAIN):
+        return (type(value), value)
     if isinstance(value, dict):
-        return all(understood(v) for v in value.values())
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+        parts: list[Any] = [*map(outline, value), *map(outline, value.values())]
+    elif isinstance(value, (tuple, list)):
+        parts = [*map(outline, value)]
+    elif isinstance(value, slice):
+        parts = [*map(outline, (value.start, value.stop, value.step))]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [outline(getattr(value, f.name)) for f in dataclasses.fields(value)]
+    else:
+        return None
+    return None if any(part is None for part in parts) else (type(value), *parts)
+
+
+PLAIN = (
+    numbers.Number, str, bytes, type, range, enum.Enum, type(...), torch.dtype, torch.device, torch.layout,
+    torch.memory_format, types.BuiltinFunctionType,
+)  # fmt: skip
+"""Types whose values hold no tensor."""

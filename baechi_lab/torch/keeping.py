@@ -1,0 +1,132 @@
+"""Keeping code order: which calls of a traced forward must run where the code has them, and why.
+
+A call that waits runs in another thread, later than the code says, while the code goes on with a stand-in. That changes
+no result as long as everything that touches its inputs, its outputs and what it uses is a call that the trace has
+seen. Where this is not known, the call is fixed: it comes after all calls before it and before all behind it, so it
+runs where it stands and the code holds its real outputs. Fixed are
+
+- calls within a checkpointed region, a region under settings of its own, an autograd Function, a module with hooks;
+  also the call before such a region, so that nothing that comes before is still waiting when it begins, and the calls
+  that made what the region reads;
+- calls whose outputs outlive the forward without being returned (a cache, an attribute);
+- calls that change attributes of their module, or draw from generators other than torch's;
+- calls of layers that take an object which might hide tensors, and all before them.
+
+When a module or an argument keeps state in another form from one forward to the next, all calls are fixed: what later
+forwards do may then depend on it in any way.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules._functions import BackwardHookFunction
+from torch.utils.checkpoint import CheckpointFunction
+
+from .runtime.context import ambient, function_modes, saved_tensor_hooks_active
+from .runtime.intercept import hooked
+from .runtime.tree import outline, tensors, understood
+from .snapshot import Holder, untouched
+
+
+class Keeping:
+    """Collects the fixed calls of one trace: `reasons` maps their indices to the reason."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[int, str] = {}
+        self.before = ambient()
+        self.modes = function_modes() + 1  # the interception's own
+        self.regions: list[str] = []
+
+    def fix(self, calls: Iterable[int], why: str) -> None:
+        """Calls that were made; negative indices stand for no call."""
+        for call in calls:
+            if call >= 0:
+                self.reasons.setdefault(call, why)
+
+    def why(self, module: nn.Module | None) -> str | None:
+        """Why the call that is about to run must keep its place."""
+        if self.regions:
+            return self.regions[-1]
+        if ambient() != self.before:
+            return "checkpointing" if saved_tensor_hooks_active() != self.before[0] else "settings of a region"
+        if module is not None and function_modes() != self.modes:
+            return "settings of a region"
+        return "hooks" if module is not None and hooked(module) else None
+
+    def outliving(self, made: Iterable[tuple[torch.Tensor, tuple[int, ...]]]) -> None:
+        """Fix the calls behind tensors that are alive although nobody should hold them any more.
+
+        `made` must hold the last references to the tensors.
+        """
+        left = [(weakref.ref(tensor), behind) for tensor, behind in made]
+        if any(reference() is not None for reference, _ in left):
+            gc.collect()
+        for reference, behind in left:
+            if reference() is not None:
+                self.fix(behind, "tensors that are kept after the forward")
+
+    def attributes(self, model: nn.Module, kept: untouched, modules: list[str | None]) -> None:
+        """What the forward changed besides values; `modules` has the layer of every call."""
+        named = dict(model.named_modules())
+        for holder in kept.changes():
+            own = [i for i, layer in enumerate(modules) if layer is not None and _within(layer, holder.places)]
+            if any(holder.held is named[p]._buffers for p in holder.places if p in named) and _alike(holder):
+                self.fix(own, "a buffer that is replaced")
+            elif not holder.attributes and _log(holder.held):
+                self.fix(own, "attributes that change")
+            else:
+                name = ".".join(part for part in (min(holder.places), str(holder.changed()[0])) if part)
+                self.fix(range(len(modules)), f"the forward changes {name!r}")
+
+
+def recomputes(what: Any, args: Any) -> bool:
+    """Whether a region is one of reentrant checkpointing that will be recomputed: some input has a gradient."""
+    return what is CheckpointFunction and any(t.requires_grad for t in tensors(args[2:]))
+
+
+def plainly(run: Any, args: Any, kwargs: Any) -> Any:
+    """Run a checkpointed region as if it were not, so that its calls build their graph now."""
+    return args[0](*args[2:])
+
+
+def function_name(what: Any) -> str:
+    """What to call a Function in a warning."""
+    return "hooks" if what is BackwardHookFunction else f"the autograd Function {what.__name__}"
+
+
+def foreign(args: Any, kwargs: Any) -> str | None:
+    """The first argument that might hide tensors, by its type; None where there is none."""
+    parts = (*args, *kwargs.values())
+    return next((f"a {type(part).__name__} that might hide tensors" for part in parts if not understood(part)), None)
+
+
+def said(reasons: dict[int, str], keys: Iterable[str]) -> str:
+    """One line: how many calls keep code order, and the reasons with an example each."""
+    names = list(keys)
+    groups: dict[str, list[str]] = {}
+    for call, why in sorted(reasons.items()):
+        groups.setdefault(why, []).append(names[call])
+    shown = "; ".join(f"{why} ({len(calls)}, such as {calls[0]!r})" for why, calls in groups.items())
+    return f"{len(reasons)} of {len(names)} calls keep code order, because waiting could change results: {shown}"
+
+
+def _within(layer: str, places: Iterable[str]) -> bool:
+    return any(place == layer or place.startswith(f"{layer}.") for place in places)
+
+
+def _alike(buffers: Holder) -> bool:
+    """Whether every buffer that was replaced was replaced by a tensor of its kind."""
+    pairs = [(buffers.held.get(key), buffers.before.get(key)) for key in buffers.changed()]
+    return all(isinstance(before, torch.Tensor) and outline(now) == outline(before) for now, before in pairs)
+
+
+def _log(held: Any) -> bool:
+    """A list, set or dict of plain values that is no object's attributes: only its owner's code can know it."""
+    parts = [*held, *held.values()] if isinstance(held, dict) else list(held)
+    return outline(parts) is not None and not any(True for _ in tensors(parts))

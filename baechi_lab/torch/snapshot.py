@@ -1,0 +1,198 @@
+"""Snapshot: what a forward or backward pass may change, so that tracing and profiling leave a model as it was.
+
+Kept are the parameters and buffers (values and which tensor it is), gradients, the attributes of every module with the
+lists, dicts and plain objects in them, the sample inputs, and the random generators of torch, NumPy and Python. Values
+are kept in the host's memory, once for every tensor, and written back only where they have changed.
+"""
+
+from __future__ import annotations
+
+import collections
+import random
+import sys
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from .runtime.intercept import Intercepted
+from .runtime.random import generator_states
+from .runtime.tree import PLAIN, outline
+
+DEPTH = 4
+"""How many plain objects within each other are followed from an attribute."""
+
+_OPAQUE = (types.ModuleType, types.FunctionType, types.MethodType, *PLAIN)
+_LAZY = (UninitializedBuffer, UninitializedParameter)
+
+
+class untouched:
+    """Context: the model, its inputs and the random generators are as before when it ends, or when `restore` is called.
+
+    >>> norm = nn.BatchNorm1d(2)
+    >>> with untouched(norm):
+    ...     _ = norm(torch.ones(3, 2))
+    >>> norm.running_mean
+    tensor([0., 0.])
+    """
+
+    def __init__(self, model: nn.Module, inputs: Any = ()):
+        self.model, self.inputs = model, inputs
+
+    def __enter__(self) -> untouched:
+        self.seen: dict[int, Any] = {}  # keeps what was seen alive, so that no id comes twice
+        self.holders: dict[int, Holder] = {}
+        self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = []  # with a copy of its values
+        self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
+        modules = dict(self.model.named_modules())
+        self.registered = {id(module) for module in modules.values()}
+        for name, module in modules.items():
+            self._walk(name, module.__dict__)
+        self._walk("an input", self.inputs)
+        leaves = [t for t in self.seen.values() if isinstance(t, torch.Tensor) and t.is_leaf and t.requires_grad]
+        # A hook that trains (an optimizer within the backward pass) is not run.
+        self.gradients = [(t, t.grad, t._post_accumulate_grad_hooks) for t in leaves]
+        for t in leaves:
+            t.grad, t._post_accumulate_grad_hooks = None, None
+        self.states, self.hosts = generator_states(), host_states()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.restore()
+        for leaf, gradient, hooks in self.gradients:
+            leaf.grad, leaf._post_accumulate_grad_hooks = gradient, hooks
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for holder in self.holders.values():
+            holder.restore()
+        for tensor, kept in self.tensors:
+            if _differs(tensor, kept):
+                _write(tensor, kept)
+        for generator, state in self.generators:
+            generator.set_state(state)
+        for leaf, _, _ in self.gradients:
+            leaf.grad = None
+        self.states.restore()
+        restore_host_states(self.hosts)
+
+    def changes(self) -> list[Holder]:
+        """Containers that are not as they were."""
+        return [holder for holder in self.holders.values() if holder.changed()]
+
+    def written(self) -> list[torch.Tensor]:
+        """Tensors whose values are not as they were."""
+        return [tensor for tensor, kept in self.tensors if _differs(tensor, kept)]
+
+    def _walk(self, place: str, start: Any) -> None:
+        stack = [(start, DEPTH, True)]
+        while stack:
+            here, left, attributes = stack.pop()
+            if here is None or isinstance(here, _OPAQUE) or id(here) in self.registered:
+                continue
+            if id(here) in self.seen:
+                if id(here) in self.holders:
+                    self.holders[id(here)].places.add(place)
+                continue
+            self.seen[id(here)] = here
+            if isinstance(here, torch.Tensor):
+                if not here.is_meta and here.layout is torch.strided and not isinstance(here, _LAZY):
+                    self.tensors.append((here, here.detach().to("cpu", copy=True)))
+            elif isinstance(here, torch.Generator):
+                self.generators.append((here, here.get_state()))
+            else:
+                if isinstance(here, (dict, list, set, collections.deque)):
+                    self.holders[id(here)] = Holder({place}, here, here.copy(), attributes)
+                stack.extend((part, left, False) for part in _parts(here))
+                own = getattr(here, "__dict__", None)
+                if type(own) is dict and left > 0:
+                    stack.append((own, left - 1, True))
+
+
+def _parts(here: Any) -> list[Any]:
+    if isinstance(here, (list, tuple, set, frozenset, collections.deque)):
+        return list(here)
+    return list(here.values()) if isinstance(here, dict) else []
+
+
+@dataclass
+class Holder:
+    """A container as it is and as it was; `places` are the modules (or "an input") that have it.
+
+    `attributes` says that it is the attributes of an object.
+    """
+
+    places: set[str]
+    held: Any
+    before: Any
+    attributes: bool
+
+    def changed(self) -> list[Any]:
+        """Keys that came, went or hold something else; for what has no keys, `[""]` when it is not as it was."""
+        if isinstance(self.held, dict):
+            return _changed(self.held, self.before)
+        pairs = zip(self.held, self.before, strict=False)
+        return [""] if len(self.held) != len(self.before) or any(a is not b for a, b in pairs) else []
+
+    def restore(self) -> None:
+        """As it was; what intercepts a module stays."""
+        if not self.changed():
+            return
+        before = self.before
+        if isinstance(self.held, dict):
+            before = {**before, **{k: v for k, v in self.held.items() if isinstance(v, Intercepted)}}
+        self.held.clear()
+        self.held.extend(before) if isinstance(self.held, (list, collections.deque)) else self.held.update(before)
+
+
+def host_states() -> tuple[Any, Any]:
+    """States of Python's generator, and of NumPy's where it is loaded."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), None if numpy is None else numpy.random.get_state(legacy=False)
+
+
+def restore_host_states(states: tuple[Any, Any]) -> None:
+    """Set the generators back."""
+    random.setstate(states[0])
+    if states[1] is not None:
+        sys.modules["numpy"].random.set_state(states[1])
+
+
+def same_host_states(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
+    """Whether nothing was drawn in between."""
+    if a[0] != b[0] or (a[1] is None) != (b[1] is None):
+        return False
+    if a[1] is None:
+        return True
+    x, y = a[1]["state"], b[1]["state"]
+    return bool(x["pos"] == y["pos"] and (x["key"] == y["key"]).all()) if "key" in x else repr(x) == repr(y)
+
+
+_MISSING = object()
+
+
+def _changed(held: dict[Any, Any], before: dict[Any, Any]) -> list[Any]:
+    """Keys whose entries came, went or were replaced (by another tensor, or by an unequal plain value)."""
+    added = [k for k, v in held.items() if k not in before and not isinstance(v, Intercepted)]
+    return added + [
+        k for k, v in before.items() if not _same(held.get(k, _MISSING), v) and not isinstance(held.get(k), Intercepted)
+    ]
+
+
+def _same(now: Any, before: Any) -> bool:
+    return now is before or (isinstance(now, PLAIN) and outline(now) == outline(before))
+
+
+def _differs(tensor: torch.Tensor, kept: torch.Tensor) -> bool:
+    return tensor.shape != kept.shape or not torch.equal(tensor.detach().to("cpu"), kept)
+
+
+def _write(tensor: torch.Tensor, kept: torch.Tensor) -> None:
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        if tensor.shape == kept.shape:
+            tensor.copy_(kept)
+        else:
+            tensor.data = kept.to(tensor.device)
