@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .pipeline import Execute, Optimize, Pipeline, Place, Profile, Result, Simulate
     from .placers import ListScheduler, list_placers, place
     from .profilers import profile, trace
+    from .profilers.calibration import calibrate
     from .simulator import check, critical_path, downward_rank, simulate, total_rank, upward_rank
     from .simulator.bounds.bounds import bounds
     from .simulator.ratios import ratios
@@ -69,7 +70,7 @@ __all__ = [
     "ExecutionError", "FormatError", "InfeasiblePlacement", "InvalidInput", "Link", "ListScheduler", "LocalCluster",
     "MissingPackage", "OpGraph", "Optimize", "Pipeline", "Place", "Placement", "Profile", "Result", "Run", "Simulate",
     "Step", "TensorSpec", "Timeline", "Transfers", "UnknownNameError", "UnknownOpError", "Violation", "Workbench",
-    "__version__", "apply", "bounds", "check", "compare", "critical_path", "downward_rank", "execute", "export",
+    "__version__", "apply", "bounds", "calibrate", "check", "compare", "critical_path", "downward_rank", "execute", "export",
     "generators", "list_passes", "list_placers", "load_cluster", "load_graph", "measure_cluster", "measure_link", "models",
     "move", "optimize", "place", "profile", "ratios", "robustness", "save_cluster", "save_graph", "simulate", "sweep",
     "throughput", "torch", "total_rank", "trace", "unroll", "upward_rank",

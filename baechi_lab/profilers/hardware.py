@@ -37,6 +37,9 @@ class Hardware(Params):
         launch_us: microseconds before a kernel starts.
         memory_bytes: memory of the device.
         source: where the numbers come from.
+        matmul_share, batched_share, bandwidth_share: what kernels reach of `matmul_flops` or `half_flops`, of these in
+            products of many small matrices, and of `bandwidth`; `bl.calibrate` fits them.
+        launches_hidden: the host runs ahead, so that a kernel lasts at least `launch_us` instead of that much longer.
 
     >>> Hardware.named("v100").bandwidth
     900000000000.0
@@ -50,6 +53,10 @@ class Hardware(Params):
     launch_us: float
     memory_bytes: int
     source: str = ""
+    matmul_share: float = 1.0
+    batched_share: float = 1.0
+    bandwidth_share: float = 1.0
+    launches_hidden: bool = False
 
     def validate(self) -> None:
         for key in ("peak_flops", "matmul_flops", "half_flops", "bandwidth"):
@@ -58,6 +65,9 @@ class Hardware(Params):
                 raise InvalidInput(f"hardware {key} is {value}; it must be finite and above 0")
         if not (isfinite(self.launch_us) and self.launch_us >= 0):
             raise InvalidInput(f"hardware launch_us is {self.launch_us}; it must be finite and not negative")
+        for key in ("matmul_share", "batched_share", "bandwidth_share"):
+            if not 0 < getattr(self, key) <= 1:
+                raise InvalidInput(f"hardware {key} is {getattr(self, key)}; it must be above 0 and at most 1")
         if self.memory_bytes < 0:
             raise InvalidInput(f"hardware memory_bytes is {self.memory_bytes}; it must not be negative")
 

@@ -1,22 +1,19 @@
-"""`mode="estimated"`: a roofline over FLOPs and bytes.
+"""`mode="estimated"`: the FLOPs and bytes of TensorFlow's ops, from the shapes of their tensors.
 
-An op lasts `launch + max(FLOPs / peak, bytes / bandwidth)`, bytes being its inputs and outputs (S. Williams,
-A. Waterman, D. Patterson, "Roofline", CACM 52(4), 2009, doi:10.1145/1498765.1498785). Ops that move no data last the
-host overhead; constants and handles, which are there before the step, nothing. A roofline is optimistic: kernels reach
-a part of their peak. A loop, conditional or call is one op that lasts as long as the ops that it runs (see `bodies`).
+`profilers/roofline.py` turns them into time. Ops that move no data last the host overhead; constants and handles, which
+are there before the step, nothing. A loop, conditional or call is one op that lasts as long as the ops that it runs
+(see `bodies`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..hardware import HOST_OP_US, Hardware
+from ..roofline import Work
 from .bodies import Library
 from .flops import METADATA_OPS, flops, is_matrix_product
 from .structure import HANDLE_BYTES, Structure, bytes_per_element
@@ -24,25 +21,6 @@ from .structure import HANDLE_BYTES, Structure, bytes_per_element
 _THERE_BEFORE = frozenset({"Const", "VarHandleOp", "Placeholder", "NoOp"})
 _TOUCHES_PART = frozenset({"Gather", "GatherV2", "ResourceGather", "Slice", "StridedSlice"})
 _IN_PLACE = ("AssignAdd", "AssignSub", "ResourceApply")
-
-
-@dataclass(frozen=True, eq=False)
-class Work:
-    """What a step does, whatever the device: one row per kernel, each belonging to an op and run `times` times.
-
-    FLOPs and bytes moved of one run; `matrix` rows run on the matrix units, `half` rows in half precision, `metadata`
-    rows move no data, `free` rows take no time.
-    """
-
-    ops: int
-    op: NDArray[np.int64]
-    times: NDArray[np.float64]
-    flops: NDArray[np.float64]
-    moved_bytes: NDArray[np.float64]
-    matrix: NDArray[np.bool_]
-    half: NDArray[np.bool_]
-    metadata: NDArray[np.bool_]
-    free: NDArray[np.bool_]
 
 
 Row = tuple[int, float, float, float, bool, bool, bool, bool]
@@ -97,17 +75,6 @@ def _moved(op: str, read: list[int], made: list[int]) -> float:
     if op.startswith(_IN_PLACE):
         return float(3 * sum(read))
     return float(sum(read) + sum(made))
-
-
-def estimated_us(done: Work, hardware: Hardware) -> NDArray[np.float64]:
-    """float64[n] microseconds of every op on that hardware."""
-    hardware.validate()
-    peak = np.where(done.matrix, np.where(done.half, hardware.half_flops, hardware.matmul_flops), hardware.peak_flops)
-    roofline = 1e6 * np.maximum(done.flops / peak, done.moved_bytes / hardware.bandwidth)
-    once = np.where(done.free, 0.0, np.where(done.metadata, HOST_OP_US, hardware.launch_us + roofline))
-    total = np.zeros(done.ops)
-    np.add.at(total, done.op, done.times * once)
-    return total
 
 
 def _half_types() -> set[int]:

@@ -16,8 +16,9 @@ from ...errors import InvalidInput, UnknownNameError
 from ...graph.opgraph import OpGraph
 from ...graph.step import Step
 from ..hardware import Hardware
+from ..roofline import estimated_us
 from .colocation import colocation_groups
-from .estimated import estimated_us, work
+from .estimated import work
 from .isolated import measure
 from .pairing import forward_ops, is_backward
 from .structure import Structure, read_structure
