@@ -105,6 +105,9 @@ notebooks need neither TensorFlow nor a GPU. Load one with `bl.load_graph("data/
 doi:10.1145/3341301.3359646; MIT licence beside it): times in ms of a forward and a backward pass, sizes in bytes. It
 says what `tests/placers/test_stages.py` holds the dynamic programmes of stages against.
 
+`vtrain/a100_single_node_even.csv`: 720 measured iterations of GPT training on one to eight A100 (vTrain, MICRO 2024; MIT
+licence beside it), in ms; `baechi_lab.experiments.vtrain` predicts those without tensor parallelism.
+
 **Origin.** Made by this project from its own models (`baechi_lab.models`; Inception-V3 is Keras' own, random weights)
 with TensorFlow 2.21. No training data, weights or third-party measurements are in them.
 
