@@ -22,7 +22,16 @@ MODELS: Registry[Model] = Registry(
     package="baechi_lab.models",
 )
 
-model_class, model_names = MODELS.find, MODELS.names
+model_class = MODELS.find
+
+
+def model_names() -> list[str]:
+    """The names of all benchmark models.
+
+    >>> "gnmt" in model_names()
+    True
+    """
+    return MODELS.names()
 
 
 def make_model(name: str, /, **params: Any) -> Model:
