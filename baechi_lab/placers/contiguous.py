@@ -51,7 +51,8 @@ class Contiguous(Placer):
         caps: the most work a device may get, as multiples of its fair share; each is tried (for "latency").
         objective: "latency" (one step), "throughput" (the period of endless micro-batches) or "step" (`micro_batches`
             under a `schedule`); the last two cut the lines by `stages/line_cuts.py`.
-        replicas: let several equal devices share a stage. sum: a device computes or transfers, never both at once.
+        replicas: let several equal devices share a stage (for "throughput").
+        sum: a device computes or transfers, never both at once.
     """
 
     name = "contiguous"
@@ -74,7 +75,7 @@ class Contiguous(Placer):
 
     @property
     def _goal(self) -> Objective:
-        return Objective(self.objective, self.micro_batches, self.schedule, self.sum)
+        return Objective(self.objective, self.micro_batches, self.schedule, self.sum, self.replicas)
 
     def _cuts(self, graph: OpGraph, limits: Cluster) -> Iterator[Cut]:
         """The best cut of every line, for every order of devices and every goal."""

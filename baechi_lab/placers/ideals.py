@@ -41,8 +41,9 @@ class Ideals(Placer):
 
     Args:
         objective: "throughput" (the period), "step" (`micro_batches` under a `schedule`) or "latency" (one step).
-        replicas: let several equal devices share a stage. sum: a device computes or transfers, never both at once
-            (`bl.throughput`). most_sets: closed sets that are looked at; a graph with more is refused with the count.
+        replicas: let several equal devices share a stage (for "throughput").
+        sum: a device computes or transfers, never both at once (`bl.throughput`).
+        most_sets: closed sets that are looked at; a graph with more is refused with the count.
     """
 
     name = "ideals"
@@ -59,7 +60,7 @@ class Ideals(Placer):
 
     @property
     def _goal(self) -> Objective:
-        return Objective(self.objective, self.micro_batches, self.schedule, self.sum)
+        return Objective(self.objective, self.micro_batches, self.schedule, self.sum, self.replicas)
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         if graph.n == 0:

@@ -1,13 +1,13 @@
 """Stages of pipelines by dynamic programming: against brute force, and against published optima."""
 
 import json
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from baechi_lab import Cluster, Device, Link, OpGraph, Placement, load_graph, place, throughput
+from baechi_lab import Cluster, Device, Link, OpGraph, Placement, generators, load_graph, place, simulate, throughput
 from baechi_lab.errors import InfeasiblePlacement, InvalidInput, UnknownNameError
 from baechi_lab.placers.stages.chain import make_chain
 from baechi_lab.placers.stages.closed_sets import closed_sets, cut_sets
@@ -243,3 +243,69 @@ def test_replicas_are_checked():
         Placement(device=[0, 1], replicas=[(0, 1)])
     with pytest.raises(InvalidInput, match="replicas names device 7"):
         throughput(OpGraph.from_edges([1.0]), Cluster.uniform(2), Placement(device=[0], replicas=[(0, 7)]))
+
+
+def chain_of_layers(loads: list[int]) -> tuple[OpGraph, Cluster]:
+    """Layers without transfers, backward twice as long as forward, and four devices."""
+    graph = generators.pipeline([float(x) for x in loads], [2.0 * x for x in loads])
+    return graph, Cluster.uniform(4, memory_bytes=1 << 30, link=Link(0.0, 0.0), comm="parallel")
+
+
+@pytest.mark.parametrize("placer", ["contiguous", "ideals"])
+@pytest.mark.parametrize(("count", "published"), [(8, (600, 573)), (16, (1080, 1077)), (64, (3960, 4101))])
+def test_the_shortest_step_is_found_whether_or_not_its_period_is_the_smallest(placer, count, published):
+    """Loads [8, 14, 18, 20] and [21, 19, 5, 15] of these layers give `published` under 1F1B."""
+    graph, cluster = chain_of_layers([8, 11, 2, 1, 18, 5, 4, 11])
+    found = place(graph, cluster, placer, objective="step", micro_batches=count)
+    step = simulate(graph, cluster, found, micro_batches=count, schedule="1f1b").makespan_us
+    assert step == found.info["step_us"] <= min(published)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("loads", [[8, 11, 2, 1, 18, 5, 4], [13, 11, 5, 7, 14, 12, 10, 7], [5, 12, 15, 8, 9, 19, 16]])
+def test_steps_are_the_shortest_of_all_cuts(loads, schedule):
+    graph, cluster = chain_of_layers(loads)
+    steps = [
+        simulate(graph, cluster, Placement(device=np.tile(stage, 2)), micro_batches=3, schedule=schedule).makespan_us
+        for count in range(4)
+        for cut in combinations(range(1, len(loads)), count)
+        for stage in [np.searchsorted(cut, np.arange(len(loads)), side="right")]
+    ]
+    found = place(graph, cluster, "contiguous", objective="step", micro_batches=3, schedule=schedule)
+    assert found.info["step_us"] == min(steps)
+
+
+def test_a_step_keeps_within_memory_and_allowed_devices():
+    """Three stages: 4, 4 and 10 us. The last two ops fit no device together, and the first may only run on gpu:0."""
+    graph = OpGraph.from_edges(
+        [1.0, 3.0, 4.0, 10.0],
+        [(0, 1, 1), (1, 2, 1), (2, 3, 1)],
+        persistent_bytes=[1, 1, 60, 60],
+        allowed=[0, -1, -1, -1],
+        allowed_sets=(("gpu:0",),),
+    )
+    cluster = Cluster.uniform(3, memory_bytes=100, link=Link(0.0, 0.0), comm="parallel")
+    found = place(graph, cluster, "contiguous", objective="step", micro_batches=4)
+    timeline = simulate(graph, cluster, found, micro_batches=4, schedule="1f1b")
+    assert timeline.feasible and found.device[0] == 0
+    assert timeline.makespan_us == 8 + 4 * 10  # every cut into three has 8 us before the last stage
+
+
+def test_a_schedule_that_no_cut_can_follow_says_why():
+    graph, cluster = chain_of_layers([1, 2, 3])
+    with pytest.raises(InvalidInput, match="the schedule lacks 0B1"):
+        place(graph, cluster, "contiguous", objective="step", micro_batches=3, schedule="0F0 0B0")
+
+
+def test_no_cut_that_fits_is_no_proof():
+    """1F1B keeps two micro-batches of 60 bytes in the first stage; cuts are all tried, other placements are not."""
+    graph = generators.pipeline([1.0, 1.0], [2.0, 2.0], activation_bytes=60)
+    with pytest.raises(InfeasiblePlacement, match="which is no proof that none exists"):
+        place(graph, Cluster.uniform(2, memory_bytes=100), "ideals", objective="step", micro_batches=4)
+
+
+@pytest.mark.parametrize("placer", ["contiguous", "ideals"])
+@pytest.mark.parametrize("objective", ["latency", "step"])
+def test_replicas_are_for_throughput(placer, objective):
+    with pytest.raises(InvalidInput, match="replicas is True with objective"):
+        place(OpGraph.from_edges([1.0]), Cluster.uniform(2), placer, objective=objective, replicas=True)

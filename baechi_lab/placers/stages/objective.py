@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...checks import check_whole
-from ...errors import UnknownNameError
+from ...errors import InvalidInput, UnknownNameError
 from ...graph import Cluster, OpGraph, Placement
 from ...simulator import simulate, throughput
 
@@ -15,17 +15,23 @@ OBJECTIVES = ("latency", "throughput", "step")
 
 
 class Objective(NamedTuple):
-    """`name` of OBJECTIVES; `micro_batches` and `schedule` say what a "step" is; `sum`: how loads add up in a period."""
+    """`name` of OBJECTIVES; `micro_batches` and `schedule` say what a "step" is; `sum`: how loads add up in a period;
+    `replicas`: may equal devices share a stage."""
 
     name: str = "latency"
     micro_batches: int = 8
     schedule: str = "1f1b"
     sum: bool = False
+    replicas: bool = False
 
     def validate(self) -> None:
         if self.name not in OBJECTIVES:
             raise UnknownNameError.of("objective", self.name, OBJECTIVES)
         check_whole("micro_batches", self.micro_batches)
+        if self.replicas and self.name != "throughput":
+            raise InvalidInput(
+                f"replicas is True with objective {self.name!r}; replicas of stages are found for 'throughput' only"
+            )
 
     @property
     def goals(self) -> list[tuple[float, float]]:
@@ -40,7 +46,8 @@ class Objective(NamedTuple):
         pipeline: dict[str, Any] = {}
         if self.name == "step":
             pipeline = {"micro_batches": int(self.micro_batches), "schedule": self.schedule}
-        timeline = simulate(graph, cluster, placement, **pipeline)
+        # Each replica holds what the first of its group holds.
+        timeline = simulate(graph, cluster, placement.replace(replicas=()), **pipeline)
         over = np.maximum(timeline.peak_bytes - cluster.memory_bytes, 0)
         if self.name == "throughput":
             return throughput(graph, cluster, placement, sum=self.sum).period_us, over

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph import Cluster, OpGraph, Placement
+from ...errors import InvalidInput
+from ...graph import Cluster, OpGraph, Placement, allowed_devices
 from ..memory.packing import infeasible, refuse_the_impossible
 from ..memory.repair import repair
+from .climb import climb, moves_allowed
 from .objective import Objective
 
 ATTEMPTS = 6
@@ -18,17 +20,19 @@ ATTEMPTS = 6
 
 
 class Cut(NamedTuple):
-    """One candidate: `home` int32[units], the first device of each unit's stage; `groups` of equal devices that share a
-    stage; `name` tells where it comes from; `cost` is what the programme says it costs, microseconds."""
+    """One candidate: `unit` int32[n] of every op, `stage` int64[units] of every unit, `devices` of every stage (equal ones
+    share it); `name` tells where it comes from; `cost` is what the programme says it costs, microseconds."""
 
     unit: NDArray[Any]
-    home: NDArray[Any]
-    groups: tuple[tuple[int, ...], ...]
+    stage: NDArray[Any]
+    devices: tuple[tuple[int, ...], ...]
     name: str
     cost: float
 
     def placement(self) -> Placement:
-        return Placement(device=self.home[self.unit].astype(np.int32), replicas=self.groups, info={"split": self.name})
+        first = np.array([some[0] for some in self.devices], dtype=np.int32)
+        groups = tuple(some for some in self.devices if len(some) > 1)
+        return Placement(device=first[self.stage[self.unit]], replicas=groups, info={"split": self.name})
 
 
 def made_of(
@@ -40,13 +44,12 @@ def made_of(
     cost: float,
 ) -> Cut:
     """A cut from stages (members, first device of the chain, number of devices)."""
-    home = np.zeros(count, dtype=np.int64)
-    groups = []
+    stage = np.zeros(count, dtype=np.int64)
+    devices: list[tuple[int, ...]] = []
     for members, d, r in stages:
-        home[members] = order[d]
-        if r > 1:
-            groups.append(tuple(order[d : d + r]))
-    return Cut(unit, home, tuple(groups), name, cost)
+        stage[members] = len(devices)
+        devices.append(tuple(order[d : d + r]))
+    return Cut(unit, stage, tuple(devices), name, cost)
 
 
 def best_cut(
@@ -54,33 +57,66 @@ def best_cut(
 ) -> Placement:
     """The best measured candidate that keeps within memory; `cuts(limits)` makes them for devices of so much memory.
 
+    For a step of micro-batches the borders of its stages are moved as long as that helps (`climb`).
+
     `info`: `split` and `period_us`, `step_us` or `planned_us` as measured, `candidates` how many there were.
     Where no cut fits, a repaired placement, which need not be one (`repaired`), except for a step of micro-batches.
     Raises `InfeasiblePlacement`: nothing fits, proven where even the persistent bytes do not.
     """
     limits = cluster
     for _ in range(ATTEMPTS):
-        measured = [_measured(graph, cluster, objective, cut) for cut in cuts(limits)]
+        measured = _all_measured(graph, cluster, objective, cuts(limits))
         fitting = [(us, k) for k, (us, over, _) in enumerate(measured) if not over.any()]
         if fitting:
             us, k = min(fitting)
-            return _told(measured[k][2], objective, us, len(measured))
+            best = measured[k][2]
+            if objective.name == "step":
+                best, us = _climbed(graph, cluster, objective, best, us)
+            return _told(best.placement(), objective, us, len(measured))
         refuse_the_impossible(graph, cluster)
         if not measured:
             break
         least = min((over for _, over, _ in measured), key=lambda over: int(over.sum()))
         limits = limits.with_memory(np.maximum(limits.memory_bytes - least, 0).tolist())
-    mended = repair(graph, cluster, measured[0][2] if measured else None) if objective.name != "step" else None
+    start = measured[0][2].placement() if measured else None
+    mended = repair(graph, cluster, start) if objective.name != "step" else None
     if mended is None:
-        raise infeasible("no cut into stages that fits was found", graph, cluster)
+        raise infeasible("no cut into stages that fits was found, which is no proof that none exists", graph, cluster)
     us, _ = objective.measure(graph, cluster, mended)
     return _told(mended.replace(info={**mended.info, "repaired": True}), objective, us, len(measured))
 
 
-def _measured(graph: OpGraph, cluster: Cluster, objective: Objective, cut: Cut) -> tuple[float, Any, Placement]:
-    placement = cut.placement()
-    us, over = objective.measure(graph, cluster, placement)
-    return us, over, placement
+def _all_measured(
+    graph: OpGraph, cluster: Cluster, objective: Objective, cuts: Iterator[Cut]
+) -> list[tuple[float, Any, Cut]]:
+    """Microseconds, bytes above memory and the cut; those that the schedule cannot work on are left out, if not all."""
+    found: list[tuple[float, Any, Cut]] = []
+    refused: InvalidInput | None = None
+    for cut in cuts:
+        try:
+            found.append((*objective.measure(graph, cluster, cut.placement()), cut))
+        except InvalidInput as error:
+            refused = refused or error
+    if refused is not None and not found:
+        raise refused
+    return found
+
+
+def _climbed(graph: OpGraph, cluster: Cluster, objective: Objective, cut: Cut, us: float) -> tuple[Cut, float]:
+    allowed = allowed_devices(graph, cluster)
+
+    def cost(stage: NDArray[Any]) -> float:
+        placement = cut._replace(stage=stage).placement()
+        if not allowed[np.arange(graph.n), placement.device].all():
+            return np.inf
+        try:
+            took, over = objective.measure(graph, cluster, placement)
+        except InvalidInput:  # an order that blocks itself, or no pipeline for this schedule
+            return np.inf
+        return np.inf if over.any() else took
+
+    stage, us = climb(cut.stage, us, cost, moves_allowed(graph.n * objective.micro_batches))
+    return cut._replace(stage=stage), us
 
 
 def _told(placement: Placement, objective: Objective, us: float, count: int) -> Placement:
