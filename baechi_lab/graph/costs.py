@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from ..errors import CostError, InfeasiblePlacement
 from .cluster import Cluster
-from .opgraph import MOST_US, OpGraph
+from .opgraph import OpGraph
+from .validation import MOST_US
 
 
 def durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:

@@ -1,0 +1,172 @@
+"""What makes a graph valid: every rule of the record, each refusal naming the field, the place and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ColocationError, CostError, DuplicateNameError, InvalidInput, UnknownOpError
+
+if TYPE_CHECKING:
+    from .opgraph import OpGraph
+
+MOST_US, MOST_BYTES = 1e150, 2**61 - 1
+"""All durations of a graph, and all of its bytes, may add up to this: sums stay exact integers, and products finite."""
+
+
+def check_ids(what: str, ids: NDArray[Any], n: int, lowest: int = 0) -> None:
+    """Refuse an index that names no op; `lowest` is -1 where that means none."""
+    bad = np.flatnonzero((ids < lowest) | (ids >= n))
+    if len(bad):
+        raise UnknownOpError(f"{what} {int(bad[0])} names op {int(ids[bad[0]])}; the graph has ops 0..{n - 1}")
+
+
+def _check_length(field_name: str, value: Sequence[Any] | NDArray[Any], n: int, what: str) -> None:
+    if getattr(value, "ndim", 1) != 1 or len(value) != n:
+        raise InvalidInput(f"{field_name} has shape {np.shape(value)}; it must have one entry per {what}, ({n},)")
+
+
+def _check_cost(graph: OpGraph, field_name: str, values: NDArray[Any], name: Any) -> None:
+    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    if len(bad):
+        where = int(bad[0])
+        raise CostError(f"{field_name} of {name(where)} is {values[where]}; it must be finite and not negative")
+
+
+def _check_distinct(what: str, names: Iterable[Any], count: int) -> None:
+    listed = list(names)
+    if len(set(listed)) != count:
+        seen: set[Any] = set()
+        twice = next(x for x in listed if x in seen or seen.add(x))  # type: ignore[func-returns-value]
+        raise DuplicateNameError(f"{what} {twice!r} appears more than once; names must be distinct")
+
+
+def validate(graph: OpGraph) -> None:
+    """Check every rule of the record; called once, on construction."""
+    n, tensors = graph.n, len(graph.tensor_producer)
+    for key in ("duration_us", "temp_bytes", "persistent_bytes", "op_types", "colocation", "allowed", "forward_of"):
+        _check_length(key, getattr(graph, key), n, "op")
+    for key in ("tensor_bytes", "tensor_names"):
+        _check_length(key, getattr(graph, key), tensors, "tensor")
+    for kind, column in graph.duration_by_kind.items():
+        _check_length(f"duration_by_kind[{kind!r}]", column, n, "op")
+        _check_cost(graph, f"duration_by_kind[{kind!r}]", column, lambda i: f"op {graph.names[i]!r}")
+    bad = [x for x in graph.names if not isinstance(x, str) or not x]
+    if bad:
+        raise InvalidInput(f"op name {bad[0]!r} is not a text; every op needs a non-empty name")
+    _check_distinct("op name", graph.names, n)
+    for key in ("duration_us", "temp_bytes", "persistent_bytes"):
+        _check_cost(graph, key, getattr(graph, key), lambda i: f"op {graph.names[i]!r}")
+    _validate_tensors(graph)
+    _check_sums(graph)
+    _validate_groups(graph)
+    _ = graph.order  # raises CycleError
+
+
+def _check_sums(graph: OpGraph) -> None:
+    """Refuse what no schedule could add up: times beyond floating point, bytes beyond 64 bits."""
+    with np.errstate(over="ignore"):
+        for kind, column in {"": graph.duration_us, **graph.duration_by_kind}.items():
+            if not (total := float(column.sum())) <= MOST_US:
+                label = f"duration_by_kind[{kind!r}]" if kind else "duration_us"
+                raise CostError(f"{label} adds up to {total:g} us over all ops; at most {MOST_US:g} can be added up")
+    # As float64, which is near enough to decide and cannot wrap around.
+    held = [float(x.sum(dtype=np.float64)) for x in (graph.persistent_bytes, graph.temp_bytes, graph.tensor_bytes)]
+    if sum(held) > MOST_BYTES:
+        raise CostError(
+            f"persistent_bytes, temp_bytes and size_bytes add up to {sum(held):g}; at most {MOST_BYTES} can be added up"
+        )
+
+
+def _validate_tensors(graph: OpGraph) -> None:
+    n, tensors = graph.n, len(graph.tensor_producer)
+    check_ids("producer of tensor", graph.tensor_producer, n)
+    check_ids("consumer entry", graph.consumers, n)
+    _check_cost(graph, "size_bytes", graph.tensor_bytes, lambda t: f"tensor {graph.tensor_label(t)!r}")
+    if np.any(np.diff(graph.tensor_producer) < 0):
+        raise InvalidInput("tensor_producer must be ascending: list the tensors of op 0 first, then those of op 1, ...")
+    pointer = graph.consumer_ptr
+    if (
+        len(pointer) != tensors + 1
+        or pointer[0] != 0
+        or pointer[-1] != len(graph.consumers)
+        or np.any(np.diff(pointer) < 0)
+    ):
+        raise InvalidInput(f"consumer_ptr must rise from 0 to {len(graph.consumers)} in {tensors + 1} entries")
+    row = np.repeat(np.arange(tensors), np.diff(pointer))
+    if len(row) and np.any((np.diff(row) == 0) & (np.diff(graph.consumers) <= 0)):
+        raise InvalidInput("the consumers of one tensor must be ascending and each named once")
+    # Only the tensors of a producer with several can share a name.
+    same = graph.tensor_producer[1:] == graph.tensor_producer[:-1]
+    several = np.flatnonzero(np.append(same, False) | np.append(False, same)).tolist() if tensors else []
+    producer = graph.tensor_producer.tolist()
+    if len({(producer[t], graph.tensor_names[t]) for t in several}) != len(several):
+        _check_distinct("tensor name", (graph.tensor_label(t) for t in range(tensors)), tensors)
+
+
+def _validate_groups(graph: OpGraph) -> None:
+    n = graph.n
+    check_ids("forward_of entry", graph.forward_of, n, lowest=-1)
+    own = np.flatnonzero(graph.forward_of == np.arange(n))
+    if len(own):
+        raise InvalidInput(f"forward_of of op {graph.names[own[0]]!r} names the op itself")
+    for key, table in (("colocation", graph.colocation_names), ("allowed", graph.allowed_sets)):
+        column = getattr(graph, key)
+        bad = np.flatnonzero((column < -1) | (column >= len(table)))
+        if len(bad):
+            raise InvalidInput(
+                f"{key} of op {graph.names[bad[0]]!r} is {column[bad[0]]}; there are {len(table)} entries"
+            )
+    _check_distinct("colocation group", graph.colocation_names, len(graph.colocation_names))
+    for codes in graph.allowed_sets:
+        if not codes or not all(isinstance(x, str) and x for x in codes):
+            raise InvalidInput(f"allowed {codes!r} must name at least one device or kind")
+    if graph.group_of is not None:
+        check_ids("group_of entry", graph.group_of, n)
+        # Only a copy (`passes.replicate`) stands for no original op: the first copy does.
+        empty = np.setdiff1d(np.arange(n), graph.group_of)
+        if any("/replicate/_" not in graph.names[i] for i in empty.tolist()):
+            raise InvalidInput("group_of leaves an op of the coarse graph without members")
+    _validate_copies(graph)
+    _check_colocated_allowed(graph)
+
+
+def _validate_copies(graph: OpGraph) -> None:
+    """An unrolled graph has all three columns, with one entry per op."""
+    given = [getattr(graph, key) is not None for key in ("copy_of", "copied_key", "micro_batch")]
+    if any(given) and not all(given):
+        raise InvalidInput("copy_of, copied_key and micro_batch belong together: give all three or none")
+    for key, lowest in (("copy_of", 0), ("micro_batch", -1)):
+        column = getattr(graph, key)
+        if column is None:
+            continue
+        _check_length(key, column, graph.n, "op")
+        if column.min(initial=lowest) < lowest:
+            bad = int(column.argmin())
+            raise InvalidInput(f"{key} of op {graph.names[bad]!r} is {column[bad]}; it must be at least {lowest}")
+
+
+def _check_colocated_allowed(graph: OpGraph) -> None:
+    """Two ops of one group whose device lists are disjoint can never share a device.
+
+    Only lists that can be compared without a cluster are refused here: a device name and a kind may agree.
+    """
+    both = np.flatnonzero((graph.colocation >= 0) & (graph.allowed >= 0))
+    seen: dict[int, tuple[int, set[str]]] = {}
+    for i in both.tolist():
+        group, names = int(graph.colocation[i]), set(graph.allowed_sets[graph.allowed[i]])
+        first, common = seen.setdefault(group, (i, names))
+        if not common & names and not _may_agree(common | names):
+            raise ColocationError(
+                f"ops {graph.names[first]!r} and {graph.names[i]!r} share colocation group "
+                f"{graph.colocation_names[group]!r} but allow different devices: {sorted(common)} and {sorted(names)}"
+            )
+        seen[group] = (first, common & names or common)
+
+
+def _may_agree(names: set[str]) -> bool:
+    """A device name (`/gpu:0`, `gpu:0`) may be of a kind named elsewhere, so only a cluster can tell."""
+    return any(":" in x or "/" in x for x in names) and not all(":" in x or "/" in x for x in names)
