@@ -243,6 +243,59 @@ def test_keras_names_reach_plain_functions(batch):
     assert sorted(traced.slots.values()) == ["net/only/bias"] * 2 + ["net/only/kernel"] * 2
 
 
+class Restless(keras.optimizers.SGD):
+    """Keeps a list of two numbers that belong to no variable, and the variables in another order."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.numbers = [self.add_variable((), name=name) for name in ("speed", "patience")]
+        self.turned = list(reversed(variables))
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_add(self.numbers[0], tf.reduce_sum(gradient))
+        self.assign_add(self.numbers[1], self.numbers[0])
+        super().update_step(gradient, variable, learning_rate)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["keras", "tf.Variable"])
+@pytest.mark.parametrize(
+    ("make", "slots"),
+    [
+        (lambda: keras.optimizers.SGD(0.1), 0),  # its iteration and learning rate are as many as the variables
+        (lambda: Restless(0.1), 0),
+        (lambda: Restless(0.1, momentum=0.9), 1),
+        (lambda: keras.optimizers.Adam(0.1), 2),
+        (lambda: keras.optimizers.Adam(0.1, use_ema=True, gradient_accumulation_steps=2), 4),
+    ],
+)
+def test_only_slots_are_taken_for_slots_of_two_variables(make, slots, plain):
+    variable = tf.Variable if plain else keras.Variable
+    w, b = variable(np.ones((3, 2), np.float32), name="w"), variable(np.zeros(2, np.float32), name="b")
+    optimizer = make()
+    optimizer.build([w, b])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ tf.convert_to_tensor(w) + tf.convert_to_tensor(b)) ** 2)
+        held = [w, b] if plain else [w.value, b.value]
+        optimizer.apply_gradients(zip(tape.gradient(loss, held), [w, b], strict=True))
+        return loss
+
+    traced = bl.trace(step, np.ones((4, 3), np.float32))
+    shapes = {v.name: v.shape for v in traced.variables}
+    names = {shape: name for name, shape in shapes.items() if name.split("/")[-1].rstrip("0123456789_") in ("w", "b")}
+    assert Counter(traced.slots.values()) == ({names[3, 2]: slots, names[2,]: slots} if slots else {})
+    assert all(shapes[slot] == shapes[owner] for slot, owner in traced.slots.items())
+
+
+def test_factored_slots_belong_to_their_variable(batch):
+    """Adafactor keeps, for a kernel, a row, a column and a full slot; for a bias a full one and two stand-ins."""
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="only")], name="net")
+    model.compile(keras.optimizers.Adafactor(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    traced = bl.trace(model, *batch)
+    assert Counter(traced.slots.values()) == {"net/only/kernel": 3, "net/only/bias": 1}
+
+
 def test_a_closure_over_a_name_that_is_not_set_yet():
     def step(x):
         return x * 2.0 if x.shape.rank == 0 else later(x)

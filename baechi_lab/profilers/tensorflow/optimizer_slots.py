@@ -1,6 +1,8 @@
 """Which optimizer slot (momentum, velocity, ...) belongs to which variable.
 
-Keras optimizers say so: they keep, per kind of slot, a list that runs parallel to their trainable variables.
+Keras optimizers say so: they keep, per kind of slot, a list that runs parallel to their trainable variables. A list of
+the same length may be something else (all that the optimizer has, or one number per layer): a slot is a variable of the
+optimizer's own that has its variable's shape, or is named after it (factored slots have other shapes).
 Where nobody says so, data flow does: a slot is a variable that is read only to update itself and exactly one
 other variable of its shape. Fused update ops (`ResourceApplyAdam`, ...) name the variable first and its slots after.
 """
@@ -18,14 +20,24 @@ def keras_slots(candidate: Any) -> dict[int, int]:
     trainable = getattr(candidate, "_trainable_variables", None)
     if not hasattr(candidate, "apply_gradients") or not trainable:
         return {}
+    own = {id(v) for v in candidate.variables} - {id(v) for v in trainable}
     slots: dict[int, int] = {}
-    for held in vars(candidate).values():
-        if held is trainable or not isinstance(held, (list, tuple)) or len(held) != len(trainable):
+    for name, held in vars(candidate).items():
+        if name == "_variables" or not isinstance(held, (list, tuple)) or len(held) != len(trainable):
             continue
-        for slot, variable in zip(held, trainable, strict=True):
-            if hasattr(slot, "path") and slot is not variable:
-                slots[id(slot.value.handle)] = id(variable.value.handle)
+        pairs = [(slot, variable) for slot, variable in zip(held, trainable, strict=True) if id(slot) in own]
+        if all(_belongs(slot, variable) for slot, variable in pairs):
+            slots.update({id(_handle(slot)): id(_handle(variable)) for slot, variable in pairs})
     return slots
+
+
+def _belongs(slot: Any, variable: Any) -> bool:
+    return tuple(slot.shape) == tuple(variable.shape) or slot.name == variable.name
+
+
+def _handle(variable: Any) -> Any:
+    """The handle of a Keras variable, or of a `tf.Variable`, whose `value` is a method."""
+    return (variable if callable(variable.value) else variable.value).handle
 
 
 def optimizer_slots(graph_def: Any, shapes: dict[str, tuple[int, ...]], told: dict[str, str]) -> dict[str, str]:
