@@ -31,7 +31,8 @@ def distribute(
             calls alone); `placer_params` go to a named one.
         mode, atomic, warmup, runs, optimizer_states: see `bl.torch.profile`.
         reorder: submit in the planned order within each device ("gpu"), over all devices ("global"), or in code
-            order ("none"). Layers that would have to wait must not have hooks.
+            order ("none"). Where waiting could change a result (hooks, checkpointed regions, custom autograd
+            functions, caches), code order is kept, and a `CodeOrderKept` warning says where.
         devices: the torch device of each device of the cluster, for example `["cuda:0", "cuda:0"]` for two stream
             groups on one GPU. By default `kind="cpu"` devices are torch's `cpu`, all others the attached GPUs in turn.
         output_device: where outputs are brought; by default where the first input is.
@@ -42,7 +43,7 @@ def distribute(
     between layers run where their inputs are; wrap them in a module to have them placed.
 
     Raises:
-        InvalidInput: a model that cannot be traced (naming the layer), a model that is distributed already, hooks.
+        InvalidInput: a model that cannot be traced (naming the layer), a model that is distributed already.
         InfeasiblePlacement: it does not fit.
         ExecutionError: more GPUs asked for than attached.
 

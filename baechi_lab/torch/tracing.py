@@ -27,7 +27,7 @@ from torch import nn
 from ..errors import InvalidInput
 from .keeping import Keeping, foreign, function_name, plainly, recomputes
 from .records import Call, Trace, Value
-from .runtime.context import saved_tensor_hooks_active
+from .runtime.context import checkpointed
 from .runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
 from .runtime.random import States, generator_states, same_states
 from .runtime.tree import map_tensors, tensors, understood
@@ -344,7 +344,7 @@ class Tracer(Handler):
                 inplace=bool(written),
                 output_bytes=sum(fresh.values()),
                 requires_grad=any(t.requires_grad for t in made),
-                recomputed=bool(self.recomputing) or saved_tensor_hooks_active() != self.keeping.before[0],
+                recomputed=bool(self.recomputing) or checkpointed(),
             )
         )
         for position, tensor in enumerate(made):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch_cases import ODD, SMALL, same  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
@@ -276,6 +278,93 @@ def test_times_and_bytes_feed_the_placers():
         placed = bl.place(bl.optimize(graph), cluster, placer)
         timeline = bl.simulate(graph, cluster, placed)
         assert timeline.feasible and bl.check(graph, cluster, placed, timeline) == ()
+
+
+class Square(torch.autograd.Function):
+    """x^2 + x, as two calls that autograd does not see."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x + x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * (2 * x + 1)
+
+
+class Recomputed(nn.Module):
+    """A region of layers (called twice), functions, a Function and dropout; `how` checkpoints it."""
+
+    def __init__(self, how=None):
+        super().__init__()
+        self.how, self.first, self.last = how, nn.Linear(4, 4), nn.Linear(4, 1)
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.5))
+
+    def inner(self, x):
+        return F.relu(self.block(Square.apply(self.block(x)) * 2))
+
+    def forward(self, x):
+        x = self.first(x)
+        if self.how == "offloaded":
+            with torch.autograd.graph.save_on_cpu():
+                return self.last(self.inner(x))
+        return self.last(self.inner(x) if self.how is None else checkpoint(self.inner, x, use_reentrant=self.how))
+
+
+@pytest.fixture
+def ticks(monkeypatch):
+    """A clock that goes on by one whenever it is read: a call takes 1 us, and each autograd node takes 1 us."""
+    monkeypatch.setattr("baechi_lab.profilers.torch.profile.now_us", itertools.count().__next__)
+
+
+@pytest.mark.parametrize("how", [True, False], ids=["reentrant", "non-reentrant"])
+def test_a_checkpointed_call_computes_forward_again_in_its_backward_op(how, ticks):
+    plain, x = profile_layers(Recomputed(), torch.ones(2, 4), warmup=1, runs=2), torch.ones(2, 4)
+    ours = profile_layers(Recomputed(how), x, warmup=1, runs=2)
+    keys = [call.key for call in ours.trace.calls]
+    assert keys == [call.key for call in plain.trace.calls]
+    region = np.array([key not in ("first", "last") for key in keys])
+    assert [call.recomputed for call in ours.trace.calls] == region.tolist()
+    assert ours.forward_us.tolist() == plain.forward_us.tolist() == [1.0] * len(keys)
+    assert ours.backward_us.tolist() == (plain.backward_us + region * plain.forward_us).tolist()
+    assert all(call.requires_grad for call in ours.trace.calls) and (plain.backward_us > 0).all()
+    for here, there in zip(ours.memory, plain.memory, strict=True):
+        assert (here.saves_inputs, here.saves_outputs) == (there.saves_inputs, there.saves_outputs)
+        assert here.saved_bytes == there.saved_bytes
+    graph = ours.graph()
+    assert (graph.forward_of >= 0).sum() == len(keys) and (graph.duration_us > 0).all()
+
+
+def test_offloaded_activations_are_not_computed_again(ticks):
+    plain, ours = (profile_layers(Recomputed(how), torch.ones(2, 4), runs=1) for how in (None, "offloaded"))
+    assert not any(call.recomputed for call in ours.trace.calls)
+    assert ours.backward_us.tolist() == plain.backward_us.tolist()
+
+
+def test_the_node_of_a_function_is_shared_by_the_calls_in_it(ticks):
+    """One node of 1 us for `mul` and `add`: half each; `mul#1` after it has a node of its own."""
+    layers = profile_layers(Recomputed(), torch.ones(2, 4), runs=1)
+    times = dict(zip((call.key for call in layers.trace.calls), layers.backward_us, strict=True))
+    assert (times["mul"], times["add"], times["mul#1"]) == (0.5, 0.5, 1.0)
+
+
+def test_a_reentrant_region_without_gradients_has_no_backward_ops():
+    """Nothing that it takes has a gradient, so torch builds no graph for it."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.b(checkpoint(self.a, x, use_reentrant=True))
+
+    with pytest.warns(UserWarning, match="None of the inputs have requires_grad=True"):
+        layers = profile_layers(Net(), torch.ones(2, 4), runs=1)
+    assert [(c.requires_grad, c.recomputed) for c in layers.trace.calls] == [(False, False), (True, False)]
+    assert layers.backward_us[0] == 0 < layers.backward_us[1]
 
 
 def test_bl_profile_takes_steps_and_modules_of_torch():

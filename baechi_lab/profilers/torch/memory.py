@@ -17,7 +17,9 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, record_function
 
+from ...torch.keeping import plainly, recomputes
 from ...torch.records import Trace
+from ...torch.runtime.context import in_backward, kept_activations
 from ...torch.runtime.intercept import Frame, Handler, Interceptor
 from ...torch.runtime.sequence import inputs_of, nodes_between
 from ...torch.runtime.tree import tensors
@@ -67,6 +69,7 @@ class MemoryWatch(Handler):
 
     def __init__(self, found: Trace, training: bool, cuda: bool):
         self.index, self.training = found.index, training
+        self.again = [call.recomputed for call in found.calls]
         n = len(found.calls)
         self.forward, self.backward, self.saved_bytes = [0] * n, [0] * n, [0] * n
         self.inputs: list[tuple[int, ...]] = [()] * n
@@ -78,8 +81,9 @@ class MemoryWatch(Handler):
         self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
     ) -> Any:
         op = self.index.get(key, -1)
-        if op < 0:
-            return run(*args, **kwargs)
+        if op < 0 or in_backward():
+            with kept_activations():
+                return run(*args, **kwargs)
         stop = inputs_of((args, kwargs))
         taken = list(tensors((args, kwargs)))
         saved: list[torch.Tensor] = []
@@ -93,6 +97,13 @@ class MemoryWatch(Handler):
             for node in nodes_between(outputs, stop):
                 self._hook(node, op)
         return outputs
+
+    def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A checkpointed region runs plainly, so that its calls save what its backward pass will need."""
+        if recomputes(what, args):
+            return plainly(run, args, kwargs)
+        with kept_activations():
+            return run(*args, **kwargs)
 
     def _classify(self, op: int, taken: Any, made: Any, saved: Any, module: nn.Module | None) -> None:
         given = {_storage(t): k for k, t in reversed(list(enumerate(taken))) if not isinstance(t, nn.Parameter)}
@@ -156,11 +167,12 @@ class MemoryWatch(Handler):
             column[op] = max(column[op], temporary_peak([size for _, size in window]))
 
     def result(self) -> tuple[CallMemory, ...]:
-        """One record per call."""
-        return tuple(
-            CallMemory(*row)
-            for row in zip(self.forward, self.backward, self.inputs, self.own, self.saved_bytes, strict=True)
-        )
+        """One record per call; the backward op of one that is recomputed has its forward temporaries too."""
+        backward = [
+            max(b, f) if twice else b for f, b, twice in zip(self.forward, self.backward, self.again, strict=True)
+        ]
+        rows = zip(self.forward, backward, self.inputs, self.own, self.saved_bytes, strict=True)
+        return tuple(CallMemory(*row) for row in rows)
 
 
 def temporary_peak(changes: list[int]) -> int:

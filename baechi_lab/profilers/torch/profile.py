@@ -6,8 +6,14 @@ would forbid in-place layers). Times are averaged over `runs` after `warmup`. On
 call saves for its backward pass (`saved_tensors_hooks`), and the peak of what it allocates beyond what it keeps
 (the allocator's events on the CPU, its peak counter on CUDA).
 
+Checkpointed regions, reentrant or not, run here as if they were not checkpointed, so that every call has autograd nodes
+of its own; a backward op within one takes its forward time once more, since it computes again what was dropped. Bytes
+that are saved there count as in a plain model, which is what the region holds when its backward pass begins. Nodes of a
+custom autograd Function are shared evenly by the calls in its forward, which have no others.
+
 Source: paper P, section 1.3.1. Deviations: backward times are measured, where the paper annotates forward times only;
-saved activations are attributed to the call that saves them.
+saved activations are attributed to the call that saves them; where non-reentrant checkpointing stops early, the calls
+behind the last saved tensor of a region are counted as recomputed all the same.
 """
 
 from __future__ import annotations
@@ -24,7 +30,9 @@ from torch import nn
 
 from ...errors import InvalidInput
 from ...graph import OpGraph
+from ...torch.keeping import plainly, recomputes
 from ...torch.records import Trace
+from ...torch.runtime.context import in_backward, kept_activations
 from ...torch.runtime.intercept import Frame, Handler, Interceptor
 from ...torch.runtime.launch import move
 from ...torch.runtime.sequence import inputs_of, nodes_between
@@ -93,7 +101,9 @@ def profile_layers(
                 memory = measure_memory(found, interceptor, lambda: run_once(model, args, kwargs, training), training)
             finally:
                 interceptor.remove()
-    return _profile(model, found, training, timer.forward / runs, timer.backward / runs, memory)
+    again = np.array([call.recomputed for call in found.calls], dtype=bool)
+    forward = timer.forward / runs
+    return _profile(model, found, training, forward, timer.backward / runs + forward * again, memory)
 
 
 class Timer(Handler):
@@ -104,30 +114,56 @@ class Timer(Handler):
         self.forward = np.zeros(len(traced.calls))
         self.backward = np.zeros(len(traced.calls))
         self.measuring = False
+        self.called: list[int] = []  # calls of the Function that is running
+
+    def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        self.called = []
+        return args, kwargs
 
     def call(
         self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
     ) -> Any:
         op = self.index.get(key, -1)
-        if op < 0 or not self.measuring:
-            return run(*args, **kwargs)
-        stop = inputs_of((args, kwargs))
-        start = now_us()
-        outputs = run(*args, **kwargs)
-        self.forward[op] += now_us() - start
+        with kept_activations():
+            if op < 0 or not self.measuring or in_backward():
+                return run(*args, **kwargs)
+            stop = inputs_of((args, kwargs))
+            start = now_us()
+            outputs = run(*args, **kwargs)
+            self.forward[op] += now_us() - start
+        self.called.append(op)
         if self.training:
             for node in nodes_between(outputs, stop):
-                self._hook(node, op)
+                self._hook(node, [op])
         return outputs
 
-    def _hook(self, node: Any, op: int) -> None:
+    def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A checkpointed region runs plainly; the nodes of another Function belong to the calls in it."""
+        if recomputes(what, args):
+            return plainly(run, args, kwargs)
+        with kept_activations():
+            if isinstance(what, str) or not self.measuring or in_backward():
+                return run(*args, **kwargs)
+            outer, self.called = self.called, []
+            stop = inputs_of((args, kwargs))
+            try:
+                outputs = run(*args, **kwargs)
+            finally:
+                calls, self.called = self.called, outer + self.called
+        if self.training and calls:
+            for node in nodes_between(outputs, stop):
+                self._hook(node, calls)
+        return outputs
+
+    def _hook(self, node: Any, calls: list[int]) -> None:
+        """Time a node, in equal parts for `calls`."""
         started = [0.0]
 
         def before(gradients: Any) -> None:
             started[0] = now_us()
 
         def after(into: Any, outof: Any) -> None:
-            self.backward[op] += now_us() - started[0]
+            self.backward[calls] += (now_us() - started[0]) / len(calls)
 
         node.register_prehook(before)
         node.register_hook(after)

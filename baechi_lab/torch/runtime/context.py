@@ -72,11 +72,41 @@ def ordinary() -> bool:
         quiet
         and not torch._C._are_functorch_transforms_active()  # type: ignore[attr-defined]
         and forward_ad._current_level < 0
-        and torch._C._current_graph_task_id() == -1  # type: ignore[attr-defined]  # no recomputation in a backward pass
+        and not in_backward()
     )
+
+
+def in_backward() -> bool:
+    """Whether this thread is within a backward pass: a forward that runs now is a recomputation."""
+    return bool(torch._C._current_graph_task_id() != -1)  # type: ignore[attr-defined]
 
 
 def saved_tensor_hooks_active() -> bool:
     """Whether activations are being packed (checkpointing, offloading): such hooks are per thread."""
+    return _saved_tensor_hooks() is not None
+
+
+def checkpointed() -> bool:
+    """Whether activations are dropped because non-reentrant checkpointing will compute them again."""
+    hooks = _saved_tensor_hooks()
+    return hooks is not None and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
+
+
+@contextlib.contextmanager
+def kept_activations():  # type: ignore[no-untyped-def]
+    """Activations are kept for the length of a `with` block, where non-reentrant checkpointing would drop them."""
+    dropped = []
+    while checkpointed():
+        dropped.append(_saved_tensor_hooks())
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(dropped):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def _saved_tensor_hooks() -> Any:
+    """The innermost pair of hooks, None where there are none."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return top is not None and top(False) is not None
+    return None if top is None else top(False)
