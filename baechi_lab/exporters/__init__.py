@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidInput
+from ..graph.arguments import refuse_replicas
 from ..graph.cluster import Cluster
 from ..graph.opgraph import OpGraph
 from ..graph.placement import Placement
@@ -59,6 +60,7 @@ def export(
         )
     if not isinstance(cluster, Cluster) and cluster is not None:
         workers, cluster = cluster.addresses, cluster.cluster
+    refuse_replicas(placement, "bl.export")
     graph = graph_of(step) if graph is None else graph
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     needed = int(placed.device.max(initial=0)) + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..errors import InvalidInput
 from .cluster import Cluster
 from .columns import record
 from .opgraph import OpGraph
@@ -25,3 +26,19 @@ def check_records(**given: Any) -> None:
     """
     for name, value in given.items():
         record(name, value, _CLASSES[name])
+
+
+def refuse_replicas(placement: Placement, what: str) -> None:
+    """Refuse a placement of which `what` ("bl.simulate") would show one replica of each stage and leave out the others.
+
+    Raises:
+        InvalidInput: the placement has replicas.
+
+    >>> refuse_replicas(Placement(device=[0], replicas=[(0, 1)]), "bl.simulate")
+    Traceback (most recent call last):
+    baechi_lab.errors.InvalidInput: replicas is ((0, 1),); bl.simulate runs every op on one device (bl.throughput knows replicas)
+    """
+    if placement.replicas:
+        raise InvalidInput(
+            f"replicas is {placement.replicas!r:.60}; {what} runs every op on one device (bl.throughput knows replicas)"
+        )

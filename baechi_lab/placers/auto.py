@@ -5,6 +5,9 @@ is cheap, so the portfolio tries all: every fast registered placer, on the graph
 scheduler. Of the placements that break no rule the fastest wins; by construction `auto` is never worse than any of them.
 A dynamic scheduler's decisions are kept as the placement's planned order, so the result needs no scheduler beside it.
 
+For the period of endless micro-batches or a step of several, the placers that know such objectives are asked for them, and
+every answer is measured by it, once: devices follow the schedule, not a scheduler.
+
 `info["table"]` keeps one row per attempt. Complexity: the sum of the placers, spread over threads.
 """
 
@@ -29,7 +32,9 @@ from .base import Placer
 from .memory.exhaustive import first_fitting
 from .memory.packing import infeasible, refuse_the_impossible
 from .registry import make_placer, placer_class, placer_names
+from .stages.objective import Objective
 
+LATENCY = Objective()
 LP_PLACERS = ("sct", "m-sct")
 LP_OPS = 1500
 """Most ops for which a linear program is solved: above that it takes longer than all the others together."""
@@ -58,6 +63,8 @@ class Auto(Placer):
         optimized: also place the optimized graph.
         lp_ops: most ops for which a linear program is solved.
         workers: threads; None means one per core.
+        objective: "latency" (one step), "throughput" (the period, as `bl.throughput` has it) or "step" (`micro_batches`
+            under a `schedule`); replicas, sum: as in `contiguous`.
         callback: called with `(answers so far, all)` after every placer; returning True asks no more of them.
     """
 
@@ -66,9 +73,15 @@ class Auto(Placer):
     optimized: bool = True
     lp_ops: int = LP_OPS
     workers: int | None = None
+    objective: str = "latency"
+    micro_batches: int = 8
+    schedule: str = "1f1b"
+    replicas: bool = False
+    sum: bool = False
     callback: Callable[[int, int], Any] | None = field(default=None, compare=False)
 
     def validate(self) -> None:
+        self._goal.validate()
         for name in self.placers or ():
             if name == self.name:
                 raise InvalidInput("placers names 'auto' itself; name the placers that it should ask")
@@ -81,20 +94,42 @@ class Auto(Placer):
             return Placement(device=np.zeros(0, dtype=np.int32), info={"table": ()})
         refuse_the_impossible(graph, cluster)
         found = [pair for some in self._run(self._jobs(graph, cluster)) for pair in some]
-        table = tuple(asdict(attempt) for attempt, _ in found)
+        table = tuple(self._row(attempt) for attempt, _ in found)
         fits = [(attempt, placed) for attempt, placed in found if placed is not None and attempt.feasible]
         if not fits:
+            if self.objective != "latency":  # says in its own words why, or repairs
+                placed = proposal("contiguous", graph, graph, cluster, self._goal)
+                return placed.replace(info={**placed.info, "table": table, "winner": "contiguous"})
             return self._mended(graph, cluster, found).replace(info={"table": table, "winner": "repair"})
         attempt, placed = min(fits, key=lambda pair: pair[0].makespan_us)  # ties: the first
-        winner = f"{attempt.placer} on the {attempt.graph} graph, {attempt.scheduler}"
-        return placed.replace(info={"table": table, "winner": winner})
+        winner = f"{attempt.placer} on the {attempt.graph} graph" + (
+            f", {attempt.scheduler}" if attempt.scheduler else ""
+        )
+        told = {} if self.objective == "latency" else {self._goal.key: attempt.makespan_us}
+        return placed.replace(info={"table": table, "winner": winner, **told})
+
+    @property
+    def _goal(self) -> Objective:
+        return Objective(self.objective, self.micro_batches, self.schedule, self.sum, self.replicas)
+
+    def _row(self, attempt: Attempt) -> dict[str, Any]:
+        """A period or a step is no makespan: it has a column of its own name."""
+        columns = asdict(attempt)
+        return (
+            columns
+            if self.objective == "latency"
+            else {self._goal.key if key == "makespan_us" else key: value for key, value in columns.items()}
+        )
 
     def _names(self, graph: OpGraph) -> list[str]:
-        return fast_placers(graph, self.lp_ops) if self.placers is None else list(self.placers)
+        if self.placers is not None:
+            return list(self.placers)
+        fast = fast_placers(graph, self.lp_ops)
+        return fast if self.objective == "latency" else [*fast, *(n for n in placers_of_objectives() if n not in fast)]
 
     def _jobs(self, graph: OpGraph, cluster: Cluster) -> list[Callable[[], list[tuple[Attempt, Placement | None]]]]:
         return [
-            lambda name=name, what=what, form=form: _attempts(name, what, form, graph, cluster)  # type: ignore[misc]
+            lambda name=name, what=what, form=form: _attempts(name, what, form, graph, cluster, self._goal)  # type: ignore[misc]
             for what, form in forms_of(graph, cluster, self.optimized).items()
             for name in self._names(form)
         ]
@@ -136,6 +171,12 @@ def fast_placers(graph: OpGraph, lp_ops: int = LP_OPS) -> list[str]:
     return [n for n in fast if n not in LP_PLACERS or graph.n <= lp_ops]
 
 
+def placers_of_objectives() -> list[str]:
+    """Every registered placer that answers at once and can be told what for."""
+    classes = {n: placer_class(n) for n in placer_names() if n != Auto.name}
+    return [n for n, c in classes.items() if not c.anytime and "objective" in c.__dataclass_fields__]
+
+
 def forms_of(graph: OpGraph, cluster: Cluster, optimized: bool = True) -> dict[str, OpGraph]:
     """The graphs to place: the optimized one where it is smaller, and the given one."""
     if graph.group_of is not None:
@@ -149,24 +190,30 @@ def forms_of(graph: OpGraph, cluster: Cluster, optimized: bool = True) -> dict[s
     return {"raw": graph}
 
 
-def proposal(name: str, form: OpGraph, graph: OpGraph, cluster: Cluster) -> Placement:
-    """What the placer `name` says about `form`, read for `graph`."""
-    placed = make_placer(name).assign(form, cluster)
+def proposal(name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Objective = LATENCY) -> Placement:
+    """What the placer `name` says about `form`, read for `graph`; told the goal, where it takes one other than latency."""
+    known: dict[str, Any] = {}
+    if goal.name != "latency" and name in placers_of_objectives():
+        told = {"objective": goal.name, **{k: v for k, v in goal._asdict().items() if k != "name"}}
+        known = {k: v for k, v in told.items() if k in placer_class(name).__dataclass_fields__}
+    placed = make_placer(name, **known).assign(form, cluster)
     placed = placed.replace(graph_key=form.key, group_of=form.group_of, source_key=form.source_key)
     return placed if form is graph else placed.on(graph)
 
 
 def _attempts(
-    name: str, what: str, form: OpGraph, graph: OpGraph, cluster: Cluster
+    name: str, what: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Objective
 ) -> list[tuple[Attempt, Placement | None]]:  # fmt: skip
-    """What `name` says about `form`, simulated on `graph` under every scheduler."""
+    """What `name` says about `form`, simulated on `graph` under every scheduler, or measured by another goal."""
     began = working_seconds()
     try:
-        placed = proposal(name, form, graph, cluster)
+        placed = proposal(name, form, graph, cluster, goal)
     except BaechiLabError as error:  # a placer that finds nothing, or lacks its package, is a row without a placement
         took = working_seconds() - began
         return [(Attempt(name, what, "", float("inf"), 0, False, took, str(error)), None)]
     took = working_seconds() - began
+    if goal.name != "latency":
+        return [_measured(name, what, placed, graph, cluster, goal, took)]
     rows: list[tuple[Attempt, Placement | None]] = []
     for scheduler in SCHEDULERS.names():
         if scheduler == "planned" and placed.rank is None:
@@ -176,6 +223,18 @@ def _attempts(
         attempt = Attempt(name, what, scheduler, timeline.makespan_us, peak, timeline.feasible, took)
         rows.append((attempt, _frozen(graph, placed, scheduler, timeline)))
     return rows
+
+
+def _measured(
+    name: str, what: str, placed: Placement, graph: OpGraph, cluster: Cluster, goal: Objective, took: float
+) -> tuple[Attempt, Placement | None]:
+    schedule = goal.schedule if goal.name == "step" else ""
+    try:
+        found = goal.measure(graph, cluster, placed)
+    except InvalidInput as error:  # its stages are no pipeline for the schedule
+        return Attempt(name, what, schedule, float("inf"), 0, False, took, str(error)), None
+    peak = int(found.peak_bytes.max(initial=0))
+    return Attempt(name, what, schedule, found.us, peak, found.feasible, took), placed
 
 
 def _frozen(graph: OpGraph, placed: Placement, scheduler: str, timeline: Any) -> Placement:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import InvalidInput, UnknownNameError
 from ..graph import Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers, Violation
-from ..graph.arguments import check_records
+from ..graph.arguments import check_records, refuse_replicas
 from ..graph.units import format_bytes, format_us
 from . import kernel
 from .memory_rules import MEMORY_RULES, edge_memory
@@ -50,7 +50,7 @@ def simulate(
 
     Raises:
         InvalidInput: the placement was made for another graph or names a device that the cluster lacks; its stages
-            form no pipeline, or none that the schedule can work on; the schedule blocks itself.
+            form no pipeline, or none that the schedule can work on; the schedule blocks itself; it has replicas.
         UnknownNameError: no such scheduler, schedule or memory rule.
 
     >>> from baechi_lab import Cluster, Link, OpGraph, Placement
@@ -65,6 +65,7 @@ def simulate(
     if memory_rule not in MEMORY_RULES:
         raise UnknownNameError.of("memory rule", memory_rule, MEMORY_RULES)
     check_records(graph=graph, cluster=cluster, placement=placement)
+    refuse_replicas(placement, "bl.simulate")
     if micro_batches is None and schedule is None:
         placed, info = placement.checked(graph, cluster.n), {}
     else:
@@ -96,6 +97,7 @@ def makespan_and_peak(
     schedule: Any = None,
 ) -> tuple[float, Any]:
     """Only the makespan in microseconds and peak bytes int64[devices]: what a search needs per evaluation."""
+    refuse_replicas(placement, "bl.simulate")
     placed = placement.checked(graph, cluster.n)
     if micro_batches is not None or schedule is not None:
         step = _pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)

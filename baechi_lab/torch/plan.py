@@ -9,6 +9,7 @@ import torch
 
 from ..errors import CodeOrderKept, ExecutionError, InvalidInput, UnknownNameError
 from ..graph import Cluster, Placement
+from ..graph.arguments import refuse_replicas
 from .keeping import said
 from .records import Trace
 from .runtime.order import CRITERIA
@@ -24,10 +25,11 @@ def make_plan(trace: Trace, placement: Placement, devices: tuple[str, ...], *, r
 
     Raises:
         UnknownNameError: an unknown `reorder`.
-        InvalidInput: a placement of other size, or one that splits a group.
+        InvalidInput: a placement of other size or with replicas, or one that splits a group.
     """
     if reorder not in CRITERIA:
         raise UnknownNameError.of("reorder", reorder, CRITERIA)
+    refuse_replicas(placement, "a PyTorch plan")
     n = len(trace.calls)
     if placement.n < n:
         raise InvalidInput(f"the placement has {placement.n} ops; the model has {n} calls")

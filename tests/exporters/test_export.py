@@ -260,3 +260,15 @@ def test_replicated_constants_run_and_export_to_the_same_losses(step, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
     np.testing.assert_allclose(losses, step.info["losses"], rtol=1e-6)
+
+
+def test_replicas_are_refused(step, tmp_path):
+    graph = bl.profile(step, mode="estimated")
+    placed = bl.Placement(device=[0] * graph.n, replicas=[(0, 1)])
+    with pytest.raises(bl.InvalidInput, match=r"replicas is .*; bl.export runs every op on one device"):
+        bl.export(step, placed, tmp_path / "new")
+    with pytest.raises(bl.InvalidInput, match=r"replicas is .*; bl.execute runs every op on one device"):
+        bl.execute(step, placed)
+    with pytest.raises(bl.InvalidInput, match=r"replicas is .*; bl.apply runs every op on one device"):
+        bl.apply(step, placed)
+    assert not (tmp_path / "new").exists()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from baechi_lab import Cluster, Link, OpGraph, list_placers, place, simulate
+from baechi_lab import Cluster, Link, OpGraph, list_placers, optimize, place, simulate, throughput
 from baechi_lab.errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from baechi_lab.graph import generators
 from baechi_lab.placers.auto import LP_OPS, Auto
@@ -71,8 +71,6 @@ def test_tight_memory_is_repaired_or_proven_hopeless():
 
 
 def test_a_coarse_graph_is_placed_as_it_is():
-    from baechi_lab import optimize
-
     graph = generators.unrolled_rnn(4, 2)
     coarse = optimize(graph)
     cluster = Cluster.uniform(2)
@@ -91,3 +89,58 @@ def test_parameters_and_degenerate_graphs():
         Auto(placers=("m-etff",)).validate()
     with pytest.raises(InvalidInput):
         Auto(workers=0).validate()
+
+
+# -- other objectives --------------------------------------------------------------------------------------------------
+
+
+def measured(graph, cluster, placed, objective):
+    if objective == "throughput":
+        return throughput(graph, cluster, placed).period_us
+    return simulate(graph, cluster, placed, micro_batches=6, schedule="gpipe").makespan_us
+
+
+@pytest.mark.parametrize(("objective", "key"), [("throughput", "period_us"), ("step", "step_us")])
+def test_objectives_are_measured_and_never_worse_than_any_row(objective, key):
+    loads = [8, 11, 2, 1, 18, 5, 4, 11]
+    graph = generators.pipeline([float(x) for x in loads], [2.0 * x for x in loads], output_bytes=4)
+    cluster = Cluster.uniform(3, memory_bytes=1 << 30, link=Link(1.0, 0.1), comm="duplex")
+    goal = {"objective": objective, "micro_batches": 6, "schedule": "gpipe"}
+    best = place(graph, cluster, "auto", **goal)
+    rows = [row for row in best.info["table"] if row["feasible"]]
+    assert measured(graph, cluster, best, objective) == best.info[key] == min(row[key] for row in rows)
+    assert {row["scheduler"] for row in rows} == {"gpipe" if objective == "step" else ""}
+    for placer in ("contiguous", "ideals"):
+        asked = place(graph, cluster, placer, **goal)
+        assert best.info[key] <= measured(graph, cluster, asked, objective)
+        assert measured(graph, cluster, asked, objective) in [row[key] for row in rows if row["placer"] == placer]
+    # A latency placer that scatters the chain has a row that says why it is no pipeline.
+    assert objective == "throughput" or any("no pipeline" in row["error"] for row in best.info["table"])
+
+
+def test_replicas_and_sum_reach_the_placers():
+    """Three devices take turns with the op of 12 us, one has the op of 4 us, or all four take turns: 4 us either way."""
+    graph = OpGraph.from_edges([12.0, 4.0], [(0, 1, 2)])
+    cluster = Cluster.uniform(4, link=Link(0.0, 1.0), comm="duplex")
+    best = place(graph, cluster, "auto", objective="throughput", replicas=True)
+    assert best.replicas and best.info["period_us"] == 4.0
+    assert place(graph, cluster, "auto", objective="throughput").info["period_us"] == 12.0
+    # Apart, the ends of a chain of 4, 1 and 4 us send and receive 3 us: added up 4 + 1 + 3 on the first device.
+    chain = OpGraph.from_edges([4.0, 1.0, 4.0], [(0, 1, 3), (1, 2, 3)])
+    cluster = Cluster.uniform(2, link=Link(0.0, 1.0), comm="parallel")
+    periods = [
+        place(chain, cluster, "auto", objective="throughput", sum=sum).info["period_us"] for sum in (False, True)
+    ]
+    assert periods == [5.0, 8.0]
+
+
+def test_what_no_placer_can_do_is_said_as_contiguous_says_it():
+    graph = generators.pipeline([1.0, 1.0], [2.0, 2.0], activation_bytes=60)
+    with pytest.raises(InfeasiblePlacement, match="no proof that none exists"):
+        place(graph, Cluster.uniform(2, memory_bytes=100), "auto", objective="step", micro_batches=4)
+    with pytest.raises(InvalidInput, match="the schedule lacks"):
+        place(graph, Cluster.uniform(2), "auto", objective="step", micro_batches=2, schedule="0F0 0B0")
+    with pytest.raises(UnknownNameError, match="objective"):
+        place(graph, Cluster.uniform(2), "auto", objective="speed")
+    with pytest.raises(UnknownNameError, match="unknown schedule"):
+        place(graph, Cluster.uniform(2), "auto", objective="step", schedule="pipe")

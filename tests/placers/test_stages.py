@@ -293,7 +293,7 @@ def test_a_step_keeps_within_memory_and_allowed_devices():
 
 def test_a_schedule_that_no_cut_can_follow_says_why():
     graph, cluster = chain_of_layers([1, 2, 3])
-    with pytest.raises(InvalidInput, match="the schedule lacks 0B1"):
+    with pytest.raises(InvalidInput, match="the schedule has 1 lines; the pipeline has 3 devices"):
         place(graph, cluster, "contiguous", objective="step", micro_batches=3, schedule="0F0 0B0")
 
 

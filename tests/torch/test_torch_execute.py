@@ -325,3 +325,11 @@ def test_bl_execute_and_bl_compare_take_a_torch_step(profiled):
         bl.execute(step, placed, graph=graph, virtual=2)
     table = bl.compare(graph, cpus(2), ["single", "m-etf"], step=step, measure=True, steps=1, progress=False)
     assert (table["measured_us"] > 0).all() and (table["error"] == "").all()
+
+
+def test_replicas_are_refused():
+    from baechi_lab.torch.models import build
+
+    step = build("gnmt", batch_size=1, length=2, vocabulary=7, width=4, layers=2)
+    with pytest.raises(bl.InvalidInput, match=r"replicas is \(\(0, 1\),\); a PyTorch plan runs every op on one device"):
+        bl.execute(step, bl.Placement(device=[0] * 19, replicas=[(0, 1)]), cluster=bl.Cluster.uniform(2, kind="cpu"))

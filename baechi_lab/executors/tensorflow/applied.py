@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ExecutionError, InvalidInput
+from ...graph.arguments import refuse_replicas
 from ...graph.cluster import Cluster
 from ...graph.opgraph import OpGraph
 from ...graph.placement import Placement
@@ -65,6 +66,7 @@ def apply(
 
     if not isinstance(step, Step):
         raise InvalidInput(f"step is a {type(step).__name__}; give what bl.trace returns")
+    refuse_replicas(placement, "bl.apply")
     graph = graph_of(step) if graph is None else graph
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     names = None if cluster is None else [(d.name, d.memory_bytes) for d in cluster.devices]

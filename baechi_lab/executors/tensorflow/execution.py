@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ...checks import check_whole
 from ...errors import ExecutionError, InvalidInput
+from ...graph.arguments import refuse_replicas
 from ...graph.cluster import Cluster
 from ...graph.opgraph import OpGraph
 from ...graph.placement import Placement
@@ -80,6 +81,7 @@ def execute(
         check_whole(name, value, low=0)
     if timeout is not None and not timeout > 0:
         raise InvalidInput(f"timeout is {timeout!r}; it must be above 0 seconds, or None")
+    refuse_replicas(placement, "bl.execute")
     graph = graph_of(step) if graph is None else graph
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     batches = checked_batches(step, inputs)

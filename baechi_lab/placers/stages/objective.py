@@ -5,13 +5,24 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...checks import check_whole
 from ...errors import InvalidInput, UnknownNameError
 from ...graph import Cluster, OpGraph, Placement
 from ...simulator import simulate, throughput
+from ...simulator.pipelined import checked_pipeline
 
 OBJECTIVES = ("latency", "throughput", "step")
+
+
+class Measured(NamedTuple):
+    """Microseconds of a period or a step; int64[devices] peak bytes, and those above memory; is every rule kept?"""
+
+    us: float
+    peak_bytes: NDArray[np.int64]
+    over: NDArray[np.int64]
+    feasible: bool
 
 
 class Objective(NamedTuple):
@@ -28,10 +39,17 @@ class Objective(NamedTuple):
         if self.name not in OBJECTIVES:
             raise UnknownNameError.of("objective", self.name, OBJECTIVES)
         check_whole("micro_batches", self.micro_batches)
+        if self.name == "step":
+            checked_pipeline(self.micro_batches, self.schedule)
         if self.replicas and self.name != "throughput":
             raise InvalidInput(
                 f"replicas is True with objective {self.name!r}; replicas of stages are found for 'throughput' only"
             )
+
+    @property
+    def key(self) -> str:
+        """What `info` calls the measured microseconds."""
+        return {"latency": "planned_makespan_us", "throughput": "period_us", "step": "step_us"}[self.name]
 
     @property
     def goals(self) -> list[tuple[float, float]]:
@@ -41,14 +59,18 @@ class Objective(NamedTuple):
         count = float(self.micro_batches) if self.name == "step" else 1.0
         return [(1.0, count), (0.5, count), (0.0, 1.0)]
 
-    def measure(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> tuple[float, Any]:
-        """Microseconds, and int64[devices] bytes by which memory is exceeded (of one micro-batch for a period)."""
+    def measure(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> Measured:
+        """What `placement` is worth; memory is that of one micro-batch for a period.
+
+        Raises `InvalidInput` when the schedule of a step cannot work on it.
+        """
         pipeline: dict[str, Any] = {}
         if self.name == "step":
             pipeline = {"micro_batches": int(self.micro_batches), "schedule": self.schedule}
         # Each replica holds what the first of its group holds.
         timeline = simulate(graph, cluster, placement.replace(replicas=()), **pipeline)
-        over = np.maximum(timeline.peak_bytes - cluster.memory_bytes, 0)
+        us = timeline.makespan_us
         if self.name == "throughput":
-            return throughput(graph, cluster, placement, sum=self.sum).period_us, over
-        return timeline.makespan_us, over
+            us = throughput(graph, cluster, placement, sum=self.sum).period_us
+        over = np.maximum(timeline.peak_bytes - cluster.memory_bytes, 0)
+        return Measured(us, timeline.peak_bytes, over, timeline.feasible)

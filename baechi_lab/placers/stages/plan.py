@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput
-from ...graph import Cluster, OpGraph, Placement, allowed_devices
+from ...graph import Cluster, OpGraph, Placement
 from ..memory.packing import infeasible, refuse_the_impossible
 from ..memory.repair import repair
 from .climb import climb, moves_allowed
-from .objective import Objective
+from .objective import Measured, Objective
 
 ATTEMPTS = 6
 """Plans with less and less memory, before the search for one that fits ends."""
@@ -66,35 +66,35 @@ def best_cut(
     limits = cluster
     for _ in range(ATTEMPTS):
         measured = _all_measured(graph, cluster, objective, cuts(limits))
-        fitting = [(us, k) for k, (us, over, _) in enumerate(measured) if not over.any()]
+        fitting = [(found.us, k) for k, (found, _) in enumerate(measured) if found.feasible]
         if fitting:
             us, k = min(fitting)
-            best = measured[k][2]
+            best = measured[k][1]
             if objective.name == "step":
                 best, us = _climbed(graph, cluster, objective, best, us)
             return _told(best.placement(), objective, us, len(measured))
         refuse_the_impossible(graph, cluster)
         if not measured:
             break
-        least = min((over for _, over, _ in measured), key=lambda over: int(over.sum()))
+        least = min((found.over for found, _ in measured), key=lambda over: int(over.sum()))
         limits = limits.with_memory(np.maximum(limits.memory_bytes - least, 0).tolist())
-    start = measured[0][2].placement() if measured else None
+    start = measured[0][1].placement().replace(replicas=()) if measured else None
     mended = repair(graph, cluster, start) if objective.name != "step" else None
     if mended is None:
         raise infeasible("no cut into stages that fits was found, which is no proof that none exists", graph, cluster)
-    us, _ = objective.measure(graph, cluster, mended)
+    us = objective.measure(graph, cluster, mended).us
     return _told(mended.replace(info={**mended.info, "repaired": True}), objective, us, len(measured))
 
 
 def _all_measured(
     graph: OpGraph, cluster: Cluster, objective: Objective, cuts: Iterator[Cut]
-) -> list[tuple[float, Any, Cut]]:
-    """Microseconds, bytes above memory and the cut; those that the schedule cannot work on are left out, if not all."""
-    found: list[tuple[float, Any, Cut]] = []
+) -> list[tuple[Measured, Cut]]:
+    """Every cut as measured; those that the schedule cannot work on are left out, if not all are."""
+    found: list[tuple[Measured, Cut]] = []
     refused: InvalidInput | None = None
     for cut in cuts:
         try:
-            found.append((*objective.measure(graph, cluster, cut.placement()), cut))
+            found.append((objective.measure(graph, cluster, cut.placement()), cut))
         except InvalidInput as error:
             refused = refused or error
     if refused is not None and not found:
@@ -103,22 +103,16 @@ def _all_measured(
 
 
 def _climbed(graph: OpGraph, cluster: Cluster, objective: Objective, cut: Cut, us: float) -> tuple[Cut, float]:
-    allowed = allowed_devices(graph, cluster)
-
     def cost(stage: NDArray[Any]) -> float:
-        placement = cut._replace(stage=stage).placement()
-        if not allowed[np.arange(graph.n), placement.device].all():
-            return np.inf
         try:
-            took, over = objective.measure(graph, cluster, placement)
+            found = objective.measure(graph, cluster, cut._replace(stage=stage).placement())
         except InvalidInput:  # an order that blocks itself, or no pipeline for this schedule
             return np.inf
-        return np.inf if over.any() else took
+        return found.us if found.feasible else np.inf
 
     stage, us = climb(cut.stage, us, cost, moves_allowed(graph.n * objective.micro_batches))
     return cut._replace(stage=stage), us
 
 
 def _told(placement: Placement, objective: Objective, us: float, count: int) -> Placement:
-    key = {"latency": "planned_makespan_us", "throughput": "period_us", "step": "step_us"}[objective.name]
-    return placement.replace(info={**placement.info, key: us, "candidates": count})
+    return placement.replace(info={**placement.info, objective.key: us, "candidates": count})
