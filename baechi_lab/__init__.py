@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from .executors import LocalCluster, apply, execute, measure_cluster, measure_link
     from .exporters import export
+    from .exporters.plans import WrittenPlan, write_plan
     from .graph import (
         Cluster,
         Device,
@@ -70,8 +71,8 @@ __all__ = [
     "ExecutionError", "FormatError", "InfeasiblePlacement", "InvalidInput", "Link", "ListScheduler", "LocalCluster",
     "MissingPackage", "OpGraph", "Optimize", "Pipeline", "Place", "Placement", "Profile", "Result", "Run", "Simulate",
     "Step", "TensorSpec", "Timeline", "Transfers", "UnknownNameError", "UnknownOpError", "Violation", "Workbench",
-    "__version__", "apply", "bounds", "calibrate", "check", "compare", "critical_path", "downward_rank", "execute", "export",
-    "generators", "list_passes", "list_placers", "load_cluster", "load_graph", "measure_cluster", "measure_link", "models",
-    "move", "optimize", "place", "profile", "ratios", "robustness", "save_cluster", "save_graph", "simulate", "sweep",
-    "throughput", "torch", "total_rank", "trace", "unroll", "upward_rank",
+    "WrittenPlan", "__version__", "apply", "bounds", "calibrate", "check", "compare", "critical_path", "downward_rank",
+    "execute", "export", "generators", "list_passes", "list_placers", "load_cluster", "load_graph", "measure_cluster",
+    "measure_link", "models", "move", "optimize", "place", "profile", "ratios", "robustness", "save_cluster", "save_graph",
+    "simulate", "sweep", "throughput", "torch", "total_rank", "trace", "unroll", "upward_rank", "write_plan",
 ]  # fmt: skip

@@ -1,0 +1,74 @@
+"""A placement -> what other runtimes read: device maps, layer splits, options, pictures; one format per file."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from ...errors import InvalidInput, UnknownNameError
+from ...graph.cluster import Cluster
+from ...graph.columns import record
+from ...graph.opgraph import OpGraph
+from ...graph.placement import Placement
+from .records import Request, WrittenPlan, moved
+
+__all__ = ["FORMATS", "WrittenPlan", "write_plan"]
+
+FORMATS = ("deepspeed", "device_map", "dot", "llama_cpp", "megatron", "pipelining", "vllm")
+"""Names of the formats; each is the module of that name."""
+
+
+def write_plan(
+    graph: OpGraph,
+    placement: Placement,
+    format: str = "device_map",
+    *,
+    model: Any = None,
+    cluster: Cluster | None = None,
+    layers: str | None = None,
+) -> WrittenPlan:
+    """Write a placement for another runtime, and say what of it that runtime cannot be told.
+
+    Args:
+        graph: the graph that was placed, or the one that it was fused from; of `bl.torch.profile` for all but "dot".
+        placement: of that graph, or of a coarse graph of it.
+        format: "device_map" (accelerate, transformers), "pipelining" (torch.distributed.pipelining), "deepspeed",
+            "megatron", "vllm" (VLLM_PP_LAYER_PARTITION), "llama_cpp" (--tensor-split, -ot) or "dot" (Graphviz).
+        model: the PyTorch model, which "device_map" needs for its parameters.
+        cluster: names the devices; those of kind "cpu" are CPUs, all others count as GPUs 0, 1, ... in their order.
+        layers: where the numbered layers are ("model.layers"); by default the stack with most ops.
+
+    Returns:
+        the plan as a value and as text, and a sentence for each thing that was lost.
+
+    Raises:
+        InvalidInput: a placement of another graph, no layers found, layers that go back to a device that they left.
+        UnknownNameError: an unknown format.
+
+    >>> names = ["embed", "layers.0", "layers.1", "layers.2", "head"]
+    >>> graph = OpGraph.from_edges([1] * 5, [(0, 1, 8), (1, 2, 8), (2, 3, 8), (3, 4, 8)], names=names)
+    >>> print(write_plan(graph, Placement(device=[0, 0, 1, 1, 1]), "vllm").value)
+    1,2
+    """
+    if format not in FORMATS:
+        raise UnknownNameError.of("format", format, FORMATS)
+    record("placement", placement, Placement)
+    placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
+    if layers is not None and not isinstance(layers, str):
+        raise InvalidInput(f"layers is {layers!r:.60}; give the name of the layers' list, for example 'model.layers'")
+    request = Request(graph, placed.device, cluster, model, layers)
+    written = import_module(f"{__name__}.{format}").write(request)
+    lost = (*written.lost, *moved(request, written.device), *_never_written(placed, format))
+    return WrittenPlan(format, written.value, written.text, lost)
+
+
+def _never_written(placement: Placement, format: str) -> tuple[str, ...]:
+    """What no format takes: an order of ops and replicas of stages."""
+    lost = []
+    if placement.rank is not None and np.unique(placement.rank).size > 1:
+        lost.append(f"{format} has no order of ops within a device; the planned one is left to the runtime")
+    if placement.replicas:
+        lost.append(f"{format} has no stages on several devices; only the first of each group is written")
+    return tuple(lost)

@@ -1,0 +1,158 @@
+"""The layers of a model, found by the names of its ops, and the stages that a placement makes of them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InvalidInput
+from .records import Request, heaviest, is_call, stem
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A layer, or a module before or after the layers, and the device that it is written on."""
+
+    name: str
+    ops: tuple[int, ...]
+    device: int
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A model as `before`, `layers` (in the order of their numbers) and `after`; `lost` names other stacks of layers."""
+
+    prefix: str
+    before: tuple[Unit, ...]
+    layers: tuple[Unit, ...]
+    after: tuple[Unit, ...]
+    lost: tuple[str, ...] = ()
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """All of them, from input to output."""
+        return (*self.before, *self.layers, *self.after)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Units `start` to `stop` (excluded), one after the other on one device."""
+
+    device: int
+    start: int
+    stop: int
+
+
+def find_stack(request: Request) -> Stack:
+    """The stack of numbered layers (`model.layers.0`, `.1`, ...) that holds most ops, and the modules around it.
+
+    A layer over several devices is written on the one with most of its persistent bytes. Modules between two layers
+    count as before, where they run before the last layer begins.
+
+    Raises:
+        InvalidInput: no op's name has a numbered part, or none under `request.layers`.
+    """
+    found = _numbered(request)
+    if request.layers is not None and request.layers not in found:
+        raise InvalidInput(f"layers is {request.layers!r}; the graph has numbered layers under {_shown(found)}")
+    if not found:
+        raise InvalidInput("no layers found: no op of the graph is named like 'layers.0.attention'")
+    prefix = request.layers if request.layers is not None else _widest(found)
+    of_layer = found[prefix]
+    last = max(request.graph.position[ops[0]] for ops in of_layer.values())
+    inside = {i for ops in of_layer.values() for i in ops}
+    others: dict[str, list[int]] = defaultdict(list)
+    for i in request.forward:
+        if i not in inside and not is_call(request.graph, i):
+            others[stem(request.graph.names[i])].append(int(i))
+    around = [(_unit(request, name, ops), request.graph.position[ops[0]] < last) for name, ops in others.items()]
+    dot = f"{prefix}." if prefix else ""
+    return Stack(
+        prefix=prefix,
+        before=tuple(u for u, early in around if early),
+        layers=tuple(_unit(request, f"{dot}{number}", ops) for number, ops in sorted(of_layer.items())),
+        after=tuple(u for u, early in around if not early),
+        lost=_other_stacks(found, prefix),
+    )
+
+
+def split(request: Request, units: Sequence[Unit]) -> tuple[Stage, ...]:
+    """The units cut where their device changes, one stage per device.
+
+    Raises:
+        InvalidInput: the units go back to a device that they left; the message names the first that does.
+    """
+    stages: list[Stage] = []
+    for i, unit in enumerate(units):
+        if stages and stages[-1].device == unit.device:
+            stages[-1] = Stage(unit.device, stages[-1].start, i + 1)
+            continue
+        earlier = next((s for s in stages if s.device == unit.device), None)
+        if earlier is not None:
+            raise InvalidInput(
+                f"layer {unit.name!r} turns back to device {request.device_name(unit.device)}, which "
+                f"{units[earlier.stop - 1].name!r} had left; a split into stages needs each device's layers in one run "
+                "(the placer 'contiguous' makes such plans)"
+            )
+        stages.append(Stage(unit.device, i, i + 1))
+    return tuple(stages)
+
+
+def spread(request: Request, units: Sequence[Unit], device: Sequence[int] | None = None) -> NDArray[Any]:
+    """int32[n]: where every op runs when `units` run on `device` (by default their own).
+
+    Calls of plain functions run where the op before them does, backward ops where their forward op does.
+    """
+    written = np.full(request.graph.n, -1, np.int32)
+    for k, unit in enumerate(units):
+        written[list(unit.ops)] = unit.device if device is None else device[k]
+    here = -1
+    for i in request.forward:
+        here = written[i] = written[i] if written[i] >= 0 else here
+    backward = np.flatnonzero(request.graph.forward_of >= 0)
+    written[backward] = written[request.graph.forward_of[backward]]
+    return written
+
+
+def stage_devices(request: Request, stages: Sequence[Stage]) -> tuple[str, ...]:
+    """The sentence on which device is which stage, where that is not 0, 1, 2, ..."""
+    devices = [s.device for s in stages]
+    if devices == list(range(len(devices))):
+        return ()
+    named = ", ".join(f"stage {i} is device {request.device_name(d)}" for i, d in enumerate(devices))
+    return (f"the format numbers stages, not devices: {named}",)
+
+
+def _numbered(request: Request) -> dict[str, dict[int, list[int]]]:
+    """Prefix -> number -> forward ops, for every numbered part of every op's name."""
+    found: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for i in request.forward:
+        parts = re.split(r"[./]", stem(request.graph.names[i]))
+        for k, part in enumerate(parts):
+            if part.isascii() and part.isdecimal():
+                found[".".join(parts[:k])][int(part)].append(int(i))
+    return found
+
+
+def _widest(found: dict[str, dict[int, list[int]]]) -> str:
+    return min(found, key=lambda prefix: (-sum(map(len, found[prefix].values())), len(prefix), prefix))
+
+
+def _other_stacks(found: dict[str, dict[int, list[int]]], prefix: str) -> tuple[str, ...]:
+    inside = f"{prefix}." if prefix else ""
+    others = [p for p in found if p != prefix and not p.startswith(inside) and len(found[p]) > 1]
+    return (f"one stack of layers is written, {prefix!r}; not {', '.join(map(repr, others))}",) if others else ()
+
+
+def _unit(request: Request, name: str, ops: list[int]) -> Unit:
+    return Unit(name, tuple(ops), heaviest(request, ops))
+
+
+def _shown(found: dict[str, dict[int, list[int]]]) -> str:
+    return ", ".join(map(repr, sorted(found))) or "no name"

@@ -1,0 +1,35 @@
+"""torch.distributed.pipelining: the modules before which the model is split (`split_spec` of `pipeline`)."""
+
+from __future__ import annotations
+
+from ...errors import InvalidInput
+from .layers import Unit, split, spread, stage_devices
+from .records import Request, Written, is_call, stem
+
+
+def write(request: Request) -> Written:
+    """`{"layers.2": "BEGINNING"}`: the outermost modules that begin where the stage changes.
+
+    Raises:
+        InvalidInput: no op is a module's, or the modules go back to a device that they left.
+    """
+    ops = [int(i) for i in request.forward if not is_call(request.graph, i)]
+    if not ops:
+        raise InvalidInput("no modules found: all ops of the graph are calls of plain functions")
+    units = [Unit(stem(request.graph.names[i]), (i,), int(request.device[i])) for i in ops]
+    stages = split(request, units)
+    names = [_outermost(units, s.start) for s in stages[1:]]
+    entries = "".join(f"    {name!r}: SplitPoint.BEGINNING,\n" for name in names)
+    text = f"from torch.distributed.pipelining import SplitPoint\n\nsplit_spec = {{\n{entries}}}\n"
+    return Written(dict.fromkeys(names, "BEGINNING"), text, spread(request, units), stage_devices(request, stages))
+
+
+def _outermost(units: list[Unit], start: int) -> str:
+    """The shortest prefix of the module's name that no module before it shares."""
+    parts = units[start].name.split(".")
+    prefixes = [".".join(parts[: k + 1]) for k in range(len(parts))]
+    earlier = [f"{u.name}." for u in units[:start]]
+    free = [p for p in prefixes if not any(name.startswith(f"{p}.") for name in earlier)]
+    if not free:
+        raise InvalidInput(f"module {units[start].name!r} is called on both sides of a split; put it on one stage")
+    return free[0]

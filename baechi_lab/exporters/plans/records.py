@@ -1,0 +1,106 @@
+"""What a writer of plans is given, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph.cluster import Cluster
+from ...graph.opgraph import OpGraph
+
+
+@dataclass(frozen=True)
+class WrittenPlan:
+    """A placement in the words of another runtime.
+
+    Args:
+        format: the name of the format.
+        value: what the runtime is given: a mapping, a list, or a text.
+        text: the same as text, to paste or to save.
+        lost: one sentence for each thing of the plan that the format could not express; empty when nothing was lost.
+    """
+
+    format: str
+    value: Any
+    text: str
+    lost: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Request:
+    """A plan to write: `device` is int32[n], the device of every op of `graph`."""
+
+    graph: OpGraph
+    device: NDArray[Any]
+    cluster: Cluster | None
+    model: Any
+    layers: str | None
+
+    @property
+    def forward(self) -> NDArray[Any]:
+        """The ops that are no backward ops, in topological order (code order, where that is one)."""
+        return self.graph.order[self.graph.forward_of[self.graph.order] < 0]
+
+    def device_name(self, device: int) -> str:
+        """The name of a device, or its index where no cluster was given."""
+        return str(device) if self.cluster is None else self.cluster.names[device]
+
+    def accelerators(self) -> Mapping[int, int]:
+        """Device index -> its number among the devices that are no CPUs; without a cluster, all are none."""
+        used = range(int(self.device.max(initial=0)) + 1) if self.cluster is None else range(self.cluster.n)
+        gpus = [d for d in used if self.cluster is None or self.cluster.devices[d].kind != "cpu"]
+        return {d: i for i, d in enumerate(gpus)}
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a format made of a request: `device` is where its ops will run, -1 where that is not said."""
+
+    value: Any
+    text: str
+    device: NDArray[Any]
+    lost: tuple[str, ...] = ()
+
+
+def heaviest(request: Request, ops: list[int]) -> int:
+    """The device that holds most of the ops' persistent bytes; ties go by duration, then to the lowest index."""
+    graph = request.graph
+    devices = sorted({int(request.device[i]) for i in ops})
+
+    def weight(device: int) -> tuple[int, float]:
+        here = [i for i in ops if request.device[i] == device]
+        return int(graph.persistent_bytes[here].sum()), float(graph.duration_us[here].sum())
+
+    return max(devices, key=weight)
+
+
+def stem(name: str) -> str:
+    """The module of an op's name: `layers.0.1` of `layers.0.1#2`."""
+    return name.partition("#")[0]
+
+
+def is_call(graph: OpGraph, op: int) -> bool:
+    """Whether an op is a plain function's call (`layers.0/add#1` of type `add`) and no module of its own."""
+    return stem(graph.names[op]).rpartition("/")[2] == graph.op_types[op]
+
+
+def moved(request: Request, written: NDArray[Any]) -> tuple[str, ...]:
+    """The sentence on ops that will run on another device than planned; none where all keep theirs."""
+    wrong = np.flatnonzero((written >= 0) & (written != request.device))
+    if not wrong.size:
+        return ()
+    share = request.graph.duration_us[wrong].sum() / max(request.graph.duration_us.sum(), 1e-300)
+    shown = ", ".join(
+        f"{request.graph.names[i]!r} on {request.device_name(int(written[i]))} instead of "
+        f"{request.device_name(int(request.device[i]))}"
+        for i in wrong[:3]
+    )
+    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    return (f"{len(wrong)} of {request.graph.n} ops, {share:.0%} of the time, run elsewhere: {shown}{more}",)

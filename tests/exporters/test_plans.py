@@ -1,0 +1,247 @@
+"""Plans for other runtimes: small models by hand, with what each format must say and what it cannot."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.exporters.plans import FORMATS
+
+NAMES = ["embed", "layers.0", "layers.1", "layers.2", "layers.3", "norm", "head"]
+
+
+def chain(names, types=None, **columns):
+    """A chain of ops of 1 us."""
+    edges = [(i, i + 1, 8) for i in range(len(names) - 1)]
+    more = {} if types is None else {"op_types": tuple(types)}
+    return bl.OpGraph.from_edges([1.0] * len(names), edges, names=names, **more, **columns)
+
+
+def write(device, format, names=NAMES, **given):
+    """A plan of a chain."""
+    return bl.write_plan(chain(names), bl.Placement(device=device), format, **given)
+
+
+TWO = [0, 0, 0, 1, 1, 1, 1]  # the embedding and two layers; two layers, norm and head
+
+
+def test_vllm_counts_the_layers_of_each_stage():
+    plan = write(TWO, "vllm")
+    assert plan.value == "2,2"
+    assert plan.text == "VLLM_PP_LAYER_PARTITION=2,2  # with --pipeline-parallel-size 2\n" == str(plan)
+    assert plan.lost == ()
+
+
+def test_deepspeed_counts_all_modules():
+    plan = write(TWO, "deepspeed")
+    assert plan.value == {"num_stages": 2, "parts": [0, 3, 7], "layers": NAMES}  # 3 = embed and 2 layers; 7 = all
+    assert "PARTS = [0, 3, 7]" in plan.text
+    compile(plan.text, "plan.py", "exec")
+    assert len(plan.lost) == 1 and "no parts given by hand" in plan.lost[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "layout"),
+    [
+        (TWO, "Et*2|t*2L"),
+        ([0, 1, 1, 1, 2, 2, 3], "E|t*3|t|L"),  # embedding and head on devices of their own
+        ([0] * 7, "Et*4L"),
+        ([0, 0, 1, 2, 3, 3, 3], "Et|t|t|tL"),
+    ],
+)
+def test_megatron_layout(device, layout):
+    plan = write(device, "megatron")
+    assert plan.value == layout
+    assert f"--pipeline-model-parallel-size {layout.count('|') + 1} " in plan.text
+    if device != [0, 1, 1, 1, 2, 2, 3]:
+        assert plan.lost == ()
+    else:  # the norm goes with the head: 1 of 7 ops, 1/7 of the time
+        assert plan.lost == ("1 of 7 ops, 14% of the time, run elsewhere: 'norm' on 3 instead of 2",)
+
+
+def test_pipelining_splits_before_the_outermost_module():
+    names = ["embed", "layers.0.norm", "layers.0.mlp", "layers.1.norm", "layers.1.mlp", "head"]
+    assert write([0, 0, 0, 1, 1, 1], "pipelining", names).value == {"layers.1": "BEGINNING"}
+    inner = write([0, 0, 1, 1, 1, 2], "pipelining", names)
+    assert inner.value == {"layers.0.mlp": "BEGINNING", "head": "BEGINNING"}
+    assert "'layers.0.mlp': SplitPoint.BEGINNING,\n    'head': SplitPoint.BEGINNING,\n" in inner.text
+
+
+def test_pipelining_cannot_split_inside_a_module_that_runs_twice():
+    with pytest.raises(bl.InvalidInput, match=r"module 'shared' is called on both sides of a split"):
+        write([0, 0, 1], "pipelining", ["shared.a", "shared", "shared#1"])
+
+
+def test_calls_run_where_the_module_before_them_runs():
+    graph = chain(["layers.0", "add", "layers.1"], ["Linear", "add", "Linear"])
+    plan = bl.write_plan(graph, bl.Placement(device=[0, 1, 1]), "pipelining")
+    assert plan.value == {"layers.1": "BEGINNING"}
+    assert plan.lost == ("1 of 3 ops, 33% of the time, run elsewhere: 'add' on 0 instead of 1",)
+
+
+@pytest.mark.parametrize("format", ["vllm", "megatron", "deepspeed", "pipelining"])
+def test_layers_that_turn_back_are_named(format):
+    with pytest.raises(bl.InvalidInput, match=r"'layers.2' turns back to device 0, which 'layers.0' had left"):
+        write([0, 0, 1, 0, 1, 1, 1], format)
+
+
+def test_a_layer_over_two_devices_goes_where_most_of_its_bytes_are():
+    names = ["layers.0.a", "layers.0.b", "layers.1.a", "layers.1.b"]
+    graph = chain(names, persistent_bytes=[10, 30, 5, 5])
+    plan = bl.write_plan(graph, bl.Placement(device=[0, 0, 0, 1]), "vllm")
+    assert plan.value == "2"  # layers.1: 5 bytes and 1 us on either, so the lower index
+    assert plan.lost == ("1 of 4 ops, 25% of the time, run elsewhere: 'layers.1.b' on 0 instead of 1",)
+    assert bl.write_plan(graph, bl.Placement(device=[1, 0, 1, 1]), "vllm").value == "1,1"  # 30 bytes against 10
+
+
+def test_ends_that_vllm_keeps_with_the_first_and_last_stage():
+    plan = write([2, 0, 0, 1, 1, 1, 2], "vllm")
+    assert plan.value == "2,2"
+    assert "'embed' on 0 instead of 2, 'head' on 1 instead of 2" in plan.lost[0]
+
+
+def test_stages_on_devices_in_another_order():
+    cluster = bl.Cluster.uniform(2)
+    plan = write([1, 1, 1, 0, 0, 0, 0], "vllm", cluster=cluster)
+    assert plan.lost == ("the format numbers stages, not devices: stage 0 is device gpu:1, stage 1 is device gpu:0",)
+
+
+def test_layers_are_counted_by_number_and_the_stack_can_be_named():
+    names = ["enc.0", "enc.1", "enc.2", "dec.0", "dec.1"]
+    plan = write([0, 0, 1, 1, 1], "vllm", names)
+    assert plan.value == "2,1"
+    assert plan.lost[0] == "one stack of layers is written, 'enc'; not 'dec'"
+    assert write([0, 0, 1, 1, 2], "vllm", names, layers="dec").value == "1,1"
+    with pytest.raises(bl.InvalidInput, match=r"layers is 'body'; the graph has numbered layers under 'dec', 'enc'"):
+        write([0] * 5, "vllm", names, layers="body")
+    ten = [f"layers.{i}" for i in range(11)]
+    assert write([0] * 10 + [1], "vllm", ten).value == "10,1"  # layer 10 comes after 9, not after 1
+
+
+def test_backward_ops_go_with_their_forward_ops():
+    names = ["layers.0", "layers.1", "layers.1/backward", "layers.0/backward"]
+    graph = chain(names, forward_of=[-1, -1, 1, 0])
+    assert bl.write_plan(graph, bl.Placement(device=[0, 1, 1, 0]), "vllm").lost == ()
+    lost = bl.write_plan(graph, bl.Placement(device=[0, 1, 1, 1]), "vllm").lost
+    assert lost == ("1 of 4 ops, 25% of the time, run elsewhere: 'layers.0/backward' on 0 instead of 1",)
+
+
+# -- llama.cpp -----------------------------------------------------------------------------------------------
+
+
+def test_llama_cpp_counts_the_output_as_a_layer():
+    plan = write(TWO, "llama_cpp")
+    assert plan.text == "-ngl 999 -sm layer -ts 2,3\n"  # 2 layers; 2 layers and the output
+    assert plan.lost == ("llama.cpp keeps input embeddings on the CPU, wherever they were planned",)
+
+
+def test_llama_cpp_overrides_what_a_split_cannot_say():
+    cluster = bl.Cluster(
+        (bl.Device("cpu:0", "cpu", 1 << 34), *(bl.Device(f"gpu:{i}", "gpu", 1 << 34) for i in range(2))),
+        bl.Link(1, 0.001),
+    )
+    plan = write([0, 0, 1, 2, 1, 1, 1], "llama_cpp", cluster=cluster)  # layers on CPU, gpu 0, gpu 1, gpu 0
+    assert plan.value == {"tensor_split": [5, 0], "override_tensor": [r"^blk\.(0)\.=CPU", r"^blk\.(2)\.=CUDA1"]}
+    assert plan.text == '-ngl 999 -sm layer -ts 5,0 -ot "^blk\\.(0)\\.=CPU" -ot "^blk\\.(2)\\.=CUDA1"\n'
+    assert any("-ot moves weights only" in sentence for sentence in plan.lost)
+    assert not any("run elsewhere" in sentence for sentence in plan.lost)
+    cpu = write([0] * 7, "llama_cpp", cluster=bl.Cluster.uniform(1, kind="cpu"))
+    assert cpu.text == "-ngl 0\n"
+
+
+def loaded(plan, layers, gpus):
+    """Where llama.cpp puts each layer and the output: single precision, the first share above the layer's fraction."""
+    shares = np.cumsum(np.asarray(plan.value["tensor_split"], np.float32))
+    shares /= shares[-1]
+    found = []
+    for i in range(layers + 1):
+        split = int(np.searchsorted(shares, np.float32(i) / np.float32(layers + 1), side="right"))
+        name = f"blk.{i}.attn_output.weight" if i < layers else "output.weight"
+        hits = (p.rpartition("=") for p in plan.value["override_tensor"])
+        buffer = next((device for pattern, _, device in hits if re.search(pattern, name)), f"CUDA{split}")
+        found.append(int(buffer.removeprefix("CUDA")))
+    return found
+
+
+@pytest.mark.parametrize("device", list(itertools.product(range(3), repeat=4)))
+def test_llama_cpp_puts_every_layer_where_it_was_planned(device):
+    names = ["layers.0", "layers.1", "layers.2", "head"]
+    plan = write(device, "llama_cpp", names, cluster=bl.Cluster.uniform(3))
+    assert loaded(plan, 3, 3) == list(device)
+    rising = (base for base in itertools.product(range(3), repeat=4) if list(base) == sorted(base))
+    fewest = min(sum(a != b for a, b in zip(base, device, strict=True)) for base in rising)
+    overridden = sum(len(re.findall(r"\d", p.partition("=")[0])) or 1 for p in plan.value["override_tensor"])
+    assert overridden == fewest
+
+
+def test_llama_cpp_shares_are_exact_for_many_layers():
+    for layers, first in itertools.product((7, 33, 80, 126), (1, 3, 5)):
+        device = [0] * first + [1] * (layers - first) + [1]
+        names = [*(f"layers.{i}" for i in range(layers)), "head"]
+        plan = write(device, "llama_cpp", names)
+        assert plan.value["override_tensor"] == []
+        assert loaded(plan, layers, 2) == device
+
+
+# -- Graphviz ------------------------------------------------------------------------------------------------
+
+
+def test_dot_has_every_op_edge_and_device():
+    graph = bl.OpGraph.from_edges([1, 2.5, 3], [(0, 1, 16), (0, 2, 16)], names=['a"b', "c\\d", "e"])
+    plan = bl.write_plan(graph, bl.Placement(device=[0, 1, 0]), "dot", cluster=bl.Cluster.uniform(2))
+    assert plan.text.splitlines() == [
+        'digraph "graph" {', "  node [shape=box];",
+        "  subgraph cluster_0 {", '    label="device gpu:0";',
+        '    n0 [label="a\\"b\\n1 us"];', '    n2 [label="e\\n3 us"];', "  }",
+        "  subgraph cluster_1 {", '    label="device gpu:1";', '    n1 [label="c\\\\d\\n2.5 us"];', "  }",
+        '  n0 -> n1 [label="16 B", color=red];', '  n0 -> n2 [label="16 B"];',
+        "}",
+    ]  # fmt: skip
+    assert plan.lost == ()
+
+
+# -- what no format takes, and bad input ----------------------------------------------------------------------
+
+
+def test_order_and_replicas_are_lost():
+    placement = bl.Placement(device=[0] * 7, order=range(7), replicas=[(0, 1)])
+    lost = bl.write_plan(chain(NAMES), placement, "vllm").lost
+    assert [sentence.split(";")[0] for sentence in lost] == [
+        "vllm has no order of ops within a device", "vllm has no stages on several devices",
+    ]  # fmt: skip
+
+
+def test_a_placement_of_groups_is_read_for_the_ops():
+    graph = chain(NAMES)
+    groups = bl.Placement(device=[0, 1], group_of=TWO, source_key=graph.key)
+    assert bl.write_plan(graph, groups, "vllm").value == "2,2"
+
+
+def test_an_unknown_format_suggests_one():
+    with pytest.raises(bl.UnknownNameError, match=r"unknown format 'vlm'; did you mean 'vllm'\?"):
+        write(TWO, "vlm")
+
+
+@pytest.mark.parametrize("format", ["vllm", "megatron", "deepspeed", "llama_cpp"])
+def test_a_graph_without_layers_is_refused(format):
+    with pytest.raises(bl.InvalidInput, match=r"no layers found: no op of the graph is named like"):
+        write([0, 1], format, ["embed", "head"])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_other_bad_input(format):
+    with pytest.raises(bl.InvalidInput, match=r"another graph, of 2 ops"):
+        write([0, 1], format)
+    with pytest.raises(bl.InvalidInput, match=r"device 1; the cluster has devices 0..0"):
+        write(TWO, format, cluster=bl.Cluster.uniform(1))
+    with pytest.raises(bl.InvalidInput, match=r"layers is 3"):
+        write(TWO, format, layers=3)
+    with pytest.raises(bl.InvalidInput, match=r"placement"):
+        bl.write_plan(chain(NAMES), TWO, format)
+
+
+def test_a_device_map_needs_the_model():
+    with pytest.raises(bl.InvalidInput, match=r"model is a NoneType; a device_map needs the PyTorch model"):
+        write(TWO, "device_map")
