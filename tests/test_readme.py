@@ -35,6 +35,7 @@ def test_first_example_has_eight_lines():
 @pytest.mark.timeout(300)
 def test_examples_run(tmp_path):
     code = "\n".join(blocks("python"))
+    (tmp_path / "data").symlink_to(ROOT / "data")
     done = subprocess.run(
         [sys.executable, "-W", "error:::baechi_lab", "-c", code],
         cwd=tmp_path, env=_environment(), capture_output=True, text=True, timeout=280,
