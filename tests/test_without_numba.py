@@ -85,7 +85,7 @@ REACH = """
     stages = bl.generators.pipeline([1.0, 2.0], [2.0, 3.0], [1.0, 1.0])
     bl.simulate(stages, cluster, bl.Placement(device=[0, 1] * 3), micro_batches=2, schedule="zb-auto")
     for placer in ("contiguous", "ideals"):
-        outcome(stages, cluster, placer, objective="throughput", replicas=True)
+        bl.place(stages, cluster, placer, objective="throughput", replicas=True)
 """
 PLACERS = ("m-topo", "m-etf", "m-sct", "etf", "sct")
 
