@@ -428,3 +428,7 @@ def test_sweep_prints_why_a_row_failed(call, graph_file):
     code, out, _ = call("sweep", graph_file, "--devices", "1,2", "--memory", "10B", "--jobs", "1")
     assert code == 0
     assert len(re.findall(r"m-etf, [12] x 10 B: .*needs", out)) == 2
+
+
+def test_export_refuses_an_unknown_format_at_once(call):
+    check_refused(call("export", "mlp", "--format", "dott"), "unknown value of --format: 'dott'; did you mean 'dot'?")

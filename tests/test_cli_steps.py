@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +70,10 @@ def test_profile_place_run_export_by_files(call, tmp_path):
     assert len(done["step_seconds"]) == 3
     assert done["measured_us"] > 0
     assert done["simulated_us"] is None  # no profile was made here
+    placing = ("steps.py:small", "--placement", "placement.json", "--devices", "2")
+    code, facts, _ = call("export", *placing, "--format", "dot", "-o", "plan.dot")
+    assert code == 0 and facts["text"].startswith("digraph") and facts["text"] == Path("plan.dot").read_text()
+    assert call("export", *placing, "--format", "vllm")[0] == 2  # the step has no numbered layers
     code, facts, _ = call("export", "steps.py:small", "--placement", "placement.json", "--devices", "2", "-o", "out")
     assert code == 0
     assert (tmp_path / "out" / "train.py").is_file()

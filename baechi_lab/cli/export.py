@@ -1,24 +1,61 @@
-"""Export a training step under a placement: a folder whose train.py needs TensorFlow and NumPy only."""
+"""Export a training step under a placement: a folder whose train.py needs TensorFlow and NumPy only, or a plan as text."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 
-from . import output, placing
+from ..graph import Cluster, OpGraph, Placement
+from . import options, output, placing
+
+FOLDER = "folder"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    from ..exporters.plans import FORMATS
+
     placing.add_placing(parser)
-    parser.add_argument("-o", "--output", default="placed_training", metavar="FOLDER", help="(%(default)s)")
+    formats = ", ".join(f for f in FORMATS if f != "device_map")
+    parser.add_argument(
+        "--format", default=FOLDER, metavar="NAME",
+        help=f"{FOLDER}: a script (the default); or a plan as text for another runtime: {formats}",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output", metavar="PATH", help="the folder (placed_training), or the plan's file (standard output)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Place and write."""
+    from ..executors.structure import graph_of
     from ..exporters import export
+    from ..exporters.plans import FORMATS
 
-    step, placement, _, graph = placing.placed(arguments)
-    export(step, placement, arguments.output, graph=graph)
-    facts = {"folder": arguments.output, "script": f"{arguments.output.rstrip('/')}/train.py"}
+    options.one_of(arguments.format, "--format", (FOLDER, *(f for f in FORMATS if f != "device_map")))
+    step, placement, cluster, graph = placing.placed(arguments)
+    if arguments.format != FOLDER:
+        return _write_plan(arguments, graph_of(step) if graph is None else graph, placement, cluster)
+    folder = arguments.output or "placed_training"
+    export(step, placement, folder, graph=graph)
+    facts = {"folder": folder, "script": f"{folder.rstrip('/')}/train.py"}
     output.print_json(facts) if arguments.json else output.print_facts(facts)
+    return 0
+
+
+def _write_plan(arguments: argparse.Namespace, graph: OpGraph, placement: Placement, cluster: Cluster) -> int:
+    """The text to its file or to standard output, what it lost to standard error."""
+    from ..exporters.plans import write_plan
+    from ..graph.formats.files import write_atomically
+
+    plan = write_plan(graph, placement, arguments.format, cluster=cluster)
+    if arguments.output:
+        write_atomically(arguments.output, plan.text.encode())
+    if arguments.json:
+        output.print_json({"format": plan.format, "text": plan.text, "lost": plan.lost})
+        return 0
+    if not arguments.output:
+        print(plan.text, end="")
+    for sentence in plan.lost:
+        print(f"lost: {sentence}", file=sys.stderr)
     return 0
