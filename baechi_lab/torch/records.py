@@ -41,8 +41,9 @@ class Call:
     inplace: bool
     output_bytes: int
     requires_grad: bool
-    recomputed: bool = False
-    """Whether it is within a checkpointed region: it runs again in the backward pass."""
+    recomputed: int = 0
+    """How many checkpointed regions it is within: so often it runs again in the backward pass, or less often where
+    non-reentrant checkpointing stops early."""
     read_at: dict[int, int] = field(default_factory=dict)
     """Value -> its first position among the tensors passed in."""
 

@@ -27,7 +27,7 @@ from torch import nn
 from ..errors import InvalidInput
 from .keeping import Keeping, foreign, function_name, plainly, recomputes
 from .records import Call, Trace, Value
-from .runtime.context import checkpointed
+from .runtime.context import kept_activations
 from .runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
 from .runtime.random import States, generator_states, same_states
 from .runtime.tree import map_tensors, tensors, understood
@@ -330,6 +330,8 @@ class Tracer(Handler):
             home = f"{self._name(module)}.".removeprefix(".")
             found = (self.buffer_names.get(home + name) for name, _ in module.named_buffers())
             buffers += [name for name in found if name is not None]
+        with kept_activations() as regions:
+            checkpoints = len(regions)
         self.calls.append(
             Call(
                 key=key,
@@ -344,7 +346,7 @@ class Tracer(Handler):
                 inplace=bool(written),
                 output_bytes=sum(fresh.values()),
                 requires_grad=any(t.requires_grad for t in made),
-                recomputed=bool(self.recomputing) or checkpointed(),
+                recomputed=self.recomputing + checkpoints,
             )
         )
         for position, tensor in enumerate(made):

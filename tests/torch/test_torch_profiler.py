@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 
 import numpy as np
@@ -294,13 +295,21 @@ class Square(torch.autograd.Function):
         return gradient * (2 * x + 1)
 
 
+class Counted(nn.Linear):
+    runs = 0
+
+    def forward(self, x):
+        Counted.runs += 1
+        return super().forward(x)
+
+
 class Recomputed(nn.Module):
-    """A region of layers (called twice), functions, a Function and dropout; `how` checkpoints it."""
+    """A region of layers (called twice), functions, a Function and dropout; `how` says how it is checkpointed."""
 
     def __init__(self, how=None):
         super().__init__()
         self.how, self.first, self.last = how, nn.Linear(4, 4), nn.Linear(4, 1)
-        self.block = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.5))
+        self.block = nn.Sequential(Counted(4, 4), nn.Tanh(), nn.Dropout(0.5))
 
     def inner(self, x):
         return F.relu(self.block(Square.apply(self.block(x)) * 2))
@@ -310,7 +319,10 @@ class Recomputed(nn.Module):
         if self.how == "offloaded":
             with torch.autograd.graph.save_on_cpu():
                 return self.last(self.inner(x))
-        return self.last(self.inner(x) if self.how is None else checkpoint(self.inner, x, use_reentrant=self.how))
+        run = self.inner
+        for reentrant in self.how or ():
+            run = functools.partial(checkpoint, run, use_reentrant=reentrant)
+        return self.last(run(x))
 
 
 @pytest.fixture
@@ -319,13 +331,20 @@ def ticks(monkeypatch):
     monkeypatch.setattr("baechi_lab.profilers.torch.profile.now_us", itertools.count().__next__)
 
 
-@pytest.mark.parametrize("how", [True, False], ids=["reentrant", "non-reentrant"])
+@pytest.mark.parametrize(
+    "how", [(True,), (False,), (True, True), (True, False), (False, True), (False, False)], ids=str
+)
 def test_a_checkpointed_call_computes_forward_again_in_its_backward_op(how, ticks):
     plain, x = profile_layers(Recomputed(), torch.ones(2, 4), warmup=1, runs=2), torch.ones(2, 4)
     ours = profile_layers(Recomputed(how), x, warmup=1, runs=2)
     keys = [call.key for call in ours.trace.calls]
     assert keys == [call.key for call in plain.trace.calls]
-    region = np.array([key not in ("first", "last") for key in keys])
+    before = Counted.runs
+    Recomputed(how)(x).sum().backward()
+    again = (Counted.runs - before) // 2 - 1  # the layer is called twice
+    # non-reentrant regions in each other: the outer one stops where it has the inputs of the inner one
+    assert again == (1 if how == (False, False) else len(how))
+    region = np.array([len(how) * (key not in ("first", "last")) for key in keys])
     assert [call.recomputed for call in ours.trace.calls] == region.tolist()
     assert ours.forward_us.tolist() == plain.forward_us.tolist() == [1.0] * len(keys)
     assert ours.backward_us.tolist() == (plain.backward_us + region * plain.forward_us).tolist()
@@ -348,6 +367,39 @@ def test_the_node_of_a_function_is_shared_by_the_calls_in_it(ticks):
     layers = profile_layers(Recomputed(), torch.ones(2, 4), runs=1)
     times = dict(zip((call.key for call in layers.trace.calls), layers.backward_us, strict=True))
     assert (times["mul"], times["add"], times["mul#1"]) == (0.5, 0.5, 1.0)
+
+
+def test_what_a_function_saves_belongs_to_its_calls():
+    """`add` takes x and its square; no call made the mask of 2 x 4 bytes: it is for the last call."""
+
+    class Saves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            mask = torch.tensor([[True] * 4] * 2)
+            square = x * x
+            ctx.save_for_backward(x, square, mask, weight)
+            return square + x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x, _, mask, _ = ctx.saved_tensors
+            return gradient * (2 * x + 1) * mask, None
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return Saves.apply(self.a(x), self.a.weight)
+
+    layers = profile_layers(Net(), torch.ones(2, 4), warmup=0, runs=1)
+    memory = dict(zip((call.key for call in layers.trace.calls), layers.memory, strict=True))
+    assert [(m.saves_inputs, m.saves_outputs, m.saved_bytes) for m in memory.values()] == [
+        ((0,), False, 0),  # the linear layer saves its input
+        ((), False, 0),
+        ((0, 1), False, 8),  # `add` takes the square and x
+    ]
 
 
 def test_a_reentrant_region_without_gradients_has_no_backward_ops():

@@ -75,7 +75,12 @@ class MemoryWatch(Handler):
         self.inputs: list[tuple[int, ...]] = [()] * n
         self.own = [False] * n
         self.cuda = cuda
-        self.parameters: set[int] = set()
+        # calls of the Function that is running: call, storages that it took with their positions, and that it made
+        self.called: list[tuple[int, dict[int, int], set[int]]] = []
+
+    def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        self.called = []
+        return args, kwargs
 
     def call(
         self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
@@ -99,11 +104,43 @@ class MemoryWatch(Handler):
         return outputs
 
     def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A checkpointed region runs plainly, so that its calls save what its backward pass will need."""
+        """A checkpointed region runs plainly; what another Function saves belongs to the calls in it."""
         if recomputes(what, args):
             return plainly(run, args, kwargs)
-        with kept_activations():
-            return run(*args, **kwargs)
+        if isinstance(what, str) or in_backward():
+            with kept_activations():
+                return run(*args, **kwargs)
+        outer, self.called = self.called, []
+        stop = inputs_of((args, kwargs))
+        saved: list[torch.Tensor] = []
+        try:
+            with saved_tensors_hooks(lambda t: saved.append(t.detach()) or t.detach(), lambda t: t):  # type: ignore[func-returns-value]
+                outputs = run(*args, **kwargs)
+        finally:
+            calls, self.called = self.called, outer + self.called
+        if calls:
+            self._share(calls, saved, {_storage(t) for t in tensors((args, kwargs)) if isinstance(t, nn.Parameter)})
+            for node in nodes_between(outputs, stop) if self.training else ():
+                self._hook(node, calls[-1][0])
+        return outputs
+
+    def _share(
+        self, calls: list[tuple[int, dict[int, int], set[int]]], saved: list[torch.Tensor], fixed: set[int]
+    ) -> None:
+        """What a Function saves: for the last of its calls that took or made it, else for its last call."""
+        other: dict[int, int] = {}
+        for tensor in saved:
+            storage = _storage(tensor)
+            if storage in fixed:
+                continue
+            op, given, made = next((c for c in reversed(calls) if storage in c[1] or storage in c[2]), (-1, {}, set()))
+            if storage in made:
+                self.own[op] = True
+            elif storage in given:
+                self.inputs[op] = tuple(sorted({*self.inputs[op], given[storage]}))
+            else:
+                other[storage] = tensor.untyped_storage().nbytes()
+        self.saved_bytes[calls[-1][0]] += sum(other.values())
 
     def _classify(self, op: int, taken: Any, made: Any, saved: Any, module: nn.Module | None) -> None:
         given = {_storage(t): k for k, t in reversed(list(enumerate(taken))) if not isinstance(t, nn.Parameter)}
@@ -122,6 +159,7 @@ class MemoryWatch(Handler):
             elif storage not in fixed:
                 other[storage] = tensor.untyped_storage().nbytes()
         self.inputs[op], self.saved_bytes[op] = tuple(sorted(inputs)), sum(other.values())
+        self.called.append((op, given, results))
 
     def _hook(self, node: Any, op: int) -> None:
         """Backward temporaries: the node's execution is a window of the allocator's events, or of its peak counter."""

@@ -7,13 +7,14 @@ call saves for its backward pass (`saved_tensors_hooks`), and the peak of what i
 (the allocator's events on the CPU, its peak counter on CUDA).
 
 Checkpointed regions, reentrant or not, run here as if they were not checkpointed, so that every call has autograd nodes
-of its own; a backward op within one takes its forward time once more, since it computes again what was dropped. Bytes
-that are saved there count as in a plain model, which is what the region holds when its backward pass begins. Nodes of a
-custom autograd Function are shared evenly by the calls in its forward, which have no others.
+of its own; a backward op within one takes its forward time once more, since it computes again what was dropped (within
+regions in each other, once for each). Bytes that are saved there count as in a plain model, which is what the region
+holds when its backward pass begins. The time of a custom autograd Function's nodes is shared evenly by the calls in its
+forward, which have no others.
 
 Source: paper P, section 1.3.1. Deviations: backward times are measured, where the paper annotates forward times only;
 saved activations are attributed to the call that saves them; where non-reentrant checkpointing stops early, the calls
-behind the last saved tensor of a region are counted as recomputed all the same.
+behind the last tensor that a region needs are counted as recomputed all the same.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def profile_layers(
                 memory = measure_memory(found, interceptor, lambda: run_once(model, args, kwargs, training), training)
             finally:
                 interceptor.remove()
-    again = np.array([call.recomputed for call in found.calls], dtype=bool)
+    again = np.array([call.recomputed for call in found.calls], dtype=np.int64)
     forward = timer.forward / runs
     return _profile(model, found, training, forward, timer.backward / runs + forward * again, memory)
 

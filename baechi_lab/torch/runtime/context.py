@@ -94,13 +94,16 @@ def checkpointed() -> bool:
 
 @contextlib.contextmanager
 def kept_activations():  # type: ignore[no-untyped-def]
-    """Activations are kept for the length of a `with` block, where non-reentrant checkpointing would drop them."""
+    """Activations are kept for the length of a `with` block, where non-reentrant checkpointing would drop them.
+
+    Gives the hooks of the regions that are left alone meanwhile, the innermost first.
+    """
     dropped = []
     while checkpointed():
         dropped.append(_saved_tensor_hooks())
         torch._C._autograd._pop_saved_tensors_default_hooks()
     try:
-        yield
+        yield dropped
     finally:
         for pack, unpack in reversed(dropped):
             torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
