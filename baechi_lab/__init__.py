@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from .passes import list_passes
     from .passes.optimize import optimize
+    from .passes.recompute import recompute
     from .passes.unroll import unroll
     from .pipeline import Execute, Optimize, Pipeline, Place, Profile, Result, Simulate
     from .placers import ListScheduler, list_placers, place
@@ -73,6 +74,6 @@ __all__ = [
     "Step", "TensorSpec", "Timeline", "Transfers", "UnknownNameError", "UnknownOpError", "Violation", "Workbench",
     "WrittenPlan", "__version__", "apply", "bounds", "calibrate", "check", "compare", "critical_path", "downward_rank",
     "execute", "export", "generators", "list_passes", "list_placers", "load_cluster", "load_graph", "measure_cluster",
-    "measure_link", "models", "move", "optimize", "place", "profile", "ratios", "robustness", "save_cluster", "save_graph",
-    "simulate", "sweep", "throughput", "torch", "total_rank", "trace", "unroll", "upward_rank", "write_plan",
+    "measure_link", "models", "move", "optimize", "place", "profile", "ratios", "recompute", "robustness", "save_cluster",
+    "save_graph", "simulate", "sweep", "throughput", "torch", "total_rank", "trace", "unroll", "upward_rank", "write_plan",
 ]  # fmt: skip

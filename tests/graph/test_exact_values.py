@@ -206,7 +206,7 @@ GIVEN = ("graph", "cluster", "placement", "timeline", "moves")
 
 @pytest.mark.parametrize(
     "name", ["bounds", "check", "compare", "critical_path", "downward_rank", "move", "optimize", "place", "ratios",
-             "robustness", "simulate", "throughput", "total_rank", "unroll", "upward_rank"],
+             "recompute", "robustness", "simulate", "throughput", "total_rank", "unroll", "upward_rank"],
 )  # fmt: skip
 @pytest.mark.parametrize("bad", [None, 7, "x"])
 def test_what_is_no_record_is_named(name, bad):

@@ -1,0 +1,94 @@
+"""Which forward ops may be computed again, and in which order the forward and the backward pass run."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import CONTROL_BYTES, OpGraph
+from .forward_only import backward_ops
+from .roles import SETUP, UPDATE, roles
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_RANDOM = re.compile(r"Random|Multinomial|Dropout|Bernoulli", re.IGNORECASE)
+_STATISTICS = re.compile(r"batch_?norm", re.IGNORECASE)
+_EFFECTS = re.compile(
+    r"Assign|Apply[A-Z]|^(Resource|Read|Variable|VarHandle|Placeholder|Iterator|Print|Assert|Save|Restore|Queue|Stack(Push|Pop|V2)|"
+    r"Barrier|TensorArray|Lookup|HashTable|Mutable|Stateful|PyFunc|EagerPyFunc|Write|Summary|_?Send|_?Recv|_?HostSend|"
+    r"_?HostRecv|Collective|Nccl|While|If$|For$|Case$|Enter|Exit|NextIteration|LoopCond|PartitionedCall)|"
+    r"(Enqueue|Dequeue|Summary)|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)$"
+)
+
+
+class Parts:
+    """A training graph seen as a forward and a backward pass.
+
+    - `late`: bool[n], the ops with a `forward_of` and their descendants. What only they read is forward all the same.
+    - `rank`: int64[n], a topological order that puts late ops last; `ordered` is its inverse.
+    - `setup`, `update`: bool[n], as `passes.roles` has them.
+
+    >>> graph = OpGraph.from_edges([0, 5, 9], [(0, 1, 8), (1, 2, 8)], forward_of=[-1, -1, 1],
+    ...                            op_types=["Data", "MatMul", "MatMulGrad"])
+    >>> Parts(graph).may_repeat.tolist(), Parts(graph).trigger(2)
+    ([False, True, False], 1)
+    """
+
+    def __init__(self, graph: OpGraph):
+        self.graph = graph
+        role = roles(graph)
+        self.setup, self.update = role == SETUP, role == UPDATE
+        self.late: Bools = backward_ops(graph)
+        self.ordered: Ints = np.lexsort((graph.position, self.late)).astype(np.int64)
+        self.rank: Ints = np.empty(graph.n, dtype=np.int64)
+        self.rank[self.ordered] = np.arange(graph.n)
+
+    @cached_property
+    def may_repeat(self) -> Bools:
+        """bool[n]: the ops that may be computed again."""
+        return np.array([not self.why_not(op) for op in range(self.graph.n)], dtype=np.bool_)
+
+    def why_not(self, op: int) -> str:
+        """Why an op may not be computed again, as the end of a sentence; empty if it may."""
+        op_type, read = self.graph.op_types[op], self.graph.inputs[0]
+        if self.late[op] or self.setup[op] or self.update[op]:
+            return "it is no forward op"
+        if read[op] == read[op + 1]:
+            return "it reads nothing, so what it gives may differ the next time"
+        if _RANDOM.search(op_type):
+            return f"its type {op_type!r} is random, and the backward pass must see the same numbers"
+        if _STATISTICS.search(op_type):
+            return f"its type {op_type!r} would update the statistics of its batch twice"
+        if _EFFECTS.search(op_type):
+            return f"its type {op_type!r} has side effects, or reads what may change"
+        if np.any(self.update[self.readers(op)] & self.late[self.readers(op)]):
+            return "an update reads its output"
+        return ""
+
+    def readers(self, op: int) -> NDArray[np.int32]:
+        """Ops that read a data tensor of `op`, as often as they read one; control dependencies do not count."""
+        graph = self.graph
+        first, end = graph.output_ptr[op], graph.output_ptr[op + 1]
+        begin, stop = graph.consumer_ptr[first], graph.consumer_ptr[end]
+        data = graph.tensor_bytes[graph.edge_tensor[begin:stop]] > CONTROL_BYTES
+        return graph.consumers[begin:stop][data]
+
+    def trigger(self, reader: int) -> int:
+        """The op after which a copy is due that the late op `reader` needs first."""
+        pointer, predecessor = self.graph.predecessors
+        before = predecessor[pointer[reader] : pointer[reader + 1]]
+        late = before[self.late[before]]
+        candidates = late if len(late) else before  # without one the backward pass starts here
+        return int(candidates[self.rank[candidates].argmax()])
+
+    @cached_property
+    def data_bytes(self) -> Ints:
+        """int64[n]: bytes of the outputs of each op, without control dependencies."""
+        size = np.where(self.graph.tensor_bytes > CONTROL_BYTES, self.graph.tensor_bytes, 0)
+        total = np.zeros(self.graph.n, dtype=np.int64)
+        np.add.at(total, self.graph.tensor_producer, size)
+        return total

@@ -1,0 +1,299 @@
+"""Recomputation: what is dropped is computed again, as late as it can be; the program finds the least work to repeat."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.passes import contract
+from baechi_lab.passes.checkpoint_program import Chain, least_peak, peak_of, solve
+from baechi_lab.passes.repeatable import Parts
+from baechi_lab.passes.roles import BACKWARD, roles
+
+ONE = bl.Cluster.uniform(1)
+
+
+def training_chain(sizes, us=None, read=None, source=1000, **columns):
+    """x -> f1 -> ... -> fn -> loss -> bn -> ... -> b1; bi reads fi (where read[i-1]) and the gradient, which has no bytes.
+
+    `sizes` are those of f1..fn; x has `source` bytes. Backward ops take twice as long as their forward op.
+    """
+    n = len(sizes)
+    us = [1.0] * n if us is None else list(us)
+    names = ["x", *(f"f{i}" for i in range(1, n + 1)), "loss", *(f"b{i}" for i in range(n, 0, -1))]
+    at = {name: i for i, name in enumerate(names)}
+    edges = [(0, 1, source)]
+    for i in range(1, n + 1):
+        follows = at[f"f{i + 1}"] if i < n else at["loss"]
+        edges += [(at[f"f{i}"], follows, sizes[i - 1]), (at[f"b{i + 1}"] if i < n else at["loss"], at[f"b{i}"], 0)]
+        if read is None or read[i - 1]:
+            edges.append((at[f"f{i}"], at[f"b{i}"], sizes[i - 1]))
+    forward_of = [at["f" + name[1:]] if name[0] == "b" else -1 for name in names]
+    duration = [0.0, *us, 0.0, *(2 * u for u in us[::-1])]
+    columns = {"forward_of": forward_of, "names": names, **columns}
+    return bl.OpGraph.from_edges(duration, edges, **columns)
+
+
+def on_one(graph):
+    timeline = bl.simulate(graph, ONE, placed := bl.Placement(device=[0] * graph.n))
+    assert bl.check(graph, ONE, placed, timeline) == ()
+    return timeline
+
+
+def held(graph):
+    """Simulated peak without control dependencies, where all other bytes are multiples of 1000."""
+    return int(on_one(graph).peak_bytes[0]) // 1000 * 1000
+
+
+def readers(graph, name):
+    tensors = graph.outputs(graph.index[name])
+    return {graph.names[i] for t in tensors if graph.tensor_bytes[t] != 4 for i in graph.tensor_consumers(t)}
+
+
+# -- the copies --------------------------------------------------------------------------------------------
+
+
+def test_a_chain_by_hand():
+    graph = training_chain([1000] * 4, source=0)
+    again = bl.recompute(graph, keep=["f2", "f4"])
+    assert again.names == (*graph.names, "f1/again", "f3/again")
+    assert readers(again, "f3") == {"f4"} and readers(again, "f3/again") == {"b3"}
+    assert readers(again, "f2") == {"f3", "b2", "f3/again"} and readers(again, "x") == {"f1", "f1/again"}
+    assert again.forward_of[-2:].tolist() == [again.index["f1"], again.index["f3"]]
+    # Forward 4, backward 8, two ops again.
+    assert on_one(graph).makespan_us == 12 and on_one(again).makespan_us == 14
+    # All four outputs before; then f2, f4 and at most one more: f3 before f4 ends, or f3 again after f4 was freed.
+    assert held(graph) == 4000 and held(again) == 3000
+
+
+def test_a_copy_waits_for_the_op_that_makes_it_due():
+    again = bl.recompute(training_chain([1000] * 4), keep=["f2", "f4"])
+    timeline = on_one(again)
+    start = dict(zip((again.names[i] for i in timeline.op), timeline.start_us, strict=True))
+    # x, f1..f4 end at 4, b4 at 6, f3 again, b3 at 9, b2 at 11, f1 again at 12, b1
+    assert (start["f3/again"], start["b3"], start["f1/again"], start["b1"]) == (6, 7, 11, 12)
+
+
+def test_the_start_of_the_backward_pass_waits_for_the_forward_pass():
+    again = bl.recompute(training_chain([1000] * 2), drop=["f1", "f2"])
+    timeline = on_one(again)
+    ran = [again.names[i] for i in timeline.op[np.argsort(timeline.start_us, kind="stable")]]
+    assert ran.index("loss") < ran.index("f1/again") < ran.index("f2/again") < ran.index("b2")
+
+
+def test_keep_all_is_the_graph_itself():
+    graph = training_chain([1000] * 3)
+    assert bl.recompute(graph, "all") is graph
+    assert bl.recompute(graph, drop=[]) is graph
+    forward_only = bl.generators.chain(5)
+    assert bl.recompute(forward_only) is forward_only
+    assert bl.recompute(bl.OpGraph.from_edges([])).n == 0
+
+
+@pytest.mark.parametrize("n", [4, 9, 16, 25, 36])
+def test_square_root_of_equal_stages(n):
+    root = int(n**0.5)
+    graph = training_chain([1000] * n)
+    again = bl.recompute(graph, "sqrt")
+    # root segments of root ops: one op of each but the last is kept, and the last whole.
+    assert again.n - graph.n == (root - 1) * (root - 1)
+    assert on_one(again).makespan_us == 3 * n + (root - 1) ** 2
+    # x, the root - 1 kept ends, and the last segment.
+    assert held(again) == 1000 * (1 + (root - 1) + root)
+
+
+def test_boundaries_are_read_by_another_layer():
+    graph = training_chain([1000] * 4)
+    scoped = ["x", "one/f1", "one/f2", "two/f3", "two/f4", *graph.names[5:]]
+    again = bl.recompute(graph.replace(names=scoped), "boundaries")
+    assert set(again.names) - set(scoped) == {"one/f1/again", "two/f3/again"}
+    grouped = graph.replace(colocation=[-1, 0, 0, 0, 1, *[-1] * 5], colocation_names=("a", "b"))
+    assert {"f1/again", "f2/again"} == set(bl.recompute(grouped, "boundaries").names) - set(graph.names)
+
+
+def test_copies_keep_their_group_and_no_bytes():
+    persistent = [0, 500, 0, 0, 0, 0, 0, 0]
+    graph = training_chain([1000] * 3, persistent_bytes=persistent, colocation=[-1, -1, 0, -1, -1, 0, -1, -1],
+                           colocation_names=("g",), temp_bytes=[0, 7, 0, 0, 0, 0, 0, 0])  # fmt: skip
+    again = bl.recompute(graph, drop=["f1", "f2"])
+    first, second = again.index["f1/again"], again.index["f2/again"]
+    assert again.persistent_bytes.sum() == 500 and again.temp_bytes[first] == 7
+    assert again.colocation[first] == again.colocation[again.index["f1"]] >= 0
+    assert again.colocation[second] == again.colocation[again.index["f2"]] == 0
+
+
+def test_what_only_the_forward_pass_reads_is_not_computed_again():
+    graph = training_chain([1000] * 3, read=[False, False, True])
+    assert bl.recompute(graph, drop=["f1", "f2"]) is graph
+    # f3 is read, so all that leads to it is needed.
+    assert bl.recompute(graph, drop=["f1", "f2", "f3"]).n == graph.n + 3
+
+
+def test_an_op_that_reads_a_variable_runs_again_before_its_update():
+    names = ["w", "x", "f", "g", "g_grad", "f_grad", "update"]
+    edges = [(0, 2, 8), (1, 2, 8), (2, 3, 8), (3, 4, 8), (2, 4, 8), (4, 5, 8), (1, 5, 8), (5, 6, 8), (0, 6, 8)]
+    types = ["Variable", "Data", "MatMul", "Relu", "ReluGrad", "MatMulGrad", "ApplyGradientDescent"]
+    graph = bl.OpGraph.from_edges([1] * 7, edges, names=names, op_types=types, forward_of=[-1] * 4 + [3, 2, -1])
+    again = bl.recompute(graph, drop=["f"])
+    copy = again.index["f/again"]
+    assert again.index["update"] in {int(i) for t in again.outputs(copy) for i in again.tensor_consumers(t)}
+
+
+def test_unrolled_and_recomputed_either_way():
+    graph = training_chain([1000] * 4)
+    one = bl.unroll(bl.recompute(graph, drop=["f1", "f2"]), 3)
+    two = bl.recompute(bl.unroll(graph, 3), drop=[f"f{i}/mb{k}" for i in (1, 2) for k in range(3)])
+    assert one.n == two.n and one.duration_us.sum() == two.duration_us.sum()
+    placed = bl.place(graph, ONE, "single")
+    assert bl.check(two, ONE, placed, bl.simulate(two, ONE, placed)) == ()
+    assert two.micro_batch[two.index["f1/mb2/again"]] == 2
+
+
+@pytest.mark.parametrize("keep", ["boundaries", "sqrt", ()])
+def test_trained_networks(keep):
+    """Every late op still runs, every copy is a backward op, nothing that may not be repeated is."""
+    rng = np.random.default_rng(0)
+    for seed in range(6):
+        forward = bl.generators.layered_dag(int(rng.integers(2, 40)), seed=seed)
+        graph = bl.generators.with_backward(forward)
+        parts = Parts(graph)
+        assert np.all(parts.rank[graph.edge_source] < parts.rank[graph.consumers])
+        again = bl.recompute(graph, keep)
+        copies = np.arange(graph.n, again.n)
+        assert np.all(roles(again)[copies] == BACKWARD)
+        assert np.all(parts.may_repeat[again.forward_of[copies]])
+        repeated = graph.duration_us[again.forward_of[copies]].sum()
+        assert again.duration_us.sum() == pytest.approx(graph.duration_us.sum() + repeated)
+        on_one(again)
+
+
+# -- what may not be repeated ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op_type", "reason"),
+    [
+        ("RandomUniform", "is random"),
+        ("Dropout", "is random"),
+        ("FusedBatchNormV3", "statistics"),
+        ("ResourceGather", "side effects"),
+        ("StatefulPartitionedCall", "side effects"),
+        ("QueueDequeueV2", "side effects"),
+        ("Print", "side effects"),
+    ],
+)
+def test_ops_that_are_never_repeated(op_type, reason):
+    graph = training_chain([1000] * 3)
+    graph = graph.replace(op_types=["x", "MatMul", op_type, *["MatMul"] * 5])
+    assert "f2/again" not in bl.recompute(graph, keep=()).names
+    with pytest.raises(bl.InvalidInput, match=f"'f2' in drop cannot be computed again.*{reason}"):
+        bl.recompute(graph, drop=["f2"])
+
+
+def test_bad_input():
+    graph = training_chain([1000] * 3)
+    for op, reason in (("x", "reads nothing"), ("b2", "no forward op")):
+        with pytest.raises(bl.InvalidInput, match=reason):
+            bl.recompute(graph, drop=[op])
+    for key in ("keep", "drop"):
+        with pytest.raises(bl.UnknownOpError, match=f"{key} names op 'nobody'"):
+            bl.recompute(graph, **{key: ["f1", "nobody"]})
+    with pytest.raises(bl.UnknownNameError, match="did you mean 'sqrt'"):
+        bl.recompute(graph, "sqr")
+    with pytest.raises(bl.InvalidInput, match="keep and budget"):
+        bl.recompute(graph, "sqrt", budget=8)
+    with pytest.raises(bl.InvalidInput, match="list of op names"):
+        bl.recompute(graph, drop="f1")
+    with pytest.raises(bl.InvalidInput, match="list of op names"):
+        bl.recompute(graph, 7)
+    for budget in (-1, 2.5, True):
+        with pytest.raises(bl.InvalidInput, match="budget"):
+            bl.recompute(graph, budget=budget)
+    with pytest.raises(bl.InvalidInput, match="coarse"):
+        bl.recompute(contract(graph, [0, 0, *range(1, graph.n - 1)]))
+
+
+# -- budgets -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 10, 11, 15, 16])
+def test_the_least_budget_of_equal_stages(n):
+    """With p outputs at once besides x, the first p ops are dropped and the next one kept; then p - 1, and so on.
+
+    An end is free before the ops ahead of it run again. So segments have p + 1, p, ..., 3 ops and the last one op:
+    (p + 1) (p + 2) / 2 - 2 ops at most.
+    """
+    graph = training_chain([1000] * n)
+    least = 1000 * (1 + min(p for p in range(1, n + 1) if (p + 1) * (p + 2) // 2 - 2 >= n))
+    with pytest.raises(bl.InfeasiblePlacement, match=f"at least {least} bytes") as error:
+        bl.recompute(graph, budget=least - 1)
+    assert error.value.needed_bytes == least
+    assert held(bl.recompute(graph, budget=least)) == least
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_exact_by_enumeration(seed):
+    """All choices of a chain, simulated: none within the budget repeats less work, and none needs less than the minimum."""
+    rng = np.random.default_rng(seed)
+    n = 7
+    graph = training_chain((1000 * rng.integers(1, 9, n)).tolist(), rng.integers(1, 20, n).astype(float), source=0)
+    every = []
+    for k in range(n + 1):
+        for drop in itertools.combinations([f"f{i}" for i in range(1, n + 1)], k):
+            again = bl.recompute(graph, drop=drop)
+            every.append((held(again), on_one(again).makespan_us))
+    least = min(peak for peak, _ in every)
+    before = np.inf
+    for budget in sorted({peak for peak, _ in every}):
+        again = bl.recompute(graph, budget=budget)
+        best = min(makespan for peak, makespan in every if peak <= budget)
+        assert held(again) <= budget and on_one(again).makespan_us == best <= before
+        before = best
+    with pytest.raises(bl.InfeasiblePlacement) as error:
+        bl.recompute(graph, budget=least - 1)
+    assert error.value.needed_bytes == least
+
+
+def every_path(segments, count, at=0):
+    if at == count:
+        yield []
+    for segment in segments:
+        if segment.first == at:
+            for rest in every_path(segments, count, segment.last + 1):
+                yield [segment, *rest]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_program_is_the_best_of_all_paths(seed):
+    """Graphs that are no chains, of up to 12 ops."""
+    graph = bl.generators.with_backward(bl.generators.random_dag(12, seed=seed))
+    chain = Chain(Parts(graph))
+    paths = [(peak_of(p), sum(s.cost for s in p)) for p in every_path(chain.segments, chain.count)]
+    least = min(peak for peak, _ in paths)
+    for budget in np.linspace(least, max(peak for peak, _ in paths), 6).astype(int).tolist():
+        found = solve(chain.segments, chain.count, budget)
+        assert peak_of(found) <= budget
+        assert sum(s.cost for s in found) == pytest.approx(min(c for p, c in paths if p <= budget))
+    assert least_peak(chain.segments, chain.count) == least
+    assert solve(chain.segments, chain.count, least - 1) is None
+
+
+def test_a_smaller_budget_is_never_faster():
+    graph = bl.generators.with_backward(bl.generators.layered_dag(24, seed=3))
+    chain = Chain(Parts(graph))
+    least = least_peak(chain.segments, chain.count)
+    most = chain.fixed + 2 * int(chain.size.sum())
+    work = [
+        bl.recompute(graph, budget=int(b)).duration_us.sum() for b in np.linspace(chain.fixed + least, most, 8)
+    ]  # fmt: skip
+    assert np.all(np.diff(work) <= 1e-9) and work[-1] == graph.duration_us.sum() < work[0]
+
+
+def test_many_ops_are_grouped():
+    graph = training_chain([1000] * 200)
+    chain = Chain(Parts(graph), most=10)
+    assert chain.count == 10 and chain.ends[-1] == len(chain.ops)
+    path = solve(chain.segments, chain.count, 60_000)
+    again = bl.recompute(graph, keep=[graph.names[i] for i in np.flatnonzero(chain.kept(path))])
+    assert held(again) <= 60_000 + chain.fixed
