@@ -15,12 +15,15 @@ import pytest
 import baechi_lab
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+TEMPLATES = {"baechi_lab.exporters.tensorflow.worker"}
+"""Copied into exported folders, where what they import lies beside them."""
 
 
 def module_names() -> list[str]:
     """All modules of the package; those that need torch only where it is installed."""
     names = [m.name for m in pkgutil.walk_packages(baechi_lab.__path__, "baechi_lab.", onerror=lambda name: None)]
     without_torch = importlib.util.find_spec("torch") is None
+    names = sorted(set(names) - TEMPLATES)
     return [n for n in names if not n.endswith("__main__") and not (without_torch and _needs_torch(n))]
 
 
