@@ -46,8 +46,12 @@ class Params:
             value, words = getattr(self, field.name), str(field.type).split(" | ")
             if set(words) <= set(_TYPES) and not any(_is_of(value, word) for word in words):
                 wanted = " or ".join(_TYPES[word] for word in words)
-                raise InvalidInput(f"{field.name} is {value!r:.60}; it must be {wanted}")
+                raise InvalidInput(f"{field.name}{self.whose()} is {value!r:.60}; it must be {wanted}")
         self.validate()
+
+    def whose(self) -> str:
+        """What messages say behind a field's name, where the field alone would not tell whose it is."""
+        return ""
 
     def validate(self) -> None:
         """Raise `InvalidInput` for a parameter outside its range."""

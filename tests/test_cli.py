@@ -416,7 +416,7 @@ def test_a_placer_may_have_a_parameter_named_placer(call, graph_file):
     [
         ("--passes fusion,none", "unknown pass 'none'"), ("--placers m-etf,none", "unknown placer 'none'"),
         ("--memory much", "'much' is not an amount of memory"), ("--devices 5000", "at most 4096"),
-        ("-p layers=x", "layers is 'x'"), ("-p none=1", "unknown parameter of model 'mlp'"),
+        ("-p layers=x", "layers of model 'mlp' is 'x'"), ("-p none=1", "unknown parameter of model 'mlp'"),
     ],
 )  # fmt: skip
 def test_demo_checks_its_options_before_it_traces(call, monkeypatch, words, said):

@@ -116,8 +116,7 @@ def micro_batch_size(batch_size: int, micro_batches: int) -> int:
     4
     """
     check_micro_batches(micro_batches)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise InvalidInput(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
+    check_whole("batch_size", batch_size)
     if batch_size % micro_batches:
         raise InvalidInput(
             f"batch_size is {batch_size}; it must be a multiple of micro_batches, which is {micro_batches}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, OpGraph, Step
 from ..graph.units import parse_bytes
@@ -93,8 +94,8 @@ def cells(
     template: Cluster,
 ) -> Iterator[Cell]:
     """All combinations, batch sizes outermost, so that each graph is made once and used at once."""
-    sizes = [None] if batch_size is None else [checked_count("batch_size", b) for b in batch_size]
-    counts = [checked_count("devices", d) for d in devices]
+    sizes = [None] if batch_size is None else [check_whole("batch_size", b) for b in batch_size]
+    counts = [check_whole("devices", d) for d in devices]
     memory = [parse_bytes(m) for m in memory_bytes]
     names = list(placer)
     for what, listed in (("batch_size", sizes), ("devices", counts), ("memory_bytes", memory), ("placer", names)):
@@ -109,13 +110,6 @@ def equal_devices(template: Cluster, count: int, memory_bytes: int) -> Cluster:
     first = template.devices[0]
     made = tuple(Device(f"{first.kind}:{i}", first.kind, memory_bytes, first.speed) for i in range(count))
     return Cluster(made, template.link_between(0, min(1, template.n - 1)), template.comm)
-
-
-def checked_count(what: str, value: Any) -> int:
-    """A whole number of at least 1."""
-    if isinstance(value, bool) or int(value) != value or value < 1:
-        raise InvalidInput(f"{what} has {value!r}; each must be a whole number of at least 1")
-    return int(value)
 
 
 def listed(what: str, values: Any) -> list[Any]:

@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 
+from ...checks import check_whole
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.units import format_us
@@ -103,8 +104,7 @@ class Search(Placer):
             raise InvalidInput(f"objective is {self.objective!r}; it must be one of {', '.join(OBJECTIVES)}")
         if not self.schedulers or not set(self.schedulers) <= {"fifo", "planned"}:
             raise InvalidInput(f"schedulers is {self.schedulers!r}; it must name 'fifo', 'planned' or both")
-        if not isinstance(self.workers, int) or self.workers < 1:
-            raise InvalidInput(f"workers is {self.workers!r}; it must be a whole number of at least 1")
+        check_whole("workers", self.workers)
         if self.numbers is not None and not isinstance(self.numbers, SearchParameters):
             raise InvalidInput(f"numbers is {self.numbers!r}; it must be a SearchParameters, or None")
 
