@@ -144,9 +144,9 @@ def test_placer_parameters_are_part_of_a_row(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"devices": [0]}, "devices has 0"),
+        ({"devices": [0]}, "devices is 0"),
         ({"batch_size": []}, "batch_size is empty"),
-        ({"batch_size": [1.5]}, "batch_size has 1.5"),
+        ({"batch_size": [1.5]}, "batch_size is 1.5"),
         ({"placer": ["m-eft"]}, "m-etf"),
         ({"passes": "fusion"}, "passes is the text"),
         ({"scheduler": "fivo"}, "fifo"),
