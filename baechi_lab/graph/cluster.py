@@ -192,14 +192,40 @@ class Cluster:
         cls,
         n: int,
         *,
-        memory_bytes: int | str = 8 << 30,
-        link: Link = Link(134.0, 0.0001754),
+        memory_bytes: int | str | None = None,
+        link: Link | str = Link(134.0, 0.0001754),
         comm: str = "sequential",
         kind: str = "gpu",
         speed: float = 1.0,
     ) -> Cluster:
-        """`n` equal devices `kind:0 ..`; the default link is PCIe 3.0 through host memory (paper B, section 5.1)."""
+        """`n` equal devices `kind:0 ..`; the default link is PCIe 3.0 through host memory (paper B, section 5.1).
+
+        Args:
+            n: how many devices.
+            memory_bytes: of each; by default what the hardware table says of the kind, 8 GiB for kinds that it does not
+                have.
+            link: between any two, or a name such as "nvlink", "pcie4", "infiniband-ndr", "ethernet-100g".
+            comm: `parallel`, `sequential` or `duplex`.
+            kind: of the devices; names of the hardware table ("a100") in any case.
+            speed: relative to the reference device.
+
+        Raises:
+            UnknownNameError: no link of that name.
+            InvalidInput: a link that devices of this kind do not have; whatever `Device` refuses.
+
+        >>> Cluster.uniform(4, kind="A100", link="nvlink")
+        <Cluster 4 x a100 of 80.00 GB, sequential transfers>
+        """
+        from ..profilers.hardware import HARDWARE, known_kind  # a constructor may look things up, as from_tensorflow
+
         device_count(n)
+        kind = known_kind(kind) or kind
+        if memory_bytes is None:
+            memory_bytes = HARDWARE[kind].memory_bytes if kind in HARDWARE else 8 << 30
+        if isinstance(link, str):
+            from ..profilers.link_presets import named_link
+
+            link = named_link(link, kind)
         memory = parse_bytes(memory_bytes)
         return cls(tuple(Device(f"{kind}:{i}", kind, memory, speed) for i in range(n)), link, comm)
 

@@ -8,23 +8,11 @@ import pytest
 from baechi_lab import calibrate
 from baechi_lab.errors import InvalidInput, UnknownNameError
 from baechi_lab.profilers.hardware import Hardware
-from baechi_lab.profilers.roofline import Work, estimated_us
+from baechi_lab.profilers.roofline import Kernel, Work, estimated_us, work_of
 
 
 def work(flops: float, moved: float, batched: bool = False) -> Work:
-    yes, no = np.array([True]), np.array([False])
-    return Work(
-        1,
-        np.zeros(1, dtype=np.int64),
-        np.ones(1),
-        np.array([flops]),
-        np.array([moved]),
-        yes,
-        yes,
-        no,
-        no,
-        np.array([batched]),
-    )
+    return work_of(1, [(0, Kernel(flops, moved, "fp16", matrix=True, batched=batched))])
 
 
 def test_shares_and_launch_are_found_again():

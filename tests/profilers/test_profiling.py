@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.profilers.hardware import GPU_LAUNCH_US, HARDWARE, HOST_OP_US, Hardware
+from baechi_lab.profilers.hardware import GPU_LAUNCH_US, HOST_OP_US, Hardware
 from baechi_lab.profilers.tensorflow.measured import read_traces
 from baechi_lab.profilers.tensorflow.pairing import is_backward, paired_share
 from baechi_lab.profilers.tensorflow.profiling import profile_with_report
@@ -201,16 +201,6 @@ def test_ops_that_the_runtime_would_fuse_are_measured_apart():
     for kind in ("Conv2D", "BiasAdd", "Conv2DBackpropFilter", "BiasAddGrad"):
         assert all(graph.duration_us[i] > 0 for i, t in enumerate(graph.op_types) if t == kind), kind
     assert report.unmeasured_ops == len(data)
-
-
-def test_hardware_table():
-    for name in ("rtx2080", "k40", "v100", "a100", "h100", "h200", "cpu-core"):
-        found = Hardware.named(name)
-        found.validate()
-        assert found is HARDWARE[name] and len(found.source) > 40
-        assert found.device().memory_bytes == found.memory_bytes
-    with pytest.raises(bl.UnknownNameError, match="did you mean 'rtx2080'"):
-        Hardware.named("rtx-2080")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 from ...graph import CONTROL_BYTES, Cluster, Link, OpGraph, Placement
 from ...passes.gradients import ring_us
 from ...profilers.hardware import Hardware
-from ...profilers.roofline import Work, estimated_us
+from ...profilers.roofline import Kernel, estimated_us, work_of
 
 HALF, FULL = 2, 4
 """Bytes of an element."""
@@ -90,12 +90,8 @@ def embedding_rows(gpt: GPT, batch: int, table: bool) -> list[Row]:
 
 def microseconds(rows: list[Row], hardware: Hardware, times: float = 1.0) -> float:
     """Of kernels in half precision; a backward pass does the work of two forward passes (`times=2`)."""
-    flops, moved, matrix, batched = (np.array(column) for column in zip(*rows, strict=True))
-    no = np.zeros(len(rows), dtype=np.bool_)
-    done = Work(
-        1, np.zeros(len(rows), dtype=np.int64), np.full(len(rows), times), flops, moved, matrix, ~no, no, no, batched
-    )
-    return float(estimated_us(done, hardware)[0])
+    done = work_of(1, [(0, Kernel(flops, moved, "fp16", matrix, batched)) for flops, moved, matrix, batched in rows])
+    return times * float(estimated_us(done, hardware)[0])
 
 
 def pipeline(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..hardware import PRECISIONS
 from ..roofline import Work
 from .bodies import Library
 from .flops import METADATA_OPS, flops, is_matrix_product
@@ -23,7 +24,9 @@ _TOUCHES_PART = frozenset({"Gather", "GatherV2", "ResourceGather", "Slice", "Str
 _IN_PLACE = ("AssignAdd", "AssignSub", "ResourceApply")
 
 
-Row = tuple[int, float, float, float, bool, bool, bool, bool]
+Row = tuple[int, float, float, float, bool, int, bool, bool]
+
+TF32, FP16 = PRECISIONS.index("tf32"), PRECISIONS.index("fp16")
 
 
 def work(structure: Structure) -> Work:
@@ -46,7 +49,7 @@ def work(structure: Structure) -> Work:
             _row(i, 1.0, node, [shapes[t] for t in ins], [shapes[t] for t in outs], read_bytes, made_bytes, halves)
         )
     columns = list(zip(*rows, strict=True)) if rows else [()] * 8
-    kinds = (np.int64, np.float64, np.float64, np.float64, np.bool_, np.bool_, np.bool_, np.bool_)
+    kinds = (np.int64, np.float64, np.float64, np.float64, np.bool_, np.int64, np.bool_, np.bool_)
     return Work(structure.n, *(np.array(c, dtype=k) for c, k in zip(columns, kinds, strict=True)))  # type: ignore[arg-type]
 
 
@@ -62,10 +65,10 @@ def _row(
 ) -> Row:
     free, metadata = node.op in _THERE_BEFORE, node.op in METADATA_OPS
     if metadata:
-        return i, times, 0.0, 0.0, False, False, True, free
-    half = "T" in node.attr and node.attr["T"].type in halves
+        return i, times, 0.0, 0.0, False, TF32, True, free
+    precision = FP16 if "T" in node.attr and node.attr["T"].type in halves else TF32
     count, moved = flops(node, inputs, outputs), _moved(node.op, read, made)
-    return i, times, count, moved, is_matrix_product(node.op), half, False, free
+    return i, times, count, moved, is_matrix_product(node.op), precision, False, free
 
 
 def _moved(op: str, read: list[int], made: list[int]) -> float:

@@ -1,0 +1,78 @@
+"""The table of devices and links: names in any case, peaks in order, clusters made from it."""
+
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.errors import InvalidInput, UnknownNameError
+from baechi_lab.profilers.hardware import HARDWARE, PRECISIONS, Hardware, known_kind
+from baechi_lab.profilers.link_presets import LINKS, named_link
+from baechi_lab.profilers.roofline import Kernel
+
+ASKED = (
+    "k40 rtx2080 v100 rtx4090 rtx5090 a10 l4 l40s a100 a100-40gb h100 h200 b200 mi300x tpu-v5e cpu-core cpu-epyc-9654 "
+    "cpu-xeon-8480"
+)
+
+
+@pytest.mark.parametrize("name", ASKED.split())
+def test_every_device_is_complete(name):
+    found = Hardware.named(name)
+    found.validate()
+    assert found is HARDWARE[name] and len(found.source) > 40
+    assert found.device().memory_bytes == found.memory_bytes
+    full, tf32, half, _, _ = (found.product_flops(p) for p in PRECISIONS)
+    assert full <= tf32 <= half, "narrower products are no slower"
+    assert set(found.links) <= set(LINKS)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("A100", "a100"), ("NVIDIA H100", "h100"), ("RTX_4090", "rtx4090"), ("rtx 5090", "rtx5090"), ("A100-80GB", "a100"),
+     ("a100 40GB", "a100-40gb"), ("TPU v5e", "tpu-v5e"), ("MI300X", "mi300x")],
+)  # fmt: skip
+def test_names_in_any_case(text, name):
+    assert Hardware.named(text).name == name
+    assert bl.Cluster.uniform(2, kind=text).devices[1] == bl.Device(f"{name}:1", name, HARDWARE[name].memory_bytes)
+
+
+@pytest.mark.parametrize(("text", "near"), [("h10", "h100"), ("rtx409", "rtx4090"), ("tpuv5", "tpu-v5e")])
+def test_unknown_names_have_near_ones(text, near):
+    with pytest.raises(UnknownNameError, match=f"unknown hardware '{text}'; did you mean '{near}'"):
+        Hardware.named(text)
+
+
+def test_kinds_that_are_no_hardware_stay_as_they_are():
+    assert known_kind("gpu") is None and known_kind("A1000") is None
+    cluster = bl.Cluster.uniform(1, kind="Mine")
+    assert cluster.devices[0] == bl.Device("Mine:0", "Mine", 8 << 30)
+    assert bl.Cluster.uniform(1, kind="A100", memory_bytes="1GB").devices[0].memory_bytes == 10**9
+
+
+def test_links_by_name():
+    """NVLink 4 moves 900 GB/s in both directions together: a gigabyte takes 1e9 / 450e9 s = 2222 us."""
+    assert bl.Cluster.uniform(2, kind="H100", link="NVLink").link == named_link("nvlink4")
+    assert named_link("nvlink", "h100").cost_us(10**9) == pytest.approx(6.7 + 1e9 / 450e9 * 1e6)
+    assert named_link("pcie", "v100") == LINKS["pcie3"].link
+    assert named_link("InfiniBand NDR") == named_link("infiniband") == LINKS["infiniband-ndr"].link
+    assert all(len(preset.source) > 20 for preset in LINKS.values())
+
+
+@pytest.mark.parametrize(
+    ("link", "kind", "message"),
+    [
+        ("nvlink", "l4", "l4 has no nvlink; give one of pcie4"),
+        ("nvlink", "gpu", "which nvlink devices of kind 'gpu' have is not known; give one of nvlink2, "),
+        ("nvlnk", "a100", "unknown link 'nvlnk'; did you mean 'nvlink"),
+    ],
+)
+def test_links_that_are_not_there(link, kind, message):
+    with pytest.raises(InvalidInput, match=message):
+        bl.Cluster.uniform(2, kind=kind, link=link)
+
+
+def test_products_by_precision():
+    """1e15 FLOPs on an H100: 67, 494.7, 989.4, 1978.9 and 1978.9 TFLOP/s, and the launch."""
+    h100 = Hardware.named("h100")
+    for precision, peak in zip(PRECISIONS, (67, 494.7, 989.4, 1978.9, 1978.9), strict=True):
+        kernel = Kernel(flops=1e15, precision=precision, matrix=True)
+        assert kernel.us(h100) == pytest.approx(6.7 + 1e9 / peak)

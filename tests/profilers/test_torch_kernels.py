@@ -1,0 +1,78 @@
+"""FLOPs and bytes of single ATen calls, by hand."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from baechi_lab.profilers.torch.kernels import kernel_of  # noqa: E402
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.kernels = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func.namespace == "aten":
+            self.kernels[func.overloadpacket.__name__] = kernel_of(func, args, kwargs or {}, out)
+        return out
+
+
+def kernels(run):
+    with Recorder() as recorder:
+        run()
+    return recorder.kernels
+
+
+def test_element_wise_by_bytes():
+    """Two inputs and an output of 6 floats; a view moves nothing; an expanded input is as small as its memory."""
+    a, b = torch.ones(2, 3), torch.ones(3)
+    found = kernels(lambda: (a + a * 2).view(3, 2))
+    assert (found["add"].flops, found["add"].moved_bytes, found["add"].matrix) == (0, 3 * 24, False)
+    assert found["view"].metadata
+    assert kernels(lambda: a + b.expand(2, 3))["add"].moved_bytes == 24 + 12 + 24
+
+
+def test_writes_in_place():
+    """`add_` reads two and writes one; `copy_` and `fill_` do not read what they overwrite."""
+    a, b = torch.ones(2, 3), torch.ones(2, 3)
+    found = kernels(lambda: (a.add_(b), a.copy_(b), a.fill_(1.0)))
+    assert [found[name].moved_bytes for name in ("add_", "copy_", "fill_")] == [72, 48, 24]
+
+
+def test_looked_up_rows():
+    """Two rows of 4 floats out of a table of a thousand: read and written, and two indices of 8 bytes."""
+    table, index = torch.ones(1000, 4), torch.tensor([1, 2])
+    assert kernels(lambda: torch.nn.functional.embedding(index, table))["embedding"].moved_bytes == 2 * 32 + 16
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "fp32"), (torch.bfloat16, "fp16")])
+def test_products(dtype, precision):
+    a, b = torch.ones(2, 8, 16, dtype=dtype), torch.ones(2, 16, 4, dtype=dtype)
+    found = kernels(lambda: torch.bmm(a, b))["bmm"]
+    assert (found.flops, found.precision, found.batched) == (2 * 2 * 8 * 16 * 4, precision, True)
+
+
+def test_convolution_in_tf32():
+    """Batch 1, 3 -> 5 channels, 3 x 3 kernel, 6 x 6 outputs."""
+    found = kernels(lambda: torch.nn.functional.conv2d(torch.ones(1, 3, 8, 8), torch.ones(5, 3, 3, 3)))["convolution"]
+    assert (found.flops, found.precision) == (2 * 5 * 36 * 3 * 9, "tf32")
+
+
+def test_fused_attention_with_fewer_keys_than_queries():
+    """Batch 2, 4 heads, 16 queries, 16 keys of 2 heads, width 8: two products forward, five backward."""
+    query, key = torch.ones(2, 4, 16, 8, requires_grad=True), torch.ones(2, 2, 16, 8, requires_grad=True)
+    run = torch.nn.functional.scaled_dot_product_attention
+    found = kernels(lambda: run(query, key, key, enable_gqa=True).sum().backward())
+    one = 2 * 2 * 4 * 16 * 16 * 8
+    attention = [k.flops for name, k in found.items() if "attention" in name]
+    assert attention == [2 * one, 5 * one]
+
+
+def test_matrix_vector():
+    a, x = torch.ones(8, 16), torch.ones(16)
+    assert kernels(lambda: torch.mv(a, x))["mv"].flops == 2 * 8 * 16
+    assert kernels(lambda: torch.addmv(torch.ones(8), a, x))["addmv"].flops == 2 * 8 * 16
