@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Link,
         OpGraph,
         Placement,
+        Recording,
         Run,
         Step,
         TensorSpec,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         generators,
         load_cluster,
         load_graph,
+        load_trace,
         save_cluster,
         save_graph,
     )
@@ -70,10 +72,11 @@ __version__ = "0.1.0"
 __all__ = [
     "BaechiLabError", "Cluster", "ColocationError", "CostError", "CycleError", "Device", "DuplicateNameError", "Execute",
     "ExecutionError", "FormatError", "InfeasiblePlacement", "InvalidInput", "Link", "ListScheduler", "LocalCluster",
-    "MissingPackage", "OpGraph", "Optimize", "Pipeline", "Place", "Placement", "Profile", "Result", "Run", "Simulate",
-    "Step", "TensorSpec", "Timeline", "Transfers", "UnknownNameError", "UnknownOpError", "Violation", "Workbench",
-    "WrittenPlan", "__version__", "apply", "bounds", "calibrate", "check", "compare", "critical_path", "downward_rank",
-    "execute", "export", "generators", "list_passes", "list_placers", "load_cluster", "load_graph", "measure_cluster",
-    "measure_link", "models", "move", "optimize", "place", "profile", "ratios", "recompute", "robustness", "save_cluster",
-    "save_graph", "simulate", "sweep", "throughput", "torch", "total_rank", "trace", "unroll", "upward_rank", "write_plan",
+    "MissingPackage", "OpGraph", "Optimize", "Pipeline", "Place", "Placement", "Profile", "Recording", "Result", "Run",
+    "Simulate", "Step", "TensorSpec", "Timeline", "Transfers", "UnknownNameError", "UnknownOpError", "Violation",
+    "Workbench", "WrittenPlan", "__version__", "apply", "bounds", "calibrate", "check", "compare", "critical_path",
+    "downward_rank", "execute", "export", "generators", "list_passes", "list_placers", "load_cluster", "load_graph",
+    "load_trace", "measure_cluster", "measure_link", "models", "move", "optimize", "place", "profile", "ratios",
+    "recompute", "robustness", "save_cluster", "save_graph", "simulate", "sweep", "throughput", "torch", "total_rank",
+    "trace", "unroll", "upward_rank", "write_plan",
 ]  # fmt: skip

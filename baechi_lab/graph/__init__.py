@@ -3,6 +3,8 @@
 from .cluster import COMMUNICATION_MODES, Cluster, Device, Link
 from .costs import allowed_devices, durations
 from .formats.files import load_cluster, load_graph, save_cluster, save_graph
+from .formats.traces.loading import load_trace
+from .formats.traces.recording import Recording
 from .opgraph import CONTROL_BYTES, OpGraph
 from .placement import Placement
 from .step import Run, Step, TensorSpec
@@ -10,6 +12,6 @@ from .timeline import MEMORY_CATEGORIES, MemoryLog, Timeline, Transfers, Violati
 
 __all__ = [
     "COMMUNICATION_MODES", "CONTROL_BYTES", "MEMORY_CATEGORIES", "Cluster", "Device", "Link", "MemoryLog", "OpGraph",
-    "Placement", "Run", "Step", "TensorSpec", "Timeline", "Transfers", "Violation", "allowed_devices", "durations",
-    "load_cluster", "load_graph", "save_cluster", "save_graph",
+    "Placement", "Recording", "Run", "Step", "TensorSpec", "Timeline", "Transfers", "Violation", "allowed_devices", "durations",
+    "load_cluster", "load_graph", "load_trace", "save_cluster", "save_graph",
 ]  # fmt: skip

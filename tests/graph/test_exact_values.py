@@ -10,7 +10,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.graph.columns import texts, whole
-from baechi_lab.graph.formats import files
+from baechi_lab.graph.formats import reading
 from baechi_lab.graph.formats.files import load_placement, load_timeline, save
 
 LARGE = 2**53 + 1
@@ -126,7 +126,7 @@ def test_pipes_and_devices_are_refused_at_once(tmp_path):
 
 
 def test_what_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MOST_FILE_BYTES", 1 << 20)
+    monkeypatch.setattr(reading, "MOST_FILE_BYTES", 1 << 20)
     with gzip.open(tmp_path / "bomb.json.gz", "wb", compresslevel=1) as stream:
         for _ in range(64):
             stream.write(bytes(1 << 20))

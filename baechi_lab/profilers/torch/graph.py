@@ -11,14 +11,13 @@ Persistent memory is parameters, buffers, gradients and optimizer states (the pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import CONTROL_BYTES, OpGraph
-from ...graph.kernels.csr import offsets
+from ...graph.tensors import TensorTable
 from ...torch.records import Trace
 from .memory import CallMemory
 
@@ -75,10 +74,9 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int = 0) -> OpGraph:
     backward = backward_ops(trace) if profile.mode == "training" else {}
     forward_of = [-1] * n + list(backward)
     names = [c.key for c in trace.calls]
-    table = _Tensors(n + len(backward))
+    table = TensorTable()
     _forward_tensors(table, profile, backward)
     _backward_tensors(table, trace, backward)
-    producer, sizes, labels, pointer, consumers = table.columns()
     colocation, groups = _groups(trace, backward, n + len(backward))
     gradients = profile.parameter_gradients
     zeros = np.zeros(len(backward), dtype=np.int64)
@@ -87,17 +85,13 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int = 0) -> OpGraph:
         names=(*names, *(f"{names[i]}/backward" for i in backward)),
         op_types=(*(c.op_type for c in trace.calls), *(f"{trace.calls[i].op_type}Backward" for i in backward)),
         duration_us=np.r_[profile.forward_us, profile.backward_us[back]],
-        tensor_producer=np.array(producer, dtype=np.int32),
-        tensor_bytes=np.array(sizes, dtype=np.int64),
-        tensor_names=labels,
-        consumer_ptr=pointer,
-        consumers=np.array(consumers, dtype=np.int32),
         temp_bytes=np.r_[profile.temporaries, profile.backward_temporaries[back]],
         persistent_bytes=np.r_[profile.parameters + gradients * (1 + optimizer_states), zeros],
         colocation=colocation,
         colocation_names=groups,
         forward_of=np.array(forward_of),
         name=profile.name,
+        **table.columns(),
     )
 
 
@@ -108,27 +102,7 @@ def backward_ops(trace: Trace) -> dict[int, int]:
     return {i: n + k for k, i in enumerate(trained)}
 
 
-class _Tensors:
-    """Tensors by producer and name, with the ops that read them."""
-
-    def __init__(self, ops: int):
-        self.ops = ops
-        self.rows: dict[tuple[int, str], tuple[int, set[int]]] = {}
-
-    def add(self, producer: int, label: str, size: int, readers: Iterable[int]) -> None:
-        """A tensor, or more readers of one."""
-        self.rows.setdefault((producer, label), (size, set()))[1].update(readers)
-
-    def columns(self) -> tuple[list[int], list[int], tuple[str, ...], np.ndarray, list[int]]:
-        keys = sorted(self.rows, key=lambda key: key[0])  # stable: in the order in which they were added
-        readers = [sorted(self.rows[key][1]) for key in keys]
-        row = np.repeat(np.arange(len(keys)), [len(r) for r in readers])
-        flat = [op for r in readers for op in r]
-        sizes = [self.rows[key][0] for key in keys]
-        return [p for p, _ in keys], sizes, tuple(label for _, label in keys), offsets(row, len(keys)), flat
-
-
-def _forward_tensors(table: _Tensors, profile: LayerProfile, backward: dict[int, int]) -> None:
+def _forward_tensors(table: TensorTable, profile: LayerProfile, backward: dict[int, int]) -> None:
     trace = profile.trace
     readers = _readers(profile, backward)
     passed_on = {v.storage for k, v in enumerate(trace.values) if readers.get(k)}
@@ -168,7 +142,7 @@ def _readers(profile: LayerProfile, backward: dict[int, int]) -> dict[int, set[i
     return readers
 
 
-def _backward_tensors(table: _Tensors, trace: Trace, backward: dict[int, int]) -> None:
+def _backward_tensors(table: TensorTable, trace: Trace, backward: dict[int, int]) -> None:
     for j, op in backward.items():
         for k in trace.calls[j].reads:
             value = trace.values[k]

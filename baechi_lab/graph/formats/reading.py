@@ -1,0 +1,129 @@
+"""Reading files safely: limits of size, gzip, JSON without ambiguity, and errors that name the file."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+import stat
+import zlib
+from pathlib import Path
+from typing import Any
+
+from ...errors import FormatError, InvalidInput
+
+PathLike = str | os.PathLike[str]
+
+MOST_FILE_BYTES = 1 << 29
+"""A file may hold, and unpack to, half a gibibyte: graphs of a million ops are below a third of that."""
+
+
+def read(path: PathLike) -> bytes:
+    """The bytes of a file, unpacked where it is gzip. Raises `FormatError`."""
+    name = name_of(path)
+    try:
+        if not stat.S_ISREG(os.stat(name).st_mode):  # a FIFO would wait for ever, a device never end
+            raise FormatError(f"{name}: cannot be read: it is a folder, a pipe or a device, not a file")
+        with open(name, "rb") as stream:
+            data = stream.read(MOST_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if data.startswith(b"\x1f\x8b"):
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as archive:
+                data = archive.read(MOST_FILE_BYTES + 1)
+        except (EOFError, OSError, zlib.error) as error:
+            raise FormatError(f"{name}: the gzip data is truncated or damaged: {error}") from error
+    if len(data) > MOST_FILE_BYTES:
+        raise FormatError(f"{name}: holds more than {MOST_FILE_BYTES} bytes; no record may be larger")
+    return data
+
+
+def name_of(path: PathLike) -> str:
+    """A path as text. Raises `InvalidInput` for what names no file."""
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise InvalidInput(f"path is {path!r:.60}; it must name a file")
+    return os.fsdecode(path)
+
+
+def text_of(data: bytes) -> str:
+    """UTF-8 bytes as text. Raises `FormatError`."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"byte {error.start} is not UTF-8 text") from error
+
+
+def parse(data: bytes) -> Any:
+    """The document of JSON bytes. Raises `FormatError`."""
+    text = text_of(data)
+    try:
+        document = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
+    except json.JSONDecodeError as error:
+        cut = " (the file ends there: is it truncated?)" if not text[error.pos :].strip() else ""
+        raise FormatError(f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}{cut}") from error
+    except RecursionError as error:
+        raise FormatError("not a document of ours: lists are nested too deeply") from error
+    except ValueError as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"not a document of ours: {error}") from error
+    if HALF_CHARACTER.search(text):
+        _refuse_half_characters(document)
+    return document
+
+
+HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
+"""How a half of a surrogate pair begins; pairs are legal, so this is only a reason to look."""
+
+
+def _refuse_half_characters(document: Any) -> None:
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise FormatError(f"a text holds {error.object[error.start]!a}, which is half of a character") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; the last of two equal keys would win without a word."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(key for k, (key, _) in enumerate(pairs) if key in dict(pairs[:k]))
+        raise FormatError(f"field {twice!r:.60} appears more than once in one object")
+    return found
+
+
+def _refuse_constant(word: str) -> Any:
+    raise FormatError(f"{word} is not JSON; numbers must be finite")
+
+
+def located(path: PathLike, work: Any) -> Any:
+    """Run `work`; put the file's name in front of what it has to complain about, keeping the error's class."""
+    try:
+        return work()
+    except InvalidInput as error:
+        raise type(error)(f"{name_of(path)}: {error}") from error
+    except RecursionError as error:
+        raise FormatError(f"{name_of(path)}: lists or objects are nested too deeply") from error
+    except MemoryError as error:
+        raise FormatError(f"{name_of(path)}: takes more memory than there is") from error
+
+
+def stem(path: PathLike) -> str:
+    """The name of a file without folders and known endings, for titles."""
+    name = Path(name_of(path)).name.removesuffix(".gz")
+    for ending in (".xplane.pb", ".json", ".stg", ".et", ".pbtxt", ".pb", ".onnx", ".pt2"):
+        name = name.removesuffix(ending)
+    return name
+
+
+def program_kind(path: PathLike, data: bytes) -> str | None:
+    """What a file that holds a program (operators without times) is; None for any other."""
+    name = name_of(path)
+    if name.endswith(".pt2"):
+        return "a program of torch.export"
+    return "an ONNX model" if name.endswith(".onnx") else None

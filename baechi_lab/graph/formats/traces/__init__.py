@@ -1,0 +1,1 @@
+"""Traces of steps that ran elsewhere, read as measured graphs: Chakra, Kineto, TensorFlow's RunMetadata and XPlane."""

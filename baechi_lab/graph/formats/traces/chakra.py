@@ -1,0 +1,318 @@
+"""Chakra execution traces of MLCommons (S. Sridharan et al. 2023, arXiv:2305.14516): `.et`, or the JSON of its jsonizer.
+
+An `.et` file is a GlobalMetadata message and then one Node per operator, each behind its length. What becomes what:
+
+    node                one op; nodes that hold no work (metadata, invalid) are passed through to what they depended on
+    duration_micros     duration_us
+    lane                of the host thread (`is_cpu_op`, `tid`), the stream (`stream`), else one each for computing, memory
+                        and communication; of rank r, `rank r/...`, where several files are read
+    data_deps           tensors of the size of the producer's outputs (`outputs`), else of its `comm_size` or `tensor_size`
+    ctrl_deps           control dependencies
+    send and receive    of two ranks with one `comm_tag`: the receive waits for the send
+
+Where no node has a start time, all start as early as the lanes and dependencies allow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ....errors import DuplicateNameError, FormatError, UnknownOpError
+from ...kernels.csr import topological_order
+from .protobuf import delimited, messages, parsed
+from .recording import MOST_BYTES, Event, Recording, recording
+
+SCHEMA = """
+Longs: repeated int64 values = 1
+Attribute: string name = 1; oneof double double_val = 3; oneof float float_val = 5; oneof int32 int32_val = 7; oneof
+    int64 int64_val = 9; oneof uint32 uint32_val = 11; oneof uint64 uint64_val = 13; oneof sint32 sint32_val = 15;
+    oneof sint64 sint64_val = 17; oneof fixed32 fixed32_val = 19; oneof fixed64 fixed64_val = 21; oneof bool bool_val
+    = 27; oneof string string_val = 29
+GlobalMetadata: string version = 1; repeated Attribute attr = 2
+Values: string values = 1; string shapes = 2; string types = 3
+Node: uint64 id = 1; string name = 2; int32 type = 3; repeated uint64 ctrl_deps = 4; repeated uint64 data_deps = 5;
+    uint64 start_time_micros = 6; uint64 duration_micros = 7; Values inputs = 8; Values outputs = 9; repeated
+    Attribute attr = 10
+"""
+"""The published schema (`schema/protobuf/et_def.proto` of mlcommons/chakra), as far as it is read or written here."""
+
+TYPES = (
+    "INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE", "COMM_RECV_NODE",
+    "COMM_COLL_NODE", "STORAGE_NODE", "BATCH_NODE", "CHECKPOINT_NODE",
+)  # fmt: skip
+_UNITS = {"MEM": "memory", "STORAGE": "memory", "CHECKPOINT": "memory", "COMM": "communication"}
+
+
+@dataclass
+class Node:
+    """What is read of a node, whatever the form of the file."""
+
+    id: int
+    name: str
+    type: str
+    start_us: int
+    duration_us: int
+    data: list[int]
+    control: list[int]
+    outputs: str = ""
+    attributes: dict[str, Any] = field(default_factory=dict)
+    rank: int = 0
+
+    @property
+    def works(self) -> bool:
+        """Whether the node is an op, and not a note among the nodes."""
+        return self.type not in ("INVALID_NODE", "METADATA_NODE")
+
+
+def nodes_of(data: bytes) -> list[Node]:
+    """The nodes of an `.et` file.
+
+    Raises:
+        FormatError: cut off, of another format, or a node type that the schema does not have.
+    """
+    made = messages(SCHEMA)
+    found: list[Node] = []
+    for k, message in enumerate(delimited(data)):
+        if k == 0:
+            version = parsed(made["GlobalMetadata"], message, "a Chakra trace").version
+            if not version.isprintable() or len(version) > 80:
+                raise FormatError("not a Chakra trace: it does not begin with a GlobalMetadata message")
+            continue
+        read = parsed(made["Node"], message, f"node {k} of a Chakra trace")
+        attributes = {a.name: getattr(a, kind) for a in read.attr if (kind := a.WhichOneof("value"))}
+        found.append(
+            Node(
+                read.id,
+                read.name,
+                _type(read.type, k),
+                read.start_time_micros,
+                read.duration_micros,
+                list(read.data_deps),
+                list(read.ctrl_deps),
+                read.outputs.values,
+                attributes,
+            )
+        )
+    return found
+
+
+def nodes_of_json(text: str) -> list[Node]:
+    """The nodes of the JSON form: objects one behind the other, or the list `nodes` of one object.
+
+    Raises:
+        FormatError: cut off, or a field of the wrong type.
+    """
+    documents = list(_objects(text))
+    listed = documents[0].get("nodes") if documents else None
+    if listed is None:
+        listed = [x for x in documents if "id" in x or "type" in x]
+    if not isinstance(listed, list):
+        raise FormatError(f"field nodes is {type(listed).__name__}; it must be a list")
+    return [_of_json(x, k) for k, x in enumerate(listed)]
+
+
+def looks_like_chakra(beginning: str) -> bool:
+    """Does a text that begins like this hold nodes in the JSON form?"""
+    return any(f'"{name}"' in beginning for name in TYPES[1:8]) and '"format"' not in beginning[:200]
+
+
+def graph_of_ranks(ranks: Sequence[list[Node]], name: str) -> Recording:
+    """One step from the nodes of one file, or of one file per rank.
+
+    Raises:
+        FormatError, DuplicateNameError, UnknownOpError, CycleError.
+
+    >>> node = Node(1, "matmul", "COMP_NODE", 0, 5, [], [])
+    >>> graph_of_ranks([[node, Node(2, "relu", "COMP_NODE", 0, 2, [1], [])]], "two").timeline.makespan_us
+    7.0
+    """
+    for rank, nodes in enumerate(ranks):
+        for node in nodes:
+            node.rank = rank
+    every = [node for nodes in ranks for node in nodes]
+    index = {(n.rank, n.id): k for k, n in enumerate(every)}
+    if len(index) != len(every):
+        twice = next(n for k, n in enumerate(every) if index[n.rank, n.id] != k)
+        raise DuplicateNameError(f"node {twice.id} is there twice")
+    reads = [[_known(index, n, d) for d in (*n.data, *n.control)] for n in every]
+    number = {k: e for e, k in enumerate(k for k, n in enumerate(every) if n.works)}
+    sources = _through_notes(every, reads)
+    events = [_event(every[k], len(ranks) > 1) for k in number]
+    for k, e in number.items():
+        data = {index[every[k].rank, d] for d in every[k].data}
+        for source in sources[k]:
+            size = _bytes(every[source]) if source in data else 0
+            if size:
+                events[e].reads[number[source], "output"] = size
+            else:
+                events[e].after.add(number[source])
+    _join(every, number, events)
+    notes = _start(events, [every[k] for k in number])
+    return recording(events, name, notes)
+
+
+def _known(index: Mapping[tuple[int, int], int], node: Node, dependency: int) -> int:
+    if (node.rank, dependency) not in index:
+        raise UnknownOpError(f"node {node.id} depends on node {dependency}, which is not there: is the file cut off?")
+    return index[node.rank, dependency]
+
+
+def _through_notes(nodes: Sequence[Node], reads: Sequence[list[int]]) -> list[list[int]]:
+    """What each node depends on; nodes without work are replaced by what they depend on themselves."""
+    import numpy as np
+
+    from ....errors import CycleError
+
+    pairs = [(d, k) for k, listed in enumerate(reads) for d in set(listed) if d != k]
+    columns = np.array(pairs, dtype=np.int32).reshape(-1, 2)
+    order = topological_order(len(nodes), columns[:, 0], columns[:, 1])
+    if order is None:
+        raise CycleError("the nodes depend on each other in a cycle")
+    found: list[list[int]] = [[] for _ in nodes]
+    for k in order.tolist():
+        for d in dict.fromkeys(reads[k]):
+            found[k] += [d] if nodes[d].works else found[d]
+        found[k] = [d for d in dict.fromkeys(found[k]) if d != k]
+    return found
+
+
+def _event(node: Node, several: bool) -> Event:
+    unit, kind = _unit(node)
+    lane = f"rank {node.rank}/{unit}" if several else unit
+    return Event(
+        node.name or f"node {node.id}", node.type.removesuffix("_NODE").lower(), lane, float(node.start_us),
+        float(node.start_us + node.duration_us), kind,
+    )  # fmt: skip
+
+
+def _unit(node: Node) -> tuple[str, str]:
+    """Lane within a rank, and kind of device."""
+    if node.attributes.get("is_cpu_op") is True:
+        return f"cpu/thread {node.attributes.get('tid', 0)!s:.40}", "cpu"
+    if "stream" in node.attributes:
+        return f"gpu/stream {node.attributes['stream']!s:.40}", "gpu"
+    unit = _UNITS.get(node.type.partition("_")[0], "compute")
+    return unit, "gpu" if unit == "compute" else unit
+
+
+def _bytes(node: Node) -> int:
+    """Bytes of a node's outputs: of its tensors, `[id, storage, offset, elements, bytes each, device]`, else as it says."""
+    total = 0
+    if node.outputs:
+        try:
+            listed = json.loads(node.outputs.replace("'", '"'))
+        except (ValueError, RecursionError):
+            listed = []
+        for tensor in listed if isinstance(listed, list) else []:
+            if isinstance(tensor, list) and len(tensor) >= 5 and all(type(x) is int for x in tensor[3:5]):
+                total += max(0, tensor[3] * tensor[4])
+    if not total:
+        said = next((node.attributes[k] for k in ("comm_size", "tensor_size") if node.attributes.get(k)), 0)
+        total = int(said) if isinstance(said, (int, float)) and 0 <= said <= MOST_BYTES else 0
+    return min(total, MOST_BYTES)
+
+
+def _join(nodes: Sequence[Node], number: Mapping[int, int], events: Sequence[Event]) -> None:
+    """A receive waits for the send of its peer with the same tag."""
+    sends: dict[tuple[Any, Any, Any], int] = {}
+    for k, node in enumerate(nodes):
+        if node.type == "COMM_SEND_NODE":
+            sends[node.rank, node.attributes.get("comm_dst"), node.attributes.get("comm_tag")] = k
+    for k, node in enumerate(nodes):
+        sent = sends.get((node.attributes.get("comm_src"), node.rank, node.attributes.get("comm_tag")))
+        if node.type == "COMM_RECV_NODE" and sent is not None and nodes[sent].rank != node.rank:
+            events[number[k]].reads[number[sent], "output"] = _bytes(nodes[sent]) or _bytes(node)
+
+
+def _start(events: Sequence[Event], nodes: Sequence[Node]) -> list[str]:
+    """Where the trace has no start times, the earliest ones that lanes and dependencies allow, in the order of the file."""
+    if any(n.start_us for n in nodes) or not any(n.duration_us for n in nodes):
+        return [] if any(n.duration_us for n in nodes) else ["the trace has no durations; every op takes 0 us"]
+    import numpy as np
+
+    from ....errors import CycleError
+
+    pairs = np.array(
+        [(j, i) for i, e in enumerate(events) for j in {*e.after, *(k for k, _ in e.reads)}], dtype=np.int32
+    )
+    pairs = pairs.reshape(-1, 2)
+    order = topological_order(len(events), pairs[:, 0], pairs[:, 1])
+    if order is None:
+        raise CycleError("the nodes of several ranks wait for each other in a cycle")
+    free: dict[str, float] = {}
+    for i in order.tolist():
+        event, length = events[i], events[i].end_us
+        before = [events[j].end_us for j in {*event.after, *(k for k, _ in event.reads)}]
+        event.start_us = max([free.get(event.lane, 0.0), *before])
+        event.end_us = free[event.lane] = event.start_us + length
+    return ["the trace has no start times; ops start as early as lanes and dependencies allow"]
+
+
+def _type(number: int, k: int) -> str:
+    if not 0 <= number < len(TYPES):
+        raise FormatError(f"node {k} is of type {number}; the schema has types 0..{len(TYPES) - 1}")
+    return TYPES[number]
+
+
+def _objects(text: str) -> Iterable[dict[str, Any]]:
+    decoder, at = json.JSONDecoder(), 0
+    text = text.strip()
+    while at < len(text):
+        try:
+            document, at = decoder.raw_decode(text, at)
+        except (json.JSONDecodeError, RecursionError) as error:
+            what = getattr(error, "msg", "lists are nested too deeply")
+            raise FormatError(f"not the JSON of a Chakra trace, or cut off: {what} at character {at}") from error
+        if not isinstance(document, dict):
+            raise FormatError(f"a Chakra trace holds objects; at character {at} it has {document!r:.60}")
+        yield document
+        while at < len(text) and text[at] in " \n\r\t,":
+            at += 1
+
+
+def _of_json(found: Any, k: int) -> Node:
+    if not isinstance(found, dict):
+        raise FormatError(f"node {k} is {found!r:.60}; it must be an object")
+    name, kind = found.get("name", ""), found.get("type", 0)
+    if isinstance(kind, int):
+        kind = _type(kind, k)
+    if not isinstance(name, str) or kind not in TYPES:
+        raise FormatError(
+            f"node {k}: name is {name!r:.60} and type is {kind!r:.60}; they must be texts, type one of {', '.join(TYPES)}"
+        )
+    whole = lambda *keys: _whole(_first(found, keys, 0), f"node {k}: {keys[0]}")  # noqa: E731
+    several = lambda *keys: [_whole(x, f"node {k}: {keys[0]}") for x in _listed(_first(found, keys, []), k, keys[0])]  # noqa: E731
+    outputs = found.get("outputs", {})
+    values = outputs.get("values", "") if isinstance(outputs, dict) else ""
+    attributes = {}
+    for entry in _listed(_first(found, ("attr", "attrs"), []), k, "attr"):
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str):
+            value = next((v for key, v in entry.items() if key.endswith(("Val", "_val")) or key == "value"), None)
+            number = isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20
+            attributes[entry["name"]] = int(value) if number else value  # type: ignore[arg-type]
+    return Node(
+        whole("id"), name, kind, whole("startTimeMicros", "start_time_micros"), whole("durationMicros", "duration_micros"),
+        several("dataDeps", "data_deps"), several("ctrlDeps", "ctrl_deps"), values if isinstance(values, str) else "", attributes,
+    )  # fmt: skip
+
+
+def _first(found: Mapping[str, Any], keys: Sequence[str], default: Any) -> Any:
+    return next((found[key] for key in keys if key in found), default)
+
+
+def _listed(value: Any, k: int, key: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise FormatError(f"node {k}: {key} is {value!r:.60}; it must be a list")
+    return value
+
+
+def _whole(value: Any, what: str) -> int:
+    """A whole number; JSON of protocol buffers has those of 64 bits as text."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 20:
+        value = int(value)
+    if type(value) is not int or not 0 <= value < 2**64:
+        raise FormatError(f"{what} is {value!r:.60}; it must be a whole number below 2**64")
+    return value

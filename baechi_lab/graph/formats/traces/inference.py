@@ -1,0 +1,48 @@
+"""What depends on what, where a trace does not say: an op waits for the one before it on its lane.
+
+An op that starts later than that one ended also waits for the op that had ended last, on whatever lane. Such dependencies
+explain the measured order and no more: with them, work can move to other devices, but what could have run side by side
+does not show. The size of what is passed on is that of the reader's largest input, where the trace has shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...opgraph import CONTROL_BYTES
+from .recording import CLOCK_US, Event
+
+
+def chain(events: Sequence[Event], input_bytes: Sequence[int] | None = None) -> str:
+    """Give every event its dependencies by order, and return the sentence that says so.
+
+    >>> a, b = Event("a", "op", "x", 0.0, 1.0), Event("b", "op", "x", 1.0, 2.0)
+    >>> chain([a, b])[:38], b.reads
+    ('what depends on what is inferred from ', {(0, 'order'): 4})
+    """
+    by_start = sorted(range(len(events)), key=lambda i: (events[i].start_us, events[i].end_us, i))
+    by_end = sorted(range(len(events)), key=lambda i: (events[i].end_us, events[i].start_us, i))
+    last: dict[str, int] = {}
+    ended, latest = 0, -1
+    for i in by_start:
+        event = events[i]
+        while ended < len(by_end) and events[by_end[ended]].end_us <= event.start_us:
+            latest, ended = by_end[ended], ended + 1
+        before = {last[event.lane]} if event.lane in last else set()
+        if latest >= 0 and (not before or events[latest].end_us > max(events[j].end_us for j in before)):
+            before.add(latest)
+        size = max(CONTROL_BYTES, input_bytes[i] if input_bytes is not None else 0)
+        for j in before - {i}:
+            if events[j].end_us <= event.start_us + CLOCK_US:
+                event.reads[j, "order"] = size
+        if event.lane not in last or events[last[event.lane]].end_us <= event.end_us:
+            last[event.lane] = i
+    sizes = (
+        "of the reader's largest input"
+        if input_bytes is not None
+        else "unknown, and taken for those of control dependencies"
+    )
+    return (
+        "what depends on what is inferred from the order on threads and streams (the trace has no tensors): an op waits "
+        f"for the one before it on its lane and for the one that ended last; sizes are {sizes}"
+    )

@@ -1,0 +1,114 @@
+"""`load_trace`: a trace file of any of the formats in this room -> `Recording`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ....errors import FormatError, InvalidInput
+from ...opgraph import OpGraph
+from ..reading import PathLike, located, name_of, parse, read, stem, text_of
+from .chakra import graph_of_ranks, looks_like_chakra, nodes_of, nodes_of_json
+from .execution_trace import looks_like_execution_trace
+from .kineto import graph_from_kineto, looks_like_kineto
+from .recording import Recording
+from .run_metadata import graph_from_run_metadata
+from .xplane import graph_from_xplane
+
+PEEK = 65536
+
+
+class InferredDependencies(UserWarning):
+    """A trace was read as a graph, and does not say everything; the message says what was inferred and how."""
+
+
+def load_trace(path: PathLike | Sequence[PathLike], *, execution_trace: PathLike | None = None) -> Recording:
+    """Read a step that was traced elsewhere: what ran where and when, and what depended on what.
+
+    Args:
+        path: a Kineto trace (what `torch.profiler` exports; `.json`, `.json.gz`), a Chakra execution trace (`.et`, or its
+            JSON), TensorFlow's RunMetadata (`.pb`, `.pbtxt`) or XPlane (`.xplane.pb`). Several paths are the ranks of one
+            Chakra trace.
+        execution_trace: of a Kineto trace, what PyTorch's `ExecutionTraceObserver` wrote in the same run: the tensors that
+            say what depends on what.
+
+    Returns:
+        graph, cluster, placement and timeline as measured, and notes on what was inferred.
+
+    Raises:
+        FormatError: unreadable, cut off, or another format; the message names file, field and place.
+        InvalidInput: the file is well-formed, but what it describes is no valid graph.
+
+    >>> import json, tempfile
+    >>> op = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "tid": 1, "ts": 0, "dur": 5}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with open(f"{folder}/step.json", "w") as file:
+    ...         json.dump({"traceEvents": [op, {**op, "ts": 6}]}, file)
+    ...     load_trace(f"{folder}/step.json")
+    <Recording 'step': 2 ops on 1 lanes, 11 us>
+    """
+    paths: list[PathLike] = list(path) if isinstance(path, (list, tuple)) else [path]  # type: ignore[list-item]
+    if not paths:
+        raise InvalidInput("path is an empty list; name at least one file")
+    if execution_trace is not None and len(paths) > 1:
+        raise InvalidInput("execution_trace goes with one Kineto trace; several paths are the ranks of a Chakra trace")
+    if len(paths) > 1:
+        ranks = [located(p, lambda p=p: _chakra_nodes(p, read(p))) for p in paths]  # type: ignore[misc]
+        made: Recording = located(paths[0], lambda: graph_of_ranks(ranks, stem(paths[0])))
+        return made
+    one = paths[0]
+    data, more = (
+        read(one),
+        None if execution_trace is None else located(execution_trace, lambda: parse(read(execution_trace))),
+    )
+    reader = trace_reader(one, data, more)
+    if reader is None:
+        raise FormatError(f"{name_of(one)}: is no trace of a kind that is read: Kineto, Chakra, RunMetadata or XPlane")
+    if execution_trace is not None and not looks_like_execution_trace(more):
+        raise FormatError(f"{name_of(execution_trace)}: not an execution trace: it has no fields schema and nodes")
+    found: Recording = located(one, reader)
+    return found
+
+
+def trace_reader(path: PathLike, data: bytes, execution_trace: Any = None) -> Callable[[], Recording] | None:
+    """What reads the file, by its name where it is binary and by its content where it is text; None for no trace."""
+    name, title = name_of(path).removesuffix(".gz"), stem(path)
+    if name.endswith(".xplane.pb"):
+        return lambda: graph_from_xplane(data, title)
+    if name.endswith((".pb", ".pbtxt")):
+        return lambda: graph_from_run_metadata(data, title, text=name.endswith(".pbtxt"))
+    beginning = data[:PEEK].decode("utf-8", "replace")
+    if name.endswith(".et") or looks_like_chakra(beginning):
+        return lambda: graph_of_ranks([_chakra_nodes(path, data)], title)
+    if '"traceEvents"' in beginning or ('"schema"' in beginning[:1000] and '"chakra' not in name):
+        return lambda: _of_json(data, execution_trace, title)
+    return None
+
+
+def _chakra_nodes(path: PathLike, data: bytes) -> Any:
+    text = data.lstrip()[:1] == b"{"
+    return nodes_of_json(text_of(data)) if text else nodes_of(data)
+
+
+def _of_json(data: bytes, execution_trace: Any, title: str) -> Recording:
+    document = parse(data)
+    if looks_like_kineto(document):
+        return graph_from_kineto(document, execution_trace, title)
+    if looks_like_execution_trace(document):
+        raise FormatError(
+            "an execution trace has no times; give the Kineto trace of the run, and this one as execution_trace"
+        )
+    raise FormatError("not a trace: the field traceEvents is missing")
+
+
+def graph_of_trace(path: PathLike, reader: Callable[[], Recording]) -> OpGraph:
+    """The graph alone, with a warning that says what was inferred."""
+    made: Recording = located(path, reader)
+    if made.notes:
+        warnings.warn(
+            f"{name_of(path)}: {'; '.join(made.notes)} (bl.load_trace has the times and lanes as well)",
+            InferredDependencies,
+            stacklevel=3,
+        )
+    return made.graph

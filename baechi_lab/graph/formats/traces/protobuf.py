@@ -1,0 +1,121 @@
+"""Messages of other projects' protocol buffers, from the few fields of their published schemas that are read here.
+
+A schema is a text of messages, one per line, `Name: type field = number; ...` (indented lines go on). Of the fields marked
+`oneof` a message has one. Fields that the schema leaves out are skipped when a message is read, as the format has it.
+`google.protobuf` comes with TensorFlow; it is loaded on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from ....errors import FormatError, MissingPackage
+
+_MOST_VARINT_BYTES = 10
+
+
+@cache
+def messages(schema: str) -> dict[str, Any]:
+    """Message name -> class.
+
+    >>> pair = messages("Pair: string name = 1; repeated int64 sizes = 2")["Pair"]
+    >>> pair.FromString(pair(name="a", sizes=[1, 2]).SerializeToString()).sizes[1]
+    2
+    """
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError:
+        raise MissingPackage.of("protobuf", "traces", "reading protocol buffers") from None
+    file = descriptor_pb2.FileDescriptorProto(name="schema.proto", package="read", syntax="proto3")
+    rows = [line.partition(":") for line in schema.replace("\n    ", " ").splitlines() if line.strip()]
+    names = {name.strip() for name, _, _ in rows}
+    for name, _, fields in rows:
+        made = file.message_type.add(name=name.strip())
+        for field in fields.split(";"):
+            _add_field(made, field.split(), names, descriptor_pb2.FieldDescriptorProto)
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return {n: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"read.{n}")) for n in names}
+
+
+def _add_field(message: Any, words: list[str], names: set[str], kinds: Any) -> None:
+    many, one_of = words[0] == "repeated", words[0] == "oneof"
+    kind, name, _, number = words[1:] if many or one_of else words
+    label = kinds.LABEL_REPEATED if many else kinds.LABEL_OPTIONAL
+    field = message.field.add(name=name, number=int(number), label=label)
+    if one_of:  # such fields know whether they were given, 0 or not
+        if not message.oneof_decl:
+            message.oneof_decl.add(name="value")
+        field.oneof_index = 0
+    if kind in names:
+        field.type, field.type_name = kinds.TYPE_MESSAGE, f".read.{kind}"
+    else:
+        field.type = getattr(kinds, f"TYPE_{kind.upper()}")
+
+
+def parsed(cls: Any, data: bytes, what: str) -> Any:
+    """The message that the bytes hold.
+
+    Raises:
+        FormatError: they are cut off, or no message.
+    """
+    from google.protobuf.message import DecodeError
+
+    try:
+        return cls.FromString(data)
+    except (DecodeError, ValueError) as error:  # ValueError: a string that is no UTF-8
+        raise FormatError(f"not {what}, or cut off: the protocol buffer cannot be decoded") from error
+
+
+def parsed_text(cls: Any, text: str, what: str) -> Any:
+    """The message of protocol buffers' text format.
+
+    Raises:
+        FormatError: the line and what is wrong there.
+    """
+    from google.protobuf import text_format
+
+    try:
+        return text_format.Parse(text, cls(), allow_unknown_field=True)
+    except (text_format.ParseError, ValueError, RecursionError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FormatError(f"not {what} as text, or cut off: {first:.200}") from error
+
+
+def delimited(data: bytes) -> Iterator[bytes]:
+    """The messages of a stream in which each follows its length (a varint).
+
+    Raises:
+        FormatError: it ends within a message.
+    """
+    at = 0
+    while at < len(data):
+        length, begin = _varint(data, at)
+        if begin + length > len(data):
+            raise FormatError(
+                f"a message of {length} bytes begins at byte {begin}, and the file ends before: it is cut off"
+            )
+        yield data[begin : begin + length]
+        at = begin + length
+
+
+def with_length(data: bytes) -> bytes:
+    """A message behind its length, as `delimited` reads it."""
+    length, made = len(data), bytearray()
+    while length > 127:
+        made.append(length & 127 | 128)
+        length >>= 7
+    return bytes([*made, length]) + data
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for k in range(_MOST_VARINT_BYTES):
+        if at + k >= len(data):
+            break
+        value |= (data[at + k] & 127) << 7 * k
+        if data[at + k] < 128:
+            return value, at + k + 1
+    raise FormatError(f"byte {at}: no length of a message is there; the file is cut off or of another kind")

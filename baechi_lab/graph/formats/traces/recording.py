@@ -1,0 +1,232 @@
+"""Recording: a step that was traced elsewhere - what ran, where, when, and what depended on what.
+
+Readers of traces give `Event`s; `recording` makes records of them. Every lane of the trace (a thread, a stream) becomes a
+device, since it is what does one thing at a time; links cost nothing, because what transfers took is in the trace.
+
+Durations are such that a replay in the measured order gives the measured times: an op starts when its lane is free and
+what it waits for is there; if it started later, and nothing in the trace says why (the program was elsewhere, a launch
+took time), the wait counts with the op, and a note says what share of the step such waits are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....errors import FormatError
+from ...cluster import MOST_DEVICES, Cluster, Device, Link
+from ...opgraph import CONTROL_BYTES, OpGraph
+from ...placement import Placement
+from ...tensors import TensorTable
+from ...timeline import MemoryLog, Timeline, Transfers
+
+CLOCK_US = 1.0
+"""Ends and starts are compared to a microsecond: some traces have no finer clock."""
+
+MOST_BYTES = 2**53
+"""Of one tensor or op; a trace that says more is damaged."""
+
+
+@dataclass
+class Event:
+    """One thing that ran. `reads`: (event, label of the tensor) -> bytes; `after`: events that it waited for otherwise."""
+
+    name: str
+    op_type: str
+    lane: str
+    start_us: float
+    end_us: float
+    kind: str = "cpu"
+    reads: dict[tuple[int, str], int] = field(default_factory=dict)
+    after: set[int] = field(default_factory=set)
+    persistent_bytes: int = 0
+    group: str = ""
+    fixed: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """A traced step as records.
+
+    Args:
+        graph: what ran, with measured durations.
+        cluster: a device per thread or stream of the trace.
+        placement: where each op ran, in the measured order.
+        timeline: when it ran.
+        notes: what the trace does not say and how it was inferred, one sentence each.
+
+    `bl.simulate(graph, cluster, placement)` replays the step; another cluster and placer answer what it would take there.
+    """
+
+    graph: OpGraph
+    cluster: Cluster
+    placement: Placement
+    timeline: Timeline
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        size = f"{self.graph.n} ops on {self.cluster.n} lanes"
+        return f"<Recording {self.graph.name!r}: {size}, {self.timeline.makespan_us:.6g} us>"
+
+
+def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> Recording:
+    """The records of a step's events, which may come in any order.
+
+    Raises:
+        FormatError: no events, more lanes than a cluster has devices, or times and sizes out of range.
+
+    >>> first = Event("a", "op", "thread 1", 5.0, 7.0)
+    >>> second = Event("b", "op", "thread 2", 8.0, 11.0, reads={(0, "x"): 64})
+    >>> made = recording([first, second], "two")
+    >>> made.graph.duration_us.tolist(), made.notes     # one microsecond passed before b, and nobody knows why
+    ([2.0, 4.0], ('waits that nothing in the trace explains add up to 17% of the step; each counts with the op after it',))
+    """
+    if not events:
+        raise FormatError("the trace holds no operator")
+    _check(events)
+    order = sorted(range(len(events)), key=lambda i: (events[i].start_us, events[i].end_us, i))
+    place = {i: k for k, i in enumerate(order)}
+    lane = _lanes([events[i] for i in order])
+    lanes = list(dict.fromkeys(lane))
+    if len(lanes) > MOST_DEVICES:
+        raise FormatError(f"the trace has {len(lanes)} threads and streams; at most {MOST_DEVICES} can be devices")
+    table, waits_for, dropped = _dependencies(events, order, place)
+    duration, waited = _durations([events[i] for i in order], lane, waits_for)
+    said = [*notes, *_said(dropped, waited, max(e.end_us for e in events) - min(e.start_us for e in events))]
+    graph = _graph([events[i] for i in order], duration, table, name)
+    number = {x: k for k, x in enumerate(lanes)}
+    device = np.array([number[x] for x in lane])
+    kinds = {x: events[i].kind for x, i in zip(reversed(lane), reversed(order), strict=True)}
+    # No trace says how much memory there was: enough for all.
+    room = min(int(graph.persistent_bytes.sum() + 2 * graph.tensor_bytes.sum()) + 1, 2**62 // len(lanes))
+    cluster = Cluster(tuple(Device(x, kinds[x], room) for x in lanes), Link(0.0, 0.0), "parallel")
+    placement = Placement(
+        device=device,
+        order=np.arange(graph.n, dtype=np.float64),
+        placer="trace",
+        graph_key=graph.key,
+        info={"notes": tuple(said)},
+    )
+    return Recording(graph, cluster, placement, _timeline(events, order, graph, cluster, device, said), tuple(said))
+
+
+def _check(events: Sequence[Event]) -> None:
+    for event in events:
+        if not (-1e15 < event.start_us <= event.end_us < 1e16):
+            raise FormatError(
+                f"{event.name!r:.80} lasts from {event.start_us} to {event.end_us} us; it must not end before it starts"
+            )
+        for size in (*event.reads.values(), event.persistent_bytes):
+            if not 0 <= size <= MOST_BYTES:
+                raise FormatError(f"{event.name!r:.80} has a tensor of {size} bytes; it must be from 0 to {MOST_BYTES}")
+
+
+def _lanes(events: Sequence[Event]) -> list[str]:
+    """The lane of each event, by start; events that overlap on one get others (`thread 1 (2)`)."""
+    free: dict[str, list[float]] = {}
+    found = []
+    for event in events:
+        ends = free.setdefault(event.lane, [])
+        k = next((k for k, end in enumerate(ends) if end <= event.start_us + CLOCK_US / 2), len(ends))
+        if k == len(ends):
+            ends.append(0.0)
+        ends[k] = event.end_us
+        found.append(event.lane if k == 0 else f"{event.lane} ({k + 1})")
+    return found
+
+
+def _dependencies(
+    events: Sequence[Event], order: list[int], place: dict[int, int]
+) -> tuple[TensorTable, list[list[int]], int]:
+    """Tensors, what each op waits for, and how many dependencies the measured times contradict."""
+    table, dropped = TensorTable(), 0
+    waits_for: list[list[int]] = [[] for _ in order]
+    for k, i in enumerate(order):
+        rows = [*events[i].reads.items(), *(((j, "control"), CONTROL_BYTES) for j in sorted(events[i].after))]
+        for (j, label), size in rows:
+            if j == i:
+                continue
+            if place[j] > k or events[j].end_us > events[i].start_us + CLOCK_US:
+                dropped += 1
+                continue
+            table.add(place[j], label, size, [k])
+            waits_for[k].append(place[j])
+    return table, waits_for, dropped
+
+
+def _durations(events: Sequence[Event], lane: list[str], waits_for: list[list[int]]) -> tuple[list[float], float]:
+    """What each op lasts in a replay, and how much of it all are unexplained waits."""
+    begin = min(e.start_us for e in events)
+    free: dict[str, float] = {}
+    ends: list[float] = []
+    duration, waited = [], 0.0
+    for k, event in enumerate(events):
+        ready = max([free.get(lane[k], begin), *(ends[j] for j in waits_for[k])])
+        wait = max(0.0, event.start_us - ready)
+        waited += wait
+        duration.append(wait + event.end_us - event.start_us)
+        ends.append(ready + duration[-1])
+        free[lane[k]] = ends[-1]
+    return duration, waited
+
+
+def _said(dropped: int, waited: float, span: float) -> list[str]:
+    said = []
+    if dropped:
+        said.append(f"{dropped} dependencies of the trace are not kept, as the op that waits had started before")
+    if span > 0 and waited / span >= 0.005:
+        share = f"{waited / span:.0%} of the step"
+        said.append(f"waits that nothing in the trace explains add up to {share}; each counts with the op after it")
+    return said
+
+
+def _graph(events: Sequence[Event], duration: list[float], table: TensorTable, name: str) -> OpGraph:
+    groups = {g: k for k, g in enumerate(dict.fromkeys(e.group for e in events if e.group))}
+    kinds = sorted({e.kind for e in events if e.fixed})
+    return OpGraph(
+        names=_distinct([e.name for e in events]),
+        op_types=tuple(e.op_type or "op" for e in events),
+        duration_us=duration,  # type: ignore[arg-type]
+        persistent_bytes=[e.persistent_bytes for e in events],  # type: ignore[arg-type]
+        colocation=[groups.get(e.group, -1) for e in events],  # type: ignore[arg-type]
+        colocation_names=tuple(groups),
+        allowed=[kinds.index(e.kind) if e.fixed else -1 for e in events],  # type: ignore[arg-type]
+        allowed_sets=tuple((k,) for k in kinds),
+        name=name,
+        **table.columns(),
+    )
+
+
+def _distinct(names: list[str]) -> tuple[str, ...]:
+    """Each name once: the second `a` is `a#2`."""
+    taken, made, count = set(names), [], dict.fromkeys(names, 0)
+    for name in names:
+        count[name] += 1
+        found = name or "op"
+        while count[name] > 1 or not name:
+            found = f"{name or 'op'}#{count[name]}"
+            if found not in taken:
+                break
+            count[name] += 1
+        taken.add(found)
+        made.append(found)
+    return tuple(made)
+
+
+def _timeline(
+    events: Sequence[Event], order: list[int], graph: OpGraph, cluster: Cluster, device: NDArray[Any], notes: list[str]
+) -> Timeline:
+    start = np.array([events[i].start_us for i in order])
+    end = np.array([events[i].end_us for i in order])
+    begin = start.min()
+    return Timeline(
+        op=np.arange(graph.n), device=device, start_us=start - begin, end_us=end - begin,  # type: ignore[arg-type]
+        transfers=Transfers.none(), memory=MemoryLog.none(), peak_bytes=np.zeros(cluster.n, np.int64),
+        makespan_us=float(end.max() - begin), origin="measured", op_names=graph.names, device_names=cluster.names,
+        memory_bytes=cluster.memory_bytes, tensor_producer=graph.tensor_producer, tensor_bytes=graph.tensor_bytes,
+        info={"notes": tuple(notes)},
+    )  # fmt: skip

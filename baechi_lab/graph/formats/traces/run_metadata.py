@@ -1,0 +1,205 @@
+"""TensorFlow's RunMetadata, as a session or `tf.profiler` of version 1 writes it: binary, or text (`.pbtxt`).
+
+    node stats          one op, on the device where the executor ran it; kernels of `/stream:N` are ops of their own, on
+                        that stream, after the op that launched them
+    op_start, op_end    when; of a GPU's kernel its own
+    timeline_label      `name = Type(input, ^control)`: what depends on what; where labels name no inputs, `cost_graph` does
+    output              bytes as allocated, else of the tensor's shape and type
+
+Without either, ops are taken to depend on what ran before them, and a note says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+from ....errors import FormatError
+from .inference import chain
+from .protobuf import messages, parsed, parsed_text
+from .recording import MOST_BYTES, Event, Recording, recording
+
+SCHEMA = """
+Dim: int64 size = 1
+Shape: repeated Dim dim = 2
+Allocation: int64 requested_bytes = 1; int64 allocated_bytes = 2
+Tensor: int32 dtype = 1; Shape shape = 2; Allocation allocation_description = 4
+Output: int32 slot = 1; Tensor tensor_description = 3
+MemoryStats: int64 temp_memory_size = 1; int64 persistent_memory_size = 3
+NodeStats: string node_name = 1; int64 all_start_micros = 2; int64 op_start_rel_micros = 3; int64 op_end_rel_micros =
+    4; repeated Output output = 7; string timeline_label = 8; uint32 thread_id = 10; MemoryStats memory_stats = 12;
+    int64 all_start_nanos = 13; int64 op_start_rel_nanos = 14; int64 op_end_rel_nanos = 15
+DeviceStats: string device = 1; repeated NodeStats node_stats = 2
+StepStats: repeated DeviceStats dev_stats = 1
+InputInfo: int32 preceding_node = 1; int32 preceding_port = 2
+CostNode: string name = 1; string device = 2; int32 id = 3; repeated InputInfo input_info = 4; repeated int32
+    control_input = 8
+CostGraph: repeated CostNode node = 1
+RunMetadata: StepStats step_stats = 1; CostGraph cost_graph = 2
+"""
+"""`tensorflow/core/framework/step_stats.proto`, `cost_graph.proto` and `protobuf/config.proto`, as far as read here."""
+
+_WIDTH = {1: 4, 2: 8, 3: 4, 4: 1, 5: 2, 6: 1, 8: 8, 9: 8, 10: 1, 14: 2, 17: 2, 18: 16, 19: 2, 22: 4, 23: 8}
+_TYPES = {"DT_FLOAT": 1, "DT_DOUBLE": 2, "DT_INT32": 3, "DT_UINT8": 4, "DT_INT16": 5, "DT_INT8": 6, "DT_STRING": 7,
+          "DT_COMPLEX64": 8, "DT_INT64": 9, "DT_BOOL": 10, "DT_BFLOAT16": 14, "DT_UINT16": 17, "DT_COMPLEX128": 18,
+          "DT_HALF": 19, "DT_RESOURCE": 20, "DT_VARIANT": 21, "DT_UINT32": 22, "DT_UINT64": 23}  # fmt: skip
+_DTYPE = re.compile(r"\bdtype: (DT_\w+)")
+_LABEL = re.compile(r"^(?P<name>\S+) = (?P<type>[\w>.:-]+)\((?P<inputs>.*)\)", re.DOTALL)
+
+
+def graph_from_run_metadata(data: bytes, name: str, text: bool = False) -> Recording:
+    """The step of a RunMetadata, binary or as text.
+
+    Raises:
+        FormatError: cut off, another format, or a trace without ops.
+    """
+    cls = messages(SCHEMA)["RunMetadata"]
+    if text:
+        # Types are numbers in the schema here, and names in the text.
+        numbered = _DTYPE.sub(
+            lambda m: f"dtype: {_TYPES.get(m[1].removesuffix('_REF'), 0)}", data.decode("utf-8", "replace")
+        )
+        found = parsed_text(cls, numbered, "a RunMetadata")
+    else:
+        found = parsed(cls, data, "a RunMetadata")
+    rows = list(_rows(found.step_stats.dev_stats))
+    if not rows:
+        raise FormatError("the RunMetadata has no step_stats: run the session with trace_level=FULL_TRACE")
+    events = [event for event, _ in rows]
+    _launches(rows)
+    _variables(rows)
+    notes = [] if _by_label(rows) or _by_cost_graph(rows, found.cost_graph) else [chain(events)]
+    return recording(events, name, notes)
+
+
+_Row = tuple[Event, Any]
+
+
+def _rows(devices: Any) -> Iterator[_Row]:
+    """An event for each entry of each device, `stream:all` and what belongs to no device left out."""
+    # Nanoseconds since 1970 are whole numbers of more digits than a float has.
+    origin = min((n.all_start_nanos or 1000 * n.all_start_micros for d in devices for n in d.node_stats), default=0)
+    launched = {d.device.partition("/stream:")[0].rpartition("/device:")[2] for d in devices if "/stream:" in d.device}
+    tasks = {_task(d.device) for d in devices}
+    for device in devices:
+        where = device.device.rpartition("/device:")[2]
+        if where.endswith("/stream:all") or ("memcpy" in where.lower() and "/stream:" not in where):
+            continue
+        host = "/stream:" not in where and where in launched
+        lane = f"{where} launches" if host else where
+        lane = lane if len(tasks) == 1 else f"{_task(device.device)}/{lane}"
+        kind = "cpu" if host or not where.upper().startswith(("GPU", "TPU")) else where[:3].lower()
+        for stats in device.node_stats:
+            base = ((stats.all_start_nanos or 1000 * stats.all_start_micros) - origin) / 1e3
+            begin = stats.op_start_rel_nanos / 1e3 or float(stats.op_start_rel_micros)
+            end = stats.op_end_rel_nanos / 1e3 or float(stats.op_end_rel_micros)
+            label = _LABEL.match(stats.timeline_label)
+            event = Event(
+                stats.node_name or "op", label["type"] if label else "op", lane or "cpu",
+                base + begin, base + max(end, begin), kind,
+                persistent_bytes=max(0, min(stats.memory_stats.persistent_memory_size, MOST_BYTES)), fixed=host,
+            )  # fmt: skip
+            yield event, stats
+
+
+def _task(device: str) -> str:
+    return device.rpartition("/device:")[0].strip("/")
+
+
+def _launches(rows: list[_Row]) -> None:
+    """A kernel waits for the op of its name that launched it, where that had begun before."""
+    host = {event.name: k for k, (event, _) in enumerate(rows) if event.fixed}
+    for event, _ in rows:
+        if event.kind != "cpu" and (found := host.get(op_name(event.name))) is not None:
+            if rows[found][0].end_us <= event.start_us:
+                event.after.add(found)
+
+
+def op_name(name: str) -> str:
+    """The op of an entry: `a/MatMul` of `a/MatMul:MatMul` and of `a/MatMul@@kernel`."""
+    return name.split(":")[0].split("@@")[0]
+
+
+def _latest(rows: list[_Row]) -> dict[str, list[int]]:
+    """Name -> its entries by end; kernels stand for their op where there are any."""
+    kernels = {op_name(e.name) for e, _ in rows if e.kind != "cpu"}
+    found: dict[str, list[int]] = {}
+    for k in sorted(range(len(rows)), key=lambda k: rows[k][0].end_us):
+        event = rows[k][0]
+        if not (event.fixed and op_name(event.name) in kernels):
+            found.setdefault(op_name(event.name), []).append(k)
+    return found
+
+
+def _read(rows: list[_Row], entries: dict[str, list[int]], k: int, name: str, slot: int) -> bool:
+    """Entry `k` reads an output (-1: waits for) of the last entry of that name that had ended."""
+    event = rows[k][0]
+    before = [j for j in entries.get(name, ()) if j != k and rows[j][0].end_us <= event.start_us]
+    if not before:
+        return False
+    size = _output_bytes(rows[before[-1]][1], slot) if slot >= 0 else 0
+    if size:
+        event.reads[before[-1], str(slot)] = size
+    else:
+        event.after.add(before[-1])
+    return True
+
+
+def _by_label(rows: list[_Row]) -> bool:
+    """Dependencies from the labels; False where there are none."""
+    entries, found = _latest(rows), False
+    labels = {op_name(stats.node_name): m for _, stats in rows if (m := _LABEL.match(stats.timeline_label))}
+    for k, (event, _) in enumerate(rows):
+        label = labels.get(op_name(event.name))
+        if label is None or event.fixed:
+            continue
+        for reference in filter(None, (part.strip() for part in label["inputs"].split(","))):
+            name, _, slot = reference.lstrip("^").partition(":")
+            number = -1 if reference.startswith("^") else int(slot) if slot.isascii() and slot.isdecimal() else 0
+            found |= _read(rows, entries, k, name, number)
+    return found
+
+
+def _variables(rows: list[_Row]) -> None:
+    """A variable and the ops that read or assign it share a device, which holds the bytes that were read."""
+    handles = {op_name(e.name): e for e, _ in rows if e.op_type in ("VarHandleOp", "VariableV2")}
+    for event, stats in rows:
+        label = _LABEL.match(stats.timeline_label)
+        read = [
+            handles[x]
+            for part in (label["inputs"].split(",") if label else ())
+            if (x := op_name(part.strip())) in handles
+        ]
+        if len({h.name for h in read}) == 1:
+            event.group = read[0].group = read[0].name
+        if len(read) == 1 and event.op_type == "ReadVariableOp":
+            read[0].persistent_bytes = _output_bytes(stats, 0)
+
+
+def _by_cost_graph(rows: list[_Row], graph: Any) -> bool:
+    """Dependencies from the cost graph; False where there are none."""
+    entries, found = _latest(rows), False
+    nodes = {node.id: node for node in graph.node}
+    by_name = {node.name: node for node in graph.node}
+    for k, (event, _) in enumerate(rows):
+        node = by_name.get(op_name(event.name))
+        if node is None or event.fixed:
+            continue
+        pairs = [(i.preceding_node, i.preceding_port) for i in node.input_info] + [(c, -1) for c in node.control_input]
+        for source, port in pairs:
+            if source in nodes:
+                found |= _read(rows, entries, k, nodes[source].name, port)
+    return found
+
+
+def _output_bytes(stats: Any, slot: int) -> int:
+    for output in stats.output:
+        if output.slot == slot:
+            tensor = output.tensor_description
+            size = tensor.allocation_description.requested_bytes or _WIDTH.get(tensor.dtype, 0) * prod(
+                d.size for d in tensor.shape.dim
+            )
+            return int(max(0, min(size, MOST_BYTES)))
+    return 0

@@ -1,0 +1,103 @@
+"""TensorFlow's (and JAX's) profiler: `.xplane.pb`, an XSpace of planes, lines and events.
+
+    plane /host:CPU     lines are threads; ops are the events named `op:Type` (others are the profiler's own)
+    planes of devices   lines are streams (`Stream #n`) on GPUs and `XLA Ops` on TPUs; other lines repeat these by name,
+                        module or step
+    offset, duration    picoseconds from the line's start
+
+The format knows no tensors: what depends on what is inferred from the order on threads and streams, and a kernel waits for
+the op on the host of its name (`tf_op`) or of its `correlation_id`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ....errors import FormatError
+from .inference import chain
+from .protobuf import messages, parsed
+from .recording import Event, Recording, recording
+
+SCHEMA = """
+Stat: int64 metadata_id = 1; double double_value = 2; uint64 uint64_value = 3; int64 int64_value = 4; string str_value
+    = 5; uint64 ref_value = 7
+Happening: int64 metadata_id = 1; int64 offset_ps = 2; int64 duration_ps = 3; repeated Stat stats = 4
+Line: int64 id = 1; string name = 2; int64 timestamp_ns = 3; repeated Happening events = 4; string display_name = 11
+EventMetadata: int64 id = 1; string name = 2; string display_name = 4
+EventEntry: int64 key = 1; EventMetadata value = 2
+StatMetadata: int64 id = 1; string name = 2
+StatEntry: int64 key = 1; StatMetadata value = 2
+Plane: int64 id = 1; string name = 2; repeated Line lines = 3; repeated EventEntry event_metadata = 4; repeated
+    StatEntry stat_metadata = 5
+XSpace: repeated Plane planes = 1
+"""
+"""`xplane.proto` of tensorflow/tsl, as far as it is read here."""
+
+_HOST_OP = re.compile(r"^[\w./>-]+:[A-Z_]\w*$")
+_DEVICE = re.compile(r"^/device:(?P<kind>[A-Z]+):(?P<number>\d+)")
+
+
+def graph_from_xplane(data: bytes, name: str) -> Recording:
+    """The step (all that was recorded) of an XSpace.
+
+    Raises:
+        FormatError: cut off, another format, or no ops in it.
+    """
+    space = parsed(messages(SCHEMA)["XSpace"], data, "an XSpace")
+    origin = min((line.timestamp_ns for plane in space.planes for line in plane.lines if line.events), default=0)
+    found = [row for plane in space.planes for row in _rows(plane, origin)]
+    if not found:
+        raise FormatError(
+            "the profile has no op: its planes hold neither events `op:Type` on the host nor streams of a device"
+        )
+    events = [event for event, _ in found]
+    note = chain(events)
+    launched = {key: k for k, (event, keys) in enumerate(found) if event.kind == "cpu" for key in keys}
+    for event, keys in found:
+        if event.kind == "cpu":
+            continue
+        for k in {launched[key] for key in keys if key in launched}:
+            if events[k].end_us <= event.start_us:
+                event.after.add(k)
+    return recording(events, name, [note])
+
+
+def _rows(plane: Any, origin: int) -> Iterator[tuple[Event, list[str]]]:
+    """Events of a plane, with what names the launch that they belong to."""
+    names = {e.key: e.value for e in plane.event_metadata}
+    stats = {e.key: e.value.name for e in plane.stat_metadata}
+    device = _DEVICE.match(plane.name)
+    if not device and not plane.name.startswith("/host:CPU"):
+        return
+    for line in plane.lines:
+        if device and not (line.name.startswith("Stream") or line.name == "XLA Ops"):
+            continue
+        where = f"{device['kind']}:{device['number']}/{line.name}" if device else f"CPU/{line.name}"
+        kind = device["kind"].lower() if device else "cpu"
+        for event, metadata in _innermost(
+            [(e, names[e.metadata_id]) for e in line.events if e.metadata_id in names], bool(device)
+        ):
+            said = {stats.get(s.metadata_id, ""): s for s in event.stats}
+            op, _, op_type = metadata.name.rpartition(":") if not device else (metadata.name, "", "kernel")
+            begin = (line.timestamp_ns - origin) / 1e3 + event.offset_ps / 1e6
+            keys = [
+                f"#{s.uint64_value or s.int64_value}" for key in ("correlation_id",) if (s := said.get(key)) is not None
+            ]
+            keys += [op] if not device else [_text(said["tf_op"], stats).split(":")[0]] if "tf_op" in said else []
+            yield Event(op or metadata.name, op_type, where, begin, begin + max(event.duration_ps, 0) / 1e6, kind), keys
+
+
+def _innermost(rows: list[Any], device: bool) -> Iterator[Any]:
+    """On the host, the ops that hold no other op: a call of a function is as long as what it calls."""
+    kept = rows if device else [row for row in rows if _HOST_OP.match(row[1].name)]
+    kept.sort(key=lambda row: (row[0].offset_ps, -row[0].duration_ps))
+    for k, (event, metadata) in enumerate(kept):
+        following = kept[k + 1][0] if k + 1 < len(kept) else None
+        if device or following is None or following.offset_ps >= event.offset_ps + max(event.duration_ps, 1):
+            yield event, metadata
+
+
+def _text(stat: Any, names: dict[int, str]) -> str:
+    return stat.str_value or names.get(stat.ref_value, "")

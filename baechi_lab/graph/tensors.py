@@ -1,0 +1,42 @@
+"""TensorTable: tensors collected by producer and label while a graph is built, and the columns that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from .kernels.csr import offsets
+
+
+class TensorTable:
+    """Tensors by producer and label, with the ops that read them.
+
+    >>> table = TensorTable()
+    >>> table.add(1, "x", 8, [2])
+    >>> table.add(0, "y", 4, [1])
+    >>> table.add(1, "x", 8, [3])
+    >>> {key: list(column) for key, column in table.columns().items() if key != "tensor_names"}
+    {'tensor_producer': [0, 1], 'tensor_bytes': [4, 8], 'consumer_ptr': [0, 1, 3], 'consumers': [1, 2, 3]}
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, str], tuple[int, set[int]]] = {}
+
+    def add(self, producer: int, label: str, size: int, readers: Iterable[int]) -> None:
+        """A tensor, or more readers of one (whose size stays the first that was given)."""
+        self.rows.setdefault((producer, label), (size, set()))[1].update(readers)
+
+    def columns(self) -> dict[str, Any]:
+        """The arguments of `OpGraph` that tensors make."""
+        keys = sorted(self.rows, key=lambda key: key[0])  # stable: in the order in which they were added
+        readers = [sorted(self.rows[key][1]) for key in keys]
+        row = np.repeat(np.arange(len(keys)), [len(r) for r in readers])
+        return {
+            "tensor_producer": [p for p, _ in keys],
+            "tensor_bytes": [self.rows[key][0] for key in keys],
+            "tensor_names": tuple(label for _, label in keys),
+            "consumer_ptr": offsets(row, len(keys)).tolist(),
+            "consumers": [op for r in readers for op in r],
+        }

@@ -1,0 +1,322 @@
+"""Traces of other tools: what becomes what, replays, and what is refused. Small traces are written here by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.errors import CycleError, DuplicateNameError, FormatError, UnknownOpError
+from baechi_lab.graph.formats.traces import chakra, xplane
+from baechi_lab.graph.formats.traces.loading import InferredDependencies
+from baechi_lab.graph.formats.traces.protobuf import delimited, messages, with_length
+from baechi_lab.graph.formats.traces.recording import Event, recording
+
+
+def replayed(made: bl.Recording) -> float:
+    """The step under the trace's own placement, checked."""
+    timeline = bl.simulate(made.graph, made.cluster, made.placement)
+    assert not bl.check(made.graph, made.cluster, made.placement, timeline) and timeline.feasible
+    return timeline.makespan_us
+
+
+def edges(graph: bl.OpGraph) -> set[tuple[str, str]]:
+    names = graph.names
+    return {(names[a], names[b]) for a, b in zip(graph.edge_source, graph.consumers, strict=True)}
+
+
+def test_waits_that_nothing_explains_count_with_the_op_after_them():
+    """Thread 2 waits for a (ends at 10) and starts b at 13: 3 us more than its own 4. Then c follows at once."""
+    a, b = Event("a", "op", "t1", 0, 10), Event("b", "op", "t2", 13, 17, reads={(0, "x"): 8})
+    made = recording([a, b, Event("c", "op", "t2", 17, 18, after={1})], "three")
+    assert made.graph.duration_us.tolist() == [10, 7, 1]
+    assert replayed(made) == made.timeline.makespan_us == 18
+    assert "17% of the step" in made.notes[0]  # 3 of 18
+
+
+def test_what_overlaps_on_a_thread_gets_lanes_and_contradicted_dependencies_go():
+    made = recording([Event("a", "op", "t", 0, 10), Event("b", "op", "t", 4, 9, after={0})], "two")
+    assert made.cluster.names == ("t", "t (2)")
+    assert made.graph.edge_count == 0
+    assert made.notes[0].startswith("1 dependencies of the trace are not kept")
+
+
+# -- Chakra ----------------------------------------------------------------------------------------------
+
+
+def et(*nodes: dict, version: str = "0.0.4") -> bytes:
+    made = messages(chakra.SCHEMA)
+    parts = [made["GlobalMetadata"](version=version), *(made["Node"](**node) for node in nodes)]
+    return b"".join(with_length(part.SerializeToString()) for part in parts)
+
+
+def attribute(name: str, **value) -> dict:
+    return {"name": name, **value}
+
+
+NODES = [
+    {"id": 1, "name": "load", "type": 2, "duration_micros": 5, "attr": [attribute("tensor_size", uint64_val=64)]},
+    {"id": 2, "name": "note", "type": 1, "ctrl_deps": [1]},
+    {"id": 3, "name": "matmul", "type": 4, "duration_micros": 7, "data_deps": [1]},
+    {"id": 4, "name": "relu", "type": 4, "duration_micros": 2, "ctrl_deps": [2], "data_deps": [3]},
+]
+
+
+def test_chakra_by_hand(tmp_path):
+    """load 5 on the memory unit, then matmul 7 and relu 2: 14. relu waits for load through the note, which is no op."""
+    (tmp_path / "step.et").write_bytes(et(*NODES))
+    made = bl.load_trace(tmp_path / "step.et")
+    assert made.graph.names == ("load", "matmul", "relu")
+    assert made.graph.op_types == ("mem_load", "comp", "comp")
+    assert edges(made.graph) == {("load", "matmul"), ("matmul", "relu"), ("load", "relu")}
+    assert made.graph.tensor_bytes[0] == 64
+    assert made.cluster.names == ("memory", "compute")
+    assert replayed(made) == made.timeline.makespan_us == 5 + 7 + 2
+    assert "no start times" in made.notes[0]
+
+
+def test_chakra_in_json_is_the_same(tmp_path):
+    """As the jsonizer writes it: objects one behind the other, 64-bit numbers as texts."""
+    kinds = {1: "METADATA_NODE", 2: "MEM_LOAD_NODE", 4: "COMP_NODE"}
+    documents = [{"version": "0.0.4"}]
+    for node in NODES:
+        lists = {
+            new: [str(x) for x in node.get(old, [])]
+            for new, old in (("ctrlDeps", "ctrl_deps"), ("dataDeps", "data_deps"))
+        }
+        attr = [{"name": a["name"], "uint64Val": str(a["uint64_val"])} for a in node.get("attr", [])]
+        more = {"durationMicros": str(node.get("duration_micros", 0)), "attr": attr}
+        documents.append({"id": str(node["id"]), "name": node["name"], "type": kinds[node["type"]], **lists, **more})
+    (tmp_path / "step.json").write_text("".join(json.dumps(d, indent=1) for d in documents))
+    (tmp_path / "step.et").write_bytes(et(*NODES))
+    assert bl.load_trace(tmp_path / "step.json").graph == bl.load_trace(tmp_path / "step.et").graph
+    with pytest.warns(InferredDependencies, match="no start times"):
+        assert bl.load_graph(tmp_path / "step.json").n == 3
+
+
+def test_ranks_of_chakra_wait_for_each_other(tmp_path):
+    """Rank 0 computes 4 and sends for 2; rank 1 receives (1, after the send) and computes 3: 4 + 2 + 1 + 3."""
+    peers = [attribute("comm_src", int32_val=0), attribute("comm_dst", int32_val=1), attribute("comm_tag", int32_val=7)]
+    size = attribute("comm_size", int64_val=1024)
+    first = et({"id": 0, "name": "a", "type": 4, "duration_micros": 4},
+               {"id": 1, "name": "send", "type": 5, "duration_micros": 2, "data_deps": [0], "attr": [*peers, size]})  # fmt: skip
+    second = et({"id": 0, "name": "recv", "type": 6, "duration_micros": 1, "attr": [*peers, size]},
+                {"id": 1, "name": "b", "type": 4, "duration_micros": 3, "data_deps": [0]})  # fmt: skip
+    (tmp_path / "x.0.et").write_bytes(first)
+    (tmp_path / "x.1.et").write_bytes(second)
+    made = bl.load_trace([tmp_path / "x.0.et", tmp_path / "x.1.et"])
+    assert replayed(made) == 4 + 2 + 1 + 3
+    assert ("send", "recv") in edges(made.graph)
+    assert "rank 1/compute" in made.cluster.names
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "match"),
+    [
+        (et(*NODES)[:-3], FormatError, "cut off"),
+        (b"\xff" * 40, FormatError, "no length of a message"),
+        (et({"id": 1, "type": 99}), FormatError, "node 1 is of type 99"),
+        (et({"id": 1, "type": 4}, {"id": 1, "type": 4}), DuplicateNameError, "node 1 is there twice"),
+        (et({"id": 1, "type": 4, "data_deps": [8]}), UnknownOpError, "depends on node 8"),
+        (et({"id": 1, "type": 4, "data_deps": [2]}, {"id": 2, "type": 4, "data_deps": [1]}), CycleError, "cycle"),
+        (et(), FormatError, "no operator"),
+        (b'{"version": "1"}{"id": "x", "type": "COMP_NODE"}', FormatError, "id is 'x'"),
+        (b'{"id": "1", "type": "COMP_NODE"', FormatError, "cut off"),
+    ],
+)
+def test_what_chakra_refuses(tmp_path, data, error, match):
+    (tmp_path / "bad.et").write_bytes(data)
+    with pytest.raises(error, match=match):
+        bl.load_trace(tmp_path / "bad.et")
+
+
+def test_lengths_of_messages():
+    parts = [b"", b"a" * 127, b"b" * 128, b"c" * 20000]
+    assert list(delimited(b"".join(map(with_length, parts)))) == parts
+
+
+# -- Kineto ----------------------------------------------------------------------------------------------
+
+
+def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args) -> dict:
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": args}
+
+
+def kernel(name: str, ts: float, dur: float, correlation: int, stream: int = 7) -> dict:
+    return event("kernel", name, ts, dur, device=0, stream=stream, correlation=correlation)
+
+
+def launch(ts: float, correlation: int, name: str = "cudaLaunchKernel", dur: float = 2) -> dict:
+    return event("cuda_runtime", name, ts, dur, correlation=correlation)
+
+
+GPU = [
+    event("user_annotation", "Optimizer.step", 0, 100),
+    event("cpu_op", "aten::linear", 0, 10, **{"Record function id": 1}),
+    event("cpu_op", "aten::addmm", 2, 7, **{"Record function id": 2}),
+    launch(4, 11),
+    event("cpu_op", "aten::relu", 12, 6, **{"Record function id": 3}),
+    launch(13, 12),
+    event("cpu_op", "aten::item", 20, 24, **{"Record function id": 4}),
+    launch(22, 13, "cudaMemcpyAsync"),
+    launch(25, 14, "cudaStreamSynchronize", 17),
+    kernel("gemm", 8, 20, 11), kernel("relu_kernel", 28, 5, 12), kernel("Memcpy DtoH", 34, 7, 13),
+]  # fmt: skip
+
+
+def test_kernels_follow_their_launches_and_hosts_that_wait(tmp_path):
+    """The host runs ahead until item waits for the copy: gemm 8..28, relu 28..33, copy 34..41, item goes on at 42."""
+    (tmp_path / "gpu.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": GPU}).encode()))
+    made = bl.load_trace(tmp_path / "gpu.json.gz")
+    graph = made.graph
+    assert made.cluster.names == ("cpu/thread 1", "gpu:0/stream 7")
+    assert [d.kind for d in made.cluster.devices] == ["cpu", "gpu"]
+    assert replayed(made) == pytest.approx(44)
+    found = edges(graph)
+    assert {("aten::linear", "gemm"), ("aten::relu", "relu_kernel"), ("gemm", "relu_kernel")} <= found
+    last = max(i for i, name in enumerate(graph.names) if name.startswith("aten::item"))
+    assert ("Memcpy DtoH", graph.names[last]) in found
+    assert graph.duration_us[last] == pytest.approx(3)  # 41 to 44: it waited from 25 on, and that is no work
+    assert graph.duration_us[graph.names.index("gemm")] == pytest.approx(22)  # 20, and 2 from the launch's end at 6
+    assert set(graph.allowed_sets) == {("cpu",), ("gpu",)}
+    twice = bl.simulate(
+        graph,
+        made.cluster.replace(devices=(made.cluster.devices[0], bl.Device("fast", "gpu", 1 << 40, 2.0))),
+        made.placement,
+    )
+    assert twice.makespan_us < 40
+
+
+def et_node(number: int, schema: str, inputs: list, outputs: list) -> dict:
+    attrs = [{"name": "rf_id", "value": number}, {"name": "op_schema", "value": schema}]
+    return {
+        "id": number,
+        "name": schema.split("(")[0],
+        "inputs": {"values": inputs},
+        "outputs": {"values": outputs},
+        "attrs": attrs,
+    }
+
+
+def tensor(storage: int, elements: int = 10) -> list:
+    return [storage + 100, storage, 0, elements, 4, "cpu"]
+
+
+ADD = "aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"
+
+
+def test_dependencies_from_storages(tmp_path):
+    """mm reads x and w and makes y; two ops read y side by side; add_ changes w, after mm has read it, with mm's group."""
+    rows = [
+        event("cpu_op", f"aten::{x}", 10 * k, 10, **{"Record function id": k})
+        for k, x in enumerate(("mm", "exp", "t", "add_"))
+    ]
+    nodes = [
+        et_node(0, "aten::mm(Tensor self, Tensor mat2) -> Tensor", [tensor(1), tensor(2)], [tensor(3)]),
+        et_node(1, "aten::exp(Tensor self) -> Tensor", [tensor(3)], [tensor(4)]),
+        et_node(2, "aten::t(Tensor(a) self) -> Tensor(a)", [tensor(3)], [tensor(3)]),
+        et_node(3, ADD, [tensor(2), tensor(4)], [tensor(2)]),
+    ]  # fmt: skip
+    (tmp_path / "k.json").write_text(json.dumps({"traceEvents": rows}))
+    (tmp_path / "e.json").write_text(json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": nodes}))
+    made = bl.load_trace(tmp_path / "k.json", execution_trace=tmp_path / "e.json")
+    graph = made.graph
+    assert edges(graph) == {
+        ("aten::mm", "aten::exp"), ("aten::mm", "aten::t"), ("aten::exp", "aten::add_"), ("aten::mm", "aten::add_"),
+    }  # fmt: skip
+    assert graph.persistent_bytes.tolist() == [80, 0, 0, 0]  # x and w
+    assert graph.colocation.tolist() == [0, -1, -1, 0]
+    assert replayed(made) == 40
+    two = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0))
+    assert bl.simulate(graph, two, bl.place(graph, two, "m-etf")).makespan_us == 30  # t beside exp
+    alone = bl.load_trace(tmp_path / "k.json")
+    assert edges(alone.graph) == {("aten::mm", "aten::exp"), ("aten::exp", "aten::t"), ("aten::t", "aten::add_")}
+    assert "inferred from the order" in alone.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("document", "match"),
+    [
+        ({"traceEvents": 3}, "traceEvents is int"),
+        ({"traceEvents": []}, "no op of PyTorch"),
+        ({"traceEvents": [event("cpu_op", "aten::mm", 0, -1)]}, "dur is -1"),
+        ({"traceEvents": [event("cpu_op", "aten::mm", "x", 1)]}, "ts is 'x'"),
+        ({"schema": "1.0.0", "nodes": []}, "an execution trace has no times"),
+    ],
+)
+def test_what_kineto_refuses(tmp_path, document, match):
+    (tmp_path / "bad.json").write_text(json.dumps(document))
+    with pytest.raises(FormatError, match=match):
+        bl.load_trace(tmp_path / "bad.json")
+
+
+def test_execution_traces_of_another_run_or_version_are_refused(tmp_path):
+    (tmp_path / "k.json").write_text(
+        json.dumps({"traceEvents": [event("cpu_op", "aten::mm", 0, 1, **{"Record function id": 5})]})
+    )
+    for document, match in (
+        ({"schema": "1.0.0", "nodes": []}, "of another run"),
+        ({"schema": "7", "nodes": []}, "versions 1.x.x"),
+        ({"nodes": []}, "no fields schema"),
+    ):
+        (tmp_path / "e.json").write_text(json.dumps(document))
+        with pytest.raises(FormatError, match=match):
+            bl.load_trace(tmp_path / "k.json", execution_trace=tmp_path / "e.json")
+
+
+# -- XPlane ----------------------------------------------------------------------------------------------
+
+
+def test_xplane_by_hand(tmp_path):
+    """Two ops on a thread of the host within a call, and a kernel on a stream, found by its tf_op."""
+    cls = messages(xplane.SCHEMA)
+    names = ["ExecutorState::Process", "a/MatMul:MatMul", "Relu:Relu", "sgemm"]
+    metadata = [{"key": k, "value": {"id": k, "name": name}} for k, name in enumerate(names)]
+    host = {"name": "/host:CPU", "event_metadata": metadata, "lines": [{"name": "python", "timestamp_ns": 1_000_000, "events": [
+        {"metadata_id": 0, "offset_ps": 0, "duration_ps": 10_000_000},
+        {"metadata_id": 1, "offset_ps": 1_000_000, "duration_ps": 2_000_000},
+        {"metadata_id": 2, "offset_ps": 4_000_000, "duration_ps": 3_000_000},
+    ]}]}  # fmt: skip
+    stats = [{"key": 1, "value": {"id": 1, "name": "tf_op"}}]
+    ran = [
+        {
+            "metadata_id": 3,
+            "offset_ps": 5_000_000,
+            "duration_ps": 9_000_000,
+            "stats": [{"metadata_id": 1, "str_value": "a/MatMul:MatMul"}],
+        }
+    ]
+    lines = [
+        {"name": "Stream #7(compute)", "timestamp_ns": 1_000_000, "events": ran},
+        {"name": "Steps", "timestamp_ns": 1_000_000, "events": ran},
+    ]
+    gpu = {"name": "/device:GPU:0", "event_metadata": metadata, "stat_metadata": stats, "lines": lines}
+    (tmp_path / "host.xplane.pb").write_bytes(cls["XSpace"](planes=[host, gpu]).SerializeToString())
+    made = bl.load_trace(tmp_path / "host.xplane.pb")
+    assert made.graph.names == ("a/MatMul", "Relu", "sgemm")
+    assert ("a/MatMul", "sgemm") in edges(made.graph)
+    assert replayed(made) == pytest.approx(13)  # from 1 to 14
+    assert "no tensors" in made.notes[0]
+
+
+# -- all -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [("x.json", "no trace of a kind"), ("x.pb", "RunMetadata"), ("x.xplane.pb", "XSpace"), ("x.pbtxt", "as text")],
+)
+def test_nonsense_is_one_sentence(tmp_path, name, match):
+    (tmp_path / name).write_bytes(b"\x93\x00nonsense" * 50)
+    with pytest.raises(FormatError, match=match) as caught:
+        bl.load_trace(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2"])
+def test_programs_are_sent_to_profile(tmp_path, name):
+    (tmp_path / name).write_bytes(b"\x08\x0b")
+    with pytest.raises(FormatError, match=r"bl\.profile"):
+        bl.load_graph(tmp_path / name)

@@ -1,0 +1,76 @@
+"""RunMetadata and XPlane that TensorFlow writes here replay to their own steps."""
+
+from __future__ import annotations
+
+import pytest
+
+import baechi_lab as bl
+
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.fixture(scope="module")
+def metadata():
+    from baechi_lab.profilers.tensorflow.measured import collect, step_session
+
+    with step_session(bl.models.build("mlp", batch_size=4), "/device:CPU:0") as run:
+        return collect(run, 1, 1, progress=False)[0]
+
+
+def test_a_traced_step_replays_to_its_own_time(metadata, tmp_path):
+    from google.protobuf import text_format
+
+    (tmp_path / "step.pb").write_bytes(metadata.SerializeToString())
+    (tmp_path / "step.pbtxt").write_text(text_format.MessageToString(metadata))
+    made = bl.load_trace(tmp_path / "step.pb")
+    again = bl.simulate(made.graph, made.cluster, made.placement).makespan_us
+    assert again == pytest.approx(made.timeline.makespan_us, rel=0.05)
+    assert bl.load_trace(tmp_path / "step.pbtxt").graph == made.graph
+    graph = made.graph
+    labels = {
+        graph.names[a]
+        for a, b in zip(graph.edge_source, graph.consumers, strict=True)
+        if graph.names[b].endswith("/Relu")
+    }
+    assert any(name.endswith("BiasAdd") for name in labels)
+    assert not any("inferred" in note for note in made.notes)
+    step = bl.models.build("mlp", batch_size=4)
+    assert graph.persistent_bytes.sum() >= step.parameter_bytes
+    update = next(i for i, name in enumerate(graph.names) if name.endswith("kernel/ResourceApplyGradientDescent"))
+    assert graph.colocation[update] >= 0
+
+
+def test_where_labels_say_nothing_the_cost_graph_does(metadata, tmp_path):
+    changed = type(metadata)()
+    changed.CopyFrom(metadata)
+    names = []
+    for device in changed.step_stats.dev_stats:
+        for stats in device.node_stats:
+            stats.timeline_label = ""
+            names.append(stats.node_name)
+    for k, name in enumerate(names[:3]):
+        node = changed.cost_graph.node.add(name=name, id=k)
+        if k:
+            node.input_info.add(preceding_node=k - 1, preceding_port=0)
+    (tmp_path / "step.pb").write_bytes(changed.SerializeToString())
+    graph = bl.load_trace(tmp_path / "step.pb").graph
+    assert graph.edge_count == 2
+    del changed.cost_graph.node[:]
+    (tmp_path / "step.pb").write_bytes(changed.SerializeToString())
+    assert "inferred from the order" in bl.load_trace(tmp_path / "step.pb").notes[0]
+
+
+def test_xplane_of_the_profiler(tmp_path):
+    import tensorflow as tf
+
+    x, w = tf.ones((64, 64)), tf.Variable(tf.ones((64, 64)))
+    call = tf.function(lambda x: tf.nn.relu(x @ w) @ w)
+    call(x)
+    tf.profiler.experimental.start(str(tmp_path))
+    call(x)
+    tf.profiler.experimental.stop()
+    made = bl.load_trace(next(tmp_path.rglob("*.xplane.pb")))
+    assert bl.simulate(made.graph, made.cluster, made.placement).makespan_us == pytest.approx(
+        made.timeline.makespan_us, rel=0.05
+    )
+    assert "Relu" in made.graph.op_types

@@ -1,0 +1,52 @@
+"""A trace that torch.profiler writes here replays to its own step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity
+from torch.profiler import profile as profiler
+
+import baechi_lab as bl
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trace")
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, labels = torch.randn(16, 64), torch.zeros(16, dtype=torch.long)
+
+    def step():
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+    step()
+    observer = ExecutionTraceObserver().register_callback(str(folder / "execution.json"))
+    with profiler(activities=[ProfilerActivity.CPU], record_shapes=True, execution_trace_observer=observer) as found:
+        step()
+    found.export_chrome_trace(str(folder / "kineto.json.gz"))
+    return folder, sum(t.nbytes for t in (*model.parameters(), inputs, labels))
+
+
+def test_a_training_step_replays_to_its_own_time(traced):
+    folder, size = traced
+    made = bl.load_trace(folder / "kineto.json.gz", execution_trace=folder / "execution.json")
+    again = bl.simulate(made.graph, made.cluster, made.placement).makespan_us
+    assert again == pytest.approx(made.timeline.makespan_us, rel=0.05)
+    assert {"aten::linear", "aten::mm"} <= set(made.graph.op_types)
+    assert size <= made.graph.persistent_bytes.sum() < 1.2 * size
+    linear = made.graph.names.index("aten::linear")
+    assert made.graph.colocation[linear] >= 0  # with the updates of its weights
+    four = bl.compare(made.graph, bl.Cluster.uniform(4, link=bl.Link(0.0, 0.0)), ["m-etf"])
+    assert four["makespan_us"][0] < made.timeline.makespan_us
+
+
+def test_without_the_execution_trace_order_decides(traced):
+    made = bl.load_trace(traced[0] / "kineto.json.gz")
+    assert bl.simulate(made.graph, made.cluster, made.placement).makespan_us == pytest.approx(made.timeline.makespan_us)
+    assert any("inferred from the order" in note for note in made.notes)
