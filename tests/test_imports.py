@@ -69,7 +69,7 @@ MAY_NOT_KNOW = {
     "placers": FRONTS | {"executors", "exporters", "profilers", "torch", "models"},
     "models": FRONTS | STAGES - {"models", "profilers"},
     "torch": FRONTS | STAGES - {"torch", "profilers", "placers"},
-    "executors": FRONTS | {"exporters", "placers", "passes", "models", "simulator"},
+    "executors": FRONTS | {"exporters", "placers", "models"},
     "exporters": FRONTS | STAGES - {"exporters", "executors", "torch"},
     "viz": STAGES | FRONTS - {"viz"},
     "experiments": {"widgets", "cli"},

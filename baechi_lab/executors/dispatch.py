@@ -11,6 +11,7 @@ from ..graph.cluster import Cluster
 from ..graph.opgraph import OpGraph
 from ..graph.placement import Placement
 from ..graph.step import Run, Step
+from .inputs import whole_batches
 
 if TYPE_CHECKING:
     from ..torch.step import TorchStep
@@ -43,6 +44,9 @@ def execute(
     return_variables: bool = False,
     progress: bool = True,
     worker: Worker | None = None,
+    micro_batches: int | None = None,
+    schedule: Any = None,
+    reduction: str = "mean",
 ) -> Run:
     """Run a placed training step on real devices, in a process of its own, and measure it.
 
@@ -71,6 +75,12 @@ def execute(
         progress: show a progress bar (in notebooks and on terminals).
         worker: an open `baechi_lab.executors.Worker` to use again, which saves the seconds that TensorFlow takes to
             start; after any status but `ok` it is closed.
+        micro_batches: the step consists of so many, each one run of `step`, whose placement holds for all; the run is of
+            `bl.unroll(graph, micro_batches)`, and its Timeline lies beside that of `bl.simulate` with the same arguments.
+            `inputs` are then whole batches, which are cut. None runs `step` as it is.
+        schedule: as in `bl.simulate`: devices work in its order. None lets them take what is ready. Give as `graph` the
+            profile that the simulation has, if the schedule is to be the same where it goes by durations.
+        reduction: "mean" or "sum": how the loss adds up over samples, so that the step is the undivided batch's.
 
     Returns:
         a Run: `step_seconds` of the measured steps, `outputs` of all, the measured Timeline, `status`, `message`,
@@ -96,6 +106,7 @@ def execute(
     if getattr(step, "framework", "tensorflow") == "torch":
         from .torch import execute as run_torch
 
+        _refuse(micro_batches=micro_batches, schedule=schedule)
         _refuse(inputs=inputs, backend=backend, workers=workers or None, virtual=virtual, memory_limit=memory_limit,
                 threads=threads, worker=worker)  # fmt: skip
         if isinstance(cluster, LocalCluster):
@@ -115,11 +126,19 @@ def execute(
             "workers (or cluster=bl.LocalCluster(n)), 'tensorflow' takes none"
         )
     options = device_options(virtual, memory_limit, kind, threads, workers)
-    return run_tensorflow(
+    cut = None
+    if micro_batches is not None or schedule is not None:
+        from .tensorflow.pipelining import pipelined_step
+
+        cut = pipelined_step(step, placement, cluster, graph, micro_batches, schedule, reduction)
+        inputs = whole_batches(cast("Step", step), cut.micro_batches, inputs)
+        step, placement, graph = cut.step, cut.placement, cut.graph
+    run = run_tensorflow(
         cast("Step", step), placement, steps=steps, warmup=warmup, traced=traced, cluster=cluster, graph=graph,
         inputs=inputs, timeout=timeout, on_step=on_step, cancel=cancel, return_variables=return_variables,
         options=options, progress=progress, worker=worker,
     )  # fmt: skip
+    return run if cut is None else cut.described(run)
 
 
 def _refuse(**options: Any) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_whole
 from ..errors import InvalidInput
-from ..graph.step import Step
+from ..graph.step import Step, TensorSpec
 
 Batch = tuple[NDArray[Any], ...]
 
@@ -53,3 +54,57 @@ def _as_type(array: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
     if not np.can_cast(array.dtype, wanted, "same_kind"):
         raise InvalidInput(f"input {name!r} has type {array.dtype.name}; the step takes {dtype}")
     return array.astype(wanted)
+
+
+def whole_batches(step: Step, micro_batches: int, inputs: Sequence[Any] | None) -> list[Any] | None:
+    """Per batch the inputs of all its micro-batches (see `divided`); None stays None, the example for each of them."""
+    if inputs is None:
+        return None
+    several = isinstance(inputs, list) and all(isinstance(b, (tuple, list)) for b in inputs)
+    return [divided(step, micro_batches, batch) for batch in (inputs if several else [inputs])]
+
+
+def divided(step: Step, micro_batches: int, batch: Any) -> tuple[Any, ...]:
+    """The inputs of every micro-batch, one behind the other, from those of the whole batch.
+
+    An input is cut along the axis on which it is `micro_batches` times as long as the step's; one that has the step's
+    own shape goes to every micro-batch as it is.
+
+    Raises:
+        InvalidInput: an input that does not divide, or a batch of which nothing is to be divided.
+    """
+    count = check_whole("micro_batches", micro_batches)
+    if not isinstance(batch, (tuple, list)) or len(batch) != len(step.inputs):
+        given = len(batch) if isinstance(batch, (tuple, list)) else 1
+        raise InvalidInput(f"step {step.name!r} takes {len(step.inputs)} inputs; {given} were given")
+    arrays = [np.asarray(value) for value in batch]
+    axes = [_axis(spec, array.shape, count) for spec, array in zip(step.inputs, arrays, strict=True)]
+    if count > 1 and all(axis is None for axis in axes) and any(array.ndim for array in arrays):
+        spec = next(s for s, array in zip(step.inputs, arrays, strict=True) if array.ndim)
+        raise InvalidInput(
+            f"input {spec.name!r} has the shape {spec.shape} of one micro-batch; a whole batch has {count} times as many samples"
+        )
+    parts = [
+        [array] * count if axis is None else np.split(array, count, axis)
+        for axis, array in zip(axes, arrays, strict=True)
+    ]
+    return tuple(part[k] for k in range(count) for part in parts)
+
+
+def _axis(spec: TensorSpec, shape: tuple[int, ...], count: int) -> int | None:
+    """The axis to cut, None for an input as the step takes it."""
+    wanted = spec.shape
+    if len(wanted) == len(shape):
+        other = [a for a, (want, have) in enumerate(zip(wanted, shape, strict=True)) if want != have]
+        if not other:
+            return None
+        if len(other) == 1 and shape[other[0]] == count * (wanted[other[0]] or 0):
+            return other[0]
+        if len(other) == 1 and shape[other[0]] % count:
+            raise InvalidInput(
+                f"input {spec.name!r} has {shape[other[0]]} along axis {other[0]}; "
+                f"it must be a multiple of micro_batches, which is {count}"
+            )
+    raise InvalidInput(
+        f"input {spec.name!r} has shape {shape}; {count} micro-batches of the step's {wanted} make it longer along one axis"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInput
 from ..graph.arguments import refuse_replicas
@@ -28,6 +28,9 @@ def export(
     cluster: Cluster | LocalCluster | None = None,
     graph: OpGraph | None = None,
     workers: Sequence[str] = (),
+    micro_batches: int | None = None,
+    schedule: Any = None,
+    reduction: str = "mean",
 ) -> Path:
     """Write a folder with the placed step and a `train.py` that imports only TensorFlow and NumPy.
 
@@ -38,13 +41,15 @@ def export(
         cluster: a `bl.LocalCluster` whose workers the script is to use; a Cluster only checks the device indices.
         graph: the graph that the placement was made for, when it is not the one that `bl.profile(step)` makes.
         workers: addresses (host:port) of a TensorFlow cluster, one per device; the README says how to start each.
+        micro_batches, schedule, reduction: as in `bl.execute`: the script runs the step of so many micro-batches, in the
+            schedule's order, and cuts its batches itself.
 
     Returns:
         the folder's absolute path.
 
     Raises:
-        InvalidInput: a placement for another graph, a folder that holds something else, edited
-            scripts and trained values included.
+        InvalidInput: a placement for another graph, stages that form no pipeline for the schedule, a folder that holds
+            something else, edited scripts and trained values included.
         ExecutionError: the disk is full or not writable; no half-written folder is left.
 
     >>> export(step, placement, "placed_training/")  # doctest: +SKIP
@@ -61,8 +66,15 @@ def export(
     if not isinstance(cluster, Cluster) and cluster is not None:
         workers, cluster = cluster.addresses, cluster.cluster
     refuse_replicas(placement, "bl.export")
-    graph = graph_of(step) if graph is None else graph
-    placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
+    cut = None
+    if micro_batches is None and schedule is None:
+        graph = graph_of(step) if graph is None else graph
+        placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
+    else:
+        from ..executors.tensorflow.pipelining import pipelined_step
+
+        cut = pipelined_step(step, placement, cluster, graph, micro_batches, schedule, reduction)
+        step, graph, placed = cut.step, cut.graph, cut.placement
     needed = int(placed.device.max(initial=0)) + 1
     if workers and needed > len(workers):
         raise InvalidInput(f"the placement uses {needed} devices; workers has {len(workers)} addresses")
@@ -70,4 +82,4 @@ def export(
         names = [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(len(workers))]
     else:
         names = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(needed)]
-    return write_folder(folder, folder_files(step, graph.names, placed, names, tuple(workers)))
+    return write_folder(folder, folder_files(step, graph.names, placed, names, tuple(workers), cut))

@@ -20,7 +20,7 @@ _UPDATES = re.compile(
 )
 _VARIABLES = frozenset({"VarHandleOp", "Variable", "VariableV2"})
 _CONSTANTS = frozenset({"Const", "HostConst", *_VARIABLES})
-_RANDOM = re.compile(r"Random|Multinomial|Dropout")
+_RANDOM = re.compile(r"Random|Multinomial|Dropout|Rng")
 _SUMS = frozenset({"Add", "AddN", "AddV2", "AccumulateNV2"})
 
 

@@ -78,7 +78,7 @@ def test_script_trains_without_baechi_lab(folder, step):
 
 def test_script_is_short_and_imports_only_tensorflow_and_numpy(folder):
     text = (folder / "train.py").read_text()
-    assert len(text.splitlines()) < 120
+    assert len(text.splitlines()) < 130
     imported = set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE))
     assert imported - set(sys.stdlib_module_names) == {"tensorflow", "numpy"}
     assert text.count("PLUG IN YOUR INPUT ITERATOR HERE") == 1
@@ -218,10 +218,66 @@ def free_ports(count):
     return ports
 
 
-def test_cluster_export_trains_on_the_workers_that_its_readme_names(step, placement, tmp_path):
-    """Start what the README says, line by line, then train: the same losses, without baechi_lab."""
+@pytest.fixture(scope="module")
+def third(step):
+    """The step of two of the six samples, and its layers on two devices: three of them make the step."""
+    import tensorflow as tf
+
+    variables = [tf.Variable(value, name=f"w{i}") for i, value in enumerate(step.initial_values)]
+
+    def fit(x, y):
+        with tf.GradientTape() as tape:
+            hidden = tf.nn.tanh(x @ variables[0], name="first")
+            loss = tf.reduce_mean((tf.matmul(hidden, variables[1], name="second") - y) ** 2)
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.3 * gradient)
+        return loss
+
+    traced = bl.trace(fit, *(value[:2] for value in step.example_inputs))
+    graph = bl.profile(traced, mode="estimated")
+    cluster = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0), comm="parallel")
+    return traced, bl.place(graph, cluster, "contiguous", objective="throughput")
+
+
+def feed_whole_batches(folder, step):
+    """Plug in an input iterator, as a reader would: the six samples."""
+    np.savez(folder / "mine.npz", x=step.example_inputs[0], y=step.example_inputs[1])
+    text = (folder / "train.py").read_text()
+    mine = '(lambda f: (f["x"], f["y"]))(np.load(HERE / "mine.npz"))'
+    (folder / "train.py").write_text(text.replace("itertools.repeat(example)", f"itertools.repeat({mine})"))
+
+
+def test_script_of_micro_batches_trains_the_undivided_step(third, step, tmp_path):
+    folder = bl.export(*third, tmp_path / "out", micro_batches=3, schedule="1f1b")
+    plan = json.loads((folder / "placement.json").read_text())
+    assert plan["micro_batches"] == 3 and len(plan["inputs"]) == 2 and len(plan["feeds"]) == 6
+    assert (
+        plan["schedule"].splitlines()[0] == "0F0 0F1 0B0 0F2 0B1 0B2"
+        and plan["schedule"] in (folder / "README.md").read_text()
+    )
+    example = run_script(folder, "--steps", "1")
+    assert example.returncode == 0, example.stderr[-2000:]
+    feed_whole_batches(folder, step)
+    done = run_script(folder, "--steps", "5")
+    assert done.returncode == 0, done.stderr[-2000:]
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    np.testing.assert_allclose(losses, step.info["losses"], rtol=1e-6)
+
+
+def test_micro_batches_on_workers(third, step, tmp_path):
     workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    folder = bl.export(step, placement, tmp_path / "out", workers=workers)
+    folder = bl.export(*third, tmp_path / "out", micro_batches=3, schedule="1f1b", workers=workers)
+    feed_whole_batches(folder, step)
+    train_on_workers(folder, workers, step)
+
+
+def test_cluster_export_trains_on_the_workers_that_its_readme_names(step, placement, tmp_path):
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    train_on_workers(bl.export(step, placement, tmp_path / "out", workers=workers), workers, step)
+
+
+def train_on_workers(folder, workers, step):
+    """Start what the README says, line by line, then train: the same losses, without baechi_lab."""
     lines = re.findall(r"python (train\.py --worker \S+)", (folder / "README.md").read_text())
     assert len(lines) == 2
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}

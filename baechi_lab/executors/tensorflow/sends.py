@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from .kernels import Kernel
+from .session import PREFIX
 
 CONTROL = -1
 """Output slot of a control dependency."""
 _SENDS, _RECEIVES = ("_Send", "_HostSend"), ("_Recv", "_HostRecv")
+SUMS = f"{PREFIX}/sum/"
+"""Scope of the ops that join what several micro-batches give."""
 _ROW = re.compile(r"(?P<edge>edge_\d+_\S+) from (?P<source>\S+) to (?P<target>\S+)")
 
 Edge = tuple[str, int]
@@ -66,6 +69,8 @@ def read_sends(metadata: Any, op_at: Mapping[str, int], device_at: Mapping[str, 
 def _producer(nodes: Mapping[str, Any], tensor: str, op_at: Mapping[str, int]) -> tuple[int, int]:
     """Op and output slot behind a Send's input; a control edge is sent as a constant that waits for the op."""
     name, _, slot = tensor.partition(":")
+    while name.startswith(SUMS) and name not in op_at and name in nodes:
+        name, _, slot = nodes[name].input[0].partition(":")  # a mean over micro-batches, sent in place of their sum
     if name in op_at:
         return op_at[name], int(slot or 0)
     for waited in nodes[name].input if name in nodes else ():

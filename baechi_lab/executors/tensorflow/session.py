@@ -182,11 +182,11 @@ def _feed(graph: GraphDef, nodes: Mapping[str, NodeDef], name: str) -> str:
     for key in ("dtype", "shape"):
         source.attr[key].CopyFrom(node.attr[key])
     kind = node.attr["dtype"].type
-    device = node.device
+    device, waits = node.device, list(node.input)
     node.Clear()
     node.op, node.name, node.device = "Identity", name, device
     node.attr["T"].type = kind
-    node.input.append(source.name)
+    node.input.extend([source.name, *waits])  # a schedule's order holds for inputs as well
     return f"{source.name}:0"
 
 

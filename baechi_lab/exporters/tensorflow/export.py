@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +16,28 @@ from ...graph.placement import Placement
 from ...graph.step import Step
 from ..folder import Writer
 
+if TYPE_CHECKING:
+    from ...executors.tensorflow.pipelining import PipelinedStep
+
 FORMAT = "baechi-lab placed training"
 
 
 def folder_files(
-    step: Step, op_names: Sequence[str], placement: Placement, devices: Sequence[str], workers: Sequence[str]
+    step: Step,
+    op_names: Sequence[str],
+    placement: Placement,
+    devices: Sequence[str],
+    workers: Sequence[str],
+    cut: PipelinedStep | None = None,
 ) -> dict[str, bytes | str | Writer]:
-    """The files of the export; `devices` are full TensorFlow names by placement index."""
+    """The files of the export; `devices` are full TensorFlow names by placement index, `cut` where `step` is unrolled."""
     from ...executors.tensorflow.session import place_graph
 
     device_of = {name: devices[d] for name, d in zip(op_names, placement.device.tolist(), strict=True)}
     placed = place_graph(step, device_of)
     kinds = {spec.name: spec.dtype for spec in step.variables}
+    count = 1 if cut is None else cut.micro_batches
+    inputs = step.inputs[: len(step.inputs) // count]
     plan = {
         "format": FORMAT,
         "version": 1,
@@ -35,7 +45,9 @@ def folder_files(
         "placer": placement.placer,
         "devices": list(devices),
         "workers": list(workers),
-        "inputs": [{"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in step.inputs],
+        "micro_batches": count,
+        "schedule": None if cut is None or cut.pipe.schedule is None else str(cut.pipe.schedule),
+        "inputs": [{"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in inputs],
         "feeds": placed.feeds,
         "fetches": placed.fetches,
         "targets": placed.targets,
@@ -47,9 +59,11 @@ def folder_files(
         "placement.json": json.dumps(plan, indent=1) + "\n",
         "placed_graph.pb": placed.graph_def,
         "initial_values.npz": partial(_save, {f"variable_{i}": v for i, v in enumerate(step.initial_values)}),
-        "example_inputs.npz": partial(_save, {f"input_{i}": v for i, v in enumerate(step.example_inputs)}),
+        "example_inputs.npz": partial(
+            _save, {f"input_{i}": v for i, v in enumerate(step.example_inputs[: len(inputs)])}
+        ),
         "train.py": Path(__file__).with_name("script.py").read_text(encoding="utf-8"),
-        "README.md": readme(step, placement, devices, workers),
+        "README.md": readme(step, placement, devices, workers, cut),
         **(_worker_files() if workers else {}),
     }
 
@@ -70,7 +84,9 @@ def _save(arrays: Mapping[str, NDArray[Any]], stream: BinaryIO) -> None:
     np.savez(stream, **plain)  # type: ignore[arg-type]
 
 
-def readme(step: Step, placement: Placement, devices: Sequence[str], workers: Sequence[str]) -> str:
+def readme(
+    step: Step, placement: Placement, devices: Sequence[str], workers: Sequence[str], cut: PipelinedStep | None = None
+) -> str:
     """What the folder holds and how to train."""
     counts = np.bincount(placement.device, minlength=len(devices)).tolist()
     table = "\n".join(
@@ -83,7 +99,7 @@ Needs Python with TensorFlow and NumPy, nothing else:
     python train.py --steps 100
 
 Plug your own input iterator in at the marked line of `train.py`.
-
+{_micro_batches(cut)}
 | device | name | ops |
 |---|---|---|
 {table}
@@ -96,6 +112,26 @@ Plug your own input iterator in at the marked line of `train.py`.
 | `initial_values.npz` | the variables' values when the step was traced |
 | `example_inputs.npz` | the batch with which it was traced |
 {_where(workers)}"""
+
+
+def _micro_batches(cut: PipelinedStep | None) -> str:
+    if cut is None:
+        return ""
+    order = (
+        ""
+        if cut.pipe.schedule is None
+        else f"""
+Every device works through its units (stage, F forward or B backward or W gradients of weights, micro-batch) in this order:
+
+```
+{cut.pipe.schedule}
+```
+"""
+    )
+    return f"""
+A step is {cut.micro_batches} micro-batches. Arrays that are {cut.micro_batches} times as long along one axis as `inputs` in
+`placement.json` says are cut; others go to every micro-batch.
+{order}"""
 
 
 def _start_workers(workers: Sequence[str]) -> str:

@@ -22,11 +22,20 @@ v1 = tf.compat.v1
 
 
 def batches(plan: dict) -> Iterator[tuple]:
-    """Yield one tuple of arrays per step, shaped as `plan["inputs"]` says."""
+    """Yield one tuple of arrays per step, shaped as `plan["inputs"]` says, or longer by micro-batches (see `divided`)."""
     with np.load(HERE / "example_inputs.npz", allow_pickle=False) as stored:
         example = tuple(typed(stored[f"input_{i}"], x["dtype"]) for i, x in enumerate(plan["inputs"]))
     # >>> PLUG IN YOUR INPUT ITERATOR HERE: replace the next line by your own source of batches <<<
     yield from itertools.repeat(example)
+
+
+def divided(plan: dict, batch: tuple) -> list:
+    """The inputs of every micro-batch: an array is cut along the axis on which it is longer than the step's."""
+    count, parts = plan["micro_batches"], []
+    for spec, value in zip(plan["inputs"], batch, strict=True):
+        longer = [a for a, (want, have) in enumerate(zip(spec["shape"], np.shape(value), strict=True)) if want != have]
+        parts.append(np.split(value, count, longer[0]) if longer else [value] * count)
+    return [part[k] for k in range(count) for part in parts]
 
 
 def typed(array: np.ndarray, dtype: str) -> np.ndarray:
@@ -83,7 +92,7 @@ def train(plan: dict, steps: int) -> None:
         step = session.make_callable([*plan["fetches"], *plan["targets"]], plan["feeds"])
         for number, batch in enumerate(itertools.islice(batches(plan), steps)):
             start = time.perf_counter()
-            outputs = step(*batch)[: len(plan["fetches"])]
+            outputs = step(*divided(plan, batch))[: len(plan["fetches"])]
             shown = " ".join(f"{float(x):.9g}" for x in outputs if np.ndim(x) == 0)
             print(f"step {number} {time.perf_counter() - start:.6f} s {shown}", flush=True)
         save(plan, session)

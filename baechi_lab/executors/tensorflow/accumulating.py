@@ -1,0 +1,156 @@
+"""How what an update reads comes from several micro-batches: added up, or rows one behind the other.
+
+A gradient is a sum over samples: those of the micro-batches are added. Of a table that was looked up it is rows and their
+indices (`tf.IndexedSlices`); both are put one behind the other, since other micro-batches look up other rows. They are
+known by who reads them: an argument of a scattering or sparse update, directly or through element-wise ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from ...errors import InvalidInput
+from ...profilers.tensorflow.nodes import data_inputs, op_def
+
+_ROWS = frozenset({"indices", "updates", "segment_ids"})
+_ROW_OPS = ("ResourceScatter", "ResourceSparseApply", "Scatter", "SparseApply", "UnsortedSegment", "Segment")
+_ELEMENTWISE = frozenset(
+    {
+        "Mul",
+        "Neg",
+        "RealDiv",
+        "Div",
+        "Cast",
+        "Identity",
+        "IdentityN",
+        "AddV2",
+        "Add",
+        "Sub",
+        "DivNoNan",
+        "Square",
+        "Sqrt",
+    }
+)
+
+Tensor = tuple[str, int]
+
+
+def rows_tensors(nodes: Mapping[str, Any], once: Iterable[str], repeated: set[str]) -> set[Tensor]:
+    """Tensors of `repeated` ops that are rows, or indices of rows: (op, output).
+
+    `once`: the ops that run once per step.
+    """
+    again = set(once)
+    found: set[Tensor] = set()
+    waiting = [tensor for name in again for tensor, label in _labelled(nodes[name]) if _is_rows(nodes[name].op, label)]
+    while waiting:
+        tensor = waiting.pop()
+        if tensor in found:
+            continue
+        found.add(tensor)
+        producer = nodes[tensor[0]]
+        if tensor[0] in again and producer.op in _ELEMENTWISE:
+            sources = list(data_inputs(producer))
+            waiting += [sources[tensor[1]]] if producer.op == "IdentityN" else sources
+    return {tensor for tensor in found if tensor[0] in repeated}
+
+
+def _labelled(node: Any) -> list[tuple[Tensor, str]]:
+    """Data inputs with the names of their arguments."""
+    return list(zip(data_inputs(node), argument_names(node), strict=False))
+
+
+def argument_names(node: Any) -> list[str]:
+    """The argument of every data input of a node, as TensorFlow's definition calls it."""
+    names: list[str] = []
+    for name, list_attr, number_attr in _arguments(node.op):
+        count = (
+            len(node.attr[list_attr].list.type) if list_attr else int(node.attr[number_attr].i) if number_attr else 1
+        )
+        names += [name] * count
+    return names
+
+
+@cache
+def _arguments(op: str) -> tuple[tuple[str, str, str], ...]:
+    definition = op_def(op)
+    return () if definition is None else tuple((a.name, a.type_list_attr, a.number_attr) for a in definition.input_arg)
+
+
+def _is_rows(op: str, label: str) -> bool:
+    if op in ("Unique", "UniqueV2"):
+        return label == "x"
+    if not op.startswith(_ROW_OPS):
+        return False
+    return label in _ROWS or (label == "grad" and "Sparse" in op) or (label == "data" and "egment" in op)
+
+
+class Sums:
+    """Adds to a GraphDef the ops that join one tensor of all micro-batches; every tensor once.
+
+    `named(op, output, k)`: the name that the unrolled graph has for the joining of micro-batch k, or None.
+    """
+
+    def __init__(self, graph: Any, rows: set[Tensor], mean: bool, named: Any, prefix: str) -> None:
+        self.graph, self.rows, self.mean, self.named, self.prefix = graph, rows, mean, named, prefix
+        self._made: dict[Tensor, str] = {}
+
+    def of(self, tensor: Tensor, dtype: int, parts: list[str]) -> str:
+        """The name of the joined tensor; `parts` are those of the micro-batches."""
+        if tensor not in self._made:
+            self._made[tensor] = self._joined(tensor, dtype, parts)
+        return self._made[tensor]
+
+    def _joined(self, tensor: Tensor, dtype: int, parts: list[str]) -> str:
+        import tensorflow as tf
+
+        kind = tf.dtypes.as_dtype(dtype)
+        if not (kind.is_floating or kind.is_integer or kind.is_complex):
+            raise InvalidInput(
+                f"an update reads tensor {tensor[0]}:{tensor[1]} of type {kind.name}, which differs from micro-batch to "
+                "micro-batch and cannot be added up; compute it after the gradients, or from numbers"
+            )
+        base = f"{self.prefix}/{tensor[0]}/{tensor[1]}"
+        total = parts[0]
+        for k, part in enumerate(parts[1:], 1):
+            name = self.named(*tensor, k) or f"{base}/add{k}"
+            total = (
+                self._concat(name, dtype, total, part) if tensor in self.rows else self._add(name, dtype, total, part)
+            )
+        if self.mean and len(parts) > 1 and (kind.is_floating or kind.is_complex):
+            share = constant(self.graph, f"{base}/share", tf.constant(1.0 / len(parts), tf.float64), kind)
+            total = _node(self.graph, "Mul", f"{base}/mean", [total, share], T=dtype)
+        return total
+
+    def _add(self, name: str, dtype: int, a: str, b: str) -> str:
+        return _node(self.graph, "AddV2", name, [a, b], T=dtype)
+
+    def _concat(self, name: str, dtype: int, a: str, b: str) -> str:
+        import tensorflow as tf
+
+        axis = constant(self.graph, f"{self.prefix}/axis/{name}", tf.constant(0), tf.int32)
+        made = _node(self.graph, "ConcatV2", name, [a, b, axis], T=dtype)
+        node = self.graph.node[-1]
+        node.attr["N"].i = 2
+        node.attr["Tidx"].type = tf.int32.as_datatype_enum
+        return made
+
+
+def constant(graph: Any, name: str, value: Any, dtype: Any) -> str:
+    """A constant op of a type."""
+    import tensorflow as tf
+
+    node = graph.node.add(op="Const", name=name)
+    node.attr["dtype"].type = dtype.as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(tf.cast(value, dtype).numpy(), dtype=dtype))
+    return name
+
+
+def _node(graph: Any, op: str, name: str, inputs: list[str], **types: int) -> str:
+    node = graph.node.add(op=op, name=name)
+    node.input.extend(inputs)
+    for key, dtype in types.items():
+        node.attr[key].type = dtype
+    return name

@@ -1,0 +1,258 @@
+"""A traced step of one micro-batch -> the step of several, as TensorFlow runs it.
+
+The same ops under the same names as `bl.unroll` gives them: forward and backward ops once per micro-batch, variables and
+updates once, gradients accumulated. What a mean over the batch needs besides is added under `baechi_lab/`: sums of
+gradients are divided by the number of micro-batches. The order of a schedule is told to TensorFlow by control
+dependencies (see `ordering`).
+
+What is assumed: the loss is a mean over the samples (`reduction="mean"`) or a sum over them ("sum"), every micro-batch
+has equally many, and ops look at one sample at a time; statistics of the batch are those of the micro-batch. Of a
+"sum", terms that do not look at the batch (a penalty on weights) count once per micro-batch. Random ops draw
+other numbers for every micro-batch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...errors import UnknownNameError
+from ...graph import OpGraph
+from ...graph.step import Step, TensorSpec
+from ...passes.unroll import ACCUMULATE
+from ...profilers.tensorflow.nodes import data_inputs, join, output_types, split
+from ...simulator.pipelined import Pipelined
+from .accumulating import Sums, argument_names, constant, rows_tensors
+from .ordering import waits_of
+from .sends import SUMS
+from .session import PREFIX, parse_graph
+
+REDUCTIONS = ("mean", "sum")
+
+_THROUGH = frozenset({"Identity", "Cast", "Neg", "Mul", "AddV2", "Add", "AddN", "Sub", "Reshape", "Squeeze"})
+_STALE = ("_class", "_output_shapes")
+"""Attributes that name ops by their old names, and shapes of which updates of looked-up rows see longer ones."""
+_STREAM = 0x27D4EB2F
+"""Distance between the seeds of micro-batches: odd and large, so that counting seeds of steps do not meet them."""
+
+
+def unrolled_step(step: Step, graph: OpGraph, pipe: Pipelined, reduction: str = "mean") -> Step:
+    """The step that `pipe` makes of `step`, whose graph is `graph`.
+
+    Its inputs are those of micro-batch 0, then 1, ...; its outputs those of `step`: a float scalar is the mean (or sum)
+    over micro-batches, an integer scalar the sum, anything else is stacked with the micro-batch as first axis.
+
+    Raises:
+        UnknownNameError: `reduction` is none.
+        InvalidInput: an update reads something of every micro-batch that cannot be added up.
+    """
+    if reduction not in REDUCTIONS:
+        raise UnknownNameError.of("reduction", reduction, REDUCTIONS)
+    return _Unroller(step, graph, pipe, reduction).step()
+
+
+class _Unroller:
+    """One step's copies; made and used once."""
+
+    def __init__(self, step: Step, graph: OpGraph, pipe: Pipelined, reduction: str) -> None:
+        self.source, self.graph, self.pipe, self.reduction = step, graph, pipe, reduction
+        self.whole = pipe.graph
+        self.origin = np.asarray(self.whole.copy_of).tolist()
+        self.batch = np.asarray(self.whole.micro_batch).tolist()
+        self.count = max([1, *(k + 1 for k in self.batch)])
+        self.read = parse_graph(step.graph_def)
+        self.nodes = {node.name: node for node in self.read.node}
+        self.repeated = {
+            graph.names[i]
+            for i, k, kind in zip(self.origin, self.batch, self.whole.op_types, strict=True)
+            if k >= 0 and kind != ACCUMULATE
+        }
+        self.made = type(self.read)()
+        self.made.versions.CopyFrom(self.read.versions)
+        self.made.library.CopyFrom(self.read.library)
+        once = [name for name in self.nodes if name not in self.repeated]
+        rows = rows_tensors(self.nodes, once, self.repeated)
+        self.sums = Sums(self.made, rows, reduction == "mean", self._sum_name, SUMS.rstrip("/"))
+
+    def step(self) -> Step:
+        """The unrolled step."""
+        if self.count > 1:
+            self._warn_of_reduction()
+        places = self._copy_all()
+        self._order(places)
+        old = self.source
+        outputs = tuple(self._output(spec) for spec in old.outputs)
+        inputs = [
+            TensorSpec(self._tensor(spec.name, k), spec.dtype, spec.shape)
+            for k in range(self.count)
+            for spec in old.inputs
+        ]
+        return Step(
+            name=self.whole.name,
+            graph_def=self.made.SerializeToString(deterministic=True),
+            inputs=tuple(inputs),
+            outputs=outputs,
+            example_inputs=old.example_inputs * self.count,
+            variables=old.variables,
+            initial_values=old.initial_values,
+            slots=old.slots,
+            updates=tuple(name for update in old.updates for name in self._names(split(update)[0])),
+            info={**old.info, "micro_batches": self.count},
+        )
+
+    # -- names -------------------------------------------------------------------------------------------------------
+
+    def _name(self, name: str, k: int) -> str:
+        """The copy of op `name` that micro-batch `k` uses; one micro-batch is the graph itself."""
+        return f"{name}/mb{k}" if self.count > 1 and name in self.repeated else name
+
+    def _names(self, name: str) -> list[str]:
+        return [self._name(name, k) for k in range(self.count if name in self.repeated else 1)]
+
+    def _tensor(self, reference: str, k: int) -> str:
+        name, output = split(reference)
+        return f"{self._name(name, k)}:{max(output, 0)}"
+
+    def _sum_name(self, name: str, output: int, k: int) -> str | None:
+        """The accumulating op of the unrolled graph, for micro-batch `k`."""
+        for position, tensor in enumerate(self.graph.outputs(self.graph.index[name])):
+            if self.graph.tensor_names[tensor] == str(output):
+                found = f"{name}/accumulate{position}/mb{k}"
+                return found if found in self.whole.index else None
+        return None
+
+    # -- copies ------------------------------------------------------------------------------------------------------
+
+    def _copy_all(self) -> dict[str, Any]:
+        """Every op of the unrolled graph as a node, by name."""
+        for name, kind, i, k in zip(self.whole.names, self.whole.op_types, self.origin, self.batch, strict=True):
+            if kind == ACCUMULATE:
+                continue  # made with what reads it
+            old = self.nodes[self.graph.names[i]]
+            node = self.made.node.add()
+            node.CopyFrom(old)
+            node.name = name
+            for key in _STALE:
+                node.attr.pop(key, None)
+            del node.input[:]
+            node.input.extend(self._inputs(old, k))
+            if k > 0:
+                self._reseed(node, k)
+        return {node.name: node for node in self.made.node}
+
+    def _inputs(self, old: Any, k: int) -> Iterator[str]:
+        """The inputs of a copy; `k` -1 for an op that runs once."""
+        controls = []
+        for reference in old.input:
+            name, output = split(reference)
+            if output < 0:
+                controls += [self._name(name, k)] if k >= 0 else self._names(name)
+            elif k >= 0 or name not in self.repeated:
+                yield join(self._name(name, k), output)
+            else:
+                yield self._summed(name, output)
+        yield from (join(name, -1) for name in dict.fromkeys(controls))
+
+    def _summed(self, name: str, output: int) -> str:
+        parts = [join(copy, output) for copy in self._names(name)]
+        return (
+            parts[0] if self.count == 1 else self.sums.of((name, output), output_types(self.nodes[name])[output], parts)
+        )
+
+    def _reseed(self, node: Any, k: int) -> None:
+        """Other random numbers than those of micro-batch 0; seeds of 0 are drawn by TensorFlow for every op."""
+        import tensorflow as tf
+
+        if "seed2" in node.attr and (node.attr["seed"].i or node.attr["seed2"].i):
+            node.attr["seed2"].i = (node.attr["seed2"].i + k * _STREAM) & 0x7FFFFFFF
+        arguments = argument_names(node)
+        if node.op.startswith("Stateless") and "seed" in arguments:
+            at, kind = arguments.index("seed"), tf.dtypes.as_dtype(node.attr["Tseed"].type)
+            shift = np.array([k * _STREAM & 0x3FFFFFFF, 0])
+            added = constant(self.made, f"{PREFIX}/seed/{node.name}/shift", tf.constant(shift, tf.int64), kind)
+            moved = self.made.node.add(op="AddV2", name=f"{PREFIX}/seed/{node.name}")
+            moved.input.extend([node.input[at], added])
+            moved.attr["T"].type = kind.as_datatype_enum
+            node.input[at] = moved.name
+
+    # -- order -------------------------------------------------------------------------------------------------------
+
+    def _order(self, nodes: dict[str, Any]) -> None:
+        """Barriers between units, and what waits for what within them."""
+        waits, names = waits_of(self.pipe), self.whole.names
+        barriers = []
+        for device, unit, ops in waits.barriers:
+            barrier = self.made.node.add(op="NoOp", name=f"{PREFIX}/unit/{device}/{unit}")
+            barrier.input.extend(f"^{names[op]}" for op in ops)
+            barriers.append(barrier.name)
+        for op, number in waits.before.items():
+            nodes[names[op]].input.append(f"^{barriers[number]}")
+        for op, others in waits.after.items():
+            nodes[names[op]].input.extend(
+                f"^{names[k]}" for k in others if f"^{names[k]}" not in nodes[names[op]].input
+            )
+
+    # -- outputs -----------------------------------------------------------------------------------------------------
+
+    def _output(self, spec: TensorSpec) -> TensorSpec:
+        name, output = self._before_updates(*split(spec.name))
+        if name not in self.repeated or self.count == 1:
+            return TensorSpec(f"{name}:{output}", spec.dtype, spec.shape)
+        dtype = output_types(self.nodes[name])[output]
+        parts = [join(copy, output) for copy in self._names(name)]
+        if not spec.shape and not spec.dtype.startswith(("bool", "string")):
+            return TensorSpec(_full(self.sums.of((name, output), dtype, parts)), spec.dtype, ())
+        node = self.made.node.add(op="Pack", name=f"{PREFIX}/output/{name}/{output}")
+        node.input.extend(parts)
+        node.attr["T"].type, node.attr["N"].i, node.attr["axis"].i = dtype, len(parts), 0
+        return TensorSpec(f"{node.name}:0", spec.dtype, (self.count, *spec.shape))
+
+    def _before_updates(self, name: str, output: int) -> tuple[str, int]:
+        """Behind the Identity ops that only wait for the updates."""
+        while name not in self.repeated and self.nodes[name].op == "Identity":
+            before = next(data_inputs(self.nodes[name]))
+            if before[0] not in self.repeated and self.nodes[before[0]].op != "Identity":
+                break
+            name, output = before
+        return name, output
+
+    def _warn_of_reduction(self) -> None:
+        """A loss that looks like the other reduction is no error: only its user knows what it means."""
+        for spec in self.source.outputs:
+            if spec.shape or not spec.dtype.startswith(("float", "bfloat")):
+                continue
+            seen = self._reductions(split(spec.name)[0])
+            if self.reduction == "mean" and "Sum" in seen and "Mean" not in seen:
+                warnings.warn(
+                    f"output {spec.name!r} looks like a sum over the batch; gradients are averaged over micro-batches, "
+                    "which is the undivided batch's for a mean: give reduction='sum' for a sum",
+                    stacklevel=6,
+                )
+            elif self.reduction == "sum" and seen == {"Mean"}:
+                warnings.warn(
+                    f"output {spec.name!r} looks like a mean over the batch; with reduction='sum' its gradients are "
+                    "added up, and the step is that of a larger loss",
+                    stacklevel=6,
+                )
+
+    def _reductions(self, name: str) -> set[str]:
+        """Types of the first ops that reduce the batch, seen from an output."""
+        found, waiting, seen = set(), [name], {name}
+        while waiting:
+            node = self.nodes[waiting.pop()]
+            if node.op in _THROUGH:
+                sources = [
+                    p for p, _ in data_inputs(node) if p not in seen and (p in self.repeated or node.name == name)
+                ]
+                seen.update(sources)
+                waiting += sources
+            elif node.name in self.repeated:
+                found.add(node.op)
+        return found
+
+
+def _full(name: str) -> str:
+    return name if ":" in name else f"{name}:0"

@@ -1,0 +1,350 @@
+"""Steps of several micro-batches in TensorFlow: the undivided batch's results, the schedule's order, the simulator's names."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.executors.inputs import divided
+from baechi_lab.executors.tensorflow.accumulating import rows_tensors
+from baechi_lab.executors.tensorflow.ordering import waits_of
+from baechi_lab.executors.tensorflow.pipelining import pipelined_step
+from baechi_lab.executors.tensorflow.session import parse_graph
+from baechi_lab.simulator.pipelined import pipelined
+from baechi_lab.simulator.schedules import list_schedules
+
+pytest.importorskip("tensorflow")
+
+M = 4
+SIZES = {
+    "mlp": {"layers": 6, "units": 16},
+    "gnmt": {"sequence_length": 2, "layers": 2, "units": 8, "vocabulary": 20},
+    "transformer": {"layers": 1, "units": 8, "heads": 2, "inner": 16, "vocabulary": 30, "sequence_length": 4},
+}
+
+
+class Case:
+    """A model as one micro-batch and as a whole batch, and what plain steps of the whole batch give."""
+
+    def __init__(self, name, worker):
+        self.whole = bl.models.build(name, batch_size=2 * M, **SIZES[name])
+        self.step = bl.models.build(name, batch_size=2, **SIZES[name])
+        self.graph = bl.profile(self.step, mode="estimated", hardware="cpu-core")
+        self.worker = worker
+        alone = bl.profile(self.whole, mode="estimated", hardware="cpu-core")
+        self.expected = self.run(self.whole, bl.Placement(device=[0] * alone.n), graph=alone)
+
+    def run(self, step, placement, **options):
+        options = {"graph": self.graph, **options}
+        return bl.execute(
+            step, placement, steps=2, warmup=0, traced=1, kind="cpu", return_variables=True, worker=self.worker,
+            progress=False, inputs=self.whole.example_inputs, **options,
+        )  # fmt: skip
+
+    def stages(self, devices):
+        cluster = bl.Cluster.uniform(devices, link=bl.Link(0.0, 0.0), comm="parallel")
+        return bl.place(self.graph, cluster, "contiguous", objective="throughput")
+
+    def placement(self, schedule):
+        if schedule == "interleaved-1f1b":
+            return bl.Placement(device=self.stages(4).device % 2)
+        if schedule == "zb-v":
+            four = self.stages(4).device
+            return bl.Placement(device=np.minimum(four, 3 - four))
+        return self.stages(2)
+
+
+@pytest.fixture(scope="module")
+def cases(worker):
+    made = {}
+
+    def case(name):
+        if name not in made:
+            made[name] = Case(name, worker)
+        return made[name]
+
+    return case
+
+
+@pytest.mark.parametrize(
+    ("model", "schedule"),
+    [("mlp", s) for s in (*list_schedules(), None)]
+    + [("gnmt", s) for s in ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1")]
+    + [("transformer", s) for s in ("gpipe", "1f1b", "zb-h1")],
+)
+def test_the_undivided_batch(cases, model, schedule):
+    """Losses and variables of three steps, each micro-batch with its own data, to float32 rounding."""
+    case = cases(model)
+    placed = case.placement(schedule)
+    run = case.run(case.step, placed, micro_batches=M, schedule=schedule)
+    assert run.status == "ok" and run.moved_ops == ()
+    losses = [[float(o[0]) for o in r.outputs] for r in (run, case.expected)]
+    assert len(set(losses[1])) == 3
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+    for name, value in case.expected.info["variables"].items():
+        np.testing.assert_allclose(run.info["variables"][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    cluster = bl.Cluster.uniform(2)
+    simulated = bl.simulate(case.graph, cluster, placed, micro_batches=M, schedule=schedule)
+    assert run.timeline.op_names == simulated.op_names
+    at = np.zeros(len(simulated.op), dtype=int)
+    at[run.timeline.op] = run.timeline.device
+    assert sorted(run.timeline.op) == sorted(simulated.op) and np.array_equal(
+        at, simulated.device[np.argsort(simulated.op)]
+    )
+    if schedule is not None:
+        assert run.timeline.info["schedule"] == simulated.info["schedule"]
+        _in_order(run.timeline)
+
+
+def _in_order(timeline):
+    """No op of a unit starts before all ops of the units before it on its device have ended (1 us of the clock's ticks)."""
+    unit = timeline.info["unit"][timeline.op]
+    for device in range(len(timeline.device_names)):
+        mine = timeline.device == device
+        for k in np.unique(unit[mine])[1:]:
+            earlier = timeline.end_us[mine & (unit < k)].max()
+            assert timeline.start_us[mine & (unit == k)].min() >= earlier - 1.0
+
+
+def test_one_micro_batch_and_fewer_than_stages(cases):
+    """Allowed, as in the simulator: one is the step itself; two on four stages leave a large bubble."""
+    case = cases("mlp")
+    for count in (1, 2):
+        batch = divided(case.whole, 1, case.whole.example_inputs)
+        half = tuple(value[: 2 * count] for value in batch)
+        run = bl.execute(
+            case.step, case.stages(4), steps=1, warmup=0, traced=1, inputs=half, micro_batches=count, schedule="1f1b",
+            kind="cpu", graph=case.graph, worker=case.worker,
+        )  # fmt: skip
+        assert run.status == "ok"
+        _in_order(run.timeline)
+
+
+def test_on_workers(cases):
+    """On a LocalCluster, and on the same workers as machines that one names by address."""
+    case = cases("mlp")
+    placed = case.placement("1f1b")
+    with bl.LocalCluster(2) as local:
+        for where in ({"cluster": local}, {"cluster": local.cluster, "workers": local.addresses}):
+            run = bl.execute(
+                case.step, placed, steps=2, warmup=0, traced=1, inputs=case.whole.example_inputs, micro_batches=M,
+                schedule="1f1b", graph=case.graph, return_variables=True, **where,
+            )  # fmt: skip
+            assert run.status == "ok" and run.timeline.device_names == local.cluster.names
+            for name, value in case.expected.info["variables"].items():
+                np.testing.assert_allclose(run.info["variables"][name], value, rtol=1e-5, atol=1e-6)
+            simulated = bl.simulate(case.graph, local.cluster, placed, micro_batches=M, schedule="1f1b")
+            assert run.timeline.op_names == simulated.op_names
+            sent = {(x, y) for x, y in zip(run.timeline.transfers.source, run.timeline.transfers.target, strict=True)}
+            assert sent == {(0, 1), (1, 0)}
+            _in_order(run.timeline)
+
+
+# -- what waits for what ---------------------------------------------------------------------------------------------
+
+
+def test_gradients_of_weights_come_first_within_a_unit():
+    """On device 1: forward 1, then B 2 which reads 1's output's gradient; W 3 reads the same and feeds nobody.
+
+    Op 4 is device 0's backward op, for which device 1's op 2 is waited. So 2 waits for 3: op 3 is ready with it.
+    """
+    graph = bl.OpGraph.from_edges(
+        [1, 1, 1, 1, 1, 1],
+        [(0, 1, 8), (1, 5, 8), (5, 2, 8), (5, 3, 8), (2, 4, 8)],
+        forward_of=[-1, -1, 1, 1, 0, 1],
+    )
+    device = [0, 1, 1, 1, 0, 1]
+    one = pipelined(graph, bl.Cluster.uniform(2), bl.Placement(device=device), 1, "1f1b")
+    assert waits_of(one).after == {2: [3]}
+    split = pipelined(graph, bl.Cluster.uniform(2), bl.Placement(device=device), 1, "zb-h1")
+    assert waits_of(split).after == {}
+
+
+def test_without_a_schedule_nothing_waits():
+    graph = bl.OpGraph.from_edges([1, 1], [(0, 1, 8)])
+    pipe = pipelined(graph, bl.Cluster.uniform(2), bl.Placement(device=[0, 1]), 2)
+    found = waits_of(pipe)
+    assert (found.barriers, found.before, found.after) == ([], {}, {})
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_order_has_no_circle(seed):
+    """Any chain of random layers on three devices, under every schedule: data and order together can be sorted."""
+    rng = np.random.default_rng(seed)
+    layers = int(rng.integers(3, 8))
+    forward, edges, pairs = list(range(layers)), [], [-1] * layers
+    edges += [(k, k + 1, 8) for k in range(layers - 1)]
+    before = layers - 1
+    for k in reversed(range(layers)):
+        gradient, weights = len(pairs), len(pairs) + 1
+        pairs += [k, k]
+        edges += [(before, gradient, 8), (before, weights, 8), (k, weights, 8)]
+        before = gradient
+    graph = bl.OpGraph.from_edges([1.0] * len(pairs), edges, forward_of=pairs)
+    cut = np.sort(rng.choice(np.arange(1, layers), 2, replace=False))
+    stage = np.searchsorted(cut, forward, side="right")
+    device = [int(stage[k if k < layers else pairs[k]]) for k in range(len(pairs))]
+    for schedule in ("gpipe", "1f1b", "zb-h1", "zb-h2"):
+        pipe = pipelined(graph, bl.Cluster.uniform(3), bl.Placement(device=device), 5, schedule)
+        waits, whole = waits_of(pipe), pipe.graph
+        arcs = list(zip(whole.edge_source.tolist(), whole.consumers.tolist(), strict=True))
+        arcs += [(k, op) for op, others in waits.after.items() for k in others]
+        arcs += [(k, whole.n + i) for i, (_, _, ops) in enumerate(waits.barriers) for k in ops]
+        arcs += [(whole.n + i, op) for op, i in waits.before.items()]
+        bl.OpGraph.from_edges([0.0] * (whole.n + len(waits.barriers)), [(a, b, 4) for a, b in sorted(set(arcs))])
+
+
+# -- what differs from micro-batch to micro-batch ------------------------------------------------------------------------
+
+
+def test_batches_are_cut_where_they_are_longer(cases):
+    step = cases("gnmt").step  # words are int32[steps, batch]: the batch is the second axis
+    parts = divided(step, M, cases("gnmt").whole.example_inputs)
+    assert len(parts) == M * len(step.inputs)
+    assert [p.shape for p in parts] == [s.shape for s in step.inputs] * M
+    np.testing.assert_array_equal(
+        np.concatenate(parts[:: len(step.inputs)], axis=1), cases("gnmt").whole.example_inputs[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([(10, 32), (10,)], "has 10 along axis 0; it must be a multiple of micro_batches, which is 4"),
+        ([(2, 32), (2,)], "has the shape .2, 32. of one micro-batch; a whole batch has 4 times as many samples"),
+        ([(12, 32), (12,)], "has shape .12, 32.; 4 micro-batches of the step's .2, 32. make it longer along one axis"),
+        ([(8, 32, 1), (8,)], "has shape .8, 32, 1.; 4 micro-batches"),
+        ([(8, 32)], "takes 2 inputs; 1 were given"),
+    ],
+)
+def test_batches_that_do_not_divide(cases, shapes, message):
+    with pytest.raises(bl.InvalidInput, match=message):
+        divided(cases("mlp").step, M, [np.zeros(shape, np.float32) for shape in shapes])
+
+
+def test_bad_input_is_one_sentence(cases):
+    case = cases("mlp")
+    two, four = case.stages(2), case.stages(4)
+    for error, message, options in [
+        (bl.UnknownNameError, "unknown schedule '1f2b'", {"schedule": "1f2b"}),
+        (bl.InvalidInput, "micro_batches is 0; it must be a whole number of at least 1", {"micro_batches": 0}),
+        (bl.InvalidInput, "form no pipeline with several stages on a device: stage 3 of 4", {"schedule": "zb-v"}),
+        (bl.UnknownNameError, "unknown reduction 'max'", {"reduction": "max"}),
+    ]:
+        given = {"micro_batches": M, "schedule": "1f1b", **options}
+        with pytest.raises(error, match=message):
+            bl.execute(case.step, two, kind="cpu", graph=case.graph, **given)
+    with pytest.raises(bl.InvalidInput, match=r"form no pipeline: the forward tensor .* turns back from .* to "):
+        bl.execute(
+            case.step,
+            bl.Placement(device=four.device % 2),
+            kind="cpu",
+            graph=case.graph,
+            micro_batches=M,
+            schedule="1f1b",
+        )
+
+
+def _unrolled(function, *inputs, devices=1, count=3, reduction="mean"):
+    step = bl.trace(function, *inputs)
+    graph = bl.profile(step, mode="estimated")
+    return step, pipelined_step(step, bl.Placement(device=[0] * graph.n), None, graph, count, "gpipe", reduction)
+
+
+def test_random_ops_draw_anew_for_every_micro_batch(worker):
+    import tensorflow as tf
+
+    generator = tf.random.Generator.from_seed(3)
+
+    def noise(x):
+        return (
+            tf.random.uniform([2], seed=5) + 0 * x[0], tf.random.stateless_uniform([2], seed=[1, 2]) + 0 * x[0],
+            generator.uniform([2]) + 0 * x[0], tf.reduce_mean(x), tf.reduce_sum(tf.cast(x > 0, tf.int32)),
+        )  # fmt: skip
+
+    step, made = _unrolled(noise, np.zeros((2, 2), np.float32))
+    batch = np.array([[1, 2], [3, 4], [5, 6], [-1, -1], [7, 8], [9, 10]], np.float32)
+    run = bl.execute(
+        step, bl.Placement(device=[0] * len(bl.profile(step, mode="estimated").names)), steps=2, warmup=0, traced=0,
+        inputs=(batch,), micro_batches=3, kind="cpu", worker=worker,
+    )  # fmt: skip
+    assert run.status == "ok"
+    for drawn in run.outputs[0][:3]:
+        assert drawn.shape == (3, 2) and len(np.unique(drawn)) == 6
+    assert run.outputs[0][3] == pytest.approx(batch.mean())  # a float scalar is the mean of the micro-batches'
+    assert run.outputs[0][4] == 10  # a count is their sum
+    assert not np.array_equal(run.outputs[0][0], run.outputs[1][0])
+    assert [s.shape for s in made.step.outputs] == [(3, 2)] * 3 + [()] * 2
+
+
+def test_a_loss_that_is_a_sum(worker):
+    """Gradients of a sum are added up: w - 0.1 * sum over 6 samples of x; a mean divides by the micro-batches."""
+    import tensorflow as tf
+
+    w = tf.Variable([1.0, 1.0], name="w")
+
+    def fit(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x * w)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        return loss
+
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    step = bl.trace(fit, x[:2])
+    placed = bl.Placement(device=[0] * bl.profile(step, mode="estimated").n)
+
+    def go(reduction):
+        return bl.execute(
+            step, placed, steps=1, warmup=0, traced=0, inputs=(x,), micro_batches=3, kind="cpu", worker=worker,
+            reduction=reduction, return_variables=True,
+        )  # fmt: skip
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = go("sum")
+    assert float(run.outputs[0][0]) == 66.0
+    np.testing.assert_allclose(run.info["variables"]["w"], [1 - 0.1 * 30, 1 - 0.1 * 36], rtol=1e-6)
+    with pytest.warns(UserWarning, match="looks like a sum over the batch; .* give reduction='sum'"):
+        run = go("mean")
+    np.testing.assert_allclose(run.info["variables"]["w"], [1 - 0.1 * 10, 1 - 0.1 * 12], rtol=1e-6)
+
+
+def test_rows_of_looked_up_tables_are_known_by_their_readers(cases):
+    """GNMT scales the rows of its tables by the clipping factor, then subtracts them: rows, indices, nothing else."""
+    step, graph = cases("gnmt").step, cases("gnmt").graph
+    nodes = {node.name: node for node in parse_graph(step.graph_def).node}
+    made = pipelined(graph, bl.Cluster.uniform(1), bl.Placement(device=[0] * graph.n), 2)
+    repeated = {name.rsplit("/mb", 1)[0] for name in made.graph.names if name.endswith("/mb0")}
+    found = rows_tensors(nodes, [n for n in nodes if n not in repeated], repeated)
+    scatters = [n for n in nodes.values() if n.op == "ResourceScatterSub"]
+    indices = {node.input[1].split(":")[0] for node in scatters}
+    assert len(scatters) == 2 and indices <= {name for name, _ in found} and len(found) == 2 * len(scatters)
+
+
+def test_statistics_of_the_batch_are_warned_of_once(worker):
+    import keras
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x, y = np.ones((2, 3), np.float32), np.zeros((2, 1), np.float32)
+    step = bl.trace(model, x, y)
+    placed = bl.Placement(device=[0] * bl.profile(step, mode="estimated").n)
+    with pytest.warns(UserWarning, match="every micro-batch sees its own") as seen:
+        run = bl.execute(
+            step, placed, steps=1, warmup=0, traced=0, micro_batches=2, schedule="1f1b", kind="cpu", worker=worker
+        )
+    assert run.status == "ok" and len(seen) == 1
+
+
+def test_what_cannot_be_added_up_is_refused():
+    import tensorflow as tf
+
+    seen = tf.Variable(False)
+    with pytest.raises(bl.InvalidInput, match="of type bool, which differs from micro-batch to micro-batch"):
+        _unrolled(lambda x: seen.assign(tf.reduce_any(x > 0)), np.zeros(2, np.float32))
+
+
+def test_what_is_no_step_is_refused():
+    with pytest.raises(bl.InvalidInput, match=r"give what bl\.trace returns"):
+        bl.execute(object(), bl.Placement(device=[0]), micro_batches=2)
