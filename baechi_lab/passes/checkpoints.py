@@ -18,32 +18,28 @@ KEEP = ("all", "boundaries", "sqrt")
 """The choices that have a name."""
 
 
-def kept_ops(
-    parts: Parts, keep: str | Iterable[str] | None, drop: Iterable[str] | None, budget: int | None = None
-) -> Bools:
-    """bool[n]: the ops whose outputs are kept; at most one of the choices is given, and "sqrt" is made where none is.
+def kept_ops(parts: Parts, keep: str | Iterable[str] | None, drop: Iterable[str] | None) -> list[Bools]:
+    """bool[n] each: the ops whose outputs are kept, and what to try where that saves no memory.
+
+    At most one of the choices is given, and "sqrt" is made where none is.
 
     Raises:
         UnknownNameError: `keep` is a text that is no choice.
         UnknownOpError: a name that is no op's.
         InvalidInput: an op in `drop` may not be repeated.
-        InfeasiblePlacement: the budget is too small.
     """
-    if budget is not None:
-        from .checkpoint_program import within
-
-        return within(parts, budget)
     if drop is not None:
-        return ~_droppable(parts, drop)
+        return [~_droppable(parts, drop)]
     if keep is None or keep == "sqrt":
-        return square_root(parts)
+        root = square_root(parts)
+        return [segments(parts, max(k, 1)) for k in (root, root // 2, 2 * root, 4 * root)]
     if keep == "all":
-        return np.ones(parts.graph.n, dtype=np.bool_)
+        return [np.ones(parts.graph.n, dtype=np.bool_)]
     if keep == "boundaries":
-        return boundaries(parts)
+        return [boundaries(parts)]
     if isinstance(keep, str):
         raise UnknownNameError.of("choice of keep", keep, KEEP)
-    return _named(parts.graph, "keep", keep)
+    return [_named(parts.graph, "keep", keep)]
 
 
 def boundaries(parts: Parts) -> Bools:
@@ -51,14 +47,18 @@ def boundaries(parts: Parts) -> Bools:
     return read_across(parts, layers(parts.graph))
 
 
-def square_root(parts: Parts) -> Bools:
-    """bool[n]: what a segment reads of another, and all of the last one, of about sqrt(n) segments of equal bytes.
+def square_root(parts: Parts) -> int:
+    """The number of segments of Chen et al. 2016: the root of the number of ops whose outputs the backward pass reads."""
+    return max(round(math.sqrt(np.count_nonzero(held_for_backward(parts)))), 1)
 
-    Chen et al. 2016, section 4.1: with n equal stages, sqrt(n) - 1 outputs are kept and sqrt(n) held at once. The last
-    segment's backward pass is due at once, so its outputs need not be dropped.
+
+def segments(parts: Parts, count: int) -> Bools:
+    """bool[n]: what a segment reads of another, and all of the last one, of `count` segments of equal bytes.
+
+    Chen et al. 2016, section 4.1: with n equal stages in sqrt(n) segments, sqrt(n) - 1 outputs are kept and sqrt(n) held at
+    once. The last segment's backward pass is due at once, so its outputs need not be dropped.
     """
     weight = np.where(held_for_backward(parts), parts.data_bytes, 0)[parts.ordered]
-    count = max(round(math.sqrt(np.count_nonzero(weight))), 1)
     before = (np.cumsum(weight) - weight).astype(np.float64)
     segment = np.full(parts.graph.n, -1, dtype=np.int64)
     segment[parts.ordered] = np.minimum(before * count // max(float(weight.sum()), 1.0), count - 1)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+
 import numpy as np
+from numpy.typing import NDArray
 
 from ..graph import OpGraph
+from ..graph.kernels.csr import inverse
 
 
-def single_device_peak(graph: OpGraph) -> int:
-    """Peak bytes when one device runs every op in topological order (smallest index first among the ready).
+def single_device_peak(graph: OpGraph, order: NDArray[np.int64] | None = None) -> int:
+    """Peak bytes when one device runs every op in `order`, by default the topological one (smallest index first among the ready).
 
     Persistent bytes are held throughout; outputs and temporaries appear when their op starts; temporaries go when it
     ends, an output when its last reader has ended. O(ops + edges).
@@ -19,11 +23,40 @@ def single_device_peak(graph: OpGraph) -> int:
     """
     if graph.n == 0:
         return 0
-    position = graph.position
+    position = graph.position if order is None else inverse(order)
     last = position[graph.tensor_producer].copy()
     np.maximum.at(last, graph.edge_tensor, position[graph.consumers])
     change = np.zeros(graph.n + 1, dtype=np.int64)
     np.add.at(change, position[graph.tensor_producer], graph.tensor_bytes)
     np.add.at(change, last + 1, -graph.tensor_bytes)
-    held = np.cumsum(change[:-1]) + graph.temp_bytes[graph.order]
+    held = np.cumsum(change[:-1]) + graph.temp_bytes[graph.order if order is None else order]
     return int(graph.persistent_bytes.sum() + held.max())
+
+
+def readiness_peak(graph: OpGraph) -> int:
+    """Peak bytes when one device runs every op in the order of readiness, as the scheduler `fifo` does on one device.
+
+    Ops that become ready at one instant run by their index. O((ops + edges) log).
+
+    >>> g = OpGraph.from_edges([1.0, 1.0, 1.0], [(0, 1, 10), (1, 2, 20)], persistent_bytes=[5, 0, 0])
+    >>> readiness_peak(g)
+    35
+    """
+    return single_device_peak(graph, readiness_order(graph)) if graph.n else 0
+
+
+def readiness_order(graph: OpGraph) -> NDArray[np.int64]:
+    """int64[n]: the ops as one device runs them first in first out."""
+    pointer, successor = (a.tolist() for a in graph.successors)
+    open_inputs = np.diff(graph.predecessors[0]).tolist()
+    us, now, found = graph.duration_us.tolist(), 0.0, []
+    ready: list[tuple[float, int]] = [(0.0, op) for op in range(graph.n) if open_inputs[op] == 0]
+    while ready:
+        _, op = heappop(ready)
+        found.append(op)
+        now += us[op]
+        for reader in successor[pointer[op] : pointer[op + 1]]:
+            open_inputs[reader] -= 1
+            if open_inputs[reader] == 0:
+                heappush(ready, (now, reader))
+    return np.array(found, dtype=np.int64)

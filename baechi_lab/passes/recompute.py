@@ -1,15 +1,15 @@
 """Recomputation: outputs of forward ops are dropped after the forward pass and computed again when the backward pass is due.
 
-A dropped op that the backward pass needs is copied (`name/again`). The backward ops read the copy, and so do the copies
-of its forward readers; the forward pass reads the original, whose outputs are then free. A copy is due with the first
-backward op, in topological order, that needs it. It waits, by a control dependency, for the last of that op's inputs
-that the backward pass makes, since a copy that runs earlier saves no memory. Where there is none, at the start of the
-backward pass, it waits for the last forward op that is read there. Which ops are kept is chosen in
-`passes.checkpoints`. Each op is computed again at most once.
+A plan is a sequence of runs (`passes.runs`); each run of an op after its first becomes a copy (`name/again`), and every
+reader reads the latest run before it. A copy is due with the op that follows it in the sequence. It waits, by a
+control dependency, for the last of that op's inputs that the backward pass makes, since a copy that runs earlier saves no
+memory. Where there is none, at the start of the backward pass, it waits for the last forward op that is read there. Which
+ops are kept is chosen in `passes.checkpoints`, plans within a budget are made in `passes.checkpoint_budget`.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from ..errors import InvalidInput
 from ..graph import CONTROL_BYTES, OpGraph
 from ..graph.kernels.csr import offsets
+from ..graph.units import format_bytes
 from .base import Pass
 from .checkpoints import KEEP, kept_ops
+from .peak import readiness_peak
 from .repeatable import Parts
+from .runs import Runs, runs_of, updates_of_what_is_read
 
 Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-
-NEVER = np.iinfo(np.int64).max
 
 
 def recompute(
@@ -44,7 +44,8 @@ def recompute(
     share their original's colocation group, hold no persistent bytes, and have it as their `forward_of`; copies of an
     op that keeps bytes get a group with it. An unrolled graph stays one, so a placement of its micro-batch holds for
     the copies too. An op that reads a variable itself is computed again before that variable's update.
-    O((ops + edges) log) besides the choice.
+    What a choice saves is checked on one device that runs ops in the order of readiness: "sqrt" tries other numbers of
+    segments where its own saves nothing, and a choice that saves nothing is a warning. O((ops + edges) log) besides a budget.
 
     Args:
         graph: the profile of a training step, not coarsened.
@@ -58,8 +59,11 @@ def recompute(
               another (Chen et al. 2016, section 4.1, arXiv:1604.06174).
             - names: these ops.
         drop: names of the ops whose outputs are dropped; all others are kept.
-        budget: bytes that may be held at once for the backward pass: outputs of forward ops that are kept, and copies.
-            The least work that must be repeated is found by an integer program (`passes.checkpoint_program`).
+        budget: most bytes on one device, as simulated: parameters, outputs, gradients and temporaries. The least work
+            that must be repeated is found, ops being computed again as often as that takes: exactly in small graphs
+            (`passes.checkpoint_exact`) and on chains (`passes.checkpoint_chain`), else in groups. Where the order of
+            readiness would take more, control dependencies keep the order of the plan. A smaller budget never
+            gives less work.
 
     Returns:
         The new graph; the given one when nothing is computed again.
@@ -68,10 +72,11 @@ def recompute(
         UnknownNameError: no choice of that name.
         UnknownOpError: no op of that name.
         InvalidInput: a coarse graph; an op in `drop` that cannot be repeated; several choices.
-        InfeasiblePlacement: `budget` is below the least that any plan of the program needs; it is in `needed_bytes`.
+        InfeasiblePlacement: `budget` is below the least that a plan needs, which is in `needed_bytes`; the message says
+            what is proven.
 
     >>> graph = OpGraph.from_edges([1, 1, 1, 1, 2, 2],
-    ...     [(0, 1, 8), (1, 2, 8), (2, 3, 8), (3, 4, 8), (4, 5, 8), (1, 5, 8), (2, 4, 8)],
+    ...     [(0, 1, 8), (1, 2, 80), (2, 3, 80), (3, 4, 8), (4, 5, 8), (1, 5, 80), (2, 4, 80)], temp_bytes=[0, 0, 0, 80, 0, 0],
     ...     names=["x", "a", "b", "loss", "b_grad", "a_grad"], forward_of=[-1, -1, -1, -1, 2, 1])
     >>> recompute(graph, drop=["a"]).names
     ('x', 'a', 'b', 'loss', 'b_grad', 'a_grad', 'a/again')
@@ -118,75 +123,81 @@ class Recompute(Pass):
             raise InvalidInput(f"graph is a {type(graph).__name__}; it must be an OpGraph")
         if graph.group_of is not None:
             raise InvalidInput(f"graph {graph.name!r} is coarse; recompute in the graph that it was made from")
-        parts = Parts(graph)
-        dropped = parts.may_repeat & ~kept_ops(parts, self.keep, self.drop, self.budget)
-        due = due_with(parts, dropped)
-        return _with_copies(parts, due) if np.any(due < NEVER) else graph
+        if self.budget is not None:
+            from .checkpoint_budget import within
 
-
-def due_with(parts: Parts, dropped: Bools) -> Ints:
-    """int64[n]: rank of the first backward op that needs a dropped op's copy, `NEVER` where none does or it is kept."""
-    graph = parts.graph
-    due = np.full(graph.n, NEVER)
-    for op in parts.ordered[::-1].tolist():
-        if dropped[op]:
-            readers = parts.readers(op)
-            late = parts.late[readers]
-            due[op] = min(parts.rank[readers[late]].min(initial=NEVER), due[readers[~late]].min(initial=NEVER))
-    return due
+            return within(graph, self.budget)
+        parts, before = Parts(graph), readiness_peak(graph)
+        choices = (with_copies(runs_of(parts, kept)) for kept in kept_ops(parts, self.keep, self.drop))
+        first = next(choices)
+        if first is graph or (peak := readiness_peak(first)) < before:
+            return first
+        for other in choices:
+            if readiness_peak(other) < before:
+                return other
+        warnings.warn(
+            f"recomputing saves nothing here: the peak of graph {graph.name!r} on one device is {format_bytes(peak)}, and "
+            f"{format_bytes(before)} without",
+            stacklevel=3,
+        )
+        return first
 
 
 class _Copies:
-    """Numbers of the copies, and what they wait for."""
+    """Numbers of the copies, what they read, and what they wait for."""
 
-    def __init__(self, parts: Parts, due: Ints):
-        self.parts, self.graph = parts, parts.graph
-        self.origin = parts.ordered[due[parts.ordered] < NEVER]
-        self.number = np.full(self.graph.n, -1, dtype=np.int64)
-        self.number[self.origin] = self.graph.n + np.arange(len(self.origin))
-        trigger = {rank: parts.trigger(int(parts.ordered[rank])) for rank in np.unique(due[self.origin]).tolist()}
-        self.trigger = np.array([trigger[rank] for rank in due[self.origin].tolist()], dtype=np.int64)
+    def __init__(self, runs: Runs, ordered: bool = False):
+        self.runs, self.graph, self.ordered = runs, runs.graph, ordered
+        self.origin = runs.ops[runs.copies]
+        self.total = self.graph.n + len(self.origin)
+        sized = self.graph.tensor_bytes > CONTROL_BYTES
+        outputs = np.diff(self.graph.output_ptr)[self.origin]
+        made = np.repeat(self.graph.output_ptr[self.origin] - np.cumsum(outputs) + outputs, outputs)
+        made += np.arange(len(made))
+        maker = np.repeat(np.arange(len(self.origin)), outputs)
+        self.tensors, self.maker = (
+            made[sized[made]],
+            maker[sized[made]],
+        )  # of each tensor that copies make: origin, copy
 
     def data(self) -> tuple[Ints, Ints]:
-        """(tensor row, reader) of all data edges; the rows of copies follow those of the graph."""
-        graph = self.graph
-        tensor, reader, source = graph.edge_tensor.astype(np.int64), graph.consumers, graph.edge_source
-        moved = (self.number[source] >= 0) & (graph.tensor_bytes[tensor] > CONTROL_BYTES)
-        again = np.where(moved, self.row_of_copy(tensor), tensor)
-        copied = self.number[reader] >= 0
-        late = moved & self.parts.late[reader]
-        rows = np.concatenate([np.where(late, again, tensor), again[copied]])
-        return rows, np.concatenate([reader, self.number[reader[copied]]])
-
-    def row_of_copy(self, tensor: Ints) -> Ints:
-        """Row of the copy of a tensor whose producer is copied."""
-        row = np.zeros(self.graph.tensor_count, dtype=np.int64)
-        row[self.tensors] = self.graph.tensor_count + np.arange(len(self.tensors))
-        return row[tensor]
-
-    @property
-    def tensors(self) -> Ints:
-        """Tensors that copies make again, ascending."""
-        return np.flatnonzero(self.number[self.graph.tensor_producer] >= 0)
+        """(tensor row, reader) of all reads; the rows of what copies make follow those of the graph."""
+        runs, graph = self.runs, self.graph
+        tensor, made, reader = runs.reads
+        row = tensor.copy()
+        by_copy = ~runs.first[made]
+        key = self.maker * np.int64(max(graph.tensor_count, 1)) + self.tensors  # ascending
+        copy = runs.node[made[by_copy]] - graph.n
+        row[by_copy] = graph.tensor_count + np.searchsorted(key, copy * max(graph.tensor_count, 1) + tensor[by_copy])
+        return row, runs.node[reader]
 
     def waits(self) -> list[tuple[int, int]]:
         """(op, op) of the control dependencies: copies after their trigger, updates after copies that read the variable."""
-        graph, found = self.graph, set()
-        wait = dict(zip(self.origin.tolist(), self.trigger.tolist(), strict=True))
-        pointer, tensors = graph.inputs
-        for op, trigger in wait.items():
-            read = tensors[pointer[op] : pointer[op + 1]].tolist()
-            if not any(wait.get(int(graph.tensor_producer[t])) == trigger for t in read):
-                found.add((trigger, int(self.number[op])))
-            for t in read:
-                if self.parts.setup[graph.tensor_producer[t]]:
-                    readers = graph.tensor_consumers(t)
-                    found |= {(int(self.number[op]), u) for u in readers[self.parts.update[readers]].tolist()}
+        runs, found = self.runs, set()
+        _, made, reader = runs.reads
+        reads: dict[int, set[int]] = {}
+        for source, position in zip(made.tolist(), reader.tolist(), strict=True):
+            reads.setdefault(position, set()).add(source)
+        for position in runs.copies.tolist():
+            op, node, due = int(runs.ops[position]), int(runs.node[position]), runs.due[position]
+            if not any(not runs.first[k] and runs.due[k] == due for k in reads.get(position, ())):
+                found.add((runs.trigger(int(due)), node))
+            found |= {(node, update) for update in updates_of_what_is_read(runs.parts, op)}
+        if self.ordered:
+            for position in range(1, len(runs.ops)):
+                if position - 1 not in reads.get(position, ()):
+                    found.add((int(runs.node[position - 1]), int(runs.node[position])))
         return sorted(found)
 
 
-def _with_copies(parts: Parts, due: Ints) -> OpGraph:
-    graph, at = parts.graph, _Copies(parts, due)
+def with_copies(runs: Runs, ordered: bool = False) -> OpGraph:
+    """The graph in which the copies of `runs` are ops of their own.
+
+    With `ordered`, control dependencies make one device run it in that sequence, whatever its scheduler.
+    """
+    graph, at = runs.graph, _Copies(runs, ordered)
+    if not len(at.origin) and not ordered:
+        return graph
     origin = np.concatenate([np.arange(graph.n), at.origin])
     again = np.arange(len(origin)) >= graph.n
     optional = {k: v[origin] for k in ("copy_of", "micro_batch") if (v := getattr(graph, k)) is not None}
@@ -206,7 +217,7 @@ def _with_copies(parts: Parts, due: Ints) -> OpGraph:
         name=f"{graph.name}, recomputing",
         **optional,
         **_colocation(graph, at.origin, origin),
-        **_tensors(graph, at, len(origin)),
+        **_tensors(graph, at),
     )
 
 
@@ -232,22 +243,23 @@ def _colocation(graph: OpGraph, copied: Ints, origin: Ints) -> dict[str, Any]:
     return {"colocation": group[origin], "colocation_names": (*graph.colocation_names, *fresh)}
 
 
-def _tensors(graph: OpGraph, at: _Copies, total: int) -> dict[str, Any]:
-    """Producer, bytes, names and readers of all tensors, ordered by producer."""
-    made, waits = at.tensors, np.array(at.waits(), dtype=np.int64).reshape(-1, 2)
+def _tensors(graph: OpGraph, at: _Copies) -> dict[str, Any]:
+    """Producer, bytes, names and readers of all tensors, ordered by producer; a wait is a tensor without bytes."""
+    waits = np.array(at.waits(), dtype=np.int64).reshape(-1, 2)
     before, which = np.unique(waits[:, 0], return_inverse=True)
     rows, readers = at.data()
-    rows = np.concatenate([rows, graph.tensor_count + len(made) + which.reshape(-1)])
+    rows = np.concatenate([rows, graph.tensor_count + len(at.tensors) + which.reshape(-1)])
     readers = np.concatenate([readers, waits[:, 1]])
-    producer = np.concatenate([graph.tensor_producer, at.number[graph.tensor_producer[made]], before])
-    size = np.concatenate([graph.tensor_bytes, graph.tensor_bytes[made], np.full(len(before), CONTROL_BYTES)])
+    producer = np.concatenate([graph.tensor_producer, graph.n + at.maker, before])
+    size = np.concatenate([graph.tensor_bytes, graph.tensor_bytes[at.tensors], np.zeros(len(before), np.int64)])
     origin = np.concatenate([np.arange(graph.n), at.origin])
-    labels = [*graph.tensor_names, *(graph.tensor_names[t] for t in made.tolist())]
+    labels = [*graph.tensor_names, *(graph.tensor_names[t] for t in at.tensors.tolist())]
     labels += [_free_label(graph, int(origin[op])) for op in before.tolist()]
     order = np.argsort(producer, kind="stable")
     number = np.empty(len(order), dtype=np.int64)
     number[order] = np.arange(len(order))
-    key = np.sort(number[rows] * np.int64(total) + readers)
+    total = np.int64(at.total)
+    key = np.unique(number[rows] * total + readers)
     return {
         "tensor_producer": producer[order].astype(np.int32),
         "tensor_bytes": size[order],

@@ -29,7 +29,8 @@ class Parts:
     """A training graph seen as a forward and a backward pass.
 
     - `late`: bool[n], the ops with a `forward_of` and their descendants. What only they read is forward all the same.
-    - `rank`: int64[n], a topological order that puts late ops last; `ordered` is its inverse.
+    - `rank`: int64[n], a topological order that puts late ops last; `ordered` is its inverse. It follows `position`, int64[n],
+      where each op stands in a topological order, by default that of the graph.
     - `setup`, `update`: bool[n], as `passes.roles` has them.
 
     >>> graph = OpGraph.from_edges([0, 5, 9], [(0, 1, 8), (1, 2, 8)], forward_of=[-1, -1, 1],
@@ -38,12 +39,12 @@ class Parts:
     ([False, True, False], 1)
     """
 
-    def __init__(self, graph: OpGraph):
+    def __init__(self, graph: OpGraph, position: Ints | None = None):
         self.graph = graph
         role = roles(graph)
         self.setup, self.update = role == SETUP, role == UPDATE
         self.late: Bools = backward_ops(graph)
-        self.ordered: Ints = np.lexsort((graph.position, self.late)).astype(np.int64)
+        self.ordered: Ints = np.lexsort((graph.position if position is None else position, self.late)).astype(np.int64)
         self.rank: Ints = np.empty(graph.n, dtype=np.int64)
         self.rank[self.ordered] = np.arange(graph.n)
 

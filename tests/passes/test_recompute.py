@@ -1,15 +1,21 @@
 """Recomputation: what is dropped is computed again, as late as it can be; the program finds the least work to repeat."""
 
 import itertools
+import math
+import warnings
 
 import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.passes import contract
-from baechi_lab.passes.checkpoint_program import Chain, least_peak, peak_of, solve
+from baechi_lab.passes import checkpoint_budget, contract
+from baechi_lab.passes.checkpoint_budget import Plans
+from baechi_lab.passes.checkpoint_exact import Search, States
+from baechi_lab.passes.peak import readiness_peak
+from baechi_lab.passes.recompute import with_copies
 from baechi_lab.passes.repeatable import Parts
 from baechi_lab.passes.roles import BACKWARD, roles
+from baechi_lab.passes.runs import Runs
 
 ONE = bl.Cluster.uniform(1)
 
@@ -217,83 +223,159 @@ def test_bad_input():
 # -- budgets -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [1, 3, 4, 10, 11, 15, 16])
-def test_the_least_budget_of_equal_stages(n):
-    """With p outputs at once besides x, the first p ops are dropped and the next one kept; then p - 1, and so on.
+def advances(steps, snapshots):
+    """Griewank and Walther 2000: least forward steps to reverse `steps` steps with so many snapshots, the first state included.
 
-    An end is free before the ops ahead of it run again. So segments have p + 1, p, ..., 3 ops and the last one op:
-    (p + 1) (p + 2) / 2 - 2 ops at most.
+    `r steps - beta(s + 1, r - 1)`, where beta(s, r) = (s + r)! / (s! r!) and beta(s, r - 1) < steps <= beta(s, r).
     """
-    graph = training_chain([1000] * n)
-    least = 1000 * (1 + min(p for p in range(1, n + 1) if (p + 1) * (p + 2) // 2 - 2 >= n))
-    with pytest.raises(bl.InfeasiblePlacement, match=f"at least {least} bytes") as error:
-        bl.recompute(graph, budget=least - 1)
-    assert error.value.needed_bytes == least
-    assert held(bl.recompute(graph, budget=least)) == least
+    beta = lambda s, r: math.comb(s + r, s) if r >= 0 else 0  # noqa: E731
+    r = 0
+    while beta(snapshots, r) < steps:
+        r += 1
+    return r * steps - beta(snapshots + 1, r - 1)
+
+
+def graded_chain(n, reads="output", source=0, size=1000):
+    """A chain whose gradients are as large as its outputs; backward op i reads its forward op's output, or its input."""
+    plain = training_chain([size] * n, source=source)
+    at, edges = plain.index, []
+    for i in range(n, 0, -1):
+        edges.append((at[f"b{i + 1}"] if i < n else at["loss"], at[f"b{i}"], size))
+        if reads in ("output", "both"):
+            edges.append((at[f"f{i}"], at[f"b{i}"], size))
+        if reads in ("input", "both") and i > 1:
+            edges.append((at[f"f{i - 1}"], at[f"b{i}"], size))
+    edges += [(at["x"], at["f1"], source)] + [(at[f"f{i}"], at[f"f{i + 1}"], size) for i in range(1, n)]
+    edges.append((at[f"f{n}"], at["loss"], size))
+    return bl.OpGraph.from_edges(plain.duration_us, edges, names=plain.names, forward_of=plain.forward_of)
+
+
+@pytest.mark.parametrize("n", [3, 7, 12, 40])
+@pytest.mark.parametrize("slots", [1, 2, 3, 5])
+def test_the_binomial_optimum_on_equal_stages(n, slots):
+    """While op bi runs there are its output fi, two gradients, and what else is held: slots - 1 outputs. x has no bytes.
+
+    Reversing states 0 (x) .. n takes n + 1 steps; what bi reads is the state that its step begins with. The n ops of
+    the forward pass are among the advances.
+    """
+    graph = graded_chain(n)
+    again = bl.recompute(graph, budget=1000 * (slots + 2))
+    assert again.n - graph.n == advances(n + 1, slots) - n
+    assert on_one(again).peak_bytes[0] <= 1000 * (slots + 2)
+
+
+@pytest.mark.parametrize("reads", ["output", "input", "both"])
+def test_chains_and_small_graphs_are_solved_alike(reads):
+    """The dynamic program of chains finds what going through all states finds, for every budget."""
+    for n in (4, 8):
+        graph = graded_chain(n, reads, source=1000)
+        plans = Plans(graph)
+        assert plans.states.few
+        for budget in range(4000, 1000 * (n + 5), 1000):
+            exact = Search(plans.states, budget)
+            chain = plans.of_chain(plans.chains[0], budget)
+            assert (chain is not None) == np.isfinite(exact.best)
+            if chain is not None:
+                assert chain.work_us == pytest.approx(exact.best, abs=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_exact_by_enumeration(seed):
-    """All choices of a chain, simulated: none within the budget repeats less work, and none needs less than the minimum."""
+def test_no_choice_of_single_copies_is_better(seed):
+    """All subsets of dropped ops, simulated in graphs of about 12 ops: none within the budget repeats less work."""
     rng = np.random.default_rng(seed)
-    n = 7
-    graph = training_chain((1000 * rng.integers(1, 9, n)).tolist(), rng.integers(1, 20, n).astype(float), source=0)
+    forward = bl.generators.random_dag(6, seed=seed) if seed % 2 else bl.generators.chain(6, seed=seed)
+    graph = bl.generators.with_backward(forward)
+    graph = graph.replace(temp_bytes=rng.integers(0, 10_000, graph.n))
+    parts = Parts(graph)
+    able = [name for name, may in zip(graph.names, parts.may_repeat, strict=True) if may]
     every = []
-    for k in range(n + 1):
-        for drop in itertools.combinations([f"f{i}" for i in range(1, n + 1)], k):
-            again = bl.recompute(graph, drop=drop)
-            every.append((held(again), on_one(again).makespan_us))
-    least = min(peak for peak, _ in every)
+    for k in range(len(able) + 1):
+        for drop in itertools.combinations(able, k):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                timeline = on_one(bl.recompute(graph, drop=drop))
+            every.append((int(timeline.peak_bytes[0]), timeline.makespan_us))
     before = np.inf
     for budget in sorted({peak for peak, _ in every}):
-        again = bl.recompute(graph, budget=budget)
+        timeline = on_one(bl.recompute(graph, budget=budget))
         best = min(makespan for peak, makespan in every if peak <= budget)
-        assert held(again) <= budget and on_one(again).makespan_us == best <= before
-        before = best
-    with pytest.raises(bl.InfeasiblePlacement) as error:
+        assert timeline.peak_bytes[0] <= budget and timeline.makespan_us <= min(best, before) + 1e-6
+        before = timeline.makespan_us
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_search_finds_the_best_of_all_sequences(seed):
+    """Every sequence of runs, ops repeated up to three times each, by depth-first enumeration."""
+    rng = np.random.default_rng(seed)
+    n = 3
+    graph = training_chain((1000 * rng.integers(1, 6, n)).tolist(), rng.integers(1, 9, n).astype(float), source=2000)
+    parts = Parts(graph)
+    late = [op for op in parts.ordered.tolist() if parts.late[op]]
+    able = np.flatnonzero(parts.may_repeat).tolist()
+    forward = [op for op in parts.ordered.tolist() if not parts.late[op]]
+    choices = [c for k in range(len(able) + 1) for c in itertools.combinations(able, k)]
+    found = []
+    for chosen in itertools.product(choices, repeat=len(late)):
+        ops = forward + [op for before, step in zip(chosen, late, strict=True) for op in (*before, step)]
+        runs = Runs(parts, np.array(ops))
+        found.append((runs.peak, runs.work_us))
+    states = States(parts)
+    assert Search(states).best == min(peak for peak, _ in found)
+    for budget in sorted({peak for peak, _ in found}):
+        best = min(work for peak, work in found if peak <= budget)
+        runs = Runs(parts, Search(states, budget).sequence())
+        assert runs.peak <= budget and runs.work_us == pytest.approx(best)
+
+
+@pytest.mark.parametrize("kind", ["small", "layered"])
+def test_budgets_down_to_the_least(kind):
+    """A smaller budget is never faster, every budget is kept when simulated, and below the least there is nothing."""
+    forward = bl.generators.random_dag(5, seed=3) if kind == "small" else bl.generators.layered_dag(24, seed=3)
+    graph = bl.generators.with_backward(forward)
+    with pytest.raises(bl.InfeasiblePlacement, match="budget is 1;") as error:
+        bl.recompute(graph, budget=1)
+    least, most = error.value.needed_bytes, readiness_peak(graph)
+    assert least <= most and bl.recompute(graph, budget=most) is graph
+    before = np.inf
+    for budget in np.unique(np.linspace(least, most, 7).astype(int)).tolist():
+        timeline = on_one(bl.recompute(graph, budget=budget))
+        assert timeline.peak_bytes[0] <= budget and timeline.makespan_us <= before + 1e-9
+        before = timeline.makespan_us
+    with pytest.raises(bl.InfeasiblePlacement):
         bl.recompute(graph, budget=least - 1)
-    assert error.value.needed_bytes == least
 
 
-def every_path(segments, count, at=0):
-    if at == count:
-        yield []
-    for segment in segments:
-        if segment.first == at:
-            for rest in every_path(segments, count, segment.last + 1):
-                yield [segment, *rest]
+def test_many_ops_are_grouped(monkeypatch):
+    monkeypatch.setattr(checkpoint_budget, "GROUPS", (30, 10))
+    graph = graded_chain(120)
+    again = bl.recompute(graph, budget=30_000)
+    assert on_one(again).peak_bytes[0] <= 30_000 and again.n < graph.n + 2 * 120
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_program_is_the_best_of_all_paths(seed):
-    """Graphs that are no chains, of up to 12 ops."""
-    graph = bl.generators.with_backward(bl.generators.random_dag(12, seed=seed))
-    chain = Chain(Parts(graph))
-    paths = [(peak_of(p), sum(s.cost for s in p)) for p in every_path(chain.segments, chain.count)]
-    least = min(peak for peak, _ in paths)
-    for budget in np.linspace(least, max(peak for peak, _ in paths), 6).astype(int).tolist():
-        found = solve(chain.segments, chain.count, budget)
-        assert peak_of(found) <= budget
-        assert sum(s.cost for s in found) == pytest.approx(min(c for p, c in paths if p <= budget))
-    assert least_peak(chain.segments, chain.count) == least
-    assert solve(chain.segments, chain.count, least - 1) is None
+def test_the_order_of_a_plan_can_be_kept():
+    """Two branches: in the order of readiness both outputs are there at once, one after the other they are not."""
+    names = ["x", "a", "c", "a_sum", "c_sum", "end"]
+    edges = [(0, 1, 8), (0, 2, 8), (1, 3, 1000), (2, 4, 1000), (3, 5, 8), (4, 5, 8)]
+    graph = bl.OpGraph.from_edges([1] * 6, edges, names=names)
+    runs = Runs(Parts(graph), np.array([0, 1, 3, 2, 4, 5]))
+    assert (
+        on_one(graph).peak_bytes[0] > 2000 > 1016 == runs.peak == on_one(with_copies(runs, ordered=True)).peak_bytes[0]
+    )
 
 
-def test_a_smaller_budget_is_never_faster():
-    graph = bl.generators.with_backward(bl.generators.layered_dag(24, seed=3))
-    chain = Chain(Parts(graph))
-    least = least_peak(chain.segments, chain.count)
-    most = chain.fixed + 2 * int(chain.size.sum())
-    work = [
-        bl.recompute(graph, budget=int(b)).duration_us.sum() for b in np.linspace(chain.fixed + least, most, 8)
-    ]  # fmt: skip
-    assert np.all(np.diff(work) <= 1e-9) and work[-1] == graph.duration_us.sum() < work[0]
+def test_the_peak_in_the_order_of_readiness():
+    for seed in range(6):
+        graph = bl.generators.with_backward(bl.generators.random_dag(20, seed=seed, temp_bytes=100))
+        graph = graph.replace(duration_us=np.where(np.arange(graph.n) % 3 == 0, 0, graph.duration_us))
+        assert readiness_peak(graph) == on_one(graph).peak_bytes[0]
 
 
-def test_many_ops_are_grouped():
-    graph = training_chain([1000] * 200)
-    chain = Chain(Parts(graph), most=10)
-    assert chain.count == 10 and chain.ends[-1] == len(chain.ops)
-    path = solve(chain.segments, chain.count, 60_000)
-    again = bl.recompute(graph, keep=[graph.names[i] for i in np.flatnonzero(chain.kept(path))])
-    assert held(again) <= 60_000 + chain.fixed
+def test_a_choice_that_saves_nothing_is_no_silent_one():
+    """All outputs are read at the start of the backward pass, so copies are there at once like the originals."""
+    names = ["x", "f1", "f2", "loss", "b1", "b2"]
+    edges = [(0, 1, 8), (1, 2, 1000), (2, 3, 1000), (3, 4, 8), (1, 4, 1000), (2, 4, 1000), (4, 5, 8)]
+    graph = bl.OpGraph.from_edges([1] * 6, edges, names=names, forward_of=[-1, -1, -1, -1, 1, 2])
+    with pytest.warns(UserWarning, match="saves nothing here"):
+        bl.recompute(graph, "boundaries")
+    with pytest.warns(UserWarning, match="saves nothing here"):
+        assert bl.recompute(graph, drop=["f1", "f2"]).n == graph.n + 2

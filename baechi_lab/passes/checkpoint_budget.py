@@ -1,0 +1,163 @@
+"""Plans of recomputation within a budget of bytes: the least repeated work that keeps one device's peak below it.
+
+Candidates are plans for all budgets at once, so that a smaller budget never gives less work: what chains of groups admit
+(`passes.checkpoint_chain`), for several numbers of groups; sqrt(n) and other numbers of segments; and the step as it is.
+Graphs of few values are solved exactly (`passes.checkpoint_exact`). What a candidate holds is counted on its sequence.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InfeasiblePlacement
+from ..graph import OpGraph
+from ..graph.kernels.csr import inverse
+from ..graph.units import format_bytes
+from .checkpoint_chain import Chain, Table
+from .checkpoint_exact import Search, States
+from .checkpoints import boundaries, segments
+from .peak import readiness_order, readiness_peak
+from .recompute import with_copies
+from .repeatable import Parts
+from .runs import Runs, runs_of
+
+Bools = NDArray[np.bool_]
+
+GROUPS = (200, 60, 20)
+"""Groups of the chains that are tried; above `MANY_OPS` ops only the smaller ones."""
+MANY_OPS = 400
+MOST_ENUMERATED = 7
+"""Ops that may be repeated of which all subsets are tried, in the order of readiness."""
+
+
+def within(graph: OpGraph, budget: int) -> OpGraph:
+    """The graph that repeats least work among those whose peak on one device is at most `budget` bytes.
+
+    Raises:
+        InfeasiblePlacement: no plan needs so little; `needed_bytes` is the least of those found.
+    """
+    plans = plans_of(graph)
+    found = plans.best(budget)
+    if found is not None:
+        return found
+    least, proof = plans.least, plans.lower_bound
+    what = (
+        f"the least that a plan was found for is {least} bytes ({format_bytes(least)}), and no plan can do with less than "
+        f"{proof} ({format_bytes(proof)})"
+    )
+    if proof == least:
+        what = (
+            f"one device needs at least {least} bytes ({format_bytes(least)}) for this step in the order of its forward "
+            "pass, whatever is computed again"
+        )
+    sentence = f"budget is {budget}; {what}"
+    raise InfeasiblePlacement(sentence, least, [budget])
+
+
+@lru_cache(maxsize=4)
+def plans_of(graph: OpGraph) -> Plans:
+    """The plans of a graph, kept for the next budget."""
+    return Plans(graph)
+
+
+class Plans:
+    """All candidates for one graph, from the least work to the most."""
+
+    def __init__(self, graph: OpGraph):
+        # One device runs the ops in topological order or in that of readiness, whichever takes less memory.
+        parts = [Parts(graph), Parts(graph, inverse(readiness_order(graph)))]
+        self.graph, self.parts = graph, min(parts, key=lambda p: Runs(p, p.ordered).peak)
+        self.states = States(self.parts)
+        self._known: dict[tuple[int, int], Runs] = {}  # by number of groups and units of memory
+
+    @cached_property
+    def ready(self) -> list[tuple[float, int, Runs]]:
+        """(work, peak, plan) of plans that devices follow by themselves, in the order of readiness."""
+        found = [(0.0, readiness_peak(self.graph), self._plain)]
+        able = np.flatnonzero(self.parts.may_repeat & (self.parts.data_bytes > 0))
+        if len(able) <= MOST_ENUMERATED:
+            for chosen in range(1, 1 << len(able)):
+                kept = np.ones(self.graph.n, dtype=np.bool_)
+                kept[able[(chosen >> np.arange(len(able))) & 1 == 1]] = False
+                runs = runs_of(self.parts, kept)
+                found.append((runs.work_us, readiness_peak(with_copies(runs)), runs))
+        return sorted(found, key=lambda plan: plan[:2])
+
+    @cached_property
+    def _plain(self) -> Runs:
+        return Runs(self.parts, self.parts.ordered)
+
+    @cached_property
+    def simple(self) -> list[tuple[Runs, int]]:
+        """The step as it is, layers, and segments of several numbers, each with its peak."""
+        count = max(int(np.sqrt(np.count_nonzero(self.parts.may_repeat))), 1)
+        numbers = sorted({max(count // 2, 1), count, 2 * count})
+        kept = [boundaries(self.parts), *(segments(self.parts, k) for k in numbers)]
+        plans = [self._plain, *(runs_of(self.parts, k) for k in kept)]
+        return [(runs, min(runs.peak, readiness_peak(with_copies(runs)))) for runs in plans]
+
+    @cached_property
+    def chains(self) -> list[Table]:
+        """A table per number of groups; one is enough where the groups are the ops of a chain."""
+        found: list[Table] = []
+        for most in GROUPS if int(self.parts.may_repeat.sum()) <= MANY_OPS else GROUPS[1:]:
+            chain = Chain(self.parts, most)
+            if chain.count and (not found or chain.count < found[-1].chain.count):
+                found.append(Table(chain))
+            if chain.count == len(chain.ops) and not chain.pinned.any():
+                break
+        return found
+
+    def best(self, budget: int) -> OpGraph | None:
+        """The graph of the best plan within the budget, None if there is none."""
+        found = [(work, 0, runs) for work, peak, runs in self.ready if peak <= budget][:1]
+        if found and found[0][0] == 0.0:
+            return with_copies(found[0][2])
+        if self.states.few:
+            search = Search(self.states, budget)
+            plans = [Runs(self.parts, search.sequence())] if np.isfinite(search.best) else []
+        else:
+            plans = [runs for runs, peak in self.simple if peak <= budget]
+            plans += [runs for table in self.chains if (runs := self.of_chain(table, budget))]
+        found += [(runs.work_us, 1, runs) for runs in plans]
+        if not found:
+            return None
+        runs = min(found, key=lambda plan: plan[:2])[2]
+        graph = with_copies(runs)
+        return graph if readiness_peak(graph) <= budget else with_copies(runs, ordered=True)
+
+    def of_chain(self, table: Table, budget: int) -> Runs | None:
+        """The plan of least work of a chain whose peak keeps within the budget."""
+        plans = (self._read(table, level) for level in table.levels())
+        return next((runs for runs in plans if runs.peak <= budget), None)
+
+    @cached_property
+    def least(self) -> int:
+        """Least bytes of any plan that was found."""
+        peaks = [peak for _, peak, _ in self.ready]
+        if self.states.few:
+            return int(min([*peaks, Search(self.states).best]))
+        peaks += [peak for _, peak in self.simple]
+        return min(peaks + [self._read(table, level).peak for table in self.chains for level in table.levels()])
+
+    def _read(self, table: Table, level: int) -> Runs:
+        key = (table.chain.count, level)
+        if key not in self._known:
+            self._known[key] = Runs(self.parts, table.plan(level))
+        return self._known[key]
+
+    @cached_property
+    def lower_bound(self) -> int:
+        """Bytes that every plan needs: those of the exact search, else of the op that needs most by itself."""
+        return self.least if self.states.few else least_of_one_op(self.graph)
+
+
+def least_of_one_op(graph: OpGraph) -> int:
+    """Persistent bytes, and what the op that needs most reads, makes and uses meanwhile."""
+    need = graph.temp_bytes.copy()
+    np.add.at(need, graph.tensor_producer, graph.tensor_bytes)
+    np.add.at(need, graph.consumers, graph.tensor_bytes[graph.edge_tensor])
+    return int(graph.persistent_bytes.sum() + need.max(initial=0))
