@@ -71,7 +71,7 @@ def compare(
         progress: show a progress bar.
 
     Returns:
-        The columns `makespan_us` (simulated), `lower_bound_us` (of the original graph: no placement is faster), `gap`
+        The columns `makespan_us` (simulated), `lower_bound_us` (of the original graph: no placement is faster; where stages have replicas, of that placement), `gap`
         (`makespan_us / lower_bound_us - 1`), `feasible` (no rule broken), `peak_bytes` (the fullest device) and
         `device_peak_bytes` (each), `moved_bytes` and `transfers` between devices, `balance` (mean over largest busy time
         of the devices, 1 is perfect), `place_seconds`, `measured_us` (median step, NaN if not run) with its 95 %
@@ -178,11 +178,14 @@ def _optimized(graph: OpGraph, cluster: Cluster, passes: Sequence[Any] | None, f
     return optimize(graph, cluster, passes=tuple(passes), forward_only=forward_only)
 
 
-def _lower_bound(graph: OpGraph, cluster: Cluster, micro_batches: int | None) -> float:
+def _lower_bound(
+    graph: OpGraph, cluster: Cluster, micro_batches: int | None = None, schedule: Any = None,
+    placement: Placement | None = None,
+) -> float:  # fmt: skip
     from .simulator.bounds import bounds
 
     try:
-        return bounds(graph, cluster, micro_batches=micro_batches).best
+        return bounds(graph, cluster, micro_batches=micro_batches, placement=placement).best
     except InfeasiblePlacement:  # every row will say why
         return float("nan")
 
@@ -209,7 +212,12 @@ def _row(
     except ROW_ERRORS as error:
         text = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
         return {"feasible": False, "error": text}, None
-    return {**summary(timeline), "place_seconds": placement.seconds}, placement
+    own = (
+        {}
+        if not placement.replicas
+        else {"lower_bound_us": _lower_bound(graph, cluster, placement=placement, **pipeline)}
+    )
+    return {**summary(timeline), "place_seconds": placement.seconds, **own}, placement
 
 
 def summary(timeline: Timeline) -> dict[str, Any]:

@@ -36,9 +36,9 @@ def refuse_replicas(placement: Placement, what: str) -> None:
 
     >>> refuse_replicas(Placement(device=[0], replicas=[(0, 1)]), "bl.simulate")
     Traceback (most recent call last):
-    baechi_lab.errors.InvalidInput: replicas is ((0, 1),); bl.simulate runs every op on one device (bl.throughput knows replicas)
+    baechi_lab.errors.InvalidInput: replicas is ((0, 1),); bl.simulate runs every op on one device (a step of micro-batches may)
     """
     if placement.replicas:
         raise InvalidInput(
-            f"replicas is {placement.replicas!r:.60}; {what} runs every op on one device (bl.throughput knows replicas)"
+            f"replicas is {placement.replicas!r:.60}; {what} runs every op on one device (a step of micro-batches may)"
         )

@@ -49,7 +49,8 @@ class OpGraph:
         name: of the whole graph, for titles.
         copy_of, copied_key: for an unrolled graph (`bl.unroll`), int32[n], the micro-batch's op that each op copies or
             belongs to, and `key` of the micro-batch's graph; a placement of that one is a placement of this one.
-        micro_batch: for an unrolled graph, int32[n], the micro-batch of each op, -1 for what is done once.
+        micro_batch: for an unrolled graph, int32[n], the micro-batch of each op, -1 for what is done once
+            (-1 - k on the k-th replica of its stage).
 
     Raises:
         CostError: a duration or size that is negative, NaN or infinite.

@@ -128,16 +128,35 @@ class Placement:
         raise InvalidInput(f"the placement was made for another graph, of {made_for}; this graph has {graph.n} ops")
 
     def _spread(self, over: NDArray[Any], graph: OpGraph) -> Placement:
-        """Op `i` of `graph` is placed as op `over[i]` of this placement."""
+        """Op `i` of `graph` is placed as op `over[i]` of this placement; in a step, each replica has what is its own."""
+        device, groups = self.device[over], self.replicas
+        if groups and graph.micro_batch is not None:
+            device, groups = self._by_replica(device, graph), ()
         return replace(
             self,
-            device=self.device[over],
+            device=device,
+            replicas=groups,
             order=None if self.order is None else self.order[over],
             priority=None if self.priority is None else self.priority[over],
             graph_key=graph.key,
             group_of=None,
             source_key=None,
         )
+
+    def _by_replica(self, device: NDArray[Any], graph: OpGraph) -> NDArray[Any]:
+        """int32[n]: the devices of a step's ops; what is done once, numbered below 0, is there for every replica."""
+        batch, found = np.asarray(graph.micro_batch), device.copy()
+        for group in self.replicas:
+            mine = np.flatnonzero(device == group[0])
+            once = batch[mine][batch[mine] < 0]
+            if len(once) and once.min() > -len(group):
+                raise InvalidInput(
+                    f"graph {graph.name!r} was unrolled for one device per stage, the placement has replicas; give it to "
+                    "bl.unroll as well"
+                )
+            replica = np.where(batch[mine] >= 0, batch[mine], -1 - batch[mine]) % len(group)
+            found[mine] = np.array(group, dtype=np.int32)[replica]
+        return found
 
     def checked(self, graph: OpGraph, devices: int) -> Placement:
         """`on(graph)`, with every device index below `devices`."""

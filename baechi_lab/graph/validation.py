@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ColocationError, CostError, DuplicateNameError, InvalidInput, UnknownOpError
+from .cluster import MOST_DEVICES
 
 if TYPE_CHECKING:
     from .opgraph import OpGraph
@@ -139,7 +140,7 @@ def _validate_copies(graph: OpGraph) -> None:
     given = [getattr(graph, key) is not None for key in ("copy_of", "copied_key", "micro_batch")]
     if any(given) and not all(given):
         raise InvalidInput("copy_of, copied_key and micro_batch belong together: give all three or none")
-    for key, lowest in (("copy_of", 0), ("micro_batch", -1)):
+    for key, lowest in (("copy_of", 0), ("micro_batch", -MOST_DEVICES)):
         column = getattr(graph, key)
         if column is None:
             continue

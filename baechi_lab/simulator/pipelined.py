@@ -12,6 +12,7 @@ from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.costs import placed_durations
 from ..graph.kernels.csr import distinct, offsets
+from ..passes.all_reduce import ALL_REDUCE
 from ..passes.unroll import ACCUMULATE, check_micro_batches, unroll
 from . import kernel
 from .schedulers.base import NO_COLUMN, NO_DEVICES, NO_POINTERS
@@ -28,6 +29,7 @@ class Pipelined:
     """An unrolled graph with its placement, and under a schedule the unit of every op.
 
     `unit` int32[n]: position of the op's unit in the order of its device (0: what runs before all micro-batches).
+    `line_device`: the cluster's device of every line of the schedule.
     """
 
     graph: OpGraph
@@ -35,14 +37,18 @@ class Pipelined:
     schedule: Schedule | None = None
     stages: Stages | None = None
     unit: NDArray[np.int32] | None = None
+    line_device: tuple[int, ...] = ()
 
     @property
     def info(self) -> dict[str, Any]:
         """What the timeline says of it."""
-        out: dict[str, Any] = {"micro_batch": self.graph.micro_batch}
+        out: dict[str, Any] = {"micro_batch": np.maximum(np.asarray(self.graph.micro_batch), -1)}
         if self.schedule is None or self.stages is None:
             return out
-        return out | {"schedule": str(self.schedule), "unit": self.unit, "stage_device": self.stages.device}
+        return out | {
+            "schedule": str(self.schedule), "unit": self.unit, "stage_device": self.stages.device,
+            "line_device": np.array(self.line_device, dtype=np.int32),
+        }  # fmt: skip
 
 
 def pipelined(
@@ -56,7 +62,7 @@ def pipelined(
     """
     check_micro_batches(micro_batches)
     placed = placement.checked(graph, cluster.n)
-    whole = unroll(graph, micro_batches)
+    whole = unroll(graph, micro_batches, placed)
     if schedule is None:
         return Pipelined(whole, placed.on(whole))
     chosen = Schedule.parse(schedule) if isinstance(schedule, str) and "F0" in schedule else schedule
@@ -64,12 +70,13 @@ def pipelined(
     stages = stages_of(graph, cluster, placed.device, _shape(chosen) if rule is None else rule.shape)
     if rule is None:
         made: Schedule = chosen
-        made.check(stages.line.tolist(), micro_batches, stages.training)
+        made.check(stages.line.tolist(), micro_batches, stages.training, _replicas(placed, stages))
     else:
         made = _made(rule, graph, cluster, placed, stages, micro_batches)
     check_units(graph, stages, made)
-    unit = _units(whole, stages, made, placed.device)
-    return Pipelined(whole, placed.on(whole), made, stages, unit)
+    groups = {group[0]: group for group in placed.replicas}
+    lines = tuple(d for first in _homes(stages) for d in groups.get(first, (first,)))
+    return Pipelined(whole, placed.on(whole), made, stages, _units(whole, stages, made), lines)
 
 
 def checked_pipeline(micro_batches: Any, schedule: Any) -> dict[str, Any]:
@@ -90,11 +97,23 @@ def checked_pipeline(micro_batches: Any, schedule: Any) -> dict[str, Any]:
     return given
 
 
+def _homes(stages: Stages) -> list[int]:
+    """The devices of the pipeline, counted along it; of replicas the first."""
+    return list(dict.fromkeys(stages.device.tolist()))
+
+
+def _replicas(placed: Placement, stages: Stages) -> tuple[int, ...]:
+    """How many devices share the work of each device of the pipeline."""
+    width = {group[0]: len(group) for group in placed.replicas}
+    return tuple(width.get(d, 1) for d in _homes(stages))
+
+
 def _shape(schedule: Schedule) -> str:
-    """How the stages of a given order lie on the devices."""
-    home = {unit.stage: d for d, order in enumerate(schedule.orders) for unit in order}
-    several = len(home) > len(schedule.orders)
-    if several and home.get(len(schedule.orders)) == len(schedule.orders) - 1:
+    """How the stages of a given order lie on the devices; lines of the same stages are replicas."""
+    lines = list(dict.fromkeys(frozenset(unit.stage for unit in order) for order in schedule.orders))
+    home = {stage: d for d, line in enumerate(lines) for stage in line}
+    several = len(home) > len(lines)
+    if several and home.get(len(lines)) == len(lines) - 1:
         return "v"
     return "loop" if several else "chain"
 
@@ -117,11 +136,13 @@ def _within_memory(
     """
     from .simulation import makespan_and_peak
 
+    group_of = {group[0]: list(group) for group in placed.replicas}
     found: list[tuple[int, int, Schedule]] = []
     for attempt in range(_RETRIES):
         _, peak = makespan_and_peak(graph, cluster, placed, micro_batches=setting.micro_batches, schedule=made)
         over = np.zeros(setting.devices)
-        over[stages.line] = (peak - cluster.memory_bytes)[stages.device]
+        above = peak - cluster.memory_bytes
+        over[stages.line] = [above[group_of.get(d, [d])].max() for d in stages.device.tolist()]
         found.append((int(np.maximum(over, 0).sum()), attempt, made))
         if not np.any(over > 0):
             break
@@ -150,7 +171,7 @@ def setting_of(
     free = _room(graph, cluster, placed, stages, held) if room else np.full(len(set(stages.line.tolist())), np.inf)
     return Setting(
         tuple(stages.line.tolist()), int(micro_batches), total(F), total(B), total(W), send, back, held, kept, free,
-        stages.training,
+        stages.training, _replicas(placed, stages),
     )  # fmt: skip
 
 
@@ -199,7 +220,7 @@ def _room(graph: OpGraph, cluster: Cluster, placed: Placement, stages: Stages, h
     """float64[p]: bytes for activations: the limit less what one micro-batch takes besides those that it holds."""
     from .simulation import makespan_and_peak
 
-    _, peak = makespan_and_peak(graph, cluster, placed.replace(order=None, priority=None))
+    _, peak = makespan_and_peak(graph, cluster, placed.replace(order=None, priority=None, replicas=()))
     line = stages.line
     room = np.zeros(int(line.max(initial=-1)) + 1)
     own = np.bincount(line, held, len(room))
@@ -238,7 +259,7 @@ def check_units(graph: OpGraph, stages: Stages, schedule: Schedule) -> None:
     )
 
 
-def _units(whole: OpGraph, stages: Stages, schedule: Schedule, device: NDArray[Any]) -> NDArray[np.int32]:
+def _units(whole: OpGraph, stages: Stages, schedule: Schedule) -> NDArray[np.int32]:
     """int32[n]: the position of every op's unit on its device: 0 first, then the schedule's, then what runs last."""
     origin, batch = np.asarray(whole.copy_of), np.asarray(whole.micro_batch)
     count = int(batch.max(initial=-1)) + 1
@@ -251,6 +272,7 @@ def _units(whole: OpGraph, stages: Stages, schedule: Schedule, device: NDArray[A
         position[:, W] = position[:, B]
     part, stage = stages.part[origin].astype(np.int64), stages.stage[origin]
     added = np.array([t == ACCUMULATE for t in whole.op_types], dtype=np.bool_)
+    part[np.array([t == ALL_REDUCE for t in whole.op_types], dtype=np.bool_)] = END
     part[added & (part == B)] = W
     if stages.training:
         part[added & (part == F)] = W

@@ -50,7 +50,8 @@ def simulate(
 
     Raises:
         InvalidInput: the placement was made for another graph or names a device that the cluster lacks; its stages
-            form no pipeline, or none that the schedule can work on; the schedule blocks itself; it has replicas.
+            form no pipeline, or none that the schedule can work on; the schedule blocks itself; it has replicas
+            and no `micro_batches` are given, or fewer than the replicas of a stage.
         UnknownNameError: no such scheduler, schedule or memory rule.
 
     >>> from baechi_lab import Cluster, Link, OpGraph, Placement
@@ -65,8 +66,8 @@ def simulate(
     if memory_rule not in MEMORY_RULES:
         raise UnknownNameError.of("memory rule", memory_rule, MEMORY_RULES)
     check_records(graph=graph, cluster=cluster, placement=placement)
-    refuse_replicas(placement, "bl.simulate")
     if micro_batches is None and schedule is None:
+        refuse_replicas(placement, "bl.simulate without micro_batches")
         placed, info = placement.checked(graph, cluster.n), {}
     else:
         step = _pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
@@ -97,9 +98,11 @@ def makespan_and_peak(
     schedule: Any = None,
 ) -> tuple[float, Any]:
     """Only the makespan in microseconds and peak bytes int64[devices]: what a search needs per evaluation."""
-    refuse_replicas(placement, "bl.simulate")
-    placed = placement.checked(graph, cluster.n)
-    if micro_batches is not None or schedule is not None:
+    placed = placement
+    if micro_batches is None and schedule is None:
+        refuse_replicas(placement, "bl.simulate without micro_batches")
+        placed = placement.checked(graph, cluster.n)
+    else:
         step = _pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
         graph, placed, scheduler = step.graph, step.placement, scheduler if schedule is None else InUnits(step)
     state, _, _ = _run(graph, cluster, placed, scheduler, keep_log=False)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.arguments import check_records
@@ -47,7 +48,9 @@ class Throughput:
         return f"<Throughput: a micro-batch every {self.period_us:.6g} us, held up by {kind} of {device}>"
 
 
-def throughput(graph: OpGraph, cluster: Cluster, placement: Placement, sum: bool = False) -> Throughput:
+def throughput(
+    graph: OpGraph, cluster: Cluster, placement: Placement, sum: bool = False, micro_batches: int | None = None
+) -> Throughput:
     """The period of `placement` when micro-batches, each one run of `graph`, follow each other without end.
 
     Every micro-batch loads each device with the durations of its ops (what messages take of the processor included),
@@ -67,13 +70,15 @@ def throughput(graph: OpGraph, cluster: Cluster, placement: Placement, sum: bool
     to each device that receives it. The communication mode is then not asked.
 
     A stage with replicas loads each of them with the micro-batches that it takes, one in r, and with one all-reduce of
-    its gradients for every round of r (`passes.gradients.ring_us`), which takes their queues.
+    its gradients for every round of r (`passes.gradients.ring_us`), which takes their queues; with `micro_batches`, for
+    every step of so many, as a simulated step does: the more there are, the less it matters.
 
     Args:
         graph: one micro-batch.
         cluster: its devices and links.
         placement: of its ops, or of the groups of a coarse graph made from it.
         sum: add up what a device computes, sends and receives.
+        micro_batches: how many of them have one update; None: one for each replica of a stage.
 
     Raises:
         InvalidInput: the placement was made for another graph or names a device that the cluster lacks.
@@ -92,7 +97,9 @@ def throughput(graph: OpGraph, cluster: Cluster, placement: Placement, sum: bool
     turns = lcm(*(len(group) for group in placed.replicas))
     each = [_loads(graph, cluster, placed.at(turn), sum) for turn in range(turns)]
     loads = {kind: np.mean([load[kind] for load in each], axis=0) for kind in each[0]}
-    ring = _rings(graph, cluster, placed)
+    if micro_batches is not None:
+        check_whole("micro_batches", micro_batches)
+    ring = _rings(graph, cluster, placed, micro_batches)
     for kind in loads:
         if kind != "compute":
             loads[kind] += ring
@@ -112,7 +119,7 @@ def _loads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32], sum: boo
     return {"compute": compute, **_queues(cluster.comm, _per_device(source, cost, cluster), received)}
 
 
-def _rings(graph: OpGraph, cluster: Cluster, placed: Placement) -> NDArray[np.float64]:
+def _rings(graph: OpGraph, cluster: Cluster, placed: Placement, micro_batches: int | None) -> NDArray[np.float64]:
     """float64[devices]: what adding up gradients among replicas takes of a queue, per micro-batch."""
     found = np.zeros(cluster.n)
     if not placed.replicas:
@@ -121,7 +128,7 @@ def _rings(graph: OpGraph, cluster: Cluster, placed: Placement) -> NDArray[np.fl
 
     held = np.bincount(placed.device, gradient_bytes(graph), cluster.n)
     for group in placed.replicas:
-        found[list(group)] = ring_us(cluster, group, held[group[0]]) / len(group)
+        found[list(group)] = ring_us(cluster, group, held[group[0]]) / (micro_batches or len(group))
     return found
 
 

@@ -220,7 +220,8 @@ def _units(
         yield Violation("order", f"the timeline has units for {len(unit)} ops; the graph has {graph.n} and is no step")
         return
     lines = [line.split() for line in str(timeline.info["schedule"]).splitlines()]
-    homes = list(dict.fromkeys(np.asarray(timeline.info["stage_device"]).tolist()))
+    homes = np.asarray(timeline.info.get("line_device", timeline.info["stage_device"])).tolist()
+    homes = list(dict.fromkeys(homes))
     for d in range(cluster.n):
         mine = np.flatnonzero(placed.device == d)
         mine = mine[np.argsort(unit[mine], kind="stable")]

@@ -37,7 +37,7 @@ def test_copies_share_a_device():
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("comm", ["parallel", "sequential", "duplex"])
 def test_below_every_order_of_every_placement(seed, comm):
-    """Tiny graphs: all placements, and per placement all priorities of the unrolled graph that a list schedule can have."""
+    """Tiny graphs: all placements, and per placement 60 of the priorities that ops of the unrolled graph can have."""
     rng = np.random.default_rng(seed)
     graph = bl.generators.random_dag(3, degree=1.0, duration_us=(1, 9), size_bytes=(1, 50), seed=seed)
     machine, count = bl.Cluster.uniform(2, link=bl.Link(1.0, 0.1), comm=comm), 2

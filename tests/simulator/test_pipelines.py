@@ -322,11 +322,10 @@ def test_one_sentence_each():
 def test_replicas_are_refused_where_only_one_of_them_would_run():
     graph, machine = bl.generators.pipeline([1.0, 1.0], [1.0, 1.0]), cluster(3)
     placed = bl.Placement(device=[0, 2, 0, 2], replicas=[(0, 1)])
-    for options in ({}, {"micro_batches": 2}, {"micro_batches": 2, "schedule": "1f1b"}):
-        with pytest.raises(
-            bl.InvalidInput, match=r"replicas is \(\(0, 1\),\); bl.simulate runs every op on one device"
-        ):
-            bl.simulate(graph, machine, placed, **options)
+    with pytest.raises(
+        bl.InvalidInput, match=r"replicas is \(\(0, 1\),\); bl.simulate without micro_batches runs every"
+    ):
+        bl.simulate(graph, machine, placed)
     with pytest.raises(bl.InvalidInput, match=r"replicas is \(\(0, 1\),\)"):
         bl.robustness(graph, machine, placed)
     assert bl.throughput(graph, machine, placed).period_us == 2.0

@@ -1,7 +1,8 @@
 """Bounds on a step of several micro-batches, and on the period of endless ones.
 
 All copies of an op are on one device, the op's; so a set of ops that shares a device does so for all micro-batches.
-Placements with replicas are not covered: there copies are spread over devices.
+Placements with replicas spread copies over devices: for one that is given the other bounds hold, without one none but
+those of one micro-batch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def step_bounds(
 
     - `all-work`: the work of the unrolled graph over total speed.
     - `same-device`: the copies of an op, and of its colocation group, run on one device one after the other: after the
-      earliest that one of them can start, and before the least that follows one of them.
+      earliest that one of them can start, and before the least that follows one of them. Not for replicas.
 
     With a placement, bounds that hold for it alone:
 
@@ -37,20 +38,19 @@ def step_bounds(
     >>> step_bounds(chain, Cluster.uniform(2), 5)["same-device"]    # 2 + 3 + 5 * 4
     25.0
     """
-    whole = unroll(graph, micro_batches)
+    whole = unroll(graph, micro_batches, placement)
     if whole.n == 0:
         return {"all-work": 0.0}
     table = np.where(allowed_devices(whole, cluster), durations(whole, cluster), np.inf)
     head, tail = heads_and_tails(whole, table.min(axis=1))
     speed = cluster.speed
     weights = (speed / speed.sum(), np.full(len(speed), 1.0 / len(speed)))
-    unit = _together(whole)
-    count = int(unit.max()) + 1
-    total = np.stack([np.bincount(unit, table[:, d], count) for d in range(cluster.n)], axis=1).min(axis=1)
-    found = {
-        "all-work": max(float(np.min(table * w, axis=1).sum()) for w in weights),
-        "same-device": float((_least(unit, head, count) + total + _least(unit, tail, count)).max()),
-    }
+    found = {"all-work": max(float(np.min(table * w, axis=1).sum()) for w in weights)}
+    if placement is None or not placement.replicas:
+        unit = _together(whole)
+        count = int(unit.max()) + 1
+        total = np.stack([np.bincount(unit, table[:, d], count) for d in range(cluster.n)], axis=1).min(axis=1)
+        found["same-device"] = float((_least(unit, head, count) + total + _least(unit, tail, count)).max())
     return found if placement is None else found | _placed(whole, cluster, placement)
 
 

@@ -51,6 +51,10 @@ def make_schedule(rule: ScheduleRule, setting: Setting) -> Schedule:
     orders = rule.orders(setting)
     if not setting.training:
         orders = [[unit for unit in order if unit[1] == "F"] for order in orders]
-    made = Schedule.of(orders)
-    made.check(setting.stage_device, setting.micro_batches, setting.training)
+    width = setting.replicas or (1,) * len(orders)
+    lines = [
+        [unit for unit in order if unit[2] % r == k] for order, r in zip(orders, width, strict=True) for k in range(r)
+    ]
+    made = Schedule.of(lines)
+    made.check(setting.stage_device, setting.micro_batches, setting.training, setting.replicas)
     return made

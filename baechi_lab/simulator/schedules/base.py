@@ -29,7 +29,8 @@ class Setting:
     `stage_device` int[S]. `forward_us`, `input_us`, `weight_us` float64[S]: F, B and W of each stage; `send_us`
     float64[S - 1] from each stage to the next, and `return_us` back. `held_bytes` float64[S]: what a micro-batch's F
     leaves in memory, of which `kept_bytes` remain between its B and its W. `room_bytes` float64[p]: what a device has
-    for them. `training`: is there a backward pass?
+    for them. `training`: is there a backward pass? `replicas`: how many devices share the work of each of the `p` (default:
+    one each); orders are those of all of them together, of which each does every r-th micro-batch.
     """
 
     stage_device: tuple[int, ...]
@@ -43,6 +44,21 @@ class Setting:
     kept_bytes: Floats
     room_bytes: Floats
     training: bool = True
+    replicas: tuple[int, ...] = ()
+
+    def warm_up(self, stage: int) -> int:
+        """Forwards before the first backward of a stage of a chain, so that the first gradient finds every device busy.
+
+        Without replicas p - 1 - s of p stages. With r of them it is a multiple of r that exceeds the warm-up of the next
+        stage by that one's replicas: then a micro-batch spends no longer in the two stages than the others under way keep
+        them busy. PipeDream (doi:10.1145/3341301.3359646, section 3.2) divides the devices from the stage on by r,
+        rounded up; where a stage in the middle is shared, that may be one micro-batch too few to keep all busy.
+        """
+        width = self.replicas or (1,) * self.stages
+        ahead = 0
+        for s in reversed(range(stage, self.stages - 1)):
+            ahead = -(-(ahead + width[s + 1]) // width[s]) * width[s]
+        return ahead
 
     @property
     def stages(self) -> int:

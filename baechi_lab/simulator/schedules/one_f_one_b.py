@@ -21,4 +21,4 @@ class OneFOneB(ScheduleRule):
 
     def orders(self, setting: Setting) -> Orders:
         every, p = list(range(setting.micro_batches)), setting.stages
-        return [one_forward_one_backward(min(len(every), p - 1 - s), every, s) for s in range(p)]
+        return [one_forward_one_backward(min(len(every), setting.warm_up(s)), every, s) for s in range(p)]

@@ -31,7 +31,8 @@ class Schedule:
     """One tuple of units per device of the pipeline, in the order in which it works.
 
     Devices are counted along the pipeline: the first line belongs to the device of stage 0, the next to the device
-    that holds the next stage, and so on. The text has one line per device and parses back.
+    that holds the next stage, and so on; the replicas of a stage follow each other. The text has one line per device and
+    parses back.
 
     >>> print(Schedule.parse("0F0 0F1 0B0 0B1\\n1F0 1B0 1F1 1B1"))
     0F0 0F1 0B0 0B1
@@ -69,24 +70,32 @@ class Schedule:
         """Does it treat the gradient of weights as units of their own?"""
         return any(unit.kind == "W" for order in self.orders for unit in order)
 
-    def check(self, stage_device: Sequence[int], micro_batches: int, training: bool = True) -> None:
+    def check(
+        self, stage_device: Sequence[int], micro_batches: int, training: bool = True, replicas: Sequence[int] = ()
+    ) -> None:
         """Refuse a schedule that does not do every unit once, on its stage's device, or that blocks itself.
 
         `stage_device[s]`: the device of stage s, counted along the pipeline. Stages form a chain: F waits for F of the
-        stage before, B for B of the stage after (the last stage's for its F), W for B.
+        stage before, B for B of the stage after (the last stage's for its F), W for B. `replicas[d]`: lines of device d, the k-th
+        of which has every micro-batch that leaves k when divided by them (default: one each).
 
         Raises `InvalidInput` naming the unit; for a dead-lock what waits for what.
         """
         kinds = ("FBW" if self.splits else "FB") if training else "F"
         needed = {Unit(s, k, m) for s in range(len(stage_device)) for k in kinds for m in range(micro_batches)}
-        if len(self.orders) != max(stage_device, default=-1) + 1:
-            raise InvalidInput(
-                f"the schedule has {len(self.orders)} lines; the pipeline has {max(stage_device, default=-1) + 1} devices"
-            )
+        width = list(replicas) or [1] * (max(stage_device, default=-1) + 1)
+        first = [sum(width[:d]) for d in range(len(width))]
+        if len(self.orders) != sum(width):
+            raise InvalidInput(f"the schedule has {len(self.orders)} lines; the pipeline has {sum(width)} devices")
+
+        def line_of(unit: Unit) -> int:
+            device = stage_device[unit.stage]
+            return first[device] + unit.micro_batch % width[device]
+
         seen: set[Unit] = set()
         for line, order in enumerate(self.orders):
             for unit in order:
-                if unit not in needed or unit in seen or stage_device[unit.stage] != line:
+                if unit not in needed or unit in seen or line_of(unit) != line:
                     why = "twice" if unit in seen else "which is not its work" if unit in needed else "an unknown unit"
                     raise InvalidInput(f"line {line + 1} of the schedule has {unit}, {why}")
                 seen.add(unit)

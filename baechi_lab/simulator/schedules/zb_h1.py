@@ -22,5 +22,6 @@ class ZbH1(ScheduleRule):
     def orders(self, setting: Setting) -> Orders:
         every, p = list(range(setting.micro_batches)), setting.stages
         return [
-            with_lagging_weights(one_forward_one_backward(min(len(every), p - 1 - s), every, s), s) for s in range(p)
+            with_lagging_weights(one_forward_one_backward(min(len(every), setting.warm_up(s)), every, s), s)
+            for s in range(p)
         ]

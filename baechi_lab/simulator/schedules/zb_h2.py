@@ -22,6 +22,6 @@ class ZbH2(ScheduleRule):
     def orders(self, setting: Setting) -> Orders:
         every, p = list(range(setting.micro_batches)), setting.stages
         return [
-            with_lagging_weights(one_forward_one_backward(min(len(every), 2 * (p - 1 - s)), every, s), 2 * s)
+            with_lagging_weights(one_forward_one_backward(min(len(every), 2 * setting.warm_up(s)), every, s), 2 * s)
             for s in range(p)
         ]

@@ -1,0 +1,110 @@
+"""Adding up gradients among the replicas of a stage: the ops and tensors of a ring all-reduce.
+
+The gradients of a stage, together G bytes, are cut into r parts. In each of 2 (r - 1) rounds every replica sends one part
+to the next and receives one from the one before; after r - 1 of them every part is added up somewhere, after the others
+everywhere. Each replica sends and receives 2 (r - 1) / r of G, in transfers like any other; adding takes no time. (Patarasuk,
+Yuan 2009, doi:10.1016/j.jpdc.2008.09.002.) On equal links where a device sends and receives at once this takes
+`gradients.ring_us`; a queue that sends and receives share carries it twice.
+
+Op (round s, replica k) sends the part of round s; it waits for what the replica before sent in round s - 1, and for its
+own op of that round. The last ops receive only; the updates of their replica wait for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import CONTROL_BYTES, OpGraph
+from .gradients import gradient_bytes
+
+ALL_REDUCE = "AllReduce"
+"""Type of the ops between the transfers of a ring."""
+
+Ints = NDArray[np.int64]
+
+
+class Ring(NamedTuple):
+    """One group of replicas: `first` op of each, `end` the tensor (of the rings') that says that it has ended there.
+
+    `makers`: backward ops of the micro-batch's graph that add to gradients in place, where no update reads them.
+    """
+
+    group: int
+    first: list[int]
+    end: list[int]
+    makers: Ints
+
+
+class Rings(NamedTuple):
+    """All rings: per op its name, the op of the micro-batch's graph that it stands for, and its replica; per tensor its
+    producer (a number in the unrolled graph), bytes and name; edges (tensor, reading op)."""
+
+    names: list[str]
+    origin: Ints
+    replica: Ints
+    producer: Ints
+    size: Ints
+    labels: list[str]
+    edge_tensor: Ints
+    edge_reader: Ints
+    each: list[Ring]
+
+    @property
+    def ops(self) -> int:
+        """How many there are."""
+        return len(self.names)
+
+
+def rings(graph: OpGraph, shares: Ints, replicas: Sequence[tuple[int, ...]], start: int) -> Rings:
+    """The rings of all groups with gradients; ops are numbered from `start`.
+
+    `shares` int64[n]: which of `replicas` an op's stage has, or -1.
+    """
+    names: list[str] = []
+    origin: list[int] = []
+    replica: list[int] = []
+    tensors: list[tuple[int, int, str]] = []
+    edges: list[tuple[int, int]] = []
+    each: list[Ring] = []
+    made = gradient_bytes(graph) if len(replicas) else np.zeros(graph.n, dtype=np.int64)
+    known = set(graph.names)
+    for g, group in enumerate(replicas):
+        mine = np.flatnonzero((shares == g) & (made > 0))
+        if not len(mine):
+            continue
+        r, rounds, first = len(group), 2 * (len(group) - 1), start + len(names)
+        # Even replicas come first: where one queue sends and receives, they begin with every other link.
+        line = [*range(0, r, 2), *range(1, r, 2)]
+        number = {(s, k): first + s * r + at for s in range(rounds + 1) for at, k in enumerate(line)}
+        label = f"all-reduce{g}"
+        while any(name.startswith(label) for name in known):
+            label = f"_{label}"
+        part = -(-int(made[mine].sum()) // r)
+        end = [0] * r
+        for (s, k), op in number.items():
+            names.append(f"{label}/round{s}/replica{k}")
+            origin.append(int(mine[0]))
+            replica.append(k)
+            end[k] = len(tensors)
+            tensors.append((op, CONTROL_BYTES, "order"))
+            if s < rounds:
+                edges.append((len(tensors) - 1, number[s + 1, k]))
+                edges.append((len(tensors), number[s + 1, (k + 1) % r]))
+                tensors.append((op, part, "part"))
+        each.append(Ring(g, [number[0, k] for k in range(r)], end, _makers(graph, mine)))
+    column: Any = np.array(tensors, dtype=object).reshape(-1, 3)
+    pairs = np.array(edges, dtype=np.int64).reshape(-1, 2)
+    return Rings(
+        names, np.array(origin, dtype=np.int64), np.array(replica, dtype=np.int64), column[:, 0].astype(np.int64),
+        column[:, 1].astype(np.int64), column[:, 2].tolist(), pairs[:, 0], pairs[:, 1], each,
+    )  # fmt: skip
+
+
+def _makers(graph: OpGraph, mine: Ints) -> Ints:
+    """Backward ops of the forward ops `mine`, whose parameters' gradients are nobody's input."""
+    found: Ints = np.flatnonzero((graph.forward_of >= 0) & np.isin(graph.forward_of, mine))
+    return found
