@@ -86,3 +86,76 @@ def test_stage(graph, cluster):
     assert pipe.replace(simulate=bl.Simulate(micro_batches=8)).run(graph, cluster).recomputed == ("simulate",)
     with pytest.raises(bl.UnknownNameError, match="unknown schedule"):
         bl.Simulate(schedule="nonsense")
+
+
+def pieces(size: int) -> bl.OpGraph:
+    """Two layers of 1 us forward and 2 us backward per sample."""
+    return bl.generators.pipeline([float(size)] * 2, [2.0 * size] * 2, output_bytes=8 * size)
+
+
+def test_sweep_over_micro_batches_schedules_and_replicas():
+    """8 samples on 2 devices; equal stages: M micro-batches of 3 * 8 / M us on each, M + 1 of which make a step."""
+    rows = bl.sweep(
+        pieces, batch_size=8, devices=2, placer="contiguous", micro_batches=[1, 2, 4, 3], schedule=["gpipe", "1f1b"],
+        cluster=bl.Cluster.uniform(1, link=bl.Link(0.0, 0.0), comm="parallel"), progress=False, executor="here",
+        passes=(), params={"contiguous": {"objective": "step"}},
+    )  # fmt: skip
+    assert rows["micro_batches"].tolist() == [1, 1, 2, 2, 4, 4, 3, 3]
+    assert rows["schedule"].tolist() == ["gpipe", "1f1b"] * 4
+    assert rows["makespan_us"].tolist()[:6] == [48.0, 48.0, 36.0, 36.0, 30.0, 30.0]
+    assert rows["samples_per_second"].tolist()[:6] == pytest.approx([8e6 / us for us in (48, 48, 36, 36, 30, 30)])
+    assert rows["bubble"].tolist()[:6] == pytest.approx([1 / 2, 1 / 2, 1 / 3, 1 / 3, 1 / 5, 1 / 5])  # 1 / (M + 1)
+    assert rows["batch_size"].tolist() == [8] * 8
+    assert not rows["feasible"][6:].any()
+    assert set(rows["error"][6:]) == {"batch_size is 8; it must be a multiple of micro_batches, which is 3"}
+
+
+def test_sweep_over_replicas():
+    """4 devices: two stages twice (2 micro-batches of 6 us each on a stage: 18 us) against two stages on two of them."""
+    link = bl.Link(0.0, 0.0)
+    rows = bl.sweep(
+        pieces, batch_size=8, devices=[4, 3], placer="contiguous", micro_batches=4, schedule="1f1b", replicas=[1, 2, 4],
+        cluster=bl.Cluster.uniform(1, link=link, comm="parallel"), progress=False, executor="here", passes=(),
+        params={"contiguous": {"objective": "step"}},
+    )  # fmt: skip
+    assert rows["replicas"].tolist() == [1, 2, 4] * 2
+    assert rows["makespan_us"].tolist()[:3] == [
+        30.0,
+        18.0,
+        12.0,
+    ]  # alone: 4 micro-batches of 12 us on 4 devices at once
+    assert rows["bubble"][2] == 0.0
+    assert (rows["gap"][:3] >= 0).all()
+    assert rows["error"][4] == "replicas is 2; the 3 devices cannot be divided among so many"
+    with pytest.raises(bl.InvalidInput, match="replicas is 0"):
+        bl.sweep(pieces, batch_size=8, replicas=0, progress=False, executor="here")
+
+
+def test_sweep_rebuilds_models_by_name_at_the_size_of_a_micro_batch(monkeypatch):
+    built = []
+
+    def graph_of(name, size, profiling):
+        built.append(size)
+        return pieces(size)
+
+    monkeypatch.setattr("baechi_lab.sweeps.work.model_graph", graph_of)
+    given = {"devices": 1, "placer": "single", "progress": False, "executor": "here", "micro_batches": [1, 2, 4]}
+    rows = bl.sweep("mlp", batch_size=8, **given)
+    assert built == [8, 4, 2]
+    assert rows["makespan_us"].tolist() == [48.0] * 3  # one device: 6 us a sample, however they are divided
+    built.clear()
+    assert bl.sweep("mlp", **given)["batch_size"].tolist() == [built[0]] * 3  # the model's own
+    assert built == [built[0], built[0] // 2, built[0] // 4]
+
+
+def test_sweep_on_the_command_line(tmp_path, capsys):
+    bl.save_graph(pieces(2), tmp_path / "g.json")
+    given = ["sweep", str(tmp_path / "g.json"), "--devices", "2", "--placers", "contiguous", "--micro-batches", "2,4"]
+    assert main([*given, "--schedule", "gpipe,1f1b", "--replicas", "1,2", "--jobs", "1", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(r["micro_batches"], r["replicas"], r["schedule"]) for r in rows][:3] == [
+        (2, 1, "gpipe"), (2, 1, "1f1b"), (2, 2, "gpipe"),
+    ]  # fmt: skip
+    assert all(0 <= r["bubble"] < 1 for r in rows)
+    assert main([*given, "--schedule", "gpipe", "--jobs", "1"]) == 0
+    assert "bubble" in capsys.readouterr().out

@@ -22,6 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("subject", metavar="SUBJECT", help="graph file, or benchmark model (inception_v3, gnmt, ...)")
     parser.add_argument("--batch-size", metavar="N[,N...]", help="batch sizes of a benchmark model")
+    parser.add_argument(
+        "--micro-batches", metavar="M[,M...]", help="micro-batches of a step, which must divide the batch"
+    )
+    parser.add_argument("--schedule", metavar="NAME[,NAME...]", help="orders of micro-batches: gpipe, 1f1b, zb-h1, ...")
+    parser.add_argument(
+        "--replicas", default="1", metavar="R[,R...]", help="copies of the pipeline side by side (%(default)s)"
+    )
     parser.add_argument("--devices", default="1,2,4", metavar="N[,N...]", help="device counts (%(default)s)")
     parser.add_argument("--memory", default="8GB", metavar="SIZE[,SIZE...]", help="memory per device (%(default)s)")
     parser.add_argument("--placers", default="m-etf", metavar="NAME[,NAME...]", help="(%(default)s)")
@@ -37,9 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Sweep and print."""
     from ..sweeps import sweep
 
-    sizes = arguments.batch_size and [
-        options.whole(n, "--batch-size", 1) for n in options.names(arguments.batch_size, "--batch-size")
-    ]
+    sizes = _wholes(arguments.batch_size, "--batch-size")
     options.check_apart([arguments.subject], [arguments.output])
     kind, link, comm = options.transfers_from(arguments)
     chosen: dict[str, Any] = {
@@ -50,6 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
         ],
         "memory_bytes": [parse_bytes(m, "--memory") for m in options.names(arguments.memory, "--memory")],
         "placer": options.names(arguments.placers, "--placers"),
+        "micro_batches": _wholes(arguments.micro_batches, "--micro-batches"),
+        "schedule": arguments.schedule and options.names(arguments.schedule, "--schedule"),
+        "replicas": _wholes(arguments.replicas, "--replicas"),
         "cluster": Cluster.uniform(1, link=link, comm=comm, kind=kind),
         "passes": options.passes_from(arguments),
         "profile": options.one_of(arguments.mode, "--mode", ("estimated", "measured")),
@@ -64,11 +72,17 @@ def run(arguments: argparse.Namespace) -> int:
         output.print_json(rows)
     else:
         header = ["placer", "batch", "devices", "memory", "step", "samples/s", "lower bound", "peak memory", "fits"]
-        output.print_rows(header, [_cells(row) for row in rows])
+        steps = any(row["micro_batches"] or row["schedule"] or row["replicas"] > 1 for row in rows)
+        header += ["micro-batches", "schedule", "replicas", "bubble"] if steps else []
+        output.print_rows(header, [[*_cells(row), *(_step_cells(row) if steps else [])] for row in rows])
         for row in rows:
             if row["error"]:
                 print(f"  {_setting(row)}: {row['error']}")
     return 0
+
+
+def _wholes(text: str | None, option: str) -> list[int] | None:
+    return None if text is None else [options.whole(n, option, 1) for n in options.names(text, option)]
 
 
 MOST_JOBS = 512
@@ -99,7 +113,8 @@ class _Jobs:
 def _setting(row: dict[str, Any]) -> str:
     """Which row it is."""
     batch = "" if row["batch_size"] is None else f", batch {row['batch_size']:g}"
-    return f"{row['placer']}{batch}, {row['devices']} x {format_bytes(row['memory_bytes'])}"
+    count = "" if row["micro_batches"] is None else f" in {row['micro_batches']:g}"
+    return f"{row['placer']}{batch}{count}, {row['devices']} x {format_bytes(row['memory_bytes'])}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -110,4 +125,12 @@ def _cells(row: dict[str, Any]) -> list[str]:
         row["placer"], cell("batch_size", lambda n: f"{n:g}"), str(row["devices"]), cell("memory_bytes", format_bytes),
         cell("makespan_us", format_us), cell("samples_per_second", lambda s: f"{s:.4g}"),
         cell("lower_bound_us", format_us), cell("peak_bytes", format_bytes), "yes" if row["feasible"] else "no",
+    ]  # fmt: skip
+
+
+def _step_cells(row: dict[str, Any]) -> list[str]:
+    count, bubble = row["micro_batches"], row["bubble"]
+    return [
+        "-" if count is None else f"{count:g}", row["schedule"] or "-", str(row["replicas"]),
+        "-" if bubble is None else f"{bubble:.1%}",
     ]  # fmt: skip

@@ -33,18 +33,6 @@ class Placing:
     forward_only: bool | str
     scheduler: str | None
     params: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
-    micro_batches: int | None = None
-    schedule: str | None = None
-
-    @property
-    def pipeline(self) -> dict[str, Any]:
-        """What is given of `micro_batches` and `schedule`."""
-        both = {"micro_batches": self.micro_batches, "schedule": self.schedule}
-        return {key: value for key, value in both.items() if value is not None}
-
-    def of_step(self, batch_size: int | None) -> int | None:
-        """Samples of a step whose micro-batches have `batch_size`."""
-        return None if batch_size is None else batch_size * (self.micro_batches or 1)
 
     def of(self, placer: str) -> dict[str, Any]:
         """The parameters given for a placer."""
@@ -53,17 +41,43 @@ class Placing:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One row to be: the batch size of its graph (None: the graph's own), a cluster and a placer."""
+    """One row to be: the batch size of its graph (None: the graph's own), a cluster, a placer, and what makes a step.
+
+    `samples` of a step (None: unknown); `micro_batches` and `schedule` as in `bl.simulate`; `replicas`: so many copies of the
+    placement side by side, each on its share of the devices. `error`: why there can be no such row.
+    """
 
     batch_size: int | None
     cluster: Cluster
     placer: str
+    samples: int | None = None
+    micro_batches: int | None = None
+    schedule: Any = None
+    replicas: int = 1
+    error: str = ""
+
+    @property
+    def pipeline(self) -> dict[str, Any]:
+        """What is given of `micro_batches` and `schedule`."""
+        both = {"micro_batches": self.micro_batches, "schedule": self.schedule}
+        return {key: value for key, value in both.items() if value is not None}
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """What a row says of its setting."""
+        return {
+            "batch_size": self.samples, "micro_batches": self.micro_batches,
+            "schedule": None if self.schedule is None else str(self.schedule), "replicas": self.replicas,
+            "devices": self.cluster.n, "memory_bytes": int(self.cluster.memory_bytes[0]), "placer": self.placer,
+        }  # fmt: skip
 
     def key(self, graph_key: str, placing: Placing) -> str:
         """What identifies the row in a file."""
         own = sorted(placing.of(self.placer).items())
         what = (graph_key, self.cluster.content_key, self.placer, own, placing.passes, placing.forward_only)
-        return digest(*what, placing.scheduler, *([placing.pipeline] if placing.pipeline else []))
+        step = {**self.pipeline, **({"replicas": self.replicas} if self.replicas > 1 else {})}
+        failed = [self.samples, self.error] if self.error else []
+        return digest(*what, placing.scheduler, *([step] if step else []), *failed)
 
 
 def digest(*parts: Any) -> str:
@@ -86,14 +100,45 @@ def graph_key(subject: Subject, batch_size: int | None, profiling: Profiling) ->
     return digest("function", module, name, batch_size)
 
 
+@dataclass(frozen=True)
+class Steps:
+    """What steps are made of, each a list: `micro_batches` and `schedule` (None: not given), `replicas`.
+
+    With one count of micro-batches, a batch that does not divide is refused at once; with several it is the error of a row.
+    """
+
+    micro_batches: tuple[int | None, ...] = (None,)
+    schedule: tuple[Any, ...] = (None,)
+    replicas: tuple[int, ...] = (1,)
+
+    @classmethod
+    def of(cls, micro_batches: Any, schedule: Any, replicas: Any) -> Steps:
+        """From what a sweep was given: one value or several each, checked."""
+        from ..simulator.pipelined import checked_pipeline
+
+        counts = [None] if micro_batches is None else listed("micro_batches", micro_batches)
+        orders = [None] if schedule is None else listed("schedule", schedule)
+        for count, order in product(counts, orders):
+            checked_pipeline(count, order)
+        for what, given in (("micro_batches", counts), ("schedule", orders)):
+            if not given:
+                raise InvalidInput(f"{what} is empty; give at least one value to sweep over")
+        width = [check_whole("replicas", r) for r in listed("replicas", replicas)]
+        if not width:
+            raise InvalidInput("replicas is empty; give at least one value to sweep over")
+        return cls(tuple(counts), tuple(orders), tuple(width))
+
+
 def cells(
     batch_size: Iterable[int] | None,
     devices: Iterable[int],
     memory_bytes: Iterable[int | str],
     placer: Iterable[str],
     template: Cluster,
+    steps: Steps | None = None,
 ) -> Iterator[Cell]:
-    """All combinations, batch sizes outermost, so that each graph is made once and used at once."""
+    """All combinations, batch sizes and micro-batches outermost, so that each graph is made once and used at once."""
+    steps = Steps() if steps is None else steps
     sizes = [None] if batch_size is None else [check_whole("batch_size", b) for b in batch_size]
     counts = [check_whole("devices", d) for d in devices]
     memory = [parse_bytes(m) for m in memory_bytes]
@@ -101,8 +146,34 @@ def cells(
     for what, listed in (("batch_size", sizes), ("devices", counts), ("memory_bytes", memory), ("placer", names)):
         if not listed:
             raise InvalidInput(f"{what} is empty; give at least one value to sweep over")
-    for b, d, m, p in product(sizes, counts, memory, names):
-        yield Cell(b, equal_devices(template, d, m), p)
+    for b, m in product(sizes, steps.micro_batches):
+        size, error = _micro_batch(b, m, len(steps.micro_batches) > 1)
+        for d, held, p, r, order in product(counts, memory, names, steps.replicas, steps.schedule):
+            why = error or _unshared(d, r, m)
+            yield Cell(size, equal_devices(template, d, held), p, b, m, order, r, why)
+
+
+def _micro_batch(samples: int | None, count: int | None, several: bool) -> tuple[int | None, str]:
+    """Samples of a micro-batch, and why there is none."""
+    from ..passes.unroll import micro_batch_size
+
+    if samples is None or count is None:
+        return samples, ""
+    try:
+        return micro_batch_size(samples, count), ""
+    except InvalidInput as error:
+        if not several:
+            raise
+        return None, str(error)
+
+
+def _unshared(devices: int, replicas: int, micro_batches: int | None) -> str:
+    """Why so many devices cannot hold so many replicas; empty if they can."""
+    if devices % replicas:
+        return f"replicas is {replicas}; the {devices} devices cannot be divided among so many"
+    if replicas > (micro_batches or 1):
+        return f"replicas is {replicas} and micro_batches {micro_batches}; each replica needs a micro-batch"
+    return ""
 
 
 def equal_devices(template: Cluster, count: int, memory_bytes: int) -> Cluster:

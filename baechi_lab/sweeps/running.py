@@ -7,13 +7,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError, Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BaechiLabError, ExecutionError, InvalidInput
 from ..graph import Cluster, OpGraph, Step
 from ..workers.executors import Calls, opened
-from .grid import Cell, Placing, Profiling, Subject, cells, graph_key, listed
+from .grid import Cell, Placing, Profiling, Steps, Subject, cells, graph_key, listed
 from .store import COLUMNS, Store, as_text
 from .work import answer, decoded, encoded, encoded_model_graph, step_graph
 
@@ -36,8 +36,9 @@ def sweep(
     passes: Iterable[str] = PASSES,
     forward_only: bool | str = "auto",
     scheduler: str | None = None,
-    micro_batches: int | None = None,
-    schedule: str | None = None,
+    micro_batches: Iterable[int] | int | None = None,
+    schedule: Iterable[Any] | Any = None,
+    replicas: Iterable[int] | int = 1,
     params: Mapping[str, Mapping[str, Any]] | None = None,
     profile: str = "estimated",
     hardware: str = "rtx2080",
@@ -48,9 +49,9 @@ def sweep(
     cancel: threading.Event | None = None,
     progress: bool = True,
 ) -> pandas.DataFrame:
-    """Optimize, place and simulate every combination of batch size, device count, memory and placer.
+    """Optimize, place and simulate every combination of batch size, micro-batches, devices, memory, placer and schedule.
 
-    Batch sizes enter by building and profiling the model again, never by scaling one profile.
+    Batch sizes and micro-batches enter by building and profiling the model again, never by scaling one profile.
 
     Args:
         subject: a benchmark model's name; a Step; an OpGraph (whose batch size is fixed: leave `batch_size` out); or
@@ -58,8 +59,12 @@ def sweep(
         batch_size, devices, memory_bytes, placer: one value or several; memory is per device.
         cluster: a template for what is not swept: its first device's kind and speed, its link, its transfers.
         passes, forward_only, scheduler, params: as in `bl.compare` (`params` by placer name).
-        micro_batches, schedule: as in `bl.simulate`. `batch_size` is then that of a step, which `micro_batches` must
-            divide: the model is profiled at the size of one micro-batch. A subject with a batch size of its own is one.
+        micro_batches, schedule: as in `bl.simulate`, one value or several. `batch_size` is that of a step, which
+            `micro_batches` must divide (else the row says so; with one count, at once): the model is profiled at the
+            size of one micro-batch. A model's name without `batch_size` has its own; a graph is one micro-batch. Placers
+            with parameters of these names get them.
+        replicas: so many copies of the placement side by side, each on its share of the devices and with its share of the
+            micro-batches; gradients are all-reduced. One value or several.
         profile, hardware, model_params: as in `bl.profile` and `bl.models.build`. Measured profiles are taken one after
             the other in this process.
         path: SQLite file; rows that it already has are not computed again, new ones are written as they come. Graphs
@@ -72,9 +77,10 @@ def sweep(
         progress: show a progress bar.
 
     Returns:
-        one row per combination that is done, in the order of the combinations: `batch_size, devices, memory_bytes,
-        placer, makespan_us, samples_per_second, lower_bound_us, gap, feasible, peak_bytes, moved_bytes, transfers,
-        balance, ops, groups, place_seconds, params, error`.
+        one row per combination that is done, in the order of the combinations: `batch_size, micro_batches, schedule,
+        replicas, devices, memory_bytes, placer, makespan_us, samples_per_second, bubble` (idle share of all devices),
+        `lower_bound_us, gap, feasible` (it fits), `peak_bytes, moved_bytes, transfers, balance, ops, groups, place_seconds,
+        params, error`.
 
     Raises:
         InvalidInput, UnknownNameError: before anything runs.
@@ -88,20 +94,18 @@ def sweep(
     """
     import pandas as pd
 
-    from ..passes.unroll import micro_batch_size
-    from ..simulator.pipelined import checked_pipeline
-
     template = Cluster.uniform(1) if cluster is None else cluster
-    placing = replace(
-        _placing(passes, forward_only, scheduler, params or {}), **checked_pipeline(micro_batches, schedule)
+    placing, steps = (
+        _placing(passes, forward_only, scheduler, params or {}),
+        Steps.of(micro_batches, schedule, replicas),
     )
     profiling = Profiling(profile, hardware, tuple(sorted((model_params or {}).items())))
     sizes = None if batch_size is None else listed("batch_size", batch_size)
-    if sizes is not None and micro_batches is not None:
-        sizes = [micro_batch_size(size, micro_batches) for size in sizes]
+    if sizes is None and isinstance(subject, str) and micro_batches is not None:
+        sizes = _own_size(subject, profiling)
     _check_subject(subject, sizes, profiling)
     names = listed("placer", placer)
-    grid = list(cells(sizes, listed("devices", devices), listed("memory_bytes", memory_bytes), names, template))
+    grid = list(cells(sizes, listed("devices", devices), listed("memory_bytes", memory_bytes), names, template, steps))
     _check_placers(names, placing)
     store = Store(path)
     try:
@@ -143,11 +147,14 @@ class _Run:
 
         known = self.store.keys()
         missing = [(cell, key) for cell, key in keyed if key not in known]
-        for cell, key in missing:
+        for cell, key in ((cell, key) for cell, key in missing if not cell.error):
             self.waiting.setdefault(cell.batch_size, []).append((cell, key))
         there = len(keyed) - len(missing)
         with tqdm(total=len(keyed), initial=there, desc="sweep", delay=1, disable=not self.progress) as self.bar:
             try:
+                for cell, key in missing:
+                    if cell.error:
+                        self._write(key, cell, {"feasible": False, "error": cell.error})
                 self._build_in_workers()
                 while (self.waiting or self.answering) and not self.cancel.is_set():
                     if not self._start_ready():
@@ -190,6 +197,8 @@ class _Run:
         """Take in what is finished, waiting up to `seconds` for something to finish."""
         done, _ = wait([*self.building, *self.answering], seconds, return_when="FIRST_COMPLETED")
         for future in done:
+            if future not in self.answering and future not in self.building:
+                continue  # taken in while the rows of another graph were submitted
             error = CancelledError() if future.cancelled() else future.exception()
             if isinstance(error, self.workers.lost):
                 self._again(future, error)
@@ -234,13 +243,12 @@ class _Run:
 
     def _send(self, row: _Row) -> None:
         cell = row.cell
-        future = self.workers.submit(answer, row.graph, cell.batch_size, cell.cluster, cell.placer, self.placing)
+        future = self.workers.submit(answer, row.graph, cell, self.placing)
         self.answering[future] = row
 
     def _write(self, key: str, cell: Cell, row: dict[str, Any]) -> None:
         whole = {
-            "batch_size": self.placing.of_step(cell.batch_size), "devices": cell.cluster.n, "placer": cell.placer,
-            "memory_bytes": int(cell.cluster.memory_bytes[0]), **row, "params": as_text(self.placing.of(cell.placer)),
+            **cell.columns, **row, "params": as_text(self.placing.of(cell.placer)),
         }  # fmt: skip
         whole["feasible"] = bool(whole["feasible"])
         self.store.add(key, whole)
@@ -273,6 +281,14 @@ def _placing(
     names = Optimize(passes if isinstance(passes, str) else tuple(passes), forward_only).passes  # type: ignore[arg-type]
     given = tuple(sorted((name, tuple(sorted(values.items()))) for name, values in params.items()))
     return Placing(names, forward_only, scheduler, given)
+
+
+def _own_size(name: str, profiling: Profiling) -> list[int] | None:
+    """The batch size that a model has if none is asked for."""
+    from ..models.registry import make_model
+
+    size = getattr(make_model(name, **dict(profiling.model_params)), "batch_size", None)
+    return None if size is None else [int(size)]
 
 
 def _check_placers(names: list[str], placing: Placing) -> None:

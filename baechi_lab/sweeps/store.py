@@ -13,14 +13,15 @@ from ..errors import FormatError
 
 APPLICATION_ID = 0x6261_6C62
 """Marks our files in SQLite's header."""
-VERSION = 1
+VERSION = 2
 LOCK_SECONDS = 10
 """How long another program may hold the file before that is an error."""
 TABLES = {"rows", "graphs"}
 
 COLUMNS = {
-    "batch_size": "INTEGER", "devices": "INTEGER", "memory_bytes": "INTEGER", "placer": "TEXT", "makespan_us": "REAL",
-    "samples_per_second": "REAL", "lower_bound_us": "REAL", "gap": "REAL", "feasible": "INTEGER",
+    "batch_size": "INTEGER", "micro_batches": "INTEGER", "schedule": "TEXT", "replicas": "INTEGER", "devices": "INTEGER",
+    "memory_bytes": "INTEGER", "placer": "TEXT", "makespan_us": "REAL", "samples_per_second": "REAL", "bubble": "REAL",
+    "lower_bound_us": "REAL", "gap": "REAL", "feasible": "INTEGER",
     "peak_bytes": "INTEGER", "moved_bytes": "INTEGER", "transfers": "INTEGER", "balance": "REAL", "ops": "INTEGER",
     "groups": "INTEGER", "place_seconds": "REAL", "params": "TEXT", "error": "TEXT",
 }  # fmt: skip

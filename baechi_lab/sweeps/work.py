@@ -8,11 +8,13 @@ import zlib
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from ..comparison import ROW_ERRORS, summary
 from ..errors import BaechiLabError, FormatError, InvalidInput
-from ..graph import Cluster, OpGraph, Step
+from ..graph import OpGraph, Placement, Step
 from ..graph.formats.json_format import from_document, to_document
-from .grid import Placing, Profiling
+from .grid import Cell, Placing, Profiling, equal_devices
 
 
 def encoded(graph: OpGraph) -> bytes:
@@ -64,39 +66,55 @@ def encoded_model_graph(name: str, batch_size: int | None, profiling: Profiling)
     return encoded(model_graph(name, batch_size, profiling))
 
 
-def answer(data: bytes, batch_size: int | None, cluster: Cluster, placer: str, placing: Placing) -> dict[str, Any]:
+def answer(data: bytes, cell: Cell, placing: Placing) -> dict[str, Any]:
     """One row: optimize, place and simulate. What goes wrong is the row's `error`."""
-    row: dict[str, Any] = {
-        "batch_size": placing.of_step(batch_size), "devices": cluster.n,
-        "memory_bytes": int(cluster.memory_bytes[0]), "placer": placer,
-        "feasible": False, "error": "",
-    }  # fmt: skip
+    row: dict[str, Any] = {**cell.columns, "feasible": False, "error": ""}
     try:
-        row |= _computed(decoded(data), batch_size, cluster, placer, placing)
+        row |= _computed(decoded(data), cell, placing)
     except ROW_ERRORS as error:
         row["error"] = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
     return row
 
 
-def _computed(
-    graph: OpGraph, batch_size: int | None, cluster: Cluster, placer: str, placing: Placing
-) -> dict[str, Any]:
+def _computed(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, Any]:
     from ..passes import optimize
     from ..placers import place
+    from ..placers.registry import placer_class
     from ..simulator import simulate
     from ..simulator.bounds import bounds
 
-    coarse = graph
+    cluster, coarse = cell.cluster, graph
+    share = equal_devices(cluster, cluster.n // cell.replicas, int(cluster.memory_bytes[0]))
     if placing.passes:
-        coarse = optimize(graph, cluster, passes=placing.passes, forward_only=placing.forward_only)
-    placement = place(coarse, cluster, placer, **placing.of(placer))
-    timeline = simulate(graph, cluster, placement, placing.scheduler, **placing.pipeline)
-    bound = bounds(graph, cluster, micro_batches=placing.micro_batches).best
+        coarse = optimize(graph, share, passes=placing.passes, forward_only=placing.forward_only)
+    known = placer_class(cell.placer).__dataclass_fields__
+    told = {key: value for key, value in cell.pipeline.items() if key in known}
+    placement = place(coarse, share, cell.placer, **{**told, **placing.of(cell.placer)})
+    if cell.replicas > 1:
+        placement = side_by_side(placement, share.n, cell.replicas)
+    timeline = simulate(graph, cluster, placement, placing.scheduler, **cell.pipeline)
+    own = placement if placement.replicas else None  # other bounds are for one device per op
+    bound = bounds(graph, cluster, micro_batches=cell.micro_batches, placement=own).best
     found = {k: v for k, v in summary(timeline).items() if k != "device_peak_bytes"}
     makespan = timeline.makespan_us
-    size = placing.of_step(batch_size)
-    rate = size / makespan * 1e6 if size is not None and makespan > 0 else None
+    rate = cell.samples / makespan * 1e6 if cell.samples is not None and makespan > 0 else None
+    busy = float(timeline.busy_us.sum())
     return {
         **found, "lower_bound_us": bound, "gap": makespan / bound - 1.0 if bound > 0 else None, "ops": graph.n,
         "groups": coarse.n, "samples_per_second": rate, "place_seconds": placement.seconds,
+        "bubble": 1.0 - busy / (cluster.n * makespan) if makespan > 0 else None,
     }  # fmt: skip
+
+
+def side_by_side(placement: Placement, devices: int, replicas: int) -> Placement:
+    """`replicas` copies of a placement on `devices` devices, one after the other: each op's stage has so many replicas.
+
+    >>> side_by_side(Placement(device=[0, 1]), 2, 3).replicas
+    ((0, 2, 4), (1, 3, 5))
+    """
+    if placement.replicas:
+        raise InvalidInput(
+            f"replicas is {replicas} and the placer has replicas of its own, {placement.replicas!r:.60}; use one of both"
+        )
+    used = np.unique(placement.device).tolist()
+    return placement.replace(replicas=[tuple(range(d, devices * replicas, devices)) for d in used])
