@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from .passes.unroll import unroll
     from .pipeline import Execute, Optimize, Pipeline, Place, Profile, Result, Simulate
     from .placers import ListScheduler, list_placers, place
-    from .profilers import profile, trace
+    from .profilers import profile, profile_program, trace
     from .profilers.calibration import calibrate
     from .simulator import check, critical_path, downward_rank, simulate, total_rank, upward_rank
     from .simulator.bounds.bounds import bounds
@@ -76,7 +76,7 @@ __all__ = [
     "Simulate", "Step", "TensorSpec", "Timeline", "Transfers", "UnknownNameError", "UnknownOpError", "Violation",
     "Workbench", "WrittenPlan", "__version__", "apply", "bounds", "calibrate", "check", "compare", "critical_path",
     "downward_rank", "execute", "export", "generators", "list_passes", "list_placers", "load_cluster", "load_graph",
-    "load_trace", "measure_cluster", "measure_link", "models", "move", "optimize", "place", "profile", "ratios",
-    "recompute", "robustness", "save_cluster", "save_graph", "simulate", "sweep", "throughput", "torch", "total_rank",
-    "trace", "unroll", "upward_rank", "write_plan",
+    "load_trace", "measure_cluster", "measure_link", "models", "move", "optimize", "place", "profile", "profile_program",
+    "ratios", "recompute", "robustness", "save_cluster", "save_graph", "simulate", "sweep", "throughput", "torch",
+    "total_rank", "trace", "unroll", "upward_rank", "write_plan",
 ]  # fmt: skip

@@ -9,10 +9,20 @@ from ..lazy import lazy_names
 if TYPE_CHECKING:
     from .hardware import Hardware
     from .links import LinkFit
+    from .programs.estimating import profile_program
     from .tensorflow.pairing import paired_share
     from .tensorflow.profiling import Report, profile, profile_with_report
     from .tensorflow.tracing import trace
 else:
     __getattr__, __dir__ = lazy_names(__name__)
 
-__all__ = ["Hardware", "LinkFit", "Report", "paired_share", "profile", "profile_with_report", "trace"]
+__all__ = [
+    "Hardware",
+    "LinkFit",
+    "Report",
+    "paired_share",
+    "profile",
+    "profile_program",
+    "profile_with_report",
+    "trace",
+]

@@ -16,6 +16,7 @@ from ...errors import InvalidInput, UnknownNameError
 from ...graph.opgraph import OpGraph
 from ...graph.step import Step
 from ..hardware import Hardware
+from ..programs.kinds import is_program
 from ..roofline import estimated_us
 from .colocation import colocation_groups
 from .estimated import work
@@ -70,7 +71,8 @@ def profile(
 
     Args:
         step_or_fn: a `Step`, or whatever `bl.trace` takes. A `bl.torch.TorchStep`, or a PyTorch module with one sample
-            input, is measured where it is by `bl.torch.profile`, which has options of its own.
+            input, is measured where it is by `bl.torch.profile`, which has options of its own. A program (`.onnx`, `.pt2`, or
+            in memory) is estimated by `bl.profile_program`, which has sizes for open dimensions.
         inputs: where it is a function or a model: one value per input, as in `bl.trace`.
         mode: `measured` runs `warmup` steps, then averages `runs` traced ones, op after op on one `device`
             (default the first GPU, else the CPU), in a process of its own. `estimated` computes a roofline and runs nothing.
@@ -119,6 +121,8 @@ def profile_with_report(
     started = time.perf_counter()
     if mode not in MODES:
         raise UnknownNameError.of("profile mode", mode, MODES)
+    if is_program(step_or_fn):
+        return _profile_program(step_or_fn, inputs, mode, hardware, started)
     if _of_torch(step_or_fn):
         return _profile_torch(step_or_fn, inputs, mode, device, warmup, runs, started)
     if isinstance(step_or_fn, Step) and inputs:
@@ -161,6 +165,20 @@ def _profile_torch(
     backward = int(np.count_nonzero(graph.forward_of >= 0))
     seconds = time.perf_counter() - started
     return graph, Report(mode, device or "where the model is", graph.n, backward, backward, 0, 0, seconds)
+
+
+def _profile_program(
+    program: Any, inputs: tuple[Any, ...], mode: str, hardware: HardwareChoice, started: float
+) -> tuple[OpGraph, Report]:
+    from ..programs.estimating import profile_program
+
+    if mode != "estimated" or inputs:
+        raise InvalidInput(
+            f"mode is {mode!r} and {len(inputs)} inputs are given; an exported program is profiled with mode='estimated' alone"
+        )
+    graph = profile_program(program, hardware=hardware)
+    backward = int(np.count_nonzero(graph.forward_of >= 0))
+    return graph, Report(mode, str(hardware), graph.n, backward, backward, 0, 0, time.perf_counter() - started)
 
 
 def _estimate(structure: Structure, kinds: dict[str, Hardware]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def messages(schema: str) -> dict[str, Any]:
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError:
-        raise MissingPackage.of("protobuf", "traces", "reading protocol buffers") from None
+        raise MissingPackage.of("protobuf", "onnx", "reading protocol buffers") from None
     file = descriptor_pb2.FileDescriptorProto(name="schema.proto", package="read", syntax="proto3")
     rows = [line.partition(":") for line in schema.replace("\n    ", " ").splitlines() if line.strip()]
     names = {name.strip() for name, _, _ in rows}

@@ -1,0 +1,95 @@
+"""`bl.profile_program`: an exported program -> `OpGraph` with estimated costs."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import InvalidInput
+from ...graph import OpGraph
+from ...graph.formats.reading import name_of
+from ..hardware import Hardware
+from ..tensorflow.profiling import HardwareChoice
+from ..tensorflow.profiling import _by_kind as by_kind
+from .backward import with_training
+from .kinds import is_instance
+from .records import Program
+
+
+class GuessedCosts(UserWarning):
+    """Operators of which only the bytes could be counted; the message names them and their share of the work."""
+
+
+def profile_program(
+    program: Any, *, hardware: HardwareChoice = "rtx2080", training: bool = True, batch_size: int | None = None,
+    sizes: Mapping[str, int] | None = None, optimizer_states: int = 0,
+) -> OpGraph:  # fmt: skip
+    """The operators of an exported program with estimated costs; nothing runs, and no weights are read.
+
+    Args:
+        program: a file `.onnx` or `.pt2`, an `onnx.ModelProto`, or an `ExportedProgram` of `torch.export`. Of a `.pt2` only the
+            JSON of the program is read: its weights and sample inputs may be pickles, which could run any code.
+        hardware: as in `bl.profile`.
+        training: add a backward pass and updates (see `baechi_lab.profilers.programs.backward`); else the forward pass alone.
+        batch_size: for inputs whose first dimension the program leaves open.
+        sizes: other open dimensions by name.
+        optimizer_states: tensors of a parameter's size that the optimizer keeps (SGD 0, momentum 1, Adam 2).
+
+    Returns:
+        one op per operator, and its backward ops; parameters are persistent bytes of the first op that reads them.
+
+    Warns:
+        GuessedCosts: operators that are not known; they are estimated by their bytes.
+
+    Raises:
+        FormatError: unreadable, cut off, of another version, or weights in a file that is missing.
+        InvalidInput: open dimensions without a size.
+        MissingPackage: `onnx` or `torch` is not installed.
+
+    >>> from onnx import TensorProto, helper
+    >>> x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 8]) for n in "xy")
+    >>> w = helper.make_tensor("w", TensorProto.FLOAT, [8, 8], [0.0] * 64)
+    >>> graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], name="mm")], "one", [x], [y], [w])
+    >>> profile_program(helper.make_model(graph), hardware="a100", batch_size=4).names
+    ('mm', 'mm/backward/weight', 'mm/update')
+    """
+    kinds = by_kind(hardware)
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
+        raise InvalidInput(f"batch_size is {batch_size!r:.60}; it must be a whole number of at least 1")
+    if isinstance(optimizer_states, bool) or not isinstance(optimizer_states, int) or optimizer_states < 0:
+        raise InvalidInput(f"optimizer_states is {optimizer_states!r:.60}; it must be a whole number of at least 0")
+    found = _read(program, batch_size, dict(sizes or {}))
+    _warn(found, next(iter(kinds.values())))
+    return (with_training(found, optimizer_states) if training else found).graph(kinds)
+
+
+def _read(program: Any, batch_size: int | None, sizes: dict[str, int]) -> Program:
+    path = isinstance(program, (str, bytes, os.PathLike))
+    if (path and name_of(program).endswith(".pt2")) or is_instance(program, "torch.export", "ExportedProgram"):
+        from ..torch.exported import program_of
+
+        return program_of(program, batch_size, sizes)
+    if (path and name_of(program).endswith(".onnx")) or is_instance(program, "onnx", "ModelProto"):
+        from .onnx_model import program_of as program_of_onnx
+
+        return program_of_onnx(program, batch_size, sizes)
+    raise InvalidInput(
+        f"program is {program!r:.80}; give a file .onnx or .pt2, an onnx.ModelProto, or a torch.export.ExportedProgram"
+    )
+
+
+def _warn(program: Program, hardware: Hardware) -> None:
+    if not program.guessed:
+        return
+    us = program.microseconds(hardware)
+    share = sum(us[i] for i in program.guessed) / max(sum(us), 1e-300)
+    kinds = sorted({program.ops[i].op_type for i in program.guessed})
+    shown = ", ".join(kinds[:8]) + (f" and {len(kinds) - 8} more" if len(kinds) > 8 else "")
+    warnings.warn(
+        f"{program.name}: of {len(program.guessed)} operators only the bytes are counted ({shown}); they are {share:.0%} of the "
+        f"estimated forward time",
+        GuessedCosts,
+        stacklevel=4,
+    )

@@ -1,0 +1,241 @@
+"""ONNX models -> `Program`: shapes by ONNX's own inference, FLOPs by operator (`onnx_flops`).
+
+Weights are known by their shapes; their values are not needed, and not read. Float products count as TF32, which is what
+ONNX Runtime uses on GPUs. Float initializers of more than one element are trained parameters, unless they are statistics
+of a normalization; constants are neither.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from ...errors import FormatError, InvalidInput, MissingPackage
+from ...graph.formats.reading import located, name_of, read, stem
+from ..roofline import Kernel
+from .onnx_flops import SHAPE_OPS, product_flops
+from .records import Program, ProgramOp
+
+try:
+    import onnx
+    import onnx.checker
+    import onnx.defs
+    import onnx.inliner
+    import onnx.shape_inference
+except ImportError:
+    raise MissingPackage.of("onnx", "onnx", "reading an ONNX model") from None
+
+_WIDTH = {
+    "FLOAT": 4, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "INT32": 4, "INT64": 8, "BOOL": 1, "FLOAT16": 2, "DOUBLE": 8,
+    "UINT32": 4, "UINT64": 8, "COMPLEX64": 8, "COMPLEX128": 16, "BFLOAT16": 2, "FLOAT8E4M3FN": 1, "FLOAT8E4M3FNUZ": 1,
+    "FLOAT8E5M2": 1, "FLOAT8E5M2FNUZ": 1,
+}  # fmt: skip
+_FLOATS = {"FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16"}
+_PRECISION = {"FLOAT16": "fp16", "BFLOAT16": "fp16", "INT8": "int8", "UINT8": "int8"}
+_STATISTICS = {"BatchNormalization": (3, 4)}
+_CONTROL_FLOW = ("If", "Loop", "Scan")
+
+Shape = tuple[int, ...]
+
+
+def program_of(source: Any, batch_size: int | None = None, sizes: Mapping[str, int] | None = None) -> Program:
+    """The operators of a model, or of a file.
+
+    Raises:
+        FormatError, InvalidInput, MissingPackage: see `bl.profile_program`.
+    """
+    if isinstance(source, onnx.ModelProto):
+        return _program(source, source.graph.name or "onnx", batch_size, sizes or {})
+    model = load_model(source)
+    found: Program = located(source, lambda: _program(model, stem(source), batch_size, sizes or {}))
+    return found
+
+
+def load_model(path: Any) -> Any:
+    """The model in a file, its weights not read.
+
+    Raises:
+        FormatError: no ONNX model, cut off, or weights in a file that is missing.
+    """
+    from google.protobuf.message import DecodeError
+
+    data = read(path)
+    try:
+        model = onnx.ModelProto.FromString(data)
+    except (DecodeError, ValueError) as error:
+        raise FormatError(
+            f"{name_of(path)}: not an ONNX model, or cut off: the protocol buffer cannot be decoded"
+        ) from error
+    if not model.ir_version or not model.graph.node:
+        raise FormatError(f"{name_of(path)}: not an ONNX model: it has no ir_version or no operators")
+    if model.ir_version > onnx.IR_VERSION:
+        raise FormatError(
+            f"{name_of(path)}: ir_version is {model.ir_version}; onnx {onnx.__version__}, which is installed, reads up to "
+            f"{onnx.IR_VERSION}"
+        )
+    folder = os.path.dirname(os.path.abspath(name_of(path)))
+    for tensor in model.graph.initializer:
+        file = next((e.value for e in tensor.external_data if e.key == "location"), None)
+        if file is not None and not os.path.isfile(
+            os.path.join(folder, os.path.basename(file) if os.path.isabs(file) else file)
+        ):
+            raise FormatError(
+                f"{name_of(path)}: the weights of {tensor.name!r:.80} are in {file!r:.200}, which is not beside it"
+            )
+    return model
+
+
+def _program(model: Any, name: str, batch_size: int | None, sizes: Mapping[str, int]) -> Program:
+    graph = _inferred(model, batch_size, sizes).graph
+    shapes, types = _values(graph)
+    constants = {t.name for t in graph.initializer} | {
+        o for n in graph.node if n.op_type == "Constant" for o in n.output
+    }
+    for node in graph.node:
+        _constant(node, shapes, types)
+    nodes = [n for n in graph.node if n.op_type != "Constant"]
+    known = {v: types[v] in _FLOATS and prod(shapes[v]) > 1 and bool(shapes[v]) for v in constants if v in shapes}
+    for node in nodes:
+        for position in _STATISTICS.get(node.op_type, ()):
+            if len(node.input) > position and node.input[position] in known:
+                known[node.input[position]] = False
+    guessed: dict[int, str] = {}
+    ops = []
+    taken: dict[str, int] = {}
+    for i, node in enumerate(nodes):
+        _assume_outputs(node, shapes, types)
+        kernel, why = _kernel(node, shapes, types)
+        if why:
+            guessed[i] = why
+        reads = tuple(v for v in node.input if v)
+        ops.append(ProgramOp(_name(node, taken), _type(node), (kernel,), reads, tuple(v for v in node.output if v)))
+    size = {v: prod(shape) * _WIDTH.get(types.get(v, ""), 4) for v, shape in shapes.items()}
+    return Program(name, tuple(ops), size, known, tuple(o.name for o in graph.output), guessed=guessed)
+
+
+def _inferred(model: Any, batch_size: int | None, sizes: Mapping[str, int]) -> Any:
+    """The model with every input's shape set and the shapes of all values that ONNX can infer."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    constants = {t.name for t in made.graph.initializer}
+    chosen: dict[str, int] = {}
+    for value in made.graph.input:
+        if value.name in constants or not value.type.HasField("tensor_type"):
+            continue
+        for k, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0:
+                continue
+            label = dim.dim_param or f"dimension {k} of {value.name}"
+            if label not in chosen:
+                chosen[label] = _chosen(label, value.name, k, batch_size, sizes)
+            dim.dim_value = chosen[label]
+    # What was said about inner values may still name the open dimensions.
+    del made.graph.value_info[:]
+    for value in made.graph.output:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.ClearField("dim_param")
+    known = {o.domain for o in made.opset_import}
+    for domain in sorted({n.domain for n in made.graph.node} - known):  # a domain of somebody's own
+        made.opset_import.add(domain=domain, version=1)
+    try:
+        if made.functions:
+            made = onnx.inliner.inline_local_functions(made)
+        return onnx.shape_inference.infer_shapes(made, data_prop=True)
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError) as error:
+        raise FormatError(f"the shapes cannot be inferred: {str(error).splitlines()[0]:.200}") from error
+
+
+def _chosen(label: str, value: str, position: int, batch_size: int | None, sizes: Mapping[str, int]) -> int:
+    if label in sizes:
+        size = sizes[label]
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise InvalidInput(f"sizes[{label!r}] is {size!r:.60}; it must be a whole number of at least 1")
+        return size
+    if position == 0 and batch_size is not None:
+        return batch_size
+    how = "give batch_size (--batch-size)" if position == 0 else f"give sizes={{{label!r}: ...}} (-p {label}=...)"
+    raise InvalidInput(f"input {value!r:.80} has the open dimension {label!r:.80} at position {position}; {how}")
+
+
+def _values(graph: Any) -> tuple[dict[str, Shape], dict[str, str]]:
+    shapes: dict[str, Shape] = {}
+    types: dict[str, str] = {}
+    for tensor in graph.initializer:
+        shapes[tensor.name], types[tensor.name] = tuple(tensor.dims), _type_name(tensor.data_type)
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        kind = value.type.tensor_type
+        if not value.type.HasField("tensor_type"):
+            continue
+        types.setdefault(value.name, _type_name(kind.elem_type))
+        dims = kind.shape.dim
+        if kind.HasField("shape") and all(d.WhichOneof("value") == "dim_value" and d.dim_value >= 0 for d in dims):
+            shapes.setdefault(value.name, tuple(d.dim_value for d in dims))
+    if any(prod(shape) > 2**50 for shape in shapes.values()):
+        large = next(v for v, shape in shapes.items() if prod(shape) > 2**50)
+        raise FormatError(f"value {large!r:.80} has the shape {list(shapes[large])!r:.120}; no tensor is that large")
+    if any(d < 0 for shape in shapes.values() for d in shape):
+        raise FormatError("a tensor has a negative dimension")
+    return shapes, types
+
+
+def _type_name(number: int) -> str:
+    return onnx.TensorProto.DataType.Name(number) if number in onnx.TensorProto.DataType.values() else "UNDEFINED"
+
+
+def _constant(node: Any, shapes: dict[str, Shape], types: dict[str, str]) -> None:
+    if node.op_type == "Constant" and node.output:
+        tensor = next((a.t for a in node.attribute if a.name == "value"), None)
+        if tensor is not None:
+            shapes[node.output[0]], types[node.output[0]] = tuple(tensor.dims), _type_name(tensor.data_type)
+
+
+def _assume_outputs(node: Any, shapes: dict[str, Shape], types: dict[str, str]) -> None:
+    """What inference leaves open has the shape of the op's largest input."""
+    largest = max((v for v in node.input if v in shapes), key=lambda v: prod(shapes[v]), default=None)
+    for value in node.output:
+        if value and value not in shapes:
+            shapes[value] = shapes[largest] if largest is not None else (1,)
+            types.setdefault(value, types.get(largest or "", "FLOAT"))
+
+
+def _kernel(node: Any, shapes: Mapping[str, Shape], types: Mapping[str, str]) -> tuple[Kernel, str]:
+    """What an op computes, and why that is a guess, if it is one."""
+    if node.op_type in SHAPE_OPS:
+        return Kernel(metadata=True), ""
+    read = [shapes.get(v, ()) if v else None for v in node.input]
+    made = [shapes.get(v, ()) if v else None for v in node.output]
+    size = lambda v: prod(shapes.get(v, ())) * _WIDTH.get(types.get(v, ""), 4)  # noqa: E731
+    moved = sum(size(v) for v in {*node.input, *node.output} if v)
+    if node.op_type in ("Gather", "Slice", "Embedding", "GatherElements", "GatherND"):
+        moved = 2 * sum(size(v) for v in node.output if v)
+    try:
+        count = product_flops(node, read, made)
+    except (IndexError, TypeError, ValueError, ZeroDivisionError):
+        return Kernel(moved_bytes=float(moved)), "shapes that do not fit the operator"
+    if count is not None:
+        kinds = {types.get(v, "") for v in node.input if v}
+        precision = next((p for kind, p in _PRECISION.items() if kind in kinds), "tf32")
+        return Kernel(float(count), float(moved), precision, matrix=True, batched="Attention" in node.op_type), ""
+    outputs = sum(prod(shape) for shape in made if shape)
+    why = ""
+    if node.op_type in _CONTROL_FLOW:
+        why = "a body that runs an unknown number of times"
+    elif not onnx.defs.has(node.op_type, domain="" if node.domain == "ai.onnx" else node.domain):
+        why = "no operator of ONNX"
+    return Kernel(flops=float(outputs), moved_bytes=float(moved)), why
+
+
+def _type(node: Any) -> str:
+    return node.op_type or "op"
+
+
+def _name(node: Any, taken: dict[str, int]) -> str:
+    name = node.name or f"{node.op_type or 'op'}_{next((v for v in node.output if v), len(taken))}"
+    while name in taken:
+        taken[name] += 1
+        name = f"{name}#{taken[name]}"
+    taken[name] = 1
+    return name

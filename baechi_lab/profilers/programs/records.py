@@ -1,0 +1,146 @@
+"""Program: the operators of an exported model, what they read and make, and what each computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ...graph import CONTROL_BYTES, OpGraph
+from ...graph.tensors import TensorTable
+from ..hardware import Hardware
+from ..roofline import Kernel, estimated_us, work_of
+
+
+@dataclass(frozen=True)
+class ProgramOp:
+    """One operator.
+
+    Args:
+        name, op_type: distinct name, and the operator's type in its framework.
+        kernels: what it computes.
+        reads, makes: names of values; those that no op makes are inputs or parameters.
+        after: indices of ops that it waits for without reading of them.
+        forward_of: for a backward op, the index of its forward op.
+        owner: ops of one owner share a device.
+    """
+
+    name: str
+    op_type: str
+    kernels: tuple[Kernel, ...]
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    after: tuple[int, ...] = ()
+    forward_of: int = -1
+    owner: str = ""
+
+    @property
+    def is_product(self) -> bool:
+        """Whether matrix units work on it."""
+        return any(kernel.matrix for kernel in self.kernels)
+
+    @property
+    def moves_data(self) -> bool:
+        """Whether it does more than look at what is there in another shape."""
+        return any(not kernel.metadata for kernel in self.kernels)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Operators in an order in which they can run.
+
+    Args:
+        name: of the model.
+        ops: each reads what earlier ones made, inputs or parameters.
+        size_bytes: value -> bytes.
+        parameters: value -> whether it is trained.
+        outputs: values that the program returns.
+        kept_bytes: owner or parameter -> bytes held beside the parameters (gradients, optimizer states).
+        guessed: op -> why only its bytes were counted.
+    """
+
+    name: str
+    ops: tuple[ProgramOp, ...]
+    size_bytes: Mapping[str, int]
+    parameters: Mapping[str, bool]
+    outputs: tuple[str, ...] = ()
+    kept_bytes: Mapping[str, int] = field(default_factory=dict)
+    guessed: Mapping[int, str] = field(default_factory=dict)
+
+    @cached_property
+    def maker(self) -> dict[str, int]:
+        """Value -> the op that makes it."""
+        return {value: i for i, op in enumerate(self.ops) for value in op.makes}
+
+    @cached_property
+    def home(self) -> dict[str, int]:
+        """Parameter -> the first op that reads it, which holds it."""
+        found: dict[str, int] = {}
+        for i, op in enumerate(self.ops):
+            for value in op.reads:
+                if value in self.parameters:
+                    found.setdefault(value, i)
+        return found
+
+    def microseconds(self, hardware: Hardware) -> list[float]:
+        """What each op takes on that hardware."""
+        rows = ((i, kernel) for i, op in enumerate(self.ops) for kernel in op.kernels)
+        return [float(us) for us in estimated_us(work_of(len(self.ops), rows), hardware)]
+
+    def graph(self, kinds: Mapping[str, Hardware]) -> OpGraph:
+        """The OpGraph, with durations by device kind; the first is the reference."""
+        by_kind = {kind: self.microseconds(hardware) for kind, hardware in kinds.items()}
+        table = TensorTable()
+        for reader, maker, value in self._edges():
+            table.add(maker, value, self.size_bytes.get(value, 0), [reader])
+        for i, op in enumerate(self.ops):
+            for before in op.after:
+                table.add(before, "control", CONTROL_BYTES, [i])
+        group = self._groups()
+        names = tuple(dict.fromkeys(group.values()))
+        number = {name: k for k, name in enumerate(names)}
+        held = [0] * len(self.ops)
+        for value, i in self.home.items():
+            held[i] += self.size_bytes.get(value, 0) + self.kept_bytes.get(value, 0)
+        return OpGraph(
+            names=tuple(op.name for op in self.ops),
+            op_types=tuple(op.op_type for op in self.ops),
+            duration_us=next(iter(by_kind.values())),  # type: ignore[arg-type]
+            duration_by_kind=by_kind,  # type: ignore[arg-type]
+            persistent_bytes=held,  # type: ignore[arg-type]
+            colocation=[number[group[i]] if i in group else -1 for i in range(len(self.ops))],  # type: ignore[arg-type]
+            colocation_names=names,
+            forward_of=[op.forward_of for op in self.ops],  # type: ignore[arg-type]
+            name=self.name,
+            **table.columns(),
+        )
+
+    def _edges(self) -> Iterator[tuple[int, int, str]]:
+        for i, op in enumerate(self.ops):
+            for value in dict.fromkeys(op.reads):
+                maker = self.maker.get(value, i)
+                if maker != i:
+                    yield i, maker, value
+
+    def _groups(self) -> dict[int, str]:
+        """Op -> group: readers of one parameter, and ops of one owner, share a device."""
+        parent = list(range(len(self.ops)))
+
+        def root(i: int) -> int:
+            while parent[i] != i:
+                parent[i] = parent[parent[i]]
+                i = parent[i]
+            return i
+
+        first: dict[str, int] = {}
+        for i, op in enumerate(self.ops):
+            for key in (
+                *(f"parameter {v}" for v in op.reads if v in self.parameters),
+                *([f"owner {op.owner}"] * bool(op.owner)),
+            ):
+                a, b = sorted((root(first.setdefault(key, i)), root(i)))
+                parent[b] = a
+        size: dict[int, int] = {}
+        for i in range(len(self.ops)):
+            size[root(i)] = size.get(root(i), 0) + 1
+        return {i: self.ops[root(i)].name for i in range(len(self.ops)) if size[root(i)] > 1}

@@ -1,0 +1,187 @@
+"""Exported programs: FLOPs by hand, the generated backward pass, open dimensions, what is guessed and what is refused."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.errors import FormatError, InvalidInput
+from baechi_lab.profilers import Hardware
+from baechi_lab.profilers.programs.backward import with_training
+from baechi_lab.profilers.programs.estimating import GuessedCosts
+from baechi_lab.profilers.programs.records import Program, ProgramOp
+from baechi_lab.profilers.roofline import Kernel
+
+onnx = pytest.importorskip("onnx")
+from onnx import TensorProto, helper  # noqa: E402
+
+FLOAT = TensorProto.FLOAT
+
+
+def weights(name: str, *shape: int) -> TensorProto:
+    return helper.make_tensor(name, FLOAT, shape, np.zeros(shape, np.float32).tobytes(), raw=True)
+
+
+def value(name: str, *shape) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, FLOAT, list(shape))
+
+
+def model(nodes: list, inputs: list, outputs: list, initializers: list = (), **more) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "tiny", inputs, outputs, list(initializers))
+    return helper.make_model(graph, **{"opset_imports": [helper.make_opsetid("", 17)], "ir_version": 9, **more})
+
+
+def two_layers(batch="batch") -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Gemm", ["x", "w1", "b1"], ["h"], name="first"),
+        helper.make_node("Relu", ["h"], ["a"], name="relu"),
+        helper.make_node("MatMul", ["a", "w2"], ["y"], name="second"),
+    ]
+    return model(
+        nodes,
+        [value("x", batch, 8)],
+        [value("y", None, 4)],
+        [weights("w1", 8, 16), weights("b1", 16), weights("w2", 16, 4)],
+    )
+
+
+def flops_of(
+    op: str, inputs: dict[str, tuple], output: tuple, weight: dict[str, tuple] | None = None, **attributes
+) -> float:
+    from baechi_lab.profilers.programs.onnx_model import program_of
+
+    node = helper.make_node(op, [*inputs, *(weight or {})], ["y"], **attributes)
+    made = model(
+        [node],
+        [value(k, *s) for k, s in inputs.items()],
+        [value("y", *output)],
+        [weights(k, *s) for k, s in (weight or {}).items()],
+    )
+    return program_of(made).ops[0].kernels[0].flops
+
+
+def test_flops_by_hand():
+    assert flops_of("MatMul", {"a": (2, 3, 8), "b": (2, 8, 5)}, (2, 3, 5)) == 2 * 2 * 3 * 8 * 5
+    assert flops_of("Gemm", {"a": (8, 3)}, (3, 5), {"w": (8, 5)}, transA=1) == 2 * 3 * 8 * 5
+    # 6 channels in 2 groups: every output sums over 3 channels and 9 positions of the kernel
+    assert (
+        flops_of("Conv", {"x": (1, 6, 10, 10)}, (1, 4, 8, 8), {"w": (4, 3, 3, 3)}, group=2) == 2 * (4 * 8 * 8) * 3 * 9
+    )
+    assert flops_of("ConvTranspose", {"x": (1, 6, 5, 5)}, (1, 4, 7, 7), {"w": (6, 4, 3, 3)}) == 2 * (6 * 5 * 5) * 4 * 9
+    assert flops_of("Einsum", {"a": (2, 3, 8), "b": (2, 8, 5)}, (2, 3, 5), equation="bij,bjk->bik") == 2 * 2 * 3 * 8 * 5
+
+
+def test_a_forward_pass():
+    graph = bl.profile_program(two_layers(), hardware="a100", training=False, batch_size=4)
+    assert graph.names == ("first", "relu", "second")
+    assert graph.persistent_bytes.tolist() == [4 * (8 * 16 + 16), 0, 4 * 16 * 4]
+    assert graph.tensor_bytes.tolist() == [4 * 4 * 16, 4 * 4 * 16]
+    first = Kernel(2 * 4 * 8 * 16, 4.0 * (4 * 8 + 8 * 16 + 16 + 4 * 16), "tf32", matrix=True)
+    assert graph.duration_us[0] == pytest.approx(first.us(Hardware.named("a100")))
+
+
+def test_the_generated_backward_pass():
+    """second: gradients of w2 and a. relu: one. first: of w1 and b1, but not of x, which nobody asks for. Then updates."""
+    graph = bl.profile_program(two_layers(), hardware="a100", batch_size=4, optimizer_states=2)
+    backward = ("second/backward/weight", "second/backward/input", "relu/backward", "first/backward/weight")
+    assert graph.names[3:] == (*backward, "first/update", "second/update")
+    index = graph.index
+    assert [graph.names[graph.forward_of[index[b]]] for b in backward] == ["second", "second", "relu", "first"]
+    found = {(graph.names[a], graph.names[b]) for a, b in zip(graph.edge_source, graph.consumers, strict=True)}
+    assert ("relu", "second/backward/weight") in found  # the other factor is saved
+    assert ("relu", "relu/backward") in found  # its output, not its input
+    assert ("first", "relu/backward") not in found
+    assert {("second/backward/input", "relu/backward"), ("relu/backward", "first/backward/weight")} <= found
+    assert {("second", "second/backward/weight"), ("first/backward/weight", "first/update")} <= found
+    assert graph.persistent_bytes.tolist()[:3] == [4 * 144 * 4, 0, 4 * 64 * 4]  # parameters, gradients, two states
+    assert graph.colocation[index["first"]] == graph.colocation[index["first/update"]] >= 0
+    assert graph.duration_us[index["second/backward/weight"]] == graph.duration_us[index["second"]]
+
+
+def test_training_products_are_three_times_the_forward_ones():
+    """Of a chain of products whose input needs no gradient: 3 * FLOPs, without the first one's input gradient."""
+    op = lambda name, x, w, y: ProgramOp(name, "MatMul", (Kernel(flops=100.0, matrix=True),), (x, w), (y,))  # noqa: E731
+    ops = tuple(op(f"m{k}", f"v{k}", f"w{k}", f"v{k + 1}") for k in range(4))
+    size = {f"v{k}": 8 for k in range(5)} | {f"w{k}": 16 for k in range(4)}
+    made = with_training(Program("chain", ops, size, {f"w{k}": True for k in range(4)}, ("v4",)))
+    assert sum(k.flops for o in made.ops for k in o.kernels if k.matrix) == 100 * (4 + 4 + 3)
+
+
+def test_products_of_inputs_and_fused_ones():
+    """Scores of two inputs get an op each; attention of three gets one of twice the FLOPs; what is frozen gets none."""
+    product = lambda name, reads, make: ProgramOp(name, "MatMul", (Kernel(flops=10.0, matrix=True),), reads, (make,))  # noqa: E731
+    ops = (
+        product("p", ("x", "w"), "q"),
+        product("k", ("x", "f"), "key"),
+        product("s", ("q", "q2"), "score"),
+        product("a", ("q", "q2", "score"), "y"),
+    )
+    ops = (*ops[:1], ProgramOp("n", "Neg", (Kernel(moved_bytes=8.0),), ("q",), ("q2",)), *ops[1:])
+    made = with_training(Program("attention", ops, {}, {"w": True, "f": False}, ("y",)))
+    by_name = {o.name: o for o in made.ops}
+    assert {"s/backward/input0", "s/backward/input1", "p/backward/weight", "n/backward"} <= set(by_name)
+    assert by_name["a/backward"].kernels[0].flops == 20.0
+    assert not any(name.startswith("k/backward") for name in by_name)
+
+
+def test_open_dimensions():
+    with pytest.raises(InvalidInput, match="input 'x' has the open dimension 'batch' at position 0; give batch_size"):
+        bl.profile_program(two_layers())
+    inner = two_layers()
+    inner.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "width"
+    with pytest.raises(InvalidInput, match="'width' at position 1; give sizes"):
+        bl.profile_program(inner, batch_size=2)
+    assert bl.profile_program(inner, batch_size=2, sizes={"width": 8}).n == bl.profile_program(two_layers(2)).n
+
+
+def test_unknown_operators_are_named_with_their_share():
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="mm"),
+        helper.make_node("Wavelet", ["h"], ["y"], name="wave", domain="of.ours"),
+    ]
+    made = model(nodes, [value("x", 64, 64)], [value("y", 64, 64)], [weights("w", 64, 64)])
+    with pytest.warns(GuessedCosts, match=r"of 1 operators only the bytes are counted \(Wavelet\); they are \d+% of"):
+        graph = bl.profile_program(made, hardware="v100", training=False)
+    kernel = Kernel(64 * 64, 2 * 4.0 * 64 * 64)
+    assert graph.duration_us[1] == pytest.approx(kernel.us(Hardware.named("v100")))
+
+
+def test_files_of_onnx(tmp_path):
+    path = tmp_path / "two.onnx"
+    onnx.save(two_layers(4), path)
+    assert bl.profile(path, mode="estimated", hardware="a100") == bl.profile_program(
+        two_layers(4), hardware="a100"
+    ).replace(name="two")
+    with pytest.raises(InvalidInput, match="mode='estimated' alone"):
+        bl.profile(path)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(FormatError, match="cut off"):
+        bl.profile_program(path)
+    path.write_bytes(b"\x08\x09")
+    with pytest.raises(FormatError, match="no ir_version or no operators"):
+        bl.profile_program(path)
+    onnx.save(model(list(two_layers(4).graph.node), [value("x", 4, 8)], [value("y", 4, 4)], ir_version=99), path)
+    with pytest.raises(FormatError, match="ir_version is 99"):
+        bl.profile_program(path)
+
+
+def test_weights_that_are_missing_are_named(tmp_path):
+    made = two_layers(4)
+    onnx.external_data_helper.convert_model_to_external_data(made, location="weights.bin", size_threshold=0)
+    onnx.save(made, tmp_path / "two.onnx")
+    assert bl.profile_program(tmp_path / "two.onnx").n == 9
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(FormatError, match=r"the weights of 'w1' are in 'weights\.bin', which is not beside it"):
+        bl.profile_program(tmp_path / "two.onnx")
+
+
+def test_two_devices_for_a_model_of_onnx():
+    graph = bl.profile_program(two_layers(4), hardware=["a100", "h100"])
+    cluster = bl.Cluster.uniform(2, kind="h100")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        timeline = bl.simulate(graph, cluster, bl.place(graph, cluster, "m-etf"))
+    assert not bl.check(graph, cluster, bl.place(graph, cluster, "m-etf"), timeline)

@@ -1,0 +1,119 @@
+"""Programs of torch.export: from memory and from the JSON of a file alike; nothing is unpickled."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+
+import pytest
+import torch
+from torch import nn
+
+import baechi_lab as bl
+from baechi_lab.errors import FormatError, InvalidInput
+
+pytestmark = pytest.mark.torch
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Linear(4 * 8 * 8, 10)
+
+    def forward(self, x):
+        a, b = torch.relu(self.norm(self.conv(x))).chunk(2, 1)
+        return self.head(torch.cat([a, b], 1).flatten(1))
+
+
+@pytest.fixture(scope="module")
+def exported():
+    return torch.export.export(
+        Small().eval(), (torch.randn(2, 3, 8, 8),), dynamic_shapes={"x": {0: torch.export.Dim("batch", max=64)}}
+    )
+
+
+@pytest.fixture(scope="module")
+def file(exported, tmp_path_factory):
+    path = tmp_path_factory.mktemp("export") / "small.pt2"
+    torch.export.save(exported, path)
+    return path
+
+
+def test_file_and_memory_give_one_graph(exported, file):
+    a, b = (bl.profile_program(source, hardware="a100", batch_size=4) for source in (exported, file))
+    assert (a.key, a.duration_us.tolist(), a.tensor_bytes.tolist()) == (
+        b.key,
+        b.duration_us.tolist(),
+        b.tensor_bytes.tolist(),
+    )
+    assert a.persistent_bytes.tolist() == b.persistent_bytes.tolist() and a.forward_of.tolist() == b.forward_of.tolist()
+    assert {"conv/conv2d", "conv/conv2d/backward/weight", "head/linear/backward/input", "head/linear/update"} <= set(
+        b.names
+    )
+    assert "conv/conv2d/backward/input" not in b.names  # nobody asks for the gradient of the input
+    trained = sum(p.nbytes for p in Small().parameters())
+    buffers = sum(t.nbytes for t in Small().buffers())
+    assert trained * 2 <= b.persistent_bytes.sum() <= trained * 2 + buffers
+
+
+def test_flops_are_those_of_the_operators(exported):
+    from baechi_lab.profilers.torch.exported import program_of
+
+    program = program_of(exported, 4)
+    by_name = {op.name: sum(k.flops for k in op.kernels) for op in program.ops}
+    assert by_name["conv/conv2d"] == 2 * (4 * 4 * 8 * 8) * 3 * 9
+    assert by_name["head/linear"] == 2 * 4 * 256 * 10
+    chunk = next(op for op in program.ops if op.name.endswith("chunk"))
+    assert len(chunk.makes) == 2 and not chunk.moves_data
+
+
+def test_open_dimensions_are_named(exported, file):
+    for source in (exported, file):
+        with pytest.raises(
+            InvalidInput, match=r"value 'x' has the open dimension 's[0-9]+' at position 0; give batch_size"
+        ):
+            bl.profile_program(source)
+
+
+def repacked(file, change=None, drop=None, replace=None) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(file) as old, zipfile.ZipFile(made, "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            if drop and drop in name:
+                continue
+            if change and "/models/" in name:
+                document = json.loads(data)
+                change(document)
+                data = json.dumps(document).encode()
+            if replace and replace in name:
+                data = b"\x80\x04cos\nsystem\n."  # a pickle that would run a command
+            new.writestr(name, data)
+    return made.getvalue()
+
+
+def test_weights_and_samples_are_never_read(file, tmp_path):
+    (tmp_path / "small.pt2").write_bytes(repacked(file, replace="/data/"))
+    assert bl.profile_program(tmp_path / "small.pt2", batch_size=4) == bl.profile_program(file, batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ({"change": lambda d: d["schema_version"].update(major=99)}, "schema_version is"),
+        ({"change": lambda d: d["graph_module"].pop("graph")}, "damaged"),
+        ({"change": lambda d: d["graph_module"]["graph"]["nodes"].append({"target": 3})}, "damaged"),
+        ({"drop": "/models/"}, "holds 0 programs"),
+    ],
+)
+def test_what_is_refused(file, tmp_path, how, match):
+    (tmp_path / "bad.pt2").write_bytes(repacked(file, **how))
+    with pytest.raises(FormatError, match=match):
+        bl.profile_program(tmp_path / "bad.pt2", batch_size=4)
+
+
+def test_what_is_cut_off_is_refused(file, tmp_path):
+    (tmp_path / "bad.pt2").write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(FormatError, match="cut off"):
+        bl.profile_program(tmp_path / "bad.pt2")
