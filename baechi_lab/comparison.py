@@ -108,7 +108,7 @@ def compare(
             runnable[len(rows)] = placement
         rows.append({"placer": label, "lower_bound_us": bound, **row})
     if measure and step is not None:
-        where = where_to_run(cluster, local, backend, workers)
+        where = {**where_to_run(cluster, local, backend, workers), **pipeline}
         for k, columns in measure_rows(graph, step, runnable, steps, where, progress).items():
             rows[k] |= columns
     table = pd.DataFrame(rows, columns=list(COLUMNS))

@@ -89,6 +89,33 @@ def test_run_places_by_itself(call, tmp_path):
     assert "traceEvents" in json.loads((tmp_path / "trace.json").read_text())
 
 
+def test_micro_batches_run_and_export(call, tmp_path):
+    """Four micro-batches of 8 samples: simulated and measured under 1F1B; the stages come from the placer for steps."""
+    model = (
+        "mlp",
+        "--batch-size",
+        "32",
+        "-p",
+        "layers=4",
+        "--devices",
+        "2",
+        "--link-latency",
+        "1",
+        "--mode",
+        "estimated",
+    )
+    cut = ("--hardware", "cpu-core", "--micro-batches", "4", "--schedule", "1f1b")
+    code, done, _ = call("run", *model, *cut, "--steps", "2", "--trace", "trace.json")
+    assert code == 0 and done["status"] == "ok" and done["simulated_us"] > 0
+    assert any(event["name"].endswith("/mb3") for event in json.loads(Path("trace.json").read_text())["traceEvents"])
+    assert call("export", *model, *cut, "-o", "out")[0] == 0
+    plan = json.loads((tmp_path / "out" / "placement.json").read_text())
+    assert plan["micro_batches"] == 4 and plan["inputs"][0]["shape"] == [8, 32]
+    assert call("run", *model, "--micro-batches", "5")[0] == 2
+    code, _, error = call("run", *model, "--micro-batches", "4", "--schedule", "1f2b")
+    assert code == 2 and "unknown schedule '1f2b'" in error
+
+
 def test_demo_is_the_whole_main_job(call, tmp_path):
     code, facts, _ = call("demo", "--model", "mlp", "--devices", "2", "--steps", "2", "-o", "exported")
     assert code == 0

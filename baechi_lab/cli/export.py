@@ -33,11 +33,12 @@ def run(arguments: argparse.Namespace) -> int:
     from ..exporters.plans import FORMATS
 
     options.one_of(arguments.format, "--format", (FOLDER, *(f for f in FORMATS if f != "device_map")))
+    pipeline = placing.pipeline(arguments)
     step, placement, cluster, graph = placing.placed(arguments)
     if arguments.format != FOLDER:
         return _write_plan(arguments, graph_of(step) if graph is None else graph, placement, cluster)
     folder = arguments.output or "placed_training"
-    export(step, placement, folder, graph=graph)
+    export(step, placement, folder, graph=graph, **pipeline)
     facts = {"folder": folder, "script": f"{folder.rstrip('/')}/train.py"}
     output.print_json(facts) if arguments.json else output.print_facts(facts)
     return 0

@@ -79,13 +79,14 @@ LARGEST = 2**31 - 1
 """Of counts and seeds: what every solver and runtime that gets them can hold."""
 
 
-def add_pipeline(parser: argparse.ArgumentParser) -> None:
-    """Options of a step of several micro-batches."""
+def add_pipeline(parser: argparse.ArgumentParser, batch_size: bool = True) -> None:
+    """Options of a step of several micro-batches; `batch_size` False where the command has that option already."""
     parser.add_argument(
         "--micro-batches", metavar="M", help="a step is M micro-batches, each one run of the graph (1, undivided)"
     )
     parser.add_argument("--schedule", metavar="NAME", help="order of micro-batches: gpipe, 1f1b, zb-h1, zb-auto, ...")
-    parser.add_argument("--batch-size", metavar="N", help="samples of a whole step, for samples per second")
+    if batch_size:
+        parser.add_argument("--batch-size", metavar="N", help="samples of a whole step, for samples per second")
 
 
 def pipeline_from(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, Step
 from . import console, options, steps
+
+if TYPE_CHECKING:
+    from ..stages import Place
 
 
 def add_placing(parser: argparse.ArgumentParser) -> None:
@@ -15,19 +18,20 @@ def add_placing(parser: argparse.ArgumentParser) -> None:
     steps.add_step(parser)
     parser.add_argument("--placement", metavar="FILE", help="placement file of `baechi-lab place -o`, for this step")
     parser.add_argument(
-        "--placer", default="m-sct", metavar="NAME", help="without --placement: place here (%(default)s)"
+        "--placer", metavar="NAME", help="without --placement: place here (m-sct; contiguous for micro-batches)"
     )
     parser.add_argument(
         "--mode", default="measured", help="how to profile for --placer: measured or estimated (measured)"
     )
     parser.add_argument("--hardware", metavar="NAME", help="for --mode estimated")
+    options.add_pipeline(parser, batch_size=False)
     options.add_cluster(parser)
 
 
 def placed(arguments: argparse.Namespace) -> tuple[Step, Placement, Cluster, OpGraph | None]:
     """The step, its placement on a cluster, and the profiled graph where one was made."""
     from ..graph.formats.files import load_placement
-    from ..pipeline import Optimize, Place, Profile
+    from ..pipeline import Optimize, Profile
 
     options.one_of(arguments.mode, "--mode", ("measured", "estimated"))
     steps.check_model(arguments.model)
@@ -38,12 +42,36 @@ def placed(arguments: argparse.Namespace) -> tuple[Step, Placement, Cluster, OpG
         if needed > cluster.n:
             raise InvalidInput(f"{arguments.placement} uses {needed} devices; --devices is {cluster.n}")
         return steps.step_from(arguments), placement, cluster, None
-    place = Place(arguments.placer)  # refuses an unknown name before TensorFlow starts
+    place = _placer(arguments)  # refuses an unknown name before TensorFlow starts
     step = steps.step_from(arguments)
     given: dict[str, Any] = {} if arguments.hardware is None else {"hardware": arguments.hardware}
     made = (Profile(mode=arguments.mode, progress=console.shows_progress(), **given) | Optimize() | place).run(
         step, cluster
     )
     if made.placement is None:
-        raise InvalidInput(f"placer {arguments.placer!r} made no placement")
+        raise InvalidInput(f"placer {place.placer!r} made no placement")
     return step, made.placement.on(made.graph), cluster, made.graph
+
+
+def pipeline(arguments: argparse.Namespace) -> dict[str, Any]:
+    """`micro_batches` and `schedule`, where given."""
+    from ..simulator.schedules import make_rule
+
+    found: dict[str, Any] = {}
+    if arguments.micro_batches is not None:
+        found["micro_batches"] = options.whole(arguments.micro_batches, "--micro-batches", lowest=1)
+    if arguments.schedule is not None:
+        found["schedule"] = make_rule(arguments.schedule).name
+    return found
+
+
+def _placer(arguments: argparse.Namespace) -> Place:
+    """The placer of the command line; of micro-batches, the shortest step where it can look for that."""
+    from ..pipeline import Place
+    from ..placers.registry import placer_class
+
+    given = pipeline(arguments)
+    name = arguments.placer or ("contiguous" if given else "m-sct")
+    known = placer_class(name).__dataclass_fields__
+    objective = {"objective": "step", **given} if given and "objective" in known else {}
+    return Place(name, **{key: value for key, value in objective.items() if key in known})

@@ -1,6 +1,7 @@
 """Run a training step under a placement on the attached devices (GPUs, else logical CPU devices); print step times.
 
-The placement comes from --placement, or is made here by --placer after profiling the step.
+The placement comes from --placement, or is made here by --placer after profiling the step. With --micro-batches the batch
+is cut, what is profiled and placed is one micro-batch, and the step runs all of them in the order of --schedule.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_output(arguments.trace, (".json", ".json.gz"))
     options.check_apart([arguments.model, arguments.placement, arguments.cluster], [arguments.trace])
     count = options.whole(arguments.steps, "--steps", lowest=1)
+    pipeline = placing.pipeline(arguments)
     step, placement, cluster, graph = placing.placed(arguments)
-    simulated = None if graph is None else simulate(graph, cluster, placement).makespan_us
-    done = execute(step, placement, steps=count, graph=graph)
+    simulated = None if graph is None else simulate(graph, cluster, placement, **pipeline).makespan_us
+    done = execute(step, placement, steps=count, graph=graph, **pipeline)
     if done.status != "ok":
         raise ExecutionError(f"the run ended with status {done.status!r}: {done.message}")
     if arguments.trace and done.timeline is not None:

@@ -39,13 +39,17 @@ def check_parameters(arguments: argparse.Namespace) -> dict[str, Any]:
     given = options.parameters(arguments.param)
     if arguments.batch_size is not None:
         given["batch_size"] = options.whole(arguments.batch_size, "--batch-size", lowest=1)
+    count = getattr(arguments, "micro_batches", None)
     if ".py:" in arguments.model:
         if given:
             raise InvalidInput(f"{arguments.model} takes no parameters; --batch-size and -p are for benchmark models")
         return {}
     from ..models.registry import make_model
+    from ..passes.unroll import micro_batch_size
 
-    make_model(arguments.model, **given)
+    model = make_model(arguments.model, **given)
+    if count is not None:
+        given["batch_size"] = micro_batch_size(model.batch_size, options.whole(count, "--micro-batches", lowest=1))  # type: ignore[attr-defined]
     return given
 
 

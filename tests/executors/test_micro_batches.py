@@ -121,6 +121,16 @@ def test_one_micro_batch_and_fewer_than_stages(cases):
         _in_order(run.timeline)
 
 
+def test_compare_measures_the_same_step(cases):
+    case = cases("mlp")
+    cluster = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0), comm="parallel")
+    table = bl.compare(
+        case.graph, cluster, [("contiguous", {"objective": "throughput"})], step=case.step, measure=True, steps=1,
+        micro_batches=M, schedule="1f1b", batch_size=2 * M, progress=False,
+    )  # fmt: skip
+    assert (table["error"] == "").all() and table["measured_us"].iloc[0] > 0
+
+
 def test_on_workers(cases):
     """On a LocalCluster, and on the same workers as machines that one names by address."""
     case = cases("mlp")
