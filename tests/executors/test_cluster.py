@@ -101,24 +101,20 @@ def test_worker_killed_mid_step(step, placement, which):
         with pytest.raises(bl.ExecutionError, match=r"does not answer .* start it with: baechi-lab worker --bind 127"):
             bl.execute(step, placement, cluster=local)
     assert all(not os.path.exists(f"/proc/{pid}") for pid in local.pids)
-    # The next execution works, on a cluster of its own.
-    with bl.LocalCluster(2) as fresh:
-        assert bl.execute(step, placement, steps=1, warmup=0, traced=0, cluster=fresh).status == "ok"
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_worker_killed_before_the_first_step(step, placement, which):
+@pytest.mark.parametrize(("which", "seconds"), [(0, 0.0), (1, 2.0)])
+def test_worker_killed_before_the_first_step(step, placement, local, which, seconds):
     """While the session is made; the seconds that this takes vary, and with them the moment."""
-    for seconds in (0.0, 2.0):
-        with bl.LocalCluster(2) as local:
-            peers = Peers(local.addresses)
-            timer = threading.Timer(seconds, os.kill, (local.pids[which], signal.SIGKILL))
-            timer.start()
-            run = bl.execute(step, placement, steps=10**6, traced=0, cluster=local, progress=False)
-            timer.join()
-            assert run.status == "died" and run.message.startswith(f"worker {which} of the cluster")
-            assert peers.lost_within(5.0) == run.message
-            peers.close()
+    with bl.LocalCluster(2) as own, Peers(own.addresses) as peers:
+        timer = threading.Timer(seconds, os.kill, (own.pids[which], signal.SIGKILL))
+        timer.start()
+        run = bl.execute(step, placement, steps=10**6, traced=0, cluster=own, progress=False)
+        timer.join()
+        assert run.status == "died" and run.message.startswith(f"worker {which} of the cluster")
+        assert peers.lost_within(5.0) == run.message
+    # The next execution works, on another cluster.
+    assert bl.execute(step, placement, steps=1, warmup=0, traced=0, cluster=local).status == "ok"
 
 
 def test_a_server_that_closes_an_idle_connection_is_not_lost():

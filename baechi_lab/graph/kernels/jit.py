@@ -9,10 +9,10 @@ import numpy as np
 
 try:
     from numba import njit as _njit
-    from numba.core.types import unliteral as _any_value
+    from numba import types as _types
     from numba.extending import register_jitable as _inside_kernels
 except ImportError:  # slower, but everything still works
-    _njit = _inside_kernels = None
+    _njit = _inside_kernels = _types = None
 
 HAS_NUMBA = _njit is not None
 
@@ -56,7 +56,7 @@ def _compiled_once(kernel: Any) -> Any:
     """
     resolve = kernel.get_call_template
     kernel.get_call_template = lambda args, kws: resolve(
-        [_any_value(a) for a in args], {name: _any_value(a) for name, a in kws.items()}
+        [_types.unliteral(a) for a in args], {name: _types.unliteral(a) for name, a in kws.items()}
     )
     return kernel
 
