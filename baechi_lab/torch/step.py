@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ..checks import check_whole
 from ..errors import InvalidInput
 from .models.losses import mean_square
-from .runtime.tree import map_tensors, tensors
+from .runtime.tree import divided, map_tensors, tensors
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,6 +66,31 @@ class TorchStep:
         """The same step with inputs and targets on another device."""
         moved = map_tensors((self.inputs, self.targets), lambda t: t.to(device))
         return replace(self, inputs=moved[0], targets=moved[1])
+
+    def micro_batches(self, count: int) -> list[TorchStep]:
+        """The steps of `count` equal parts of the batch, the first dimension of all inputs and targets.
+
+        Raises `InvalidInput` for a batch that does not divide, and for a tensor that has another first dimension.
+
+        >>> step = TorchStep("tiny", lambda: nn.Linear(4, 2), (torch.ones(6, 4),))
+        >>> [list(part.inputs[0].shape) for part in step.micro_batches(3)]
+        [[2, 4], [2, 4], [2, 4]]
+        """
+        check_whole("micro_batches", count)
+        given = [*self.inputs, *self.targets]
+        if any(t.dim() == 0 or len(t) != len(given[0]) for t in given) or not given:
+            shapes = ", ".join(str(list(t.shape)) for t in given)
+            raise InvalidInput(
+                f"inputs and targets of step {self.name!r} have shapes {shapes}; to be cut into micro-batches all must "
+                "have the batch as their first dimension"
+            )
+        if len(given[0]) % count:
+            raise InvalidInput(
+                f"the batch of step {self.name!r} has {len(given[0])} rows; it must be a multiple of micro_batches, "
+                f"which is {count}"
+            )
+        inputs, targets = (divided(tensors, count) for tensors in (self.inputs, self.targets))
+        return [replace(self, inputs=x, targets=y) for x, y in zip(inputs, targets, strict=True)]
 
     def run(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> torch.Tensor:
         """One step on `model`; returns the loss."""

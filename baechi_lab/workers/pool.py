@@ -45,6 +45,8 @@ class Shared:
 class Pool(Executor):
     """`count` processes, each started with its first task, by a thread of its own that lives as long as it.
 
+    `tries`: how often a task is begun whose process is killed; tasks that wait for each other have one.
+
     A program that uses it from a script needs the usual `if __name__ == "__main__":`.
 
     >>> with Pool(1) as pool:
@@ -52,11 +54,12 @@ class Pool(Executor):
     2
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, tries: int = TRIES) -> None:
         if importing_main:
             raise ExecutionError(
                 'processes cannot be started while the program is imported; put its start below `if __name__ == "__main__":`'
             )
+        self._tries = tries
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._held: dict[str, bytes] = {}
         self._closed, self._killed = threading.Event(), threading.Event()
@@ -118,7 +121,7 @@ class Pool(Executor):
         self, process: _Process | None, future: Future[Any], task: bytes, shared: tuple[Shared, ...]
     ) -> _Process | None:
         """Fill the future; the process to go on with, if there is one."""
-        for left in reversed(range(TRIES)):
+        for left in reversed(range(self._tries)):
             try:
                 process = process or _Process()
                 done, value = process.answer(task, shared, self._held, self._killed)

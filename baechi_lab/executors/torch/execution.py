@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...errors import InvalidInput
+from ...errors import InvalidInput, UnknownNameError
 from ...graph import Cluster, OpGraph, Placement, Run
+from ...passes.unroll import unroll
 from ...torch.assigner import assign, distribution
 from ...torch.plan import torch_devices
 from ...torch.records import Trace
@@ -21,6 +24,8 @@ from ...torch.runtime.tree import map_tensors
 from ...torch.step import TorchStep
 from ...torch.tracing import trace
 from ..tensorflow.execution import StepResult
+from .pipelined import Cut, cut_step, run_pipeline
+from .reduction import is_mean
 from .timeline import Measurement
 
 
@@ -28,27 +33,40 @@ def execute(
     step: TorchStep, placement: Placement, steps: int = 20, *, warmup: int = 3, cluster: Cluster | None = None,
     graph: OpGraph | None = None, reorder: str = "gpu", devices: list[str] | None = None, timeout: float | None = None,
     cancel: threading.Event | None = None, on_step: Callable[[StepResult], None] | None = None,
-    transport: HostTransport | None = None,
+    transport: HostTransport | None = None, micro_batches: int = 1, schedule: Any = None, pipeline: bool | None = None,
+    return_gradients: bool = False,
 ) -> Run:  # fmt: skip
-    """Train a placed step for `warmup + steps` steps on real devices, in this process, and measure it.
+    """Train a placed step for `warmup + steps` steps on real devices and measure it.
+
+    Whole batches run in this process. With `micro_batches` or a `schedule`, a placement whose stages form a pipeline runs
+    on `torch.distributed.pipelining`, in a process of its own for every device (gloo between CPUs, NCCL between GPUs;
+    a CPU device has one thread). Any other placement runs in this process with several micro-batches under way.
 
     Args:
         step: a `TorchStep`; its model is built anew, so two runs start from the same parameters.
-        placement: of `graph` (or of a coarse graph of it), or of the model's calls alone.
+        placement: of `graph` (or of a coarse graph of it), or of the model's calls alone; with `micro_batches`, of the
+            graph of one of them, as `bl.torch.profile(step.micro_batches(8)[0])` gives it.
         cluster: names the devices; by default as many as the placement uses, GPUs where enough are attached, else
             CPU devices.
         graph: the graph that the placement was made for; by default the step is profiled again to know it.
         reorder, devices: see `bl.torch.distribute`; `transport` replaces its streams, for example by
             `HostTransport(devices)`, which moves with plain `.to()`.
         timeout: seconds after which no further step is begun (status `timeout`); `cancel` ends the run the same way
-            with status `cancelled`; `on_step` is called with a `StepResult` after every step.
+            with status `cancelled`; `on_step` is called with a `StepResult` after every step (of a pipeline: at the end).
+        micro_batches: cut the batch into so many equal parts; gradients are added up, and the optimizer steps once.
+        schedule: a name, a `Schedule` or its text, as for `bl.simulate`; by default `1f1b`. Outside a pipeline `gpipe` has all
+            micro-batches under way at once, `1f1b` as many as there are devices.
+        pipeline: False runs any placement in this process, True refuses one that forms no pipeline; None chooses.
+        return_gradients: put the gradients of the first step into `run.info["gradients"]`, by parameter.
 
     Returns a `Run`: `step_seconds` of the measured steps, `outputs` the loss of every step, the measured Timeline of
-    one further step (CUDA events on GPUs, host clocks on the CPU), `status`. Exhausted memory is a status too.
+    one further step (CUDA events on GPUs, host clocks on the CPU), `status`. Exhausted memory is a status too. A
+    pipeline's Timeline is that of the step of median length and has a row for every unit of the schedule (`0F3`).
 
     Raises:
-        InvalidInput: a placement for another graph, counts below 1.
-        ExecutionError: devices that are not attached.
+        InvalidInput: a placement for another graph, counts below 1, a batch that does not divide, a schedule that does not
+            fit the stages, a placement that forms no pipeline where one is asked for.
+        ExecutionError: devices that are not attached, a process of a pipeline that failed.
 
     >>> from baechi_lab.torch.models import build
     >>> step = build("gnmt", batch_size=1, length=2, vocabulary=7, width=4, layers=2)
@@ -60,26 +78,47 @@ def execute(
         raise InvalidInput(f"step is a {type(step).__name__}; the PyTorch executor runs a baechi_lab.torch.TorchStep")
     if steps < 1 or warmup < 0:
         raise InvalidInput(f"steps is {steps} and warmup is {warmup}; steps must be at least 1 and warmup at least 0")
+    if micro_batches == 1 and schedule is None:
+        parts = [step]
+    else:
+        parts = step.micro_batches(micro_batches)
+        schedule = "1f1b" if schedule is None else schedule
     model = step.model()
-    found = trace(model, step.inputs, atomic=step.atomic)
-    known, placed = _known(step, model, found, placement, graph)
+    found = trace(model, parts[0].inputs, atomic=step.atomic)
+    known, placed = _known(parts[0], model, found, placement, graph)
     where = cluster or _attached(placed)
     names = torch_devices(where, devices)
+    whole = unroll(known, len(parts)) if len(parts) > 1 else known  # which warns of batch statistics
+    if schedule is not None and pipeline is not False:
+        cut_up = _cut(parts[0], model, found, known, placed, where, len(parts), schedule, must=pipeline is True)
+        if cut_up is not None:
+            return _told(
+                run_pipeline(
+                    step, model, parts, cut_up, where, names, steps=steps, warmup=warmup, timeout=timeout, cancel=cancel,
+                    gradients=return_gradients,
+                ),
+                on_step, warmup,
+            )  # fmt: skip
+    under_way = in_flight(schedule, len(parts), len(set(placed.device.tolist())))
+    mean = is_mean(step, model, parts)
     # The batch waits on the first device, and the loss is computed where the outputs are made.
-    step = step.on(names[0])
+    parts = [part.on(names[0]) for part in parts]
     last = names[int(placed.device[found.results[0]])] if found.results and len(set(names)) > 1 else None
     assign(
         model, found, placed, where, reorder=reorder, devices=devices, output_device=last, graph=known,
         transport=transport,
     )  # fmt: skip
     deadline = None if timeout is None else time.monotonic() + timeout
-    running = _Running(step, model, deadline=deadline, cancel=cancel, on_step=on_step)
+    running = _Running(
+        parts, model, under_way=under_way, mean=mean, gradients=return_gradients, deadline=deadline, cancel=cancel,
+        on_step=on_step,
+    )  # fmt: skip
     status, message = running.go("warmup", warmup)
     if status == "ok":
         status, message = running.go("measured", steps)
     measured = None
     if status == "ok":
-        measurement = Measurement(model, found, known, placed, where)
+        measurement = Measurement(model, found, known, placed, where, whole)
         try:
             status, message = running.go("traced", 1, measurement)
             measured = measurement.timeline() if status == "ok" else None
@@ -87,19 +126,67 @@ def execute(
             measurement.remove()
     session = distribution(model).session
     info = {"threads_started": session.threads_started, "forced": session.forced, "devices": session.plan.devices}
+    if schedule is not None:
+        info |= {"runtime": "session", "micro_batches": len(parts), "in_flight": under_way}
+    if running.gradients is not None:
+        info["gradients"] = running.gradients
     times = np.array(running.seconds[warmup : warmup + steps])
     return Run(measured, times, tuple(running.outputs), status, message, info=info)
 
 
+def in_flight(schedule: Any, micro_batches: int, devices: int) -> int:
+    """How many micro-batches the session has under way at once.
+
+    >>> in_flight("gpipe", 8, 3), in_flight("1f1b", 8, 3)
+    (8, 3)
+    """
+    if schedule not in (None, "gpipe", "1f1b"):
+        raise InvalidInput(
+            f"schedule is {str(schedule).splitlines()[0]!r}; outside a pipeline it can be 'gpipe' (all micro-batches under "
+            "way at once) or '1f1b' (as many as there are devices)"
+        )
+    return min(micro_batches, devices) if schedule == "1f1b" else micro_batches
+
+
+def _cut(
+    step: TorchStep, model: nn.Module, found: Trace, graph: OpGraph, placed: Placement, cluster: Cluster, count: int,
+    schedule: Any, *, must: bool,
+) -> Cut | None:  # fmt: skip
+    """The placement as a pipeline; None where it forms none and the session can follow the schedule instead."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*statistics of its batch")
+            return cut_step(step, model, found, graph, placed, cluster, count, schedule)
+    except UnknownNameError:
+        raise
+    except InvalidInput:
+        if must or schedule not in ("gpipe", "1f1b"):
+            raise
+        return None
+
+
+def _told(run: Run, on_step: Callable[[StepResult], None] | None, warmup: int) -> Run:
+    """Tell of the steps that a pipeline's processes have taken."""
+    seconds = [float("nan")] * warmup + run.step_seconds.tolist()
+    for k, (taken, outputs) in enumerate(zip(seconds, run.outputs, strict=False)):
+        if on_step is not None:
+            on_step(StepResult(k, "warmup" if k < warmup else "measured", taken, outputs))
+    return run
+
+
 class _Running:
-    """Steps of one model, with their times and losses."""
+    """Steps of one model in `parts` micro-batches, `under_way` of them at once, with their times and losses."""
 
     def __init__(
-        self, step: TorchStep, model: nn.Module, *, deadline: float | None, cancel: threading.Event | None,
-        on_step: Callable[[StepResult], None] | None,
+        self, parts: list[TorchStep], model: nn.Module, *, under_way: int, mean: bool, gradients: bool,
+        deadline: float | None, cancel: threading.Event | None, on_step: Callable[[StepResult], None] | None,
     ):  # fmt: skip
-        self.step, self.model, self.deadline, self.cancel, self.on_step = step, model, deadline, cancel, on_step
+        step = parts[0]
+        self.parts, self.model, self.under_way, self.mean = parts, model, under_way, mean
+        self.deadline, self.cancel, self.on_step = deadline, cancel, on_step
         self.optimizer = step.optimizer(model.parameters()) if step.optimizer is not None else None
+        self.wanted = gradients
+        self.gradients: dict[str, Any] | None = None
         self.seconds: list[float] = []
         self.outputs: list[tuple[Any, ...]] = []
         torch.manual_seed(step.seed)
@@ -124,10 +211,35 @@ class _Running:
         if measurement is not None:
             measurement.begin()
         start = time.perf_counter()
-        loss = self.step.run(self.model, self.optimizer)
+        loss = self._step(measurement)
         synchronize()
         self.seconds.append(time.perf_counter() - start)
         self.outputs.append((float(map_tensors(loss, lambda t: t.detach()).cpu()),))
+
+    def _step(self, measurement: Measurement | None) -> torch.Tensor:
+        """Forward passes run ahead of backward passes by as many micro-batches as may be under way; one update."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        waiting: deque[torch.Tensor] = deque()
+        losses = []
+        for k, part in enumerate(self.parts):
+            if measurement is not None:
+                measurement.micro_batch = k
+            loss = part.loss_of(self.model(*part.inputs))
+            if self.mean and len(self.parts) > 1:
+                loss = loss / len(self.parts)
+            losses.append(loss.detach())
+            waiting.append(loss)
+            if len(waiting) == self.under_way:
+                waiting.popleft().backward()
+        for loss in waiting:
+            loss.backward()
+        if self.wanted and self.gradients is None:
+            named = self.model.named_parameters()
+            self.gradients = {n: p.grad.float().cpu().numpy().copy() for n, p in named if p.grad is not None}
+        if self.optimizer is not None:
+            self.optimizer.step()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
 
 def synchronize() -> None:

@@ -34,13 +34,25 @@ Mark = Any
 
 
 class Measurement(Observer):
-    """Observes one step of a distributed model; `timeline` reads it out afterwards."""
+    """Observes one step of a distributed model; `timeline` reads it out afterwards.
 
-    def __init__(self, model: nn.Module, found: Trace, graph: OpGraph, placement: Placement, cluster: Cluster):
+    A step of several micro-batches is told in the ops of `whole`, the unrolled graph; whoever runs the step sets
+    `micro_batch` before the forward pass of each.
+    """
+
+    def __init__(
+        self, model: nn.Module, found: Trace, graph: OpGraph, placement: Placement, cluster: Cluster,
+        whole: OpGraph | None = None,
+    ):  # fmt: skip
+        self.micro_batch = 0
+        self.number = np.broadcast_to(np.arange(graph.n), (1, graph.n))
+        if whole is not None and whole is not graph:
+            self.number = _copies(graph, whole)
+            graph, placement = whole, placement.on(whole)
         self.found, self.graph, self.placement, self.cluster = found, graph, placement, cluster
         self.distribution = distribution(model)
         self.session = self.distribution.session
-        self.backward = backward_ops(found) if graph.n > len(found.calls) else {}
+        self.backward = backward_ops(found) if self.number.shape[1] > len(found.calls) else {}
         self.start_marks: dict[int, Mark] = {}
         self.stop_marks: dict[int, Mark] = {}
         self.sent: list[tuple[int, int, int, int, Mark, Mark]] = []
@@ -76,16 +88,19 @@ class Measurement(Observer):
 
     def start(self, op: int, taken: Any) -> None:
         self.local.stop = inputs_of(taken) if torch.is_grad_enabled() else set()
-        self.start_marks[op] = self._mark(op)
+        self.start_marks[self._row(op)] = self._mark(op)
+
+    def _row(self, op: int) -> int:
+        return int(self.number[self.micro_batch, op])
 
     def stop(self, op: int, taken: Any, outputs: Any) -> None:
-        self.stop_marks[op] = self._mark(op)
+        self.stop_marks[self._row(op)] = self._mark(op)
         if op in self.backward:
             for node in nodes_between(outputs, self.local.stop):
                 self._hook(node, op)
 
     def _hook(self, node: Any, op: int) -> None:
-        back = self.backward[op]
+        back = self._row(self.backward[op])
 
         def before(gradients: Any) -> None:
             with self.lock:
@@ -107,7 +122,8 @@ class Measurement(Observer):
 
     def _on_send(self, op: int, target: int, size: int, start: Mark, stop: Mark) -> None:
         with self.lock:
-            self.sent.append((op, self.session.plan.device[op] if op >= 0 else -1, target, size, start, stop))
+            row, source = (self._row(op), self.session.plan.device[op]) if op >= 0 else (-1, -1)
+            self.sent.append((row, source, target, size, start, stop))
 
     # -- reading it out ------------------------------------------------------------------------------
 
@@ -128,12 +144,13 @@ class Measurement(Observer):
         transfers = self._transfers(ended, set(ops.tolist()))
         memory = self._memory(ops, start, ended, transfers)
         peak, source = self._peak(memory)
+        several = {} if self.graph.micro_batch is None else {"micro_batch": self.graph.micro_batch}
         return Timeline(
             op=ops, device=device, start_us=start, end_us=end, transfers=transfers, memory=memory, peak_bytes=peak,
             makespan_us=float(max(end.max(initial=0.0), transfers.end_us.max(initial=0.0))), origin="measured",
             op_names=self.graph.names, device_names=self.cluster.names, memory_bytes=self.cluster.memory_bytes,
             tensor_producer=self.graph.tensor_producer, tensor_bytes=self.graph.tensor_bytes,
-            info={"clock": "cuda events" if self.bases else "host", "peak": source},
+            info={"clock": "cuda events" if self.bases else "host", "peak": source, **several},
         )  # fmt: skip
 
     def _crossing(self, ran: set[int]) -> list[tuple[int, int, int, int]]:
@@ -172,12 +189,14 @@ class Measurement(Observer):
         rows += [(0.0, 0, d, persistent, int(held[d]), -1) for d in range(self.cluster.n)]
         last = float(ended.max(initial=0.0))
         begin = dict(zip(ops.tolist(), start.tolist(), strict=True))
-        for i, call in enumerate(self.found.calls):
-            if i in begin and call.output_bytes:
-                device = int(self.placement.device[i])
-                rows.append((begin[i], 1, device, outputs, call.output_bytes, i))
-                freed = float(ended[self.backward[i]]) if i in self.backward else last
-                rows.append((max(freed, begin[i]), 0, device, outputs, -call.output_bytes, i))
+        for number in self.number.tolist():
+            for i, call in enumerate(self.found.calls):
+                row = number[i]
+                if row in begin and call.output_bytes:
+                    device = int(self.placement.device[row])
+                    rows.append((begin[row], 1, device, outputs, call.output_bytes, row))
+                    freed = float(ended[number[self.backward[i]]]) if i in self.backward else last
+                    rows.append((max(freed, begin[row]), 0, device, outputs, -call.output_bytes, row))
         if self.bases:
             for k in range(len(sent)):
                 tensor = int(sent.tensor[k])
@@ -202,3 +221,13 @@ class Measurement(Observer):
             _, levels = memory.levels(d)
             peak[d] = levels.sum(axis=1).max(initial=0)
         return peak, "accounted from the sizes of parameters and outputs"
+
+
+def _copies(graph: OpGraph, whole: OpGraph) -> NDArray[np.int64]:
+    """int64[micro-batches, n]: the op of `whole` that each op is in each micro-batch."""
+    origin, batch = np.asarray(whole.copy_of), np.asarray(whole.micro_batch)
+    number = np.zeros((int(batch.max()) + 1, graph.n), dtype=np.int64)
+    once, each = np.flatnonzero(batch < 0), np.flatnonzero(batch >= 0)
+    number[:, origin[once]] = once
+    number[batch[each], origin[each]] = each
+    return number

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import numbers
 import types
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,15 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for f in dataclasses.fields(value):
             yield from tensors(getattr(value, f.name))
+
+
+def divided(batch: Sequence[torch.Tensor], count: int) -> list[tuple[torch.Tensor, ...]]:
+    """The tensors of a batch cut along their first dimension: those of each of `count` micro-batches.
+
+    >>> divided([torch.arange(4)], 2)
+    [(tensor([0, 1]),), (tensor([2, 3]),)]
+    """
+    return [tuple(t.chunk(count)[k] for t in batch) for k in range(count)]
 
 
 def understood(value: Any) -> bool:

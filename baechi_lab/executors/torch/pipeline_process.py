@@ -1,0 +1,98 @@
+"""What one process of a pipeline does, and what it reports."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...torch.pipelines.worker import Marks, Pipeline, connect
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """The stages of one process and all that it needs to train them; see `torch.pipelines.worker.Pipeline`."""
+
+    rank: int
+    world: int
+    device: str
+    parts: dict[int, tuple[nn.Module, dict[str, Any]]]
+    stages: int
+    schedule: str
+    batches: list[tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]
+    loss: Callable[..., torch.Tensor]
+    template: Any
+    mean: bool
+    optimizer: Callable[..., torch.optim.Optimizer] | None
+    seed: int
+    warmup: int
+    steps: int
+    gradients: bool
+
+
+@dataclass(eq=False)
+class Report:
+    """Per step the clock (seconds) when it began and ended here, its units, and on the last stage its loss."""
+
+    device: str
+    starts: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+    marks: list[Marks] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    gradients: dict[str, Any] = field(default_factory=dict)
+    peak_bytes: int = 0
+    peak_source: str = "parameters and their gradients only"
+
+
+def run_process(packed: bytes, file: str) -> Report:
+    """Train as the pickled `Job` says; the processes find each other through `file`."""
+    job: Job = pickle.loads(packed)  # noqa: S301  (from our own caller, through a pipe)
+    cuda = job.device.startswith("cuda")
+    if cuda:
+        torch.cuda.set_device(job.device)
+    else:
+        torch.set_num_threads(1)  # a device is one core's worth
+    connect(job.rank, job.world, job.device, file)
+    try:
+        report = _train(job)
+    except RuntimeError as error:
+        raise (error.__cause__ or error) from None  # torch wraps what a layer raises
+    finally:
+        dist.destroy_process_group()
+    if cuda:
+        report.peak_bytes, report.peak_source = torch.cuda.max_memory_allocated(job.device), "allocator"
+    return report
+
+
+def _train(job: Job) -> Report:
+    pipeline = Pipeline(
+        job.parts, job.stages, job.schedule, len(job.batches), loss=job.loss, template=job.template, mean=job.mean,
+        device=job.device,
+    )  # fmt: skip
+    parameters = pipeline.parameters
+    optimizer = job.optimizer(parameters) if job.optimizer is not None and parameters else None
+    report = Report(job.device, peak_bytes=2 * sum(p.nbytes for p in parameters))
+    torch.manual_seed(job.seed)
+    for k in range(job.warmup + job.steps):
+        for parameter in parameters:
+            parameter.grad = None
+        dist.barrier()
+        report.starts.append(time.perf_counter())
+        loss = pipeline.step(job.batches)
+        if k == 0 and job.gradients:
+            named = [pair for module in pipeline.modules.values() for pair in module.named_parameters()]
+            report.gradients = {n: p.grad.cpu().numpy().astype(np.float32) for n, p in named if p.grad is not None}
+        if optimizer is not None:
+            optimizer.step()
+        report.ends.append(pipeline.now())
+        report.marks.append(pipeline.marks)
+        if loss is not None:
+            report.losses.append(loss)
+    return report

@@ -1,0 +1,202 @@
+"""Run a placed step in micro-batches as a pipeline: one process per device, on `torch.distributed.pipelining`."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import tempfile
+import threading
+import time
+from concurrent.futures import FIRST_EXCEPTION, BrokenExecutor, Future, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from ...errors import ExecutionError, InvalidInput
+from ...graph import Cluster, MemoryLog, OpGraph, Placement, Run, Timeline, Transfers
+from ...simulator.pipelined import pipelined
+from ...simulator.schedules import Schedule
+from ...simulator.stages import Stages
+from ...torch.models.losses import mean_square
+from ...torch.pipelines.cutting import Part, cut
+from ...torch.pipelines.recording import Program, record
+from ...torch.records import Trace
+from ...torch.step import TorchStep
+from ...workers.pool import Pool
+from .pipeline_process import Job, Report, run_process
+from .reduction import is_mean
+
+_LOST = re.compile(r"gloo|nccl|connection (closed|reset)", re.IGNORECASE)
+_LOOK = 0.2
+"""Seconds between two looks at whether a run is to end early."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A placed step as a pipeline: its stages as modules, and the order in which its processes run them."""
+
+    parts: list[Part]
+    program: Program
+    stages: Stages
+    schedule: Schedule
+    micro_batches: int
+
+    def of_process(self, rank: int) -> dict[int, Part]:
+        """Stage -> part, of one process."""
+        return {s: part for s, part in enumerate(self.parts) if self.stages.line[s] == rank}
+
+    @property
+    def processes(self) -> list[int]:
+        """The device of every process."""
+        seen = dict.fromkeys(self.stages.device.tolist())
+        return list(seen)
+
+
+def cut_step(
+    step: TorchStep, model: nn.Module, found: Trace, graph: OpGraph, placed: Placement, cluster: Cluster,
+    micro_batches: int, schedule: Any,
+) -> Cut:  # fmt: skip
+    """The pipeline of a placement of one micro-batch's calls.
+
+    Raises:
+        InvalidInput: stages that form no pipeline (naming the edge that turns back), a schedule that does not fit them,
+            code between layers that cannot be cut.
+    """
+    made = pipelined(graph, cluster, placed, micro_batches, schedule)
+    assert made.schedule is not None and made.stages is not None  # noqa: S101  (a schedule was given)
+    if not made.stages.training:
+        raise InvalidInput(f"the graph of step {step.name!r} has no backward ops; profile it with mode='training'")
+    program = record(model, step.inputs, found)
+    stage = made.stages.stage[: len(found.calls)].tolist()
+    return Cut(cut(model, program, stage, made.stages.count), program, made.stages, made.schedule, micro_batches)
+
+
+def run_pipeline(
+    step: TorchStep, model: nn.Module, parts: list[TorchStep], cut_up: Cut, cluster: Cluster, names: tuple[str, ...], *,
+    steps: int, warmup: int, timeout: float | None = None, cancel: threading.Event | None = None, gradients: bool = False,
+    pool: Pool | None = None,
+) -> Run:  # fmt: skip
+    """Start a process per device (or take those of `pool`), let them train, and put together what they report."""
+    mean = is_mean(step, model, parts)
+    jobs = [
+        Job(
+            rank, len(cut_up.processes), names[device],
+            {s: (part.module, part.spec) for s, part in cut_up.of_process(rank).items()}, len(cut_up.parts),
+            str(cut_up.schedule), [(p.inputs, p.targets) for p in parts], step.loss or mean_square,
+            cut_up.program.template, mean, step.optimizer, step.seed, warmup, steps, gradients,
+        )
+        for rank, device in enumerate(cut_up.processes)
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="baechi_lab-") as folder:
+        reports, status, message = _reports(jobs, str(Path(folder) / "rendezvous"), timeout, cancel, pool)
+    if status != "ok":
+        return Run(None, np.zeros(0), (), status, message, info={"runtime": "pipelining"})
+    return _run(reports, model, cut_up, cluster, warmup)
+
+
+def _reports(
+    jobs: list[Job], file: str, timeout: float | None, cancel: threading.Event | None, given: Pool | None
+) -> tuple[list[Report], str, str]:
+    """What every process reports, or why there is nothing; then no process is left."""
+    packed = [_packed(job) for job in jobs]
+    pool, ended = given or Pool(len(jobs), tries=1), False
+    try:
+        futures = [pool.submit(run_process, data, file) for data in packed]
+        status, message = _awaited(futures, timeout, cancel)
+        ended = status == "ok"
+        return ([f.result() for f in futures] if ended else []), status, message
+    finally:
+        if given is None or not ended:
+            pool.kill()
+
+
+def _awaited(futures: list[Future[Report]], timeout: float | None, cancel: threading.Event | None) -> tuple[str, str]:
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        done, left = wait(futures, timeout=_LOOK, return_when=FIRST_EXCEPTION)
+        failed = [error for error in (f.exception() for f in done) if error is not None]
+        if failed:
+            return _failure(failed)
+        if not left:
+            return "ok", ""
+        if cancel is not None and cancel.is_set():
+            return "cancelled", "cancelled before the processes had ended"
+        if deadline is not None and time.monotonic() > deadline:
+            return "timeout", f"the processes had not ended after {timeout:g} s"
+
+
+def _failure(errors: list[BaseException]) -> tuple[str, str]:
+    """A status; whatever a process raised itself is raised here."""
+    if all(isinstance(error, BrokenExecutor) for error in errors):
+        return "died", str(errors[0])
+    own = [error for error in errors if not isinstance(error, BrokenExecutor)]
+    error = min(own, key=lambda error: bool(_LOST.search(str(error))))  # the others only saw that it had gone
+    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
+        return "out-of-memory", str(error).partition("\n")[0]
+    text = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raise ExecutionError(f"a process of the pipeline failed: {text[0] if text else type(error).__name__}") from error
+
+
+def _packed(job: Job) -> bytes:
+    """By value where cloudpickle is installed, so that classes of a notebook travel as well."""
+    try:
+        try:
+            import cloudpickle
+
+            return bytes(cloudpickle.dumps(job))
+        except ImportError:
+            return pickle.dumps(job)
+    except (pickle.PickleError, TypeError, AttributeError) as error:
+        raise InvalidInput(
+            f"the step cannot be sent to its processes: {error}; define its layers, loss and optimizer in a module"
+        ) from error
+
+
+def _run(reports: list[Report], model: nn.Module, cut_up: Cut, cluster: Cluster, warmup: int) -> Run:
+    start = np.min([r.starts for r in reports], axis=0)
+    seconds = np.max([r.ends for r in reports], axis=0) - start
+    last = next(r for r in reports if r.losses)
+    info: dict[str, Any] = {
+        "runtime": "pipelining", "schedule": str(cut_up.schedule), "micro_batches": cut_up.micro_batches,
+        "devices": tuple(r.device for r in reports),
+    }  # fmt: skip
+    if any(r.gradients for r in reports):
+        info["gradients"] = _gradients(reports, model, cut_up)
+    measured = np.arange(warmup, len(seconds))
+    middle = int(measured[np.argsort(seconds[measured], kind="stable")[(len(measured) - 1) // 2]])
+    timeline = _timeline(reports, middle, float(start[middle]), float(seconds[middle]), cut_up, cluster)
+    return Run(timeline, seconds[measured], tuple((loss,) for loss in last.losses), info=info)
+
+
+def _gradients(reports: list[Report], model: nn.Module, cut_up: Cut) -> dict[str, NDArray[Any]]:
+    """The model's name of a parameter -> its gradient after the first step."""
+    first = {id(p): name for name, p in model.named_parameters()}
+    names = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+    return {names[name]: values for r in reports for name, values in r.gradients.items()}
+
+
+def _timeline(
+    reports: list[Report], step: int, start: float, seconds: float, cut_up: Cut, cluster: Cluster
+) -> Timeline:
+    """A row per unit of the schedule; its ops are the units, `0F3` and so on."""
+    marks = sorted((m for r in reports for m in r.marks[step]), key=lambda m: (m[3], m[4]))
+    begin = np.array([m[3] for m in marks]) - start
+    end = np.array([m[4] for m in marks]) - start
+    peak = np.zeros(cluster.n, dtype=np.int64)
+    for device, report in zip(cut_up.processes, reports, strict=True):
+        peak[device] = report.peak_bytes
+    return Timeline(
+        op=np.arange(len(marks)), device=cut_up.stages.device[[m[0] for m in marks]], start_us=np.maximum(begin, 0) * 1e6,
+        end_us=np.maximum(end, 0) * 1e6, transfers=Transfers.none(), memory=MemoryLog.none(), peak_bytes=peak,
+        makespan_us=seconds * 1e6, origin="measured", op_names=tuple(f"{s}{kind}{k}" for s, kind, k, _, _ in marks),
+        device_names=cluster.names, memory_bytes=cluster.memory_bytes, tensor_producer=np.zeros(0, np.int32),
+        tensor_bytes=np.zeros(0, np.int64),
+        info={
+            "clock": "host", "peak": reports[0].peak_source, "schedule": str(cut_up.schedule),
+            "micro_batch": np.array([m[2] for m in marks], dtype=np.int32), "stage_device": cut_up.stages.device,
+        },
+    )  # fmt: skip

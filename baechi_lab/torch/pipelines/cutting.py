@@ -1,0 +1,155 @@
+"""Cutting: from a program and the stage of every call to the modules that a pipeline's processes run.
+
+A stage takes what the stage before sends and those of the model's inputs that it reads itself (every process has the
+batch), and sends what later stages read. torch's pipelines send to the next stage only, so a tensor that skips stages is
+handed on by those between. Views and constants belong to no call: each stage makes those that it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ...errors import InvalidInput
+from .recording import Program
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One stage: `module(*received, **inputs)` returns the tuple of what it sends, the last stage the output tensors.
+
+    `inputs` are the names (`input_0`, ...) of the model's inputs that it reads; `receives` and `sends` have shape, type and
+    whether there is a gradient, as plain values.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[str, ...]
+    receives: tuple[tuple[Any, ...], ...]
+    sends: tuple[tuple[Any, ...], ...]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """All but the module, ready for JSON."""
+        return {"inputs": list(self.inputs), "receives": list(self.receives), "sends": list(self.sends)}
+
+
+def cut(model: nn.Module, program: Program, stage: Sequence[int], count: int) -> list[Part]:
+    """The `count` stages of a program; `stage[i]` is that of call i, -1 where every stage that reads it makes it itself.
+
+    The parts share the model's parameters.
+
+    Raises `InvalidInput` for an empty stage, and where a call reads from a later stage, naming both.
+
+    >>> from ..tracing import trace
+    >>> from .recording import record
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    >>> x = torch.ones(1, 2)
+    >>> [part.sends for part in cut(model, record(model, (x,), trace(model, x)), [0, 1], 2)]
+    [(((1, 3), 'float32', True),), (((1, 3), 'float32', True),)]
+    """
+    cutter = _Cutter(program, stage, count)
+    received = cutter.received()
+    holder = _Holder(model, program.constants)
+    return [cutter.part(holder, s, received) for s in range(count)]
+
+
+class _Cutter:
+    def __init__(self, program: Program, stage: Sequence[int], count: int):
+        self.program, self.count = program, count
+        self.order = {node: k for k, node in enumerate(program.graph.nodes)}
+        self.stage = {node: int(stage[call]) for node, call in program.call_of.items() if stage[call] >= 0}
+        empty = sorted(set(range(count)) - set(self.stage.values()))
+        if empty:
+            raise InvalidInput(f"stage {empty[0]} of {count} has no forward call; give it one, or use fewer devices")
+        self.own: list[set[fx.Node]] = []
+        self.reads: list[set[fx.Node]] = []
+        for s in range(count):
+            own, reads = self._closure(s)
+            self.own.append(own)
+            self.reads.append(reads)
+
+    def _closure(self, s: int) -> tuple[set[fx.Node], set[fx.Node]]:
+        """Nodes that stage `s` runs, and those of earlier stages that it reads."""
+        stack = [node for node in self.program.calls if self.stage.get(node) == s]
+        if s == self.count - 1:
+            stack += self.program.outputs
+        own: set[fx.Node] = set()
+        reads: set[fx.Node] = set()
+        while stack:
+            node = stack.pop()
+            at = self.stage.get(node, s)
+            if at < s:
+                reads.add(node)
+            elif at > s:
+                raise InvalidInput(
+                    f"stage {s} reads what {node.target!r} makes in stage {at}; the stages form no pipeline"
+                )
+            elif node not in own:
+                own.add(node)
+                stack += node.all_input_nodes
+                stack += [w for w in self.program.after.get(node, ()) if self.stage.get(w, s) == s]
+        return own, reads
+
+    def received(self) -> list[list[fx.Node]]:
+        """Per stage what it receives, for itself or to hand on; an entry more for what follows the last."""
+        found: list[list[fx.Node]] = [[] for _ in range(self.count + 1)]
+        found[self.count] = list(self.program.outputs)
+        after: set[fx.Node] = set()
+        for s in reversed(range(1, self.count)):
+            after = {node for node in after if self.stage[node] < s} | self.reads[s]
+            found[s] = sorted(after, key=self.order.__getitem__)
+        return found
+
+    def part(self, holder: nn.Module, s: int, received: list[list[fx.Node]]) -> Part:
+        graph, copies = fx.Graph(), {}
+        for k, node in enumerate(received[s]):
+            copies[node] = graph.placeholder(f"received_{k}")
+        inputs = [node for node in self.program.inputs if node in self.own[s]]
+        for node in inputs:
+            copies[node] = graph.placeholder(str(node.target))
+        for node in sorted(self.own[s] - set(inputs), key=self.order.__getitem__):
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        _free_of_devices(graph)
+        graph.output(tuple(copies[node] for node in received[s + 1]))
+        module = fx.GraphModule(holder, graph, class_name=f"Stage{s}")
+        return Part(
+            module, tuple(str(node.target) for node in inputs), _specs(received[s]), _specs(received[s + 1])
+        )  # fmt: skip
+
+
+def _free_of_devices(graph: fx.Graph) -> None:
+    """Devices in arguments become the attribute `device` of the stage, which says where it runs."""
+    for node in list(graph.nodes):
+        if any(isinstance(a, torch.device) for a in (*node.args, *node.kwargs.values())):
+            with graph.inserting_before(node):
+                device = graph.create_node("get_attr", "device")
+            node.args = tuple(device if isinstance(a, torch.device) else a for a in node.args)
+            node.kwargs = {k: device if isinstance(a, torch.device) else a for k, a in node.kwargs.items()}
+
+
+class _Holder(nn.Module):
+    """The model's modules and tensors under their own names, with the program's constants beside them."""
+
+    def __init__(self, model: nn.Module, constants: dict[str, torch.Tensor]):
+        super().__init__()
+        self.__dict__["_model"] = model
+        self.device = torch.device("cpu")
+        for name, tensor in constants.items():
+            self.register_buffer(name, tensor)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_model"], name)
+
+
+def _specs(nodes: list[fx.Node]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(
+        (shape, str(dtype).removeprefix("torch."), grad)
+        for shape, dtype, grad in (node.meta["value"] for node in nodes)
+    )

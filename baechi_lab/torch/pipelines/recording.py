@@ -1,0 +1,240 @@
+"""Recording: one forward of a model as a straight program, from which stages are cut.
+
+Idea: the model runs once on one micro-batch under the interception that traces and profiles use, so every call of a layer
+and every function between layers appears under the key that the profile knows it by. Each becomes a node of a
+`torch.fx.Graph`; tensors are known by identity. All micro-batches have one size, so sizes that Python has read may
+stand in the program as numbers; values may not.
+
+Refused, because a program could not repeat it: values read in Python, hooks and autograd Functions between layers, and
+calls under settings of their own (checkpointing, autocast, no_grad). Such a model runs in the session.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from types import GetSetDescriptorType
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.node import _get_qualified_name
+
+from ...errors import InvalidInput
+from ..records import Trace
+from ..runtime.context import ambient, autocast_state
+from ..runtime.intercept import Frame, Handler, Interceptor, hooked
+from ..runtime.tree import map_tensors, tensors
+from ..snapshot import untouched
+
+READERS = frozenset({
+    "item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__bool__", "__int__", "__float__", "__index__",
+    "__complex__", "__contains__", "__array__",
+})  # fmt: skip
+"""Functions that give Python a tensor's values."""
+
+
+@dataclass(eq=False)
+class Program:
+    """A straight program: `calls` are the nodes of the trace's calls, and `call_of` says which call a node is or is a part of.
+
+    Other nodes are views and constants.
+    `after`: nodes that write in place into what a node reads. `outputs` are the nodes of the model's output tensors,
+    `template` how they make the output, as plain values that `worker.rebuilt` reads. `constants` are tensors that are
+    neither parameters nor buffers.
+    """
+
+    graph: fx.Graph
+    inputs: list[fx.Node] = field(default_factory=list)
+    calls: list[fx.Node] = field(default_factory=list)
+    call_of: dict[fx.Node, int] = field(default_factory=dict)
+    after: dict[fx.Node, set[fx.Node]] = field(default_factory=dict)
+    outputs: list[fx.Node] = field(default_factory=list)
+    template: Any = None
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def record(model: nn.Module, inputs: tuple[torch.Tensor, ...], trace: Trace) -> Program:
+    """The program of one forward of `model` on `inputs`, whose calls are those of `trace`; the model is left as it was.
+
+    Raises `InvalidInput` naming what no program can repeat.
+
+    >>> from ..tracing import trace
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    >>> x = torch.ones(1, 2)
+    >>> [str(node.target) for node in record(model, (x,), trace(model, x)).graph.nodes]
+    ['input_0', '0', '1']
+    """
+    recorder = Recorder(model, trace)
+    with untouched(model, inputs):
+        interceptor = Interceptor(model, trace.layers, recorder).install()
+        try:
+            model(*inputs)
+        finally:
+            interceptor.remove()
+    return recorder.program
+
+
+class Recorder(Handler):
+    """The handler that writes the program."""
+
+    def __init__(self, model: nn.Module, trace: Trace):
+        self.index = trace.index
+        self.program = Program(fx.Graph())
+        self.names = {id(t): name for name, t in (*model.named_buffers(), *model.named_parameters())}
+        self.layer_of = {id(module): name for name, module in model.named_modules()}
+        # id -> the tensor, which keeps it alive, and its node
+        self.known: dict[int, tuple[torch.Tensor, fx.Node]] = {}
+        self.writers: dict[int, list[fx.Node]] = {}
+        self.settings: Any = None
+
+    # -- the handler ---------------------------------------------------------------------------------
+
+    def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        for i, tensor in enumerate(args):
+            node = self.program.graph.placeholder(f"input_{i}")
+            self.program.inputs.append(node)
+            self._know(tensor, node)
+        self.settings = _settings()
+        return args, kwargs
+
+    def call(
+        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
+    ) -> Any:
+        taken = list(tensors((args, kwargs)))
+        if module is None and not taken and getattr(run, "__name__", "").startswith("_set_"):
+            return run(*args, **kwargs)  # entering and leaving no_grad and the like are torch functions too
+        if _settings() != self.settings:
+            raise InvalidInput(
+                f"call {key!r} runs under settings of its own (no_grad, autocast or checkpointing); {_ELSE}"
+            )
+        if getattr(run, "__name__", "") in READERS and module is None:
+            raise InvalidInput(f"call {key!r} reads a tensor's values in Python; {_ELSE}")
+        versions = [(t, 0 if t.is_inference() else t._version) for t in taken]
+        target = self._target(key, run, module)
+        nodes = [self._node_of(t) for t in taken]
+        behind = {w for t in taken for w in self.writers.get(_storage(t), ())}
+        given = self._arguments(args, kwargs)
+        outputs = run(*args, **kwargs)
+        made = list(tensors(outputs))
+        if made and all(any(t is g for g in taken) for t in made) and all(t._version == v for t, v in versions):
+            return outputs  # handed through as it came
+        node = self._add(target, *given)
+        self.program.after[node] = behind - {node, *nodes}
+        if key in self.index:
+            self.program.calls.append(node)
+            self.program.call_of[node] = self.index[key]
+        for t, version in versions:
+            if not t.is_inference() and t._version != version:
+                self.writers.setdefault(_storage(t), []).append(node)
+        self._outputs(node, outputs)
+        return outputs
+
+    def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        name = f"the hooks of {what!r}" if isinstance(what, str) else f"the autograd Function {what.__name__}"
+        raise InvalidInput(f"{name} cannot be cut into stages; {_ELSE}")
+
+    def end(self, frame: Frame, outputs: Any) -> Any:
+        self.program.template = self._described(outputs)
+        self.known.clear()
+        return outputs
+
+    def _described(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            self.program.outputs.append(self._node_of(value))
+            return {"slot": len(self.program.outputs) - 1}
+        if type(value) in (tuple, list):
+            return {"is": type(value).__name__, "of": [self._described(part) for part in value]}
+        if type(value) is dict:
+            return {"is": "dict", "of": [[key, self._described(part)] for key, part in value.items()]}
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        raise InvalidInput(
+            f"the model returns a {type(value).__name__}; a pipeline's model returns tensors in tuples, lists or dicts"
+        )
+
+    # -- nodes ---------------------------------------------------------------------------------------
+
+    def _target(self, key: str, run: Callable[..., Any], module: nn.Module | None) -> tuple[str, Any]:
+        if module is not None:
+            if hooked(module):
+                raise InvalidInput(f"the hooks of {self.layer_of[id(module)]!r} may reach across stages; {_ELSE}")
+            return "call_module", self.layer_of[id(module)]
+        name = getattr(run, "__name__", "")
+        if name == "__get__" and isinstance(getattr(run, "__self__", None), (property, GetSetDescriptorType)):
+            return "getattr", getattr(run.__self__, "__name__", None) or run.__self__.fget.__name__  # type: ignore[attr-defined]
+        if name and getattr(torch.Tensor, name, None) is run:
+            return "call_method", name
+        if not _importable(run):
+            raise InvalidInput(f"call {key!r} is of a function that has no public name in torch; {_ELSE}")
+        return "call_function", run
+
+    def _add(self, target: tuple[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        kind, what = target
+        if kind == "getattr":
+            return self.program.graph.call_function(getattr, (args[0], what))
+        return self.program.graph.create_node(kind, what, args, kwargs)
+
+    def _arguments(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return map_tensors((tuple(args), dict(kwargs)), self._node_of)  # type: ignore[no-any-return]
+
+    def _node_of(self, tensor: torch.Tensor) -> fx.Node:
+        if id(tensor) not in self.known:
+            name = self.names.get(id(tensor))
+            if name is None:
+                name = f"constant_{len(self.program.constants)}"
+                self.program.constants[name] = tensor.detach().clone()
+            self._know(tensor, self.program.graph.create_node("get_attr", name))
+        return self.known[id(tensor)][1]
+
+    def _outputs(self, node: fx.Node, outputs: Any) -> None:
+        """Every tensor of `outputs` by the way that leads to it."""
+        for way, tensor in _ways(outputs):
+            part = node
+            for read, step in way:
+                part = self.program.graph.call_function(read, (part, step))
+                if node in self.program.call_of:
+                    self.program.call_of[part] = self.program.call_of[node]
+            self._know(tensor, part)
+
+    def _know(self, tensor: torch.Tensor, node: fx.Node) -> None:
+        self.known[id(tensor)] = (tensor, node)
+        node.meta["value"] = (tuple(tensor.shape), tensor.dtype, bool(tensor.requires_grad))
+
+
+_ELSE = "run the placement in the session (pipeline=False)"
+
+
+def _ways(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield way, value
+    elif isinstance(value, (tuple, list)):
+        for i, part in enumerate(value):
+            yield from _ways(part, (*way, (operator.getitem, i)))
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from _ways(part, (*way, (operator.getitem, key)))
+    elif is_dataclass(value) and not isinstance(value, type):
+        for f in fields(value):
+            yield from _ways(getattr(value, f.name), (*way, (getattr, f.name)))
+
+
+def _settings() -> tuple[Any, ...]:
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state(), ambient())
+
+
+def _importable(run: Callable[..., Any]) -> bool:
+    """Whether the name that fx writes leads back to the function."""
+    try:
+        first, *rest = _get_qualified_name(run).split(".")
+        found: Any = {"torch": torch}.get(first)
+        for part in rest:
+            found = getattr(found, part)
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    return found is run
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata

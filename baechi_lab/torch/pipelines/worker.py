@@ -1,0 +1,198 @@
+"""One process of a pipeline: it runs its stages on `torch.distributed.pipelining`, in the order of a schedule's text.
+
+This file needs torch alone: an exported script takes it along. A schedule has one line per process, with units such as
+`0F3`: stage 0, forward of micro-batch 3. B is the whole backward pass of a stage; where the text has W units, B is the
+gradient of inputs and W that of weights. The order goes to torch's `_PipelineScheduleRuntime`, which adds sends and
+receives.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+from torch.distributed.pipelining.stage import PipelineStage
+
+Marks = list[tuple[int, str, int, float, float]]
+"""(stage, kind, micro-batch, start, end) of units; seconds of this machine's monotonic clock."""
+
+SECONDS = 300
+"""How long a process waits for another before it gives up."""
+
+
+def connect(rank: int, world: int, device: str, file: str | None, seconds: float = SECONDS) -> None:
+    """Join the other processes: through a file on one machine, or as torchrun's environment says.
+
+    With a file nothing listens beyond the loopback device; several machines need a network that is closed to others.
+    """
+    backend = "nccl" if device.startswith("cuda") else "gloo"
+    wait = timedelta(seconds=seconds)
+    if file is None:
+        dist.init_process_group(backend, rank=rank, world_size=world, timeout=wait)
+        return
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(backend, store=dist.FileStore(file, world), rank=rank, world_size=world, timeout=wait)
+
+
+def actions(text: str) -> dict[int, list[Any]]:
+    """A schedule's text in torch's words, per process: `B` where weights come with it, else `I` and `W`."""
+    lines = [line.split() for line in text.strip().splitlines()]
+    apart = any("W" in word for line in lines for word in line)
+    return {k: [_Action.from_str(w.replace("B", "I") if apart else w) for w in line] for k, line in enumerate(lines)}
+
+
+class Pipeline:
+    """The stages of one process, ready to take steps.
+
+    Args:
+        parts: stage -> its module and its spec (names of the inputs it reads; shape, type and gradient of what it
+            receives and sends).
+        stages: how many there are in all processes.
+        text: the schedule.
+        micro_batches: per step.
+        loss: `(output, *targets) -> scalar`; the last stage's `template` says how its tensors make the output.
+        mean: the loss of the batch is the mean of those of its micro-batches, else their sum.
+    """
+
+    def __init__(
+        self, parts: Mapping[int, tuple[nn.Module, dict[str, Any]]], stages: int, text: str, micro_batches: int, *,
+        loss: Callable[..., torch.Tensor], template: Any, mean: bool = True, device: str = "cpu",
+    ):  # fmt: skip
+        self.count, self.device = micro_batches, torch.device(device)
+        self.inputs = {name for _, spec in parts.values() for name in spec["inputs"]}
+        self.marks: Marks = []
+        self.modules = {s: module.to(self.device) for s, (module, _) in parts.items()}
+        made = []
+        for s, (module, spec) in sorted(parts.items()):
+            module.device = self.device  # type: ignore[assignment]
+            metas = [tuple(_meta(*value) for value in spec[key]) for key in ("receives", "sends")]
+            stage = _Stage(
+                _Sending(module, spec["inputs"]), s, stages, self.device, input_args=metas[0], output_args=metas[1]
+            )
+            stage.pipeline = self
+            made.append(stage)
+        self.schedule = _PipelineScheduleRuntime(made, micro_batches, loss_fn=self._loss, scale_grads=mean)
+        self.schedule._prepare_schedule_with_comms(actions(text))
+        self.loss, self.template, self.mean = loss, template, mean
+        self.observed = True
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Of all stages of this process."""
+        return [p for module in self.modules.values() for p in module.parameters()]
+
+    def step(self, batches: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]) -> float | None:
+        """Forward and backward of one batch, given as (inputs, targets) of its micro-batches; gradients add up.
+
+        Returns the batch's loss, on the process of the last stage; None on the others.
+        """
+        stages: list[Any] = self.schedule._stages
+        for stage in stages:
+            stage.has_backward = True
+            stage.clear_runtime_states()
+        self.marks = []
+        own = [self._own(inputs) for inputs, _ in batches]
+        last = any(stage.is_last for stage in stages)
+        targets = [tuple(t.to(self.device) for t in given) for _, given in batches] if last else None
+        losses: list[torch.Tensor] = []
+        self.schedule._step_microbatches([()] * self.count, own, targets, losses, return_outputs=False)
+        if not last:
+            return None
+        total = float(torch.stack([loss.detach() for loss in losses]).sum())
+        return total / self.count if self.mean else total
+
+    def _own(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        named = {f"input_{i}": tensor for i, tensor in enumerate(inputs)}
+        return {name: named[name].to(self.device) for name in self.inputs}
+
+    def _loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        made = outputs if isinstance(outputs, tuple) else (outputs,)
+        loss = self.loss(rebuilt(self.template, made), *targets)
+        stage, kind, k, start, _ = self.marks.pop()  # the loss ends the forward unit that made the outputs
+        self.marks.append((stage, kind, k, start, self.now()))
+        return loss
+
+    def now(self) -> float:
+        """Seconds; while the units are observed, after what a GPU was given."""
+        if self.observed and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+class _Stage(PipelineStage):
+    """A stage that notes when its units start and end."""
+
+    pipeline: Pipeline
+
+    def forward_one_chunk(
+        self, fwd_chunk_id: int, args: Any, kwargs: Any = None, save_forward_output: bool = True
+    ) -> Any:
+        own = {name: kwargs[name] for name in self.submod.inputs}  # type: ignore[union-attr]
+        return self._marked("F", fwd_chunk_id, super().forward_one_chunk, fwd_chunk_id, args, own, save_forward_output)
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> Any:
+        return self._marked(
+            "B", bwd_chunk_id, super().backward_one_chunk, bwd_chunk_id, loss, full_backward, last_backward
+        )
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
+        return self._marked("W", bwd_chunk_id, super().backward_weight_one_chunk, bwd_chunk_id, last_backward)
+
+    def _marked(self, kind: str, k: int, run: Callable[..., Any], *args: Any) -> Any:
+        start = self.pipeline.now()
+        result = run(*args)
+        self.pipeline.marks.append((self.stage_index, kind, k, start, self.pipeline.now()))
+        return result
+
+
+class _Sending(nn.Module):
+    """A stage whose outputs are ready to be sent: contiguous, and nothing that torch may not detach afterwards."""
+
+    def __init__(self, module: nn.Module, inputs: Sequence[str]):
+        super().__init__()
+        self.module, self.inputs = module, tuple(inputs)
+
+    def forward(self, *received: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(_Handed.apply(tensor.contiguous()) for tensor in self.module(*received, **inputs))
+
+
+class _Handed(torch.autograd.Function):
+    """The same data behind a node of its own.
+
+    torch detaches what a stage has sent in place, which must not reach tensors that the stage itself has saved, and
+    cannot be done to views.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
+
+
+def rebuilt(template: Any, made: Sequence[torch.Tensor]) -> Any:
+    """The output that `template` describes: `{"slot": i}` stands for tensor i, `{"is": kind, "of": parts}` for a container."""
+    if not isinstance(template, dict):
+        return template
+    if "slot" in template:
+        return made[template["slot"]]
+    if template["is"] == "dict":
+        return {key: rebuilt(part, made) for key, part in template["of"]}
+    parts = [rebuilt(part, made) for part in template["of"]]
+    return tuple(parts) if template["is"] == "tuple" else parts
+
+
+def _meta(shape: Sequence[int], dtype: str, grad: bool) -> torch.Tensor:
+    made = torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="meta")
+    return made.requires_grad_(grad)

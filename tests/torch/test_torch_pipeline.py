@@ -1,0 +1,361 @@
+"""Steps of several micro-batches: stages cut from a model, pipelines of processes, and the session for other placements."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch_cases import ODD, SMALL  # noqa: E402
+
+import baechi_lab as bl  # noqa: E402
+from baechi_lab import viz  # noqa: E402
+from baechi_lab.errors import ExecutionError, InvalidInput, UnknownNameError  # noqa: E402
+from baechi_lab.executors.torch.execution import in_flight  # noqa: E402
+from baechi_lab.executors.torch.pipelined import cut_step, run_pipeline  # noqa: E402
+from baechi_lab.executors.torch.reduction import is_mean  # noqa: E402
+from baechi_lab.torch.pipelines.cutting import cut  # noqa: E402
+from baechi_lab.torch.pipelines.recording import record  # noqa: E402
+from baechi_lab.torch.pipelines.worker import actions, rebuilt  # noqa: E402
+from baechi_lab.torch.step import TorchStep  # noqa: E402
+from baechi_lab.torch.tracing import trace  # noqa: E402
+from baechi_lab.workers.pool import Pool  # noqa: E402
+
+
+class Skipping(nn.Module):
+    """Residual blocks, a mask made between layers, a view that is sent on, and the first layer's output read by the last."""
+
+    def __init__(self, width: int = 8, layers: int = 6) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, width)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.GELU()) for _ in range(layers)
+        )
+        self.head = nn.Linear(width, 11)
+
+    def forward(self, tokens):
+        first = x = self.embed(tokens)
+        mask = torch.ones(tokens.size(1), dtype=torch.bool, device=tokens.device).logical_not()[None, :, None]
+        for layer in self.layers:
+            x = (x + layer(x)).masked_fill(mask, 0.0).transpose(0, 1).transpose(0, 1)
+        return self.head(x + first)
+
+
+class Halving(nn.Module):
+    """Two branches; a step that reads a value in Python where `reads`."""
+
+    def __init__(self, reads: bool = False) -> None:
+        super().__init__()
+        self.a, self.b, self.o = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.reads = reads
+
+    def forward(self, x):
+        y = self.a(x) + self.b(x)
+        return self.o(y if not self.reads or float(y.detach().sum()) < 1e9 else y / 2)
+
+
+def tokens_loss(outputs, labels):
+    return F.cross_entropy(outputs.flatten(0, 1), labels.flatten())
+
+
+def skipping(rows=8, loss=tokens_loss):
+    generator = torch.Generator().manual_seed(0)
+    tokens, labels = (torch.randint(11, (rows, 5), generator=generator) for _ in range(2))
+    return TorchStep("skipping", Skipping, (tokens,), loss, (labels,))
+
+
+def profiled(step, micro_batches=4):
+    graph = bl.torch.profile(step.micro_batches(micro_batches)[0], warmup=0, runs=1)
+    return graph.replace(duration_us=np.full(graph.n, 10.0))
+
+
+def in_stages(graph, home):
+    """Calls in equal runs of the code, run k on device home[k]; backward ops with their forward op."""
+    forward = np.flatnonzero(graph.forward_of < 0)
+    device = np.zeros(graph.n, dtype=int)
+    device[forward] = np.asarray(home)[np.arange(len(forward)) * len(home) // len(forward)]
+    back = graph.forward_of >= 0
+    device[back] = device[graph.forward_of[back]]
+    return bl.Placement(device=device, graph_key=graph.key)
+
+
+def undivided(step):
+    model = step.model()
+    loss = step.run(model)
+    return float(loss.detach()), {n: p.grad.numpy() for n, p in model.named_parameters()}
+
+
+def same_gradients(found, wanted):
+    """To float32 rounding: sums of four parts in another order."""
+    assert found.keys() == wanted.keys()
+    for name, values in wanted.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=2e-6, err_msg=name)
+
+
+def cpus(n):
+    return bl.Cluster.uniform(n, kind="cpu", memory_bytes="1GB", link=bl.Link(5.0, 0.0001))
+
+
+# -- cutting -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted([*SMALL, *ODD]))
+def test_stages_in_a_row_compute_what_the_model_computes(name):
+    """Bit for bit, dropout included: the same calls in the same order."""
+    if name in SMALL:
+        step = bl.torch.models.build(name, **SMALL[name])
+        model, inputs = step.model(), step.inputs
+    else:
+        model, inputs = ODD[name][0](), (ODD[name][1](),)
+    found = trace(model, inputs)
+    program = record(model, inputs, found)
+    stage = monotone(found, 3)
+    parts = cut(model, program, stage, int(stage.max()) + 1)
+    torch.manual_seed(1)
+    wanted = model(*inputs)
+    torch.manual_seed(1)
+    values = ()
+    for part in parts:
+        values = part.module(*values, **{name: inputs[int(name.removeprefix("input_"))] for name in part.inputs})
+    output = rebuilt(program.template, values)
+
+    def flat(o):
+        return o if isinstance(o, tuple) else (o,)
+
+    assert all(torch.equal(a, b) for a, b in zip(flat(output), flat(wanted), strict=True))
+
+
+def monotone(found, count):
+    """A stage per call: thirds of the code, moved on until groups share one and nothing reads from a later one."""
+    n = len(found.calls)
+    stage = np.arange(n) * count // n
+    while True:
+        before = stage.copy()
+        for group in found.groups:
+            stage[list(group)] = stage[list(group)].max()
+        for i in range(n):
+            stage[i] = max([stage[i], *(stage[p] for p in found.parents(i))])
+        if (before == stage).all():
+            return np.unique(stage, return_inverse=True)[1]
+
+
+def test_a_tensor_that_skips_a_stage_is_handed_on():
+    """The last stage of three reads the embedding of the first: the middle one receives it and sends it on."""
+    model, tokens = Skipping(), torch.ones(2, 5, dtype=torch.int64)
+    found = trace(model, (tokens,))
+    keys = [c.key for c in found.calls]
+    stage = [(i >= keys.index("layers.2.0")) + (i >= keys.index("layers.4.0")) for i in range(len(keys))]
+    parts = cut(model, record(model, (tokens,), found), stage, 3)
+    assert [len(part.sends) for part in parts] == [2, 2, 1] and parts[0].inputs == ("input_0",)
+    assert parts[1].sends[0] == ((2, 5, 8), "float32", True)
+
+
+def test_a_stage_takes_its_inputs_from_the_batch_not_from_the_stage_before():
+    """GNMT's decoder reads target tokens, which no stage sends."""
+    step = bl.torch.models.build("gnmt", **SMALL["gnmt"])
+    model = step.model()
+    found = trace(model, step.inputs)
+    keys = [c.key for c in found.calls]
+    stage = (np.arange(len(keys)) >= keys.index("decoder.dropout")).astype(int)
+    stage[[keys.index("target")]] = 1
+    parts = cut(model, record(model, step.inputs, found), stage, 2)
+    assert [part.inputs for part in parts] == [("input_0",), ("input_1",)]
+    assert len(parts[0].sends) == 1
+
+
+def test_what_a_program_cannot_repeat_is_refused():
+    x = torch.ones(2, 4)
+    model = Halving(reads=True)
+    with pytest.raises(InvalidInput, match="reads a tensor's values in Python"):
+        record(model, (x,), trace(model, x))
+    hooked = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    hooked[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(InvalidInput, match="the hooks of '0'"):
+        record(hooked, (x,), trace(hooked, x))
+
+    class Frozen(nn.Sequential):
+        def forward(self, x):
+            with torch.no_grad():
+                x = self[0](x)
+            return self[1](x)
+
+    frozen = Frozen(nn.Linear(4, 4), nn.Linear(4, 4))
+    with pytest.raises(InvalidInput, match="settings of its own"):
+        record(frozen, (x,), trace(frozen, x))
+
+
+def test_bug_a_stage_without_calls_is_named():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    x = torch.ones(2, 4)
+    with pytest.raises(InvalidInput, match="stage 1 of 3 has no forward call"):
+        cut(model, record(model, (x,), trace(model, x)), [0, 2], 3)
+
+
+def test_torchs_words_for_a_schedule():
+    assert [str(a) for a in actions("0F0 0B0")[0]] == ["0F0", "0B0"]
+    assert [str(a) for a in actions("0F0 0B0 0W0")[0]] == ["0F0", "0I0", "0W0"]
+
+
+# -- the batch ---------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_cut_along_its_first_dimension():
+    parts = skipping().micro_batches(4)
+    assert [len(p.inputs[0]) for p in parts] == [2] * 4
+    assert torch.equal(torch.cat([p.targets[0] for p in parts]), skipping().targets[0])
+    with pytest.raises(InvalidInput, match="has 8 rows; it must be a multiple of micro_batches, which is 3"):
+        skipping().micro_batches(3)
+    with pytest.raises(InvalidInput, match=r"shapes \[4, 2\], \[3\]"):
+        TorchStep("odd", nn.Identity, (torch.ones(4, 2), torch.ones(3))).micro_batches(2)
+
+
+def test_means_and_sums_of_losses_are_told_apart():
+    """Half the rows of the labels are left out in one micro-batch only, so that one is neither."""
+    step = skipping()
+    assert is_mean(step, step.model(), step.micro_batches(4))
+    summed = skipping(loss=lambda o, t: F.cross_entropy(o.flatten(0, 1), t.flatten(), reduction="sum"))
+    assert not is_mean(summed, summed.model(), summed.micro_batches(4))
+    step.targets[0][0] = -100
+    with pytest.warns(UserWarning, match="neither the mean nor the sum"):
+        is_mean(step, step.model(), step.micro_batches(4))
+
+
+# -- the session -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("schedule", "under_way"), [("gpipe", 4), ("1f1b", 2)])
+def test_a_placement_that_forms_no_pipeline_runs_in_the_session(schedule, under_way):
+    step = skipping()
+    graph = profiled(step)
+    placed = in_stages(graph, [0, 1, 0, 1])
+    run = bl.torch.execute(step, placed, 2, warmup=0, graph=graph, cluster=cpus(2), micro_batches=4, schedule=schedule,
+                           return_gradients=True)  # fmt: skip
+    loss, gradients = undivided(step)
+    assert run.info["runtime"] == "session" and run.info["in_flight"] == under_way
+    assert run.outputs[0][0] == pytest.approx(loss, rel=1e-6)
+    same_gradients(run.info["gradients"], gradients)
+    simulated = bl.simulate(graph, cpus(2), placed, micro_batches=4)
+    measured = run.timeline
+    assert measured.op_names == simulated.op_names and sorted(measured.op) == sorted(simulated.op)
+    assert (np.bincount(measured.info["micro_batch"][measured.op]) == graph.n).all()
+    assert len(measured.transfers) == len(simulated.transfers)
+
+
+def test_what_the_session_has_under_way():
+    assert (in_flight(None, 1, 2), in_flight("1f1b", 2, 4), in_flight("gpipe", 8, 4)) == (1, 2, 8)
+    with pytest.raises(InvalidInput, match="schedule is 'zb-h1'; outside a pipeline"):
+        in_flight("zb-h1", 8, 4)
+
+
+def test_what_forms_no_pipeline_is_refused_where_one_is_asked_for():
+    step = skipping()
+    graph = profiled(step)
+    placed = in_stages(graph, [0, 1, 0, 1])
+    for given in ({"pipeline": True}, {"schedule": "zb-h1"}):
+        with pytest.raises(InvalidInput, match=r"form no pipeline: the forward tensor .* turns back from"):
+            bl.torch.execute(step, placed, 1, graph=graph, cluster=cpus(2), micro_batches=4, **given)
+    with pytest.raises(UnknownNameError, match="unknown schedule 'zb-h3'"):
+        bl.torch.execute(step, placed, 1, graph=graph, cluster=cpus(2), micro_batches=4, schedule="zb-h3")
+    chain = in_stages(graph, [0, 1])
+    with pytest.raises(InvalidInput, match="form no pipeline with several stages on a device: stage 3 of 4"):
+        bl.torch.execute(step, chain, 1, graph=graph, cluster=cpus(2), micro_batches=4, schedule="zb-v")
+    with pytest.raises(InvalidInput, match="has 8 rows"):
+        bl.torch.execute(step, chain, 1, graph=graph, cluster=cpus(2), micro_batches=5)
+
+
+def test_batch_statistics_are_warned_of_once():
+    step = TorchStep("norms", Norms, (torch.randn(8, 4),))
+    graph = profiled(step, 2)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        bl.torch.execute(step, in_stages(graph, [0, 1, 0]), 1, warmup=0, graph=graph, cluster=cpus(2), micro_batches=2)
+    assert sum("statistics of its batch" in str(w.message) for w in said) == 1
+
+
+class Norms(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+# -- pipelines of processes ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_processes():
+    with Pool(2, tries=1) as pool:
+        yield pool
+
+
+SCHEDULES = {
+    "1f1b": [0, 1], "gpipe": [0, 1], "zb-h1": [0, 1], "zb-h2": [0, 1], "zb-auto": [0, 1],
+    "interleaved-1f1b": [0, 1, 0, 1], "zb-v": [0, 1, 1, 0],
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_gives_the_gradients_of_the_undivided_batch(two_processes, schedule):
+    step = skipping()
+    graph = profiled(step)
+    placed = in_stages(graph, SCHEDULES[schedule])
+    model, parts = step.model(), step.micro_batches(4)
+    found = trace(model, parts[0].inputs)
+    cut_up = cut_step(parts[0], model, found, graph, placed, cpus(2), 4, schedule)
+    run = run_pipeline(
+        step, model, parts, cut_up, cpus(2), ("cpu", "cpu"), steps=2, warmup=1, gradients=True, pool=two_processes
+    )
+    loss, gradients = undivided(step)
+    assert run.status == "ok" and len(run.step_seconds) == 2 and len(run.outputs) == 3
+    assert run.outputs[0][0] == pytest.approx(loss, rel=1e-6)
+    same_gradients(run.info["gradients"], gradients)
+    units = run.timeline.op_names
+    assert sorted(units) == sorted(cut_up.schedule.__str__().split())
+    for line, device in enumerate(dict.fromkeys(cut_up.stages.device.tolist())):
+        mine = np.flatnonzero(run.timeline.device == device)
+        assert [units[i] for i in run.timeline.op[mine]] == str(cut_up.schedule).splitlines()[line].split()
+
+
+@pytest.mark.slow
+def test_the_pipeline_trains_as_one_process_does_and_its_timeline_lies_beside_the_simulated_one():
+    step = skipping()
+    step = TorchStep(step.name, step.build, step.inputs, step.loss, step.targets, torch.optim.Adam)
+    graph = profiled(step)
+    cluster = cpus(2)
+    seen = []
+    run = bl.torch.execute(step, in_stages(graph, [1, 0]), 2, warmup=1, graph=graph, cluster=cluster, micro_batches=4,
+                           schedule="1f1b", on_step=seen.append)  # fmt: skip
+    model = step.model()
+    optimizer = step.optimizer(model.parameters())
+    wanted = [float(step.run(model, optimizer).detach()) for _ in range(3)]
+    assert [loss for (loss,) in run.outputs] == pytest.approx(wanted, rel=1e-5)
+    assert [s.phase for s in seen] == ["warmup", "measured", "measured"]
+    assert run.timeline.device[run.timeline.op_names.index("0F0")] == 1
+    viz.gantt(bl.simulate(graph, cluster, in_stages(graph, [1, 0]), micro_batches=4, schedule="1f1b"), run.timeline)
+    late = bl.torch.execute(
+        step, in_stages(graph, [0, 1]), 1000, graph=graph, cluster=cluster, micro_batches=4, timeout=0.1
+    )
+    assert late.status == "timeout"
+
+
+class Tripwire(nn.Module):
+    def forward(self, x):
+        if torch.distributed.is_initialized():
+            raise RuntimeError("the wire was touched")
+        return x * 2
+
+
+@pytest.mark.slow
+def test_an_error_in_a_process_is_one_sentence():
+    step = TorchStep("trips", Trips, (torch.randn(4, 4),))
+    graph = profiled(step, 2)
+    with pytest.raises(ExecutionError, match="a process of the pipeline failed: the wire was touched"):
+        bl.torch.execute(step, in_stages(graph, [0, 1]), 1, graph=graph, cluster=cpus(2), micro_batches=2)
+
+
+class Trips(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), Tripwire(), nn.Linear(4, 4), nn.Linear(4, 4))
