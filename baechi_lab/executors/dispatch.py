@@ -77,10 +77,12 @@ def execute(
             start; after any status but `ok` it is closed.
         micro_batches: the step consists of so many, each one run of `step`, whose placement holds for all; the run is of
             `bl.unroll(graph, micro_batches)`, and its Timeline lies beside that of `bl.simulate` with the same arguments.
-            `inputs` are then whole batches, which are cut. None runs `step` as it is.
+            `inputs` are then whole batches, which are cut. None runs `step` as it is. A PyTorch step is the whole batch,
+            which is cut, its placement one of a micro-batch's graph; see `bl.torch.execute`.
         schedule: as in `bl.simulate`: devices work in its order. None lets them take what is ready. Give as `graph` the
             profile that the simulation has, if the schedule is to be the same where it goes by durations.
-        reduction: "mean" or "sum": how the loss adds up over samples, so that the step is the undivided batch's.
+        reduction: "mean" or "sum": how the loss adds up over samples, so that the step is the undivided batch's (a PyTorch
+            step's loss is asked).
 
     Returns:
         a Run: `step_seconds` of the measured steps, `outputs` of all, the measured Timeline, `status`, `message`,
@@ -106,14 +108,14 @@ def execute(
     if getattr(step, "framework", "tensorflow") == "torch":
         from .torch import execute as run_torch
 
-        _refuse(micro_batches=micro_batches, schedule=schedule)
         _refuse(inputs=inputs, backend=backend, workers=workers or None, virtual=virtual, memory_limit=memory_limit,
                 threads=threads, worker=worker)  # fmt: skip
         if isinstance(cluster, LocalCluster):
             raise InvalidInput(f"cluster is {cluster!r}; a PyTorch step runs on the devices of a bl.Cluster")
         return run_torch(
             cast("TorchStep", step), placement, steps, warmup=warmup, cluster=cluster, graph=graph, timeout=timeout,
-            on_step=on_step, cancel=cancel,
+            on_step=on_step, cancel=cancel, micro_batches=micro_batches, schedule=schedule,
+            reduction=None if reduction == "mean" else reduction,
         )  # fmt: skip
     if isinstance(cluster, LocalCluster):
         workers, cluster = cluster.addresses, cluster.cluster

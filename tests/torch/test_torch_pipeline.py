@@ -306,7 +306,17 @@ def test_every_schedule_gives_the_gradients_of_the_undivided_batch(two_processes
     found = trace(model, parts[0].inputs)
     cut_up = cut_step(parts[0], model, found, graph, placed, cpus(2), 4, schedule)
     run = run_pipeline(
-        step, model, parts, cut_up, cpus(2), ("cpu", "cpu"), steps=2, warmup=1, gradients=True, pool=two_processes
+        step,
+        model,
+        parts,
+        cut_up,
+        cpus(2),
+        ("cpu", "cpu"),
+        mean=True,
+        steps=2,
+        warmup=1,
+        gradients=True,
+        pool=two_processes,
     )
     loss, gradients = undivided(step)
     assert run.status == "ok" and len(run.step_seconds) == 2 and len(run.outputs) == 3

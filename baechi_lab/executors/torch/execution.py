@@ -33,8 +33,8 @@ def execute(
     step: TorchStep, placement: Placement, steps: int = 20, *, warmup: int = 3, cluster: Cluster | None = None,
     graph: OpGraph | None = None, reorder: str = "gpu", devices: list[str] | None = None, timeout: float | None = None,
     cancel: threading.Event | None = None, on_step: Callable[[StepResult], None] | None = None,
-    transport: HostTransport | None = None, micro_batches: int = 1, schedule: Any = None, pipeline: bool | None = None,
-    return_gradients: bool = False,
+    transport: HostTransport | None = None, micro_batches: int | None = None, schedule: Any = None,
+    pipeline: bool | None = None, reduction: str | None = None, return_gradients: bool = False,
 ) -> Run:  # fmt: skip
     """Train a placed step for `warmup + steps` steps on real devices and measure it.
 
@@ -57,6 +57,7 @@ def execute(
         schedule: a name, a `Schedule` or its text, as for `bl.simulate`; by default `1f1b`. Outside a pipeline `gpipe` has all
             micro-batches under way at once, `1f1b` as many as there are devices.
         pipeline: False runs any placement in this process, True refuses one that forms no pipeline; None chooses.
+        reduction: "mean" or "sum", how the loss adds up over samples; None finds out from two micro-batches.
         return_gradients: put the gradients of the first step into `run.info["gradients"]`, by parameter.
 
     Returns a `Run`: `step_seconds` of the measured steps, `outputs` the loss of every step, the measured Timeline of
@@ -78,10 +79,11 @@ def execute(
         raise InvalidInput(f"step is a {type(step).__name__}; the PyTorch executor runs a baechi_lab.torch.TorchStep")
     if steps < 1 or warmup < 0:
         raise InvalidInput(f"steps is {steps} and warmup is {warmup}; steps must be at least 1 and warmup at least 0")
-    if micro_batches == 1 and schedule is None:
-        parts = [step]
-    else:
-        parts = step.micro_batches(micro_batches)
+    if reduction not in (None, "mean", "sum"):
+        raise UnknownNameError.of("reduction", str(reduction), ("mean", "sum"))
+    parts = [step]
+    if micro_batches is not None or schedule is not None:
+        parts = step.micro_batches(1 if micro_batches is None else micro_batches)
         schedule = "1f1b" if schedule is None else schedule
     model = step.model()
     found = trace(model, parts[0].inputs, atomic=step.atomic)
@@ -89,18 +91,17 @@ def execute(
     where = cluster or _attached(placed)
     names = torch_devices(where, devices)
     whole = unroll(known, len(parts)) if len(parts) > 1 else known  # which warns of batch statistics
+    cut_up = None
     if schedule is not None and pipeline is not False:
         cut_up = _cut(parts[0], model, found, known, placed, where, len(parts), schedule, must=pipeline is True)
-        if cut_up is not None:
-            return _told(
-                run_pipeline(
-                    step, model, parts, cut_up, where, names, steps=steps, warmup=warmup, timeout=timeout, cancel=cancel,
-                    gradients=return_gradients,
-                ),
-                on_step, warmup,
-            )  # fmt: skip
-    under_way = in_flight(schedule, len(parts), len(set(placed.device.tolist())))
-    mean = is_mean(step, model, parts)
+    under_way = in_flight(schedule, len(parts), len(set(placed.device.tolist()))) if cut_up is None else 0
+    mean = is_mean(step, model, parts) if reduction is None else reduction == "mean"
+    if cut_up is not None:
+        run = run_pipeline(
+            step, model, parts, cut_up, where, names, mean=mean, steps=steps, warmup=warmup, timeout=timeout,
+            cancel=cancel, gradients=return_gradients,
+        )  # fmt: skip
+        return _told(run, on_step, warmup)
     # The batch waits on the first device, and the loss is computed where the outputs are made.
     parts = [part.on(names[0]) for part in parts]
     last = names[int(placed.device[found.results[0]])] if found.results and len(set(names)) > 1 else None

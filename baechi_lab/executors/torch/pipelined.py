@@ -28,7 +28,6 @@ from ...torch.records import Trace
 from ...torch.step import TorchStep
 from ...workers.pool import Pool
 from .pipeline_process import Job, Report, run_process
-from .reduction import is_mean
 
 _LOST = re.compile(r"gloo|nccl|connection (closed|reset)", re.IGNORECASE)
 _LOOK = 0.2
@@ -77,11 +76,10 @@ def cut_step(
 
 def run_pipeline(
     step: TorchStep, model: nn.Module, parts: list[TorchStep], cut_up: Cut, cluster: Cluster, names: tuple[str, ...], *,
-    steps: int, warmup: int, timeout: float | None = None, cancel: threading.Event | None = None, gradients: bool = False,
-    pool: Pool | None = None,
+    mean: bool, steps: int, warmup: int, timeout: float | None = None, cancel: threading.Event | None = None,
+    gradients: bool = False, pool: Pool | None = None,
 ) -> Run:  # fmt: skip
     """Start a process per device (or take those of `pool`), let them train, and put together what they report."""
-    mean = is_mean(step, model, parts)
     jobs = [
         Job(
             rank, len(cut_up.processes), names[device],
