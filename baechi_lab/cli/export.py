@@ -1,12 +1,16 @@
-"""Export a training step under a placement: a folder whose train.py needs TensorFlow and NumPy only, or a plan as text."""
+"""Export a training step under a placement: a folder whose train.py needs TensorFlow and NumPy only, or a plan.
+
+With --format, MODEL may also be a program (.onnx, .pt2), a trace or a graph file.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
+from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
-from . import options, output, placing
+from . import files, options, output, placing
 
 FOLDER = "folder"
 
@@ -34,6 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     options.one_of(arguments.format, "--format", (FOLDER, *(f for f in FORMATS if f != "device_map")))
     pipeline = placing.pipeline(arguments)
+    if files.is_file(arguments.model):
+        if arguments.format == FOLDER:
+            raise InvalidInput(f"{arguments.model} holds no step that could run; name a --format")
+        return _write_plan(arguments, *files.placed(arguments))
     step, placement, cluster, graph = placing.placed(arguments)
     if arguments.format != FOLDER:
         return _write_plan(arguments, graph_of(step) if graph is None else graph, placement, cluster)
@@ -49,9 +57,11 @@ def _write_plan(arguments: argparse.Namespace, graph: OpGraph, placement: Placem
     from ..exporters.plans import write_plan
     from ..graph.formats.files import write_atomically
 
-    plan = write_plan(graph, placement, arguments.format, cluster=cluster)
+    model = arguments.model if arguments.model.endswith(".onnx") else None
+    plan = write_plan(graph, placement, arguments.format, model=model, cluster=cluster)
     if arguments.output:
-        write_atomically(arguments.output, plan.text.encode())
+        for ending, data in (plan.files or {"": plan.text.encode()}).items():
+            write_atomically(arguments.output + ending, data)
     if arguments.json:
         output.print_json({"format": plan.format, "text": plan.text, "lost": plan.lost})
         return 0

@@ -150,14 +150,14 @@ def add_parameters(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
-def parameters(pairs: Sequence[str]) -> dict[str, Any]:
-    """`["threshold=0.2", "solver=HIGHS"]` -> `{"threshold": 0.2, "solver": "HIGHS"}`."""
+def parameters(pairs: Sequence[str], exact: bool = False) -> dict[str, Any]:
+    """`["threshold=0.2", "solver=HIGHS"]` -> `{"threshold": 0.2, "solver": "HIGHS"}`; `exact` names keep their hyphens."""
     values: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise InvalidInput(f"parameter {pair!r} is not of the form KEY=VALUE")
-        name = key.replace("-", "_")
+        name = key if exact else key.replace("-", "_")
         if name in values:
             raise InvalidInput(f"parameter {key} is given more than once")
         try:

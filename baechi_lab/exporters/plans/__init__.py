@@ -16,7 +16,7 @@ from .records import Request, WrittenPlan, moved
 
 __all__ = ["FORMATS", "WrittenPlan", "write_plan"]
 
-FORMATS = ("deepspeed", "device_map", "dot", "llama_cpp", "megatron", "pipelining", "vllm")
+FORMATS = ("chakra", "deepspeed", "device_map", "dot", "llama_cpp", "megatron", "onnx", "pipelining", "vllm")
 """Names of the formats; each is the module of that name."""
 
 
@@ -32,11 +32,12 @@ def write_plan(
     """Write a placement for another runtime, and say what of it that runtime cannot be told.
 
     Args:
-        graph: the graph that was placed, or the one that it was fused from; of `bl.torch.profile` for all but "dot".
+        graph: the graph that was placed, or the one that it was fused from; of `bl.torch.profile` for formats of layers.
         placement: of that graph, or of a coarse graph of it.
         format: "device_map" (accelerate, transformers), "pipelining" (torch.distributed.pipelining), "deepspeed",
-            "megatron", "vllm" (VLLM_PP_LAYER_PARTITION), "llama_cpp" (--tensor-split, -ot) or "dot" (Graphviz).
-        model: the PyTorch model, which "device_map" needs for its parameters.
+            "megatron", "vllm" (VLLM_PP_LAYER_PARTITION), "llama_cpp" (--tensor-split, -ot), "onnx" (device configurations in
+            the model), "chakra" (an execution trace per device) or "dot" (Graphviz).
+        model: the PyTorch model, which "device_map" needs for its parameters; for "onnx" the model or its file.
         cluster: names the devices; those of kind "cpu" are CPUs, all others count as GPUs 0, 1, ... in their order.
         layers: where the numbered layers are ("model.layers"); by default the stack with most ops.
 
@@ -61,7 +62,7 @@ def write_plan(
     request = Request(graph, placed.device, cluster, model, layers)
     written = import_module(f"{__name__}.{format}").write(request)
     lost = (*written.lost, *moved(request, written.device), *_never_written(placed, format))
-    return WrittenPlan(format, written.value, written.text, lost)
+    return WrittenPlan(format, written.value, written.text, lost, written.files)
 
 
 def _never_written(placement: Placement, format: str) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,14 @@ class WrittenPlan:
         value: what the runtime is given: a mapping, a list, or a text.
         text: the same as text, to paste or to save.
         lost: one sentence for each thing of the plan that the format could not express; empty when nothing was lost.
+        files: for formats that are binary, ending of a file's name -> its bytes.
     """
 
     format: str
     value: Any
     text: str
     lost: tuple[str, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.text
@@ -67,6 +69,7 @@ class Written:
     text: str
     device: NDArray[Any]
     lost: tuple[str, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def heaviest(request: Request, ops: list[int]) -> int:

@@ -7,25 +7,18 @@ of a normalization; constants are neither.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from ...errors import FormatError, InvalidInput, MissingPackage
-from ...graph.formats.reading import located, name_of, read, stem
+from ...errors import FormatError, InvalidInput
+from ...graph.formats.onnx_file import inlined, load_model, onnx_package, op_names
+from ...graph.formats.reading import located, stem
 from ..roofline import Kernel
 from .onnx_flops import SHAPE_OPS, product_flops
 from .records import Program, ProgramOp
 
-try:
-    import onnx
-    import onnx.checker
-    import onnx.defs
-    import onnx.inliner
-    import onnx.shape_inference
-except ImportError:
-    raise MissingPackage.of("onnx", "onnx", "reading an ONNX model") from None
+onnx = onnx_package()
 
 _WIDTH = {
     "FLOAT": 4, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "INT32": 4, "INT64": 8, "BOOL": 1, "FLOAT16": 2, "DOUBLE": 8,
@@ -53,40 +46,6 @@ def program_of(source: Any, batch_size: int | None = None, sizes: Mapping[str, i
     return found
 
 
-def load_model(path: Any) -> Any:
-    """The model in a file, its weights not read.
-
-    Raises:
-        FormatError: no ONNX model, cut off, or weights in a file that is missing.
-    """
-    from google.protobuf.message import DecodeError
-
-    data = read(path)
-    try:
-        model = onnx.ModelProto.FromString(data)
-    except (DecodeError, ValueError) as error:
-        raise FormatError(
-            f"{name_of(path)}: not an ONNX model, or cut off: the protocol buffer cannot be decoded"
-        ) from error
-    if not model.ir_version or not model.graph.node:
-        raise FormatError(f"{name_of(path)}: not an ONNX model: it has no ir_version or no operators")
-    if model.ir_version > onnx.IR_VERSION:
-        raise FormatError(
-            f"{name_of(path)}: ir_version is {model.ir_version}; onnx {onnx.__version__}, which is installed, reads up to "
-            f"{onnx.IR_VERSION}"
-        )
-    folder = os.path.dirname(os.path.abspath(name_of(path)))
-    for tensor in model.graph.initializer:
-        file = next((e.value for e in tensor.external_data if e.key == "location"), None)
-        if file is not None and not os.path.isfile(
-            os.path.join(folder, os.path.basename(file) if os.path.isabs(file) else file)
-        ):
-            raise FormatError(
-                f"{name_of(path)}: the weights of {tensor.name!r:.80} are in {file!r:.200}, which is not beside it"
-            )
-    return model
-
-
 def _program(model: Any, name: str, batch_size: int | None, sizes: Mapping[str, int]) -> Program:
     graph = _inferred(model, batch_size, sizes).graph
     shapes, types = _values(graph)
@@ -103,14 +62,13 @@ def _program(model: Any, name: str, batch_size: int | None, sizes: Mapping[str, 
                 known[node.input[position]] = False
     guessed: dict[int, str] = {}
     ops = []
-    taken: dict[str, int] = {}
-    for i, node in enumerate(nodes):
+    for i, (node, name_of_op) in enumerate(zip(nodes, op_names(nodes), strict=True)):
         _assume_outputs(node, shapes, types)
         kernel, why = _kernel(node, shapes, types)
         if why:
             guessed[i] = why
         reads = tuple(v for v in node.input if v)
-        ops.append(ProgramOp(_name(node, taken), _type(node), (kernel,), reads, tuple(v for v in node.output if v)))
+        ops.append(ProgramOp(name_of_op, node.op_type or "op", (kernel,), reads, tuple(v for v in node.output if v)))
     size = {v: prod(shape) * _WIDTH.get(types.get(v, ""), 4) for v, shape in shapes.items()}
     return Program(name, tuple(ops), size, known, tuple(o.name for o in graph.output), guessed=guessed)
 
@@ -141,9 +99,7 @@ def _inferred(model: Any, batch_size: int | None, sizes: Mapping[str, int]) -> A
     for domain in sorted({n.domain for n in made.graph.node} - known):  # a domain of somebody's own
         made.opset_import.add(domain=domain, version=1)
     try:
-        if made.functions:
-            made = onnx.inliner.inline_local_functions(made)
-        return onnx.shape_inference.infer_shapes(made, data_prop=True)
+        return onnx.shape_inference.infer_shapes(inlined(made), data_prop=True)
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError) as error:
         raise FormatError(f"the shapes cannot be inferred: {str(error).splitlines()[0]:.200}") from error
 
@@ -226,16 +182,3 @@ def _kernel(node: Any, shapes: Mapping[str, Shape], types: Mapping[str, str]) ->
     elif not onnx.defs.has(node.op_type, domain="" if node.domain == "ai.onnx" else node.domain):
         why = "no operator of ONNX"
     return Kernel(flops=float(outputs), moved_bytes=float(moved)), why
-
-
-def _type(node: Any) -> str:
-    return node.op_type or "op"
-
-
-def _name(node: Any, taken: dict[str, int]) -> str:
-    name = node.name or f"{node.op_type or 'op'}_{next((v for v in node.output if v), len(taken))}"
-    while name in taken:
-        taken[name] += 1
-        name = f"{name}#{taken[name]}"
-    taken[name] = 1
-    return name

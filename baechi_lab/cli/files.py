@@ -1,0 +1,105 @@
+"""`baechi-lab profile FILE`: programs (`.onnx`, `.pt2`) are estimated, traces are read as measured."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from typing import Any
+
+from ..errors import InvalidInput
+from ..graph import Cluster, OpGraph, Placement
+from . import options
+
+PROGRAMS = (".onnx", ".pt2")
+TRACES = (".et", ".pb", ".pbtxt", ".json", ".json.gz")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--inference, --optimizer-states, --execution-trace."""
+    group = parser.add_argument_group("exported programs and traces")
+    group.add_argument("--inference", action="store_true", help="of a program: the forward pass alone")
+    group.add_argument(
+        "--optimizer-states",
+        metavar="N",
+        help="of a program: tensors that the optimizer keeps per parameter (0; Adam 2)",
+    )
+    group.add_argument(
+        "--execution-trace", metavar="FILE", help="of a Kineto trace: what ExecutionTraceObserver wrote in the same run"
+    )
+
+
+def is_file(model: str) -> bool:
+    """Whether MODEL names a program or a trace."""
+    return model.endswith(PROGRAMS + TRACES)
+
+
+def refuse_options(arguments: argparse.Namespace) -> None:
+    """Raise where options of files are given with another MODEL."""
+    for option in ("inference", "optimizer_states", "execution_trace"):
+        if getattr(arguments, option):
+            raise InvalidInput(
+                f"--{option.replace('_', '-')} is for programs and traces; {arguments.model:.80} is a step"
+            )
+
+
+def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[OpGraph, dict[str, Any]]:
+    """The graph in the file and what there is to say; warnings become notes."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        made = _program(arguments, hardware) if arguments.model.endswith(PROGRAMS) else _trace(arguments)
+    notes = [str(w.message) for w in said if type(w.message).__module__.startswith("baechi_lab")]
+    graph, facts = made
+    return graph, {**facts, **{f"note {k}": note for k, note in enumerate([*facts.pop("notes", ()), *notes], 1)}}
+
+
+def _program(arguments: argparse.Namespace, hardware: Any) -> tuple[OpGraph, dict[str, Any]]:
+    from ..profilers import profile_program
+
+    if arguments.execution_trace:
+        raise InvalidInput("--execution-trace goes with a Kineto trace, not with a program")
+    hardware = hardware or "rtx2080"
+    size, states = arguments.batch_size, arguments.optimizer_states
+    graph = profile_program(
+        arguments.model,
+        hardware=hardware,
+        training=not arguments.inference,
+        batch_size=None if size is None else options.whole(size, "--batch-size", lowest=1),
+        sizes=options.parameters(arguments.param, exact=True),
+        optimizer_states=0 if states is None else options.whole(states, "--optimizer-states", lowest=0),
+    )
+    return graph, {"mode": "estimated", "device": hardware if isinstance(hardware, str) else ", ".join(hardware)}
+
+
+def _trace(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
+    from ..graph import load_trace
+
+    given = (arguments.inference, arguments.optimizer_states, arguments.batch_size, arguments.param, arguments.hardware)
+    if any(given):
+        raise InvalidInput(
+            f"{arguments.model:.80} is a trace, measured as it ran; --execution-trace is its only option"
+        )
+    made = load_trace(arguments.model, execution_trace=arguments.execution_trace)
+    lanes = ", ".join(made.cluster.names[:8]) + (" ..." if made.cluster.n > 8 else "")
+    return made.graph, {"mode": "measured", "device": lanes, "step_us": made.timeline.makespan_us, "notes": made.notes}
+
+
+def placed(arguments: argparse.Namespace) -> tuple[OpGraph, Placement, Cluster]:
+    """The graph of a program, trace or graph file, and its placement from --placement or by --placer."""
+    from ..graph.formats.files import load_placement
+    from ..pipeline import Optimize, Pipeline, Place
+    from ..profilers import profile_program
+
+    cluster = options.cluster_from(arguments)
+    if arguments.model.endswith(PROGRAMS):
+        size = None if arguments.batch_size is None else options.whole(arguments.batch_size, "--batch-size", lowest=1)
+        given: dict[str, Any] = {} if arguments.hardware is None else {"hardware": arguments.hardware}
+        sizes = options.parameters(arguments.param, exact=True)
+        graph = profile_program(arguments.model, batch_size=size, sizes=sizes, **given)
+    else:
+        graph = options.graph_from(arguments.model)
+    if arguments.placement:
+        return graph, load_placement(arguments.placement).checked(graph, cluster.n), cluster
+    made = Pipeline(optimize=Optimize(), place=Place(arguments.placer)).run(graph, cluster)
+    if made.placement is None:
+        raise InvalidInput(f"placer {arguments.placer!r} made no placement")
+    return graph, made.placement.on(graph), cluster

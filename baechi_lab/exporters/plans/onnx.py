@@ -1,0 +1,106 @@
+"""ONNX: the model with a device for every node, as its multi-device configuration (IR version 11) says it.
+
+`ModelProto.configuration` names the devices. Every node gets a `device_configurations` entry, whose `sharding_spec` puts each
+of its outputs on one device, undivided; where the devices follow each other as a pipeline, it has its `pipeline_stage` too.
+Of the two ways to annotate (`metadata_props` is the other) this is the one that the standard gives a meaning.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InvalidInput
+from ...graph.formats.onnx_file import inlined, load_model, onnx_package, op_names
+from .records import Request, Written
+
+CONFIGURATION = "baechi_lab"
+IR_VERSION = 11
+
+
+def write(request: Request) -> Written:
+    """The annotated model; its text is a JSON object of node -> device.
+
+    Raises:
+        InvalidInput: no model, or one whose nodes are none of the graph's ops.
+    """
+    model = _model(request.model)
+    nodes = list(model.graph.node)
+    names = op_names([n for n in nodes if n.op_type != "Constant"])
+    index = request.graph.index
+    placed = {name: int(request.device[index[name]]) for name in names if name in index}
+    if not placed:
+        raise InvalidInput("model has no node that is an op of the graph; give the model that was profiled")
+    device = _devices(nodes, iter(names), placed)
+    stages = _stages([device[id(n)] for n in nodes])
+    _annotate(model, request, device, stages)
+    written = np.full(request.graph.n, -1, np.int32)
+    for name, where in placed.items():
+        written[index[name]] = where
+    text = json.dumps({name: request.device_name(where) for name, where in placed.items()}, indent=1) + "\n"
+    lost = _lost(request, written, len(names) - len(placed), stages)
+    return Written(model, text, written, lost, {"": model.SerializeToString()})
+
+
+def _model(given: Any) -> Any:
+    """A copy of the model, of a version that knows devices."""
+    onnx = onnx_package()
+    if given is None:
+        raise InvalidInput("model is missing; the format 'onnx' needs the ONNX model of the graph, or its file")
+    model = onnx.ModelProto()
+    model.CopyFrom(inlined(given if isinstance(given, onnx.ModelProto) else load_model(given)))
+    if not hasattr(model, "configuration"):
+        raise InvalidInput(f"onnx {onnx.__version__} has no device configurations; version 1.18 or newer has")
+    model.ir_version = max(model.ir_version, IR_VERSION)
+    return model
+
+
+def _devices(nodes: list[Any], names: Any, placed: dict[str, int]) -> dict[int, int]:
+    """Node (by id) -> device: its op's, else that of the node that reads it first, else 0."""
+    device: dict[int, int] = {}
+    for node in nodes:
+        if node.op_type != "Constant" and (name := next(names)) in placed:
+            device[id(node)] = placed[name]
+    reader = {v: device[id(n)] for n in reversed(nodes) if id(n) in device for v in n.input}
+    for node in nodes:
+        device.setdefault(id(node), next((reader[v] for v in node.output if v in reader), 0))
+    return device
+
+
+def _stages(order: list[int]) -> dict[int, int] | None:
+    """Device -> stage, where the nodes never go back to a device that they left; None elsewhere."""
+    runs = [d for k, d in enumerate(order) if k == 0 or order[k - 1] != d]
+    return {d: k for k, d in enumerate(runs)} if len(set(runs)) == len(runs) else None
+
+
+def _annotate(model: Any, request: Request, device: dict[int, int], stages: dict[int, int] | None) -> None:
+    count = int(request.device.max(initial=0)) + 1 if request.cluster is None else request.cluster.n
+    del model.configuration[:]
+    model.configuration.add(
+        name=CONFIGURATION, num_devices=count, device=[request.device_name(d) for d in range(count)]
+    )
+    for node in model.graph.node:
+        del node.device_configurations[:]
+        where = device[id(node)]
+        entry = node.device_configurations.add(configuration_id=CONFIGURATION)
+        for value in filter(None, node.output):
+            entry.sharding_spec.add(tensor_name=value, device=[where])
+        if stages is not None:
+            entry.pipeline_stage = stages[where]
+
+
+def _lost(request: Request, written: NDArray[Any], missing: int, stages: dict[int, int] | None) -> tuple[str, ...]:
+    lost = []
+    training = int(np.count_nonzero(written < 0))
+    if training:
+        lost.append(
+            f"{training} ops of the graph (backward pass, updates) are not in the model, which is a forward pass"
+        )
+    if missing:
+        lost.append(f"{missing} nodes of the model are no ops of the graph; they go with the node that reads them")
+    if stages is None:
+        lost.append("nodes go back to a device that they left, so none has a pipeline_stage; the devices are written")
+    return tuple(lost)

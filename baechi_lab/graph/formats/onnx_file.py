@@ -1,0 +1,83 @@
+"""Files of ONNX: reading them safely, and the names that their nodes have as ops."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from ...errors import FormatError, MissingPackage
+from .reading import PathLike, name_of, read
+
+
+def onnx_package() -> Any:
+    """The package `onnx`.
+
+    Raises:
+        MissingPackage: it is not installed.
+    """
+    try:
+        import onnx
+        import onnx.checker
+        import onnx.defs
+        import onnx.inliner
+        import onnx.shape_inference
+    except ImportError:
+        raise MissingPackage.of("onnx", "onnx", "an ONNX model") from None
+    return onnx
+
+
+def load_model(path: PathLike) -> Any:
+    """The model in a file, its weights not read.
+
+    Raises:
+        FormatError: no ONNX model, cut off, or weights in a file that is missing.
+    """
+    onnx = onnx_package()
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.ModelProto.FromString(read(path))
+    except (DecodeError, ValueError) as error:
+        raise FormatError(
+            f"{name_of(path)}: not an ONNX model, or cut off: the protocol buffer cannot be decoded"
+        ) from error
+    if not model.ir_version or not model.graph.node:
+        raise FormatError(f"{name_of(path)}: not an ONNX model: it has no ir_version or no operators")
+    if model.ir_version > onnx.IR_VERSION:
+        raise FormatError(
+            f"{name_of(path)}: ir_version is {model.ir_version}; onnx {onnx.__version__}, which is installed, reads up to "
+            f"{onnx.IR_VERSION}"
+        )
+    folder = os.path.dirname(os.path.abspath(name_of(path)))
+    for tensor in model.graph.initializer:
+        file = next((e.value for e in tensor.external_data if e.key == "location"), None)
+        if file is not None and not os.path.isfile(os.path.join(folder, os.path.basename(file))):
+            raise FormatError(
+                f"{name_of(path)}: the weights of {tensor.name!r:.80} are in {file!r:.200}, which is not beside it"
+            )
+    return model
+
+
+def inlined(model: Any) -> Any:
+    """The model with its local functions put in the place of their calls."""
+    return onnx_package().inliner.inline_local_functions(model) if model.functions else model
+
+
+def op_names(nodes: Iterable[Any]) -> list[str]:
+    """A distinct name for every node: its own, else of its type and first output.
+
+    >>> from onnx import helper
+    >>> op_names([helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Relu", ["y"], ["z"], name="last")])
+    ['Relu_y', 'last']
+    """
+    taken: dict[str, int] = {}
+    found = []
+    for node in nodes:
+        name = node.name or f"{node.op_type or 'op'}_{next((v for v in node.output if v), len(taken))}"
+        while name in taken:
+            taken[name] += 1
+            name = f"{name}#{taken[name]}"
+        taken[name] = 1
+        found.append(name)
+    return found

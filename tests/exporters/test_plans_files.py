@@ -1,0 +1,133 @@
+"""Plans that are files: Chakra traces that read back, and ONNX models that say where their nodes run."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.cli import main
+from baechi_lab.errors import InvalidInput
+
+
+@pytest.fixture
+def chain():
+    """a and b on device 0, c on device 1, which both read a's tensor of 1000 bytes."""
+    return bl.OpGraph.from_edges(
+        [4, 6, 3], [(0, 1, 1000), (0, 2, 1000), (1, 2, 50)], names=["a", "b", "c"], persistent_bytes=[8, 0, 0]
+    )
+
+
+def test_a_chakra_plan_reads_back_to_the_simulated_step(chain, tmp_path):
+    """a 0..4, b 4..10. Sends queue: a's tensor 4..14 (0.01 us per byte), b's 14..14.5, rounded to 0; then c for 3."""
+    cluster = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.01))
+    placement = bl.Placement(device=[0, 0, 1])
+    plan = bl.write_plan(chain, placement, "chakra", cluster=cluster)
+    assert sorted(plan.files) == [".0.et", ".1.et"]
+    paths = [tmp_path / f"plan{ending}" for ending in sorted(plan.files)]
+    for path, data in zip(paths, plan.files.values(), strict=True):
+        path.write_bytes(data)
+    again = bl.load_trace(paths)
+    assert bl.simulate(again.graph, again.cluster, again.placement).makespan_us == 4 + 10 + 3
+    assert bl.simulate(chain, cluster, placement).makespan_us == pytest.approx(4 + 10 + 0.5 + 3)
+    assert sorted(again.graph.op_types) == ["comm_recv"] * 2 + ["comm_send"] * 2 + ["comp"] * 3
+    assert "no memory" in " ".join(plan.lost)
+    nodes = [json.loads(line) for line in plan.text.splitlines()]
+    tags = {(n["attr"][1]["name"], n["attr"][1]["uint64Val"]) for n in nodes if n.get("type") == "COMM_SEND_NODE"}
+    assert tags == {("comm_size", "1000"), ("comm_size", "50")}
+
+
+def test_chakra_says_what_rounding_loses(chain):
+    plan = bl.write_plan(chain.replace(duration_us=[0.4, 6, 3]), bl.Placement(device=[0, 0, 0]), "chakra")
+    assert plan.lost[0] == "durations are whole microseconds: 0.4 us of 9.4 are rounded away or added"
+
+
+@pytest.fixture
+def model():
+    onnx = pytest.importorskip("onnx")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    weights = [
+        helper.make_tensor(f"w{k}", kind, (8, 8), np.zeros((8, 8), np.float32).tobytes(), raw=True) for k in range(3)
+    ]
+    nodes = [helper.make_node("MatMul", [f"v{k}", f"w{k}"], [f"v{k + 1}"], name=f"mm{k}") for k in range(3)]
+    value = lambda name: helper.make_tensor_value_info(name, kind, [4, 8])  # noqa: E731
+    graph = helper.make_graph(nodes, "three", [value("v0")], [value("v3")], weights)
+    return helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def test_an_onnx_model_says_where_its_nodes_run(model):
+    import onnx
+
+    graph = bl.profile_program(model)
+    device = [0 if name.startswith("mm0") else 1 for name in graph.names]
+    plan = bl.write_plan(graph, bl.Placement(device=device), "onnx", model=model, cluster=bl.Cluster.uniform(2))
+    made = onnx.ModelProto.FromString(plan.files[""])
+    onnx.checker.check_model(made)
+    assert made.ir_version >= 11 and list(made.configuration[0].device) == ["gpu:0", "gpu:1"]
+    said = [n.device_configurations[0] for n in made.graph.node]
+    assert [list(s.sharding_spec[0].device) for s in said] == [[0], [1], [1]]
+    assert [s.pipeline_stage for s in said] == [0, 1, 1]
+    assert json.loads(plan.text) == {"mm0": "gpu:0", "mm1": "gpu:1", "mm2": "gpu:1"}
+    assert f"{graph.n - 3} ops of the graph (backward pass, updates)" in plan.lost[0]
+    assert model.ir_version == 9 and not model.graph.node[0].device_configurations
+    back = bl.write_plan(graph, bl.Placement(device=[int("mm1" in n) for n in graph.names]), "onnx", model=model)
+    assert any("none has a pipeline_stage" in sentence for sentence in back.lost)
+
+
+def test_an_onnx_plan_needs_its_model(model, chain):
+    with pytest.raises(InvalidInput, match="model is missing"):
+        bl.write_plan(chain, bl.Placement(device=[0, 0, 0]), "onnx")
+    with pytest.raises(InvalidInput, match="no node that is an op"):
+        bl.write_plan(chain, bl.Placement(device=[0, 0, 0]), "onnx", model=model)
+
+
+def test_command_line_from_file_to_plan(model, tmp_path, capsys):
+    import onnx
+
+    onnx.save(model, tmp_path / "three.onnx")
+    path = str(tmp_path / "three.onnx")
+    assert main(["profile", path, "--hardware", "a100", "-o", str(tmp_path / "g.json"), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (
+        facts["mode"] == "estimated"
+        and facts["ops"] == bl.load_graph(tmp_path / "g.json").n == bl.profile_program(path).n
+    )
+    assert (
+        main(
+            [
+                "export",
+                path,
+                "--placer",
+                "single",
+                "--devices",
+                "2",
+                "--format",
+                "onnx",
+                "-o",
+                str(tmp_path / "out.onnx"),
+            ]
+        )
+        == 0
+    )
+    assert onnx.load(tmp_path / "out.onnx").configuration[0].num_devices == 2
+    assert (
+        main(
+            ["export", str(tmp_path / "g.json"), "--placer", "single", "--format", "chakra", "-o", str(tmp_path / "p")]
+        )
+        == 0
+    )
+    capsys.readouterr()
+    assert main(["profile", str(tmp_path / "p.0.et")]) == 0
+    assert "measured" in capsys.readouterr().out
+    for line, said in (
+        (["profile", path, "--execution-trace", "x"], "goes with a Kineto trace"),
+        (["profile", str(tmp_path / "p.0.et"), "--inference"], "is a trace, measured as it ran"),
+        (["profile", "mlp", "--inference"], "is for programs and traces"),
+        (["export", path], "holds no step that could run"),
+        (["profile", str(tmp_path / "none.pt2")], "cannot be read"),
+    ):
+        assert main(line) == 2
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
