@@ -16,12 +16,12 @@ TRACES = (".et", ".pb", ".pbtxt", ".json", ".json.gz")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--inference, --optimizer-states, --execution-trace."""
-    group = parser.add_argument_group("exported programs and traces")
-    group.add_argument("--inference", action="store_true", help="of a program: the forward pass alone")
+    group = parser.add_argument_group("exported programs, models by configuration and traces")
+    group.add_argument("--inference", action="store_true", help="of a program or configuration: the forward pass alone")
     group.add_argument(
         "--optimizer-states",
         metavar="N",
-        help="of a program: tensors that the optimizer keeps per parameter (0; Adam 2)",
+        help="of a program or configuration: tensors that the optimizer keeps per parameter (0; Adam 2)",
     )
     group.add_argument(
         "--execution-trace", metavar="FILE", help="of a Kineto trace: what ExecutionTraceObserver wrote in the same run"

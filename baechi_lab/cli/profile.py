@@ -4,7 +4,8 @@ MODEL is a benchmark model, FILE.py:FUNCTION, a program (model.onnx, or model.pt
 that ran elsewhere: of PyTorch (kineto.json with --execution-trace), Chakra (.et), TensorFlow (.xplane.pb, run.pb, .pbtxt).
 
 --mode measured runs the step on the attached devices; --mode estimated computes a roofline for --hardware (rtx2080,
-k40, v100, a100, h100, h200, cpu-core) and runs nothing.
+rtx4090, a100, h100, b200, mi300x, cpu-core, ...) and runs nothing. hf:config.json is a Hugging Face model by its
+configuration: no weights, no download, always estimated.
 """
 
 from __future__ import annotations
@@ -13,55 +14,57 @@ import argparse
 from typing import Any
 
 from ..graph import OpGraph
-from . import console, files, options, output, steps
+from . import console, files, hugging_face, options, output, steps
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     steps.add_step(parser)
-    parser.add_argument("--mode", default="measured", help="measured or estimated (measured)")
+    parser.add_argument("--mode", help="measured or estimated (measured; of a model by configuration: estimated)")
     parser.add_argument("--hardware", metavar="NAME[,NAME...]", help="for estimated: the device, or several kinds")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the graph (.json, .json.gz)")
     files.add_arguments(parser)
+    hugging_face.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Trace, profile, print, write."""
     from ..graph import save_graph
-    from ..profilers.tensorflow.profiling import profile_with_report
 
     options.check_output(arguments.output, (".json", ".json.gz"))
-    if files.is_file(arguments.model):
-        return _file(arguments)
+    if arguments.mode is not None:
+        options.one_of(arguments.mode, "--mode", ("measured", "estimated"))
+    graph, facts = _profiled(arguments)
+    if arguments.output:
+        save_graph(graph, arguments.output)
+        facts["file"] = arguments.output
+    output.print_json(facts) if arguments.json else output.print_facts(facts)
+    return 0
+
+
+def _profiled(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
+    """The graph of a model by configuration, of a program or trace, or of a step; and what to say of it."""
+    chosen = None if arguments.hardware is None else hardware(arguments.hardware)
+    if arguments.model.startswith(hugging_face.PREFIX):
+        graph, facts = hugging_face.profile(arguments, chosen or "rtx2080")
+    else:
+        hugging_face.refuse_options(arguments)
+        graph, facts = (files.profile if files.is_file(arguments.model) else _traced)(arguments, chosen)
+    return graph, {**graph_facts(graph), **facts}
+
+
+def _traced(arguments: argparse.Namespace, chosen: Any) -> tuple[OpGraph, dict[str, Any]]:
+    from ..profilers.tensorflow.profiling import profile_with_report
+
     files.refuse_options(arguments)
-    options.one_of(arguments.mode, "--mode", ("measured", "estimated"))
     steps.check_model(arguments.model)
-    chosen: dict[str, Any] = {"progress": console.shows_progress()}
-    if arguments.hardware is not None:
-        chosen["hardware"] = hardware(arguments.hardware)
-    graph, report = profile_with_report(steps.step_from(arguments), mode=arguments.mode, **chosen)
-    facts = {
-        **graph_facts(graph), "mode": report.mode, "device": report.device, "paired_share": report.paired_share,
+    given = {} if chosen is None else {"hardware": chosen}
+    step, progress = steps.step_from(arguments), console.shows_progress()
+    graph, report = profile_with_report(step, mode=arguments.mode or "measured", progress=progress, **given)
+    return graph, {
+        "mode": report.mode, "device": report.device, "paired_share": report.paired_share,
         "unmeasured_ops": report.unmeasured_ops, "seconds": report.seconds,
     }  # fmt: skip
-    if arguments.output:
-        save_graph(graph, arguments.output)
-        facts["file"] = arguments.output
-    output.print_json(facts) if arguments.json else output.print_facts(facts)
-    return 0
-
-
-def _file(arguments: argparse.Namespace) -> int:
-    """A program or a trace: read, print, write."""
-    from ..graph import save_graph
-
-    graph, facts = files.profile(arguments, None if arguments.hardware is None else hardware(arguments.hardware))
-    facts = {**graph_facts(graph), **facts}
-    if arguments.output:
-        save_graph(graph, arguments.output)
-        facts["file"] = arguments.output
-    output.print_json(facts) if arguments.json else output.print_facts(facts)
-    return 0
 
 
 def hardware(text: str) -> str | list[str]:

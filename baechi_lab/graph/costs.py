@@ -14,14 +14,34 @@ from .validation import MOST_US
 def durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
     """float64[n, devices]: `duration_us(op, kind) / speed` in microseconds (docs/simulated-time.md).
 
-    Raises `CostError` where all ops and transfers in a row would take longer than floating point can add up.
+    Raises `CostError` where the graph was estimated for named hardware and a device is of another kind, and where all ops
+    and transfers in a row would take longer than floating point can add up.
     """
+    check_kinds(graph, cluster)
     table = np.empty((graph.n, cluster.n), dtype=np.float64)
     with np.errstate(over="ignore"):
         for d, device in enumerate(cluster.devices):
             table[:, d] = graph.duration_by_kind.get(device.kind, graph.duration_us) / device.speed
         _check_longest(graph, cluster, float(table.max(axis=1, initial=0.0).sum()))
     return table
+
+
+def check_kinds(graph: OpGraph, cluster: Cluster) -> None:
+    """Refuse devices that a graph has no durations for, where it was estimated for hardware by name.
+
+    Durations under kinds that are no hardware ("gpu", "cpu") may be anybody's, and stand for all devices.
+    """
+    from ..profilers.hardware import known_kind  # names of hardware are known by its table
+
+    has = graph.duration_by_kind
+    if not any(known_kind(kind) == kind for kind in has):
+        return
+    for device in cluster.devices:
+        if device.kind not in has:
+            raise CostError(
+                f"device {device.name!r} is of kind {device.kind!r:.60} and the graph was estimated for {', '.join(has)}; "
+                "give the device one of these kinds, or profile with hardware= naming all kinds of the cluster"
+            )
 
 
 def _check_longest(graph: OpGraph, cluster: Cluster, work: float) -> None:

@@ -14,6 +14,7 @@ Reshape or Negative ops of 4 floats in a TensorFlow 2.21 session with one thread
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -111,6 +112,38 @@ class Hardware(Params):
     def device(self, name: str | None = None) -> Device:
         """A `Device` of this kind and memory, for a cluster."""
         return Device(name or f"{self.kind}:0", self.kind, self.memory_bytes)
+
+
+HardwareChoice = str | Hardware | Sequence[str | Hardware] | Mapping[str, str | Hardware]
+
+
+def by_kind(hardware: HardwareChoice) -> dict[str, Hardware]:
+    """Device kind -> hardware, the reference first.
+
+    One device has its durations under `gpu`, `cpu` or `tpu` and under its own name, several under their names; a mapping
+    says so itself.
+
+    >>> list(by_kind("A100")), list(by_kind(["v100", "h100"])), list(by_kind({"gpu": "l4"}))
+    (['gpu', 'a100'], ['v100', 'h100'], ['gpu'])
+    """
+    if isinstance(hardware, (str, Hardware)):
+        chosen = _hardware(hardware)
+        return {chosen.kind: chosen, chosen.name: chosen}
+    if isinstance(hardware, Mapping):
+        kinds = {known_kind(kind) or str(kind): _hardware(h) for kind, h in hardware.items()}
+    elif isinstance(hardware, Sequence):
+        kinds = {h.name: h for h in map(_hardware, hardware)}
+    else:
+        raise InvalidInput(
+            f"hardware is {hardware!r}; give a name, a Hardware, several, or a mapping from device kinds"
+        )
+    if not kinds:
+        raise InvalidInput("hardware is empty; name at least one device")
+    return kinds
+
+
+def _hardware(choice: str | Hardware) -> Hardware:
+    return choice if isinstance(choice, Hardware) else Hardware.named(choice)
 
 
 def known_kind(name: object) -> str | None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ..executors.torch import execute
     from ..exporters.torch.export import export
     from ..profilers.torch.autograd import autograd_edges
+    from ..profilers.torch.estimated import estimate_layers
+    from ..profilers.torch.hugging_face import hugging_face
     from ..profilers.torch.profile import profile, profile_layers
     from . import models, references
     from .assigner import distribution, gather
@@ -31,6 +33,6 @@ else:
     __getattr__, __dir__ = lazy_names(__name__, needs=("torch",), extra="torch")
 
 __all__ = [
-    "TorchStep", "autograd_edges", "distribute", "distribution", "execute", "export", "gather", "models", "profile",
-    "profile_layers", "references", "trace",
+    "TorchStep", "autograd_edges", "distribute", "distribution", "estimate_layers", "execute", "export", "gather", "hugging_face",
+    "models", "profile", "profile_layers", "references", "trace",
 ]  # fmt: skip

@@ -65,7 +65,8 @@ class Pipelining(Placer):
 
 def forward_calls(graph: OpGraph) -> NDArray[np.int64]:
     """The forward ops, in code order."""
-    return np.flatnonzero(graph.forward_of < 0)
+    update = np.array([t == "Update" for t in graph.op_types], dtype=np.bool_)
+    return np.flatnonzero((graph.forward_of < 0) & ~update)
 
 
 def equal_parts(weight: NDArray[np.float64], parts: int) -> NDArray[np.int32]:
@@ -181,7 +182,7 @@ def _placement(placer: Placer, graph: OpGraph, device: NDArray[np.int32]) -> Pla
     column = np.zeros(graph.n, dtype=np.int32)
     column[forward_calls(graph)] = device
     first: dict[int, int] = {}
-    for op in forward_calls(graph):
+    for op in np.flatnonzero(graph.forward_of < 0).tolist():  # updates, which stand last, follow their calls
         group = int(graph.colocation[op])
         if group >= 0:
             column[op] = first.setdefault(group, int(column[op]))

@@ -99,7 +99,8 @@ class untouched:
                 continue
             self.seen[id(here)] = here
             if isinstance(here, torch.Tensor):
-                if not here.is_meta and here.layout is torch.strided and not isinstance(here, _LAZY):
+                valued = not here.is_meta and not hasattr(here, "fake_mode")
+                if valued and here.layout is torch.strided and not isinstance(here, _LAZY):
                     self.tensors.append((here, here.detach().to("cpu", copy=True)))
             elif isinstance(here, torch.Generator):
                 self.generators.append((here, here.get_state()))

@@ -10,9 +10,7 @@ from typing import Any
 from ...errors import InvalidInput
 from ...graph import OpGraph
 from ...graph.formats.reading import name_of
-from ..hardware import Hardware
-from ..tensorflow.profiling import HardwareChoice
-from ..tensorflow.profiling import _by_kind as by_kind
+from ..hardware import Hardware, HardwareChoice, by_kind
 from .backward import with_training
 from .kinds import is_instance
 from .records import Program

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from ...errors import InvalidInput, UnknownNameError
 from ...graph.opgraph import OpGraph
 from ...graph.step import Step
-from ..hardware import Hardware
+from ..hardware import Hardware, HardwareChoice, by_kind
 from ..programs.kinds import is_program
 from ..roofline import estimated_us
 from .colocation import colocation_groups
@@ -28,8 +27,6 @@ from .tracing import trace
 _LOG = logging.getLogger(__name__)
 
 MODES = ("measured", "estimated")
-
-HardwareChoice = str | Hardware | Sequence[str | Hardware] | Mapping[str, str | Hardware]
 
 
 @dataclass(frozen=True)
@@ -66,23 +63,26 @@ def profile(
     runs: int = 5,
     timeout: float | None = None,
     progress: bool = True,
+    **options: Any,
 ) -> OpGraph:
     """The operators of a training step, in topological order, with what each costs.
 
     Args:
         step_or_fn: a `Step`, or whatever `bl.trace` takes. A `bl.torch.TorchStep`, or a PyTorch module with one sample
-            input, is measured where it is by `bl.torch.profile`, which has options of its own. A program (`.onnx`, `.pt2`, or
-            in memory) is estimated by `bl.profile_program`, which has sizes for open dimensions.
+            input, is given to `bl.torch.profile`: measured where it is, or estimated. A program (`.onnx`, `.pt2`, or in
+            memory) is estimated by `bl.profile_program`, which has sizes for open dimensions.
         inputs: where it is a function or a model: one value per input, as in `bl.trace`.
         mode: `measured` runs `warmup` steps, then averages `runs` traced ones, op after op on one `device`
             (default the first GPU, else the CPU), in a process of its own. `estimated` computes a roofline and runs nothing.
-        hardware: for `estimated`, a name (`rtx2080`, `k40`, `v100`, `a100`, `h100`, `h200`, `cpu-core`) or a
-            `Hardware`; several names give each its own duration under that name as device kind; a mapping says
-            which device kind is which hardware, as in `{"gpu": "a100", "cpu": "cpu-core"}`. The first is the
-            reference.
+        hardware: for `estimated`, a name in any case (`rtx2080`, `a100`, `h100`, `mi300x`, `cpu-core`, ...: the
+            keys of `baechi_lab.profilers.hardware.HARDWARE`) or a `Hardware`, whose durations are recorded under that
+            name and under `gpu`, `cpu` or `tpu`; several names give each its own duration under that name as device
+            kind; a mapping says which device kind is which hardware, as in `{"gpu": "a100", "cpu": "cpu-core"}`. The
+            first is the reference.
         device, warmup, runs: for `measured`, see there.
         timeout: seconds for measuring, starting the process included; None for no limit.
         progress: show a progress bar while measuring.
+        options: for PyTorch: those of `bl.torch.profile` that are not named here (`optimizer`, `dtype`, ...).
 
     Returns:
         an OpGraph: microseconds, bytes of every tensor (a control dependency is 4, a handle 8), colocation groups
@@ -102,7 +102,7 @@ def profile(
     """
     return profile_with_report(
         step_or_fn, *inputs, mode=mode, hardware=hardware, device=device, warmup=warmup, runs=runs, timeout=timeout,
-        progress=progress,
+        progress=progress, **options,
     )[0]  # fmt: skip
 
 
@@ -116,6 +116,7 @@ def profile_with_report(
     runs: int = 5,
     timeout: float | None = None,
     progress: bool = True,
+    **options: Any,
 ) -> tuple[OpGraph, Report]:
     """As `profile`, and a `Report` of what was found beside the graph."""
     started = time.perf_counter()
@@ -124,15 +125,18 @@ def profile_with_report(
     if is_program(step_or_fn):
         return _profile_program(step_or_fn, inputs, mode, hardware, started)
     if _of_torch(step_or_fn):
-        return _profile_torch(step_or_fn, inputs, mode, device, warmup, runs, started)
+        options |= {"hardware": hardware} if mode == "estimated" else {"device": device, "warmup": warmup, "runs": runs}
+        return _profile_torch(step_or_fn, inputs, mode, options, started)
+    if options:
+        raise InvalidInput(f"profile takes {next(iter(options))!r} for PyTorch modules and steps only")
     if isinstance(step_or_fn, Step) and inputs:
         raise InvalidInput(f"profile was given a traced step and {len(inputs)} inputs; a traced step has its inputs")
-    kinds = _by_kind(hardware)
+    kinds = by_kind(hardware)
     step = step_or_fn if isinstance(step_or_fn, Step) else trace(step_or_fn, *inputs)
     structure = read_structure(step)
     missing = 0
     if mode == "estimated":
-        where = ", ".join(h.name for h in kinds.values())
+        where = ", ".join(dict.fromkeys(h.name for h in kinds.values()))
         columns = _estimate(structure, kinds)
     else:
         where, columns, missing = _measure(step, structure, device, (warmup, runs, timeout, progress))
@@ -153,18 +157,19 @@ def _of_torch(step_or_fn: Any) -> bool:
 
 
 def _profile_torch(
-    step: Any, inputs: tuple[Any, ...], mode: str, device: str | None, warmup: int, runs: int, started: float
+    step: Any, inputs: tuple[Any, ...], mode: str, options: dict[str, Any], started: float
 ) -> tuple[OpGraph, Report]:
     from ..torch.profile import profile as profile_layers
 
-    if mode != "measured":
-        raise InvalidInput(f"mode is {mode!r}; a PyTorch step or module is profiled with mode='measured'")
     if len(inputs) > 1:
         raise InvalidInput(f"{len(inputs)} inputs were given with a PyTorch module; give one tensor, tuple or dict")
-    graph = profile_layers(step, *inputs, warmup=warmup, runs=runs, device=device)
+    where = options.get("device") or "where the model is"
+    if mode == "estimated":
+        where = ", ".join(dict.fromkeys(h.name for h in by_kind(options["hardware"]).values()))
+    graph = profile_layers(step, *inputs, **options)
     backward = int(np.count_nonzero(graph.forward_of >= 0))
     seconds = time.perf_counter() - started
-    return graph, Report(mode, device or "where the model is", graph.n, backward, backward, 0, 0, seconds)
+    return graph, Report(mode, where, graph.n, backward, backward, 0, 0, seconds)
 
 
 def _profile_program(
@@ -185,28 +190,6 @@ def _estimate(structure: Structure, kinds: dict[str, Hardware]) -> dict[str, Any
     done = work(structure)
     by_kind = {kind: estimated_us(done, chosen) for kind, chosen in kinds.items()}
     return {"duration_us": next(iter(by_kind.values())), "duration_by_kind": by_kind}
-
-
-def _by_kind(hardware: HardwareChoice) -> dict[str, Hardware]:
-    """Device kind -> hardware, the reference first."""
-    if isinstance(hardware, (str, Hardware)):
-        chosen = _hardware(hardware)
-        return {chosen.kind: chosen}
-    if isinstance(hardware, Mapping):
-        kinds = {str(kind): _hardware(h) for kind, h in hardware.items()}
-    elif isinstance(hardware, Sequence):
-        kinds = {h.name: h for h in map(_hardware, hardware)}
-    else:
-        raise InvalidInput(
-            f"hardware is {hardware!r}; give a name, a Hardware, several, or a mapping from device kinds"
-        )
-    if not kinds:
-        raise InvalidInput("hardware is empty; name at least one device")
-    return kinds
-
-
-def _hardware(choice: str | Hardware) -> Hardware:
-    return choice if isinstance(choice, Hardware) else Hardware.named(choice)
 
 
 def _measure(

@@ -4,7 +4,8 @@ Forward op `i` is call `i`. In training every call whose outputs have gradients 
 `j` sends the gradient of each value that `j` read to the backward op of the value's producer. A value that `j` saved
 for its backward pass is also read by the backward op of `j`, so a simulation keeps it until then; what else `j`
 saves is a tensor from `j` to its backward op. Control tensors (4 bytes) order in-place writes, state shared between
-calls, and the loss: every backward op of an output waits for all outputs.
+calls, and the loss: every backward op of an output waits for all outputs. Where the update is part of the step, every
+call with trained parameters of its own has an update op, after the backward ops of all calls that use them.
 
 Persistent memory is parameters, buffers, gradients and optimizer states (the paper's a and c).
 """
@@ -28,7 +29,8 @@ class LayerProfile:
 
     `parameters`, `outputs`, `parameter_gradients`, `upstream_gradients`, `temporaries` (forward) and
     `backward_temporaries` are int64 bytes, the paper's classes a to e; `saved` holds, per call, the values it saves
-    for its backward pass and the bytes of what else it saves.
+    for its backward pass and the bytes of what else it saves. `update_us`, where the optimizer's update is part of the
+    step, are the microseconds that it takes for the parameters that each call is the first to use.
     """
 
     trace: Trace
@@ -41,6 +43,7 @@ class LayerProfile:
     upstream_gradients: NDArray[np.int64]
     memory: tuple[CallMemory, ...]
     name: str = "model"
+    update_us: NDArray[np.float64] | None = None
 
     @property
     def temporaries(self) -> NDArray[np.int64]:
@@ -72,21 +75,23 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int = 0) -> OpGraph:
     """The graph of a profile; `optimizer_states` counts tensors of a parameter's size that the optimizer keeps."""
     trace, n = profile.trace, len(profile.trace.calls)
     backward = backward_ops(trace) if profile.mode == "training" else {}
-    forward_of = [-1] * n + list(backward)
-    names = [c.key for c in trace.calls]
+    updates = _update_ops(profile, n + len(backward))
+    forward_of = [-1] * n + list(backward) + [-1] * len(updates)
+    names, types = [c.key for c in trace.calls], [c.op_type for c in trace.calls]
     table = TensorTable()
     _forward_tensors(table, profile, backward)
     _backward_tensors(table, trace, backward)
-    colocation, groups = _groups(trace, backward, n + len(backward))
+    _update_tensors(table, trace, backward, updates)
+    colocation, groups = _groups(trace, backward, updates, len(forward_of))
     gradients = profile.parameter_gradients
-    zeros = np.zeros(len(backward), dtype=np.int64)
+    zeros, none = np.zeros(len(backward), dtype=np.int64), np.zeros(len(updates), dtype=np.int64)
     back = np.array(list(backward), dtype=np.int64)
     return OpGraph(
-        names=(*names, *(f"{names[i]}/backward" for i in backward)),
-        op_types=(*(c.op_type for c in trace.calls), *(f"{trace.calls[i].op_type}Backward" for i in backward)),
-        duration_us=np.r_[profile.forward_us, profile.backward_us[back]],
-        temp_bytes=np.r_[profile.temporaries, profile.backward_temporaries[back]],
-        persistent_bytes=np.r_[profile.parameters + gradients * (1 + optimizer_states), zeros],
+        names=(*names, *(f"{names[i]}/backward" for i in backward), *(f"{names[i]}/update" for i in updates)),
+        op_types=(*types, *(f"{types[i]}Backward" for i in backward), *("Update" for _ in updates)),
+        duration_us=durations(profile),
+        temp_bytes=np.r_[profile.temporaries, profile.backward_temporaries[back], none],
+        persistent_bytes=np.r_[profile.parameters + gradients * (1 + optimizer_states), zeros, none],
         colocation=colocation,
         colocation_names=groups,
         forward_of=np.array(forward_of),
@@ -95,11 +100,25 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int = 0) -> OpGraph:
     )
 
 
+def durations(profile: LayerProfile) -> NDArray[np.float64]:
+    """float64[ops of the graph]: microseconds of calls, their backward ops and their updates."""
+    calls = list(backward_ops(profile.trace)) if profile.mode == "training" else []
+    update = np.zeros(0) if profile.update_us is None else profile.update_us[list(_update_ops(profile, 0))]
+    return np.r_[profile.forward_us, profile.backward_us[np.array(calls, dtype=np.int64)], update]
+
+
 def backward_ops(trace: Trace) -> dict[int, int]:
     """Call -> its backward op: the last call's comes first, after all forward ops."""
     n = len(trace.calls)
     trained = [i for i in reversed(range(n)) if trace.calls[i].requires_grad]
     return {i: n + k for k, i in enumerate(trained)}
+
+
+def _update_ops(profile: LayerProfile, first: int) -> dict[int, int]:
+    """Call -> the op that updates its parameters, from op `first` on."""
+    if profile.mode != "training" or profile.update_us is None:
+        return {}
+    return {i: first + k for k, i in enumerate(np.flatnonzero(profile.parameter_gradients).tolist())}
 
 
 def _forward_tensors(table: TensorTable, profile: LayerProfile, backward: dict[int, int]) -> None:
@@ -150,13 +169,25 @@ def _backward_tensors(table: TensorTable, trace: Trace, backward: dict[int, int]
                 table.add(op, f"gradient:{k}", value.size_bytes, [backward[value.producer]])
 
 
-def _groups(trace: Trace, backward: dict[int, int], ops: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    """A call and its backward op share a device; so do the calls of one group of the trace."""
+def _update_tensors(table: TensorTable, trace: Trace, backward: dict[int, int], updates: dict[int, int]) -> None:
+    users: dict[str, list[int]] = {}
+    for i in backward:
+        for name in trace.calls[i].parameters:
+            users.setdefault(name, []).append(i)
+    for i, op in updates.items():
+        for j in dict.fromkeys(j for name in trace.calls[i].parameters for j in users.get(name, ())):
+            table.add(backward[j], "control", CONTROL_BYTES, [op])
+
+
+def _groups(
+    trace: Trace, backward: dict[int, int], updates: dict[int, int], ops: int
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """A call, its backward op and its update share a device; so do the calls of one group of the trace."""
     colocation = np.full(ops, -1, dtype=np.int32)
     names: list[str] = []
-    grouped = [*trace.groups, *((i,) for i in sorted(set(backward) - {m for g in trace.groups for m in g}))]
+    grouped = [*trace.groups, *((i,) for i in sorted({*backward, *updates} - {m for g in trace.groups for m in g}))]
     for group in sorted(grouped):
-        members = [*group, *(backward[i] for i in group if i in backward)]
+        members = [*group, *(ops_of[i] for ops_of in (backward, updates) for i in group if i in ops_of)]
         colocation[members] = len(names)
         names.append(trace.calls[group[0]].key)
     return colocation, tuple(names)

@@ -8,7 +8,8 @@ the allocator's peak counter, call by call.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,11 +93,9 @@ class MemoryWatch(Handler):
         stop = inputs_of((args, kwargs))
         taken = list(tensors((args, kwargs)))
         saved: list[torch.Tensor] = []
-        with saved_tensors_hooks(lambda t: saved.append(t.detach()) or t.detach(), lambda t: t):  # type: ignore[func-returns-value]
-            before = self._before()
-            with record_function(f"{_LABEL}f{op}"):
-                outputs = run(*args, **kwargs)
-            self.forward[op] = self._after(before)
+        keep = lambda t: saved.append(t.detach()) or t.detach()  # type: ignore[func-returns-value]  # noqa: E731
+        with saved_tensors_hooks(keep, lambda t: t), self.window("f", op):
+            outputs = run(*args, **kwargs)
         self._classify(op, taken, list(tensors(outputs)), saved, module)
         if self.training:
             for node in nodes_between(outputs, stop):
@@ -163,18 +162,26 @@ class MemoryWatch(Handler):
 
     def _hook(self, node: Any, op: int) -> None:
         """Backward temporaries: the node's execution is a window of the allocator's events, or of its peak counter."""
-        state: list[Any] = [None, None]
+        windows: list[Any] = []
 
         def before(gradients: Any) -> None:
-            state[0], state[1] = self._before(), record_function(f"{_LABEL}b{op}")
-            state[1].__enter__()
+            windows.append(self.window("b", op))
+            windows[-1].__enter__()
 
         def after(into: Any, outof: Any) -> None:
-            state[1].__exit__(None, None, None)
-            self.backward[op] = max(self.backward[op], self._after(state[0]))
+            windows.pop().__exit__(None, None, None)
 
         node.register_prehook(before)
         node.register_hook(after)
+
+    @contextmanager
+    def window(self, phase: str, op: int) -> Iterator[None]:
+        """The length of time in which what is allocated belongs to an op, forward ("f") or backward ("b")."""
+        before = self._before()
+        with record_function(f"{_LABEL}{phase}{op}"):
+            yield
+        column = self.forward if phase == "f" else self.backward
+        column[op] = max(column[op], self._after(before))
 
     def _before(self) -> int:
         if not self.cuda:

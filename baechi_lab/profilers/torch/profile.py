@@ -20,7 +20,7 @@ behind the last tensor that a region needs are counted as recomputed all the sam
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,42 +41,87 @@ from ...torch.runtime.tree import map_tensors, tensors
 from ...torch.snapshot import untouched
 from ...torch.step import TorchStep
 from ...torch.tracing import as_arguments, trace
+from ..hardware import Hardware, HardwareChoice, by_kind
 from .graph import LayerProfile
 from .memory import CallMemory, measure_memory
 
 MODES = ("training", "inference")
+GRANULARITIES = ("layer", "operator")
 
 
 def profile(
-    model: nn.Module | TorchStep, sample_inputs: Any = None, *, mode: str | None = None, warmup: int = 2, runs: int = 5,
-    atomic: Collection[str | type] = (), optimizer_states: int = 0, device: str | None = None,
+    model: nn.Module | TorchStep, sample_inputs: Any = None, *, mode: str | None = None,
+    hardware: HardwareChoice | None = None, granularity: str = "layer", dtype: Any = None, autocast: Any = None,
+    optimizer: str | None = None, warmup: int = 2, runs: int = 5, atomic: Collection[str | type] = (),
+    optimizer_states: int = 0, device: str | None = None,
 ) -> OpGraph:  # fmt: skip
     """Profile a model into an OpGraph: one op per layer call and per function between layers, and its backward op.
+
+    Measured where the model is or, with `hardware`, estimated by a roofline on fake tensors: nothing is computed and no
+    weights are held, so that a model made under `torch.device("meta")` may be of any size (docs/estimates.md).
 
     Args:
         model: a module, or a `TorchStep` (then its inputs, atomic classes and optimizer states are taken).
         sample_inputs: a tensor, a tuple of positional arguments, or a dict of keywords.
         mode: "training" (forward and backward) or "inference"; by default what `model.training` says.
-        warmup, runs: forward-backward runs that are dropped, and averaged.
+        hardware: estimate for this device, by name ("a100") or as `Hardware`; several give durations under their names as
+            device kinds, a mapping says which kind is which, as in `bl.profile`.
+        granularity: of an estimate: "layer", or "operator" for one op per call of an ATen operator.
+        dtype: of an estimate: "bf16", "fp16" or "fp32" for all floating-point weights and activations.
+        autocast: of an estimate: "bf16" or "fp16" for what `torch.autocast` runs in it, the weights staying as they are.
+        optimizer: its name ("sgd", "momentum", "adam", "adamw", ...); an estimate has an update op for every call with
+            trained parameters, and the states are persistent bytes.
+        warmup, runs: of a measurement: forward-backward runs that are dropped, and averaged.
         atomic: module classes (or their names) that are kept whole.
-        optimizer_states: tensors of a parameter's size that the optimizer keeps (SGD 0, Adam 2).
-        device: the torch device to profile on; by default the model stays where it is.
+        optimizer_states: tensors of a parameter's size that the optimizer keeps, where it is not named (SGD 0, Adam 2).
+        device: of a measurement: the torch device to profile on; by default the model stays where it is.
 
     Ops `0 .. k-1` are the calls in code order; backward ops follow in reverse. `forward_of` pairs them, and each pair
     is a colocation group, together with calls that share parameters. The model is left as it was.
 
     Raises:
-        InvalidInput: an unknown mode, counts below 1, or a model that fails on the sample inputs (naming the layer).
+        InvalidInput: an unknown mode, counts below 1, a model that fails on the sample inputs (naming the layer), an
+            estimate of a model that looks at the values of its tensors.
+        UnknownNameError: hardware or an optimizer of no known name.
 
     >>> graph = profile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4), runs=1)
     >>> graph.names
     ('0', '1', '1/backward', '0/backward')
+    >>> with torch.device("meta"):
+    ...     large = nn.Linear(100_000, 100_000)    # 40 GB
+    >>> graph = profile(large, torch.empty(64, 100_000, device="meta"), hardware="A100", optimizer="adam")
+    >>> graph.names, int(graph.persistent_bytes.sum()) // (16 * 10**9)    # weight, gradient and two states of 4 bytes
+    (('linear', 'linear/backward', 'linear/update'), 10)
     """
     if isinstance(model, TorchStep):
         step, model = model, model.model()
-        sample_inputs, atomic, optimizer_states = step.inputs, step.atomic, step.optimizer_states
+        sample_inputs, atomic, optimizer_states = step.inputs, step.atomic, optimizer_states or step.optimizer_states
+    if granularity not in GRANULARITIES:
+        raise InvalidInput(f"granularity is {granularity!r}; it must be one of {', '.join(GRANULARITIES)}")
+    if hardware is not None:
+        return _estimate(model, sample_inputs, by_kind(hardware), granularity, optimizer, optimizer_states,
+                         {"mode": mode, "atomic": atomic, "dtype": dtype, "autocast": autocast})  # fmt: skip
+    for field, value in (("granularity", granularity != "layer"), ("dtype", dtype), ("autocast", autocast)):
+        if value:
+            raise InvalidInput(f"{field} is for estimates; name the hardware that they are for")
     layers = profile_layers(model, sample_inputs, mode=mode, warmup=warmup, runs=runs, atomic=atomic, device=device)
+    if optimizer is not None:
+        from .estimated import optimizer_states as states_of
+
+        optimizer_states = states_of(optimizer)
     return layers.graph(optimizer_states=optimizer_states)
+
+
+def _estimate(
+    model: nn.Module, inputs: Any, kinds: dict[str, Hardware], granularity: str, optimizer: str | None, states: int,
+    options: dict[str, Any],
+) -> OpGraph:  # fmt: skip
+    from .estimated import estimate_layers
+    from .operators import profile_operators
+
+    if granularity == "layer":
+        return estimate_layers(model, inputs, **options).graph(kinds, optimizer=optimizer, states=states)
+    return profile_operators(model, inputs, kinds, optimizer=optimizer, states=states, **options)
 
 
 def profile_layers(
@@ -178,12 +223,17 @@ def now_us() -> float:
 
 
 def run_once(model: nn.Module, args: Any, kwargs: Any, training: bool) -> None:
-    """A forward pass, and in training a backward pass from all outputs that have gradients."""
+    """A forward pass, and in training a backward pass from the loss, or all outputs that have gradients.
+
+    A model that makes its own loss returns it under that name, as those of Hugging Face do.
+    """
     if not training:
         with torch.no_grad():
             model(*args, **kwargs)
         return
-    outputs = [t for t in tensors(model(*args, **kwargs)) if t.requires_grad]
+    made = model(*args, **kwargs)
+    loss = made.get("loss") if isinstance(made, Mapping) else None
+    outputs = [t for t in tensors(made if loss is None else loss) if t.requires_grad]
     torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
     for parameter in model.parameters():
         parameter.grad = None
@@ -228,6 +278,13 @@ def _profile(
     model: nn.Module, found: Trace, training: bool, forward: NDArray[np.float64], backward: NDArray[np.float64],
     memory: tuple[CallMemory, ...],
 ) -> LayerProfile:  # fmt: skip
+    mode = "training" if training else "inference"
+    a, b, c, d = call_bytes(model, found, training)
+    return LayerProfile(found, mode, forward, backward, a, b, c, d, memory, name=type(model).__name__.lower())
+
+
+def call_bytes(model: nn.Module, found: Trace, training: bool) -> tuple[NDArray[np.int64], ...]:
+    """Four int64[calls]: bytes of parameters and buffers, outputs, gradients of parameters, gradients from above."""
     size = {name: t.nbytes for name, t in (*model.named_parameters(), *model.named_buffers())}
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     counted: set[str] = set()
@@ -239,6 +296,4 @@ def _profile(
         columns[1, i] = call.output_bytes
         columns[2, i] = sum(size[name] for name in own & trained) if training else 0
         columns[3, i] = call.output_bytes if training and call.requires_grad else 0
-    mode = "training" if training else "inference"
-    a, b, c, d = columns
-    return LayerProfile(found, mode, forward, backward, a, b, c, d, memory, name=type(model).__name__.lower())
+    return tuple(columns)

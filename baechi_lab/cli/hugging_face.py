@@ -1,0 +1,73 @@
+"""`profile hf:config.json`: a Hugging Face model by its configuration, estimated; needs torch and transformers."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from ..errors import InvalidInput, MissingPackage
+from . import options
+
+PREFIX = "hf:"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What only models by configuration take; --inference and --optimizer-states are those of programs."""
+    group = parser.add_argument_group("models by configuration (hf:config.json)")
+    group.add_argument("--sequence-length", metavar="N", help="tokens per sample (512)")
+    group.add_argument(
+        "--dtype", metavar="NAME", help="bf16, fp16 or fp32 for all weights (what the configuration says)"
+    )
+    group.add_argument("--autocast", metavar="NAME", help="bf16 or fp16 for products, the weights staying as they are")
+    group.add_argument("--optimizer", metavar="NAME", help="sgd, momentum, adam, ...: its states and its update")
+    group.add_argument("--granularity", metavar="NAME", help="layer or operator (layer)")
+
+
+_OWN = ("sequence_length", "dtype", "autocast", "optimizer", "granularity")
+
+
+def refuse_options(arguments: argparse.Namespace) -> None:
+    """Options of models by configuration, given with another model."""
+    given = next((key for key in _OWN if getattr(arguments, key)), None)
+    if given is not None:
+        raise InvalidInput(f"--{given.replace('_', '-')} is for models by configuration (hf:config.json)")
+
+
+def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[Any, dict[str, Any]]:
+    """The graph, and what to say of it."""
+    if arguments.mode == "measured":
+        raise InvalidInput("--mode is 'measured'; a model by configuration has no weights, and is estimated")
+    if arguments.param:
+        raise InvalidInput("-p is for benchmark models; a model by configuration has its parameters in the file")
+    if arguments.execution_trace:
+        raise InvalidInput("--execution-trace goes with a Kineto trace, not with a model by configuration")
+    states = arguments.optimizer_states
+    started = time.perf_counter()
+    try:
+        from ..profilers.torch.hugging_face import config_dtype, hugging_face
+        from ..profilers.torch.profile import profile as profile_layers
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingPackage.of("torch", "transformers", "a Hugging Face configuration") from None
+    path = arguments.model.removeprefix(PREFIX)
+    batch, length = arguments.batch_size or "1", arguments.sequence_length or "512"
+    model, inputs = hugging_face(
+        path,
+        batch_size=options.whole(batch, "--batch-size", lowest=1),
+        sequence_length=options.whole(length, "--sequence-length", lowest=1),
+        labels=not arguments.inference,
+    )
+    graph = profile_layers(
+        model, inputs, hardware=hardware, mode="inference" if arguments.inference else "training",
+        granularity=arguments.granularity or "layer", dtype=arguments.dtype or config_dtype(path),
+        autocast=arguments.autocast, optimizer=arguments.optimizer,
+        optimizer_states=0 if states is None else options.whole(states, "--optimizer-states", lowest=0),
+    )  # fmt: skip
+    facts = {
+        "parameters": sum(p.numel() for p in model.parameters()), "mode": "estimated",
+        "device": hardware if isinstance(hardware, str) else ", ".join(hardware),
+        "seconds": time.perf_counter() - started,
+    }  # fmt: skip
+    return graph, facts

@@ -1,0 +1,89 @@
+"""What each call of a trace computes and allocates, operator by operator, where tensors are fake.
+
+One forward and backward pass runs under the same interception as a measured profile. A mode sees every ATen operator and
+gives it to the call that is running, in the backward pass to the call whose autograd node is running; what runs between
+calls goes to the one before. Memory is what a call's operators allocate beyond what is left at its end, as in a
+measured profile; scratch memory within kernels is not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...torch.records import Trace
+from ...torch.runtime.intercept import Frame
+from ...torch.runtime.tree import tensors
+from ..roofline import Kernel
+from .kernels import kernel_of
+from .memory import MemoryWatch, temporary_peak
+
+_NOT_RUN = frozenset({"detach", "alias"})
+"""What autograd does to tensors that it keeps; interception as well."""
+
+Owner = tuple[str, int]
+"""Phase, "f" or "b", and the index of a call."""
+
+
+class Counter(TorchDispatchMode):
+    """Kernels by owner, and the bytes that come (positive) and go (negative) while it watches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owner: Owner | None = None
+        self.rows: list[tuple[Owner, Kernel]] = []
+        self.changes: list[int] = []
+        self.alive: dict[int, weakref.finalize] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if self.owner is not None and runs(func):
+            kernel = kernel_of(func, args, kwargs, out)
+            self.rows.append((self.owner, kernel))
+            self._allocated(args, kwargs, out)
+        return out
+
+    def _allocated(self, args: Any, kwargs: Any, out: Any) -> None:
+        old = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
+        for tensor in tensors(out):
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in old and key not in self.alive:
+                self.changes.append(storage.nbytes())
+                self.alive[key] = weakref.finalize(storage, self._freed, key, storage.nbytes())
+
+    def _freed(self, key: int, size: int) -> None:
+        del self.alive[key]
+        self.changes.append(-size)
+
+
+def runs(func: Any) -> bool:
+    """Whether an operator counts as one that the model runs."""
+    return func.namespace != "prim" and func.overloadpacket.__name__ not in _NOT_RUN
+
+
+class WorkWatch(MemoryWatch):
+    """The handler that says who is running, and what it allocates."""
+
+    def __init__(self, found: Trace, training: bool, counter: Counter):
+        super().__init__(found, training, cuda=False)
+        self.counter = counter
+
+    def end(self, frame: Frame, outputs: Any) -> Any:
+        """What runs until the backward pass reaches a call belongs to none."""
+        self.counter.owner = None
+        return outputs
+
+    @contextmanager
+    def window(self, phase: str, op: int) -> Iterator[None]:
+        """What runs and is allocated from here on belongs to that op."""
+        counter = self.counter
+        counter.owner, start = (phase, op), len(counter.changes)
+        yield
+        column = self.forward if phase == "f" else self.backward
+        column[op] = max(column[op], temporary_peak(counter.changes[start:]))

@@ -1,0 +1,135 @@
+"""`bl.torch.profile(..., hardware=...)`: a model's layers with estimated costs, on hardware that is not here.
+
+The model runs once as fake tensors (see `faking`), so that neither weights nor activations take memory. FLOPs and bytes
+of every ATen operator (`kernels`) become time by the roofline that all frameworks share. Calls, dependencies and memory
+classes are those of a measured profile, as the same tracer and the same interception find them. With an optimizer,
+every call with parameters of its own gets an op that updates them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from ...errors import UnknownNameError
+from ...graph import OpGraph
+from ...torch.runtime.intercept import Interceptor
+from ...torch.tracing import as_arguments, trace
+from ..hardware import Hardware
+from ..roofline import Kernel, estimated_us, work_of
+from .counting import Counter, WorkWatch
+from .faking import faked, named_dtype
+from .graph import LayerProfile, durations, layer_graph
+from .profile import call_bytes, in_mode, mode_of, run_once
+
+OPTIMIZERS = {
+    "sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "lion": 1, "adam": 2, "adamw": 2, "adamax": 2, "nadam": 2,
+    "radam": 2, "adadelta": 2, "lamb": 2,
+}  # fmt: skip
+"""Tensors of a parameter's size that an optimizer keeps for it."""
+
+
+def optimizer_states(name: str) -> int:
+    """How many tensors of a parameter's size an optimizer keeps.
+
+    >>> optimizer_states("AdamW"), optimizer_states("sgd")
+    (2, 0)
+    """
+    if str(name).lower() not in OPTIMIZERS:
+        raise UnknownNameError.of("optimizer", name, OPTIMIZERS)
+    return OPTIMIZERS[str(name).lower()]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerEstimate:
+    """What a model's calls do: `layers`, whose times are 0, and the kernels of every call forward and backward.
+
+    `kernels` are ((phase, call), kernel) in the order in which they ran, phase "f" or "b"; calls that are recomputed
+    have their forward kernels in both phases.
+    """
+
+    layers: LayerProfile
+    kernels: tuple[tuple[tuple[str, int], Kernel], ...]
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of matrix products of the whole step, the update apart."""
+        return sum(kernel.flops for _, kernel in self.kernels)
+
+    def microseconds(self, hardware: Hardware) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """float64[calls] each: forward and backward."""
+        n = len(self.layers.trace.calls)
+        done = work_of(2 * n, ((n * (phase == "b") + call, kernel) for (phase, call), kernel in self.kernels))
+        total = estimated_us(done, hardware)
+        return total[:n], total[n:]
+
+    def graph(self, kinds: Mapping[str, Hardware], *, optimizer: str | None = None, states: int = 0) -> OpGraph:
+        """The OpGraph with durations by device kind, the first being the reference; an optimizer by name updates."""
+        if optimizer is not None:
+            states = optimizer_states(optimizer)
+        on = {kind: self._on(hardware, None if optimizer is None else states) for kind, hardware in kinds.items()}
+        graph = layer_graph(next(iter(on.values())), optimizer_states=states)
+        return graph.replace(duration_by_kind={kind: durations(layers) for kind, layers in on.items()})
+
+    def _on(self, hardware: Hardware, states: int | None) -> LayerProfile:
+        """The layers with times; an update reads parameters, gradients and states and writes all but gradients."""
+        forward, backward = self.microseconds(hardware)
+        update = None
+        if states is not None:
+            moved = self.layers.parameter_gradients * (3.0 + 2 * states)
+            update = estimated_us(work_of(len(moved), enumerate(Kernel(moved_bytes=m) for m in moved)), hardware)
+        return replace(self.layers, forward_us=forward, backward_us=backward, update_us=update)
+
+
+def estimate_layers(
+    model: nn.Module, sample_inputs: Any, *, mode: str | None = None, atomic: Collection[str | type] = (),
+    dtype: Any = None, autocast: Any = None,
+) -> LayerEstimate:  # fmt: skip
+    """The numbers behind an estimated profile; parameters as in `bl.torch.profile`.
+
+    >>> import torch
+    >>> found = estimate_layers(nn.Linear(16, 4, device="meta"), torch.empty(8, 16), mode="training")
+    >>> found.flops    # forward 2 * 8 * 16 * 4, as much for the weights' gradient; the input needs none
+    2048.0
+    """
+    training = mode_of(model, mode)
+    counter = Counter()
+    kinds = {"dtype": named_dtype(dtype), "autocast": named_dtype(autocast, "autocast")}
+    args, kwargs = as_arguments(sample_inputs)
+    with in_mode(model, training), faked(model, (args, kwargs), watching=counter, **kinds) as (args, kwargs):
+        found = trace(model, kwargs or args, atomic=atomic)
+        watch = WorkWatch(found, training, counter)
+        interceptor = Interceptor(model, found.layers, watch).install()
+        try:
+            run_once(model, args, kwargs, training)
+        finally:
+            interceptor.remove()
+        counter.owner = None
+        memory = watch.result()
+        columns = call_bytes(model, found, training)
+    again = [
+        (("b", call), kernel)
+        for (phase, call), kernel in counter.rows
+        if phase == "f"
+        for _ in range(found.calls[call].recomputed)
+    ]
+    zeros = np.zeros(len(found.calls))
+    a, b, c, d = columns
+    layers = LayerProfile(
+        found,
+        "training" if training else "inference",
+        zeros,
+        zeros,
+        a,
+        b,
+        c,
+        d,
+        memory,
+        name=type(model).__name__.lower(),
+    )
+    return LayerEstimate(layers, (*counter.rows, *again))

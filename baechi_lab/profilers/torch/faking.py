@@ -1,0 +1,198 @@
+"""A model and its inputs as fake tensors: shapes and types without data, so that a model of any size runs anywhere.
+
+Every parameter, buffer and input is replaced by a fake tensor on the CPU, wherever it was, the meta device included:
+code that makes tensors of its own gets fake ones on the same device. Attention and dropout run as the fused kernels that
+they are on GPUs; random numbers are drawn for real, one for each operator that would draw, so that a trace sees which
+calls are random. What looks at values (`item()`, `nonzero()`) cannot run, and says so.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.nn import functional
+from torch.nn.parameter import is_lazy
+from torch.overrides import handle_torch_function, has_torch_function, has_torch_function_unary
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...errors import InvalidInput
+from ...torch.runtime.tree import map_tensors
+
+DTYPES = {
+    "fp32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16,
+    "fp16": torch.float16, "float16": torch.float16, "half": torch.float16,
+}  # fmt: skip
+
+_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+_UNKNOWN = (UnsupportedFakeTensorException, UnsupportedOperatorException)
+
+
+def named_dtype(dtype: Any, field: str = "dtype") -> torch.dtype | None:
+    """A floating-point type by its name, itself, or None for none."""
+    if dtype is None or (isinstance(dtype, torch.dtype) and dtype in DTYPES.values()):
+        return dtype
+    name = str(dtype).lower().removeprefix("torch.")
+    if name not in DTYPES:
+        raise InvalidInput(f"{field} is {dtype!r:.60}; it must be one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+@contextmanager
+def faked(
+    model: nn.Module, inputs: Any, *, dtype: torch.dtype | None = None, autocast: torch.dtype | None = None,
+    watching: TorchDispatchMode | None = None,
+) -> Iterator[Any]:  # fmt: skip
+    """Run the body with a fake model, under fake tensors and `watching`; gives the fake inputs.
+
+    Args:
+        model: its parameters and buffers are put back afterwards.
+        inputs: any structure of tensors.
+        dtype: floating-point parameters, buffers and inputs have it, as after `model.to(dtype)`.
+        autocast: matrix products run in it, as under `torch.autocast`.
+        watching: a mode that sees every operator that runs.
+
+    Raises:
+        InvalidInput: the model looks at values that fake tensors do not have, or has parameters without a shape yet.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, ExitStack() as stack:
+        fake = _Maker(mode, dtype)
+        stack.enter_context(_swapped(model, fake))
+        stack.enter_context(_fused())
+        stack.enter_context(_RandomDraws())
+        if watching is not None:
+            stack.enter_context(watching)
+        if autocast is not None:
+            stack.enter_context(torch.autocast("cpu", dtype=autocast))
+        try:
+            yield map_tensors(inputs, fake)
+        except _NEEDS_VALUES as error:
+            raise _refusal("the model", error) from error
+        except InvalidInput as error:
+            if isinstance(error.__cause__, _NEEDS_VALUES):
+                raise _refusal(str(error).partition(" failed on")[0], error.__cause__) from error.__cause__
+            raise
+        except _UNKNOWN as error:
+            raise InvalidInput(
+                f"the model cannot be estimated: {_first_line(error)} has no shape function in PyTorch"
+            ) from error
+
+
+class _Maker:
+    """Fake twins of tensors, one for each."""
+
+    def __init__(self, mode: FakeTensorMode, dtype: torch.dtype | None):
+        self.mode, self.dtype = mode, dtype
+        self.made: dict[
+            int, tuple[torch.Tensor, torch.Tensor]
+        ] = {}  # keeps the originals alive, so that ids stay theirs
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        if is_lazy(tensor):
+            raise InvalidInput(
+                "the model has parameters whose shape is not known yet; run it once on real inputs first"
+            )
+        if id(tensor) not in self.made:
+            self.made[id(tensor)] = (tensor, self._make(tensor))
+        return self.made[id(tensor)][1]
+
+    def _make(self, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
+        shape = tuple(tensor.shape)
+        dense = tensor.layout is torch.strided and not tensor.is_quantized
+        with self.mode, torch.no_grad():
+            made = (
+                torch.empty_strided(shape, tensor.stride(), dtype=dtype, device="cpu")
+                if dense
+                else torch.empty(shape, dtype=dtype, device="cpu")
+            )
+            if isinstance(tensor, nn.Parameter):
+                return nn.Parameter(made, requires_grad=tensor.requires_grad)
+        return made.requires_grad_(tensor.requires_grad)
+
+
+@contextmanager
+def _swapped(model: nn.Module, fake: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Fake parameters and buffers in the model's modules. Set as attributes, as some modules keep track of theirs."""
+    before = [
+        (module, name, tensor)
+        for module in model.modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    ]
+    try:
+        for module, name, tensor in before:
+            setattr(module, name, fake(tensor))
+        yield
+    finally:
+        for module, name, tensor in before:
+            setattr(module, name, tensor)
+
+
+@contextmanager
+def _fused() -> Iterator[None]:
+    """Kernels of GPUs: one for dropout, which keeps a mask of a byte per element, and one for attention with dropout.
+
+    The latter is that of attention without dropout, whose work is the same.
+    """
+    dropout, attention = functional.dropout, functional.scaled_dot_product_attention
+
+    @functools.wraps(dropout)
+    def fused_dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        if has_torch_function_unary(input) or inplace or not (training and 0 < p < 1):
+            return dropout(input, p, training, inplace)
+        return torch.native_dropout(input, p, True)[0]
+
+    @functools.wraps(attention)
+    def fused_attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **kwargs: Any
+    ) -> Any:
+        if has_torch_function((query, key, value)):  # so that who intercepts functions gets this one, draw and all
+            given = (query, key, value, attn_mask, dropout_p, *rest)
+            return handle_torch_function(fused_attention, (query, key, value), *given, **kwargs)
+        if dropout_p > 0:
+            draw()
+        return attention(query, key, value, attn_mask, 0.0, *rest, **kwargs)
+
+    functional.dropout, functional.scaled_dot_product_attention = fused_dropout, fused_attention  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        functional.dropout, functional.scaled_dot_product_attention = dropout, attention  # type: ignore[assignment]
+
+
+class _RandomDraws(TorchDispatchMode):
+    """Draws a real number wherever an operator would draw."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            draw()
+        return func(*args, **(kwargs or {}))
+
+
+def draw() -> None:
+    """Advance the random generator."""
+    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        torch.rand(1)
+
+
+def _refusal(who: str, error: BaseException) -> InvalidInput:
+    return InvalidInput(
+        f"{who} looks at the values of tensors ({_first_line(error)}), which an estimate does not have: profile the model "
+        "measured, or without that part"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__

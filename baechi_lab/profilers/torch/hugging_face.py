@@ -1,0 +1,163 @@
+"""Hugging Face models by configuration: the model on the meta device and inputs for it, without weights or downloads.
+
+A `config.json` names its architecture; the package `transformers` has the classes. Parameters are shapes only, so that
+a model of any size is there in seconds, to be profiled with `hardware=`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...checks import check_whole
+from ...errors import FormatError, InvalidInput, MissingPackage, UnknownNameError
+
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_TOKENS = (
+    "ForCausalLM",
+    "LMHeadModel",
+    "ForMaskedLM",
+    "ForPreTraining",
+    "ForConditionalGeneration",
+    "ForTokenClassification",
+)
+_CLASSES = ("ForSequenceClassification", "ForImageClassification")
+LARGEST_CONFIG = 1 << 24
+
+
+def hugging_face(
+    config: str | Path | Mapping[str, Any], *, batch_size: int = 1, sequence_length: int = 512, labels: bool = True
+) -> tuple[nn.Module, dict[str, Any]]:
+    """A model of a configuration and sample inputs, both on the meta device, for `bl.torch.profile(..., hardware=)`.
+
+    Args:
+        config: a `config.json` file, or what it holds.
+        batch_size: samples in the inputs.
+        sequence_length: tokens per sample (of images, the configuration says the size).
+        labels: whether the inputs have labels, so that the model computes its loss.
+
+    Returns:
+        The module, in training mode, and its keyword arguments.
+
+    Raises:
+        MissingPackage: transformers is not installed.
+        FormatError: a file that is not there, not JSON, or no object.
+        InvalidInput: a field that is missing or makes no model; more tokens than the model has positions.
+        UnknownNameError: a model type or architecture that the installed transformers does not have.
+    """
+    transformers = _transformers()
+    fields, where = _fields(config)
+    check_whole("batch_size", batch_size, 1)
+    check_whole("sequence_length", sequence_length, 1)
+    made = _configuration(transformers, fields, where)
+    kind = _architecture(transformers, fields, where)
+    try:
+        with torch.device("meta"):
+            model = kind(made)
+    except (TypeError, ValueError, AttributeError, KeyError, RuntimeError, IndexError, ZeroDivisionError) as error:
+        raise InvalidInput(f"{where} makes no {kind.__name__}: {_line(error)}") from error
+    return model.train(), _inputs(model, made, kind.__name__, batch_size, sequence_length, labels)
+
+
+def config_dtype(config: str | Path | Mapping[str, Any]) -> str | None:
+    """The type of the weights that a configuration names ("bfloat16"), None where it names none that is known."""
+    from .faking import DTYPES
+
+    fields, _ = _fields(config)
+    named = fields.get("dtype") or fields.get("torch_dtype")
+    return named if named in DTYPES else None
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingPackage.of("transformers", "transformers", "a Hugging Face configuration") from error
+    return transformers
+
+
+def _fields(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """What a configuration holds, and what to call it."""
+    if isinstance(config, Mapping):
+        return dict(config), "the configuration"
+    path = Path(config)
+    if not path.is_file():
+        raise FormatError(f"{path}: no such file")
+    if path.stat().st_size > LARGEST_CONFIG:
+        raise FormatError(f"{path}: larger than {LARGEST_CONFIG} bytes; a configuration is a small JSON file")
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: not JSON: {_line(error)}") from error
+    if not isinstance(fields, dict):
+        raise FormatError(f"{path}: holds a {type(fields).__name__}; a configuration is a JSON object")
+    return fields, str(path)
+
+
+def _configuration(transformers: Any, fields: dict[str, Any], where: str) -> Any:
+    kinds = transformers.CONFIG_MAPPING
+    kind = fields.get("model_type")
+    if kind is None:
+        raise InvalidInput(f"{where} has no field 'model_type'; it names the architecture, such as 'llama'")
+    if not isinstance(kind, str) or kind not in kinds:
+        near = UnknownNameError.of("model_type", kind, kinds.keys())
+        raise UnknownNameError(f"{where}: {str(near).partition(' (known')[0]}: transformers {transformers.__version__}")
+    try:
+        made = kinds[kind].from_dict(fields)
+    except Exception as error:  # its checks raise what they like, validators of huggingface_hub among it
+        raise InvalidInput(f"{where} is no configuration of {kind}: {_line(error)}") from error
+    for name in _SIZES:
+        names = {name, made.attribute_map.get(name, name)}
+        if hasattr(made, name) and not names & fields.keys() and not any(isinstance(v, dict) for v in fields.values()):
+            shown = " or ".join(repr(n) for n in sorted(names))
+            raise InvalidInput(f"{where} has no field {shown}; without it the model's size is not known")
+    return made
+
+
+def _architecture(transformers: Any, fields: dict[str, Any], where: str) -> Any:
+    named = fields.get("architectures")
+    if not isinstance(named, list) or not named or not isinstance(named[0], str):
+        raise InvalidInput(f"{where} has no field 'architectures', a list such as ['LlamaForCausalLM']")
+    kind = getattr(transformers, named[0], None)
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise UnknownNameError(
+            f"{where}: unknown architecture {named[0]!r}; transformers {transformers.__version__} has no model of that name"
+        )
+    return kind
+
+
+def _inputs(model: Any, config: Any, kind: str, batch: int, length: int, labels: bool) -> dict[str, Any]:
+    main = model.main_input_name
+    tokens = lambda *shape: torch.zeros(*shape, dtype=torch.long, device="meta")  # noqa: E731
+    if main == "input_ids":
+        most = getattr(config, "max_position_embeddings", None)
+        if isinstance(most, int) and 0 < most < length:
+            raise InvalidInput(f"sequence_length is {length}; the model has {most} positions")
+        inputs = {"input_ids": tokens(batch, length)}
+    elif main == "pixel_values":
+        size = config.image_size if isinstance(config.image_size, (list, tuple)) else [config.image_size] * 2
+        inputs = {"pixel_values": torch.zeros(batch, config.num_channels, *size, device="meta")}
+    else:
+        raise InvalidInput(f"{kind} takes {main!r}; inputs are known for models of 'input_ids' and 'pixel_values'")
+    accepted = inspect.signature(model.forward).parameters
+    if config.is_encoder_decoder and "decoder_input_ids" in accepted:
+        inputs["decoder_input_ids"] = tokens(batch, length)
+    if labels and "labels" in accepted and kind.endswith(_TOKENS):
+        inputs["labels"] = tokens(batch, length)
+    if labels and "labels" in accepted and kind.endswith(_CLASSES):
+        inputs["labels"] = tokens(batch)
+        config.problem_type = config.problem_type or "single_label_classification"
+    if kind.endswith("ForSequenceClassification") and config.pad_token_id is None:
+        config.pad_token_id = 0
+    return inputs | ({"use_cache": False} if "use_cache" in accepted else {})
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -1,0 +1,238 @@
+"""`granularity="operator"`: the graph of ATen operators of one step, forward, backward and update, with estimated costs.
+
+Every operator that a fake run calls is an op, named after the layer that was running; views are none, and what reads
+one depends on the op behind it. A backward op belongs to the forward op that made its autograd node (equal sequence
+numbers). A write in place comes after everything that read what it overwrites, and shares a colocation group with what
+made the tensor; so do all ops that read one parameter, and its update. Parameters, their gradients and the optimizer's
+states are persistent bytes of the first op that reads the parameter. Activations that are kept for the backward pass
+are tensors that backward ops read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ...graph import CONTROL_BYTES, OpGraph
+from ...graph.tensors import TensorTable
+from ...torch.runtime.intercept import Interceptor
+from ...torch.runtime.tree import tensors
+from ...torch.tracing import as_arguments, merge, trace
+from ..hardware import Hardware
+from ..roofline import Kernel, estimated_us, work_of
+from .counting import Counter, WorkWatch, runs
+from .estimated import optimizer_states
+from .faking import faked, named_dtype
+from .kernels import kernel_of
+from .profile import in_mode, mode_of, run_once
+
+
+@dataclass
+class Operator:
+    """One call: its name and type, what it does, and the forward op that it belongs to (-1: none)."""
+
+    name: str
+    op_type: str
+    kernel: Kernel
+    forward_of: int = -1
+
+
+@dataclass
+class _Memory:
+    """A piece of memory: who wrote it last (-1: it was there before), who has read it since, what it is a state of."""
+
+    writer: int = -1
+    label: str = ""
+    size: int = 0
+    readers: set[int] = field(default_factory=set)
+    state: str = ""
+
+
+class Recorder(Counter):
+    """Records every operator, and the tensors between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recording = False
+        self.ops: list[Operator] = []
+        self.edges: dict[tuple[int, str], tuple[int, set[int]]] = {}  # (producer, label) -> bytes, readers
+        self.memory: dict[int, _Memory] = {}
+        self.groups: list[tuple[int, ...]] = []
+        self.users: dict[str, list[int]] = {}
+        self.of_node: dict[int, int] = {}  # sequence number of an autograd node -> forward op
+        self.of_view: dict[int, int] = {}  # the same of nodes of views -> the op behind
+        self.keys: tuple[str, ...] = ()
+        self.counts: dict[str, int] = {}
+
+    def know(self, states: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Parameters and buffers, by name."""
+        for name, tensor in states:
+            self.memory.setdefault(_storage(tensor), _Memory(state=name))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if self.recording and runs(func):
+            self._record(func, args, kwargs, out)
+        return out
+
+    def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        kernel = kernel_of(func, args, kwargs, out)
+        taken = {_storage(t): t for t in tensors((args, kwargs))}
+        made = {_storage(t): t for t in tensors(out)}
+        node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+        if kernel.metadata:
+            for key in made.keys() - taken.keys():
+                self.memory[key] = _Memory()  # allocated, not written
+            behind = max((self.memory[key].writer for key in taken if key in self.memory), default=-1)
+            self._belongs(node, behind, self.of_view)
+            return
+        index, kind = len(self.ops), func.overloadpacket.__name__
+        self._belongs(node, index, self.of_node)
+        self.ops.append(Operator(self._name(kind), kind, kernel, self._forward_op(node)))
+        for key in taken:
+            self._read(key, index)
+        written = made.keys() & taken.keys() if func._schema.is_mutable else set()
+        for key, tensor in made.items():
+            if key in written:
+                self._overwrite(key, index)
+            elif key not in taken:
+                self.memory[key] = _Memory(index, f"{len(self.edges)}", tensor.untyped_storage().nbytes())
+                self._tensor(self.memory[key])
+
+    def _belongs(self, node: Any, index: int, of: dict[int, int]) -> None:
+        """Forward: the node that was made last is this op's, unless another op has it already."""
+        if node is None and index >= 0:
+            of.setdefault(int(torch._C._autograd._get_sequence_nr()) - 1, index)  # type: ignore[attr-defined]
+
+    def _forward_op(self, node: Any) -> int:
+        number = -1 if node is None else node._sequence_nr()
+        return self.of_node.get(number, self.of_view.get(number, -1))
+
+    def _name(self, kind: str) -> str:
+        scope = "" if self.owner is None else self.keys[self.owner[1]] + ("/backward/" if self.owner[0] == "b" else "/")
+        name = scope + kind
+        count = self.counts[name] = self.counts.get(name, -1) + 1
+        return f"{name}#{count}" if count else name
+
+    def _tensor(self, memory: _Memory) -> set[int]:
+        return self.edges.setdefault((memory.writer, memory.label), (memory.size, set()))[1]
+
+    def _read(self, key: int, index: int) -> None:
+        memory = self.memory.setdefault(key, _Memory())
+        memory.readers.add(index)
+        if memory.writer >= 0:
+            self._tensor(memory).add(index)
+        if memory.state:
+            self.users.setdefault(memory.state, []).append(index)
+
+    def _overwrite(self, key: int, index: int) -> None:
+        before = self.memory[key]
+        for reader in before.readers - {index}:
+            self.edges.setdefault((reader, "control"), (CONTROL_BYTES, set()))[1].add(index)
+        if before.writer >= 0:
+            self.groups.append((before.writer, index))
+        # The same memory under a new name: it counts again, as a value written in place does in a layer graph.
+        self.memory[key] = _Memory(index, f"{len(self.edges)}", before.size, set(), before.state)
+        if before.size:
+            self._tensor(self.memory[key])
+
+    def writer(self, tensor: torch.Tensor) -> int:
+        """The op that wrote a tensor last, -1 for none."""
+        return self.memory.get(_storage(tensor), _Memory()).writer
+
+
+def profile_operators(
+    model: nn.Module, sample_inputs: Any, kinds: Mapping[str, Hardware], *, mode: str | None = None,
+    atomic: Collection[str | type] = (), dtype: Any = None, autocast: Any = None, optimizer: str | None = None,
+    states: int = 0,
+) -> OpGraph:  # fmt: skip
+    """The graph of a step's ATen operators on hardware; parameters as in `bl.torch.profile`.
+
+    >>> from ..hardware import by_kind
+    >>> graph = profile_operators(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4), by_kind("a100"), mode="inference")
+    >>> graph.names
+    ('0/addmm', '1/relu')
+    """
+    training = mode_of(model, mode)
+    recorder = Recorder()
+    types = {"dtype": named_dtype(dtype), "autocast": named_dtype(autocast, "autocast")}
+    args, kwargs = as_arguments(sample_inputs)
+    with in_mode(model, training), faked(model, (args, kwargs), watching=recorder, **types) as (args, kwargs):
+        found = trace(model, kwargs or args, atomic=atomic)
+        recorder.keys = tuple(call.key for call in found.calls)
+        recorder.know((*model.named_parameters(), *model.named_buffers()))
+        gradients: dict[str, int] = {}
+        size = {name: t.nbytes for name, t in (*model.named_parameters(), *model.named_buffers())}
+        trained = {name for name, p in model.named_parameters() if p.requires_grad and training}
+        for name, parameter in model.named_parameters():
+            if name in trained:
+                parameter.register_post_accumulate_grad_hook(_note(name, gradients, recorder))
+        interceptor = Interceptor(model, found.layers, WorkWatch(found, training, recorder)).install()
+        recorder.recording = True
+        try:
+            run_once(model, args, kwargs, training)
+        finally:
+            recorder.recording = False
+            interceptor.remove()
+    if optimizer is not None:
+        states = optimizer_states(optimizer)
+        _add_updates(recorder, gradients, size, states)
+    return _graph(recorder, kinds, size, trained, states, type(model).__name__.lower())
+
+
+def _note(name: str, gradients: dict[str, int], recorder: Recorder) -> Any:
+    def hook(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            gradients[name] = recorder.writer(parameter.grad)
+
+    return hook
+
+
+def _add_updates(recorder: Recorder, gradients: dict[str, int], size: dict[str, int], states: int) -> None:
+    for name, last in gradients.items():
+        index = len(recorder.ops)
+        kernel = Kernel(moved_bytes=size[name] * (3.0 + 2 * states))
+        recorder.ops.append(Operator(f"{name}/update", "Update", kernel))
+        recorder.users.setdefault(name, []).append(index)
+        for op in {last, *recorder.users[name]} - {-1, index}:  # a weight is overwritten when nobody reads it any more
+            recorder.edges.setdefault((op, "control"), (CONTROL_BYTES, set()))[1].add(index)
+
+
+def _graph(
+    recorder: Recorder, kinds: Mapping[str, Hardware], size: dict[str, int], trained: set[str], states: int, name: str
+) -> OpGraph:
+    ops, n = recorder.ops, len(recorder.ops)
+    table = TensorTable()
+    for (producer, label), (nbytes, readers) in recorder.edges.items():
+        table.add(producer, label, nbytes, readers)
+    persistent = np.zeros(n, dtype=np.int64)
+    for state, users in recorder.users.items():
+        persistent[users[0]] += size[state] * (2 + states if state in trained else 1)
+    groups = merge(n, [*recorder.groups, *(tuple(dict.fromkeys(users)) for users in recorder.users.values())])
+    colocation = np.full(n, -1, dtype=np.int32)
+    for k, group in enumerate(groups):
+        colocation[list(group)] = k
+    done = work_of(n, ((i, op.kernel) for i, op in enumerate(ops)))
+    columns = {kind: estimated_us(done, hardware) for kind, hardware in kinds.items()}
+    return OpGraph(
+        names=tuple(op.name for op in ops),
+        op_types=tuple(op.op_type for op in ops),
+        duration_us=next(iter(columns.values())),
+        duration_by_kind=columns,
+        persistent_bytes=persistent,
+        **table.columns(),
+        colocation=colocation,
+        colocation_names=tuple(ops[group[0]].name for group in groups),
+        forward_of=np.array([op.forward_of for op in ops]),
+        name=name,
+    )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

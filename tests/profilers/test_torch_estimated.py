@@ -1,0 +1,344 @@
+"""Estimated PyTorch profiles: formulas, exact bytes, the same graph as measured, nothing allocated, clear refusals."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import baechi_lab as bl  # noqa: E402
+from baechi_lab.errors import CostError, InvalidInput, UnknownNameError  # noqa: E402
+from baechi_lab.profilers.hardware import HARDWARE, by_kind  # noqa: E402
+from baechi_lab.profilers.torch.estimated import OPTIMIZERS, estimate_layers  # noqa: E402
+
+LAYERS, HIDDEN, HEADS, VOCABULARY, BATCH, LENGTH = 2, 64, 4, 500, 3, 32
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
+        self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+        self.up, self.down, self.drop = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN), nn.Dropout(0.1)
+        self.attention_dropout = 0.1
+
+    def forward(self, x):
+        heads = self.qkv(self.first(x)).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(
+            *heads, is_causal=True, dropout_p=self.attention_dropout * self.training
+        )
+        x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
+        return x + self.drop(self.down(nn.functional.gelu(self.up(self.second(x)))))
+
+
+class GPT(nn.Module):
+    def __init__(self, tied=False):
+        super().__init__()
+        self.tokens, self.blocks = nn.Embedding(VOCABULARY, HIDDEN), nn.ModuleList(Block() for _ in range(LAYERS))
+        self.head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return torch.zeros(BATCH, LENGTH, dtype=torch.long)
+
+
+def forward_flops():
+    """Products of a GPT: 12 h^2 weights per layer and token, two attention products per layer, the head."""
+    tokens = BATCH * LENGTH
+    weights = LAYERS * 12 * HIDDEN**2 + HIDDEN * VOCABULARY
+    return 2 * tokens * weights, LAYERS * 2 * 2 * tokens * LENGTH * HIDDEN
+
+
+def test_flops_of_a_gpt(ids):
+    """Forward 2 FLOPs per weight and token, training three times that: 6ND; attention's backward does five products."""
+    products, attention = forward_flops()
+    with torch.device("meta"):
+        model = GPT()
+    assert estimate_layers(model, ids, mode="inference").flops == products + attention
+    assert estimate_layers(model, ids, mode="training").flops == 3 * products + attention * (1 + 5 / 2)
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("tied", [False, True])
+def test_persistent_bytes_are_exact(ids, optimizer, tied):
+    """Weights and gradients of 4 bytes, and as much for each state of the optimizer."""
+    model = GPT(tied)
+    parameters = sum(p.numel() for p in model.parameters())
+    graph = bl.torch.profile(model, ids, hardware="a100", optimizer=optimizer)
+    assert graph.persistent_bytes.sum() == parameters * (4 + 4 + 4 * OPTIMIZERS[optimizer])
+    assert bl.torch.profile(model, ids, hardware="a100", mode="inference").persistent_bytes.sum() == 4 * parameters
+
+
+def edges(graph):
+    return {
+        (graph.names[a], graph.names[b], graph.tensor_names[t], int(graph.tensor_bytes[t]))
+        for a, b, t in zip(graph.edge_source, graph.consumers, graph.edge_tensor, strict=True)
+    }
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_same_graph_as_measured(ids, mode, tied):
+    """Ops, edges, sizes and groups; what dropout saves differs, since it is the mask of a GPU's kernel: no dropout here."""
+    model = GPT(tied).eval()
+    for block in model.blocks:
+        block.drop.p = 0.0
+        block.training = False
+    before = {name: (id(p), p.data_ptr()) for name, p in model.named_parameters()}
+    if mode == "training":
+        model.head.train()
+        nn.Module.__setattr__(model, "training", False)
+    measured = bl.torch.profile(model, ids, mode="inference" if mode == "inference" else None, warmup=0, runs=1)
+    estimated = bl.torch.profile(model, ids, mode="inference" if mode == "inference" else None, hardware="a100")
+    assert (estimated.names, estimated.op_types) == (measured.names, measured.op_types)
+    assert edges(estimated) == edges(measured)
+    for column in ("persistent_bytes", "colocation", "forward_of"):
+        np.testing.assert_array_equal(getattr(estimated, column), getattr(measured, column))
+    assert before == {name: (id(p), p.data_ptr()) for name, p in model.named_parameters()}, "the model is as it was"
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_random_layers_and_masks_are_seen(ids):
+    """Training: the same ops and dependencies as measured; dropout keeps a byte per element.
+
+    Attention with dropout is one fused kernel, as on GPUs; the CPU's kernels leave their result in another layout.
+    """
+    model = GPT()
+    assert "blocks.0/scaled_dot_product_attention" in bl.torch.profile(model, ids, hardware="a100").names
+    for block in model.blocks:
+        block.attention_dropout = 0.0
+    measured, estimated = bl.torch.profile(model, ids, warmup=0, runs=1), bl.torch.profile(model, ids, hardware="a100")
+    assert estimated.names == measured.names and "blocks.0.drop/backward" in estimated.names
+    assert {e[:3] for e in edges(estimated)} == {e[:3] for e in edges(measured)}
+    masks = [e[3] for e in edges(estimated) if e[0] == "blocks.0.drop" and e[2] == "saved"]
+    assert masks == [BATCH * LENGTH * HIDDEN]
+
+
+def test_temporaries_as_allocated():
+    """y = relu(2x @ x' + 1) sum x: the forward keeps nothing beyond what it saves; measured and estimated agree."""
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            return ((x * 2) @ x.T + 1).relu().sum() * x
+
+    model, x = nn.Sequential(nn.Linear(64, 64), Layer()), torch.ones(64, 64)
+    found = estimate_layers(model, x).layers.memory[1]
+    measured = bl.torch.profile_layers(model, x, warmup=0, runs=1).memory[1]
+    assert found.saved_bytes == measured.saved_bytes
+    assert found.backward_temp == measured.backward_temp == 64 * 64 * 4
+
+
+def test_roofline_of_a_layer_by_hand():
+    """A product of 4096 x 4096 in bf16 on an H100, forward and for both gradients; Adam moves 7 tensors."""
+    n = 4096
+    model = nn.Sequential(nn.Linear(n, n, bias=False), nn.Linear(n, n, bias=False))
+    x = torch.empty(n, n, device="meta")
+    graph = bl.torch.profile(model.to("meta"), x, hardware="H100", dtype="bf16", optimizer="adam")
+    product, view = 6.7 + 2 * n**3 / 989.4e12 * 1e6, 0.25
+    update = 6.7 + 7 * n * n * 2 / 3350e9 * 1e6
+    names = ("0", "1", "1/backward", "0/backward", "0/update", "1/update")
+    assert graph.names == names
+    # the second layer's backward makes two products, the first's only that of its weight; weights are transposed views
+    forward, both, one = product + view, 2 * product + 4 * view, product + 3 * view
+    np.testing.assert_allclose(graph.duration_us, [forward, forward, both, one, update, update], rtol=1e-9)
+    assert graph.op_types[-1] == "Update" and set(graph.duration_by_kind) == {"gpu", "h100"}
+
+
+def test_precision(ids):
+    """bf16 weights halve bytes and persistent memory; autocast keeps weights and saves activations in bf16."""
+    model = GPT()
+    full, half, mixed = (
+        bl.torch.profile(model, ids, hardware="a100", **options)
+        for options in ({}, {"dtype": "bf16"}, {"autocast": "bf16"})
+    )
+    assert full.names == half.names == mixed.names
+    assert half.persistent_bytes.sum() * 2 == full.persistent_bytes.sum() == mixed.persistent_bytes.sum()
+    size = lambda graph: graph.tensor_bytes[list(graph.tensor_producer).index(graph.names.index("blocks.0.up"))]  # noqa: E731
+    assert size(half) == size(mixed) == size(full) // 2
+
+
+def test_several_kinds_and_a_cluster_of_both(ids):
+    graph = bl.torch.profile(GPT(), ids, hardware=["A100", "h100"], optimizer="sgd")
+    assert set(graph.duration_by_kind) == {"a100", "h100"}
+    np.testing.assert_array_equal(graph.duration_us, graph.duration_by_kind["a100"])
+    alone = bl.torch.profile(GPT(), ids, hardware="h100", optimizer="sgd")
+    np.testing.assert_array_equal(alone.duration_us, graph.duration_by_kind["h100"])
+    devices = [HARDWARE[kind].device(f"{kind}:0") for kind in ("a100", "h100")]
+    cluster = bl.Cluster(tuple(bl.Device(d.name, d.name[:4], d.memory_bytes) for d in devices))
+    assert bl.simulate(graph, cluster, bl.place(graph, cluster, "m-etf")).makespan_us > 0
+
+
+@pytest.mark.parametrize("kind", ["v100", "A10", "gpu", "cpu"])
+def test_other_kinds_than_estimated_are_refused(ids, kind):
+    graph = bl.torch.profile(GPT(), ids, hardware=["a100", "h100"])
+    cluster = bl.Cluster.uniform(2, kind=kind)
+    with pytest.raises(CostError, match=f"is of kind '{kind.lower()}' and the graph was estimated for a100, h100"):
+        bl.place(graph, cluster, "m-etf")
+
+
+def test_the_kind_estimated_for_in_any_case(ids):
+    graph = bl.torch.profile(GPT(), ids, hardware="A100")
+    for kind in ("A100", "gpu"):
+        cluster = bl.Cluster.uniform(2, kind=kind)
+        assert bl.simulate(graph, cluster, bl.place(graph, cluster, "single")).makespan_us == pytest.approx(
+            graph.duration_us.sum()
+        )
+
+
+def test_operators(ids):
+    """FLOPs are those of the layers; backward ops know theirs; parameters and gradients are held once."""
+    model = GPT(tied=True)
+    kinds = by_kind(["a100", "h100"])
+    graph = bl.torch.profile(model, ids, hardware=["a100", "h100"], granularity="operator", optimizer="adam")
+    assert set(graph.duration_by_kind) == set(kinds)
+    assert graph.persistent_bytes.sum() == 16 * sum(p.numel() for p in model.parameters())
+    products = [i for i, t in enumerate(graph.op_types) if t in ("mm", "addmm")]
+    backward = [i for i in products if graph.forward_of[i] >= 0]
+    assert len(products) == 3 * (4 * LAYERS + 1) and len(backward) == 2 * (4 * LAYERS + 1)
+    assert all(graph.names[i].split("/")[0] == graph.names[graph.forward_of[i]].split("/")[0] for i in backward)
+    assert sum(t == "Update" for t in graph.op_types) == len(list(model.parameters()))
+    users = [i for i, name in enumerate(graph.names) if name in ("tokens/embedding", "head/mm", "tokens.weight/update")]
+    assert len(users) == 3 and len(set(graph.colocation[users].tolist())) == 1, "tied weights stay together"
+    cluster = bl.Cluster.uniform(2, kind="h100", link="nvlink")
+    placed = bl.place(graph, cluster, "m-etf")
+    timeline = bl.simulate(graph, cluster, placed)
+    assert not bl.check(graph, cluster, placed, timeline)
+    whole = bl.torch.profile(model, ids, hardware="a100", granularity="operator")
+    kernels = [k.us(HARDWARE["a100"]) for _, k in estimate_layers(model, ids).kernels if not k.metadata]
+    loss = whole.duration_us[whole.names.index("ones_like")]
+    assert whole.duration_us.sum() - loss == pytest.approx(sum(kernels)), "the kernels of the layers"
+
+
+def test_writes_in_place_keep_their_order():
+    """relu_ overwrites what the product made: one group, after all that read it before."""
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            z = y + 1
+            y.relu_()
+            return z + y
+
+    graph = bl.torch.profile(
+        nn.Sequential(Layer()), torch.ones(4), hardware="a100", mode="inference", granularity="operator"
+    )
+    assert graph.names == ("0/mul", "0/add", "0/relu_", "0/add#1")
+    assert {(int(a), int(b)) for a, b in zip(graph.edge_source, graph.consumers, strict=True)} == {
+        (0, 1), (0, 2), (1, 2), (1, 3), (2, 3),
+    }  # fmt: skip
+    assert graph.colocation[0] == graph.colocation[2] >= 0
+
+
+def test_updates_run_once_for_several_micro_batches(ids):
+    graph = bl.torch.profile(GPT(), ids, hardware="a100", optimizer="adam")
+    unrolled = bl.unroll(graph, 3)
+    updates = [i for i, t in enumerate(unrolled.op_types) if t == "Update"]
+    assert len(updates) == sum(t == "Update" for t in graph.op_types)
+    assert all(unrolled.micro_batch[i] == -1 for i in updates)
+
+
+def test_a_model_larger_than_memory_takes_none():
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(200_000, 200_000, bias=False) for _ in range(3)))  # 480 GB
+    graph = bl.torch.profile(model, torch.empty(1, 200_000), hardware="b200", optimizer="adam")
+    assert graph.persistent_bytes.sum() == 3 * 200_000**2 * 16
+
+
+def test_rnns_convolutions_and_batch_norms():
+    """Weights that a module keeps in lists of its own, kernels of whole sequences, buffers."""
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv1d(8, 8, 3, padding=1), nn.BatchNorm1d(8)
+            self.lstm, self.gru = nn.LSTM(16, 16, batch_first=True), nn.GRU(16, 16)
+
+        def forward(self, x):
+            return self.gru(self.lstm(self.norm(self.conv(x)))[0])[0]
+
+    model, x = Mixed(), torch.ones(2, 8, 16)
+    found = estimate_layers(model, x, mode="inference")
+    per_call = dict.fromkeys(range(4), 0.0)
+    for (_, call), kernel in found.kernels:
+        per_call[call] += kernel.flops
+    assert per_call[0] == 2 * 2 * 8 * 16 * 8 * 3
+    assert per_call[2] == 2 * 2 * 8 * 2 * 4 * 16 * 16, "16 steps x samples, input and state, four gates"
+    assert per_call[3] == 2 * 2 * 8 * 2 * 3 * 16 * 16
+    model(x)  # it still runs on real weights
+    assert bl.torch.profile(model, x, hardware="cpu-core").n == 8
+
+
+def test_recomputed_regions_are_computed_twice():
+    from torch.utils.checkpoint import checkpoint
+
+    class Region(nn.Module):
+        def __init__(self, again):
+            super().__init__()
+            self.one, self.again = nn.Linear(8, 8), again
+
+        def forward(self, x):
+            return checkpoint(self.one, x, use_reentrant=False) if self.again else self.one(x)
+
+    x = torch.ones(4, 8, requires_grad=True)
+    product = 2 * 4 * 8 * 8
+    flops = [estimate_layers(nn.Sequential(Region(again)), x, mode="training").flops for again in (False, True)]
+    assert flops == [3 * product, 4 * product]
+
+
+def test_through_profile_and_pipeline(ids):
+    model = GPT()
+    graph = bl.profile(model, ids, mode="estimated", hardware="A100", optimizer="adam", dtype="bf16")
+    same = bl.torch.profile(model, ids, hardware="a100", optimizer="adam", dtype="bf16")
+    assert graph.names == same.names and np.array_equal(graph.duration_us, same.duration_us)
+    with pytest.raises(InvalidInput, match="'optimizer' for PyTorch modules"):
+        bl.profile(lambda x: x, ids.numpy(), mode="estimated", optimizer="adam")
+
+
+class Looks(nn.Module):
+    def forward(self, x):
+        return x if x.sum().item() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"hardware": "a1000x"}, UnknownNameError, "unknown hardware 'a1000x'"),
+        ({"hardware": []}, InvalidInput, "hardware is empty"),
+        ({"hardware": "a100", "dtype": "int4"}, InvalidInput, "dtype is 'int4'; it must be one of fp32"),
+        ({"hardware": "a100", "autocast": 8}, InvalidInput, "autocast is 8"),
+        ({"hardware": "a100", "optimizer": "adm"}, UnknownNameError, "unknown optimizer 'adm'; did you mean 'adam'"),
+        ({"hardware": "a100", "granularity": "kernel"}, InvalidInput, "granularity is 'kernel'; it must be one of layer"),
+        ({"hardware": "a100", "mode": "estimated"}, InvalidInput, "mode is 'estimated'"),
+        ({"dtype": "bf16"}, InvalidInput, "dtype is for estimates; name the hardware"),
+    ],
+)  # fmt: skip
+def test_bad_options(options, error, message):
+    with pytest.raises(error, match=message):
+        bl.torch.profile(nn.Linear(2, 2), torch.ones(1, 2), **options)
+
+
+@pytest.mark.parametrize("granularity", ["layer", "operator"])
+def test_models_that_look_at_values_are_refused(granularity):
+    model = nn.Sequential(nn.Linear(2, 2), Looks())
+    weight = model[0].weight
+    with pytest.raises(InvalidInput, match="looks at the values of tensors"):
+        bl.torch.profile(model, torch.ones(1, 2), hardware="a100", granularity=granularity)
+    assert model[0].weight is weight, "and the model is put back"
+    with pytest.raises(InvalidInput, match="shape is not known yet"):
+        bl.torch.profile(nn.Sequential(nn.LazyLinear(2)), torch.ones(1, 2), hardware="a100")
+
+
+def test_the_workbench_takes_it(ids):
+    pytest.importorskip("ipywidgets")
+    graph = bl.torch.profile(GPT(), ids, hardware="a100", optimizer="adam")
+    assert bl.Workbench(graph) is not None
