@@ -86,6 +86,7 @@ REACH = """
     bl.simulate(stages, cluster, bl.Placement(device=[0, 1] * 3), micro_batches=2, schedule="zb-auto")
     for placer in ("contiguous", "ideals"):
         bl.place(stages, cluster, placer, objective="throughput", replicas=True)
+    bl.place(stages, cluster, "search", objective="throughput", **effort)
 """
 PLACERS = ("m-topo", "m-etf", "m-sct", "etf", "sct")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,16 @@ def roles(graph: OpGraph) -> NDArray[np.int8]:
     >>> roles(graph).tolist() == [SETUP, FORWARD, BACKWARD, UPDATE]
     True
     """
+    if graph not in _KNOWN:
+        _KNOWN[graph] = _found(graph)
+    return _KNOWN[graph].copy()
+
+
+_KNOWN: WeakKeyDictionary[OpGraph, NDArray[np.int8]] = WeakKeyDictionary()
+"""What was found for graphs that still exist: a search asks again and again."""
+
+
+def _found(graph: OpGraph) -> NDArray[np.int8]:
     descends = backward_ops(graph)
     update = _updates(graph, descends)
     batch = _looks_at_batch(graph, update)

@@ -32,12 +32,15 @@ from .base import Placer
 from .memory.exhaustive import first_fitting
 from .memory.packing import infeasible, refuse_the_impossible
 from .registry import make_placer, placer_class, placer_names
+from .stages.climb import moves_allowed
 from .stages.objective import Objective
 
 LATENCY = Objective()
 LP_PLACERS = ("sct", "m-sct")
 LP_OPS = 1500
 """Most ops for which a linear program is solved: above that it takes longer than all the others together."""
+MOVES, SECONDS = 200_000, 5.0
+"""What `search` may try for a period (a fraction of a second), and what other anytime placers get where they are named."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,12 @@ class Auto(Placer):
         if self.placers is not None:
             return list(self.placers)
         fast = fast_placers(graph, self.lp_ops)
-        return fast if self.objective == "latency" else [*fast, *(n for n in placers_of_objectives() if n not in fast)]
+        return fast if self.objective == "latency" else [*fast, *(n for n in self._able() if n not in fast)]
+
+    def _able(self) -> list[str]:
+        """Placers that can be told what for; `search`, for so many evaluations that it answers at once."""
+        quick = [n for n in placers_of_objectives() if not placer_class(n).anytime]
+        return quick if self.replicas else [*quick, "search"]
 
     def _jobs(self, graph: OpGraph, cluster: Cluster) -> list[Callable[[], list[tuple[Attempt, Placement | None]]]]:
         return [
@@ -172,9 +180,9 @@ def fast_placers(graph: OpGraph, lp_ops: int = LP_OPS) -> list[str]:
 
 
 def placers_of_objectives() -> list[str]:
-    """Every registered placer that answers at once and can be told what for."""
+    """Every registered placer that can be told what for."""
     classes = {n: placer_class(n) for n in placer_names() if n != Auto.name}
-    return [n for n, c in classes.items() if not c.anytime and "objective" in c.__dataclass_fields__]
+    return [n for n, c in classes.items() if {"objective", "micro_batches"} <= set(c.__dataclass_fields__)]
 
 
 def forms_of(graph: OpGraph, cluster: Cluster, optimized: bool = True) -> dict[str, OpGraph]:
@@ -196,6 +204,11 @@ def proposal(name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: O
     if goal.name != "latency" and name in placers_of_objectives():
         told = {"objective": goal.name, **{k: v for k, v in goal._asdict().items() if k != "name"}}
         known = {k: v for k, v in told.items() if k in placer_class(name).__dataclass_fields__}
+        if placer_class(name).anytime:
+            known["time_limit"] = SECONDS
+        if name == "search":  # the same on any machine
+            steps = moves_allowed(graph.n * goal.micro_batches)
+            known |= {"time_limit": None, "evaluations": MOVES if goal.name == "throughput" else steps, "workers": 1}
     placed = make_placer(name, **known).assign(form, cluster)
     placed = placed.replace(graph_key=form.key, group_of=form.group_of, source_key=form.source_key)
     return placed if form is graph else placed.on(graph)

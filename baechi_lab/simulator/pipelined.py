@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +63,7 @@ def pipelined(
     """
     check_micro_batches(micro_batches)
     placed = placement.checked(graph, cluster.n)
-    whole = unroll(graph, micro_batches, placed)
+    whole = _unrolled(graph, micro_batches, placed)
     if schedule is None:
         return Pipelined(whole, placed.on(whole))
     chosen = Schedule.parse(schedule) if isinstance(schedule, str) and "F0" in schedule else schedule
@@ -77,6 +78,20 @@ def pipelined(
     groups = {group[0]: group for group in placed.replicas}
     lines = tuple(d for first in _homes(stages) for d in groups.get(first, (first,)))
     return Pipelined(whole, placed.on(whole), made, stages, _units(whole, stages, made), lines)
+
+
+_LAST: WeakKeyDictionary[OpGraph, tuple[int, OpGraph]] = WeakKeyDictionary()
+"""The last step that each graph was unrolled to: a search simulates the same one thousands of times."""
+
+
+def _unrolled(graph: OpGraph, micro_batches: int, placed: Placement) -> OpGraph:
+    if placed.replicas:
+        return unroll(graph, micro_batches, placed)
+    count, whole = _LAST.get(graph, (0, graph))
+    if count != micro_batches:
+        whole = unroll(graph, micro_batches)
+        _LAST[graph] = int(micro_batches), whole
+    return whole
 
 
 def checked_pipeline(micro_batches: Any, schedule: Any) -> dict[str, Any]:

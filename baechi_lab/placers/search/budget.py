@@ -18,7 +18,7 @@ class Budget:
     def __init__(self, seconds: float | None, evaluations: int | None):
         self.seconds, self.evaluations = seconds, evaluations
         self.began = working_seconds()
-        self.stopped = False
+        self.stopped = self.interrupted = False
 
     @property
     def elapsed(self) -> float:

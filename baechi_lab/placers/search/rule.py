@@ -17,7 +17,8 @@ best fast rules, each under first in first out and under priorities by upward ra
 4. Large graphs: most of the time goes to a contracted graph (`search.contract`), whose simulations are several times
    cheaper and nearly as right; what it finds is projected onto the ops and joins the starts.
 
-`search.parameters` holds the numbers, `docs/search-log.md` what was tried and what it gained.
+`search.parameters` holds the numbers, `docs/search-log.md` what was tried and what it gained. For the period of endless
+micro-batches and for steps of several, what is annealed is another cost: see `search.period` and `search.steps`.
 
 Memory limits, colocation groups and allowed devices are kept by every accepted candidate. Complexity: one simulation
 per candidate (`evaluation.evaluate`), many of which stop early. Source: Kirkpatrick, Gelatt and Vecchi 1983,
@@ -34,19 +35,23 @@ from typing import Any
 import numpy as np
 
 from ...checks import check_whole
-from ...errors import InvalidInput
+from ...errors import InfeasiblePlacement, InvalidInput
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.units import format_us
 from ..base import Placer
 from ..evaluation.cost import Samples
 from ..evaluation.orders import Candidate
+from ..stages.objective import Objective
 from .budget import Budget
 from .instance import Instance
 from .multistart import MultiStart
 from .parameters import SEARCH, SearchParameters
+from .period import search_period
 from .starts import Starts, choose, contracted_graph, restricted
+from .steps import search_step
 
-OBJECTIVES = ("makespan", "p90")
+OBJECTIVES = ("makespan", "latency", "p90", "throughput", "step")
+PIPELINES = ("throughput", "step")
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,9 @@ class Search(Placer):
             which follows a chain of its own with its share of them.
         start: a placement, a placer's name, or None for the best of the fast rules.
         schedulers: "fifo", "planned" (priorities are searched too), or both.
-        objective: "makespan", or "p90": the 90th percentile under errors of the profile of `error` (0.2: +-20 %).
+        objective: "makespan" (or "latency", the same), "p90": the 90th percentile under errors of the profile of `error`
+            (0.2: +-20 %), "throughput": the period of endless micro-batches (`sum`: as in `bl.throughput`), or "step": of
+            `micro_batches` under a `schedule`. The last two start from `contiguous`; `evaluations` are moves, and steps.
         workers: threads; another number of them searches elsewhere.
         callback: called with a `Progress` now and then; returning True stops the search.
         numbers: the `SearchParameters` that it works with; None: `SEARCH`, those that were tuned.
@@ -89,6 +96,9 @@ class Search(Placer):
     schedulers: tuple[str, ...] = ("fifo", "planned")
     objective: str = "makespan"
     error: float = 0.2
+    micro_batches: int = 8
+    schedule: str = "1f1b"
+    sum: bool = False
     workers: int = 2
     numbers: SearchParameters | None = None
     callback: Callable[[Progress], Any] | None = field(default=None, compare=False)
@@ -102,6 +112,8 @@ class Search(Placer):
             raise InvalidInput("time_limit and evaluations are both None; at least one must end the search")
         if self.objective not in OBJECTIVES:
             raise InvalidInput(f"objective is {self.objective!r}; it must be one of {', '.join(OBJECTIVES)}")
+        if self.objective in PIPELINES:
+            self._goal.validate()
         if not self.schedulers or not set(self.schedulers) <= {"fifo", "planned"}:
             raise InvalidInput(f"schedulers is {self.schedulers!r}; it must name 'fifo', 'planned' or both")
         check_whole("workers", self.workers)
@@ -113,7 +125,51 @@ class Search(Placer):
         given = self._given(graph, cluster)
         if graph.n == 0:
             return Placement(device=np.zeros(0, dtype=np.int32))
+        if self.objective in PIPELINES:
+            return self._pipeline(graph, cluster, budget, given)
         return _Run(self, graph, cluster, budget, given).placement()
+
+    @property
+    def _goal(self) -> Objective:
+        return Objective(self.objective, self.micro_batches, self.schedule, self.sum)
+
+    def _pipeline(self, graph: OpGraph, cluster: Cluster, budget: Budget, given: Placement | None) -> Placement:
+        """For a period or a step of several micro-batches: annealed from the best start."""
+        from ..registry import make_placer
+
+        goal, starts = self._goal, [] if given is None else [given]
+        told = {k: v for k, v in goal._asdict().items() if k not in ("name", "replicas")}
+        try:
+            starts.append(make_placer("contiguous", objective=goal.name, **told).assign(graph, cluster))
+        except InfeasiblePlacement:
+            if not starts:
+                raise
+        worth = [(us, k) for k, start in enumerate(starts) if (us := _worth(goal, graph, cluster, start)) < np.inf]
+        if not worth:
+            raise InfeasiblePlacement(
+                "search cannot start: no start keeps within memory", int(graph.persistent_bytes.sum()),
+                cluster.memory_bytes.tolist(),
+            )  # fmt: skip
+        start_us, at = min(worth)
+        name = starts[at].placer if starts[at] is given else "contiguous"
+        history = [(budget.elapsed, 0, start_us)]
+
+        def tell(us: float, used: int) -> None:
+            if us < history[-1][2]:
+                history.append((budget.elapsed, used, us))
+            if self.callback is not None and not budget.stopped:
+                budget.stopped = self.callback(Progress(budget.elapsed, used, us, name)) is True
+
+        if goal.name == "throughput":
+            found = search_period(graph, cluster, goal, starts[at], budget, self.workers, self.seed, tell)
+        else:
+            found = search_step(graph, cluster, goal, starts[at], budget, self.seed, tell)
+        best, us, used = found
+        info = {
+            "start": name, "start_us": start_us, "evaluations": used, "seconds": budget.elapsed,
+            "interrupted": budget.interrupted, "history": tuple(history), goal.key: us,
+        }  # fmt: skip
+        return Placement(device=best.device, order=best.order, priority=best.priority, info=info)
 
     def _given(self, graph: OpGraph, cluster: Cluster) -> Placement | None:
         from ..registry import make_placer
@@ -123,6 +179,15 @@ class Search(Placer):
         if isinstance(self.start, Placement):
             return self.start.checked(graph, cluster.n)
         return make_placer(self.start).assign(graph, cluster)
+
+
+def _worth(goal: Objective, graph: OpGraph, cluster: Cluster, start: Placement) -> float:
+    """What a start is worth; infinite where it exceeds memory or the schedule cannot work on it."""
+    try:
+        found = goal.measure(graph, cluster, start)
+    except InvalidInput:
+        return np.inf
+    return found.us if found.feasible else np.inf
 
 
 class _Run:
@@ -195,7 +260,7 @@ class _Run:
 
     def _coarse(self, candidates: list[Candidate]) -> list[Candidate]:
         """Search a large graph contracted, and project what is found there."""
-        if self.params.objective != "makespan" or self.budget.spent(0) >= 1.0:
+        if self.params.objective == "p90" or self.budget.spent(0) >= 1.0:
             return []
         p = self.parameters
         found = contracted_graph(self.graph, self.cluster, p)

@@ -62,7 +62,7 @@ def make_units(graph: OpGraph, cluster: Cluster, line: NDArray[Any] | None = Non
     unit, source, target, count = _condensed(group, source, target, count)
     position = _mean(np.arange(graph.n) if line is None else line, unit, count)
     unit, source, target = _numbered(unit, source, target, position)
-    return _columns(graph, cluster, unit, source, target, count)
+    return unit_columns(graph, cluster, unit, source, target, count)
 
 
 def _order_edges(graph: OpGraph, group: NDArray[Any], count: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -125,9 +125,10 @@ def _inverse(order: NDArray[Any]) -> NDArray[np.int32]:
     return place
 
 
-def _columns(
+def unit_columns(
     graph: OpGraph, cluster: Cluster, unit: NDArray[Any], source: NDArray[Any], target: NDArray[Any], count: int
 ) -> Units:
+    """Units as they are numbered, with what they take, hold and send."""
     table = durations(graph, cluster)
     work = np.stack([np.bincount(unit, table[:, d], count) for d in range(cluster.n)], axis=1)
     held = np.zeros(count, dtype=np.int64)

@@ -1,0 +1,87 @@
+"""Search for the smallest period of endless micro-batches: annealing of the largest load (`stages.loads`).
+
+Chains start from the best cut into stages (`contiguous`), or from a given placement, and anneal in rounds; each round starts
+from the best that any chain has found, at temperatures from a twentieth of it down. What a round finds is measured as
+`bl.throughput` does, and its memory by a simulated micro-batch; where that exceeds a device's memory, later
+rounds may keep fewer bytes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import Cluster, OpGraph, Placement
+from ..stages.loads import anneal_loads, load_model
+from ..stages.objective import Objective
+from .budget import Budget
+
+ROUND = 50_000
+"""Moves of a chain between two measurements."""
+ROUNDS = 400
+"""Most rounds: where nothing is left to be found, time is not spent."""
+IDLE = 12
+"""Rounds without a better placement after which a chain begins at random."""
+
+
+def search_period(
+    graph: OpGraph, cluster: Cluster, objective: Objective, start: Placement, budget: Budget, workers: int, seed: int,
+    tell: Callable[[float, int], None],
+) -> tuple[Placement, float, int]:  # fmt: skip
+    """The best placement found, its period in microseconds, and the moves that were tried; never worse than `start`."""
+    run = _Annealing(graph, cluster, objective, start, budget, workers, seed)
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            for _ in range(ROUNDS):
+                if budget.spent(run.used) >= 1.0 or run.us <= 0.0 or cluster.n == 1:
+                    break
+                run.round(pool)
+                tell(run.us, run.used)
+    except KeyboardInterrupt:  # what was found is the answer
+        budget.stopped = budget.interrupted = True
+    return run.best, run.us, run.used
+
+
+class _Annealing:
+    """The best so far, and the chains that look for better."""
+
+    def __init__(
+        self, graph: OpGraph, cluster: Cluster, objective: Objective, start: Placement, budget: Budget, workers: int,
+        seed: int,
+    ):  # fmt: skip
+        self.graph, self.cluster, self.objective, self.budget = graph, cluster, objective, budget
+        self.model = load_model(graph, cluster, sum=objective.sum)
+        self.best, self.us, self.used, self.idle = start, objective.measure(graph, cluster, start).us, 0, 0
+        self.home = np.zeros(len(self.model.held), dtype=np.int64)
+        self.home[self.model.unit] = start.device
+        self.limit = cluster.memory_bytes.copy()
+        self.rngs = [np.random.default_rng([seed, k]) for k in range(workers)]
+
+    def round(self, pool: ThreadPoolExecutor) -> None:
+        """All chains anneal once; what they find is measured, the most promising first."""
+        workers, left = len(self.rngs), self.budget.evaluations
+        steps = ROUND if left is None else max(min(ROUND, -(-(left - self.used) // workers)), 1)
+        found = list(pool.map(lambda rng: self._chain(rng, steps), self.rngs))
+        self.used += steps * workers
+        self.idle += 1
+        for load, home in sorted(found, key=lambda pair: pair[0]):
+            if load < self.us * (1 - 1e-9):
+                self._take(home)
+
+    def _chain(self, rng: np.random.Generator, steps: int) -> tuple[float, NDArray[np.int64]]:
+        m, begin = self.model, self.home.copy()
+        if self.idle > IDLE and rng.random() < 0.5:
+            begin = np.where(m.able, rng.random(m.able.shape), -1.0).argmax(axis=1)
+        hot = 0.05 * self.us * 0.5 ** (self.idle % 4)
+        return anneal_loads(m, begin, self.limit, hot, hot * 1e-3, steps, rng)  # type: ignore[no-any-return]
+
+    def _take(self, home: NDArray[np.int64]) -> None:
+        placed = Placement(device=home[self.model.unit].astype(np.int32))
+        measured = self.objective.measure(self.graph, self.cluster, placed)
+        if measured.feasible and measured.us < self.us:
+            self.best, self.us, self.home, self.idle = placed, measured.us, home, 0
+        elif not measured.feasible:  # what ops hold while they run does not fit beside what they keep
+            self.limit = np.maximum(self.limit - measured.over, 0)

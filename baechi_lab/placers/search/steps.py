@@ -1,0 +1,138 @@
+"""Search for the shortest step of several micro-batches under a schedule: annealing of stages, each candidate simulated.
+
+A candidate gives every unit (`stages.units`) a stage, and every stage a device. A move takes a random unit to a
+neighbouring stage, with what must go with it so that the stages stay a pipeline, or exchanges the devices of two stages. What
+the schedule cannot work on, or exceeds memory, is worth nothing. Complexity: one simulated step per candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InvalidInput
+from ...graph import Cluster, OpGraph, Placement
+from ..contiguous import lines
+from ..stages.objective import Objective
+from ..stages.units import Units, make_units
+from .budget import Budget
+
+HOT, COLD = 0.03, 0.0005
+"""Temperatures at the beginning and at the end, in parts of the best step."""
+
+
+def search_step(
+    graph: OpGraph, cluster: Cluster, objective: Objective, start: Placement, budget: Budget, seed: int,
+    tell: Callable[[float, int], None],
+) -> tuple[Placement, float, int]:  # fmt: skip
+    """The best placement found, its step in microseconds, and the steps that were simulated; never worse than `start`."""
+    rng, units = np.random.default_rng(seed), make_units(graph, cluster, next(iter(lines(graph).values())))
+    cost = _Cost(graph, cluster, objective, units)
+    best, us, used = start, objective.measure(graph, cluster, start).us, 1
+    home = cost.home_of(start)
+    if home is None:
+        return best, us, used
+    moves, now = _Moves(units, cluster, rng), us
+    try:
+        while (gone := budget.spent(used)) < 1.0 and len(home) and cluster.n > 1:
+            used += 1  # also where nothing moves, so that it comes to an end
+            moved = moves.one(home)
+            if moved is None:
+                continue
+            found = cost.of(moved)
+            temperature = us * HOT * (COLD / HOT) ** gone
+            if found <= now - temperature * np.log(1.0 - rng.random()):
+                home, now = moved, found
+                if found < us * (1 - 1e-12):
+                    best, us = cost.placement(moved), found
+            tell(us, used)
+    except KeyboardInterrupt:  # what was found is the answer
+        budget.stopped = budget.interrupted = True
+    return best, us, used
+
+
+class _Cost:
+    """What assignments `home` int64[units] of units to devices cost; those seen before are not simulated again."""
+
+    def __init__(self, graph: OpGraph, cluster: Cluster, objective: Objective, units: Units):
+        self.graph, self.cluster, self.objective, self.units = graph, cluster, objective, units
+        self.known: dict[bytes, float] = {}
+
+    def placement(self, home: NDArray[np.int64]) -> Placement:
+        return Placement(device=home[self.units.unit].astype(np.int32))
+
+    def home_of(self, placement: Placement) -> NDArray[np.int64] | None:
+        """The assignment of a placement; None where a unit is on several devices."""
+        home = np.zeros(self.units.n, dtype=np.int64)
+        home[self.units.unit] = placement.device
+        return home if np.array_equal(home[self.units.unit], placement.device) else None
+
+    def of(self, home: NDArray[np.int64]) -> float:
+        """Microseconds of the step, infinite where it cannot be."""
+        key = home.tobytes()
+        if key not in self.known:
+            self.known[key] = self._measured(home)
+        return self.known[key]
+
+    def _measured(self, home: NDArray[np.int64]) -> float:
+        if not self.units.able[np.arange(len(home)), home].all():
+            return np.inf
+        held = np.zeros(self.cluster.n, dtype=np.int64)
+        np.add.at(held, home, self.units.held)
+        if np.any(held > self.cluster.memory_bytes):
+            return np.inf
+        try:
+            found = self.objective.measure(self.graph, self.cluster, self.placement(home))
+        except InvalidInput:  # no pipeline for this schedule
+            return np.inf
+        return found.us if found.feasible else np.inf
+
+
+class _Moves:
+    """Random changes of an assignment that leave its stages a pipeline, if they were one."""
+
+    def __init__(self, units: Units, cluster: Cluster, rng: np.random.Generator):
+        self.units, self.rng = units, rng
+        self.devices = cluster.n
+        self.after: list[list[int]] = [[] for _ in range(units.n)]
+        self.before: list[list[int]] = [[] for _ in range(units.n)]
+        for a, b in zip(units.source.tolist(), units.target.tolist(), strict=True):
+            self.after[a].append(b)
+            self.before[b].append(a)
+
+    def one(self, home: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Another assignment; None where the draw changes nothing."""
+        line = self._line(home)
+        moved = home.copy()
+        if self.rng.random() < 0.1 and self.devices > 1:
+            a, b = self.rng.choice(self.devices, 2, replace=False).tolist()
+            moved[home == a], moved[home == b] = b, a
+            return None if np.array_equal(moved, home) else moved
+        unit, later = int(self.rng.integers(self.units.n)), bool(self.rng.random() < 0.5)
+        place = line.index(int(home[unit])) + (1 if later else -1)
+        free = [d for d in range(self.devices) if d not in line]
+        if 0 <= place < len(line):
+            to = line[place]
+        elif free:
+            to = int(self.rng.choice(free))
+        else:
+            return None
+        waiting = [unit]
+        while waiting:  # what comes after it in its stage goes along, or before it
+            u = waiting.pop()
+            if moved[u] == home[unit]:
+                moved[u] = to
+                waiting += [v for v in (self.after if later else self.before)[u] if moved[v] == home[unit]]
+        return moved
+
+    def _line(self, home: NDArray[np.int64]) -> list[int]:
+        """The used devices by the mean place of their units, along which every edge of a pipeline runs."""
+        used = np.unique(home)
+        order = np.zeros(self.devices)
+        reach = np.zeros(len(home))
+        for u in range(len(home)):  # stages before, as units are numbered along their edges
+            reach[u] = max((reach[v] + (home[v] != home[u]) for v in self.before[u]), default=0.0)
+        np.maximum.at(order, home, reach)
+        return sorted(used.tolist(), key=lambda d: (order[d], d))
