@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 CONTROL_BYTES = 4
 """Size of the tensor that stands for a control dependency (docs/simulated-time.md)."""
 
+OWN, OVERWRITES, VIEW = range(3)
+"""What `OpGraph.reuse` says of an op's outputs: they have bytes of their own; they are written over an input of their size
+where no other op needs it any more; they lie in an input that is as large or larger, and where there is none in persistent
+bytes (a variable that is read)."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OpGraph:
@@ -51,6 +56,8 @@ class OpGraph:
             belongs to, and `key` of the micro-batch's graph; a placement of that one is a placement of this one.
         micro_batch: for an unrolled graph, int32[n], the micro-batch of each op, -1 for what is done once
             (-1 - k on the k-th replica of its stage).
+        reuse: int8[n], how the op comes by the memory of its outputs, where known: `OWN`, `OVERWRITES` or `VIEW`. By default
+            every tensor has bytes of its own.
 
     Raises:
         CostError: a duration or size that is negative, NaN or infinite.
@@ -86,6 +93,7 @@ class OpGraph:
     copy_of: NDArray[Any] | None = None
     copied_key: str | None = None
     micro_batch: NDArray[Any] | None = None
+    reuse: NDArray[Any] | None = None
     name: str = "graph"
 
     def __post_init__(self) -> None:
@@ -120,6 +128,8 @@ class OpGraph:
         for key in ("group_of", "copy_of", "micro_batch"):
             if getattr(self, key) is not None:
                 put(key, whole(key, getattr(self, key), np.int32))
+        if self.reuse is not None:
+            put("reuse", whole("reuse", self.reuse, np.int8))
         if self.source_key is not None:
             text("source_key", self.source_key)
         text("name", self.name)
@@ -202,7 +212,7 @@ class OpGraph:
             self.persistent_bytes, self.colocation, self.allowed, self.forward_of,
         ):  # fmt: skip
             digest.update(array.tobytes())
-        for column in (self.group_of, self.copy_of, self.micro_batch):
+        for column in (self.group_of, self.copy_of, self.micro_batch, self.reuse):
             if column is not None:
                 digest.update(column.tobytes())
         text = (

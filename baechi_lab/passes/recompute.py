@@ -200,7 +200,7 @@ def with_copies(runs: Runs, ordered: bool = False) -> OpGraph:
         return graph
     origin = np.concatenate([np.arange(graph.n), at.origin])
     again = np.arange(len(origin)) >= graph.n
-    optional = {k: v[origin] for k in ("copy_of", "micro_batch") if (v := getattr(graph, k)) is not None}
+    optional = {k: v[origin] for k in ("copy_of", "micro_batch", "reuse") if (v := getattr(graph, k)) is not None}
     forward = graph.forward_of[origin]
     forward[again] = at.origin
     return OpGraph(

@@ -14,6 +14,7 @@ from . import kernel
 from .memory_rules import MEMORY_RULES, edge_memory
 from .pipelined import InUnits, Pipelined, pipelined
 from .schedulers import make_scheduler
+from .shared import shared_memory
 
 
 def simulate(
@@ -75,7 +76,9 @@ def simulate(
         scheduler = scheduler if schedule is None else InUnits(step)
     state, sends, log = _run(graph, cluster, placed, scheduler, keep_log=True)
     timeline = _timeline(graph, cluster, placed, state, sends, log, info)
-    return edge_memory(graph, cluster, timeline) if memory_rule == "edges" else timeline
+    if memory_rule == "edges":
+        return edge_memory(graph, cluster, timeline)
+    return timeline if graph.reuse is None else shared_memory(graph, cluster, timeline)
 
 
 def _pipelined(

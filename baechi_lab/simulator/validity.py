@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Placement, Timeline, Violation, allowed_devices, durations
 from ..graph.arguments import check_records
+from .shared_intervals import shared_intervals
 
 _TOLERANCE = 1e-9  # relative to the makespan: sums of microseconds are floating point
 
@@ -351,6 +352,9 @@ def _memory(
     cause = np.concatenate(
         [np.arange(graph.n), np.arange(graph.n), graph.tensor_producer, graph.tensor_producer[sent.tensor]]
     )
+    if graph.reuse is not None:
+        first = 2 * graph.n
+        size[first:], back[first:] = shared_intervals(graph, placed, sent, (start, end), size[first:], back[first:])
     for d in range(cluster.n):
         mine = np.flatnonzero((device == d) & (size > 0))
         peak, at, who = _peak(taken[mine], back[mine], size[mine])

@@ -30,17 +30,18 @@ class Metadata:
             self.devices[name] = self.made.step_stats.dev_stats.add(device=name)
         return self.devices[name]
 
-    def op(self, device, name, start, end, scheduled=0, allocations=(), output_bytes=None):
+    def op(self, device, name, start, end, scheduled=0, allocations=(), output_bytes=None, pointer=0, in_use=0):
         row = self.device(device).node_stats.add(node_name=name, scheduled_nanos=scheduled * 1000)
         row.all_start_nanos, row.all_start_micros = start * 1000, start
         row.op_end_rel_nanos, row.op_end_rel_micros = (end - start) * 1000, end - start
         if allocations:
-            used = row.memory.add(allocator_name="cpu")
+            used = row.memory.add(allocator_name="cpu", allocator_bytes_in_use=in_use)
             for when, size in allocations:
                 used.allocation_records.add(alloc_micros=when, alloc_bytes=size)
         if output_bytes is not None:
             output = row.output.add(slot=0)
             output.tensor_description.allocation_description.requested_bytes = output_bytes
+            output.tensor_description.allocation_description.ptr = pointer
 
     def received(self, source, target, edge, size, start, end):
         label = f"[{size}B] [1Gb/s] {edge} from {source} to {target}"
@@ -91,7 +92,7 @@ def test_hand_over_within_a_process_ends_when_the_consumer_is_scheduled():
     made.op(CPU, "b", 45, 50, scheduled=42)
     made.cut(GPU, CPU, "edge_3_a", "a", "b")
     trace = read_trace(made.made, ["a", "b"], np.array([0, 1]), [GPU, CPU])
-    assert trace.transfers.tolist() == [[0, 0, 64, 0, 1, 30, 42]]
+    assert trace.transfers.tolist() == [[0, 0, 64, 0, 1, 30, 42, 42]]
 
 
 def test_offset_of_another_workers_clock_is_removed():
@@ -111,7 +112,7 @@ def test_offset_of_another_workers_clock_is_removed():
     trace = read_trace(made.made, ["a", "b", "c"], np.array([0, 1, 0]), [task(0), task(1)])
     assert trace.offsets_us.tolist() == [0.0, 995.0]
     assert trace.start_us[trace.op == 1] == 25.0 and trace.end_us[trace.op == 1] == 35.0
-    assert trace.transfers.tolist() == [[0, 0, 8, 0, 1, 17, 20], [1, 0, 4, 1, 0, 40, 45]]
+    assert trace.transfers.tolist() == [[0, 0, 8, 0, 1, 17, 20, 35], [1, 0, 4, 1, 0, 40, 45, 50]]
 
 
 @pytest.fixture
@@ -140,6 +141,40 @@ def test_memory_of_a_chain(chain):
     times, levels = chain.memory.levels(1)
     assert levels[times == 32.0].tolist() == [[7, 40, 30, 100]]
     assert levels[-1].tolist() == [7, 0, 0, 0]
+
+
+def test_a_copy_that_an_op_wrote_over_lives_as_long_as_its_result():
+    """b gives 100 bytes that it did not allocate, so they lie in the copy of a's; c reads them until 70."""
+    made = Metadata()
+    made.op(task(0), "a", 0, 10, output_bytes=100)
+    made.op(task(1), "b", 30, 40, output_bytes=100, pointer=7)
+    made.op(task(1), "c", 60, 70, output_bytes=8, pointer=9)
+    made.cut(task(0), task(1), "edge_1_a", "a", "b")
+    made.made.partition_graphs[1].node[-1].device = task(1)
+    made.made.partition_graphs[1].node.add(name="c", op="Mul", device=task(1)).input.append("b")
+    made.received(task(0), task(1), "edge_1_a", 100, 12, 24)
+    trace = read_trace(made.made, ["a", "b", "c"], np.array([0, 1, 1]), [task(0), task(1)])
+    assert trace.transfers[0, 5:].tolist() == [12, 24, 70]
+
+
+def test_a_variables_new_value_replaces_the_old_one():
+    """The update takes 64 bytes and keeps them; the old value goes when it ends, so nothing is held afterwards."""
+    made = Metadata()
+    made.op(CPU, "update", 10, 20, allocations=[(12, 64)])
+    made.made.step_stats.dev_stats[0].node_stats[0].timeline_label = "update = ResourceApplyMomentum(v, m)"
+    trace = read_trace(made.made, ["update"], np.array([0]), [CPU])
+    assert trace.memory[:, [1, 3]].tolist() == [[12, 64], [20, -64]]
+
+
+def test_logical_devices_of_one_process_share_their_allocator():
+    """It has 900 bytes out while both ran ops; that says nothing of one of them. Where one alone runs ops, it does."""
+    other = CPU.replace("CPU:0", "CPU:1")
+    made = Metadata()
+    made.op(CPU, "a", 0, 10, allocations=[(1, 100)], in_use=900)
+    alone = read_trace(made.made, ["a", "b"], np.array([0, 1]), [CPU, other])
+    made.op(other, "b", 0, 10, allocations=[(1, 50)], in_use=900)
+    both = read_trace(made.made, ["a", "b"], np.array([0, 1]), [CPU, other])
+    assert (alone.in_use.tolist(), both.in_use.tolist()) == ([900, 0], [0, 0])
 
 
 def test_transfers_of_a_chain_are_the_graphs_tensors(chain):

@@ -79,10 +79,18 @@ def _producer(nodes: Mapping[str, Any], tensor: str, op_at: Mapping[str, int]) -
     return -1, 0
 
 
-def received(
-    metadata: Any, sends: Mapping[Edge, Send], device_at: Mapping[str, int]
-) -> Iterator[tuple[Edge, int, float, float]]:
-    """(edge, bytes, start, end) of every RecvTensor row, on the receiver's clock."""
+@dataclass(frozen=True)
+class Received:
+    """A tensor that arrived: its bytes, and when by the receiver's clock."""
+
+    edge: Edge
+    size: int
+    start_us: float
+    end_us: float
+
+
+def received(metadata: Any, sends: Mapping[Edge, Send], device_at: Mapping[str, int]) -> Iterator[Received]:
+    """Every RecvTensor row of `sends`."""
     for rows in metadata.step_stats.dev_stats:
         for stats in rows.node_stats:
             label = _ROW.search(stats.timeline_label) if stats.node_name == "RecvTensor" else None
@@ -90,7 +98,63 @@ def received(
             if edge in sends:
                 size = stats.output[0].tensor_description.allocation_description.requested_bytes if stats.output else 0
                 start = float(stats.all_start_micros)
-                yield edge, size, start, start + stats.all_end_rel_micros
+                yield Received(edge, size, start, start + stats.all_end_rel_micros)
+
+
+def last_held(
+    metadata: Any, sends: Mapping[Edge, Send], device_at: Mapping[str, int], kernels: Sequence[Kernel]
+) -> dict[Edge, float]:
+    """Edge -> when the last op ended that read the received copy, or an output that lies in the copy's memory.
+
+    Where a copy lies is not recorded. It is known from an op that reads it, gives as many bytes without allocating them, and
+    whose other inputs lie elsewhere: a view, or a result written over the copy. By the receiver's clock.
+    """
+    inputs, readers = _edges(metadata, device_at)
+    ran = {(kernel.node, kernel.device): kernel for kernel in kernels}
+    found = {}
+    for row in received(metadata, sends, device_at):
+        device = row.edge[1]
+        waiting: list[tuple[str, set[int]]] = [(name, set()) for name in sends[row.edge].consumers]
+        seen, last = set[str](), row.end_us
+        while waiting:
+            name, lies = waiting.pop()
+            kernel = ran.get((name, device))
+            if kernel is None or name in seen:
+                continue
+            seen.add(name)
+            last = max(last, kernel.end_us)
+            if not lies:
+                beside = (ran[n, device] for n in inputs.get((name, device), ()) if (n, device) in ran)
+                lies = _taken_over(kernel, row.size) - {p for other in beside for p in _pointers(other)}
+            if lies & set(_pointers(kernel)):
+                waiting += [(reader, lies) for reader in readers.get((name, device), ())]
+        found[row.edge] = last
+    return found
+
+
+def _edges(metadata: Any, device_at: Mapping[str, int]) -> tuple[dict[Any, list[str]], dict[Any, list[str]]]:
+    """(node, device) -> the nodes whose data it reads, and those that read its data."""
+    inputs: dict[tuple[str, int], list[str]] = {}
+    readers: dict[tuple[str, int], list[str]] = {}
+    for part in metadata.partition_graphs:
+        for node in part.node:
+            device = device_at.get(node.device, -1)
+            for name in {name.split(":")[0] for name in node.input if not name.startswith("^")}:
+                readers.setdefault((name, device), []).append(node.name)
+                inputs.setdefault((node.name, device), []).append(name)
+    return inputs, readers
+
+
+def _pointers(kernel: Kernel) -> dict[int, int]:
+    """Where a kernel's outputs lie -> their bytes."""
+    rows = (output.tensor_description.allocation_description for output in kernel.stats.output)
+    return {row.ptr: row.requested_bytes for row in rows if row.ptr}
+
+
+def _taken_over(kernel: Kernel, size: int) -> set[int]:
+    """Where outputs of `size` bytes lie that the kernel did not allocate."""
+    allocated = {record.alloc_bytes for used in kernel.stats.memory for record in used.allocation_records}
+    return set() if size in allocated else {p for p, given in _pointers(kernel).items() if given == size}
 
 
 def handed_over(sends: Mapping[Edge, Send], kernels: Sequence[Kernel]) -> Iterator[tuple[Send, int, float, float]]:

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from ...graph.opgraph import CONTROL_BYTES, OpGraph
 from ...graph.timeline import MemoryLog, Timeline, Transfers
+from .allocations import COPIES, PERSISTENT
 from .sends import CONTROL
-from .trace import COPIES, PERSISTENT, Trace
+from .trace import Trace
 
 _CONTROL_NAME = "^"
 """How profiles name the tensor that stands for an op's control dependencies."""
@@ -35,16 +36,19 @@ def to_timeline(
         tensor, moves[:, 3].astype(np.int32), moves[:, 4].astype(np.int32),
         moves[:, 5] - zero, moves[:, 5] - zero, moves[:, 6] - zero,
     )  # fmt: skip
-    log = _memory(trace, zero, persistent, _copies(trace, graph, tensor, zero) if copied else [])
+    log = _memory(trace, zero, persistent, _copies(trace, zero) if copied else [])
     peak = np.array([log.levels(d)[1].sum(axis=1).max(initial=0) for d in range(len(device_names))], dtype=np.int64)
     end = max(trace.end_us.max(initial=zero), moves[:, 6].max(initial=zero)) - zero
     order = np.lexsort((trace.op, trace.device, trace.start_us))
     return Timeline(
         op=trace.op[order], device=trace.device[order], start_us=trace.start_us[order] - zero,
         end_us=trace.end_us[order] - zero, transfers=transfers, memory=log,
-        peak_bytes=np.maximum(peak, trace.in_use), makespan_us=float(end), origin="measured", op_names=graph.names,
+        peak_bytes=peak, makespan_us=float(end), origin="measured", op_names=graph.names,
         device_names=tuple(device_names), memory_bytes=np.array(memory_bytes, dtype=np.int64),
-        tensor_producer=producers, tensor_bytes=sizes, info={"clock_offsets_us": trace.offsets_us.tolist()},
+        tensor_producer=producers, tensor_bytes=sizes, info={
+            "clock_offsets_us": trace.offsets_us.tolist(), "peak": "requested by tensors",
+            "allocator_peak_bytes": trace.in_use.tolist(),
+        },
     )  # fmt: skip
 
 
@@ -68,17 +72,11 @@ def _tensors(graph: OpGraph, moves: NDArray[np.float64]) -> tuple[NDArray[np.int
     return np.array(tensors, dtype=np.int32), np.array(producers, np.int32), np.array(sizes, np.int64)
 
 
-def _copies(trace: Trace, graph: OpGraph, tensor: NDArray[np.int32], zero: float) -> list[tuple[float, ...]]:
-    """A received copy lives from its arrival until its last consumer on that device has ended."""
-    ended: dict[tuple[int, int], float] = {}
-    for op, device, end in zip(trace.op.tolist(), trace.device.tolist(), trace.end_us.tolist(), strict=True):
-        ended[op, device] = end - zero
+def _copies(trace: Trace, zero: float) -> list[tuple[float, ...]]:
+    """A received copy lives from its arrival until the last op that held it on that device has ended."""
     rows: list[tuple[float, ...]] = []
-    for row, t in zip(trace.transfers.tolist(), tensor.tolist(), strict=True):
-        op, size, device, arrived = int(row[0]), row[2], int(row[4]), row[6] - zero
-        readers = graph.tensor_consumers(t).tolist() if t < graph.tensor_count else []
-        last = max([arrived, *(ended[c, device] for c in readers if (c, device) in ended)])
-        rows += [(device, arrived, COPIES, size, op), (device, last, COPIES, -size, op)]
+    for op, _, size, _, device, _, arrived, last in trace.transfers.tolist():
+        rows += [(device, arrived - zero, COPIES, size, op), (device, max(last, arrived) - zero, COPIES, -size, op)]
     return rows
 
 

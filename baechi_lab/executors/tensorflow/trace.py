@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .allocations import allocations, allocator_peaks
 from .clocks import clock_offsets
 from .kernels import Kernel, read_kernels
-from .sends import Edge, Send, handed_over, read_sends, received
-
-PERSISTENT, OUTPUTS, TEMPORARY, COPIES = range(4)
-"""Positions in `graph.timeline.MEMORY_CATEGORIES`."""
+from .sends import Edge, Send, handed_over, last_held, read_sends, received
 
 
 @dataclass(frozen=True)
@@ -27,11 +25,11 @@ class Trace:
     start_us: NDArray[np.float64]
     end_us: NDArray[np.float64]
     transfers: NDArray[np.float64]
-    """float64[k, 7]: producer, output slot, bytes, source, target, start, end."""
+    """float64[k, 8]: producer, output slot, bytes, source, target, start, end, end of the last op that held the copy."""
     memory: NDArray[np.float64]
     """float64[k, 5]: device, time, category, delta, op; in order of time."""
     in_use: NDArray[np.int64]
-    """int64[devices]: most bytes that the device's allocator reported in use, 0 where it does not report."""
+    """int64[devices]: most bytes that the device's own allocator took, its rounding included; 0 where it has none."""
     offsets_us: NDArray[np.float64]
     """float64[devices]: clock offsets that were removed."""
 
@@ -59,21 +57,22 @@ def read_trace(metadata: Any, names: Sequence[str], placed: NDArray[np.int32], d
     device_at = {name: i for i, name in enumerate(devices)}
     kernels = read_kernels(metadata, op_at, device_at, placed)
     sends = read_sends(metadata, op_at, device_at)
-    arrived = {edge: (size, start, end) for edge, size, start, end in received(metadata, sends, device_at)}
+    arrived = {row.edge: (row.size, row.start_us, row.end_us) for row in received(metadata, sends, device_at)}
+    held = last_held(metadata, sends, device_at, kernels)
     offset = _offsets(devices, kernels, sends, arrived)
     table = np.array([(k.op, k.device, k.start_us, k.end_us) for k in kernels], dtype=np.float64).reshape(-1, 4)
     where = table[:, 1].astype(np.int32)
-    moves = [*_between_tasks(sends, arrived, kernels, offset)]
+    moves = [(*row, held[edge] - offset[edge[1]]) for edge, row in _between_tasks(sends, arrived, kernels, offset)]
     within = {edge: send for edge, send in sends.items() if edge not in arrived}
     for send, size, start, end in handed_over(within, kernels):
         shift = offset[send.source]
-        moves.append((send.producer, send.slot, size, send.source, send.target, start - shift, end - shift))
+        moves.append((send.producer, send.slot, size, send.source, send.target, start - shift, end - shift, end - shift))
     moves.sort(key=lambda row: (row[5], row[0], row[4]))
     return Trace(
         op=table[:, 0].astype(np.int32), device=where,
         start_us=table[:, 2] - offset[where], end_us=table[:, 3] - offset[where],
-        transfers=np.array(moves, dtype=np.float64).reshape(-1, 7),
-        memory=_memory(kernels, offset), in_use=_in_use(kernels, len(devices)), offsets_us=offset,
+        transfers=np.array(moves, dtype=np.float64).reshape(-1, 8),
+        memory=allocations(kernels, devices, offset), in_use=allocator_peaks(kernels, devices), offsets_us=offset,
     )  # fmt: skip
 
 
@@ -100,48 +99,12 @@ def _between_tasks(
     arrived: Mapping[Edge, tuple[int, float, float]],
     kernels: Sequence[Kernel],
     offset: NDArray[np.float64],
-) -> Iterator[tuple[float, ...]]:
+) -> Iterator[tuple[Edge, tuple[float, ...]]]:
     """Rows of tensors that a RecvTensor row tells of; the start is the sender's, no earlier than the tensor's end."""
     ended = {kernel.op: kernel.end_us - offset[kernel.device] for kernel in kernels}
     for edge, (size, start, end) in arrived.items():
         send = sends[edge]
         there = end - offset[send.target]
         sent = min(max(start - offset[send.target], ended.get(send.producer, start - offset[send.target])), there)
-        yield send.producer, send.slot, size, send.source, send.target, sent, there
+        yield edge, (send.producer, send.slot, size, send.source, send.target, sent, there)
 
-
-def _memory(kernels: Sequence[Kernel], offset: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(device, time, category, delta, op) of every allocation, in order of time."""
-    rows = [
-        (kernel.device, time - offset[kernel.device], category, delta, kernel.op)
-        for kernel in kernels
-        for used in kernel.stats.memory
-        for time, category, delta in _changes(used.allocation_records, kernel.end_us)
-    ]
-    return np.array(sorted(rows, key=lambda row: row[1]), dtype=np.float64).reshape(-1, 5)
-
-
-def _changes(records: Sequence[Any], end_us: float) -> Iterator[tuple[int, int, int]]:
-    """(time, category, delta) of a kernel's allocations; temporary are those freed before the kernel ended.
-
-    A record of negative bytes frees the first allocation of that size that is still there.
-    """
-    freed = [(r.alloc_micros, -r.alloc_bytes) for r in records if r.alloc_bytes < 0]
-    for record in records:
-        time, size = record.alloc_micros, record.alloc_bytes
-        if size <= 0:
-            continue
-        match = next((f for f in freed if f[1] == size and f[0] >= time), None)
-        category = TEMPORARY if match is not None and match[0] <= end_us else OUTPUTS
-        yield time, category, size
-        if match is not None:
-            freed.remove(match)
-            yield match[0], category, -size
-
-
-def _in_use(kernels: Sequence[Kernel], devices: int) -> NDArray[np.int64]:
-    most = np.zeros(devices, dtype=np.int64)
-    for kernel in kernels:
-        for used in kernel.stats.memory:
-            most[kernel.device] = max(most[kernel.device], used.allocator_bytes_in_use)
-    return most

@@ -121,6 +121,8 @@ def _write_graph(graph: OpGraph) -> dict[str, Any]:
     if graph.copy_of is not None and graph.micro_batch is not None:
         ops["copy_of"], ops["micro_batch"] = column(graph.copy_of), column(graph.micro_batch)
         out["copied_key"] = graph.copied_key
+    if graph.reuse is not None:
+        ops["reuse"] = column(graph.reuse)
     return {**out, **_write_groups(graph)}
 
 
@@ -142,6 +144,8 @@ def _read_graph(document: Mapping[str, Any]) -> OpGraph:
     for key, table in (("colocation", len(groups)), ("allowed", len(sets)), ("forward_of", n)):
         if key in ops:
             optional[key] = codes(ops, key, table, "ops", lowest=-1)
+    if "reuse" in ops:
+        optional["reuse"] = integers(ops, "reuse", "ops")
     if "copied_key" in document:
         optional |= {key: integers(ops, key, "ops") for key in ("copy_of", "micro_batch") if key in ops}
         optional["copied_key"] = document["copied_key"]

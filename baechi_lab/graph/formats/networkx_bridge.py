@@ -7,7 +7,7 @@ op name), `unread` ({tensor: bytes} that nobody reads), `outputs` (the names of 
 Edge attributes: `size_bytes` (required), `tensor` (which output of the producer it is), or `tensors`
 ({tensor: bytes}, adding up to `size_bytes`) where the consumer reads several. Without `tensor`, all edges of one
 producer with one size are one tensor. Graph attributes: `name`, `colocation_groups`, `allowed_sets`, `group_of`,
-`source_key`, `copy_of`, `copied_key`, `micro_batch`.
+`source_key`, `copy_of`, `copied_key`, `micro_batch`, `reuse`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def to_networkx(graph: OpGraph) -> networkx.DiGraph:
     for key, value in (("colocation_groups", graph.colocation_names), ("allowed_sets", graph.allowed_sets)):
         if value:
             made.graph[key] = [x if isinstance(x, str) else list(x) for x in value]
-    for key in ("group_of", "copy_of", "micro_batch"):
+    for key in ("group_of", "copy_of", "micro_batch", "reuse"):
         if getattr(graph, key) is not None:
             made.graph[key] = getattr(graph, key).tolist()
     for key in ("source_key", "copied_key"):
@@ -129,9 +129,9 @@ def from_networkx(graph: networkx.DiGraph, name: str | None = None) -> OpGraph:
         columns[key] = whole(key, given)
     for key in ("colocation", "allowed"):
         columns[key] = np.array(columns[key], dtype=np.int32)
-    for key in ("group_of", "copy_of", "micro_batch"):
+    for key in ("group_of", "copy_of", "micro_batch", "reuse"):
         if key in graph.graph:
-            columns[key] = whole(key, graph.graph[key], np.int32)
+            columns[key] = whole(key, graph.graph[key], np.int8 if key == "reuse" else np.int32)
     return OpGraph(
         names=tuple(names),
         colocation_names=tuple(groups),

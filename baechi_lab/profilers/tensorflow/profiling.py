@@ -21,6 +21,7 @@ from .colocation import colocation_groups
 from .estimated import work
 from .isolated import measure
 from .pairing import forward_ops, is_backward
+from .reuse import reuse_of
 from .structure import Structure, read_structure
 from .tracing import trace
 
@@ -223,6 +224,7 @@ def _graph(step: Step, structure: Structure, columns: dict[str, Any]) -> OpGraph
         colocation=colocation,
         colocation_names=groups,
         forward_of=forward_ops(structure.nodes),
+        reuse=reuse_of(node.op for node in structure.nodes),
         name=step.name,
         **{
             "tensor_bytes": structure.tensor_bytes,

@@ -1,0 +1,50 @@
+"""`OpGraph.reuse` for `bl.check`: what is held as intervals, merged where outputs lie in the memory of inputs.
+
+Written from the rules of docs/simulated-time.md, apart from `simulator.shared`, which counts uses event by event.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import OpGraph, Placement, Transfers
+from ..graph.opgraph import VIEW
+
+
+def shared_intervals(
+    graph: OpGraph, placed: Placement, sent: Transfers, times: tuple[NDArray[Any], NDArray[Any]], size: NDArray[Any],
+    back: NDArray[Any],
+) -> tuple[NDArray[Any], NDArray[Any]]:  # fmt: skip
+    """Sizes and ends of tensors and copies where outputs lie in inputs: all but the first of each have size 0."""
+    (start, end), device = times, placed.device.tolist()
+    row = {(t, device[graph.tensor_producer[t]]): t for t in range(graph.tensor_count)}
+    copies = zip(sent.tensor.tolist(), sent.target.tolist(), strict=True)
+    row |= {copy: graph.tensor_count + k for k, copy in enumerate(copies)}
+    uses: list[list[tuple[float, int]]] = [[] for _ in size]  # (until when, for which op)
+    for (t, d), k in row.items():
+        uses[k] += [(float(end[r]), r) for r in graph.tensor_consumers(t).tolist() if device[r] == d]
+    for t, until in zip(sent.tensor.tolist(), sent.end_us.tolist(), strict=True):
+        uses[t].append((until, -1))
+    members: list[list[int] | None] = [[k] for k in range(len(size))]  # what lies where k does; None: persistent bytes
+    tensors, size, back = graph.tensor_bytes, size.copy(), back.copy()
+    reuse, (pointer, read) = np.asarray(graph.reuse), graph.inputs
+    for op in sorted(np.flatnonzero(reuse).tolist(), key=lambda i: (start[i], graph.position[i])):
+        for t in graph.outputs(op):
+            inputs = [u for u in read[pointer[op] : pointer[op + 1]].tolist() if members[row[u, device[op]]] is not None]
+            if reuse[op] == VIEW:
+                fitting = sorted((u for u in inputs if tensors[u] >= tensors[t]), key=lambda u: (tensors[u], u))
+            else:
+                rest = lambda u: (x for k in members[row[u, device[op]]] or () for x in uses[k])  # noqa: B023, E731
+                fitting = [u for u in inputs if tensors[u] == tensors[t]]
+                fitting = [u for u in fitting if all(until <= start[op] or who == op for until, who in rest(u))]
+            if fitting:
+                members[t] = members[row[fitting[0], device[op]]]
+                members[t].append(t)  # type: ignore[union-attr]
+            elif reuse[op] == VIEW:
+                members[t], size[t] = None, 0
+    for together in {id(m): m for m in members if m is not None}.values():
+        back[together[0]], size[together[1:]] = back[together].max(), 0
+    return size, back

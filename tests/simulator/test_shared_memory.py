@@ -1,0 +1,123 @@
+"""Outputs that lie in the memory of inputs (`OpGraph.reuse`): examples by hand, and the event walk against the check's intervals."""
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.graph.opgraph import OVERWRITES, OWN, VIEW
+
+ONE, TWO = bl.Cluster.uniform(1), bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0), comm="parallel")
+
+
+def peaks(graph, cluster=ONE, device=None):
+    placement = bl.Placement(device=device or [0] * graph.n)
+    timeline = bl.simulate(graph, cluster, placement, "fifo")
+    assert not bl.check(graph, cluster, placement, timeline)
+    for d in range(cluster.n):
+        assert timeline.memory.levels(d)[1].sum(axis=1)[-1:].tolist() in ([], [held(graph, placement.device == d)])
+    return timeline.peak_bytes.tolist()
+
+
+def held(graph, mine):
+    return int(graph.persistent_bytes[mine].sum())
+
+
+def test_an_op_writes_over_an_input_that_nobody_else_needs():
+    chain = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)])
+    assert peaks(chain) == [60]
+    assert peaks(chain.replace(reuse=[OWN, OVERWRITES, OWN])) == [30]
+
+
+def test_an_input_that_is_still_needed_is_not_written_over():
+    fork = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (0, 2, 30), (1, 2, 30)], reuse=[OWN, OVERWRITES, OWN])
+    assert peaks(fork) == [60]
+
+
+def test_an_input_of_another_size_is_not_written_over():
+    chain = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 40), (1, 2, 30)], reuse=[OWN, OVERWRITES, OWN])
+    assert peaks(chain) == [70]
+
+
+def test_a_view_keeps_its_base():
+    # op 1 views the first output; op 2 makes 7 bytes; op 3 reads the view after op 2: 30 + 7 at once, never 60.
+    graph = bl.OpGraph.from_edges(
+        [1, 1, 1, 1], [(0, 1, 30), (1, 3, 30), (1, 2, 30), (2, 3, 7)], reuse=[OWN, VIEW, OWN, OWN]
+    )
+    assert peaks(graph) == [37]
+    assert peaks(graph.replace(reuse=None)) == [60]
+
+
+def test_a_part_of_a_tensor_is_a_view_too():
+    graph = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 10)], reuse=[OWN, VIEW, OWN])
+    assert peaks(graph) == [30]
+
+
+def test_the_read_of_a_variable_has_its_persistent_bytes():
+    graph = bl.OpGraph.from_edges(
+        [0, 1, 1], [(0, 1, 8), (1, 2, 50)], persistent_bytes=[50, 0, 0], reuse=[OWN, VIEW, OWN]
+    )
+    assert peaks(graph) == [50 + 8]
+
+
+def test_a_tensor_that_is_being_sent_is_not_written_over():
+    # op 1 starts at 1, when the transfer to device 1 is under way until 2.
+    graph = bl.OpGraph.from_edges([1, 5, 1], [(0, 1, 30), (0, 2, 30)], reuse=[OWN, OVERWRITES, OWN])
+    assert peaks(graph, TWO, [0, 0, 1]) == [30, 30]  # op 1 has no reader, but its output is there while it runs
+    graph = bl.OpGraph.from_edges([1, 5, 1, 1], [(0, 1, 30), (0, 2, 30), (1, 3, 30)], reuse=[OWN, OVERWRITES, OWN, OWN])
+    assert peaks(graph, TWO, [0, 0, 1, 0]) == [60, 30]
+
+
+def test_a_received_copy_is_written_over():
+    graph = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)], reuse=[OWN, OVERWRITES, OWN])
+    assert peaks(graph, TWO, [0, 1, 1]) == [30, 30]
+
+
+def test_a_violation_names_the_op():
+    chain = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)], reuse=[OWN, OVERWRITES, OWN])
+    small = bl.Cluster.uniform(1, memory_bytes=20)
+    placement = bl.Placement(device=[0, 0, 0])
+    timeline = bl.simulate(chain, small, placement)
+    assert [(v.kind, v.op) for v in timeline.violations] == [("memory", 0)]
+    assert {v.kind for v in bl.check(chain, small, placement, timeline)} == {"memory"}
+
+
+def random_case(seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 25))
+    edges = [(i, j) for j in range(n) for i in range(j) if rng.random() < 0.25]
+    size = rng.choice([8, 16, 24], n)
+    graph = bl.OpGraph.from_edges(
+        rng.integers(1, 9, n) + rng.random(n), [(i, j, int(size[i])) for i, j in edges],
+        temp_bytes=rng.integers(0, 9, n), persistent_bytes=rng.integers(0, 3, n) * 8, reuse=rng.integers(0, 3, n),
+    )  # fmt: skip
+    cluster = bl.Cluster.uniform(
+        3, link=bl.Link(float(rng.random()), 0.1), comm=str(rng.choice(["parallel", "sequential", "duplex"]))
+    )
+    return graph, cluster, bl.Placement(device=rng.integers(0, 3, n))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_both_ways_of_counting_agree(seed):
+    """The check refuses a limit of one byte less than the simulated peak, and accepts the peak."""
+    graph, cluster, placement = random_case(seed)
+    timeline = bl.simulate(graph, cluster, placement, "fifo")
+    for less, expected in ((0, set()), (1, set(np.flatnonzero(timeline.peak_bytes > 0).tolist()))):
+        limits = np.maximum(timeline.peak_bytes - less, 0)
+        tight = cluster.with_memory(limits.tolist())
+        again = bl.simulate(graph, tight, placement, "fifo")
+        found = bl.check(graph, tight, placement, again)
+        assert {v.device for v in found if v.kind == "memory"} == expected
+        assert {v.device for v in again.violations} == expected
+
+
+def test_it_survives_a_file(tmp_path):
+    graph = bl.OpGraph.from_edges([1, 1], [(0, 1, 8)], reuse=[OWN, VIEW])
+    bl.save_graph(graph, tmp_path / "g.json")
+    assert bl.load_graph(tmp_path / "g.json") == graph
+    assert bl.OpGraph.from_networkx(graph.to_networkx()) == graph
+
+
+@pytest.mark.parametrize("bad", [[0, 3], [-1, 0], [0]])
+def test_bad_columns_are_refused(bad):
+    with pytest.raises(bl.InvalidInput, match="reuse"):
+        bl.OpGraph.from_edges([1, 1], [(0, 1, 8)], reuse=bad)
