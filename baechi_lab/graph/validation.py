@@ -134,8 +134,10 @@ def _validate_groups(graph: OpGraph) -> None:
     _validate_copies(graph)
     if graph.reuse is not None:
         _check_length("reuse", graph.reuse, n, "op")
-        if bad := [int(k) for k in np.flatnonzero((graph.reuse < 0) | (graph.reuse > 2))]:
-            raise InvalidInput(f"reuse of op {graph.names[bad[0]]!r} is {graph.reuse[bad[0]]}; it must be 0, 1 or 2")
+        unknown = np.flatnonzero((graph.reuse < 0) | (graph.reuse > 2))
+        if len(unknown):
+            op = int(unknown[0])
+            raise InvalidInput(f"reuse of op {graph.names[op]!r} is {graph.reuse[op]}; it must be 0, 1 or 2")
     _check_colocated_allowed(graph)
 
 

@@ -9,15 +9,14 @@ counted once per *buffer*, and a buffer is given back with the last of the tenso
 - An op that `OVERWRITES` takes over the buffer of an input of the same size where it is the only one that still needs it
   when it starts.
 
-Placers count by the plain rules. Their peak is lower only where a view is smaller than what it keeps. What is held does not change when ops run, so this
-is a view of a finished timeline, O((ops + edges + transfers) log).
+Placers count by the plain rules. Their peak is lower only where a view is smaller than what it keeps. What is held does
+not change when ops run, so this is a view of a finished timeline, O((ops + edges + transfers) log).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -81,8 +80,8 @@ class _Walk:
         self._persistent()
         for time, what, index in self._events():
             (self._start, self._end, self._receive, self._arrived)[what](time, index)
-        device, time, category, delta, op = zip(*self.rows, strict=True) if self.rows else ((),) * 5
-        return MemoryLog(*(np.array(c) for c in (device, time, category, delta, op)))
+        columns = zip(*self.rows, strict=True) if self.rows else [()] * 5
+        return MemoryLog(*(np.array(c) for c in columns))
 
     def _persistent(self) -> None:
         for op in np.flatnonzero(self.graph.persistent_bytes).tolist():
@@ -110,7 +109,9 @@ class _Walk:
         first, end = (int(x) for x in self.graph.output_ptr[op : op + 2])
         for t in range(first, end):
             readers = self.graph.tensor_consumers(t).tolist()
-            uses = 1 + self.sent.get(t, 0) + sum(self.place[r] == here for r in readers)  # the op holds it until it ends
+            uses = (
+                1 + self.sent.get(t, 0) + sum(self.place[r] == here for r in readers)
+            )  # the op holds it until it ends
             buffer = self._shared(op, t, reuse)
             if buffer is None and not (reuse == VIEW and self._lasting(op, t)):
                 buffer = _Buffer(here, self.size[t], _OUTPUTS)
@@ -130,7 +131,9 @@ class _Walk:
     def _receive(self, time: float, move: int) -> None:
         t, here = int(self.timeline.transfers.tensor[move]), int(self.timeline.transfers.target[move])
         readers = self.graph.tensor_consumers(t).tolist()
-        self.buffers[t, here] = buffer = _Buffer(here, self.size[t], _COPIES, sum(self.place[r] == here for r in readers))
+        self.buffers[t, here] = buffer = _Buffer(
+            here, self.size[t], _COPIES, sum(self.place[r] == here for r in readers)
+        )
         self._take(time, buffer, self.producer[t])
 
     def _arrived(self, time: float, move: int) -> None:

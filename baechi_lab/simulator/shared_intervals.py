@@ -33,7 +33,9 @@ def shared_intervals(
     reuse, (pointer, read) = np.asarray(graph.reuse), graph.inputs
     for op in sorted(np.flatnonzero(reuse).tolist(), key=lambda i: (start[i], graph.position[i])):
         for t in graph.outputs(op):
-            inputs = [u for u in read[pointer[op] : pointer[op + 1]].tolist() if members[row[u, device[op]]] is not None]
+            inputs = [
+                u for u in read[pointer[op] : pointer[op + 1]].tolist() if members[row[u, device[op]]] is not None
+            ]
             if reuse[op] == VIEW:
                 fitting = sorted((u for u in inputs if tensors[u] >= tensors[t]), key=lambda u: (tensors[u], u))
             else:

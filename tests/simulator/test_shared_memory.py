@@ -1,4 +1,4 @@
-"""Outputs that lie in the memory of inputs (`OpGraph.reuse`): examples by hand, and the event walk against the check's intervals."""
+"""Outputs that lie in the memory of inputs (`OpGraph.reuse`): examples by hand; event walk and intervals of the check agree."""
 
 import numpy as np
 import pytest

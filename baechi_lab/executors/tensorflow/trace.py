@@ -66,7 +66,9 @@ def read_trace(metadata: Any, names: Sequence[str], placed: NDArray[np.int32], d
     within = {edge: send for edge, send in sends.items() if edge not in arrived}
     for send, size, start, end in handed_over(within, kernels):
         shift = offset[send.source]
-        moves.append((send.producer, send.slot, size, send.source, send.target, start - shift, end - shift, end - shift))
+        moves.append(
+            (send.producer, send.slot, size, send.source, send.target, start - shift, end - shift, end - shift)
+        )
     moves.sort(key=lambda row: (row[5], row[0], row[4]))
     return Trace(
         op=table[:, 0].astype(np.int32), device=where,
@@ -107,4 +109,3 @@ def _between_tasks(
         there = end - offset[send.target]
         sent = min(max(start - offset[send.target], ended.get(send.producer, start - offset[send.target])), there)
         yield edge, (send.producer, send.slot, size, send.source, send.target, sent, there)
-
