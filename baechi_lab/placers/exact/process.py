@@ -83,6 +83,9 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
     """Build and solve the model of one request (in the solver's process)."""
     from ortools.sat.python import cp_model
 
+    if request.get("kind") == "loads":
+        return _loads_answer(cp_model, request)
+
     from ...graph.formats.json_format import KINDS
     from .model import ExactModel
     from .times import scaled_times
@@ -94,17 +97,34 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
     built.model.add(built.makespan >= request["lowest"])
     if request["device"] is not None:
         built.hint(request["device"], request["start_us"], request["end_us"])
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = request["seconds"]
-    solver.parameters.random_seed = request["seed"]
-    _use_workers(solver.parameters, request["workers"])
-    status = solver.solve(built.model)
-    found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    solver, status, found = _solved(cp_model, built.model, request)
     device, order = built.solution(solver) if found else (None, None)
     return {
         "status": solver.status_name(status), "seconds": solver.wall_time,
         "bound": solver.best_objective_bound if status != cp_model.INFEASIBLE else None,
         "device": None if device is None else device.tolist(), "order": None if order is None else order.tolist(),
+    }  # fmt: skip
+
+
+def _solved(cp_model: Any, model: Any, request: dict[str, Any]) -> tuple[Any, Any, bool]:
+    """The solver, its status, and whether it has a solution."""
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = request["seconds"]
+    solver.parameters.random_seed = request["seed"]
+    _use_workers(solver.parameters, request["workers"])
+    status = solver.solve(model)
+    return solver, status, status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+
+
+def _loads_answer(cp_model: Any, request: dict[str, Any]) -> dict[str, Any]:
+    from .loads import LoadProgram
+
+    program = LoadProgram(cp_model, request)
+    solver, status, found = _solved(cp_model, program.model, request)
+    return {
+        "status": solver.status_name(status), "seconds": solver.wall_time,
+        "bound": solver.best_objective_bound if status != cp_model.INFEASIBLE else None,
+        "device": program.home(solver) if found else None,
     }  # fmt: skip
 
 

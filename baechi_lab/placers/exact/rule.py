@@ -26,6 +26,9 @@ import numpy as np
 from ...errors import InvalidInput, MissingPackage
 from ...graph import Cluster, OpGraph, Placement
 from ..base import Placer
+from ..problem import groups_of
+from ..stages.objective import Objective
+from .pipelines import PipelineProof
 from .process import SolverProcess
 from .progress import ExactProgress
 from .proof import Proof
@@ -43,6 +46,8 @@ class Exact(Placer):
         seed: of the solver and the warm start.
         workers: threads of the solver.
         warm_start: share of the time that `search` may use for a first placement.
+        objective: "latency" (one step), "throughput" (the period of endless micro-batches; `sum`: as in `bl.throughput`) or
+            "step" (`micro_batches` under a `schedule`); for the last two see `exact/pipelines.py`.
         callback: called with an `ExactProgress` ten times a second; returning True ends the proof with what is known.
     """
 
@@ -52,9 +57,18 @@ class Exact(Placer):
     seed: int = 0
     workers: int = 2
     warm_start: float = 0.1
+    objective: str = "latency"
+    micro_batches: int = 8
+    schedule: str = "1f1b"
+    sum: bool = False
     callback: Callable[[ExactProgress], Any] | None = field(default=None, compare=False)
 
+    @property
+    def _goal(self) -> Objective:
+        return Objective(self.objective, self.micro_batches, self.schedule, self.sum)
+
     def validate(self) -> None:
+        self._goal.validate()
         for key, low, high in (("time_limit", 0.0, np.inf), ("warm_start", 0.0, 1.0)):
             value = getattr(self, key)
             if not isinstance(value, (int, float)) or not low <= value <= high or value == np.inf:
@@ -65,7 +79,7 @@ class Exact(Placer):
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         if importlib.util.find_spec("ortools") is None:
             raise MissingPackage.of("ortools", "solvers", "placer 'exact'")
-        size = model_size(graph, cluster)
+        size = model_size(graph, cluster) if self.objective == "latency" else load_size(graph, cluster)
         if size > LARGEST_MODEL:
             raise InvalidInput(
                 f"the instance is too large for 'exact': {graph.n} ops, {graph.tensor_count} tensors and {cluster.n} "
@@ -74,6 +88,8 @@ class Exact(Placer):
         if graph.n == 0:
             return Placement(device=np.zeros(0, dtype=np.int32))
         with SolverProcess() as solver:
+            if self.objective != "latency":
+                return PipelineProof(self, graph, cluster, self._goal, solver).placement()
             return Proof(self, graph, cluster, solver).placement()
 
 
@@ -81,3 +97,10 @@ def model_size(graph: OpGraph, cluster: Cluster) -> int:
     """Pairs whose order the model decides."""
     sends = graph.tensor_count * (cluster.n - 1)
     return graph.n**2 + (0 if cluster.comm == "parallel" else sends**2)
+
+
+def load_size(graph: OpGraph, cluster: Cluster) -> int:
+    """Literals of the model of loads: where units are, and which tensors between them go from where to where."""
+    group = groups_of(graph)
+    between = np.unique(graph.edge_tensor[group[graph.edge_source] != group[graph.consumers]])
+    return int(group.max(initial=-1) + 1) * cluster.n + len(between) * cluster.n * (cluster.n - 1)

@@ -1,0 +1,195 @@
+"""The largest load of an assignment as a CP-SAT model: the period of endless micro-batches, and a bound on steps.
+
+Variables: x[u, d] "unit u is on device d"; z[t, s, d] "tensor t goes from s to d". Constraints:
+
+- every unit is on one device that may run it; persistent bytes fit;
+- z[t, s, d] holds where t's producer is on s and a reader on d;
+- the period is at least every load: compute with message overheads, queues by the communication mode, or their sum.
+
+For a step the work is that of all micro-batches, and a device does it after the earliest start of one of its units (`head`)
+and before the least that follows one of them (`tail`); these are longest paths with free transfers. Where a
+schedule needs a chain of stages, devices are in a line along which the forward tensors run. Its optimum is a lower bound for
+every step under every schedule (`simulator.bounds.pipeline`, `device-load`).
+"""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import Cluster, OpGraph, durations
+from ...passes.roles import FORWARD, roles
+from ...passes.unroll import unroll
+from ...simulator.paths import heads_and_tails
+from ...simulator.schedules import Schedule, make_rule
+from ..stages.chain import PARALLEL, SEQUENTIAL, SUM
+from ..stages.loads import LoadModel, load_model
+from ..stages.objective import Objective
+from .symmetry import devices_are_equal
+
+FINE = 10**8
+"""Units of the model in the horizon: what rounding down loses is less than a millionth of a bound for a hundred terms."""
+
+
+def load_request(graph: OpGraph, cluster: Cluster, objective: Objective, within_us: float) -> dict[str, Any]:
+    """All that the model needs, times as whole numbers of units, rounded down: `scale` units per microsecond."""
+    m = load_model(graph, cluster, sum=objective.sum and objective.name == "throughput")
+    scale = FINE / max(within_us, 1e-9)
+    times = lambda us: np.floor(np.asarray(us) * scale + 1e-6).astype(np.int64).tolist()  # noqa: E731
+    count = objective.micro_batches if objective.name == "step" else 1
+    cost = m.latency[None] + m.per_byte[None] * m.size[:, None, None]
+    repeated = np.full(len(m.producer), count) if count == 1 else _copies(graph, m, count)
+    request = {
+        "scale": scale, "work": times(m.work), "able": m.able.tolist(), "held": m.held.tolist(), "limit": m.limit.tolist(),
+        "producer": m.producer.tolist(), "cost": times(cost * repeated[:, None, None]),
+        "overhead": times(m.overhead[None] * repeated[:, None, None]), "rule": int(m.rule),
+        "readers": [m.reader[a:b].tolist() for a, b in zip(m.reader_ptr[:-1], m.reader_ptr[1:], strict=True)],
+        "head": [0] * len(m.held), "tail": [0] * len(m.held), "chain": [], "equal": devices_are_equal(graph, cluster),
+    }  # fmt: skip
+    return request if objective.name != "step" else request | _of_step(graph, cluster, objective, m, times)
+
+
+def _copies(graph: OpGraph, m: LoadModel, count: int) -> NDArray[np.int64]:
+    """How often each tensor passes in a step at least: of what runs once per step, and of gradients that are summed, once."""
+    once = np.array([t >= 0 for t in unroll(graph, 1).micro_batch])  # type: ignore[union-attr]
+    mine = m.unit[graph.edge_source] != m.unit[graph.consumers]
+    always = np.ones(graph.tensor_count, dtype=np.bool_)
+    every = once[graph.edge_source] & once[graph.consumers]
+    always[graph.edge_tensor[mine & ~every]] = False
+    tensors = np.unique(graph.edge_tensor[mine])
+    tensors = tensors[np.argsort(m.unit[graph.tensor_producer[tensors]], kind="stable")]
+    return np.where(always[tensors], count, 1)
+
+
+def _of_step(graph: OpGraph, cluster: Cluster, objective: Objective, m: LoadModel, times: Any) -> dict[str, Any]:
+    """Work of all micro-batches, what comes before and after it, and which units a chain of stages has in a row."""
+    whole = unroll(graph, objective.micro_batches)
+    unit, count = m.unit[whole.copy_of], len(m.held)
+    table = durations(whole, cluster)
+    work = np.stack([np.bincount(unit, table[:, d], count) for d in range(cluster.n)], axis=1)
+    head, tail = heads_and_tails(whole, table.min(axis=1))
+    least = [np.full(count, np.inf), np.full(count, np.inf)]
+    for found, path in zip(least, (head, tail), strict=True):
+        np.minimum.at(found, unit, path)
+    given = objective.schedule
+    text = isinstance(given, Schedule) or "F0" in str(given)
+    pairs: list[Any] = []
+    if not text and make_rule(given).shape == "chain":
+        ahead = (roles(graph) == FORWARD)[graph.edge_source] & (roles(graph) == FORWARD)[graph.consumers]
+        pair = np.stack([m.unit[graph.edge_source], m.unit[graph.consumers]], axis=1)[ahead]
+        pairs = np.unique(pair[pair[:, 0] != pair[:, 1]], axis=0).tolist()
+    return {"work": times(work), "head": times(least[0]), "tail": times(least[1]), "chain": pairs}
+
+
+class LoadProgram:
+    """The model of a request; `forbidden` assignments are left out."""
+
+    def __init__(self, cp_model: Any, request: dict[str, Any]):
+        self.r, self.model = request, cp_model.CpModel()
+        work = request["work"]
+        self.units, self.devices = len(work), len(request["limit"])
+        horizon = request["horizon"]
+        self.period = self.model.new_int_var(min(request["lowest"], horizon), horizon, "period")
+        self._assignment()
+        self.sends = self._sends()
+        self._loads(horizon)
+        self._chain()
+        for home in request["forbidden"]:
+            self.model.add_bool_or([~self.x[u][d] for u, d in enumerate(home)])
+        self.model.minimize(self.period)
+
+    def _assignment(self) -> None:
+        r, model = self.r, self.model
+        self.x = [[model.new_bool_var(f"x{u},{d}") for d in range(self.devices)] for u in range(self.units)]
+        for u, row in enumerate(self.x):
+            model.add_exactly_one(row)
+            for d, literal in enumerate(row):
+                if not r["able"][u][d]:
+                    model.add(literal == 0)
+                if r["equal"] and d:  # of equal devices one numbering is looked at
+                    model.add_bool_or([*(self.x[v][d - 1] for v in range(u)), ~literal])
+        for d in range(self.devices):
+            model.add(sum(b * self.x[u][d] for u, b in enumerate(r["held"]) if b) <= r["limit"][d])
+
+    def _sends(self) -> list[tuple[int, int, int, Any]]:
+        """(tensor, from, to, literal)."""
+        found = []
+        for t, (producer, readers) in enumerate(zip(self.r["producer"], self.r["readers"], strict=True)):
+            for s, d in permutations(range(self.devices), 2):
+                literal = self.model.new_bool_var(f"z{t},{s},{d}")
+                for v in readers:
+                    self.model.add_bool_or([~self.x[producer][s], ~self.x[v][d], literal])
+                found.append((t, s, d, literal))
+        return found
+
+    def _loads(self, horizon: int) -> None:
+        r, model = self.r, self.model
+        for d in range(self.devices):
+            compute = sum(r["work"][u][d] * self.x[u][d] for u in range(self.units))
+            compute += sum(r["overhead"][t][s][e] * z for t, s, e, z in self.sends if d in (s, e))
+            sent = [(t, r["cost"][t][s][e], z) for t, s, e, z in self.sends if s == d]
+            received = sum(r["cost"][t][s][e] * z for t, s, e, z in self.sends if e == d)
+            if r["rule"] == SUM:
+                total = compute + received + self._dearest(sent)
+                model.add(total <= self.period)
+                continue
+            out = sum(c * z for _, c, z in sent)
+            model.add(compute + self._waits(d, horizon) <= self.period)
+            if r["rule"] == SEQUENTIAL:
+                model.add(out + received <= self.period)
+            elif r["rule"] != PARALLEL:
+                model.add(out <= self.period)
+                model.add(received <= self.period)
+
+    def _dearest(self, sent: list[tuple[int, int, Any]]) -> Any:
+        """A tensor is charged once, at the dearest of its links."""
+        total: Any = 0
+        for t in sorted({t for t, _, _ in sent}):
+            own = [(c, z) for k, c, z in sent if k == t]
+            most = self.model.new_int_var(0, max(c for c, _ in own), "")
+            for c, z in own:
+                self.model.add(most >= c * z)
+            total += most
+        return total
+
+    def _waits(self, d: int, horizon: int) -> Any:
+        """The least head and tail of the units on the device; nothing where it has none."""
+        if not any(self.r["head"]) and not any(self.r["tail"]):
+            return 0
+        model, used, total = self.model, self.model.new_bool_var(f"used{d}"), 0
+        for row in self.x:
+            model.add_implication(row[d], used)
+        for path in (self.r["head"], self.r["tail"]):
+            least = model.new_int_var(0, horizon, "")
+            for level in sorted(set(path))[1:]:
+                nobody = [~self.x[u][d] for u in range(self.units) if path[u] < level]
+                model.add(least >= min(level, horizon)).only_enforce_if([*nobody, used])
+            total += least
+        return total
+
+    def _chain(self) -> None:
+        """Devices in a line, along which these units follow each other."""
+        if not self.r["chain"]:
+            return
+        model, place = (
+            self.model,
+            [self.model.new_int_var(0, self.devices - 1, f"place{d}") for d in range(self.devices)],
+        )
+        model.add_all_different(place)
+        after = {}
+        for a, b in permutations(range(self.devices), 2):
+            if a < b:
+                after[a, b] = model.new_bool_var("")
+                after[b, a] = ~after[a, b]
+                model.add(place[a] < place[b]).only_enforce_if(after[a, b])
+                model.add(place[a] > place[b]).only_enforce_if(~after[a, b])
+        for u, v in self.r["chain"]:
+            for a, b in permutations(range(self.devices), 2):
+                model.add_bool_or([~self.x[u][a], ~self.x[v][b], after[a, b]])
+
+    def home(self, solver: Any) -> list[int]:
+        """The device of every unit in a solution."""
+        return [max(range(self.devices), key=lambda d: solver.boolean_value(row[d])) for row in self.x]

@@ -1,0 +1,123 @@
+"""The proven best period, or step of several micro-batches: bounds from the model of loads, assignments measured one by one.
+
+The model (`exact.loads`) gives the assignment with the least bound; it is measured as `bl.throughput` or `bl.simulate` does,
+and forbidden from then on. What the model says of the rest bounds everything that was not measured, so the best
+measured one is optimal once that bound reaches it (logic-based Benders decomposition: Hooker and Ottosson 2003,
+doi:10.1007/s10107-003-0375-9). A period is its bound, but for memory, so that one solution is mostly enough; a step is
+above it, and the placements in between are all looked at. Memory is judged as the measurement does: by one simulated
+micro-batch for a period, by the step itself otherwise.
+"""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+from ...errors import ExecutionError, InvalidInput
+from ...graph import Cluster, OpGraph, Placement
+from ...graph.kernels.compiling import working_seconds
+from ...simulator.bounds import bounds
+from ..problem import groups_of
+from ..stages.objective import Objective
+from .loads import load_request
+from .process import SolverProcess
+from .progress import ExactProgress, ProofLimits
+from .times import CLOSE
+
+WARM_START_SECONDS = 5.0
+EVALUATIONS = {"throughput": 100_000, "step": 300}
+"""What the warm start may try at most."""
+
+
+class PipelineProof:
+    """From a warm start to the optimum, or to the gap that is left when the time is over."""
+
+    def __init__(
+        self, params: ProofLimits, graph: OpGraph, cluster: Cluster, objective: Objective, solver: SolverProcess
+    ):
+        self.params, self.graph, self.cluster, self.solver = params, graph, cluster, solver
+        self.objective, self.group = objective, groups_of(graph)
+        self.began, self.stopped, self.us, self.bound = working_seconds(), False, np.inf, 0.0
+        self.forbidden: list[list[int]] = []
+        self.solves = 0
+        if objective.name == "throughput":
+            self.bound = bounds(graph, cluster, period=True).best
+        else:
+            self.bound = bounds(graph, cluster, micro_batches=objective.micro_batches).best
+        self.best = self._warm_start()
+        self.us = objective.measure(graph, cluster, self.best).us
+
+    def placement(self) -> Placement:
+        """The best placement, with what is proven of it."""
+        while not (self._proven() or self._stop() or self._left() <= 0):
+            self._look()
+        proven = self._proven()
+        gap = 0.0 if proven else self.us / self.bound - 1.0 if self.bound > 0 else float("inf")
+        info = {
+            "status": "OPTIMAL" if proven else "FEASIBLE", "bound_us": min(self.bound, self.us), "gap": gap,
+            "solves": self.solves, self.objective.key: self.us,
+        }  # fmt: skip
+        return self.best.replace(info=info)
+
+    def _proven(self) -> bool:
+        return self.us <= self.bound * (1 + CLOSE) + 1e-12
+
+    def _left(self) -> float:
+        return self.params.time_limit - (working_seconds() - self.began)
+
+    def _stop(self) -> bool:
+        if self.params.callback is not None and not self.stopped:
+            progress = ExactProgress(working_seconds() - self.began, self.us, self.bound)
+            self.stopped = self.params.callback(progress) is True
+        return self.stopped
+
+    def _warm_start(self) -> Placement:
+        from ..search.rule import Search
+
+        goal = self.objective
+        seconds = min(self.params.time_limit * self.params.warm_start, WARM_START_SECONDS)
+        search = Search(
+            time_limit=seconds, evaluations=EVALUATIONS[goal.name], seed=self.params.seed, workers=1, objective=goal.name,
+            micro_batches=goal.micro_batches, schedule=goal.schedule, sum=goal.sum, callback=lambda _: self._stop(),
+        )  # fmt: skip
+        return search.assign(self.graph, self.cluster).replace(info={})
+
+    def _look(self) -> None:
+        """The assignment that the model likes best of those left: measured, and not asked for again."""
+        request = load_request(self.graph, self.cluster, self.objective, self.us)
+        scale = request["scale"]
+        horizon = int(self.us * scale)
+        request |= {
+            "kind": "loads", "horizon": horizon, "lowest": int(self.bound * scale * (1 - CLOSE)),
+            "forbidden": self.forbidden, "seconds": max(self._left(), 0.01), "seed": self.params.seed,
+            "workers": self.params.workers,
+        }  # fmt: skip
+        try:
+            answer = self.solver.solve(self.graph, self.cluster, request, self._stop)
+        except ExecutionError:  # what is known without the solver is the answer
+            self.stopped = True
+            return
+        self.solves += 1
+        if answer["status"] == "INFEASIBLE":  # all others take longer
+            self.bound = self.us
+            return
+        if answer["bound"] is not None:
+            self.bound = max(self.bound, min(float(answer["bound"]) / scale, self.us))
+        if answer["device"] is not None:
+            self._measure(answer["device"], request["equal"])
+            self.forbidden.append(answer["device"])
+
+    def _measure(self, home: list[int], equal: bool) -> None:
+        """Of equal devices, every numbering: ties between them may be served otherwise."""
+        many = equal and self.objective.name == "step" and self.cluster.comm != "parallel" and self.cluster.n <= 4
+        for number in permutations(range(self.cluster.n)) if many else [tuple(range(self.cluster.n))]:
+            device = np.array(number, dtype=np.int32)[np.array(home)][self.group]
+            placed = Placement(device=device)
+            try:
+                found: Any = self.objective.measure(self.graph, self.cluster, placed)
+            except InvalidInput:  # no pipeline for this schedule
+                continue
+            if found.feasible and found.us < self.us:
+                self.best, self.us = placed, found.us
