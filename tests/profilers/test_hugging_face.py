@@ -1,0 +1,171 @@
+"""Hugging Face models by configuration: five architectures written by hand, a large one, and bad configurations."""
+
+import json
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import baechi_lab as bl  # noqa: E402
+from baechi_lab.cli import main  # noqa: E402
+from baechi_lab.profilers.torch.estimated import estimate_layers  # noqa: E402
+
+H, FF, N, HEADS, V, B, S = 64, 128, 2, 4, 300, 3, 16
+ROTARY = {
+    "hidden_size": H, "intermediate_size": FF, "num_hidden_layers": N, "num_attention_heads": HEADS, "vocab_size": V,
+    "num_key_value_heads": 2, "tie_word_embeddings": False, "max_position_embeddings": 64,
+}  # fmt: skip
+CONFIGS = {
+    "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **ROTARY},
+    "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8, **ROTARY},
+    "gpt2": {
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": H, "n_layer": N, "n_head": HEADS,
+        "vocab_size": V, "n_positions": 64,
+    },
+    "bert": {
+        "model_type": "bert", "architectures": ["BertForSequenceClassification"], "hidden_size": H, "intermediate_size": FF,
+        "num_hidden_layers": N, "num_attention_heads": HEADS, "vocab_size": V, "max_position_embeddings": 64,
+    },
+    "t5": {
+        "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": H, "d_ff": FF, "d_kv": 16,
+        "num_layers": N, "num_heads": HEADS, "vocab_size": V,
+    },
+}  # fmt: skip
+ATTENTION = 2 * 2 * B * S * S * H
+"""FLOPs of scores and values of one layer, forward."""
+
+
+def forward_flops(name):
+    """Two FLOPs per weight of a product and token, and attention; hand arithmetic per architecture."""
+    gated = (
+        2 * H * H + 2 * H * H // 2 + 3 * H * FF
+    )  # queries and output, two of four key and value heads, gate, up, down
+    plain = 4 * H * H + 2 * H * FF
+    tokens = 2 * B * S
+    return {
+        "llama": tokens * (N * gated + H * V) + N * ATTENTION,
+        "mistral": tokens * (N * gated + H * V) + N * ATTENTION,
+        "gpt2": tokens * (N * 12 * H * H + H * V) + N * ATTENTION,
+        "bert": tokens * N * plain + 2 * B * (H * H + 2 * H) + N * ATTENTION,
+        "t5": tokens * (N * plain + N * (plain + 4 * H * H) + H * V) + 3 * N * ATTENTION,
+    }[name]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_architectures(name):
+    """FLOPs within 1 % of hand arithmetic, bytes exact: bf16 weights and gradients, two states of Adam."""
+    model, inputs = bl.torch.hugging_face(CONFIGS[name], batch_size=B, sequence_length=S)
+    assert all(p.is_meta for p in model.parameters()) and model.training
+    forward = {key: value for key, value in inputs.items() if key != "labels"}
+    assert estimate_layers(model, forward, mode="inference").flops == pytest.approx(forward_flops(name), rel=0.01)
+    found = estimate_layers(model, inputs, dtype="bf16")
+    attention = {"t5": 3}.get(name, 1) * N * ATTENTION
+    fused = 0 if name == "t5" else 1 / 2  # T5 adds a bias to its scores, in products of their own
+    wanted = 3 * (forward_flops(name) - attention) + attention * (3 + fused)
+    assert found.flops == pytest.approx(wanted, rel=0.01)
+    graph = bl.torch.profile(model, inputs, hardware=["h100", "a100"], dtype="bf16", optimizer="adamw")
+    parameters = sum(p.numel() for p in model.parameters())
+    used = {name for call in found.layers.trace.calls for name in call.buffers}
+    kept = sum(b.numel() * (2 if b.is_floating_point() else 8) for n, b in model.named_buffers() if n in used)
+    assert graph.persistent_bytes.sum() == parameters * 2 * 4 + kept
+    cluster = bl.Cluster.uniform(2, kind="H100", link="nvlink")
+    assert bl.simulate(graph, cluster, bl.place(graph, cluster, "m-etf")).makespan_us > 0
+
+
+def test_operators_of_a_model():
+    model, inputs = bl.torch.hugging_face(CONFIGS["llama"], batch_size=B, sequence_length=S)
+    graph = bl.torch.profile(model, inputs, hardware="h100", granularity="operator", optimizer="sgd")
+    assert graph.n > 200 and sum(t == "Update" for t in graph.op_types) == len(list(model.parameters()))
+
+
+def test_images():
+    config = {
+        "model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": H, "intermediate_size": FF,
+        "num_hidden_layers": N, "num_attention_heads": HEADS, "image_size": 32, "patch_size": 8, "num_channels": 3,
+    }  # fmt: skip
+    model, inputs = bl.torch.hugging_face(config, batch_size=2)
+    assert tuple(inputs["pixel_values"].shape) == (2, 3, 32, 32)
+    assert bl.torch.profile(model, inputs, hardware="l4").n > 20
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Write a configuration, run `profile hf:config.json` on it; exit code, what was printed, the error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(config, *options):
+        text = config if isinstance(config, str) else json.dumps(config)
+        (tmp_path / "config.json").write_text(text)
+        code = main(["profile", "hf:config.json", *options, "--json"])
+        printed = capsys.readouterr()
+        return code, json.loads(printed.out) if printed.out else None, printed.err
+
+    return run
+
+
+def test_command(call):
+    code, facts, _ = call(
+        {**CONFIGS["llama"], "torch_dtype": "bfloat16"}, "--hardware", "H100,a100", "--batch-size", "8",
+        "--sequence-length", "32", "--optimizer", "adam", "-o", "graph.json.gz",
+    )  # fmt: skip
+    assert code == 0 and facts["mode"] == "estimated" and facts["device"] == "H100, a100"
+    graph = bl.load_graph("graph.json.gz")
+    assert set(graph.duration_by_kind) == {"h100", "a100"} and facts["ops"] == graph.n
+    assert facts["persistent_bytes"] // (8 * facts["parameters"]) == 1, "the configuration says bfloat16"
+    code, facts, _ = call(CONFIGS["gpt2"], "--inference", "--granularity", "operator")
+    assert code == 2 and facts is None, "512 tokens and 64 positions"
+    code, facts, _ = call(CONFIGS["gpt2"], "--inference", "--granularity", "operator", "--sequence-length", "8")
+    assert code == 0 and facts["persistent_bytes"] >= 4 * facts["parameters"]
+
+
+def without(name, field):
+    return {key: value for key, value in CONFIGS[name].items() if key != field}
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        ("{", (), "config.json: not JSON"),
+        ("[1]", (), "config.json: holds a list; a configuration is a JSON object"),
+        ("\x00\xff", (), "config.json: not JSON"),
+        (without("llama", "model_type"), (), "config.json has no field 'model_type'"),
+        ({**CONFIGS["llama"], "model_type": "lama"}, (), "unknown model_type 'lama'; did you mean 'llama'"),
+        ({**CONFIGS["llama"], "model_type": 3}, (), "unknown model_type 3"),
+        (without("llama", "architectures"), (), "has no field 'architectures'"),
+        ({**CONFIGS["llama"], "architectures": ["LamaForCausalLM"]}, (), "unknown architecture 'LamaForCausalLM'"),
+        ({**CONFIGS["llama"], "architectures": ["logging"]}, (), "unknown architecture 'logging'"),
+        (without("llama", "hidden_size"), (), "has no field 'hidden_size'"),
+        (without("gpt2", "n_layer"), (), "has no field 'n_layer' or 'num_hidden_layers'"),
+        ({**CONFIGS["llama"], "hidden_size": "wide"}, (), "config.json"),
+        ({**CONFIGS["llama"], "hidden_size": 63}, (), "config.json"),
+        ({**CONFIGS["llama"], "num_attention_heads": 0}, (), "config.json"),
+        ({**CONFIGS["bert"], "architectures": ["LlamaForCausalLM"]}, (), "config.json"),
+        (CONFIGS["llama"], ("--sequence-length", "65"), "sequence_length is 65; the model has 64 positions"),
+        (CONFIGS["llama"], ("--sequence-length", "0"), "--sequence-length is 0; it must be at least 1"),
+        (CONFIGS["llama"], ("--batch-size", "two"), "--batch-size is 'two'"),
+        (
+            CONFIGS["llama"],
+            ("--hardware", "h10", "--sequence-length", "8"),
+            "unknown hardware 'h10'; did you mean 'h100'",
+        ),
+        (CONFIGS["llama"], ("--mode", "measured"), "has no weights, and is estimated"),
+        (CONFIGS["llama"], ("--dtype", "int3", "--sequence-length", "8"), "dtype is 'int3'"),
+        (CONFIGS["llama"], ("-p", "layers=2"), "-p is for benchmark models"),
+    ],
+)
+def test_bad_input_is_one_sentence(call, config, options, message):
+    code, facts, error = call(config, *options)
+    assert (code, facts) == (2, None) and message in error and error.count("\n") == 1, error
+
+
+def test_options_of_configurations_with_other_models(capsys):
+    assert main(["profile", "mlp", "--sequence-length", "8"]) == 2
+    assert "--sequence-length is for models by configuration" in capsys.readouterr().err
+
+
+def test_without_transformers(call, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    code, _, error = call(CONFIGS["llama"])
+    assert code == 2 and "needs the package 'transformers': pip install 'baechi-lab[transformers]'" in error
