@@ -87,6 +87,10 @@ REACH = """
     for placer in ("contiguous", "ideals"):
         bl.place(stages, cluster, placer, objective="throughput", replicas=True)
     bl.place(stages, cluster, "search", objective="throughput", **effort)
+    near, far = bl.Link(0.0, 0.1), bl.Link(0.0, 1.0)
+    links = [[near if a // 2 == b // 2 else far for b in range(4)] for a in range(4)]
+    deep = bl.Cluster(bl.Cluster.uniform(4).devices, link=links)
+    bl.place(stages, deep, "contiguous", objective="throughput", replicas=True)
 """
 PLACERS = ("m-topo", "m-etf", "m-sct", "etf", "sct")
 

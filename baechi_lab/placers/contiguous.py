@@ -34,6 +34,7 @@ from .memory.feasible import within_memory
 from .memory.order import depth_first_order
 from .problem import groups_of, transfer_us
 from .stages.chain import make_chain
+from .stages.levels import level_cuts
 from .stages.line_cuts import cut_line
 from .stages.objective import Objective
 from .stages.orders import device_orders
@@ -51,7 +52,7 @@ class Contiguous(Placer):
         caps: the most work a device may get, as multiples of its fair share; each is tried (for "latency").
         objective: "latency" (one step), "throughput" (the period of endless micro-batches) or "step" (`micro_batches`
             under a `schedule`); the last two cut the lines by `stages/line_cuts.py`.
-        replicas: let several equal devices share a stage (for "throughput").
+        replicas: let several equal devices share a stage (for "throughput"); where links have levels, whole pipelines.
         sum: a device computes or transfers, never both at once.
     """
 
@@ -91,6 +92,8 @@ class Contiguous(Placer):
                 if stages:
                     members = [(slice(first, end), d, r) for first, end, d, r in stages]
                     yield made_of(units.unit, units.n, members, order, f"{name} line", cost)
+            if self.replicas:
+                yield from level_cuts(units, limits, f"{name} line", sum=self.sum)
 
     def _plan(self, graph: OpGraph, cluster: Cluster) -> Placement:
         if graph.n == 0:

@@ -24,6 +24,7 @@ from ..graph import Cluster, OpGraph, Placement
 from .base import Placer
 from .stages.chain import make_chain
 from .stages.closed_sets import closed_sets, cut_sets
+from .stages.levels import level_cuts
 from .stages.line_cuts import cut_line
 from .stages.objective import Objective
 from .stages.orders import device_orders
@@ -77,6 +78,8 @@ class Ideals(Placer):
                     cost, stages = cut_sets(units, chain, goal, sets, bound)
                     if stages:
                         yield made_of(units.unit, units.n, stages, order, "closed sets", cost)
+            if self.replicas:
+                yield from level_cuts(units, limits, "line", sum=self.sum)
 
         found = best_cut(graph, cluster, self._goal, cuts)
         return found.replace(info={**found.info, "closed_sets": len(sets), "units": units.n})
