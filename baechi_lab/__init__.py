@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .executors import LocalCluster, apply, execute, measure_cluster, measure_link
     from .exporters import export
     from .exporters.plans import WrittenPlan, write_plan
+    from .fitting.fit import fit
     from .graph import (
         Cluster,
         Device,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         save_graph,
     )
     from .passes import list_passes
+    from .passes.offload import offload
     from .passes.optimize import optimize
     from .passes.recompute import recompute
     from .passes.unroll import unroll
@@ -75,8 +77,8 @@ __all__ = [
     "MissingPackage", "OpGraph", "Optimize", "Pipeline", "Place", "Placement", "Profile", "Recording", "Result", "Run",
     "Simulate", "Step", "TensorSpec", "Timeline", "Transfers", "UnknownNameError", "UnknownOpError", "Violation",
     "Workbench", "WrittenPlan", "__version__", "apply", "bounds", "calibrate", "check", "compare", "critical_path",
-    "downward_rank", "execute", "export", "generators", "list_passes", "list_placers", "load_cluster", "load_graph",
-    "load_trace", "measure_cluster", "measure_link", "models", "move", "optimize", "place", "profile", "profile_program",
-    "ratios", "recompute", "robustness", "save_cluster", "save_graph", "simulate", "sweep", "throughput", "torch",
+    "downward_rank", "execute", "export", "fit", "generators", "list_passes", "list_placers", "load_cluster", "load_graph",
+    "load_trace", "measure_cluster", "measure_link", "models", "move", "offload", "optimize", "place", "profile",
+    "profile_program", "ratios", "recompute", "robustness", "save_cluster", "save_graph", "simulate", "sweep", "throughput", "torch",
     "total_rank", "trace", "unroll", "upward_rank", "write_plan",
 ]  # fmt: skip

@@ -59,7 +59,7 @@ def test_unknown_name_is_an_attribute_error():
 
 PACKAGE = Path(baechi_lab.__file__).parent
 STAGES = {"profilers", "passes", "placers", "simulator", "executors", "exporters", "models", "torch"}
-FRONTS = {"pipeline", "stages", "comparison", "sweeps", "cli", "viz", "widgets", "experiments"}
+FRONTS = {"pipeline", "stages", "comparison", "sweeps", "cli", "viz", "widgets", "experiments", "fitting"}
 MAY_NOT_KNOW = {
     "graph": STAGES | FRONTS | {"workers"},
     "workers": STAGES | FRONTS,

@@ -21,6 +21,7 @@ COMMANDS = {
     "profile": "a training step becomes a graph file with costs, measured or estimated",
     "place": "a graph file becomes a placement file",
     "compare": "several placers on one graph: step time, memory, lower bound",
+    "fit": "does a step fit the memory, and what would make it fit, each way simulated",
     "simulate": "a graph and a placement become a timeline",
     "run": "a training step runs under a placement on real devices",
     "export": "a training step and a placement become a script that needs TensorFlow only",

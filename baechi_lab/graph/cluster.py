@@ -23,6 +23,9 @@ MOST_DEVICES = 4096
 
 MOST_MEMORY = 2**63 - 1
 
+HOST = "host"
+"""Kind of the devices that hold what is offloaded (`passes.offload`)."""
+
 COMMUNICATION_MODES = ("parallel", "sequential", "duplex")
 
 
@@ -318,6 +321,26 @@ class Cluster:
             raise InvalidInput(f"memory_bytes has {len(sizes)} entries for {self.n} devices")
         devices = tuple(replace(d, memory_bytes=m) for d, m in zip(self.devices, sizes, strict=True))  # type: ignore[arg-type]
         return self.replace(devices=devices)
+
+    def with_host(self, memory_bytes: int | str, link: Link | None = None, name: str = HOST) -> Cluster:
+        """The same cluster and a device of kind "host": it holds what `bl.offload` puts there, and runs nothing else.
+
+        Args:
+            memory_bytes: of the host.
+            link: between the host and every device, both ways; by default the first link of the cluster.
+            name: of the device.
+
+        Raises:
+            DuplicateNameError: the cluster has a device of that name.
+
+        >>> Cluster.uniform(2).with_host("64GB").names
+        ('gpu:0', 'gpu:1', 'host')
+        """
+        link = link or self.link_between(0, min(1, self.n - 1))
+        rows = [[self.link_between(a, b) for b in range(self.n)] + [link] for a in range(self.n)]
+        one = isinstance(self.link, Link) and link == self.link
+        links = self.link if one else [*rows, [link] * (self.n + 1)]
+        return self.replace(devices=(*self.devices, Device(name, HOST, parse_bytes(memory_bytes))), link=links)
 
     # -- identity ------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CostError, InfeasiblePlacement
-from .cluster import Cluster
+from .cluster import HOST, Cluster
 from .opgraph import OpGraph
 from .validation import MOST_US
 
@@ -93,12 +93,13 @@ def message_overheads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32
 def allowed_devices(graph: OpGraph, cluster: Cluster) -> NDArray[np.bool_]:
     """bool[n, devices]: may the op run there, its own list and those of its colocation group considered.
 
+    A device of kind "host" beside others runs only ops whose list names it or its kind.
     Raises `InfeasiblePlacement` naming an op that no device of the cluster may run.
     """
-    mask = np.ones((graph.n, cluster.n), dtype=np.bool_)
+    mask = np.tile(~hosts_beside(cluster), (graph.n, 1))
     if graph.allowed_sets:
         rows = [[bool({d.name, d.kind} & set(codes)) for d in cluster.devices] for codes in graph.allowed_sets]
-        table = np.array([*rows, [True] * cluster.n], dtype=np.bool_)
+        table = np.array([*rows, ~hosts_beside(cluster)], dtype=np.bool_)
         mask = table[graph.allowed]
         if len(graph.colocation_names):
             grouped = graph.colocation >= 0
@@ -114,3 +115,13 @@ def allowed_devices(graph: OpGraph, cluster: Cluster) -> NDArray[np.bool_]:
         only, has = (", ".join(x if x.isprintable() else repr(x) for x in names) for names in (codes, cluster.names))
         raise InfeasiblePlacement(f"op {graph.names[op]!r} may run only on {only}; the cluster has {has}")
     return mask
+
+
+def hosts_beside(cluster: Cluster) -> NDArray[np.bool_]:
+    """bool[devices]: devices of kind "host", where there are others: they hold what is offloaded, and compute nothing else.
+
+    >>> hosts_beside(Cluster.uniform(1).with_host("1GB")).tolist()
+    [False, True]
+    """
+    hosts = np.array([device.kind == HOST for device in cluster.devices], dtype=np.bool_)
+    return hosts if not hosts.all() else ~hosts

@@ -15,6 +15,7 @@ PASSES: Registry[Pass] = Registry(
         "coplacement": "coplacement:CoPlacement",
         "fusion": "fusion:Fusion",
         "forward-only": "forward_only:ForwardOnly",
+        "offload": "offload:Offload",
         "recompute": "recompute:Recompute",
         "replicate": "replicate:Replicate",
         "unroll": "unroll:Unroll",
@@ -36,6 +37,6 @@ def list_passes() -> dict[str, str]:
     """Every pass with its one line.
 
     >>> sorted(list_passes())
-    ['colocation', 'coplacement', 'forward-only', 'fusion', 'recompute', 'replicate', 'unroll']
+    ['colocation', 'coplacement', 'forward-only', 'fusion', 'offload', 'recompute', 'replicate', 'unroll']
     """
     return PASSES.lines()

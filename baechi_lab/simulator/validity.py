@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import Cluster, OpGraph, Placement, Timeline, Violation, allowed_devices, durations
+from ..graph import HOST, Cluster, OpGraph, Placement, Timeline, Violation, allowed_devices, durations
 from ..graph.arguments import check_records
 from .shared_intervals import shared_intervals
 
@@ -73,7 +73,7 @@ def constraint_violations(graph: OpGraph, cluster: Cluster, device: NDArray[Any]
         where, there = cluster.names[device[i]], cluster.names[home[graph.colocation[i]]]
         message = f"op {graph.names[i]!r} is on {where} but its colocation group {group!r} is on {there}"
         yield Violation("colocation", message, int(device[i]), op=i)
-    if graph.allowed_sets:
+    if graph.allowed_sets or any(d.kind == HOST for d in cluster.devices):
         mask = allowed_devices(graph, cluster)
         for i in np.flatnonzero(~mask[np.arange(graph.n), device]).tolist():
             able = [name for name, ok in zip(cluster.names, mask[i], strict=True) if ok]

@@ -26,6 +26,9 @@ from .packing import promises
 MOST = 20_000
 """Simulations: half a second."""
 
+MOST_OPS = 500
+"""Above, orders are too many to go through, and the recursion is as deep as there are ops."""
+
 
 def first_fitting(graph: OpGraph, cluster: Cluster) -> tuple[Placement | None, str]:
     """The first placement that keeps within memory, and what the search says where there is none: a proof, or nothing.
@@ -41,7 +44,7 @@ def first_fitting(graph: OpGraph, cluster: Cluster) -> tuple[Placement | None, s
     count = 1.0
     for choices in able.sum(axis=1).tolist():
         count *= choices
-    if count > MOST:
+    if count > MOST or graph.n > MOST_OPS:
         return None, ""
     orders = list(islice(topological_orders(graph), int(MOST // count) + 1))
     every = len(orders) <= MOST // count

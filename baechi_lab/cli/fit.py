@@ -1,0 +1,57 @@
+"""Say whether a step fits the devices' memory; if not, what is missing and the ways to make it fit, each simulated.
+
+Ways: more devices, a smaller batch, micro-batches, recomputation, offloading to a host. Another batch needs --model, the
+name of a benchmark model, in place of a graph file. With --json, the answer and one object per way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from ..errors import InvalidInput
+from . import console, options, output
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("graph", nargs="?", metavar="GRAPH", help="graph file (.json, .json.gz, .stg)")
+    parser.add_argument("--model", metavar="NAME", help="a benchmark model in place of a graph; it needs TensorFlow")
+    parser.add_argument("--hardware", default="rtx2080", metavar="NAME", help="for --model: costs of (%(default)s)")
+    parser.add_argument("--batch-size", metavar="N", help="samples of a step")
+    parser.add_argument(
+        "--host-memory", metavar="SIZE", help="a host of that size behind the devices' link, to offload to"
+    )
+    parser.add_argument("--placers", metavar="NAME[,NAME...]", help="placers to ask (single,m-topo,m-etf,contiguous)")
+    parser.add_argument("--time-limit", default="0", metavar="S", help="seconds of search for every way that fits (0)")
+    parser.add_argument("--all", action="store_true", help="try all ways even if the step fits as it is")
+    options.add_cluster(parser, devices=1)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the answer and the table."""
+    from ..fitting.fit import PLACERS, fit
+
+    if (arguments.graph is None) == (arguments.model is None):
+        raise InvalidInput("give a graph file or --model NAME, one of the two")
+    cluster = options.cluster_from(arguments)
+    if arguments.host_memory is not None:
+        cluster = cluster.with_host(arguments.host_memory)
+    size = None if arguments.batch_size is None else options.whole(arguments.batch_size, "--batch-size", 1)
+    found = fit(
+        arguments.model if arguments.graph is None else options.graph_from(arguments.graph),
+        cluster,
+        batch_size=size,
+        hardware=arguments.hardware,
+        placers=PLACERS if arguments.placers is None else options.names(arguments.placers, "--placers"),
+        time_limit=options.number(arguments.time_limit, "--time-limit"),
+        every_way=arguments.all,
+        callback=(lambda way: print(f"trying {way}", file=sys.stderr)) if console.shows_progress() else None,
+    )
+    if arguments.json:
+        facts: dict[str, Any] = {"fits": found.fits, "missing_bytes": found.missing_bytes, "answer": found.answer}
+        output.print_json({**facts, "ways": [way.row() for way in found.ways]})
+    else:
+        print(found)
+    return 0

@@ -1,0 +1,1 @@
+"""Will it fit, and what to give up when it does not."""

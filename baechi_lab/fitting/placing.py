@@ -1,0 +1,129 @@
+"""The fastest placement within memory that a few placers find, and how much one that exceeds it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import BaechiLabError, InvalidInput
+from ..graph import Cluster, OpGraph, Placement, Timeline, allowed_devices
+from ..graph.costs import hosts_beside
+from ..passes.optimize import optimize
+from ..placers import place
+from ..placers.memory.order import depth_first_order
+from ..placers.registry import placer_class
+from ..simulator import simulate
+
+MOST_RAW = 2000
+"""Ops of a graph that is also placed as it is: on larger ones repairs take minutes."""
+
+
+@dataclass(frozen=True)
+class Placing:
+    """How `bl.fit` places: every placer on the optimized graph, where none fits on the graph itself; then perhaps `search`.
+
+    >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])
+    >>> found, why = Placing(("single",)).fastest(graph, Cluster.uniform(2))
+    >>> found[1].makespan_us, why
+    (15.0, '')
+    """
+
+    placers: Sequence[str]
+    time_limit: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.placers, str) or not self.placers:
+            raise InvalidInput(f"placers is {self.placers!r}; it must be a list of names, for example ['m-etf']")
+        for name in self.placers:
+            placer_class(name)
+        if isinstance(self.time_limit, bool) or not (
+            isinstance(self.time_limit, (int, float)) and 0 <= self.time_limit < np.inf
+        ):
+            raise InvalidInput(f"time_limit is {self.time_limit!r}; it must be a number of seconds of at least 0")
+
+    def fastest(self, graph: OpGraph, cluster: Cluster) -> tuple[tuple[Placement, Timeline] | None, str]:
+        """The fastest placement that keeps every rule, and its timeline; else None, and why the last placer found none."""
+        if np.count_nonzero(~hosts_beside(cluster)) == 1:
+            return on_one_device(graph, cluster)
+        found: list[tuple[Placement, Timeline]] = []
+        coarse, why = optimize(graph, cluster), ""
+        forms = (coarse, graph) if graph.n <= MOST_RAW else (coarse,)  # groups may be too large for any device
+        for form in forms:
+            for name in self.placers:
+                try:
+                    placed = place(form, cluster, name).on(graph)
+                    timeline = simulate(graph, cluster, placed)
+                except BaechiLabError as error:
+                    why = why or str(error)
+                    continue
+                if timeline.feasible:
+                    found.append(
+                        (placed.replace(info={**placed.info, "form": "raw" if form is graph else ""}), timeline)
+                    )
+                else:
+                    why = why or timeline.violations[0].message
+            if found:
+                best = min(found, key=lambda pair: pair[1].makespan_us)
+                return self._searched(graph, cluster, best), ""
+        return None, why
+
+    def _searched(
+        self, graph: OpGraph, cluster: Cluster, best: tuple[Placement, Timeline]
+    ) -> tuple[Placement, Timeline]:
+        if not self.time_limit:
+            return best
+        placed = place(graph, cluster, "search", start=best[0], time_limit=self.time_limit, seed=self.seed)
+        timeline = simulate(graph, cluster, placed)
+        return (placed, timeline) if timeline.feasible and timeline.makespan_us < best[1].makespan_us else best
+
+    def least_over(self, graph: OpGraph, cluster: Cluster) -> tuple[Placement, Timeline] | None:
+        """The placement whose fullest device lacks least memory, of those made for devices with more than they have."""
+        roomy = cluster.with_memory(int(min(2**62 // max(cluster.n, 1), 1 << 50)))
+        coarse, found = optimize(graph, cluster), []
+        one = np.count_nonzero(~hosts_beside(cluster)) == 1
+        for name in ("single",) if one else dict.fromkeys(["m-topo", *self.placers]):
+            try:
+                placed = place(coarse, roomy, name).on(graph)
+                found.append((placed, simulate(graph, cluster, placed)))
+            except BaechiLabError:
+                continue
+        return min(found, key=lambda pair: lacking(pair[1], cluster), default=None)
+
+
+def on_one_device(graph: OpGraph, cluster: Cluster) -> tuple[tuple[Placement, Timeline] | None, str]:
+    """Nothing to place but the order: that of readiness, the topological one, and depth first."""
+    able = allowed_devices(graph, cluster)
+    tried = []
+    orders = {"": None, "position": graph.position.astype(np.float64), "depth first": depth_first_order(graph)}
+    for words, order in orders.items():
+        placed = Placement(
+            device=able.argmax(axis=1), order=order, placer="single", graph_key=graph.key, info={"order": words}
+        )
+        timeline = simulate(graph, cluster, placed)
+        if timeline.feasible:
+            tried.append((placed, timeline))
+        elif not words:
+            why = timeline.violations[0].message
+    return (min(tried, key=lambda pair: pair[1].makespan_us), "") if tried else (None, why)
+
+
+def lacking(timeline: Timeline, cluster: Cluster) -> int:
+    """Bytes by which the device that lacks most exceeds its memory; 0 where all are enough."""
+    over = np.where(hosts_beside(cluster), 0, timeline.peak_bytes - cluster.memory_bytes)
+    return int(max(over.max(initial=0), 0))
+
+
+def code_of(graph: str, cluster: str, placed: Placement, devices: int) -> str:
+    """Code that makes a placement which `Placing` found, from code that makes the graph and the cluster."""
+    order = placed.info.get("order")
+    if order:
+        how = "g.position" if order == "position" else "baechi_lab.placers.memory.order.depth_first_order(g)"
+        return f"bl.Placement(device=[0] * (g := {graph}).n, order={how})"
+    if placed.placer == "search":
+        return f"bl.place({graph}, {cluster}, 'search', time_limit={placed.params.get('time_limit')})"
+    if devices == 1 or placed.info.get("form") == "raw":
+        return f"bl.place({graph}, {cluster}, {placed.placer!r})"
+    return f"bl.place(bl.optimize(g := {graph}, {cluster}), {cluster}, {placed.placer!r}).on(g)"

@@ -1,0 +1,186 @@
+"""What `bl.fit` returns: whether a step fits, and the ways to make it fit, each simulated."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..graph import Cluster, OpGraph, Placement, Timeline
+from ..graph.units import format_bytes, format_us
+
+if TYPE_CHECKING:
+    import pandas
+
+COLUMNS = (
+    "way",
+    "choice",
+    "fits",
+    "step_us",
+    "samples_per_second",
+    "device_peak_bytes",
+    "gives_up",
+    "command",
+    "error",
+)
+HEAD = ("way", "choice", "fits", "step", "samples/s", "peak per device", "gives up")
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """One way to run the step, simulated; without a timeline where nothing could be simulated, and `error` says why.
+
+    Args:
+        way: "as it is", "more devices", "smaller batch", "micro-batches", "recomputation", "offloading".
+        choice: what exactly, for example "4 devices".
+        gives_up: what it costs besides time.
+        command: the library's code that leads to the timeline.
+        batch_size: samples of the whole step, where known.
+        graph, cluster, placement, timeline: what was simulated.
+        error: why it does not fit, or could not be tried.
+    """
+
+    way: str
+    choice: str = ""
+    gives_up: str = ""
+    command: str = ""
+    batch_size: int | None = None
+    graph: OpGraph | None = None
+    cluster: Cluster | None = None
+    placement: Placement | None = None
+    timeline: Timeline | None = None
+    error: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether its simulation breaks no rule."""
+        return self.timeline is not None and self.timeline.feasible
+
+    @property
+    def step_us(self) -> float:
+        """Simulated microseconds of a step; NaN where nothing was simulated."""
+        return float("nan") if self.timeline is None else self.timeline.makespan_us
+
+    @property
+    def samples_per_second(self) -> float:
+        """NaN where the batch size is not known."""
+        return self.batch_size * 1e6 / self.step_us if self.batch_size and self.step_us > 0 else float("nan")
+
+    @property
+    def peak_bytes(self) -> list[int]:
+        """Simulated peak of every device."""
+        return [] if self.timeline is None else self.timeline.peak_bytes.tolist()
+
+    @property
+    def time_per_sample_us(self) -> float:
+        """What ways are ordered by: microseconds per sample, or per step where the batch size is not known."""
+        return self.step_us / (self.batch_size or 1)
+
+    def row(self) -> dict[str, Any]:
+        """The columns of the table."""
+        values = (
+            self.way, self.choice, self.fits, self.step_us, self.samples_per_second, self.peak_bytes, self.gives_up,
+            self.command, self.error,
+        )  # fmt: skip
+        return dict(zip(COLUMNS, values, strict=True))
+
+    def texts(self) -> list[str]:
+        """The row as people read it; the columns are `HEAD`."""
+        rate = self.samples_per_second
+        return [
+            self.way, self.choice, "yes" if self.fits else "no", format_us(self.step_us) if self.timeline else "-",
+            f"{rate:.4g}" if rate == rate else "-", ", ".join(map(format_bytes, self.peak_bytes)) or "-",
+            self.gives_up if self.timeline else self.error,
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Fit:
+    """The answer of `bl.fit`.
+
+    Args:
+        ways: "as it is" first, then every other one that was tried.
+        missing_bytes: what the fullest device lacks in the placement that exceeds the limits least; 0 where the step fits.
+    """
+
+    ways: tuple[Way, ...]
+    missing_bytes: int = 0
+    cluster: Cluster = field(default_factory=lambda: Cluster.uniform(1))
+
+    @property
+    def fits(self) -> bool:
+        """Whether the step fits as it is."""
+        return self.ways[0].fits
+
+    @property
+    def best(self) -> Way | None:
+        """As it is where that fits, else the fastest per sample of the ways that fit; None if none does."""
+        able = [way for way in self.ways if way.fits]
+        return self.ways[0] if self.fits else min(able, key=lambda way: way.time_per_sample_us, default=None)
+
+    @property
+    def cheapest(self) -> tuple[Way, ...]:
+        """Of every kind of way the fastest that fits, the fastest first."""
+        found: dict[str, Way] = {}
+        for way in sorted((w for w in self.ways if w.fits), key=lambda w: w.time_per_sample_us):
+            found.setdefault(way.way, way)
+        return tuple(found.values())
+
+    def pareto(self) -> tuple[Way, ...]:
+        """Ways that no other one beats in time per sample and in the peak of the fullest device that computes, fastest first."""
+        tried = sorted((w for w in self.ways if w.timeline), key=lambda w: (w.time_per_sample_us, fullest(w)))
+        front: list[Way] = []
+        for way in tried:
+            if not front or fullest(way) < fullest(front[-1]):
+                front.append(way)
+        return tuple(front)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per way; `device_peak_bytes` is a list, `command` the code."""
+        import pandas as pd
+
+        return pd.DataFrame([way.row() for way in self.ways], columns=list(COLUMNS))
+
+    @property
+    def answer(self) -> str:
+        """The answer in one sentence."""
+        best = self.best
+        if self.fits and best is not None:
+            held = format_bytes(fullest(best))
+            return f"Yes: {best.choice}, {format_us(best.step_us)} per step, at most {held} per device."
+        lacks = f"No: the fullest device lacks {format_bytes(self.missing_bytes)}." if self.missing_bytes else "No."
+        if best is None:
+            return f"{lacks} No way that was tried fits."
+        return f"{lacks} The fastest way that fits is {best.way}: {best.choice}, {format_us(best.step_us)} per step."
+
+    def __str__(self) -> str:
+        rows: list[Sequence[str]] = [HEAD, *(way.texts() for way in self.ways)]
+        widths = [min(max(len(r[k]) for r in rows), 60) for k in range(len(HEAD))]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+        commands = [f"{way.way}, {way.choice}: {way.command}" for way in self.cheapest if way.command]
+        return "\n".join([self.answer, "", *lines, *([""] if commands else []), *commands])
+
+    def __repr__(self) -> str:
+        return f"<Fit: {self.answer}>"
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{h}</th>" for h in HEAD)
+        body = "".join(
+            f'<tr title="{html.escape(w.command)}">'
+            + "".join(f"<td>{html.escape(c)}</td>" for c in w.texts())
+            + "</tr>"
+            for w in self.ways
+        )
+        return f"<p>{html.escape(self.answer)}</p><table><tr>{head}</tr>{body}</table>"
+
+
+def fullest(way: Way) -> int:
+    """Peak bytes of the fullest device that computes."""
+    from ..graph.costs import hosts_beside
+
+    if way.timeline is None or way.cluster is None:
+        return 0
+    return int(np.where(hosts_beside(way.cluster), 0, way.timeline.peak_bytes).max(initial=0))

@@ -1,0 +1,94 @@
+"""What is to be fitted, and how to get it at another batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..checks import check_whole
+from ..errors import InvalidInput
+from ..graph import OpGraph, Step
+
+CANNOT = (
+    "cannot: a graph does not say what another batch costs; give a model's name, or a function that takes a batch size and "
+    "returns the graph"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A graph, the samples of its batch where known, and a function that makes the graph of another batch, or None."""
+
+    graph: OpGraph
+    batch_size: int | None
+    rebuild: Callable[[int], OpGraph] | None
+    code: str = "graph"
+
+    def at(self, batch_size: int) -> OpGraph:
+        """The graph at another batch size."""
+        if self.rebuild is None:
+            raise InvalidInput(CANNOT)
+        return self.rebuild(batch_size)
+
+    def code_at(self, batch_size: int) -> str:
+        """Code that makes that graph."""
+        return self.code.replace("BATCH", str(batch_size))
+
+
+def subject_of(given: Any, batch_size: Any, hardware: str | Mapping[str, str]) -> Subject:
+    """A model's name or step, a function of the batch size, or a graph.
+
+    Raises:
+        InvalidInput: none of these, a function without a batch size, or one that does not return a graph.
+        UnknownNameError: no such model.
+    """
+    if batch_size is not None:
+        check_whole("batch_size", batch_size)
+    if isinstance(given, OpGraph):
+        return Subject(given, batch_size, None)
+    if isinstance(given, str):
+        return _model(given, {}, batch_size, hardware)
+    if isinstance(given, Step):
+        if "model" not in given.info:
+            return Subject(_profile(given, hardware), batch_size, None, "bl.profile(step)")
+        params = dict(given.info["params"])
+        return _model(given.info["model"], params, batch_size or params.get("batch_size"), hardware)
+    if callable(given):
+        if batch_size is None:
+            raise InvalidInput(
+                "batch_size is None; a function that makes the graph of a batch size needs it, for example 128"
+            )
+        rebuild = lambda size: _checked(given(size), hardware)  # noqa: E731
+        return Subject(rebuild(batch_size), batch_size, rebuild, f"{getattr(given, '__name__', 'build')}(BATCH)")
+    raise InvalidInput(
+        f"graph is a {type(given).__name__}; it must be an OpGraph, a Step, a model's name or a function of the batch size"
+    )
+
+
+def _model(name: str, params: Mapping[str, Any], batch_size: int | None, hardware: Any) -> Subject:
+    from ..models.building import build
+    from ..models.registry import make_model
+
+    others = {k: v for k, v in params.items() if k != "batch_size"}
+    size = batch_size or make_model(name, **others).get_params()["batch_size"]
+    rebuild = lambda n: _profile(build(name, **others, batch_size=n), hardware)  # noqa: E731
+    more = "".join(f", {k}={v!r}" for k, v in others.items())
+    code = f"bl.profile(bl.models.build({name!r}, batch_size=BATCH{more}), mode='estimated', hardware={hardware!r})"
+    return Subject(rebuild(size), size, rebuild, code)
+
+
+def _profile(step: Step, hardware: Any) -> OpGraph:
+    from ..profilers import profile
+
+    return profile(step, mode="estimated", hardware=hardware)
+
+
+def _checked(made: Any, hardware: Any) -> OpGraph:
+    if isinstance(made, Step):
+        made = _profile(made, hardware)
+    if not isinstance(made, OpGraph):
+        raise InvalidInput(
+            f"the function of the batch size returned a {type(made).__name__}; it must return an OpGraph"
+        )
+    return made

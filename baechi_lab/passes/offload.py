@@ -1,0 +1,318 @@
+"""Offloading: outputs of forward ops, and optimizer state, wait on a device of kind `host` until they are read.
+
+An offloaded output is read by one more op, `name/offloaded`, which runs on the host, takes no time and makes the same bytes
+again; the backward ops read those. So the copy to the host is a transfer, the copy back is another, and the device is
+free of the bytes in between: simulator, checks and views know nothing new. The copy back must not come at once: the op on the
+host waits, by a control dependency, for an op that runs early enough before the first reader for the transfer to arrive.
+
+Optimizer state is what a variable keeps that only updates read. It lies on the host between steps (`name/state`), comes
+before its update and goes back after it (`name/stored`). Source of the idea: Rhu et al. 2016 (vDNN, arXiv:1602.08124) for
+outputs, Ren et al. 2021 (ZeRO-Offload, arXiv:2101.06840) for state.
+
+How long is early enough is estimated on one device that runs the ops one after the other. O((ops + edges) log).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput, UnknownOpError
+from ..graph import CONTROL_BYTES, HOST, Cluster, Link, OpGraph, Placement
+from ..graph.kernels.csr import offsets
+from .base import Pass
+from .repeatable import Parts
+
+Ints = NDArray[np.int64]
+
+OFFLOADED, STATE, STORED = "Offloaded", "State", "Stored"
+"""Types of the ops on the host."""
+
+
+def offload(
+    graph: OpGraph,
+    cluster: Cluster,
+    ops: Iterable[str] | None = None,
+    *,
+    share: float = 1.0,
+    state: bool = False,
+    host: str | None = None,
+    lead: float = 2.0,
+) -> OpGraph:
+    """The graph of a step that keeps outputs of forward ops on a host until the backward pass reads them.
+
+    Args:
+        graph: the profile of a training step, not coarsened.
+        cluster: has at least one device of kind "host" (`Cluster.with_host`).
+        ops: names of the ops whose outputs are offloaded; None: those that would wait longer than two transfers take.
+        share: of the bytes that these hold, from those that wait longest; 0 offloads no outputs.
+        state: optimizer state lies on the host between steps, too.
+        host: name of the device, needed where the cluster has several hosts.
+        lead: how early a copy back begins, in times that its transfer takes.
+
+    Returns:
+        The new graph, whose ops on the host come last and are allowed there only; the given one where nothing waits.
+
+    Raises:
+        InvalidInput: a coarse graph; no device of kind "host"; a host that is none; a share outside 0 to 1.
+        UnknownNameError: no device of that name. UnknownOpError: no op of that name.
+
+    >>> graph = OpGraph.from_edges([1, 9, 9, 1], [(0, 1, 800), (1, 2, 8), (2, 3, 8), (0, 3, 800)], forward_of=[-1, -1, -1, 0])
+    >>> cluster = Cluster.uniform(1, link=Link(1.0, 0.001)).with_host("1GB")
+    >>> offload(graph, cluster).names
+    ('op0', 'op1', 'op2', 'op3', 'op0/offloaded')
+    """
+    device = host_of(cluster, host)
+    link = cluster.link_between(device, 0 if device else min(1, cluster.n - 1))
+    others = tuple(dict.fromkeys(d.kind for d in cluster.devices if d.kind != HOST))
+    chosen = Offload(
+        cluster.names[device], link.latency_us, link.us_per_byte, None if ops is None else names_of(ops), share, state, lead,
+        others,
+    )  # fmt: skip
+    chosen.check()
+    return chosen.apply(graph)
+
+
+def names_of(ops: Any) -> tuple[str, ...]:
+    """The names as a tuple; a text alone is refused."""
+    if isinstance(ops, str) or not isinstance(ops, Iterable):
+        raise InvalidInput(f"ops is {ops!r:.60}; it must be a list of op names")
+    return tuple(ops)
+
+
+def host_of(cluster: Cluster, name: str | None = None) -> int:
+    """Index of the cluster's host, or of the one of that name."""
+    if not isinstance(cluster, Cluster):
+        raise InvalidInput(f"cluster is a {type(cluster).__name__}; it must be a Cluster")
+    hosts = [k for k, device in enumerate(cluster.devices) if device.kind == HOST]
+    if name is not None:
+        if (found := cluster.index(name)) not in hosts:
+            raise InvalidInput(
+                f"host is {name!r}, a device of kind {cluster.devices[found].kind!r}; it must be of kind 'host'"
+            )
+        return found
+    if len(hosts) != 1:
+        raise InvalidInput(
+            f"the cluster has {len(hosts)} devices of kind 'host'; "
+            + ("name one by host=" if hosts else "add one with cluster.with_host(memory_bytes)")
+        )
+    return hosts[0]
+
+
+@dataclass(frozen=True)
+class Offload(Pass):
+    """Outputs of forward ops, or optimizer state, wait on a device of kind host until they are read."""
+
+    name: ClassVar[str] = "offload"
+    host: str = "host"
+    latency_us: float = 134.0
+    us_per_byte: float = 0.0001754
+    ops: tuple[str, ...] | None = None
+    share: float = 1.0
+    state: bool = False
+    lead: float = 2.0
+    others: tuple[str, ...] = ()
+    """Kinds of the devices that all other ops may run on, so that no pass puts one of them into a group with ops on the host."""
+
+    def validate(self) -> None:
+        Link(self.latency_us, self.us_per_byte)
+        for key, high in (("share", 1.0), ("lead", np.inf)):
+            value = getattr(self, key)
+            if isinstance(value, bool) or not (isinstance(value, (int, float)) and 0 <= value <= high):
+                raise InvalidInput(f"{key} is {value!r}; it must be a number from 0" + (" to 1" if high == 1 else ""))
+
+    def apply(self, graph: OpGraph) -> OpGraph:
+        if not isinstance(graph, OpGraph):
+            raise InvalidInput(f"graph is a {type(graph).__name__}; it must be an OpGraph")
+        if graph.group_of is not None:
+            raise InvalidInput(f"graph {graph.name!r} is coarse; offload in the graph that it was made from")
+        return _Offloading(graph, self).result()
+
+
+class _Offloading:
+    """Ops and reads to add, as lists that grow; tensors of new ops follow those of the graph."""
+
+    def __init__(self, graph: OpGraph, params: Offload):
+        self.graph, self.params, self.parts = graph, params, Parts(graph)
+        ran = graph.duration_us[self.parts.ordered]
+        self.ends = np.cumsum(ran)
+        self.begins = self.ends - ran
+        self.names, self.types, self.bytes = [], [], []  # type: list[str], list[str], list[int]
+        self.made: list[tuple[int, int, str]] = []  # producer, bytes, name of each new tensor
+        self.reads: list[tuple[int, int]] = []  # (tensor, reader); tensors of the graph first
+        self.dropped = np.zeros(
+            graph.edge_count, dtype=np.bool_
+        )  # edges of the graph that read the host's copy instead
+        self.moved = np.zeros(graph.n, dtype=np.int64)  # persistent bytes that went to the host
+
+    def result(self) -> OpGraph:
+        for tensor in self._tensors():
+            self._offload(tensor)
+        if self.params.state:
+            for op in self._states():
+                self._move_state(op)
+        return self._graph() if self.names else self.graph
+
+    def _tensors(self) -> list[int]:
+        """The tensors to offload, those that wait longest first."""
+        graph, parts = self.graph, self.parts
+        size = graph.tensor_bytes
+        late = parts.late[graph.consumers]
+        first, last = np.full(graph.tensor_count, graph.n), parts.rank[graph.tensor_producer].copy()
+        np.minimum.at(first, graph.edge_tensor[late], parts.rank[graph.consumers[late]])
+        np.maximum.at(last, graph.edge_tensor[~late], parts.rank[graph.consumers[~late]])
+        producer = graph.tensor_producer
+        able = (first < graph.n) & (size > CONTROL_BYTES) & ~parts.late[producer] & ~parts.setup[producer]
+        if self.params.ops is not None:
+            return np.flatnonzero(able & self._named()[producer]).tolist()
+        waits = self.begins[np.minimum(first, graph.n - 1)] - self.ends[last]
+        able &= waits > 2 * self._transfer_us(size)
+        chosen = np.flatnonzero(able)
+        chosen = chosen[np.lexsort((chosen, -waits[chosen]))]
+        held = np.cumsum(size[chosen])
+        limit = self.params.share * float(held[-1]) if len(held) else 0.0
+        return chosen[held <= limit].tolist()
+
+    def _named(self) -> NDArray[np.bool_]:
+        found = np.zeros(self.graph.n, dtype=np.bool_)
+        for name in self.params.ops or ():
+            if not isinstance(name, str) or name not in self.graph.index:
+                raise UnknownOpError(f"ops names op {name!r:.60}, which graph {self.graph.name!r} does not have")
+            found[self.graph.index[name]] = True
+        return found
+
+    def _transfer_us(self, size: Any) -> Any:
+        return self.params.latency_us + self.params.us_per_byte * size
+
+    def _trigger(self, reader: int, size: int) -> int:
+        """The last op that ends `lead` transfers before `reader` begins."""
+        at = self.begins[self.parts.rank[reader]] - self.params.lead * float(self._transfer_us(size))
+        rank = min(int(np.searchsorted(self.ends, at, side="right")) - 1, int(self.parts.rank[reader]) - 1)
+        return int(self.parts.ordered[max(rank, 0)])
+
+    def _add(self, name: str, op_type: str, persistent: int = 0) -> int:
+        self.names.append(name)
+        self.types.append(op_type)
+        self.bytes.append(persistent)
+        return self.graph.n + len(self.names) - 1
+
+    def _tensor(self, producer: int, size: int, name: str) -> int:
+        self.made.append((producer, size, name))
+        return self.graph.tensor_count + len(self.made) - 1
+
+    def _wait(self, before: int, after: int) -> None:
+        self.reads.append((self._tensor(before, 0, f"wait{len(self.made)}"), after))
+
+    def _offload(self, tensor: int) -> None:
+        graph, parts = self.graph, self.parts
+        edges = np.arange(graph.consumer_ptr[tensor], graph.consumer_ptr[tensor + 1])
+        edges = edges[parts.late[graph.consumers[edges]]]
+        readers = graph.consumers[edges]
+        first = int(readers[parts.rank[readers].argmin()])
+        producer, size = int(graph.tensor_producer[tensor]), int(graph.tensor_bytes[tensor])
+        label = graph.tensor_names[tensor] if tensor > graph.output_ptr[producer] else ""
+        op = self._add(f"{graph.names[producer]}{':' if label else ''}{label}/offloaded", OFFLOADED)
+        self.reads.append((tensor, op))
+        if (trigger := self._trigger(first, size)) != producer:
+            self._wait(trigger, op)
+        back = self._tensor(op, size, "0")
+        self.reads += [(back, int(reader)) for reader in readers]
+        self.dropped[edges] = True
+
+    def _states(self) -> list[int]:
+        """Ops that hold bytes which updates alone read."""
+        pointer, successor = self.graph.successors
+        found = []
+        for op in np.flatnonzero((self.graph.persistent_bytes > 0) & self.parts.setup).tolist():
+            readers = successor[pointer[op] : pointer[op + 1]]
+            if len(readers) and self.parts.update[readers].all():
+                found.append(op)
+        return found
+
+    def _move_state(self, op: int) -> None:
+        graph = self.graph
+        pointer, successor = graph.successors
+        readers = successor[pointer[op] : pointer[op + 1]]
+        first = int(readers[self.parts.rank[readers].argmin()])
+        last = int(readers[self.parts.rank[readers].argmax()])
+        size = int(graph.persistent_bytes[op])
+        state = self._add(f"{graph.names[op]}/state", STATE, size)
+        stored = self._add(f"{graph.names[op]}/stored", STORED)
+        self._wait(self._trigger(first, size), state)
+        back = self._tensor(state, size, "0")
+        self.reads += [(back, int(reader)) for reader in readers]
+        self.reads.append((self._tensor(last, size, f"state{len(self.made)}"), stored))
+        self.moved[op] = size
+
+    def _graph(self) -> OpGraph:
+        graph, added = self.graph, len(self.names)
+        taken, names = set(graph.names), []
+        for name in self.names:
+            while name in taken:
+                name += "'"
+            taken.add(name)
+            names.append(name)
+        column = lambda old, fill: np.concatenate([old, np.full(added, fill, dtype=np.asarray(old).dtype)])  # noqa: E731
+        elsewhere = len(graph.allowed_sets) + 1 if self.params.others else -1
+        return OpGraph(
+            names=(*graph.names, *names),
+            op_types=(*graph.op_types, *self.types),
+            duration_us=column(graph.duration_us, 0.0),
+            duration_by_kind={kind: column(us, 0.0) for kind, us in graph.duration_by_kind.items()},
+            temp_bytes=column(graph.temp_bytes, 0),
+            persistent_bytes=np.concatenate([graph.persistent_bytes - self.moved, self.bytes]),
+            allowed=column(np.where(graph.allowed < 0, elsewhere, graph.allowed), len(graph.allowed_sets)),
+            allowed_sets=(
+                *graph.allowed_sets,
+                (self.params.host,),
+                *([self.params.others] if self.params.others else []),
+            ),
+            forward_of=column(graph.forward_of, -1),
+            colocation=column(graph.colocation, -1),
+            colocation_names=graph.colocation_names,
+            name=f"{graph.name}, offloading",
+            **self._edges(),
+        )
+
+    def _edges(self) -> dict[str, Any]:
+        """Producer, bytes, names and readers of all tensors, ordered by producer."""
+        graph, total = self.graph, np.int64(self.graph.n + len(self.names))
+        producer = np.concatenate([graph.tensor_producer, [m[0] for m in self.made]]).astype(np.int64)
+        size = np.concatenate([graph.tensor_bytes, [m[1] for m in self.made]]).astype(np.int64)
+        labels = [*graph.tensor_names, *(m[2] for m in self.made)]
+        kept = ~self.dropped
+        tensor = np.concatenate([graph.edge_tensor[kept], [r[0] for r in self.reads]]).astype(np.int64)
+        reader = np.concatenate([graph.consumers[kept], [r[1] for r in self.reads]]).astype(np.int64)
+        order = np.argsort(producer, kind="stable")
+        number = np.empty(len(order), dtype=np.int64)
+        number[order] = np.arange(len(order))
+        key = np.unique(number[tensor] * total + reader)
+        return {
+            "tensor_producer": producer[order].astype(np.int32),
+            "tensor_bytes": size[order],
+            "tensor_names": tuple(labels[k] for k in order.tolist()),
+            "consumer_ptr": offsets(key // total, len(order)),
+            "consumers": (key % total).astype(np.int32),
+        }
+
+
+def offloaded_placement(placement: Placement, graph: OpGraph, cluster: Cluster) -> Placement:
+    """A placement of a graph, read for what `offload` made of it: the added ops on their host.
+
+    >>> placed = offloaded_placement(Placement(device=[0]), OpGraph.from_edges([1, 0], names=["a", "a/offloaded"],
+    ...     allowed=[-1, 0], allowed_sets=[("host",)]), Cluster.uniform(1).with_host("1GB"))
+    >>> placed.device.tolist()
+    [0, 1]
+    """
+    added = graph.n - placement.n
+    hosts = [cluster.index(graph.allowed_sets[k][0]) for k in graph.allowed[placement.n :].tolist()]
+    rank = placement.rank
+    order = None if rank is None else np.concatenate([rank, np.zeros(added)])
+    device = np.concatenate([placement.device, np.array(hosts, dtype=np.int32)])
+    return placement.replace(
+        device=device, order=order, priority=None, graph_key=graph.key, group_of=None, source_key=None
+    )

@@ -1,0 +1,117 @@
+"""Offloading: bytes wait on the host; transfers out and back are in the timeline, and the device is free meanwhile."""
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.passes.offload import offloaded_placement
+
+ONE = bl.Cluster.uniform(1, memory_bytes=10**6, link=bl.Link(1.0, 0.001), comm="duplex")
+WITH_HOST = ONE.with_host(10**6)
+
+
+def step(**columns):
+    """a is read by b and, much later, by a_grad."""
+    names = ["x", "a", "b", "c", "c_grad", "b_grad", "a_grad"]
+    edges = [(0, 1, 8), (1, 2, 1000), (2, 3, 8), (3, 4, 8), (4, 5, 8), (5, 6, 8), (1, 6, 1000)]
+    forward_of = [-1, -1, -1, -1, 3, 2, 1]
+    columns = {"names": names, "forward_of": forward_of, **columns}
+    return bl.OpGraph.from_edges([0, 1, 4, 10, 10, 10, 1], edges, **columns)
+
+
+def simulated(graph, moved):
+    placed = offloaded_placement(bl.Placement(device=[0] * graph.n), moved, WITH_HOST)
+    timeline = bl.simulate(moved, WITH_HOST, placed)
+    assert bl.check(moved, WITH_HOST, placed, timeline) == ()
+    return timeline
+
+
+def test_by_hand():
+    graph = step(temp_bytes=[0, 0, 0, 5000, 0, 0, 0])
+    moved = bl.offload(graph, WITH_HOST)
+    assert moved.names[graph.n :] == ("a/offloaded",)
+    timeline = simulated(graph, moved)
+    # a ends at 1; its copy goes out at 1 for 1 + 1000 / 1000 = 2 us. b runs until 5, and then the device has no bytes of a.
+    # a_grad would begin at 35, two transfers before is 31: c_grad, ended at 25, is the last op that has ended by then.
+    out, back = (k for k in range(len(timeline.transfers)) if moved.tensor_bytes[timeline.transfers.tensor[k]] == 1000)
+    transfers = timeline.transfers
+    assert (transfers.start_us[out], transfers.end_us[out], transfers.target[out]) == (1, 3, 1)
+    # The wait reaches the host 1 us after 25, and the copy is there 2 us later.
+    assert (transfers.start_us[back], transfers.end_us[back], transfers.target[back]) == (26, 28, 0)
+    assert timeline.makespan_us == 36
+    # While c runs: 5000, and outputs of b and c. Without: a's 1000 as well.
+    assert timeline.peak_bytes[0] == 5016
+    assert bl.simulate(graph, ONE, bl.Placement(device=[0] * graph.n)).peak_bytes[0] == 6016
+
+
+def test_late_copies_make_the_reader_wait():
+    graph = step()
+    slow = bl.Cluster.uniform(1, link=bl.Link(1.0, 0.01), comm="duplex").with_host("1GB")
+    moved = bl.offload(graph, slow, ["a"], lead=0.0)
+    placed = offloaded_placement(bl.Placement(device=[0] * graph.n), moved, slow)
+    # b_grad ends at 35; the wait takes 1 us and the copy 11.
+    assert bl.simulate(moved, slow, placed).makespan_us == 35 + 1 + 11 + 1
+
+
+def test_what_would_not_wait_long_enough_stays():
+    graph = step()
+    slow = bl.Cluster.uniform(1, link=bl.Link(1.0, 0.1)).with_host("1GB")
+    assert bl.offload(graph, slow) is graph  # 30 us until it is read, 101 us per transfer
+    assert bl.offload(graph, slow, ["a"]).n == graph.n + 1
+    assert bl.offload(graph, WITH_HOST, share=0.0) is graph
+
+
+def test_state_lies_on_the_host_between_steps():
+    names = ["w", "slot", "x", "f", "f_grad", "update"]
+    types = ["Variable", "Variable", "Data", "MatMul", "MatMulGrad", "ApplyAdam"]
+    edges = [(0, 3, 8), (2, 3, 8), (3, 4, 8), (4, 5, 8), (0, 5, 8), (1, 5, 8)]
+    graph = bl.OpGraph.from_edges(
+        [0, 0, 0, 9, 9, 1], edges, names=names, op_types=types, forward_of=[-1, -1, -1, -1, 3, -1],
+        persistent_bytes=[500, 1000, 0, 0, 0, 0],
+    )  # fmt: skip
+    moved = bl.offload(graph, WITH_HOST, state=True)
+    assert moved.names[graph.n :] == ("slot/state", "slot/stored")
+    assert moved.persistent_bytes.tolist() == [500, 0, 0, 0, 0, 0, 1000, 0]
+    timeline = simulated(graph, moved)
+    big = moved.tensor_bytes[timeline.transfers.tensor] == 1000
+    order = np.argsort(timeline.transfers.start_us[big])
+    assert timeline.transfers.target[big][order].tolist() == [0, 1]  # there before the update, and back after it
+    assert timeline.peak_bytes[1] >= 1000
+
+
+def test_trained_networks_keep_every_rule():
+    cluster = bl.Cluster.uniform(2).with_host("64GB")
+    for seed in range(4):
+        graph = bl.generators.with_backward(bl.generators.layered_dag(20, seed=seed))
+        for share in (0.5, 1.0):
+            moved = bl.offload(graph, cluster, share=share, state=True)
+            placed = bl.place(moved, cluster, "m-etf")
+            assert bl.check(moved, cluster, placed, bl.simulate(moved, cluster, placed)) == ()
+            assert np.all((placed.device == 2) == (np.arange(moved.n) >= graph.n))
+
+
+def test_nothing_else_runs_on_a_host():
+    graph, cluster = step(), bl.Cluster.uniform(1, speed=0.1).with_host("1GB")
+    for placer in ("single", "m-topo", "m-etf", "heft", "contiguous", "random"):
+        assert set(bl.place(graph, cluster, placer).device.tolist()) == {0}
+    placed = bl.Placement(device=[1] * graph.n)
+    assert {v.kind for v in bl.simulate(graph, cluster, placed).violations} == {"allowed"}
+
+
+def test_bad_input():
+    graph = step()
+    with pytest.raises(bl.InvalidInput, match=r"has 0 devices of kind 'host'; add one with cluster\.with_host"):
+        bl.offload(graph, ONE)
+    with pytest.raises(bl.InvalidInput, match="has 2 devices of kind 'host'; name one"):
+        bl.offload(graph, WITH_HOST.with_host("1GB", name="second"))
+    with pytest.raises(bl.UnknownNameError, match="unknown device 'hots'; did you mean 'host'"):
+        bl.offload(graph, WITH_HOST, host="hots")
+    with pytest.raises(bl.InvalidInput, match="host is 'gpu:0', a device of kind 'gpu'"):
+        bl.offload(graph, WITH_HOST, host="gpu:0")
+    with pytest.raises(bl.UnknownOpError, match="ops names op 'nobody'"):
+        bl.offload(graph, WITH_HOST, ["nobody"])
+    with pytest.raises(bl.InvalidInput, match="ops is 'a'"):
+        bl.offload(graph, WITH_HOST, "a")
+    for share in (-0.1, 1.5, "half", True):
+        with pytest.raises(bl.InvalidInput, match="share is"):
+            bl.offload(graph, WITH_HOST, share=share)
