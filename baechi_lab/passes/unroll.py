@@ -38,6 +38,7 @@ ACCUMULATE = "Accumulate"
 
 _STATISTICS = re.compile(r"batch_?norm", re.IGNORECASE)
 _ADDITIONS = frozenset({"AddN", "Add", "AddV2"})
+_HANDLES = frozenset({"VarHandleOp"})
 _LARGE = 1 << 12
 """Bytes that an addition moves at least to say something about bandwidth; below, it costs what launching an op costs."""
 
@@ -297,7 +298,14 @@ def us_per_byte_moved(graph: OpGraph, us: NDArray[np.float64], update: NDArray[n
     0.00025
     """
     moved = np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n)
-    moved = moved + np.bincount(graph.consumers, graph.tensor_bytes[graph.edge_tensor], graph.n)
+    read = graph.tensor_bytes[graph.edge_tensor]
+    moved = moved + np.bincount(graph.consumers, read, graph.n)
+    # A variable is read and written behind its handle: each is as large as the gradient that the update reads.
+    variable = np.array([t in _HANDLES for t in graph.op_types], dtype=np.bool_)
+    gradient = np.zeros(graph.n)
+    np.maximum.at(gradient, graph.consumers, read)
+    handles = np.bincount(graph.consumers, variable[graph.edge_source] & (read < _LARGE), graph.n)
+    moved = moved + np.where(update, 2 * handles * gradient, 0)
     additions = np.array([t in _ADDITIONS for t in graph.op_types], dtype=np.bool_)
     usable = (moved >= _LARGE) & (us > 0)
     for chosen in (usable & additions, usable & update):

@@ -55,9 +55,9 @@ def stages_of(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32], shape
     `shape` "chain" has one stage per device: forward tensors must lead from stage to stage in one direction. "loop" and
     "v" have several: a forward op belongs to the earliest stage of its device that is no earlier than those of what it
     reads, where stage k is on device k mod p ("loop"), or on k and then back ("v", two each, the device at the turn
-    divided into halves of its work). Devices are counted in the order in which the forward pass reaches them. A backward
-    op is in the stage of its forward op, or else in the last one of its device that is no later than those of what
-    it reads.
+    divided into halves of its work); inputs, such as labels, are in the stage that reads them. Devices are counted in the
+    order in which the forward pass reaches them. A backward op is in the stage of its forward op, or else in the last one
+    of its device that is no later than those of what it reads.
 
     B are the backward ops that another stage waits for, directly or not; W the others. In a stage for which nobody waits (the
     first), B is what another would wait for if there were one: the ops that the first layer's gradients are
@@ -191,6 +191,7 @@ class _Work:
                 if stage[i] < 0:
                     stage[i] = where[i]
                     raise self.turned(self._edge(before[i], i, stage), stage, "forward")
+        self._inputs_late(stage, [home(s) for s in range(int(stage.max(initial=-1)) + 1)])
         count = -(-(int(stage.max(initial=-1)) + 1) // p) * p if shape == "loop" else 2 * p
         if shape == "v" and p and not np.any(stage == p):
             self._split_turn(stage, p)
@@ -202,6 +203,20 @@ class _Work:
                 f"{count}, on {self.cluster.names[line[home(int(empty[0]))]]}, would have no forward op"
             )
         return stage, np.array([line[home(s)] for s in range(count)], dtype=np.int64)
+
+    def _inputs_late(self, stage: Ints, home: list[int]) -> None:
+        """Inputs, and what their own device computes from them alone, go to the stage that reads them first."""
+        before, after = _neighbours(self.graph, self.ahead)
+        order = [i for i in self.graph.order.tolist() if self.forward[i]]
+        free: set[int] = set()
+        for i in order:
+            if all(k in free and self.device[k] == self.device[i] for k in before[i]):
+                free.add(i)
+        for i in reversed(order):
+            if i in free and after[i]:
+                least = min(int(stage[k]) for k in after[i])
+                own = home[int(stage[i])]
+                stage[i] = max(s for s in range(int(stage[i]), least + 1) if home[s] == own)
 
     def _split_turn(self, stage: Ints, p: int) -> None:
         """Where the pipeline turns, one device has two stages in a row: the later half of its work is the second."""

@@ -329,3 +329,10 @@ def test_replicas_are_refused_where_only_one_of_them_would_run():
     with pytest.raises(bl.InvalidInput, match=r"replicas is \(\(0, 1\),\)"):
         bl.robustness(graph, machine, placed)
     assert bl.throughput(graph, machine, placed).period_us == 2.0
+
+
+def test_labels_are_in_the_stage_that_reads_them():
+    """Four stages on two devices; op 4, on device 1, comes from nowhere and is read by the last: not in stage 1."""
+    graph = bl.OpGraph.from_edges([1.0] * 5, [(0, 1, 8), (1, 2, 8), (2, 3, 8), (4, 3, 8)])
+    device = np.array([0, 1, 0, 1, 1])
+    assert stages_of(graph, cluster(2), device, "loop").stage.tolist() == [0, 1, 2, 3, 3]

@@ -155,6 +155,11 @@ def hop_step(hops: int, size: int) -> Step:
     return _step(f"{hops} hops of {size} bytes", partial(_hops, hops, size))
 
 
+def busy_step(messages: int, size: int) -> Step:
+    """Products one after the other on device 0, after each of which a tensor of `size` bytes goes to device 1."""
+    return _step(f"{messages} messages of {size} bytes between products", partial(_busy, messages, size))
+
+
 def _chain(ops: int, raw: Any) -> Any:
     value = one = raw.Fill(dims=[1], value=np.float32(1), name="d0_one")
     for i in range(ops):
@@ -167,6 +172,20 @@ def _messages(messages: int, size: int, raw: Any) -> Any:
     sent = [raw.Identity(input=source, name=f"d0_send{i}") for i in range(messages)]
     received = [raw.Identity(input=tensor, name=f"d1_receive{i}") for i, tensor in enumerate(sent)]
     return raw.IdentityN(input=received, name="d1_all")[0]
+
+
+def _busy(messages: int, size: int, raw: Any) -> Any:
+    value = matrix = raw.Fill(dims=[384, 384], value=np.float32(1 / 384), name="d0_matrix")
+    source = raw.Fill(dims=[size // 4], value=np.float32(1), name="d0_source")
+    received = []
+    for i in range(messages):
+        value = raw.MatMul(a=value, b=matrix, name=f"d0_product{i}")
+        with value.graph.control_dependencies([value.op]):
+            sent = raw.Identity(input=source, name=f"d0_send{i}")
+        received.append(raw.Identity(input=sent, name=f"d1_receive{i}"))
+    last = raw.Slice(input=value, begin=raw.Fill(dims=[2], value=0, name="d0_begin"),
+                     size=raw.Fill(dims=[2], value=1, name="d0_size"), name="d0_last")  # fmt: skip
+    return raw.IdentityN(input=[*received, last], name="d1_all")[0]
 
 
 def _hops(hops: int, size: int, raw: Any) -> Any:

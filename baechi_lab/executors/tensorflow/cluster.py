@@ -1,4 +1,4 @@
-"""`bl.LocalCluster(n)`: n TensorFlow workers on this machine, each single-threaded and on a core of its own.
+"""`bl.LocalCluster(n)`: n TensorFlow workers on this machine, each single-threaded (by default) and on a core of its own.
 
 On a machine without GPUs this is a real n-device cluster: one op at a time per worker, and transfers that go
 through TensorFlow's own rendezvous and the loopback network. The workers are kept to the loopback device; TensorFlow's
@@ -35,9 +35,11 @@ class LocalCluster:
         timeout: seconds for all workers to start.
         trusted_network: start them as well where they cannot be kept to loopback (not on Linux): then everyone on the
             network can run code as you.
+        threads: of each worker, which share its core. With one, a tensor that is ready to be sent may wait for the ops that
+            are ready behind it: TensorFlow leaves large sends to another thread. With two it leaves at once.
 
     Raises:
-        InvalidInput: a bad `n`.
+        InvalidInput: a bad `n` or `threads`.
         ExecutionError: a worker does not start.
 
     >>> with LocalCluster(2) as local:  # doctest: +SKIP
@@ -53,12 +55,14 @@ class LocalCluster:
         comm: str = "sequential",
         timeout: float = 120.0,
         trusted_network: bool = False,
+        threads: int = 1,
     ) -> None:
         check_whole("n", n)
+        check_whole("threads", threads)
         memory = cpu_memory() // n if memory_bytes is None else memory_bytes
         names = (f"/job:worker/task:{i}/device:CPU:0" for i in range(n))
         self.cluster = Cluster(tuple(Device(name, "cpu", memory) for name in names), link, comm)  # type: ignore[arg-type]
-        self._options = ["--trusted-network"] if trusted_network else []
+        self._options = [str(threads), *(["--trusted-network"] if trusted_network else [])]
         self._logs: list[IO[bytes]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         try:

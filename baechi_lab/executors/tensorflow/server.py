@@ -111,8 +111,11 @@ def main(
 
 
 if __name__ == "__main__":
-    # How LocalCluster starts its workers: address, the core to run on, more options; the end of stdin ends it.
+    # How LocalCluster starts its workers: address, core to run on, threads, more options; the end of stdin ends it.
     try:
-        main(sys.argv[1], core=int(sys.argv[2]), follow_stdin=True, trusted_network="--trusted-network" in sys.argv)
+        main(
+            sys.argv[1], int(sys.argv[3]), core=int(sys.argv[2]), follow_stdin=True,
+            trusted_network="--trusted-network" in sys.argv,
+        )  # fmt: skip
     except (ExecutionError, InvalidInput) as problem:
         sys.exit(str(problem))

@@ -181,19 +181,10 @@ class _Unroller:
     # -- order -------------------------------------------------------------------------------------------------------
 
     def _order(self, nodes: dict[str, Any]) -> None:
-        """Barriers between units, and what waits for what within them."""
-        waits, names = waits_of(self.pipe), self.whole.names
-        barriers = []
-        for device, unit, ops in waits.barriers:
-            barrier = self.made.node.add(op="NoOp", name=f"{PREFIX}/unit/{device}/{unit}")
-            barrier.input.extend(f"^{names[op]}" for op in ops)
-            barriers.append(barrier.name)
-        for op, number in waits.before.items():
-            nodes[names[op]].input.append(f"^{barriers[number]}")
-        for op, others in waits.after.items():
-            nodes[names[op]].input.extend(
-                f"^{names[k]}" for k in others if f"^{names[k]}" not in nodes[names[op]].input
-            )
+        """What waits for what under the schedule."""
+        names = self.whole.names
+        for op, others in waits_of(self.pipe).items():
+            nodes[names[op]].input.extend(f"^{names[k]}" for k in others)
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 
