@@ -274,6 +274,13 @@ def _of_document(document: Any, name: str, batch_size: int | None, sizes: Mappin
         raise FormatError(f"the program is damaged: {type(error).__name__} at {str(error)!r:.80}") from error
 
 
+def _entry(found: Any) -> tuple[str, Any]:
+    """Kind and value of an argument, which is an object of one field."""
+    if not isinstance(found, dict) or len(found) != 1:
+        raise FormatError(f"the program is damaged: an argument is {found!r:.80}; it must have one field")
+    return next(iter(found.items()))
+
+
 class _Reader:
     """The JSON of a graph, read."""
 
@@ -353,7 +360,7 @@ class _Reader:
 
     def labels(self, found: Any) -> Iterator[str]:
         """The tensors that an argument names."""
-        kind, value = next(iter(found.items()))
+        kind, value = _entry(found)
         if kind == "as_tensor":
             yield value["name"]
         elif kind == "as_tensors":
@@ -366,7 +373,7 @@ class _Reader:
 
     def argument(self, found: Any) -> Any:
         """An argument of a call."""
-        kind, value = next(iter(found.items()))
+        kind, value = _entry(found)
         if kind == "as_tensor":
             return self.tensor(value["name"])
         if kind == "as_tensors":
@@ -387,7 +394,7 @@ class _Reader:
 
     def symbolic(self, found: Any) -> Any:
         """A number that may be named."""
-        kind, value = next(iter(found.items()))
+        kind, value = _entry(found)
         if kind != "as_name":
             return value
         noted = self.symbols.get(value, {})

@@ -5,12 +5,14 @@ At any length, in the folder tests/helpers:
     python -m fuzzing.run graphs 100000 --seed 1
     python -m fuzzing.run files 50000 --seed 1
     python -m fuzzing.run commands 1000 --seed 1
+    python -m fuzzing.run traces 10000 --seed 1
 
 Each prints how many cases were refused, how many were taken, and every failure with the seed that makes it again.
 """
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -25,7 +27,7 @@ import baechi_lab as bl
 from baechi_lab.errors import BaechiLabError
 from baechi_lab.graph.formats.files import load_placement, load_timeline, save
 
-from . import command_lines, mutations
+from . import command_lines, mutations, recorded
 
 SECONDS = 20
 """What a single case may take, which is far more than any does on a busy machine."""
@@ -119,6 +121,42 @@ def file_cases(kinds, count, seed):
             yield f"{kind} {seed}/{k}", lambda kind=kind, path=path: USES[kind](path, folder)
 
 
+def use_trace(path, folder):
+    """Load, print, and replay; programs are estimated."""
+    if path.suffix in (".onnx", ".pt2"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            graph = bl.profile_program(path, hardware="a100")
+        repr(graph), bl.save_graph(graph, folder / "again.json")
+        return
+    made = bl.load_trace(path)
+    repr(made), made.graph.content_key
+    timeline = bl.simulate(made.graph, made.cluster, made.placement)
+    bl.check(made.graph, made.cluster, made.placement, timeline)
+    assert timeline.makespan_us <= made.timeline.makespan_us * 1.05 + 2 * made.graph.n
+
+
+def trace_cases(count, seed):
+    """Traces and programs: of JSON the tree is changed, of what is binary the bytes."""
+    files = recorded.traces()
+    with tempfile.TemporaryDirectory() as name:
+        for kind, data in files.items():  # what is imported on first use must not count for the first case
+            (Path(name) / kind).write_bytes(data)
+            use_trace(Path(name) / kind, Path(name))
+        for k in range(count):
+            rng = np.random.default_rng([seed, k])
+            kind = sorted(files)[rng.integers(len(files))]
+            if kind == "t.json":
+                data = mutations.mutated_json(json.loads(files[kind]), rng)
+            elif kind == "t.pt2" and rng.random() < 0.8:
+                data = recorded.mutated_pt2(files[kind], rng)
+            else:
+                data = mutations.mutated_bytes(files[kind], rng) if rng.random() < 0.9 else files[kind]
+            path = Path(name) / kind
+            path.write_bytes(data)
+            yield f"{kind} {seed}/{k}", lambda path=path: use_trace(path, Path(name))
+
+
 def run(cases):
     """(refused, taken, failures): a failure is any exception that is not ours, a sentence of many lines, or no end."""
     refused, taken, failures = 0, 0, []
@@ -150,7 +188,7 @@ def other_cases(count, seed):
     return file_cases(["placement", "timeline", "cluster"], count, seed)
 
 
-CASES = {"graphs": graph_cases, "files": other_cases, "commands": command_lines.cases}
+CASES = {"graphs": graph_cases, "files": other_cases, "commands": command_lines.cases, "traces": trace_cases}
 
 
 def main():

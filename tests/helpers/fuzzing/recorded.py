@@ -1,0 +1,113 @@
+"""Small traces and programs of every kind, to be damaged."""
+
+import io
+import json
+import zipfile
+
+from onnx import TensorProto, helper
+
+import baechi_lab as bl
+from baechi_lab.graph.formats.traces import run_metadata, xplane
+from baechi_lab.graph.formats.traces.protobuf import messages
+
+from . import mutations
+
+
+def traces():
+    """Name of a file -> bytes: a small trace or program of each kind."""
+
+    rich = mutations.graphs()[0]
+    plan = bl.write_plan(rich, bl.Placement(device=[0, 1, 0, 1, 0]), "chakra", cluster=bl.Cluster.uniform(2))
+
+    def happening(cat, name, ts, dur, **args):
+        return {
+            "ph": "X",
+            "cat": cat,
+            "name": name,
+            "ts": ts,
+            "dur": dur,
+            "tid": 1,
+            "args": args,
+        }
+
+    def op(k, ts):
+        return happening(
+            "cpu_op", "aten::mm", ts, 5, **{"Record function id": k, "Input Dims": [[2, 3]], "Input type": ["float"]}
+        )
+
+    runs = [
+        happening("cuda_runtime", name, ts, 1, correlation=k)
+        for k, (name, ts) in enumerate((("cudaLaunchKernel", 1), ("cudaDeviceSynchronize", 7)))
+    ]
+    kernel = happening("kernel", "gemm", 3, 8, device=0, stream=7, correlation=0)
+    kineto = {"schemaVersion": 1, "traceEvents": [op(1, 0), op(2, 6), *runs, kernel]}
+
+    def stats(k):
+        return {
+            "node_name": f"n{k}",
+            "all_start_nanos": 1000 * k,
+            "op_end_rel_nanos": 900,
+            "timeline_label": f"n{k} = Relu(n{k - 1})",
+        }
+
+    step = messages(run_metadata.SCHEMA)["RunMetadata"](
+        step_stats={"dev_stats": [{"device": "/job:a/device:CPU:0", "node_stats": [stats(1), stats(2)]}]}
+    )
+    names = [{"key": k, "value": {"id": k, "name": name}} for k, name in enumerate(("a:MatMul", "b:Relu"))]
+    lines = [
+        {
+            "name": "t",
+            "timestamp_ns": 5,
+            "events": [{"metadata_id": k, "offset_ps": 10**6 * k, "duration_ps": 10**5} for k in (0, 1)],
+        }
+    ]
+    space = messages(xplane.SCHEMA)["XSpace"](planes=[{"name": "/host:CPU", "lines": lines, "event_metadata": names}])
+    value = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 4]) for n in "xy"]
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.0] * 16)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"], name="mm"), helper.make_node("Relu", ["h"], ["y"])]
+    model = helper.make_model(helper.make_graph(nodes, "g", value[:1], value[1:], [weight]))
+    text = 'step_stats { dev_stats { device: "/device:CPU:0" node_stats { node_name: "a" op_end_rel_micros: 3 } } }'
+    return {
+        "t.et": plan.files[".0.et"], "t.json": json.dumps(kineto).encode(),
+        "chakra.json": plan.text.split('{"rank": 1')[0].encode(),
+        "t.pb": step.SerializeToString(), "t.pbtxt": text.encode(), "t.xplane.pb": space.SerializeToString(),
+        "t.onnx": model.SerializeToString(), "t.pt2": exported(),
+    }  # fmt: skip
+
+
+def exported():
+    """A program of torch.export: an archive with its JSON alone."""
+    tensor = lambda n: {"as_tensor": {"name": n}}  # noqa: E731
+    value = {"dtype": 7, "sizes": [{"as_int": 4}, {"as_int": 4}], "requires_grad": True}
+    node = {"target": "torch.ops.aten.mm.default", "inputs": [
+                {"name": "self", "arg": tensor("x")}, {"name": "mat2", "arg": tensor("w")}],
+            "outputs": [tensor("y")], "metadata": {"nn_module_stack": "L__self__,head,torch.nn.Linear"}}  # fmt: skip
+    graph = {
+        "inputs": [tensor("x"), tensor("w")],
+        "outputs": [tensor("y")],
+        "nodes": [node],
+        "tensor_values": dict.fromkeys("xwy", value),
+    }
+    signature = {
+        "input_specs": [
+            {"parameter": {"arg": {"name": "w"}, "parameter_name": "w"}},
+            {"user_input": {"arg": tensor("x")}},
+        ]
+    }
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        document = {
+            "graph_module": {"graph": graph, "signature": signature},
+            "schema_version": {"major": 8, "minor": 2},
+        }
+        archive.writestr("a/models/model.json", json.dumps(document))
+    return made.getvalue()
+
+
+def mutated_pt2(data, rng):
+    """An archive whose JSON is changed."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(made, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, mutations.mutated_json(json.loads(old.read(name)), rng))
+    return made.getvalue()
