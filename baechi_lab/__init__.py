@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         UnknownNameError,
         UnknownOpError,
     )
-    from .executors import LocalCluster, apply, execute, measure_cluster, measure_link
+    from .executors import LocalCluster, apply, execute, make_secret, measure_cluster, measure_link
     from .exporters import export
     from .exporters.plans import WrittenPlan, write_plan
     from .fitting.fit import fit
@@ -78,7 +78,7 @@ __all__ = [
     "Simulate", "Step", "TensorSpec", "Timeline", "Transfers", "UnknownNameError", "UnknownOpError", "Violation",
     "Workbench", "WrittenPlan", "__version__", "apply", "bounds", "calibrate", "check", "compare", "critical_path",
     "downward_rank", "execute", "export", "fit", "generators", "list_passes", "list_placers", "load_cluster", "load_graph",
-    "load_trace", "measure_cluster", "measure_link", "models", "move", "offload", "optimize", "place", "profile",
-    "profile_program", "ratios", "recompute", "robustness", "save_cluster", "save_graph", "simulate", "sweep", "throughput",
+    "load_trace", "make_secret", "measure_cluster", "measure_link", "models", "move", "offload", "optimize", "place",
+    "profile", "profile_program", "ratios", "recompute", "robustness", "save_cluster", "save_graph", "simulate", "sweep", "throughput",
     "torch", "total_rank", "trace", "unroll", "upward_rank", "write_plan",
 ]  # fmt: skip

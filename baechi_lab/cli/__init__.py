@@ -30,6 +30,7 @@ COMMANDS = {
     "links": "measure the links and communication mode of a cluster, and keep the cluster in a file",
     "lab": "open JupyterLab on the quickstart notebook",
     "worker": "serve this machine's devices to a run on several machines",
+    "secret": "make the file that the workers of several machines ask for",
 }
 """Sub-command -> its one line; the module of the same name below this package has the rest."""
 

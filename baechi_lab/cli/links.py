@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ..errors import InvalidInput
 from ..graph import Cluster, Device, save_cluster
 from ..graph.units import parse_bytes
 from . import console, options, output
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT[,HOST:PORT...]",
         help="instead: running workers, as `baechi-lab worker` prints them",
     )
+    parser.add_argument("--secret", metavar="FILE", help="the file with which these were started")
     parser.add_argument(
         "--memory", metavar="SIZE", help="memory that each device is said to have (a share of this machine)"
     )
@@ -41,7 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
     memory = None if arguments.memory is None else parse_bytes(arguments.memory, "--memory")
     if arguments.servers is not None:
         servers = options.names(arguments.servers, "--servers")
-        found = measure_cluster(_record(len(servers), memory), workers=servers, **how)
+        found = measure_cluster(_record(len(servers), memory), workers=servers, secret=arguments.secret, **how)
+    elif arguments.secret is not None:
+        raise InvalidInput("--secret is given without --servers; workers of this machine ask for none")
     else:
         count = options.whole(arguments.workers, "--workers", lowest=2)
         with LocalCluster(count, memory_bytes=memory) as local:

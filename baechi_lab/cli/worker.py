@@ -1,8 +1,9 @@
 """Serve this machine's devices to a run on several machines, until stopped; prints its address.
 
 TensorFlow's servers have no authentication and no encryption: whoever reaches the port can run any op as this user. So
-the worker is kept to this machine. --trusted-network opens it to every interface; give it only on a network that nobody
-reaches whom you would not let run programs in your name.
+the worker is kept to this machine, and --secret puts TLS in front of it, for machines that have the same file
+(`baechi-lab secret FILE`). --trusted-network opens it to every interface; give it only on a network that nobody reaches
+whom you would not let run programs in your name.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", default="1", metavar="N", help="ops that run at a time (1)")
     parser.add_argument("--core", metavar="N", help="pin the worker to one processor core")
+    parser.add_argument("--secret", metavar="FILE", help="let in through TLS those who have this file")
     parser.add_argument(
         "--trusted-network", action="store_true",
         help="listen on every interface, unprotected: everyone on the network can run code as you",
@@ -34,5 +36,5 @@ def run(arguments: argparse.Namespace) -> int:
     threads = options.whole(arguments.threads, "--threads", lowest=1)
     return server.main(
         arguments.bind, threads=threads, core=core, follow_stdin=arguments.follow_stdin,
-        trusted_network=arguments.trusted_network,
+        trusted_network=arguments.trusted_network, secret=arguments.secret,
     )  # fmt: skip

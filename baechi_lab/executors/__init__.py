@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from .tensorflow.cluster import LocalCluster
     from .tensorflow.execution import StepResult
     from .tensorflow.links import measure_cluster, measure_link, measure_links
+    from .tensorflow.secret import make_secret
 else:
     __getattr__, __dir__ = lazy_names(__name__)
 
 __all__ = [
     "LocalCluster", "PlacedStep", "StepResult", "Worker", "apply", "compare_rounds", "execute", "interleaved",
-    "measure_cluster", "measure_link", "measure_links", "summarize",
+    "make_secret", "measure_cluster", "measure_link", "measure_links", "summarize",
 ]  # fmt: skip

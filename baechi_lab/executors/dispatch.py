@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -37,6 +38,7 @@ def execute(
     cancel: threading.Event | None = None,
     backend: str | None = None,
     workers: Sequence[str] = (),
+    secret: str | os.PathLike[str] | None = None,
     virtual: int | None = None,
     memory_limit: int | str | None = None,
     kind: str = "auto",
@@ -67,6 +69,8 @@ def execute(
         cancel: an event that, once set, ends the run with status `cancelled`.
         backend: `tensorflow`, or `tensorflow-cluster` for TensorFlow servers at the addresses `workers`
             (host:port, as `baechi-lab worker --bind` prints them); None chooses by `cluster` and `workers`.
+        secret: the file with which the workers were started (`baechi-lab worker --secret`; `bl.make_secret`): everything
+            goes through TLS, and both sides prove that they have it.
         virtual, memory_limit: split each GPU into parts with that much memory; without a GPU, `virtual` is the
             number of logical CPU devices.
         kind: `auto`, `cpu` or `gpu`.
@@ -108,8 +112,8 @@ def execute(
     if getattr(step, "framework", "tensorflow") == "torch":
         from .torch import execute as run_torch
 
-        _refuse(inputs=inputs, backend=backend, workers=workers or None, virtual=virtual, memory_limit=memory_limit,
-                threads=threads, worker=worker)  # fmt: skip
+        _refuse(inputs=inputs, backend=backend, workers=workers or None, secret=secret, virtual=virtual,
+                memory_limit=memory_limit, threads=threads, worker=worker)  # fmt: skip
         if isinstance(cluster, LocalCluster):
             raise InvalidInput(f"cluster is {cluster!r}; a PyTorch step runs on the devices of a bl.Cluster")
         return run_torch(
@@ -127,7 +131,7 @@ def execute(
             f"backend {chosen!r} with workers={list(workers)!r}; 'tensorflow-cluster' needs the addresses of its "
             "workers (or cluster=bl.LocalCluster(n)), 'tensorflow' takes none"
         )
-    options = device_options(virtual, memory_limit, kind, threads, workers)
+    options = device_options(virtual, memory_limit, kind, threads, workers, secret)
     cut = None
     if micro_batches is not None or schedule is not None:
         from .tensorflow.pipelining import pipelined_step

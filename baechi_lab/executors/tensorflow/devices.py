@@ -20,6 +20,8 @@ from ...errors import ExecutionError, InvalidInput
 from ...graph.cluster import Cluster, Device, Link
 from ...graph.units import format_bytes, parse_bytes
 from ...workers.messages import Message
+from .secret import check_secret
+from .tunnel import go_through
 
 PCIE = Link(134.0, 0.0001754)
 """PCIe 3.0 through host memory (paper B, section 5.1)."""
@@ -102,7 +104,7 @@ def select(names: Sequence[tuple[str, int]] | None, options: Mapping[str, Any], 
 
     `names` has (device name, memory bytes) of a cluster, or is None for the attached ones: GPUs where there are any
     (split when there are too few), logical CPU devices otherwise. `options`: `virtual`, `memory_limit`, `kind`,
-    `threads`, `workers`.
+    `threads`, `workers`, `secret`.
     """
     if options.get("workers"):
         return _select_tasks(names, options, needed)
@@ -198,6 +200,8 @@ def _gpu_parts(names: Sequence[tuple[str, int]], parsed: Sequence[Any], gpus: Se
 
 def _select_tasks(names: Sequence[tuple[str, int]] | None, options: Mapping[str, Any], needed: int) -> Selection:
     workers = tuple(options["workers"])
+    if options.get("secret"):
+        go_through(options["secret"])
     given = (
         [name for name, _ in names] if names else [f"/job:worker/task:{i}/device:CPU:0" for i in range(len(workers))]
     )
@@ -256,6 +260,7 @@ def device_options(
     kind: str = "auto",
     threads: int | None = None,
     workers: Sequence[str] = (),
+    secret: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
     """Checked options of `execute` and `Cluster.from_tensorflow`, ready to be sent."""
     for name, value in (("virtual", virtual), ("threads", threads)):
@@ -266,7 +271,12 @@ def device_options(
     limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
     if limit is not None and limit <= 0:
         raise InvalidInput(f"memory_limit is {memory_limit!r}; it must be above 0")
-    return {"virtual": virtual, "memory_limit": limit, "kind": kind, "threads": threads, "workers": list(workers)}
+    if secret is not None:
+        if not workers:
+            raise InvalidInput("secret is given without workers; it is what the workers of other machines ask for")
+        check_secret(secret)
+    options = {"virtual": virtual, "memory_limit": limit, "kind": kind, "threads": threads, "workers": list(workers)}
+    return {**options, "secret": None if secret is None else os.path.abspath(secret)}
 
 
 def attached_cluster(

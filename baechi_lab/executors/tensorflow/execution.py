@@ -94,7 +94,7 @@ def execute(
     fed = (array for batch in batches for array in batch)
     request = Message("execute", header, (placed.device, *step_arrays(step), *fed))
     got = _Collected()
-    peers = Peers((options or {}).get("workers", ()))
+    peers = Peers((options or {}).get("workers", ()), secret=(options or {}).get("secret"))
     # `disable=None`: no bar where stderr is neither a terminal nor a notebook.
     bar = tqdm(
         total=warmup + traced + steps, desc="execute", unit="step", leave=False, disable=None if progress else True

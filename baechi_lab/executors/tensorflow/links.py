@@ -7,6 +7,7 @@ is in `baechi_lab.profilers.links`.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from contextlib import closing
@@ -65,6 +66,7 @@ def measure_link(
     *,
     cluster: Cluster | LocalCluster | None = None,
     workers: Sequence[str] = (),
+    secret: str | os.PathLike[str] | None = None,
     sizes: Sequence[int] = SIZES,
     repeats: int = 11,
     timeout: float | None = None,
@@ -78,7 +80,7 @@ def measure_link(
             CPU devices beyond the first are logical devices, so that `cpu:1` exists on every machine; a transfer
             between two of them costs a message, not a copy.
         cluster: a `bl.LocalCluster`, or the record of any cluster that `bl.execute` runs on.
-        workers: addresses of TensorFlow servers, as in `bl.execute`.
+        workers, secret: addresses of TensorFlow servers and what they ask for, as in `bl.execute`.
         sizes: bytes of the tensors, at least two different, multiples of 4.
         repeats: timed transfers per size, after one that is not counted.
         timeout: seconds for everything; None for no limit.
@@ -94,7 +96,7 @@ def measure_link(
             out of memory, a worker that does not answer or dies, `timeout`.
     """
     _check(sizes, repeats)
-    names, pair, options = _devices(source, target, cluster, workers)
+    names, pair, options = _devices(source, target, cluster, workers, secret)
     ((seconds, _),) = _measure(names, [pair], options, sizes, repeats, 0, timeout, progress)
     return _fit(names[pair[0]][0], names[pair[1]][0], sizes, seconds)
 
@@ -103,6 +105,7 @@ def measure_links(
     cluster: Cluster | LocalCluster,
     *,
     workers: Sequence[str] = (),
+    secret: str | os.PathLike[str] | None = None,
     sizes: Sequence[int] = SIZES,
     repeats: int = 11,
     probe_bytes: int = PROBE_BYTES,
@@ -117,7 +120,7 @@ def measure_links(
         return ClusterFit(record, (), ())
     names = [(d.name, d.memory_bytes) for d in record.devices]
     pairs = list(permutations(range(record.n), 2))
-    options = device_options(workers=addresses)
+    options = device_options(workers=addresses, secret=secret)
     measured = _measure(names, pairs, options, sizes, repeats, probe_bytes, timeout, progress)
     links, probes = [], []
     for (a, b), (seconds, probed) in zip(pairs, measured, strict=True):
@@ -134,6 +137,7 @@ def measure_cluster(
     cluster: Cluster | LocalCluster,
     *,
     workers: Sequence[str] = (),
+    secret: str | os.PathLike[str] | None = None,
     sizes: Sequence[int] = SIZES,
     repeats: int = 11,
     overhead: bool = True,
@@ -145,7 +149,7 @@ def measure_cluster(
     Args:
         cluster: a running `bl.LocalCluster`, or the record of devices that `bl.execute` runs on (with `workers`, the
             addresses of TensorFlow servers). Names, kinds and memory stay.
-        workers, sizes, repeats, timeout, progress: as in `bl.measure_link`.
+        workers, secret, sizes, repeats, timeout, progress: as in `bl.measure_link`.
         overhead: for a LocalCluster, measure as well what a message takes of the devices' own processors
             (`Link.overhead_us`) and take it off the latency; about half a minute more.
 
@@ -159,7 +163,7 @@ def measure_cluster(
     ...     bl.save_cluster(bl.measure_cluster(local), "two-workers.json")
     """
     found = measure_links(
-        cluster, workers=workers, sizes=sizes, repeats=repeats, timeout=timeout, progress=progress
+        cluster, workers=workers, secret=secret, sizes=sizes, repeats=repeats, timeout=timeout, progress=progress
     ).cluster
     if not overhead or not isinstance(cluster, LocalCluster) or found.n < 2:
         return found
@@ -199,7 +203,7 @@ def _measure(
     }  # fmt: skip
     found: list[tuple[Any, Any]] = []
     bar = tqdm(total=len(pairs), desc="links", unit="pair", disable=None if progress else True, leave=False)
-    with Peers(options["workers"]) as peers, bar, Worker() as worker:
+    with Peers(options["workers"], secret=options["secret"]) as peers, bar, Worker() as worker:
         try:
             asked = worker.exchange(Message("links", header), {"done", "failed"}, timeout, lost=peers.lost)
             with closing(asked) as answers:
@@ -223,7 +227,11 @@ def _running(cluster: Cluster | LocalCluster, workers: Sequence[str]) -> tuple[C
 
 
 def _devices(
-    source: str | int, target: str | int, cluster: Cluster | LocalCluster | None, workers: Sequence[str]
+    source: str | int,
+    target: str | int,
+    cluster: Cluster | LocalCluster | None,
+    workers: Sequence[str],
+    secret: str | os.PathLike[str] | None,
 ) -> tuple[list[tuple[str, int]], tuple[int, int], dict[str, Any]]:
     """Names and memory of all devices, the positions of the two, and the options of the session."""
     if cluster is None:
@@ -240,7 +248,7 @@ def _devices(
         same = pair[0] == pair[1]
     if same:
         raise InvalidInput(f"source and target are both {source!r}; on one device a tensor costs nothing to move")
-    return devices, pair, device_options(workers=addresses)
+    return devices, pair, device_options(workers=addresses, secret=secret)
 
 
 def _position(cluster: Cluster, device: str | int) -> int:

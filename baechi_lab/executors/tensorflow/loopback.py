@@ -14,8 +14,9 @@ import socket
 from collections.abc import Iterator
 
 REFUSAL = (
-    "TensorFlow's server would listen on every interface of this machine, and whoever reaches it runs code as you; where "
-    "the network is closed to everyone you do not trust, say so with --trusted-network"
+    "TensorFlow's server would listen on every interface of this machine, and whoever reaches it runs code as you; give "
+    "--secret FILE, which `baechi-lab secret FILE` makes, or, where the network is closed to everyone you do not trust, "
+    "say so with --trusted-network"
 )
 
 

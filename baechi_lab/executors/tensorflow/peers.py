@@ -6,12 +6,15 @@ its machine. A server that closes it, as gRPC does with idle ones, still takes a
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import ssl
 import time
 from collections.abc import Sequence
 from types import TracebackType
 
 from ...errors import ExecutionError
+from .tunnel import context
 
 ASK_SECONDS = 0.1
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
@@ -19,17 +22,24 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 
 
 class Peers:
-    """Connections to the servers at `addresses` (host:port); a context manager.
+    """Connections to the servers at `addresses` (host:port), through TLS with a `secret`; a context manager.
 
     Raises `ExecutionError` when a server does not answer within `seconds`.
     """
 
-    def __init__(self, addresses: Sequence[str], seconds: float = 3.0) -> None:
+    def __init__(self, addresses: Sequence[str], seconds: float = 3.0, secret: str | None = None) -> None:
+        self._tls = context(secret, server=False) if secret else None
         self._open: dict[str, socket.socket] = {}
         self._asked, self._said = 0.0, ""
         for address in dict.fromkeys(addresses):
             try:
-                self._open[address] = _connected(address, seconds)
+                self._open[address] = _connected(address, seconds, self._tls)
+            except ssl.SSLError as error:
+                self.close()
+                raise ExecutionError(
+                    f"worker {address!r} and this machine have no secret in common ({error.reason or error}); start it with: "
+                    f"baechi-lab worker --bind {address} --secret FILE, with the file that is given here as secret"
+                ) from error
             except (OSError, ValueError) as error:
                 self.close()
                 raise ExecutionError(
@@ -57,13 +67,13 @@ class Peers:
         try:
             while self._open[address].recv(1 << 12):
                 continue
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantReadError):
             return True
         except OSError:
             pass
         self._open[address].close()
         try:
-            self._open[address] = _connected(address, 1.0)
+            self._open[address] = _connected(address, 1.0, self._tls)
         except OSError:
             return False
         return True
@@ -82,9 +92,14 @@ class Peers:
         self.close()
 
 
-def _connected(address: str, seconds: float) -> socket.socket:
+def _connected(address: str, seconds: float, tls: ssl.SSLContext | None) -> socket.socket:
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
+    if tls is not None:
+        connection = tls.wrap_socket(connection)
+        with contextlib.suppress(TimeoutError):  # in TLS 1.3 a refusal comes after the handshake
+            if not connection.recv(1):  # a server that lets us in greets
+                raise ssl.SSLError("it closed the connection")
     connection.setblocking(False)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():

@@ -2,8 +2,9 @@
 
 TensorFlow's servers have NO AUTHENTICATION AND NO ENCRYPTION: whoever can connect to the port can run any op,
 reading and writing files included, as the user who started it. They listen on every interface, whatever address they
-are given; `loopback` keeps them to this machine (its other users still reach them). A worker for other machines needs
-`--trusted-network`, by which its user says that nobody else is on the network.
+are given; `loopback` keeps them to this machine (its other users still reach them). A worker for other machines needs a
+secret, with which `tunnel` puts mutual TLS in front of it, or `--trusted-network`, by which its user says that nobody
+else is on the network.
 
 The server starts knowing nobody: the session that uses it sends the whole ClusterSpec, so that a worker needs no
 list of the others. That is why its own job is called `unassigned`: TensorFlow refuses a ClusterSpec that repeats the
@@ -19,7 +20,9 @@ import sys
 import threading
 
 from ...errors import ExecutionError, InvalidInput
+from . import tunnel
 from .loopback import REFUSAL, is_loopback, keep_to_loopback
+from .secret import check_secret
 
 LOOPBACK = "127.0.0.1"
 _BIND = re.compile(r"(?:(?P<host>[A-Za-z0-9_.\-]+|\[[0-9A-Fa-f:]+\]):)?(?P<port>\d{1,5})")
@@ -37,17 +40,26 @@ def parse_bind(bind: str) -> tuple[str, int]:
     return found["host"] or LOOPBACK, int(found["port"])
 
 
-def start(host: str, port: int, threads: int = 1, *, trusted_network: bool = False) -> str:
+def start(
+    host: str, port: int, threads: int = 1, *, trusted_network: bool = False, secret: str | None = None
+) -> str:  # fmt: skip
     """Start the server in this process and return its address `host:port`.
 
-    Without `trusted_network` the host must be loopback, and the server is reached from this machine alone.
+    With `secret`, a file of `make_secret`, those who have it reach the server there, through TLS. Without it and without
+    `trusted_network` the host must be loopback, and the server is reached from this machine alone.
 
-    Raises `InvalidInput` for another host, `ExecutionError` when the port is taken, the address is not one of this
-    machine, or this system cannot keep the server to loopback.
+    Raises `InvalidInput` for another host or a file that holds no secret, `ExecutionError` when the port is taken, the
+    address is not one of this machine, or this system cannot keep the server to loopback.
     """
-    if not trusted_network and not is_loopback(host):
+    if secret is not None and trusted_network:
+        raise InvalidInput("--secret and --trusted-network contradict each other; give one of them")
+    if secret is None and not trusted_network and not is_loopback(host):
         raise InvalidInput(f"bind names {host}: {REFUSAL}")
     free = _free_port(host, port)
+    if secret is not None:
+        check_secret(secret)
+        tunnel.go_through(secret)
+    inside = free if secret is None else _free_port(LOOPBACK, 0)
     # Otherwise a session that this worker leads waits for ever for another worker that died.
     os.environ.setdefault("GRPC_FAIL_FAST", "true")
     import tensorflow as tf
@@ -56,12 +68,16 @@ def start(host: str, port: int, threads: int = 1, *, trusted_network: bool = Fal
     config.gpu_options.allow_growth = True
     address = f"{host}:{free}"
     try:
-        server = tf.distribute.Server({"unassigned": [address]}, "unassigned", 0, config=config, start=False)
+        known = tf.train.ServerDef(job_name="unassigned", protocol="grpc", port=inside, default_session_config=config)
+        known.cluster.job.add(name="unassigned").tasks[0] = address
+        server = tf.distribute.Server(known, start=False)
         # The server lives until the process ends: TensorFlow cannot stop one.
         _RUNNING.append(server)
         if not trusted_network:
-            keep_to_loopback(free)
+            keep_to_loopback(inside)
         server.start()
+        if secret is not None:
+            tunnel.Gate(host.strip("[]"), free, inside, secret)
     except tf.errors.OpError as error:
         raise ExecutionError(f"a TensorFlow server cannot start on {address}: {error.message}") from error
     except OSError as error:
@@ -85,13 +101,14 @@ def _free_port(host: str, port: int) -> int:
 
 def main(
     bind: str = LOOPBACK + ":0", threads: int = 1, core: int | None = None, follow_stdin: bool = False,
-    trusted_network: bool = False,
+    trusted_network: bool = False, secret: str | None = None,
 ) -> int:  # fmt: skip
     """Run one worker until it is stopped; prints its address on a line of its own.
 
     `bind` is `host:port` (loopback unless a host is named); `threads` ops run at a time; `core` pins the process to
-    one processor core; `follow_stdin` ends it when its stdin does; `trusted_network` lets it listen on every
-    interface, without authentication. Raises `InvalidInput`, `ExecutionError`.
+    one processor core; `follow_stdin` ends it when its stdin does; `secret` lets those who have that file reach it
+    through TLS; `trusted_network` lets it listen on every interface, without authentication. Raises `InvalidInput`,
+    `ExecutionError`.
     """
     host, port = parse_bind(bind)
     if core is not None and hasattr(os, "sched_setaffinity"):
@@ -99,7 +116,7 @@ def main(
         os.sched_setaffinity(0, {allowed[core % len(allowed)]})
     if trusted_network:
         print("warning: everyone who reaches this machine's network can run code as you", file=sys.stderr)
-    print(f"worker {start(host, port, threads, trusted_network=trusted_network)}", flush=True)
+    print(f"worker {start(host, port, threads, trusted_network=trusted_network, secret=secret)}", flush=True)
     if follow_stdin:
         sys.stdin.buffer.read()
         os._exit(0)

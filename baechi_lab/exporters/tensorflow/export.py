@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ...executors.tensorflow import loopback
+from ...executors.tensorflow import loopback, tunnel
 from ...graph.placement import Placement
 from ...graph.step import Step
 from ..folder import Writer
@@ -71,6 +71,7 @@ def folder_files(
 def _worker_files() -> dict[str, bytes | str | Writer]:
     """What `train.py --worker` needs besides."""
     paths = {"worker.py": Path(__file__).with_name("worker.py"), "loopback.py": Path(loopback.__file__)}
+    paths["tunnel.py"] = Path(tunnel.__file__)
     return {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
 
 
@@ -96,7 +97,7 @@ def readme(
 
 Needs Python with TensorFlow and NumPy, nothing else:
 {_start_workers(workers)}
-    python train.py --steps 100
+    python train.py --steps 100{_option(workers)}
 
 Plug your own input iterator in at the marked line of `train.py`.
 {_micro_batches(cut)}
@@ -134,13 +135,17 @@ A step is {cut.micro_batches} micro-batches. Arrays that are {cut.micro_batches}
 {order}"""
 
 
+def _option(workers: Sequence[str]) -> str:
+    """What the script is told where the workers are on several machines."""
+    local = all(loopback.is_loopback(address.rpartition(":")[0]) for address in workers)
+    return "" if local else " --secret cluster.pem"
+
+
 def _start_workers(workers: Sequence[str]) -> str:
     if not workers:
         return ""
-    local = all(loopback.is_loopback(address.rpartition(":")[0]) for address in workers)
-    option = "" if local else " --trusted-network"
-    lines = "\n".join(f"    python train.py --worker {address}{option}" for address in workers)
-    warning = "The workers are reached from this machine alone, by all of its users." if local else _WARNING
+    lines = "\n".join(f"    python train.py --worker {address}{_option(workers)}" for address in workers)
+    warning = _WARNING if _option(workers) else "The workers are reached from this machine alone, by all of its users."
     return f"""
 Start each worker first, on the machine of its address:
 
@@ -150,8 +155,14 @@ Start each worker first, on the machine of its address:
 """
 
 
-_WARNING = """TensorFlow's servers have NO AUTHENTICATION and listen on every interface: with `--trusted-network`,
-without which they refuse to start, you say that you let everyone who reaches these machines run code as you."""
+_WARNING = """`cluster.pem` is a key and its certificate; whoever has it, and nobody else, reaches the workers, through TLS,
+and can run code as you there. Make it once, and copy it to every machine on a way that you trust:
+
+    openssl req -x509 -newkey ed25519 -nodes -days 3650 -subj /CN=workers -keyout cluster.pem -out certificate.pem
+    cat certificate.pem >> cluster.pem && chmod 600 cluster.pem
+
+TensorFlow's servers themselves have NO AUTHENTICATION: with `--trusted-network` instead of `--secret cluster.pem` you say
+that you let everyone who reaches these machines run code as you."""
 
 
 def _where(workers: Sequence[str]) -> str:

@@ -1,0 +1,24 @@
+"""Make the file that workers on several machines ask for; copy it to each of them on a way that you trust.
+
+A worker that is started with it lets in, through TLS, who has it, and nobody else. Who has it can run programs as the
+user who started the worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("file", metavar="FILE", help="where to write it, for example cluster.pem")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Make the secret."""
+    from ..executors import make_secret
+
+    path = str(make_secret(arguments.file))
+    print(json.dumps({"secret": path}) if arguments.json else f"{path}: for baechi-lab worker --secret {path}")
+    return 0

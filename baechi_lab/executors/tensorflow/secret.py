@@ -1,0 +1,69 @@
+"""The file that machines of one cluster have in common: a private key and its own certificate, for `tunnel`."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+
+from ...errors import InvalidInput, MissingPackage
+from .tunnel import context
+
+YEARS = 10
+
+
+def make_secret(path: str | os.PathLike[str]) -> Path:
+    """Write a new secret, readable by its owner alone; copy it to the machines of a cluster on a way that you trust.
+
+    An Ed25519 key and a certificate that it signed itself (RFC 5280, RFC 8410), in PEM. Whoever has the file can use the
+    workers that were started with it, which is to run code as the user who started them.
+
+    Returns:
+        the path.
+
+    Raises:
+        InvalidInput: something is there already.
+        MissingPackage: `cryptography` is not installed (extra `cluster`).
+
+    >>> import os, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> oct(make_secret(os.path.join(folder, "cluster.pem")).stat().st_mode & 0o777)
+    '0o600'
+    """
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ImportError as error:
+        raise MissingPackage.of("cryptography", "cluster", "make_secret") from error
+    key = Ed25519PrivateKey.generate()
+    name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "baechi-lab workers")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    certificate = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=365 * YEARS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, None)
+    )  # fmt: skip
+    text = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ) + certificate.public_bytes(serialization.Encoding.PEM)
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise InvalidInput(f"{os.fspath(path)} exists; a secret is never written over another file") from None
+    except OSError as error:
+        raise InvalidInput(f"{os.fspath(path)} cannot be written: {error.strerror or error}") from error
+    return Path(path)
+
+
+def check_secret(path: str | os.PathLike[str]) -> None:
+    """Refuse with `InvalidInput` what is no secret, or one that others may read."""
+    try:
+        context(path, server=True)
+    except OSError as error:  # what TLS says of a file is one as well
+        raise InvalidInput(f"secret is {os.fspath(path)!r}, which cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise InvalidInput(f"secret: {error}") from error

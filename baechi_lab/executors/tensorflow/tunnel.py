@@ -1,0 +1,147 @@
+"""Mutual TLS around TensorFlow's servers, which have neither encryption nor authentication of their own.
+
+One file holds a private key and its own certificate; who has the file may take part, nobody else. A server stays on the
+loopback device (`loopback`); in front of it a `Gate` listens on the network and lets in whoever proves to have the key.
+What goes out is asked of a `Proxy` on loopback, to which gRPC sends a CONNECT request (RFC 9110, 9.3.6) for every
+connection to another worker once `grpc_proxy` names it; that name holds a password, because others of this machine reach
+loopback too. Needs the standard library alone: exports take it along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import functools
+import hmac
+import os
+import re
+import secrets
+import socket
+import ssl
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+HANDSHAKE_SECONDS = 10.0
+_CHUNK = 1 << 18
+_CONNECT = re.compile(rb"CONNECT (\S+):(\d{1,5}) HTTP/1\.[01]\r\n")
+_Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def context(secret: str | os.PathLike[str], *, server: bool) -> ssl.SSLContext:
+    """TLS 1.3 in which both sides show the certificate of the file `secret` and prove that they have its key.
+
+    Raises:
+        ValueError: what the file lacks, or that others than its owner may read it.
+        OSError: it cannot be read.
+    """
+    path = Path(secret)
+    if path.stat().st_mode & 0o077:
+        raise ValueError(f"{path} can be read by others than its owner; make it yours alone with: chmod 600 {path}")
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    made.minimum_version = ssl.TLSVersion.TLSv1_3
+    made.check_hostname = False  # the key says who it is, not the name of a machine
+    made.verify_mode = ssl.CERT_REQUIRED
+    try:
+        made.load_cert_chain(path)
+        made.load_verify_locations(path)
+    except ssl.SSLError as error:
+        raise ValueError(
+            f"{path} holds no private key with its certificate; make one with: baechi-lab secret FILE"
+        ) from error
+    return made
+
+
+class Gate:
+    """Listens at `host:port` and passes on to `target`, a port of this machine, what comes from who has the secret."""
+
+    def __init__(self, host: str, port: int, target: int, secret: str | os.PathLike[str]) -> None:
+        self._target = target
+        self.port = _serve(self._admit, host, port, context(secret, server=True))
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _join(reader, writer, *await asyncio.open_connection("127.0.0.1", self._target))
+
+
+class Proxy:
+    """Listens on loopback, and takes CONNECT requests with its password on, through TLS, to the named address."""
+
+    def __init__(self, secret: str | os.PathLike[str]) -> None:
+        self._context = context(secret, server=False)
+        password = secrets.token_urlsafe(24)
+        self._expected = b"Basic " + base64.b64encode(b"baechi:" + password.encode())
+        port = _serve(self._connect, "127.0.0.1", 0, None)
+        self.url = f"http://baechi:{password}@127.0.0.1:{port}"
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANDSHAKE_SECONDS)
+        wanted = _CONNECT.match(request)
+        shown = re.search(rb"(?mi)^Proxy-Authorization: *(.*?)\r$", request)
+        if wanted is None or shown is None or not hmac.compare_digest(shown[1], self._expected):
+            writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+            return
+        try:
+            host, port = wanted[1].decode("ascii").strip("[]"), int(wanted[2])
+            far = await asyncio.open_connection(
+                host, port, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS, limit=_CHUNK
+            )
+        except (OSError, ValueError):
+            writer.write(b"HTTP/1.1 502 Bad Gateway\r\n\r\n")
+            return
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await _join(reader, writer, *far)
+
+
+@functools.cache
+def _proxy(secret: str) -> Proxy:
+    return Proxy(secret)
+
+
+def go_through(secret: str | os.PathLike[str]) -> None:
+    """Every gRPC connection that this process makes from now on goes through a `Proxy`.
+
+    Raises what `context` raises.
+    """
+    # gRPC reads these in small letters.
+    os.environ["grpc_proxy"] = _proxy(os.path.abspath(secret)).url  # noqa: SIM112
+    os.environ["no_grpc_proxy"] = ""  # noqa: SIM112  # nor does a `no_proxy` of the user's take addresses out
+
+
+def _serve(handler: _Handler, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+    """Serve connections in a thread that lives as long as the process; returns the port."""
+    listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError):
+            await handler(reader, writer)
+        writer.close()
+
+    async def forever() -> None:
+        patience = HANDSHAKE_SECONDS if tls else None
+        await asyncio.start_server(answer, sock=listener, ssl=tls, limit=_CHUNK, ssl_handshake_timeout=patience)
+        await asyncio.Event().wait()
+
+    threading.Thread(target=asyncio.run, args=(forever(),), daemon=True).start()
+    return int(listener.getsockname()[1])
+
+
+async def _join(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
+    far_reader: asyncio.StreamReader, far_writer: asyncio.StreamWriter,
+) -> None:  # fmt: skip
+    """Copy both ways until one side ends."""
+    ways = [asyncio.ensure_future(_copy(reader, far_writer)), asyncio.ensure_future(_copy(far_reader, writer))]
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for way in ways:
+            way.cancel()
+        far_writer.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(_CHUNK):
+            writer.write(data)
+            await writer.drain()

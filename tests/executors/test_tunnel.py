@@ -1,0 +1,170 @@
+"""Workers on the network let in who has the secret: through TLS, and nobody else, as a second machine would find."""
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.executors.tensorflow import tunnel
+from baechi_lab.executors.tensorflow.peers import Peers
+from baechi_lab.workers.isolated import isolated
+
+pytest.importorskip("cryptography")
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="binds sockets to a device as on Linux")
+
+
+@pytest.fixture(scope="module")
+def secret(tmp_path_factory):
+    return bl.make_secret(tmp_path_factory.mktemp("secret") / "cluster.pem")
+
+
+@pytest.fixture(scope="module")
+def other_secret(tmp_path_factory):
+    return bl.make_secret(tmp_path_factory.mktemp("other") / "cluster.pem")
+
+
+def own_address():
+    """An address of this machine that is not loopback; a datagram socket finds it without sending anything."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no network")
+        return probe.getsockname()[0]
+
+
+@contextlib.contextmanager
+def echo():
+    """The port of a server that greets, and sends back what it gets."""
+
+    def answer(connection):
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"!")
+            while data := connection.recv(1 << 16):
+                connection.sendall(data)
+
+    def accept(listener):
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, args=(listener,), daemon=True).start()
+        yield listener.getsockname()[1]
+
+
+def ask_proxy(url, address, password=None):
+    """A connection to `address` as gRPC makes it, and the first line of the proxy's answer."""
+    import base64
+
+    user, given, port = re.fullmatch(r"http://(\w+):(\S+)@127\.0\.0\.1:(\d+)", url).groups()
+    connection = socket.create_connection(("127.0.0.1", int(port)), timeout=10)
+    shown = base64.b64encode(f"{user}:{password or given}".encode()).decode()
+    connection.sendall(f"CONNECT {address} HTTP/1.1\r\nProxy-Authorization: Basic {shown}\r\n\r\n".encode())
+    stream = connection.makefile("rb")
+    line = stream.readline().decode().strip()
+    while stream.readline() not in (b"\r\n", b""):
+        continue
+    return connection, stream, line
+
+
+def test_bytes_go_there_and_back(secret):
+    with echo() as port:
+        gate = tunnel.Gate("127.0.0.1", 0, port, secret)
+        connection, stream, line = ask_proxy(tunnel.Proxy(secret).url, f"127.0.0.1:{gate.port}")
+        sent = bytes(range(256)) * 8192  # 2 MiB, more than any buffer
+        threading.Thread(target=connection.sendall, args=(sent,)).start()
+        assert line == "HTTP/1.1 200 Connection established"
+        assert stream.read(1 + len(sent)) == b"!" + sent
+        stream.close()
+        connection.close()
+
+
+def test_the_proxy_asks_for_its_password(secret):
+    with echo() as port:
+        gate = tunnel.Gate("127.0.0.1", 0, port, secret)
+        connection, stream, line = ask_proxy(tunnel.Proxy(secret).url, f"127.0.0.1:{gate.port}", password="guess")
+        assert line == "HTTP/1.1 407 Proxy Authentication Required" and stream.read() == b""
+        stream.close()
+        connection.close()
+
+
+def test_another_secret_plain_text_and_nobody(secret, other_secret):
+    with echo() as port:
+        gate = tunnel.Gate("127.0.0.1", 0, port, secret)
+        address = f"127.0.0.1:{gate.port}"
+        with pytest.raises(bl.ExecutionError, match=f"'{address}' and this machine have no secret in common"):
+            Peers([address], secret=str(other_secret))
+        with socket.create_connection(("127.0.0.1", gate.port), timeout=10) as plain:
+            plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                assert not plain.recv(1 << 16).startswith(b"!")  # an alert of TLS at most, nothing of the server's
+        nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        nobody.check_hostname, nobody.verify_mode = False, ssl.CERT_NONE
+        bare = socket.create_connection(("127.0.0.1", gate.port), timeout=10)
+        with nobody.wrap_socket(bare) as wrapped, contextlib.suppress(ssl.SSLError):
+            assert wrapped.recv(1) == b""
+        with Peers([address], secret=str(secret)) as peers:
+            assert peers.lost() is None
+
+
+@linux
+def test_two_workers_on_an_address_of_the_network(secret, other_secret, step, placement):
+    """As on two machines: addresses that are not loopback, and the servers behind them on the loopback device alone."""
+    host = own_address()
+    workers, addresses = [], []
+    try:
+        for _ in range(2):
+            command = isolated("baechi_lab", "worker", "--bind", f"{host}:0", "--secret", str(secret), "--follow-stdin")
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+            workers.append(
+                subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+                )
+            )
+        addresses = [worker.stdout.readline().decode().split()[1] for worker in workers]
+        assert all(address.startswith(f"{host}:") for address in addresses)
+        run = bl.execute(step, placement, steps=2, workers=addresses, secret=secret, progress=False)
+        assert run.status == "ok" and not run.moved_ops
+        np.testing.assert_allclose([float(x[0]) for x in run.outputs[:5]], step.info["losses"][:5], rtol=1e-6)
+        with pytest.raises(bl.ExecutionError, match="no secret in common"):
+            bl.execute(step, placement, workers=addresses, secret=other_secret)
+        if shutil.which("ss"):
+            for worker in workers:
+                rows = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout.splitlines()
+                places = {row.split()[3].rpartition(":")[0] for row in rows if f"pid={worker.pid}," in row}
+                assert places == {host, "127.0.0.1", "*%lo"}  # the gate, the proxy, TensorFlow's server
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+
+
+def test_bad_secrets(secret, tmp_path, step, placement):
+    with pytest.raises(bl.InvalidInput, match="exists; a secret is never written over another file"):
+        bl.make_secret(secret)
+    with pytest.raises(bl.InvalidInput, match="cannot be written: No such file"):
+        bl.make_secret(tmp_path / "no" / "where.pem")
+    readable = tmp_path / "readable.pem"
+    shutil.copy(secret, readable)
+    readable.chmod(0o644)
+    text = tmp_path / "text.pem"
+    text.write_text("not a key")
+    text.chmod(0o600)
+    for file, said in (
+        (readable, "make it yours alone with: chmod 600"), (text, "holds no private key with its certificate"),
+        (tmp_path / "none.pem", "cannot be read: No such file"),
+    ):  # fmt: skip
+        with pytest.raises(bl.InvalidInput, match=said):
+            bl.execute(step, placement, workers=["127.0.0.1:1"] * 2, secret=file)
+    with pytest.raises(bl.InvalidInput, match="secret is given without workers"):
+        bl.execute(step, placement, secret=secret)
