@@ -19,6 +19,8 @@ import re
 import secrets
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -94,17 +96,28 @@ class Proxy:
 
 
 @functools.cache
-def _proxy(secret: str) -> Proxy:
-    return Proxy(secret)
+def _own_proxy(secret: str) -> str:
+    """The URL of a `Proxy` in a process that ends with this one: TensorFlow may wait for an answer with Python locked."""
+    context(secret, server=False)
+    command = [sys.executable, "-I", "-B", os.path.abspath(__file__), secret]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    _RUNNING.append(process)
+    told = process.stdout.readline().decode().strip() if process.stdout else ""
+    if not told.startswith("http://"):
+        raise OSError("the process in front of the network did not start")
+    return told
+
+
+_RUNNING: list[subprocess.Popen[bytes]] = []
 
 
 def go_through(secret: str | os.PathLike[str]) -> None:
     """Every gRPC connection that this process makes from now on goes through a `Proxy`.
 
-    Raises what `context` raises.
+    Raises what `context` raises, `OSError` where no process can be started.
     """
     # gRPC reads these in small letters.
-    os.environ["grpc_proxy"] = _proxy(os.path.abspath(secret)).url  # noqa: SIM112
+    os.environ["grpc_proxy"] = _own_proxy(os.path.abspath(secret))  # noqa: SIM112
     os.environ["no_grpc_proxy"] = ""  # noqa: SIM112  # nor does a `no_proxy` of the user's take addresses out
 
 
@@ -145,3 +158,8 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while data := await reader.read(_CHUNK):
             writer.write(data)
             await writer.drain()
+
+
+if __name__ == "__main__":  # the process of `_own_proxy`; the end of its standard input ends it
+    print(Proxy(sys.argv[1]).url, flush=True)
+    sys.stdin.buffer.read()
