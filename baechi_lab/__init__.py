@@ -79,6 +79,6 @@ __all__ = [
     "Workbench", "WrittenPlan", "__version__", "apply", "bounds", "calibrate", "check", "compare", "critical_path",
     "downward_rank", "execute", "export", "fit", "generators", "list_passes", "list_placers", "load_cluster", "load_graph",
     "load_trace", "make_secret", "measure_cluster", "measure_link", "models", "move", "offload", "optimize", "place",
-    "profile", "profile_program", "ratios", "recompute", "robustness", "save_cluster", "save_graph", "simulate", "sweep", "throughput",
-    "torch", "total_rank", "trace", "unroll", "upward_rank", "write_plan",
+    "profile", "profile_program", "ratios", "recompute", "robustness", "save_cluster", "save_graph", "simulate",
+    "sweep", "throughput", "torch", "total_rank", "trace", "unroll", "upward_rank", "write_plan",
 ]  # fmt: skip
