@@ -98,6 +98,17 @@ def test_weights_and_samples_are_never_read(file, tmp_path):
     assert bl.profile_program(tmp_path / "small.pt2", batch_size=4) == bl.profile_program(file, batch_size=4)
 
 
+def test_checks_of_shapes_and_types_are_no_operators(file, tmp_path):
+    check = {
+        "target": "torch.ops.aten._assert_tensor_metadata.default",
+        "inputs": [{"name": "a", "arg": {"as_tensor": {"name": "x"}}, "kind": 1}], "outputs": [], "metadata": {},
+    }  # fmt: skip
+    (tmp_path / "small.pt2").write_bytes(
+        repacked(file, change=lambda d: d["graph_module"]["graph"]["nodes"].insert(0, check))
+    )
+    assert bl.profile_program(tmp_path / "small.pt2", batch_size=4) == bl.profile_program(file, batch_size=4)
+
+
 @pytest.mark.parametrize(
     ("how", "match"),
     [

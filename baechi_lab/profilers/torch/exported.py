@@ -92,6 +92,8 @@ class _Collector:
         made: Mapping[str, Any],
     ) -> None:
         """One call: `call` is (function or None, arguments, keywords), `made` value -> meta tensor."""
+        if not made:  # a check of shapes or types
+            return
         kernels, why = _kernels(*call, list(made.values()))
         if why:
             self.guessed[len(self.ops)] = why
