@@ -1,20 +1,26 @@
-"""The graph in layers, coloured by device."""
+"""The graph as nested boxes, coloured by device: the workbench's picture as a figure."""
 
 from __future__ import annotations
 
+import base64
+from typing import Any
+
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import OpGraph, Placement
 from ..graph.units import format_bytes, format_us
-from .colors import device_colors
-from .layers import Drawing, drawing
+from .colors import FONT, device_colors
 from .layout import styled
+from .nested.scene import Scene, build_scene, crossing_bytes, device_shares
+from .nested.svg import drawn
+from .nested.tree import build_tree
 
 NO_DEVICE = "#9A9A9A"
-LEGEND = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right"}
+LEGEND = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right", "itemsizing": "constant"}
+WIDTH = 900
+"""Pixels that the drawing is as a rule wide, from which the height follows."""
 
 
 def graph(
@@ -22,86 +28,89 @@ def graph(
     placement: Placement | None = None,
     *,
     device_names: tuple[str, ...] | None = None,
-    max_nodes: int = 1500,
+    max_nodes: int = 24,
     title: str | None = None,
 ) -> go.Figure:
-    """Ops from left to right by depth, area by duration, colour by device; edges that cross devices are drawn dark.
+    """Name scopes as nested boxes, with the share of each device in their time, and one arrow per pair of boxes.
 
-    Draw the coarse graph where there is one. A graph above `max_nodes` is drawn in bands: ops of neighbouring depths
-    on one device become one node, which says how many it holds.
+    The backward pass (∇) lies below the forward pass. Arrows are as wide as the bytes they stand for, and orange where
+    some go to another device. At most `max_nodes` boxes are drawn; a graph with no more ops is drawn op by op. Graphs
+    without scopes are cut where their structure repeats, or into stretches of time.
 
     Raises `InvalidInput` when the placement was made for another graph.
 
     >>> from baechi_lab import OpGraph, Placement
     >>> figure = graph(OpGraph.from_edges([5, 10], [(0, 1, 8)]), Placement(device=[0, 1]))
     >>> [trace.name for trace in figure.data]
-    ['same device', 'between devices', 'device 0', 'device 1']
+    ['device 0', 'device 1']
     """
     if not isinstance(opgraph, OpGraph):
         raise InvalidInput(f"graph draws an OpGraph, not {type(opgraph).__name__}")
     if max_nodes < 1:
         raise InvalidInput(f"max_nodes is {max_nodes}; it must be at least 1")
     device = None if placement is None else placement.on(opgraph).device
-    drawn = drawing(opgraph, device, max_nodes)
-    figure = go.Figure([*_edges(drawn), *_nodes(opgraph, drawn, device_names)])
-    figure.update_xaxes(title_text="depth", showgrid=False)
-    figure.update_yaxes(visible=False)
-    held = f", {len(drawn.device)} drawn" if len(drawn.device) < opgraph.n else ""
-    heading = title or f"{opgraph.name}: {opgraph.n} ops{held}"
-    tall = int(np.clip(16 * drawn.widest, 340, 760))
-    return styled(figure, heading, tall, legend=LEGEND, hovermode="closest")
+    tree = build_tree(opgraph)
+    few = opgraph.n <= max_nodes
+    scene = build_scene(opgraph, tree, range(len(tree)) if few else tree.open_until(max_nodes))
+    names = _names(device, device_names)
+    share = None if device is None else device_shares(opgraph, scene, device, len(names))
+    figure = go.Figure(_hover(opgraph, scene, share, names))
+    wide, tall = max(scene.size[0], 1.0), max(scene.size[1], 1.0)
+    if len(scene):
+        figure.add_layout_image(_image(opgraph, scene, device, share, wide, tall))
+    figure.update_xaxes(visible=False, range=[-4, wide + 4], constrain="domain")
+    figure.update_yaxes(visible=False, range=[tall + 4, -4], scaleanchor="x")
+    held = f", {len(scene)} boxes drawn" if len(scene) < opgraph.n else ""
+    heading = title or f"{opgraph.name}: {opgraph.n:,} ops{held}"
+    height = int(np.clip(tall * min(WIDTH / wide, 1.3), 120, 760)) + 90
+    figure = styled(figure, heading, height, legend=LEGEND, hovermode="closest", hoverdistance=40)
+    return figure.update_layout(margin={"l": 10, "r": 10, "b": 10})
 
 
-def _edges(drawn: Drawing) -> list[go.Scatter]:
-    crossing = drawn.device[drawn.source] != drawn.device[drawn.target]
-    dark = float(np.clip(6.0 / np.sqrt(max(1, len(crossing))), 0.08, 0.5))  # many edges must not hide the nodes
-    looks = (
-        ("same device", ~crossing, f"rgba(0,0,0,{dark / 4:.2f})"),
-        ("between devices", crossing, f"rgba(0,0,0,{dark:.2f})"),
-    )
-    return [
-        go.Scatter(
-            x=_path(drawn.x, drawn, mask), y=_path(drawn.y, drawn, mask), mode="lines", name=name, hoverinfo="skip",
-            line={"width": 1, "color": color}, showlegend=bool(mask.any()),
-        )
-        for name, mask, color in looks
-    ]  # fmt: skip
+def _names(device: Any, names: tuple[str, ...] | None) -> tuple[str, ...]:
+    count = 0 if device is None else int(device.max(initial=-1)) + 1
+    return tuple(names[d] if names and d < len(names) else f"device {d}" for d in range(count))
 
 
-def _path(coordinate: NDArray[np.float64], drawn: Drawing, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """All chosen edges as one line, broken by NaN between edges."""
-    source, target = coordinate[drawn.source[mask]], coordinate[drawn.target[mask]]
-    return np.stack([source, target, np.full(len(source), np.nan)], axis=1).reshape(-1)
+def _image(opgraph: OpGraph, scene: Scene, device: Any, share: Any, wide: float, tall: float) -> dict[str, Any]:
+    """The picture as an SVG under the marks that one hovers."""
+    crossing = None if device is None else crossing_bytes(opgraph, scene.arrows, device)
+    body = drawn(scene, device_colors(0 if share is None else share.shape[1]), share, crossing)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.1f} {tall:.1f}" font-family="{FONT}">'
+    encoded = base64.b64encode(f"{head}{body}</svg>".encode()).decode()
+    return {
+        "source": f"data:image/svg+xml;base64,{encoded}", "xref": "x", "yref": "y", "x": 0, "y": 0,
+        "sizex": wide, "sizey": tall, "sizing": "stretch", "layer": "below",
+    }  # fmt: skip
 
 
-def _nodes(opgraph: OpGraph, drawn: Drawing, names: tuple[str, ...] | None) -> list[go.Scatter]:
-    largest = float(drawn.duration_us.max(initial=0.0)) or 1.0
-    size = 6 + 26 * np.sqrt(drawn.duration_us / largest)
-    colors = device_colors(int(drawn.device.max(initial=0)) + 1)
-    traces = []
-    for device in np.unique(drawn.device).tolist():
-        mine = np.flatnonzero(drawn.device == device)
-        color = colors[device] if device >= 0 else NO_DEVICE
-        label = "not placed" if device < 0 else names[device] if names else f"device {device}"
-        texts = [_text(opgraph, drawn, k, label) for k in mine.tolist()]
+def _hover(opgraph: OpGraph, scene: Scene, share: Any, names: tuple[str, ...]) -> list[go.Scatter]:
+    """A small mark on every box, in the colour of its main device, which carries what is said about it."""
+    main = np.full(len(scene), -1) if share is None else share.argmax(axis=1)
+    colors, traces = device_colors(len(names)), []
+    for device in np.unique(main).tolist():
+        mine = np.flatnonzero(main == device)
         traces.append(
             go.Scatter(
-                x=drawn.x[mine], y=drawn.y[mine], mode="markers", name=label,
-                marker={"size": size[mine], "color": color, "opacity": 0.9, "line": {"width": 0.5, "color": "white"}},
-                hovertext=texts, hovertemplate="%{hovertext}<extra></extra>",
+                x=scene.x[mine], y=(scene.y + scene.height / 2)[mine] - 3, mode="markers",
+                name=names[device] if device >= 0 else "not placed",
+                marker={"size": 4, "symbol": "square", "color": colors[device] if device >= 0 else NO_DEVICE},
+                hovertext=[_text(opgraph, scene, k, None if share is None else share[k], names) for k in mine.tolist()],
+                hovertemplate="%{hovertext}<extra></extra>",
             )
         )  # fmt: skip
     return traces
 
 
-def _text(opgraph: OpGraph, drawn: Drawing, node: int, device: str) -> str:
-    ops = drawn.members[node]
-    longest = int(ops[opgraph.duration_us[ops].argmax()])
-    more = f" and {len(ops) - 1} more" if len(ops) > 1 else ""
+def _text(opgraph: OpGraph, scene: Scene, node: int, share: Any, names: tuple[str, ...]) -> str:
+    ops = scene.tree.members(int(scene.nodes[node]))
+    kind = opgraph.op_types[int(ops[0])] if len(ops) == 1 else f"{len(ops):,} ops"
     groups = [len(opgraph.members[i]) for i in ops] if opgraph.group_of is not None else []
     original = f" ({sum(groups)} original ops)" if groups else ""
-    persistent = format_bytes(int(opgraph.persistent_bytes[ops].sum()))
-    return (
-        f"<b>{opgraph.names[longest]}</b>{more}{original}<br>{opgraph.op_types[longest]} on {device}<br>"
-        f"{format_us(float(opgraph.duration_us[ops].sum()))}, {persistent} persistent".replace(" us", " µs")
-    )
+    where = "not placed" if share is None else ", ".join(
+        names[d] + (f" {share[d]:.0%}" if share[d] < 0.995 else "") for d in np.flatnonzero(share > 0.0005).tolist()
+    )  # fmt: skip
+    time, persistent = format_us(float(scene.duration_us[node])), int(opgraph.persistent_bytes[ops].sum())
+    name = scene.tree.names[int(scene.nodes[node])]
+    said = f"<b>{name}</b><br>{kind}{original} on {where}<br>{time}, {format_bytes(persistent)} persistent"
+    return said.replace(" us", " µs")

@@ -20,8 +20,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Step
 from ..memo import Memo
@@ -30,7 +28,7 @@ from .codegen import from_code, to_code
 from .compute import Outcome, compute
 from .guard import Guard, Problem
 from .history import History
-from .moves import move, shortest_names, together
+from .moves import move, shortest_names
 from .setting import GIVEN, Setting
 
 DELAY = 0.25
@@ -197,11 +195,6 @@ class WorkbenchModel:
         # Refused moves must not enter the history: try them before.
         move(outcome.base, outcome.graph, self.setting.cluster, moves)
         self.change(moves=moves)
-
-    def moved_along(self, ops: Iterable[int]) -> int:
-        """How many more ops move because they are colocated with `ops`."""
-        chosen = np.fromiter(ops, dtype=np.int64)
-        return 0 if self.outcome is None else len(together(self.outcome.graph, chosen)) - len(chosen)
 
     # -- code ------------------------------------------------------------------------------------------
 

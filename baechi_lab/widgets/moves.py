@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ..errors import InfeasiblePlacement, InvalidInput, UnknownOpError
 from ..graph import Cluster, OpGraph, Placement, allowed_devices
 from ..graph.arguments import check_records
+from ..viz.nested.tree import Tree
 
 
 def move(
@@ -71,6 +72,54 @@ def together(graph: OpGraph, ops: NDArray[np.int64]) -> NDArray[np.int64]:
     groups = np.unique(graph.colocation[ops])
     mates = np.flatnonzero(np.isin(graph.colocation, groups[groups >= 0]))
     return np.union1d(ops, mates)
+
+
+def moving(graph: OpGraph, ops: Iterable[int], group_of: NDArray[np.int32] | None = None) -> NDArray[np.int64]:
+    """`ops` and all that move along with them: their groups of the coarse graph (`group_of`), and what is colocated.
+
+    >>> g = OpGraph.from_edges([1] * 4, [])
+    >>> moving(g, [1], np.array([0, 0, 1, 2])).tolist()
+    [0, 1]
+    """
+    found = np.unique(np.fromiter(ops, dtype=np.int64))
+    while True:
+        more = together(graph, found)
+        if group_of is not None and len(more):
+            more = np.flatnonzero(np.isin(group_of, np.unique(group_of[more])))
+        if len(more) == len(found):
+            return found
+        found = more
+
+
+def in_words(
+    graph: OpGraph, tree: Tree, asked: NDArray[np.int64], moved: NDArray[np.int64],
+    group_of: NDArray[np.int32] | None = None,
+) -> str:  # fmt: skip
+    """What moves when `asked` is moved, in words: `MatMul and its group of 279 ops (colocation kernel)`."""
+    if not len(asked):
+        return ""
+    one = len(asked) == 1
+    what = graph.names[int(asked[0])] if one else _box_of(tree, asked) or f"{len(asked):,} ops"
+    if len(moved) == len(asked):
+        return what
+    names = [graph.colocation_names[c] for c in np.unique(graph.colocation[moved]) if c >= 0]
+    which = (
+        "coarse graph" if not names else f"colocation {names[0]}" if len(names) == 1 else f"{len(names)} colocations"
+    )
+    if one:
+        return f"{what} and its group of {len(moved):,} ops ({which})"
+    groups = 1 if group_of is None else len(np.unique(group_of[moved]))
+    said = "their group" if groups == 1 else f"their {groups:,} groups" if group_of is not None else "their colocations"
+    return f"{what} and all in {said}: {len(moved):,} ops ({which})"
+
+
+def _box_of(tree: Tree, ops: NDArray[np.int64]) -> str:
+    """The scope or level that holds just `ops`, with their number; empty if none does."""
+    node = int(tree.leaf_of[ops[0]])
+    for box in reversed(tree.path(node)[1:]):
+        if tree.high[box] - tree.low[box] == len(ops) and np.array_equal(np.sort(tree.members(box)), ops):
+            return f"{tree.names[box]} ({len(ops):,} ops)"
+    return ""
 
 
 def why_not(graph: OpGraph, cluster: Cluster, name: str, op: int, target: int, allowed: NDArray[np.bool_]) -> str:

@@ -12,14 +12,14 @@ from ..graph import Timeline
 from ..graph.timeline import MEMORY_CATEGORIES
 from ..graph.units import format_bytes, format_us
 from ..viz.colors import LIMIT, device_colors
+from ..viz.nested.scene import Paint, Scene
+from ..viz.nested.svg import drawn
 from .bars import Bars, short_device
 from .levels import Row, memory_rows, peaks, steps
-from .scene import Paint, Scene
 from .shades import LEGEND, shades
 
 WIDTH = 960
 GUTTER = 110
-MOST_EDGES = 4000
 
 
 def page(parts: Sequence[tuple[str, str, float]]) -> str:
@@ -42,30 +42,16 @@ def text_picture(text: str, width: int = 150) -> tuple[str, float]:
     return "".join(_text(4, 12 + 15 * k, line, size=11) for k, line in enumerate(lines)), 15.0 * len(lines)
 
 
-def graph_picture(scene: Scene, paint: Paint, device_names: Sequence[str], height: float = 320) -> tuple[str, float]:
-    """Nodes as boxes in their main device's colour, edges as one path; at most `MOST_EDGES` edges, the largest."""
+def graph_picture(scene: Scene, paint: Paint, device_names: Sequence[str], height: float = 420) -> tuple[str, float]:
+    """The scene as nested boxes, as large as fits the page, and the devices' colours."""
     if len(scene) == 0:
         return _text(4, 14, "the graph is empty"), 20
     colors = device_colors(device_names)
-    left, right = float((scene.x - scene.width / 2).min()), float((scene.x + scene.width / 2).max())
-    top, bottom = float((scene.y - scene.height / 2).min()), float((scene.y + scene.height / 2).max())
-    k = min((WIDTH - 20) / max(right - left, 1.0), (height - 30) / max(bottom - top, 1.0), 2.0)
-    x = (scene.x - (left + right) / 2) * k + WIDTH / 2
-    y = (scene.y - (top + bottom) / 2) * k + height / 2 + 8
-    largest = np.sort(np.argsort(-scene.edge_bytes, kind="stable")[:MOST_EDGES])
-    path = "".join(
-        f"M{x[u]:.1f} {y[u]:.1f}L{x[v]:.1f} {y[v]:.1f}"
-        for u, v in zip(scene.source[largest].tolist(), scene.target[largest].tolist(), strict=True)
-    )
-    body = [f'<path d="{path}" fill="none" stroke="#9aa0a6" stroke-width="0.5"/>']
-    for d, color in enumerate(colors):
-        boxes = "".join(
-            f"M{x[i] - w / 2:.1f} {y[i] - h / 2:.1f}h{w:.1f}v{h:.1f}h{-w:.1f}z"
-            for i in np.flatnonzero(paint.main == d).tolist()
-            for w, h in [(max(scene.width[i] * k, 1.5), max(scene.height[i] * k, 1.5))]
-        )
-        body.append(f'<path d="{boxes}" fill="{color}"/>')
-    return "".join(body) + _legend(device_names, colors), height
+    wide, tall = scene.size
+    k = min((WIDTH - 8) / max(wide, 1.0), height / max(tall, 1.0), 1.4)
+    body = drawn(scene, colors, paint.share, paint.crossing_bytes)
+    legend = _legend(device_names, colors)
+    return f'{legend}<g transform="translate(4 22) scale({k:.4f})">{body}</g>', tall * k + 30
 
 
 def timeline_picture(bars: Bars, device_names: Sequence[str]) -> tuple[str, float]:

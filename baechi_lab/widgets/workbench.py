@@ -77,7 +77,7 @@ class Workbench(Pictured, ipywidgets.VBox):
 
     def _body(self) -> ipywidgets.HBox:
         views = [
-            heading("Graph", "from left to right; a box is an op, group or scope, coloured by device, sized by time"),
+            heading("Graph", "scopes and ops, coloured by device; double-click opens a box in place; ∇ is the backward pass"),
             self.graph,
             heading("Timeline", "what each device computes, sends (upper half) and receives (lower half)"),
             self.timeline,
@@ -112,9 +112,10 @@ class Workbench(Pictured, ipywidgets.VBox):
     def _show(self, outcome: Outcome) -> None:
         timelines = self.timelines()
         self._listening = False
-        if self.graph.graph is not outcome.graph or self._coarse is not outcome.coarse:
-            self._coarse = outcome.coarse
-            self.graph.show_graph(outcome.graph, outcome.coarse if outcome.coarse is not outcome.graph else None)
+        coarse = outcome.coarse if outcome.coarse is not outcome.graph else None
+        if self.graph.graph is not outcome.graph:
+            self.graph.show_graph(outcome.graph, coarse)
+        self.graph.show_groups(coarse)
         self.graph.show_timeline(outcome.timeline, outcome.chain.ops)
         if not outcome.setting.moves:
             self.graph.status = ""  # what it said of a move no longer holds
@@ -122,8 +123,6 @@ class Workbench(Pictured, ipywidgets.VBox):
         self.memory.show(timelines, self.timeline.span_us)
         self._listening = True
         self._selected(self.model.selection)
-
-    _coarse: OpGraph | None = None
 
     def timelines(self) -> list[Any]:
         """What the timeline view shows: the simulated one, and the measured one below it."""
@@ -133,10 +132,14 @@ class Workbench(Pictured, ipywidgets.VBox):
         return [] if outcome is None else [outcome.timeline, *measured]
 
     def _select(self, origin: Any, ops: Any) -> None:
-        if self._listening:
+        """A view selected ops: what moves along with them is selected as well, everywhere."""
+        if self._listening and self.graph.graph is not None:
             with Guard(self.model.fail):
-                self._origin = origin
-                self.model.select(ops())
+                asked = [int(op) for op in ops()]
+                if origin is not self.graph:
+                    self.graph.choose(asked)
+                self._origin = origin if len(asked) == len(self.graph.selected_ops) else None
+                self.model.select(self.graph.selected_ops)
                 self._origin = None
 
     _origin: Any = None
@@ -144,7 +147,7 @@ class Workbench(Pictured, ipywidgets.VBox):
     def _selected(self, ops: tuple[int, ...]) -> None:
         """Show the selection everywhere but where it was made."""
         self._listening = False
-        if self._origin is not self.graph:
+        if self.graph.selected_ops != list(ops):
             self.graph.select_ops(ops)
         for view in (self.timeline, self.memory):
             if self._origin is not view:
@@ -162,15 +165,14 @@ class Workbench(Pictured, ipywidgets.VBox):
                 self._move([int(n) for n in content["nodes"]], int(content["device"]))
 
     def _move(self, nodes: list[int], device: int) -> None:
-        self.graph.selected = nodes
-        ops = self.graph.selected_ops
+        if nodes != self.graph.selected:
+            self.graph.selected = nodes
+        ops, what = self.graph.selected_ops, self.graph.said
         scope = self.graph.tree.names[nodes[0]] if len(nodes) == 1 else ""
-        along = self.model.moved_along(ops)
         self.model.move(ops, device, scope)
         name = self.model.setting.cluster.names[device]
-        more = f", with {along} that are colocated with them" if along else ""
-        count = "1 op" if len(ops) == 1 else f"{len(ops)} ops"
-        self.graph.status = f"{count} moved to {name}{more}; Undo takes it back"
+        count = "1 op" if len(ops) == 1 else f"{len(ops):,} ops"
+        self.graph.status = f"{count} moved to {name}: {what}. Undo takes it back."
 
     def _show_decision(self, log: Log, step: int) -> None:
         """One step of the decision log: what is placed so far is lit, what is placed now is selected."""

@@ -5,15 +5,19 @@ Screenshots of every station are kept in .pytest_cache/screenshots/.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import urllib.request
 
 import jupyter_browser as jb
+import numpy as np
 import pytest
 
 import baechi_lab as bl
 from baechi_lab.graph.units import format_bytes, format_us
+from baechi_lab.viz.nested.tree import build_tree
+from baechi_lab.widgets.schedule import critical_chain
 
 pytestmark = [
     pytest.mark.ui,
@@ -139,17 +143,89 @@ def test_the_devices_slider_and_the_placer(page, expected):
     shot(page, "02-after-the-slider")
 
 
-def test_moving_an_op_and_taking_it_back(page, expected):
+GRAPH = 'canvas[aria-label="Graph"]'
+
+
+def data(page, key):
+    """What the graph's canvas says of its last picture."""
+    return int(page.locator(GRAPH).get_attribute(f"data-{key}"))
+
+
+def said(page):
+    return page.locator(f".bl-view:has({GRAPH}) .bl-live").inner_text()
+
+
+def test_the_first_graph_is_the_model_s_scopes(page, expected):
+    """Few boxes that hold every op once, and one arrow per pair of boxes with the bytes of its distinct tensors."""
     graph = expected.graph()
-    target = next(i for i, name in enumerate(graph.names) if "MatMul" in name)
+    tree = build_tree(graph)
+    shown = tree.visible(tree.open_until(24))
+    assert data(page, "nodes") == len(shown) <= 24
+    of = tree.owner(shown)
+    ends = np.stack([of[graph.edge_source], of[graph.consumers], graph.edge_tensor], axis=1)
+    ends = np.unique(ends[ends[:, 0] != ends[:, 1]], axis=0)
+    assert data(page, "frames_open") == 0 and data(page, "arrows") == len(np.unique(ends[:, :2], axis=0))
+    # Hovering along the arrow out of layer0 tells how many tensors it stands for, and their bytes.
+    box, tooltip = page.locator(GRAPH).bounding_box(), page.locator(f".bl-stage:has({GRAPH}) .bl-tooltip")
+    found = set()
+    for step in range(160):
+        page.mouse.move(box["x"] + box["width"] * step / 160, box["y"] + box["height"] * 0.42)
+        if tooltip.is_visible() and "→" in tooltip.inner_text():
+            found.add(tooltip.inner_text())
+    names = [tree.names[n] for n in shown]
+    arrow = next(text for text in found if text.startswith(names[0]))
+    u, v = (names.index(name) for name in arrow.splitlines()[0].split(" → "))
+    tensors = ends[(ends[:, 0] == u) & (ends[:, 1] == v), 2]
+    assert f"tensors\t{len(tensors)}" in arrow and format_bytes(int(graph.tensor_bytes[tensors].sum())) in arrow
+    assert page.problems == []
+
+
+def test_the_critical_path_is_the_real_chain(page, expected):
+    """Arrows are marked where an edge of the chain crosses, and nowhere else."""
+    graph, line = expected.graph(), expected.timeline()
+    tree = build_tree(graph)
+    owner = tree.owner(tree.visible(tree.open_until(24)))
+    chain = critical_chain(graph, line).ops.tolist()
+    edges = set(zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True))
+    crossed = {(owner[a], owner[b]) for a, b in itertools.pairwise(chain) if (a, b) in edges and owner[a] != owner[b]}
+    page.click('.bl-toolbar:has(.bl-moves) button:text-is("Critical path")')
+    page.wait_for_function(f"(n) => document.querySelector('{GRAPH}').dataset.critical === n", arg=str(len(crossed)))
+    shot(page, "11-critical-path")
+    page.click('.bl-toolbar:has(.bl-moves) button:text-is("Critical path")')
+    assert 0 < len(crossed) < data(page, "arrows")
+
+
+def test_boxes_open_in_place(page):
+    before = data(page, "nodes")
+    page.click('.bl-toolbar:has(.bl-moves) button:text-is("Open all")')
+    page.wait_for_function(f"(n) => Number(document.querySelector('{GRAPH}').dataset.nodes) > n", arg=before)
+    assert data(page, "frames_open") > 0 and data(page, "nodes") <= 300
+    shot(page, "12-opened")
+    page.click('.bl-toolbar:has(.bl-moves) button:text-is("Overview")')
+    page.wait_for_function(f"(n) => Number(document.querySelector('{GRAPH}').dataset.nodes) === n", arg=before)
+
+
+def test_moving_an_op_and_taking_it_back(page, expected):
+    """A search lists; a click selects the op with its group, which is said, moves as said, and is confirmed."""
+    graph = expected.graph()
+    wanted = [i for i, name in enumerate(graph.names) if "matmul" in name.lower()]
     search = page.locator('input[aria-label="search ops by name"]')
-    search.fill(graph.names[target])
-    search.press("Enter")
-    page.wait_for_function("(name) => [...document.querySelectorAll('.bl-live')].some((e) => e.textContent.includes(name))",
-                           arg="device cpu:")  # fmt: skip
+    search.fill("MatMul")
+    page.wait_for_selector(f".bl-found:has-text('{len(wanted)} ops match')")
+    assert page.locator("button.bl-row").count() == len(wanted) and data(page, "chosen") == 0
+    target = next(i for i in wanted if graph.colocation[i] >= 0)
+    group = np.flatnonzero(graph.colocation == graph.colocation[target])
+    shot(page, "13-found")
+    page.click(f'button.bl-row:text-is("{graph.names[target]}")')
+    page.wait_for_function(f"(n) => document.querySelector('{GRAPH}').dataset.chosen === n", arg=str(len(group)))
+    colocation = graph.colocation_names[graph.colocation[target]]
+    what = f"{graph.names[target]} and its group of {len(group)} ops (colocation {colocation})"
+    assert what in said(page) and page.locator(".bl-crumbs").inner_text().startswith("graph")
+    shot(page, "03-selected")
     before = expected.timeline()
     where = before.device_names[int(before.device[target])]
     other = "cpu:1" if where == "cpu:0" else "cpu:0"
+    assert what in page.locator(f'.bl-moves button[data-device="{other}"]').get_attribute("title")
     page.click(f'.bl-moves button[data-device="{other}"]')
     page.wait_for_selector(".bl-facts:has-text('moved by hand')")
     tab(page, "Export")
@@ -157,12 +233,19 @@ def test_moving_an_op_and_taking_it_back(page, expected):
     found = re.search(r"bl\.move\(placed, graph, cluster, (\[.*\])\)", code)
     moves = json.loads(found.group(1).replace("(", "[").replace(")", "]").replace("'", '"'))
     assert {device for _, device in moves} == {other}
-    shows(page, f"step {format_us(expected.timeline(moves=[tuple(m) for m in moves]).makespan_us)}")
+    after = expected.timeline(moves=[tuple(m) for m in moves])
+    shows(page, f"step {format_us(after.makespan_us)}")
+    assert np.flatnonzero(after.device != before.device).tolist() == group.tolist()
+    assert page.locator(".bl-confirm").inner_text() == f"{len(group)} ops moved to {other}: {what}. Undo takes it back."
     shot(page, "03-moved")
-    page.locator('canvas[aria-label="Graph"]').focus()
+    page.locator(GRAPH).focus()
+    page.keyboard.press("Escape")
+    assert page.locator(".bl-confirm").is_visible()  # what was done stays said
     page.keyboard.press("Control+z")
     shows(page, f"step {format_us(before.makespan_us)}")
     assert "bl.move" not in page.locator(".bl-workbench textarea").input_value()
+    page.click('.bl-found button:text-is("×")')
+    page.click('.bl-toolbar:has(.bl-moves) button:text-is("Overview")')
 
 
 def test_hovering_and_clicking_in_every_view(page):
@@ -179,7 +262,7 @@ def test_hovering_and_clicking_in_every_view(page):
         if view == "Timeline":
             page.mouse.click(x, y)
             page.wait_for_function(
-                "() => document.querySelector('.bl-view .bl-live').textContent.includes('device cpu:')", timeout=10_000
+                "() => document.querySelector('.bl-view .bl-live').textContent.includes('Selected: ')", timeout=10_000
             )
     assert "device" in said["Graph"] and "start" in said["Timeline"] and "persistent" in said["Memory"]
     page.locator('canvas[aria-label="Timeline"]').focus()

@@ -27,39 +27,79 @@ def test_graph_view_opens_folds_and_keeps_the_selection(diamond, split):
     view = GraphView()
     view.show_graph(diamond)
     view.show_timeline(split)
-    assert len(view.nodes_shown) == 4  # the overview opens scopes while few nodes are visible
+    scope = view.tree.names.index("s")
+    assert len(view.nodes_shown) == 4  # three boxes are few: the scope is open
     view.select_ops([1])
-    leaf = view.selected[0]
-    view.command({"type": "close", "nodes": [leaf]})
-    assert len(view.nodes_shown) == 3 and view.tree.names[view.selected[0]] == "s"
+    view.command({"type": "close", "nodes": view.selected})
+    assert len(view.nodes_shown) == 3 and view.selected == [scope] and view.selected_ops == [1]
     view.command({"type": "open", "nodes": view.selected})
-    assert len(view.nodes_shown) == 4 and view.selected_ops == [1, 2]
+    assert len(view.nodes_shown) == 4 and view.selected_ops == [1]
+    assert unpack(view.marks, "chosen", "i4").sum() == 1
     assert unpack(view.paint, "device", "u1").max() == 1
 
 
-def test_graph_view_searches_and_steps_through_hits(diamond, split):
+def test_a_search_lists_and_selects_nothing_unasked(diamond, split):
     view = GraphView()
     view.show_graph(diamond)
     view.show_timeline(split)
     view.command({"type": "search", "text": "S/"})
-    assert view.selected_ops == [1, 2] and "2 ops match" in view.status
+    assert view.found["rows"] == [[1, "s/b"], [2, "s/c"]] and view.found["total"] == 2 and view.selected_ops == []
     view.command({"type": "search", "text": "s/", "next": True})
-    assert view.selected_ops == [1] and view.focus == view.selected
+    assert view.selected_ops == [1] and view.focus == view.selected and view.found["at"] == 0
     view.command({"type": "search", "text": "s/", "next": True})
     assert view.selected_ops == [2]
+    view.command({"type": "go", "op": 1})
+    assert view.selected_ops == [1] and view.found["at"] == 0
+    view.command({"type": "select_found"})
+    assert view.selected_ops == [1, 2]
     view.command({"type": "search", "text": "nothing"})
-    assert view.selected == [] and "no op's name" in view.status
+    assert view.found["total"] == 0 and view.selected_ops == [1, 2]
 
 
-def test_opening_too_much_is_refused_with_a_reason(monkeypatch, diamond, split):
-    from baechi_lab.widgets.views import graph_view
-
+def test_a_click_selects_the_group_and_says_so(diamond, split):
+    """b of scope s and d are one group of the coarse graph: a click on either selects both, and a search tells how many move."""
+    coarse = bl.OpGraph.from_edges(
+        [5, 15, 10], [(0, 1, 8), (0, 2, 8)], names=["a", "s/b", "s/c"], group_of=[0, 1, 2, 1]
+    )
     view = GraphView()
-    view.show_graph(diamond)
+    view.show_graph(diamond, coarse)
+    view.show_timeline(split)
+    b, d = (view.tree.names.index(name) for name in ("s/b", "d"))
+    view.selected = [b]  # as a click in the browser does
+    assert view.selected == sorted([b, d]) and view.selected_ops == [1, 3]
+    assert view.said == "s/b and its group of 2 ops (coarse graph)"
+    view.selected = [view.tree.names.index("s/c")]
+    assert view.said == "s/c" and view.selected_ops == [2]
+    view.search("s/")
+    assert (view.found["total"], view.found["moving"]) == (2, 3)
+
+
+def test_a_selected_scope_is_named_with_what_moves_along(pair):
+    graph = bl.OpGraph.from_edges(
+        [1] * 4, [(0, 1, 4), (1, 2, 4), (2, 3, 4)], names=["n/w", "n/x", "m/y", "m/z"],
+        colocation=[0, -1, 0, -1], colocation_names=("n/w",),
+    )  # fmt: skip
+    view = GraphView()
+    view.show_graph(graph)
     view.open_nodes(())
-    monkeypatch.setattr(graph_view, "MOST_NODES", 3)
-    view.command({"type": "open", "nodes": [view.tree.names.index("s")]})
-    assert len(view.nodes_shown) == 3 and "at most 3" in view.status
+    view.selected = [view.tree.names.index("n")]
+    assert view.selected_ops == [0, 1, 2]
+    assert view.said == "n (2 ops) and all in their group: 3 ops (colocation n/w)"
+
+
+def test_never_more_boxes_than_the_limit(split):
+    graph = bl.generators.random_dag(4000, seed=0)
+    view = GraphView()
+    view.show_graph(graph)
+    assert len(view.nodes_shown) <= 24
+    for _ in range(4):
+        view.command({"type": "open", "nodes": view.nodes_shown})
+        assert 24 < len(view.nodes_shown) <= 300
+    assert "at most 300 boxes are drawn" in view.status
+    view.command({"type": "open_all"})
+    assert len(view.nodes_shown) <= 300
+    view.reveal([1234])  # deep inside: shown as a box of its own all the same
+    assert view.selected == [view.tree.leaf_of[1234]] == view.focus and len(view.nodes_shown) <= 300
 
 
 def test_a_large_graph_opens_collapsed():

@@ -109,8 +109,8 @@ def test_level_columns_point_into_each_device(split):
 def test_pictures_are_svg_with_device_names(diamond, split):
     from xml.etree import ElementTree
 
-    from baechi_lab.widgets.hierarchy import build_tree
-    from baechi_lab.widgets.scene import build_paint, build_scene
+    from baechi_lab.viz.nested.scene import build_paint, build_scene
+    from baechi_lab.viz.nested.tree import build_tree
 
     scene = build_scene(diamond, build_tree(diamond), frozenset())
     paint = build_paint(diamond, scene, split)

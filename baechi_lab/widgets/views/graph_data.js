@@ -1,39 +1,40 @@
-// What the graph view draws, read from its traits. Python joins this text between common.js and graph_view.js.
+// What the graph view draws, read from its traits. Python joins this text between common.js and graph_draw.js.
 
 /** @typedef {{x: number, y: number, k: number}} Transform world -> screen: `k * world + (x, y)` */
-const SCOPE_KIND = 0;
-const OP_KIND = 2;
-const LONG = 640; // world pixels, ten columns
+const OP_KIND = 1;
 
 /** @typedef {ReturnType<typeof readScene>} Scene */
 /** @typedef {ReturnType<typeof readPaint>} Paint */
+/** @typedef {ReturnType<typeof readMarks>} Marks */
 
-/** Nodes and edges, a column each; `at` finds the row of a node by its id. @param {Model} model */
+/** Boxes, frames and arrows, a column each; `at` finds the row of a box by its id, `frameAt` that of a frame.
+ * @param {Model} model */
 function readScene(model) {
   const c = model.get("nodes");
   const scene = {
     id: column(c, "id", "i4"), kind: column(c, "kind", "u1"), x: column(c, "x", "f4"), y: column(c, "y", "f4"),
     width: column(c, "width", "f4"), height: column(c, "height", "f4"), time: column(c, "time", "f8"),
-    memory: column(c, "memory", "f8"), size: column(c, "size", "i4"), source: column(c, "source", "i4"),
-    target: column(c, "target", "i4"), bytes: column(c, "bytes", "f8"), names: texts(c.names), types: texts(c.types),
-    forward: texts(c.forward), at: /** @type {Map<number, number>} */ (new Map()), labels: /** @type {string[]} */ ([]),
+    memory: column(c, "memory", "f8"), size: column(c, "size", "i4"), parent: column(c, "parent", "i4"),
+    names: texts(c.names), labels: texts(c.labels), notes: texts(c.notes), types: texts(c.types), forward: texts(c.forward),
+    frame: column(c, "frame", "i4"), frameBox: column(c, "frame_box", "f4"), frameParent: column(c, "frame_parent", "i4"),
+    frameSize: column(c, "frame_size", "i4"), frameNames: texts(c.frame_names), frameLabels: texts(c.frame_labels),
+    source: column(c, "source", "i4"), target: column(c, "target", "i4"), bytes: column(c, "bytes", "f8"),
+    tensors: column(c, "tensors", "i4"), pointer: column(c, "pointer", "i4"), points: column(c, "points", "f4"),
+    upright: column(c, "upright", "u1"), stroke: column(c, "stroke", "f4"), faint: column(c, "faint", "f4")[0] || 1,
+    at: /** @type {Map<number, number>} */ (new Map()), frameAt: /** @type {Map<number, number>} */ (new Map()),
   };
   scene.id.forEach((id, i) => scene.at.set(id, i));
-  scene.labels = scene.names.map((name, i) => {
-    const parts = name.split("/");
-    // A bare number says nothing: show what it counts.
-    const last = parts.slice(/^\d+$/.test(parts[parts.length - 1]) ? -2 : -1).join("/");
-    return scene.size[i] > 1 ? `${last} (${scene.size[i]})` : last;
-  });
+  scene.frame.forEach((id, i) => scene.frameAt.set(id, i));
   return scene;
 }
 
-/** Where the nodes are placed, and what that costs. @param {Model} model @param {number} devices @param {number} count of the nodes */
+/** Where the boxes are placed, and what that costs. @param {Model} model @param {number} devices @param {number} count of the boxes */
 function readPaint(model, devices, count) {
   const c = model.get("paint");
   const paint = {
     device: column(c, "device", "u1"), critical: column(c, "critical", "u1"), sent: column(c, "sent", "f8"),
-    received: column(c, "received", "f8"), shares: /** @type {Map<number, Float32Array>} */ (new Map()), fits: false,
+    received: column(c, "received", "f8"), crossing: column(c, "crossing", "f8"), criticalArrow: column(c, "critical_arrow", "u1"),
+    shares: /** @type {Map<number, Float32Array>} */ (new Map()), fits: false,
   };
   const share = column(c, "share", "f4");
   column(c, "mixed", "i4").forEach((node, row) => paint.shares.set(node, share.subarray(row * devices, (row + 1) * devices)));
@@ -42,69 +43,122 @@ function readPaint(model, devices, count) {
   return paint;
 }
 
-/** Nodes and edges grouped by colour once per paint, so that a frame fills one path per group.
- * @param {Pick<Scene, "id" | "source" | "target">} scene @param {Pick<Paint, "fits" | "device" | "critical">} paint
- * @param {string[]} colours */
-function groupByColour(scene, paint, colours) {
-  const nodes = (colours.length ? colours : [""]).map(() => /** @type {number[]} */ ([]));
-  const plain = [];
-  const crossing = [];
-  const critical = [];
-  for (let i = 0; i < scene.id.length; i += 1) nodes[paint.fits ? paint.device[i] % nodes.length : 0].push(i);
-  for (let e = 0; e < scene.source.length; e += 1) {
-    const [u, v] = [scene.source[e], scene.target[e]];
-    if (paint.fits && paint.critical[u] && paint.critical[v]) critical.push(e);
-    else if (paint.fits && (paint.device[u] !== paint.device[v])) crossing.push(e);
-    else plain.push(e);
-  }
-  return { nodes, plain, crossing, critical };
+/** How many selected and how many found ops each box holds. @param {Model} model @param {number} count of the boxes */
+function readMarks(model, count) {
+  const c = model.get("marks");
+  const marks = { chosen: column(c, "chosen", "i4"), hits: column(c, "hits", "i4"), any: false };
+  if (marks.chosen.length !== count) marks.chosen = new Int32Array(count);
+  if (marks.hits.length !== count) marks.hits = new Int32Array(count);
+  marks.any = marks.chosen.some((n) => n > 0);
+  return marks;
 }
 
-/** Left, top, right and bottom of all nodes, or of some.
- * @param {Pick<Scene, "id" | "x" | "y" | "width" | "height">} scene @param {number[] | null} only */
+/** Left, top, right and bottom of a box or frame. @param {Scene} scene @param {number} node */
+function extentOf(scene, node) {
+  const i = scene.at.get(node);
+  if (i !== undefined) {
+    const [w, h] = [scene.width[i] / 2, scene.height[i] / 2];
+    return [scene.x[i] - w, scene.y[i] - h, scene.x[i] + w, scene.y[i] + h];
+  }
+  const f = scene.frameAt.get(node);
+  if (f === undefined) return null;
+  const [x, y, w, h] = scene.frameBox.subarray(4 * f, 4 * f + 4);
+  return [x - w / 2, y - h / 2, x + w / 2, y + h / 2];
+}
+
+/** Left, top, right and bottom of everything, or of some boxes and frames.
+ * @param {Scene} scene @param {number[] | null} only ids */
 function bounds(scene, only = null) {
   const box = [Infinity, Infinity, -Infinity, -Infinity];
-  const take = (/** @type {number} */ i) => {
-    box[0] = Math.min(box[0], scene.x[i] - scene.width[i] / 2);
-    box[1] = Math.min(box[1], scene.y[i] - scene.height[i] / 2);
-    box[2] = Math.max(box[2], scene.x[i] + scene.width[i] / 2);
-    box[3] = Math.max(box[3], scene.y[i] + scene.height[i] / 2);
+  const take = (/** @type {number[] | null} */ found) => {
+    if (!found) return;
+    for (const k of [0, 1]) box[k] = Math.min(box[k], found[k]);
+    for (const k of [2, 3]) box[k] = Math.max(box[k], found[k]);
   };
-  if (only) only.forEach(take);
-  else for (let i = 0; i < scene.id.length; i += 1) take(i);
+  if (only) only.forEach((id) => take(extentOf(scene, id)));
+  else {
+    scene.id.forEach((id) => take(extentOf(scene, id)));
+    scene.frame.forEach((id) => take(extentOf(scene, id)));
+    for (let p = 0; p < scene.points.length; p += 2) take([scene.points[p], scene.points[p + 1], scene.points[p], scene.points[p + 1]]);
+  }
   return box[0] <= box[2] ? box : [0, 0, 1, 1];
 }
 
-/** Stroke edges as one path; with `split`, long ones are left out and returned.
- * @param {CanvasRenderingContext2D} context @param {Scene} scene @param {Transform} t @param {number[]} edges
- * @param {number[]} size of the canvas @param {boolean} split */
-function strokeEdges(context, scene, t, edges, [width, height], split) {
-  const curved = split && t.k > 0.35 && edges.length < 4000;
-  const long = [];
-  context.beginPath();
-  for (const e of edges) {
-    const u = scene.source[e];
-    const v = scene.target[e];
-    const x0 = (scene.x[u] + scene.width[u] / 2) * t.k + t.x;
-    const x1 = (scene.x[v] - scene.width[v] / 2) * t.k + t.x;
-    const y0 = scene.y[u] * t.k + t.y;
-    const y1 = scene.y[v] * t.k + t.y;
-    if ((x0 < 0 && x1 < 0) || (x0 > width && x1 > width) || (y0 < 0 && y1 < 0) || (y0 > height && y1 > height)) continue;
-    if (split && (x1 < x0 || x1 - x0 > LONG * t.k || Math.abs(y1 - y0) > 0.5 * LONG * t.k)) {
-      long.push(e);
-      continue;
-    }
-    context.moveTo(x0, y0);
-    if (curved) {
-      const bend = Math.max(Math.abs(x1 - x0) * 0.4, 8);
-      context.bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1, y1);
-    } else context.lineTo(x1, y1);
+/** The frames around a box or frame, the outermost first, as ids. @param {Scene} scene @param {number} node */
+function framesAround(scene, node) {
+  const i = scene.at.get(node);
+  const f = scene.frameAt.get(node);
+  let parent = i !== undefined ? scene.parent[i] : f !== undefined ? scene.frameParent[f] : 0;
+  const found = [];
+  while (parent > 0) {
+    found.unshift(parent);
+    const above = scene.frameAt.get(parent);
+    parent = above === undefined ? 0 : scene.frameParent[above];
   }
-  context.stroke();
-  return long;
+  return found;
 }
 
-/** The device of a node, or the shares of several.
+/** The innermost frame at a point of the world, or `UNSEEN`. @param {Scene} scene @param {number} x @param {number} y */
+function frameAtPoint(scene, x, y) {
+  for (let f = scene.frame.length - 1; f >= 0; f -= 1) {
+    const [left, top, right, bottom] = /** @type {number[]} */ (extentOf(scene, scene.frame[f]));
+    if (x >= left && x <= right && y >= top && y <= bottom) return scene.frame[f];
+  }
+  return UNSEEN;
+}
+
+/** Every arrow's points, as straight pieces of its curve, for hit tests. @param {Scene} scene @param {number} arrow */
+function piecesOf(scene, arrow) {
+  const pieces = [];
+  for (let p = scene.pointer[arrow]; p < scene.pointer[arrow + 1] - 1; p += 1) {
+    const [x0, y0, x1, y1] = scene.points.subarray(2 * p, 2 * p + 4);
+    for (let s = 0; s <= 8; s += 1) {
+      const u = s / 8;
+      const ease = u * u * (3 - 2 * u); // a curve that leaves and arrives along the axis, as drawn
+      const [along, across] = [1.5 * u * (1 - u) + u * u * u, ease];
+      pieces.push(scene.upright[arrow] ? [x0 + (x1 - x0) * across, y0 + (y1 - y0) * along] : [x0 + (x1 - x0) * along, y0 + (y1 - y0) * across]);
+    }
+  }
+  return pieces;
+}
+
+/** The arrow within `reach` of a point of the world, or `UNSEEN`.
+ * @param {Scene} scene @param {number} x @param {number} y @param {number} reach */
+function arrowAt(scene, x, y, reach) {
+  let best = UNSEEN;
+  let nearest = reach * reach;
+  for (let a = 0; a < scene.source.length; a += 1) {
+    const pieces = piecesOf(scene, a);
+    for (let k = 1; k < pieces.length; k += 1) {
+      const [[x0, y0], [x1, y1]] = [pieces[k - 1], pieces[k]];
+      const [dx, dy] = [x1 - x0, y1 - y0];
+      const u = Math.min(Math.max(((x - x0) * dx + (y - y0) * dy) / Math.max(dx * dx + dy * dy, 1e-9), 0), 1);
+      const distance = (x - x0 - u * dx) ** 2 + (y - y0 - u * dy) ** 2;
+      if (distance < nearest) [best, nearest] = [a, distance];
+    }
+  }
+  return best;
+}
+
+/** What a box or frame is called. @param {Scene} scene @param {number} node */
+function titleOf(scene, node) {
+  const i = scene.at.get(node);
+  if (i !== undefined) return scene.names[i];
+  const f = scene.frameAt.get(node);
+  return f === undefined ? "graph" : scene.frameNames[f];
+}
+
+/** What is said about an arrow, as rows of name and value. @param {Scene} scene @param {Paint} paint @param {number} arrow */
+function arrowFacts(scene, paint, arrow) {
+  const moved = paint.fits ? paint.crossing[arrow] : 0;
+  return [
+    ["tensors", scene.tensors[arrow].toLocaleString("en")], ["bytes", formatBytes(scene.bytes[arrow])],
+    ["of that to another device", moved > 0 ? formatBytes(moved) : ""],
+    ["critical path", paint.fits && paint.criticalArrow[arrow] ? "runs through it" : ""],
+  ];
+}
+
+/** The device of a box, or the shares of several.
  * @param {Pick<Paint, "fits" | "shares" | "device">} paint @param {string[]} devices @param {number} i */
 function devicesOf(paint, devices, i) {
   if (!paint.fits) return "";
@@ -113,12 +167,12 @@ function devicesOf(paint, devices, i) {
   return [...share].map((part, d) => (part > 0.0005 ? `${devices[d]} ${(part * 100).toFixed(0)}%` : "")).filter(Boolean).join(", ");
 }
 
-/** What is said about a node, as rows of name and value; the last is a hint.
+/** What is said about a box, as rows of name and value; the last is a hint.
  * @param {Scene} scene @param {Paint} paint @param {string[]} devices @param {number} i */
 function factsOf(scene, paint, devices, i) {
   const group = scene.kind[i] !== OP_KIND;
   return [
-    [group ? (scene.kind[i] === SCOPE_KIND ? "scope of" : "group of") : "type", group ? `${scene.size[i]} ops` : scene.types[i]],
+    [group ? "holds" : "type", group ? `${scene.size[i].toLocaleString("en")} ops` : scene.types[i]],
     ["device", devicesOf(paint, devices, i)], ["time", formatTime(scene.time[i])], ["memory", formatBytes(scene.memory[i])],
     ["sends", paint.fits && paint.sent[i] > 0 ? formatBytes(paint.sent[i]) : ""],
     ["receives", paint.fits && paint.received[i] > 0 ? formatBytes(paint.received[i]) : ""],

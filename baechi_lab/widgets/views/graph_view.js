@@ -1,4 +1,4 @@
-// Graph view: visible nodes of the op tree, coloured by device, sized by time. Traits: see graph_view.py.
+// Graph view: nested boxes, opened in place, coloured by device. Traits: see graph_view.py.
 
 function render({ model, el }) {
   /** @type {Transform} */
@@ -7,178 +7,73 @@ function render({ model, el }) {
   let colours = model.get("colors");
   let scene = readScene(model);
   let paint = readPaint(model, devices.length, scene.id.length);
-  let groups = groupByColour(scene, paint, colours);
+  let marks = readMarks(model, scene.id.length);
+  /** @type {ReturnType<typeof arrowPaths>} */
+  let paths = [];
   let selected = new Set(model.get("selected"));
   let hovered = UNSEEN;
+  let hoveredArrow = UNSEEN;
   let dim = readDim(model);
   let fitted = false;
-  let fittedFor = 0;
+  let fittedFor = "";
   let untouched = true; // nobody has panned or zoomed since the last fit: a resize fits again
+  let anchor = null; // a box that is being opened or closed, and where its upper left is on the screen
 
   const view = frame(el, "Graph", draw);
   view.stage.style.height = `${model.get("height")}px`;
-
-  // -- drawing -------------------------------------------------------------------------------------
-
-  /** Long edges, and those that run on to the next band as a line of text does, are drawn faintly. */
-  function edgePath(context, edges, width, height, faint = 0.22) {
-    const long = strokeEdges(context, scene, t, edges, [width, height], true);
-    if (!long.length) return;
-    context.globalAlpha = faint;
-    strokeEdges(context, scene, t, long, [width, height], false);
-    context.globalAlpha = 1;
-  }
-
-  function onScreen(i, width, height) {
-    const x = scene.x[i] * t.k + t.x;
-    const y = scene.y[i] * t.k + t.y;
-    const w = (scene.width[i] * t.k) / 2 + 1;
-    const h = (scene.height[i] * t.k) / 2 + 1;
-    return x + w > 0 && x - w < width && y + h > 0 && y - h < height;
-  }
-
-  function box(i) {
-    const w = Math.max(scene.width[i] * t.k, 1.5);
-    const h = Math.max(scene.height[i] * t.k, 1.5);
-    return [scene.x[i] * t.k + t.x - w / 2, scene.y[i] * t.k + t.y - h / 2, w, h];
-  }
-
-  function drawNodes(context, width, height, theme) {
-    const shown = [];
-    const faint = [];
-    const dimmed = dim.length === scene.id.length;
-    groups.nodes.forEach((members, d) => {
-      context.fillStyle = paint.fits ? colours[d] : theme.edge;
-      context.beginPath();
-      for (const i of members) {
-        if (!onScreen(i, width, height)) continue;
-        shown.push(i);
-        if (dimmed && dim[i]) faint.push(i);
-        else context.rect(...box(i));
-      }
-      context.fill();
-    });
-    context.globalAlpha = 0.14;
-    for (const i of faint) {
-      context.fillStyle = colours[paint.fits ? paint.device[i] % colours.length : 0];
-      context.fillRect(...box(i));
-    }
-    context.globalAlpha = 1;
-    if (!paint.fits) return shown;
-    for (const [i, share] of paint.shares) {
-      if (!onScreen(i, width, height) || (dimmed && dim[i])) continue;
-      let [x, y, w, h] = box(i);
-      share.forEach((part, d) => {
-        context.fillStyle = colours[d];
-        context.fillRect(x, y, w * part, h);
-        x += w * part;
-      });
-    }
-    return shown;
-  }
-
-  function outline(context, nodes, colour, lineWidth, grow) {
-    context.strokeStyle = colour;
-    context.lineWidth = lineWidth;
-    context.beginPath();
-    for (const i of nodes) {
-      const [x, y, w, h] = box(i);
-      context.rect(x - grow, y - grow, w + 2 * grow, h + 2 * grow);
-    }
-    context.stroke();
-  }
-
-  function labels(context, shown, theme) {
-    if (t.k < 0.9 || shown.length > 700) return;
-    const size = Math.min(9 + t.k, 12);
-    context.font = `${size}px ${theme.font}`;
-    context.textAlign = "center";
-    context.textBaseline = "top";
-    context.fillStyle = theme.text;
-    context.strokeStyle = theme.background;
-    context.lineWidth = 3;
-    context.lineJoin = "round";
-    for (const i of shown) {
-      const room = 62 * t.k;
-      const text = shortened(scene.labels[i], room, size);
-      if (!text) continue;
-      const [x, y] = [scene.x[i] * t.k + t.x, (scene.y[i] + scene.height[i] / 2) * t.k + t.y + 5];
-      context.strokeText(text, x, y); // a halo, so that the text can be read over edges
-      context.fillText(text, x, y);
-    }
-  }
+  const crumbs = element("nav", { class: "bl-crumbs", "aria-label": "scopes around what is shown" });
+  const list = element("div", { class: "bl-found", hidden: true });
+  view.stage.append(crumbs, list);
+  const confirm = element("div", { class: "bl-confirm", role: "status" });
+  el.insertBefore(confirm, view.live);
 
   function draw(context, width, height, theme) {
-    if ((!fitted || (untouched && fittedFor !== width)) && scene.id.length) fit();
-    context.fillStyle = theme.background;
-    context.fillRect(0, 0, width, height);
-    const showCritical = model.get("critical");
-    const marked = new Set([...selected].map((id) => scene.at.get(id)).filter((i) => i !== undefined));
-    if (hovered !== UNSEEN) marked.add(hovered);
-    context.lineWidth = Math.min(Math.max(t.k * 0.8, 0.35), 1);
-    context.strokeStyle = theme.edge;
-    edgePath(context, groups.plain, width, height);
-    if (!showCritical) edgePath(context, groups.critical.filter((e) => paint.device[scene.source[e]] === paint.device[scene.target[e]]), width, height);
-    context.strokeStyle = theme.crossing;
-    edgePath(context, groups.crossing, width, height, 0.3);
-    if (!showCritical) edgePath(context, groups.critical.filter((e) => paint.device[scene.source[e]] !== paint.device[scene.target[e]]), width, height);
-    if (showCritical) {
-      context.lineWidth = 3;
-      context.strokeStyle = theme.danger;
-      edgePath(context, groups.critical, width, height, 0.6);
-    }
-    if (marked.size && marked.size < 200) {
-      context.lineWidth = 1.6;
-      for (const [edges, colour] of [[groups.plain, theme.text], [groups.crossing, theme.crossing], [groups.critical, theme.text]]) {
-        context.strokeStyle = colour;
-        edgePath(context, edges.filter((e) => marked.has(scene.source[e]) || marked.has(scene.target[e])), width, height, 1);
-      }
-    }
-    const shown = drawNodes(context, width, height, theme);
-    if (t.k > 0.3) outline(context, shown.filter((i) => scene.kind[i] !== OP_KIND), theme.text, 1, 0);
-    if (showCritical && paint.fits) outline(context, shown.filter((i) => paint.critical[i]), theme.danger, 2, 1.5);
-    outline(context, shown.filter((i) => selected.has(scene.id[i])), theme.accent, 2.5, 3);
-    if (hovered !== UNSEEN) outline(context, [hovered], theme.accent, 1, 2);
-    labels(context, shown, theme);
+    if ((!fitted || (untouched && fittedFor !== `${width} ${height}`)) && scene.id.length) fit();
+    const critical = Boolean(model.get("critical"));
+    const drawn = drawScene(context, { scene, paint, marks, dim, colours, theme, t, size: [width, height], paths, critical, hovered, hoveredArrow });
     drawRectangle(view, context, theme);
-    view.canvas.dataset.nodes = String(scene.id.length);
+    Object.assign(view.canvas.dataset, {
+      nodes: String(scene.id.length), drawn: String(drawn), frames_open: String(scene.frame.length), arrows: String(scene.source.length),
+      critical: String(paint.fits && critical ? paint.criticalArrow.reduce((sum, one) => sum + one, 0) : 0),
+      chosen: String(marks.chosen.reduce((sum, one) => sum + one, 0)),
+    });
+    describePlace();
   }
 
   // -- moving about --------------------------------------------------------------------------------
 
+  /** @param {number[] | null} only */
   function fit(only = null) {
     const [x0, y0, x1, y1] = bounds(scene, only);
     if (view.width < 2) return;
-    const most = only ? 1.2 : 3;
-    t.k = Math.min((view.width - 40) / Math.max(x1 - x0, 1), (view.height - 40) / Math.max(y1 - y0, 1), most);
+    const most = only ? 1.3 : 1.5;
+    t.k = Math.min((view.width - 24) / Math.max(x1 - x0, 1), (view.height - 40) / Math.max(y1 - y0, 1), most);
     t.x = view.width / 2 - ((x0 + x1) / 2) * t.k;
-    t.y = view.height / 2 - ((y0 + y1) / 2) * t.k;
+    t.y = (view.height + 12) / 2 - ((y0 + y1) / 2) * t.k;
     fitted = true;
-    fittedFor = view.width;
+    fittedFor = `${view.width} ${view.height}`;
     untouched = only === null;
     view.redraw();
   }
 
-  /** Show nodes: as it is where they can be seen well, else closer, but no more of the empty outside than needed. */
+  /** Show boxes: as it is where they can be read, else as near as they fit. */
   function bring(targets) {
-    const well = (i) => {
-      const [x, y, w, h] = box(i);
-      return t.k >= 0.5 && x > 0 && y > 0 && x + w < view.width && y + h < view.height;
+    const well = (id) => {
+      const [x0, y0, x1, y1] = extentOf(scene, id) || [0, 0, 0, 0];
+      return t.k >= 0.55 && x0 * t.k + t.x > 0 && y0 * t.k + t.y > 24 && x1 * t.k + t.x < view.width && y1 * t.k + t.y < view.height;
     };
-    if (targets.every(well)) return view.redraw();
-    fit(targets);
-    const [x0, y0, x1, y1] = bounds(scene);
-    const inside = (offset, low, high, size) => {
-      const [least, most] = [size - 20 - high * t.k, 20 - low * t.k];
-      return least <= most ? Math.min(Math.max(offset, least), most) : size / 2 - ((low + high) / 2) * t.k;
-    };
-    t.x = inside(t.x, x0, x1, view.width);
-    t.y = inside(t.y, y0, y1, view.height);
+    if (!targets.length || targets.every(well)) return view.redraw();
+    const [x0, y0, x1, y1] = bounds(scene, targets);
+    const most = Math.min((view.width - 60) / Math.max(x1 - x0, 1), (view.height - 80) / Math.max(y1 - y0, 1));
+    t.k = Math.min(Math.max(t.k, 0.8), most);
+    t.x = view.width / 2 - ((x0 + x1) / 2) * t.k;
+    t.y = view.height / 2 - ((y0 + y1) / 2) * t.k;
+    untouched = false;
     return view.redraw();
   }
 
   function zoom(factor, x = view.width / 2, y = view.height / 2) {
-    const k = Math.min(Math.max(t.k * factor, 0.005), 12);
+    const k = Math.min(Math.max(t.k * factor, 0.02), 6);
     t.x = x - ((x - t.x) / t.k) * k;
     t.y = y - ((y - t.y) / t.k) * k;
     t.k = k;
@@ -186,48 +81,112 @@ function render({ model, el }) {
     view.redraw();
   }
 
+  /** @returns {[number, number]} */
+  const worldAt = (x, y) => [(x - t.x) / t.k, (y - t.y) / t.k];
+
   function nodeAt(x, y) {
+    const [wx, wy] = worldAt(x, y);
     for (let i = scene.id.length - 1; i >= 0; i -= 1) {
-      const [left, top, w, h] = box(i);
-      if (x >= left - 1 && x <= left + w + 1 && y >= top - 1 && y <= top + h + 1) return i;
+      if (Math.abs(wx - scene.x[i]) <= scene.width[i] / 2 + 1 / t.k && Math.abs(wy - scene.y[i]) <= scene.height[i] / 2 + 1 / t.k) return i;
     }
     return UNSEEN;
   }
 
-  // -- what is said about a node -------------------------------------------------------------------
+  /** A frame whose title or border is at a point. */
+  function frameTitleAt(x, y) {
+    const node = frameAtPoint(scene, ...worldAt(x, y));
+    if (node === UNSEEN) return UNSEEN;
+    const [, top] = /** @type {number[]} */ (extentOf(scene, node));
+    return y <= Math.max(top * t.k + t.y, 0) + Math.max(TITLE * t.k, 14) ? node : UNSEEN;
+  }
+
+  /** Where a click on the minimap leads. */
+  function toMinimap(x, y) {
+    const map = minimapOf(scene, t, [view.width, view.height]);
+    if (!map) return false;
+    const [left, top, w, h, x0, y0, scale] = map;
+    if (x < left - 4 || y < top - 4 || x > left + w + 4 || y > top + h + 4) return false;
+    t.x = view.width / 2 - (x0 + (x - left) / scale) * t.k;
+    t.y = view.height / 2 - (y0 + (y - top) / scale) * t.k;
+    untouched = false;
+    view.redraw();
+    return true;
+  }
+
+  // -- what is said --------------------------------------------------------------------------------
+
+  let crumbsFor = "";
+  /** The scopes around the selection, or around the middle of the picture. */
+  function describePlace() {
+    const first = [...selected].find((id) => scene.at.has(id));
+    const middle = frameAtPoint(scene, ...worldAt(view.width / 2, view.height / 2));
+    const path = first !== undefined ? framesAround(scene, first) : middle !== UNSEEN ? [...framesAround(scene, middle), middle] : [];
+    const key = `${path} ${scene.frame.length}`;
+    if (key === crumbsFor) return;
+    crumbsFor = key;
+    const names = path.map((id) => scene.frameLabels[scene.frameAt.get(id) ?? 0]);
+    crumbs.hidden = !path.length;
+    crumbs.replaceChildren(button("graph", "show the whole graph (0)", () => fit()),
+      ...path.flatMap((id, k) => ["›", button(names[k], `show ${titleOf(scene, id)}`, () => fit([id]))]));
+  }
 
   function describeSelection() {
     const here = [...selected].map((id) => scene.at.get(id)).filter((i) => i !== undefined);
-    moveButtons.forEach((b) => { b.disabled = here.length === 0; });
+    const said = model.get("said");
+    moveButtons.forEach((b) => {
+      b.disabled = here.length === 0;
+      b.title = here.length ? `move ${said} to ${b.dataset.device}` : `select what to move to ${b.dataset.device}`;
+    });
     openButton.disabled = !here.some((i) => scene.kind[i] !== OP_KIND);
     closeButton.disabled = here.length === 0;
-    if (here.length === 1) {
-      const i = here[0];
-      const said = factsOf(scene, paint, devices, i).slice(0, -1).filter((f) => f[1]).map(([a, b]) => `${a} ${b}`).join(" · ");
-      return view.say(`${scene.names[i] || "graph"}: ${said}`);
-    }
+    confirm.textContent = model.get("status");
+    confirm.hidden = !confirm.textContent;
+    if (!here.length) return view.say("");
     const time = here.reduce((sum, i) => sum + scene.time[i], 0);
-    const ops = here.reduce((sum, i) => sum + scene.size[i], 0);
-    return view.say(here.length ? `${here.length} nodes selected (${ops} ops, ${formatTime(time)})` : model.get("status"));
+    const about = here.length === 1
+      ? factsOf(scene, paint, devices, here[0]).slice(0, -1).filter((f) => f[1]).map(([a, b]) => `${a} ${b}`).join(" · ")
+      : `in ${here.length} boxes, ${formatTime(time)}`;
+    return view.say(`Selected: ${said} · ${about}`);
+  }
+
+  /** Results of a search as a list; what is found is not selected. */
+  function listFound() {
+    const found = model.get("found");
+    list.hidden = !found.text;
+    if (list.hidden) return;
+    const total = found.total;
+    const head = element("div", { class: "bl-found-head" }, total ? `${total.toLocaleString("en")} ops match “${found.text}”` : `no op's name contains “${found.text}”`);
+    if (total) {
+      const count = found.moving === total ? `${total.toLocaleString("en")} ops` : `${found.moving.toLocaleString("en")} ops with their groups`;
+      head.append(button(`Select ${count}`, "select what is found, and what moves along with it", () => model.send({ type: "select_found" })));
+    }
+    head.append(button("×", "close the list", () => { search.value = ""; model.send({ type: "search", text: "" }); }));
+    const rows = found.rows.map(([op, name], k) => element("button", {
+      type: "button", class: "bl-row", "aria-current": k === found.at, title: name, onclick: () => model.send({ type: "go", op }),
+    }, name));
+    if (total > found.rows.length) rows.push(element("div", { class: "bl-row" }, `and ${(total - found.rows.length).toLocaleString("en")} more`));
+    list.replaceChildren(head, element("div", { class: "bl-rows" }, ...rows));
+    list.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
   }
 
   // -- selection and commands ----------------------------------------------------------------------
 
   function select(ids) {
     selected = new Set(ids);
-    model.set("selected", [...selected]);
+    model.set("selected", [...selected].sort((a, b) => a - b));
     model.save_changes();
-    describeSelection();
     view.redraw();
   }
 
   function move(device) {
-    if (selected.size && device < devices.length) model.send({ type: "move", device, nodes: [...selected] });
+    if (selected.size && device < devices.length) model.send({ type: "move", device, nodes: [...selected].sort((a, b) => a - b) });
   }
 
-  function open(node) {
-    if (scene.kind[node] !== OP_KIND) model.send({ type: "open", nodes: [scene.id[node]] });
-    else model.send({ type: "close", nodes: [scene.id[node]] });
+  function send(type, nodes) {
+    const box = nodes.length ? extentOf(scene, nodes[0]) : null;
+    anchor = box ? { id: nodes[0], x: box[0] * t.k + t.x, y: box[1] * t.k + t.y } : null;
+    untouched = untouched && !anchor;
+    model.send({ type, nodes });
   }
 
   function step(by) {
@@ -236,42 +195,55 @@ function render({ model, el }) {
     const next = order[(now + by + order.length) % order.length];
     if (next === undefined) return;
     select([scene.id[next]]);
-    bring([next]);
+    bring([scene.id[next]]);
+  }
+
+  function hover(x, y) {
+    const now = nodeAt(x, y);
+    const arrow = now === UNSEEN ? arrowAt(scene, ...worldAt(x, y), 6 / t.k) : UNSEEN;
+    if (now !== UNSEEN) showTooltip(view, x, y, scene.names[now] || "graph", factsOf(scene, paint, devices, now));
+    else if (arrow !== UNSEEN) {
+      showTooltip(view, x, y, `${titleOf(scene, scene.source[arrow])} → ${titleOf(scene, scene.target[arrow])}`, arrowFacts(scene, paint, arrow));
+    } else showTooltip(view, 0, 0, "", []);
+    if (now === hovered && arrow === hoveredArrow) return;
+    [hovered, hoveredArrow] = [now, arrow];
+    view.redraw();
   }
 
   gestures(view, {
-    move: (dx, dy) => { t.x += dx; t.y += dy; untouched = false; },
-    hover: (x, y) => {
-      const now = nodeAt(x, y);
-      if (now !== UNSEEN) showTooltip(view, x, y, scene.names[now] || "graph", factsOf(scene, paint, devices, now));
-      else showTooltip(view, 0, 0, "", []);
-      if (now !== hovered) {
-        hovered = now;
-        view.redraw();
-      }
+    move: (dx, dy, event) => {
+      untouched = false;
+      if (toMinimap(...pointer(view, event))) return;
+      t.x += dx;
+      t.y += dy;
     },
+    hover,
     click: (x, y, event) => {
+      const more = event.shiftKey || event.ctrlKey || event.metaKey;
+      if (toMinimap(x, y)) return undefined;
       const node = nodeAt(x, y);
-      if (node === UNSEEN) return event.shiftKey || event.ctrlKey || event.metaKey ? undefined : select([]);
-      const id = scene.id[node];
-      if (!(event.shiftKey || event.ctrlKey || event.metaKey)) return select([id]);
+      const id = node === UNSEEN ? frameTitleAt(x, y) : scene.id[node];
+      if (id === UNSEEN) return more ? undefined : select([]);
+      if (!more) return select([id]);
       const next = new Set(selected);
       if (!next.delete(id)) next.add(id);
-      return select(next);
+      return select([...next]);
     },
     rectangle: (x0, y0, x1, y1, event) => {
       const inside = [];
       for (let i = 0; i < scene.id.length; i += 1) {
-        const x = scene.x[i] * t.k + t.x;
-        const y = scene.y[i] * t.k + t.y;
+        const [x, y] = [scene.x[i] * t.k + t.x, scene.y[i] * t.k + t.y];
         if (x >= x0 && x <= x1 && y >= y0 && y <= y1) inside.push(scene.id[i]);
       }
       select(event.ctrlKey || event.metaKey ? [...selected, ...inside] : inside);
     },
   });
   view.canvas.addEventListener("dblclick", (event) => {
-    const node = nodeAt(...pointer(view, event));
-    if (node !== UNSEEN) open(node);
+    const [x, y] = pointer(view, event);
+    const node = nodeAt(x, y);
+    if (node !== UNSEEN) return scene.kind[node] === OP_KIND ? undefined : send("open", [scene.id[node]]);
+    const title = frameTitleAt(x, y);
+    return title === UNSEEN ? undefined : send("close", [title]);
   });
   view.canvas.addEventListener("wheel", (event) => {
     if (!view.wantsWheel(event)) return;
@@ -279,12 +251,12 @@ function render({ model, el }) {
     zoom(Math.exp(-event.deltaY * 0.0015), ...pointer(view, event));
   }, { passive: false });
 
+  const chosen = () => [...selected].sort((a, b) => a - b);
   const keys = {
     ArrowLeft: () => { t.x += 40; }, ArrowRight: () => { t.x -= 40; }, ArrowUp: () => { t.y += 40; }, ArrowDown: () => { t.y -= 40; },
     "+": () => zoom(1.25), "=": () => zoom(1.25), "-": () => zoom(0.8), 0: () => fit(), Escape: () => select([]),
     n: () => step(1), p: () => step(-1), c: () => toggleCritical(),
-    Enter: () => model.send({ type: "open", nodes: [...selected] }),
-    Backspace: () => model.send({ type: "close", nodes: [...selected] }),
+    Enter: () => send("open", chosen()), Backspace: () => send("close", chosen()),
   };
   view.canvas.addEventListener("keydown", (event) => {
     const command = event.ctrlKey || event.metaKey;
@@ -313,10 +285,10 @@ function render({ model, el }) {
     clearTimeout(typing);
     model.send({ type: "search", text: search.value, next: true });
   });
-  const openButton = button("Open", "show what is inside the selected nodes (Enter, or double-click)", () => model.send({ type: "open", nodes: [...selected] }));
-  const closeButton = button("Close", "fold the selected nodes into their scope or group (Backspace)", () => model.send({ type: "close", nodes: [...selected] }));
-  const allButton = button("Open all", "show as many nodes as can be drawn fluidly", () => model.send({ type: "open_all" }));
-  const noneButton = button("Overview", "back to the first picture", () => model.send({ type: "overview" }));
+  const openButton = button("Open", "show what is inside the selected boxes (Enter, or double-click)", () => send("open", chosen()));
+  const closeButton = button("Close", "fold the frame around the selected boxes (Backspace, or double-click its title)", () => send("close", chosen()));
+  const allButton = button("Open all", "open every box one level further, as many as can be drawn", () => { fitted = false; model.send({ type: "open_all" }); });
+  const noneButton = button("Overview", "back to the first picture", () => { fitted = false; model.send({ type: "overview" }); });
   const criticalButton = button("Critical path", "mark the ops and transfers that determine the makespan (c)", () => toggleCritical());
   const fitButton = button("Fit", "show the whole graph (0)", () => fit());
   let moveButtons = [];
@@ -332,7 +304,7 @@ function render({ model, el }) {
     colours = model.get("colors");
     moveButtons = devices.map((name, d) => {
       const swatch = element("span", { class: "bl-swatch", style: `background:${colours[d]}` });
-      const made = button("", `move the selected ops to ${name}${d < 9 ? ` (key ${d + 1})` : ""}`, () => move(d));
+      const made = button("", "", () => move(d));
       made.append(swatch, name);
       made.dataset.device = name;
       return made;
@@ -341,25 +313,35 @@ function render({ model, el }) {
     repaint();
   }
 
-  function repaint() {
-    paint = readPaint(model, devices.length, scene.id.length);
-    groups = groupByColour(scene, paint, colours);
-    describeSelection();
+  function repath() {
+    paths = arrowPaths(scene, paint, Boolean(model.get("critical")));
     view.redraw();
   }
 
+  function repaint() {
+    paint = readPaint(model, devices.length, scene.id.length);
+    repath();
+    describeSelection();
+  }
+
   function rebuild() {
-    const middle = scene.at.size;
     scene = readScene(model);
-    hovered = UNSEEN;
+    marks = readMarks(model, scene.id.length);
+    [hovered, hoveredArrow, crumbsFor] = [UNSEEN, UNSEEN, ""];
     showTooltip(view, 0, 0, "", []);
+    // What was opened or closed stays where it was on the screen.
+    const box = anchor ? extentOf(scene, anchor.id) : null;
+    if (box) {
+      t.x = anchor.x - box[0] * t.k;
+      t.y = anchor.y - box[1] * t.k;
+    } else if (untouched) fitted = false;
+    anchor = null;
     repaint();
-    if (middle !== scene.at.size) fitted = false;
-    view.redraw();
   }
 
   view.toolbar.append(search, fitButton, openButton, closeButton, allButton, noneButton, criticalButton, element("span", { class: "bl-space" }), moves);
   devicesChanged();
+  listFound();
   const pressed = () => criticalButton.setAttribute("aria-pressed", String(Boolean(model.get("critical"))));
   pressed();
 
@@ -369,13 +351,13 @@ function render({ model, el }) {
     devices: devicesChanged,
     colors: devicesChanged,
     selected: () => { selected = new Set(model.get("selected")); describeSelection(); view.redraw(); },
-    critical: () => { pressed(); view.redraw(); },
+    marks: () => { marks = readMarks(model, scene.id.length); view.redraw(); },
+    critical: () => { pressed(); repath(); },
     status: describeSelection,
+    said: describeSelection,
+    found: listFound,
     dim: () => { dim = readDim(model); view.redraw(); },
-    focus: () => {
-      const targets = model.get("focus").map((id) => scene.at.get(id)).filter((i) => i !== undefined);
-      if (targets.length) bring(targets);
-    },
+    focus: () => bring(model.get("focus")),
     height: () => { view.stage.style.height = `${model.get("height")}px`; },
   });
   return () => { stop(); view.close(); clearTimeout(typing); };

@@ -1,4 +1,4 @@
-"""The graph view: the op tree's visible nodes in layers, coloured by device."""
+"""The graph view: nested boxes by name scope, opened in place, coloured by device."""
 
 from __future__ import annotations
 
@@ -10,57 +10,80 @@ import traitlets
 
 from ...graph import OpGraph, Timeline
 from ...viz.colors import device_colors
-from ..hierarchy import OP, ROOT, build_tree
+from ...viz.nested.scene import Paint, Scene, build_paint, build_scene, covering
+from ...viz.nested.tree import OP, ROOT, Tree, build_tree
+from ..columns import pack
+from ..moves import in_words, moving
 from ..pictures import graph_picture, page
-from ..scene import Paint, Scene, build_paint, build_scene, covering, paint_columns, scene_columns
+from ..scene_columns import paint_columns, scene_columns
 from .base import CanvasView, source
 
-FIRST_NODES, MOST_NODES = 260, 5000
-"""Visible nodes in the first picture, and after "Open all"."""
+FIRST_NODES, MOST_NODES = 24, 300
+"""Boxes in the first picture at most, and at any time."""
+MOST_FOUND = 200
+"""Names listed of a search."""
 
 
 class GraphView(CanvasView):
-    """Draws an `OpGraph` under a `Timeline`; groups of the coarse graph and name scopes open and close.
+    """Draws an `OpGraph` under a `Timeline`; boxes open inside a frame, at most `MOST_NODES` are drawn.
 
-    `selected` holds tree nodes; `selected_ops` the ops of the original graph below them. Moves and history commands
-    arrive as messages and are passed to `on_command(name, content)`.
+    `selected` holds the boxes with selected ops, `selected_ops` those ops of the original graph: what is clicked, and with it
+    what moves along (its group of the coarse graph, its colocation group). `said` tells in words what a move would move.
+    Moves and history commands arrive as messages and are passed to `on_command(name, content)`.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> g = OpGraph.from_edges([5, 10], [(0, 1, 8)])
     >>> view = GraphView()
     >>> view.show_graph(g)
     >>> view.show_timeline(simulate(g, Cluster.uniform(2), Placement(device=[0, 1])))
+    >>> view.select_ops([1])
+    >>> view.said
+    'op1'
     """
 
-    _esm = source("js", "graph_data", "graph_view")
+    _esm = source("js", "graph_data", "graph_draw", "graph_view")
     _css = source("css", "graph_view")
     nodes = traitlets.Dict().tag(sync=True)
     paint = traitlets.Dict().tag(sync=True)
+    marks = traitlets.Dict().tag(sync=True)
     focus = traitlets.List(traitlets.Int()).tag(sync=True)
+    said = traitlets.Unicode("").tag(sync=True)
+    found: traitlets.Dict = traitlets.Dict().tag(sync=True)
     editable = traitlets.Bool(True).tag(sync=True)
-    height = traitlets.Int(340).tag(sync=True)
+    height = traitlets.Int(380).tag(sync=True)
 
     def __init__(self, **traits: Any):
         super().__init__(**traits)
         self.graph: OpGraph | None = None
+        self.group_of: Any = None
+        self.tree: Tree
         self.scene: Scene | None = None
-        self.expanded: frozenset[int] = frozenset()
+        self.expanded: tuple[int, ...] = ()
         self._timeline: Timeline | None = None
         self._critical: Any = None
         self._paint: Paint | None = None
-        self._found: tuple[str, int] = ("", -1)
+        self._lit: Any = None
+        self._ops: Any = np.zeros(0, dtype=np.int64)
+        self._hits: list[int] = []
+        self._turn = -1
         self.on_command: Any = None
         self.on_msg(self._received)
+        self.observe(self._clicked, "selected")
 
     # -- records in ----------------------------------------------------------------------------------
 
     def show_graph(self, graph: OpGraph, coarse: OpGraph | None = None) -> None:
-        """Draw another graph: its overview, nothing selected."""
-        self.graph, self.tree = graph, build_tree(graph, coarse)
-        self._timeline = self._paint = None
-        self.selected = []
-        self._lit = None
+        """Draw another graph: its first picture, nothing selected. Groups of `coarse` are selected and moved as one."""
+        self.graph, self.tree = graph, build_tree(graph)
+        self.group_of = None if coarse is None else coarse.group_of
+        self._timeline = self._paint = self._lit = self.scene = None
+        self._set_ops([])
+        self._hits, self.found = [], {}
         self.open_nodes(self.tree.open_until(FIRST_NODES))
+
+    def show_groups(self, coarse: OpGraph | None) -> None:
+        """The same graph with other groups."""
+        self.group_of = None if coarse is None else coarse.group_of
 
     def show_timeline(self, timeline: Timeline, critical_ops: Any = None) -> None:
         """Colour the graph by the devices of `timeline`."""
@@ -71,20 +94,26 @@ class GraphView(CanvasView):
             self._repaint()
 
     def open_nodes(self, expanded: Iterable[int]) -> None:
-        """Draw with exactly these tree nodes open."""
+        """Draw with these tree nodes open, the newest last; the oldest are closed where too many boxes would be drawn."""
         if self.graph is None:
             return
-        chosen = self.selected_ops if self.scene is not None and self.selected else []
-        self.expanded = frozenset(expanded)
+        self.expanded = self._within_limit(tuple(dict.fromkeys(int(n) for n in expanded)))
         self.scene = build_scene(self.graph, self.tree, self.expanded)
         with self.hold_sync():
             self.nodes = scene_columns(self.graph, self.scene)
             self._repaint()
-            self.selected = covering(self.scene, chosen)
+            self._set_ops(self._ops)
             self.dim_all_but(self._lit)
 
+    def _within_limit(self, expanded: tuple[int, ...]) -> tuple[int, ...]:
+        newest = {expanded[-1], *self.tree.path(expanded[-1])} if expanded else set()
+        kept = list(expanded)
+        while len(self.tree.visible(set(kept))) > MOST_NODES and len(kept) > len(newest & set(kept)):
+            kept.remove(next(n for n in kept if n not in newest))
+        return tuple(kept)
+
     def dim_all_but(self, ops: Any) -> None:
-        """Draw nodes that hold none of `ops` faintly; None draws everything."""
+        """Draw boxes that hold none of `ops` faintly; None draws everything."""
         self._lit = ops
         if ops is None or self.scene is None:
             self.dim = b""
@@ -92,8 +121,6 @@ class GraphView(CanvasView):
         lit = np.zeros(len(self.scene), dtype=bool)
         lit[self.scene.owner[np.asarray(ops, dtype=np.int64)]] = True
         self.dim = (~lit).astype(np.uint8).tobytes()
-
-    _lit: Any = None
 
     def _repaint(self) -> None:
         if self.graph is None or self.scene is None or self._timeline is None:
@@ -105,37 +132,76 @@ class GraphView(CanvasView):
 
     @property
     def selected_ops(self) -> list[int]:
-        """The original ops below the selected nodes, ascending."""
-        inside = [self.tree.members(node) for node in self.selected] if self.graph is not None else []
-        return np.unique(np.concatenate(inside)).tolist() if inside else []
+        """The selected ops of the original graph, ascending."""
+        return self._ops.tolist()  # type: ignore[no-any-return]
+
+    def _clicked(self, change: Any) -> None:
+        """The browser selected boxes: their ops, and what moves along with them, are selected."""
+        if self.graph is None or self.scene is None or change.new == covering(self.scene, self.selected_ops):
+            return
+        inside = [self.tree.members(node) for node in change.new]
+        self.choose(np.concatenate(inside) if inside else [])
+
+    def choose(self, ops: Iterable[int]) -> None:
+        """Select ops and what moves along with them, and say so."""
+        if self.graph is not None:
+            self._set_ops(moving(self.graph, ops, self.group_of), ops)
 
     def select_ops(self, ops: Iterable[int]) -> None:
-        """Select the visible nodes that hold `ops`."""
-        if self.scene is not None:
-            self.selected = covering(self.scene, list(ops))
+        """Select exactly these ops."""
+        self._set_ops(ops)
+
+    def _set_ops(self, ops: Iterable[int], clicked: Iterable[int] | None = None) -> None:
+        self._ops = np.unique(np.fromiter(ops, dtype=np.int64))
+        if self.graph is None or self.scene is None:
+            return
+        asked = self._ops if clicked is None else np.unique(np.fromiter(clicked, dtype=np.int64))
+        with self.hold_sync():
+            self.said = in_words(self.graph, self.tree, asked, self._ops, self.group_of)
+            self.selected = covering(self.scene, self._ops.tolist())
+            self._mark()
+
+    def _mark(self) -> None:
+        """How many selected ops, and how many found ones, each box holds."""
+        if self.scene is None:
+            return
+        count, owner = len(self.scene), self.scene.owner
+        chosen = np.bincount(owner[self._ops], minlength=count)
+        hits = np.bincount(owner[np.array(self._hits, dtype=np.int64)], minlength=count)
+        self.marks = pack(chosen=("i4", chosen), hits=("i4", hits))
 
     def reveal(self, ops: Iterable[int]) -> None:
-        """Select `ops` and bring them into the picture."""
-        self.select_ops(ops)
-        self.focus = list(self.selected)
+        """Select ops, with what moves along, and bring them into the picture: the boxes around the first are opened."""
+        wanted = list(ops)
+        if self.graph is None or not wanted:
+            return
+        leaf = int(self.tree.leaf_of[wanted[0]])
+        self.open_nodes((*self.expanded, *self.tree.path(leaf)[1:]))
+        self.choose(wanted)
+        self.focus = []  # the same op again is brought back, too
+        self.focus = covering(self.scene, wanted) if self.scene is not None else []
 
     def search(self, text: str, following: bool = False) -> list[int]:
-        """Ops whose name contains `text` (case does not matter); selects them, or each in turn if `following`."""
-        if self.graph is None or not text:
-            self.selected = []
+        """Ops whose name contains `text` (case does not matter): listed and marked, not selected.
+
+        With `following`, each in turn is revealed.
+        """
+        if self.graph is None:
             return []
         wanted = text.lower()
-        found = [i for i, name in enumerate(self.graph.names) if wanted in name.lower()]
-        turn = (self._found[1] + 1) % max(len(found), 1) if following and self._found[0] == wanted else 0
-        self._found = (wanted, turn if following else -1)
-        self.reveal([found[turn]] if following and found else found)
-        shown = (
-            f"op {turn + 1} of {len(found)}: {self.graph.names[found[turn]]}"
-            if following and found
-            else f"{len(found)} ops"
+        hits = [i for i, name in enumerate(self.graph.names) if wanted and wanted in name.lower()]
+        self._turn = (
+            (self._turn + 1) % max(len(hits), 1) if following and hits == self._hits else 0 if following else -1
         )
-        self.status = f"{shown} match {text!r}" if found else f"no op's name contains {text!r}"
-        return found
+        self._hits = hits
+        along = len(moving(self.graph, hits, self.group_of))
+        listed = [[i, self.graph.names[i]] for i in hits[:MOST_FOUND]]
+        here = self._turn if following and hits else -1
+        self.found = {"text": text, "total": len(hits), "moving": along, "rows": listed, "at": here} if text else {}
+        self._mark()
+        if following and hits:
+            self.reveal([hits[self._turn]])
+        return hits
 
     # -- commands from the browser -------------------------------------------------------------------
 
@@ -150,40 +216,59 @@ class GraphView(CanvasView):
         kind = content["type"]
         if kind == "search":
             self.search(str(content["text"]), bool(content.get("next")))
+        elif kind == "go":
+            self._turn = self._hits.index(int(content["op"])) if int(content["op"]) in self._hits else -1
+            self.found = {**self.found, "at": self._turn}
+            self.reveal([int(content["op"])])
+        elif kind == "select_found":
+            self.choose(self._hits)
         elif kind == "open":
             self.open_inside([int(n) for n in content["nodes"]])
         elif kind == "close":
             self.fold([int(n) for n in content["nodes"]])
         elif kind == "open_all":
-            self.open_nodes(self.tree.open_all(MOST_NODES))
+            self.open_inside(self._next_level())
         elif kind == "overview":
             self.open_nodes(self.tree.open_until(FIRST_NODES))
 
     def open_inside(self, nodes: list[int]) -> None:
-        """Open scopes and groups; more than `MOST_NODES` visible nodes are refused."""
-        opened = self.expanded | {n for n in nodes if len(self.tree.children[n])}
-        count = len(self.tree.visible(opened))
-        if count > MOST_NODES:
-            self.status = f"opening would show {count} nodes; at most {MOST_NODES} are drawn, open a smaller part"
-        elif opened != self.expanded:
-            self.open_nodes(opened)
+        """Open boxes in place."""
+        fresh = [n for n in nodes if self.tree.children[n] and n not in self.expanded]
+        if not fresh:
+            return
+        before = set(self.expanded)
+        self.open_nodes((*self.expanded, *fresh))
+        closed = len(before - set(self.expanded))
+        if closed:
+            boxes = "box was" if closed == 1 else "boxes were"
+            self.status = f"at most {MOST_NODES} boxes are drawn: {closed} {boxes} closed"
+
+    def _next_level(self) -> list[int]:
+        """Visible boxes to open, the largest first, that leave no more than `MOST_NODES`."""
+        shown = self.tree.visible(set(self.expanded))
+        count, found = len(shown), []
+        for node in shown[np.argsort(self.tree.low[shown] - self.tree.high[shown], kind="stable")].tolist():
+            more = len(self.tree.children[node]) - 1
+            if more >= 0 and count + more <= MOST_NODES:
+                found.append(node)
+                count += more
+        return found
 
     def fold(self, nodes: list[int]) -> None:
-        """Close the scope or group around each node."""
-        around = {int(self.tree.parent[n]) for n in nodes} - {ROOT, -1}
+        """Close the frame around each box, or a frame itself."""
+        around = {n if n in self.expanded else int(self.tree.parent[n]) for n in nodes} - {ROOT, -1}
         inside = {e for e in self.expanded for a in around if a in (e, *self.tree.path(e))}
         if around:
-            self.open_nodes(self.expanded - inside)
-            self.status = f"{len(self.nodes_shown)} nodes shown"
+            self.open_nodes(e for e in self.expanded if e not in inside)
 
     @property
     def nodes_shown(self) -> list[int]:
-        """Tree ids of the visible nodes."""
+        """Tree ids of the boxes that are drawn."""
         return [] if self.scene is None else self.scene.nodes.tolist()
 
     @property
     def ops_shown(self) -> int:
-        """How many single ops are visible."""
+        """How many single ops are drawn."""
         return int((self.tree.kind[self.scene.nodes] == OP).sum()) if self.scene is not None else 0
 
     def picture(self) -> str:

@@ -1,0 +1,214 @@
+"""What is inside one frame: boxes of given sizes in rows that are read to and fro, and the arrows between them.
+
+A long chain is broken into bands, the next one running back below, so that arrows from one band to the next are short. The
+outermost frame of a training step has its forward pass above and the backward pass below, each backward box under the box of
+its forward ops. Which band and layer a box is in depends on the boxes as they are when closed: opening one makes room, and
+moves nothing else out of its row.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .layered import Floats, Ints, longest_path, rows
+
+COLUMN_GAP, BAND_GAP = 26.0, 34.0
+MOST_BANDS = 8
+Bools = NDArray[np.bool_]
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """The boxes of one frame: sizes now and when closed, topological `order`, the backward ones and their twins (or -1)."""
+
+    width: Floats
+    height: Floats
+    closed_width: Floats
+    closed_height: Floats
+    order: Floats
+    backward: Bools
+    twin: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Arranged:
+    """Middles of the boxes, the size of all, and per edge the points of its arrow, `upright` if it leaves up- or downwards."""
+
+    x: Floats
+    y: Floats
+    width: float
+    height: float
+    paths: tuple[tuple[Point, ...], ...]
+    upright: Bools
+
+
+def arrange(
+    boxes: Boxes, source: Ints, target: Ints, weight: Floats, aspect: float, mirrored: bool = False
+) -> Arranged:
+    """Places for boxes and arrows; `aspect` is the width wanted per height, `mirrored` lets time flow to the left.
+
+    >>> three, flat = np.full(3, 40.0), np.full(3, 20.0)
+    >>> boxes = Boxes(three, flat, three, flat, np.arange(3.0), np.zeros(3, bool), np.full(3, -1))
+    >>> arrange(boxes, np.array([0, 1]), np.array([1, 2]), np.ones(2), 10.0).x.tolist()
+    [20.0, 86.0, 152.0]
+    """
+    if len(boxes.order) == 0:
+        return Arranged(np.zeros(0), np.zeros(0), 0.0, 0.0, (), np.zeros(0, np.bool_))
+    if boxes.backward.any() and not boxes.backward.all():
+        column, band = _both_passes(boxes, source, target)
+    else:
+        column, band = _bands(boxes, longest_path(boxes.order, source, target), aspect)
+    return _Frame(boxes, column, band, mirrored).arranged(source, target, weight)
+
+
+def _both_passes(boxes: Boxes, source: Ints, target: Ints) -> tuple[Ints, Ints]:
+    """Columns and bands (0: forward, 1: backward) of a training step."""
+    band = boxes.backward.astype(np.int64)
+    column = np.zeros(len(band), dtype=np.int64)
+    ahead = ~boxes.backward
+    inside = ahead[source] & ahead[target]
+    column[ahead] = longest_path(boxes.order, source[inside], target[inside])[ahead]
+    inside = boxes.backward[source] & boxes.backward[target]
+    own = longest_path(boxes.order, source[inside], target[inside])
+    last = max(int(column[ahead].max()), int(own[boxes.backward].max()))
+    column[boxes.backward] = np.where(boxes.twin >= 0, column[boxes.twin], last - own)[boxes.backward]
+    used = np.unique(column, return_inverse=True)[1]
+    return used.reshape(-1), band
+
+
+def _bands(boxes: Boxes, layer: Ints, aspect: float) -> tuple[Ints, Ints]:
+    """Column in its band, and band, of every box: as many bands as make the drawing largest in a page of that aspect."""
+    layer = np.unique(layer, return_inverse=True)[1].reshape(-1)
+    count = int(layer.max()) + 1
+    wide, tall = np.zeros(count), np.zeros(count)
+    np.maximum.at(wide, layer, boxes.closed_width + COLUMN_GAP)
+    np.add.at(tall, layer, boxes.closed_height + 12.0)
+    best, found = 0.0, (layer, np.zeros_like(layer))
+    for bands in range(1, min(MOST_BANDS, count) + 1):
+        per_band = -(-count // bands)
+        if bands > 1 and -(-count // per_band) < bands:
+            continue
+        band = np.arange(count) // per_band
+        width = float(np.bincount(band, wide).max())
+        height = sum(float(tall[band == b].max()) + BAND_GAP for b in range(bands)) - BAND_GAP
+        size = min(aspect / width, 1.0 / height)
+        # An arrow to the next band is longer than one to the next column, so that a cut must pay.
+        if size > best * (1.15 if bands > 1 else 1.0):
+            best, found = size, ((np.arange(count) % per_band)[layer], band[layer])
+    return found
+
+
+class _Frame:
+    """The second half: columns and bands are known."""
+
+    def __init__(self, boxes: Boxes, column: Ints, band: Ints, mirrored: bool):
+        self.boxes, self.column, self.band, self.mirrored = boxes, column, band, mirrored
+        self.both = bool(boxes.backward.any() and not boxes.backward.all())
+        self.x, self.y = np.zeros(len(column)), np.zeros(len(column))
+        self.left: dict[int, Floats] = {}
+        self.right: dict[int, Floats] = {}
+        self.through: dict[int, list[Point]] = {}
+        self.ends: list[tuple[float, float]] = []
+
+    def arranged(self, source: Ints, target: Ints, weight: Floats) -> Arranged:
+        self._columns()
+        top = 0.0
+        for band in range(int(self.band.max()) + 1):
+            low = self._band(band, top, source, target, weight)
+            self.ends.append((top, low))
+            top = low + self._gap(band, source, target)
+        paths, upright = self._paths(source, target)
+        return Arranged(self.x, self.y, self.total, self.ends[-1][1], paths, upright)
+
+    def _gap(self, band: int, source: Ints, target: Ints) -> float:
+        """Room below a band, more where many arrows run across it."""
+        across = (self.band[source] <= band) != (self.band[target] <= band)
+        return BAND_GAP + min(3.0 * np.count_nonzero(across & (self.column[source] != self.column[target])), BAND_GAP)
+
+    def _columns(self) -> None:
+        """Left and right end of every column; all bands share them where both passes lie below one another."""
+        width, spans = self.boxes.width, {}
+        for band in range(int(self.band.max()) + 1):
+            mine = np.ones(len(self.band), np.bool_) if self.both else self.band == band
+            wide = np.zeros(int(self.column[mine].max()) + 1)
+            np.maximum.at(wide, self.column[mine], width[mine])
+            right = np.cumsum(wide + COLUMN_GAP) - COLUMN_GAP
+            spans[band] = (right - wide, right)
+        self.total = max(float(right[-1]) for _, right in spans.values())
+        for band, (left, right) in spans.items():
+            turned = self.mirrored != (band % 2 == 1 and not self.both)
+            self.left[band], self.right[band] = (self.total - right, self.total - left) if turned else (left, right)
+
+    def _band(self, band: int, top: float, source: Ints, target: Ints, weight: Floats) -> float:
+        """Place one band below `top`; returns its lower end."""
+        mine = np.flatnonzero(self.band == band)
+        at = np.full(len(self.band), -1)
+        at[mine] = np.arange(len(mine))
+        edges = np.flatnonzero((at[source] >= 0) & (at[target] >= 0) & (self.column[source] != self.column[target]))
+        found = rows(
+            self.column[mine], self.boxes.height[mine], at[source[edges]], at[target[edges]], weight[edges],
+            self.boxes.order[mine],
+        )  # fmt: skip
+        middle = (self.left[band] + self.right[band]) / 2
+        self.x[mine], self.y[mine] = middle[self.column[mine]], found.y + top
+        for e, points in zip(edges.tolist(), found.through, strict=True):
+            self.through[e] = self._passing(band, points, top, bool(self.x[target[e]] > self.x[source[e]]))
+        low = max([top, *(y for e in edges.tolist() for _, y in self.through[e])])
+        return max(low, float((self.y[mine] + self.boxes.height[mine] / 2).max()))
+
+    def _passing(self, band: int, points: tuple[tuple[int, float], ...], top: float, rising: bool) -> list[Point]:
+        """An arrow passes a column straight, from one end of it to the other."""
+        passed: list[Point] = []
+        for layer, y in points:
+            ends = (float(self.left[band][layer]), float(self.right[band][layer]))
+            passed.extend((x, y + top) for x in (ends if rising else ends[::-1]))
+        return passed
+
+    def _paths(self, source: Ints, target: Ints) -> tuple[tuple[tuple[Point, ...], ...], Bools]:
+        """Points per edge, with ends spread along the sides of the boxes."""
+        upright = np.array([e not in self.through for e in range(len(source))], dtype=np.bool_)
+        ends: list[list[Point]] = [[(0.0, 0.0), (0.0, 0.0)] for _ in range(len(source))]
+        sides: dict[tuple[int, int], list[tuple[float, int, int]]] = defaultdict(list)
+        for e, (u, v) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
+            inner = self.through.get(e, [])
+            for end, box, other in ((0, u, v), (1, v, u)):
+                near = (inner[0] if end == 0 else inner[-1]) if inner else (self.x[other], self.y[other])
+                if upright[e]:
+                    below = bool(self.y[other] > self.y[box])
+                    sides[box, 2 + below].append((float(near[0]) + (end - 0.5) * (1 if below else -1), e, end))
+                else:
+                    sides[box, int(self.x[other] > self.x[box])].append((float(near[1]), e, end))
+        for (box, side), found in sides.items():
+            self._spread(box, side, found, ends)
+        paths = [
+            (a, *(self._between(u, v, a, b) if upright[e] else self.through[e]), b)
+            for e, ((a, b), u, v) in enumerate(zip(ends, source.tolist(), target.tolist(), strict=True))
+        ]
+        return tuple(paths), upright
+
+    def _between(self, u: int, v: int, start: Point, end: Point) -> list[Point]:
+        """An arrow to another band leaves its own straight, and goes across in the room between bands."""
+        if self.band[u] == self.band[v]:
+            return []
+        down = self.band[u] < self.band[v]
+        mine, other = self.ends[self.band[u]], self.ends[self.band[v]]
+        leaves, arrives = (mine[1], other[0]) if down else (mine[0], other[1])
+        return [p for p, at in (((start[0], leaves), start), ((end[0], arrives), end)) if abs(p[1] - at[1]) > 1.0]
+
+    def _spread(self, box: int, side: int, found: list[tuple[float, int, int]], ends: list[list[Point]]) -> None:
+        """Ends of arrows on one side (left, right, top, bottom) of a box, in the order of where they lead."""
+        w, h = float(self.boxes.width[box]), float(self.boxes.height[box])
+        length = w if side >= 2 else h
+        reach = min(length / 2 - 7, (7.0 if side >= 2 else 3.0) * (len(found) - 1))
+        for k, (_, e, end) in enumerate(sorted(found)):
+            shift = reach * (2 * k / (len(found) - 1) - 1) if len(found) > 1 else 0.0
+            x, y = float(self.x[box]), float(self.y[box])
+            if side >= 2:
+                ends[e][end] = (x + shift, y + (h / 2 if side == 3 else -h / 2))
+            else:
+                ends[e][end] = (x + (w / 2 if side == 1 else -w / 2), y + shift)

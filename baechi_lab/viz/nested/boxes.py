@@ -1,0 +1,176 @@
+"""Boxes that hold boxes, and levels put between where one would hold too many: blocks that repeat, or stretches of time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import OpGraph
+from .scopes import updates
+from .segments import Cut, segments
+
+SCOPE, OP, LEVEL = 0, 1, 2
+Ints = NDArray[np.int64]
+
+
+@dataclass(eq=False)
+class Box:
+    """A scope, a level between, or an op (`op`, else -1)."""
+
+    name: str
+    label: str
+    kind: int
+    items: list[Box]
+    op: int = -1
+
+    @cached_property
+    def ops(self) -> Ints:
+        """The original ops in it."""
+        if self.kind == OP:
+            return np.array([self.op])
+        return np.concatenate([item.ops for item in self.items]) if self.items else np.zeros(0, np.int64)
+
+    @cached_property
+    def crowded(self) -> int:
+        """The most items that it, or any box in it, holds."""
+        return max([len(self.items), *(item.crowded for item in self.items if item.items)], default=0)
+
+
+def with_levels(graph: OpGraph, forward: Box, backward: Box, most: int, outermost: int) -> None:
+    """Put levels into both boxes until none holds more than `most` items, and these two at most `outermost`.
+
+    The backward box is cut as the forward box of its forward ops is. O(edges x depth + items^2 / 2).
+    """
+    levels = _Levels(graph, most)
+    pairs = np.stack([graph.edge_source, graph.consumers], axis=1).astype(np.int64)
+    levels.visit(forward, (), pairs, outermost)
+    levels.visit(backward, (), pairs, outermost, mirrored=True)
+
+
+class _Levels:
+    def __init__(self, graph: OpGraph, most: int):
+        self.graph, self.most = graph, most
+        self.item_of = np.full(graph.n, -1, dtype=np.int64)
+        self.cuts: dict[tuple[str, ...], tuple[NDArray[np.int64], list[str]]] = {}
+        self.bytes_out = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n)
+        self.reads = np.diff(graph.predecessors[0])
+        self.timed = (self.reads > 0) & ~updates(graph)
+        self.readers = np.diff(graph.successors[0])
+
+    def visit(self, box: Box, key: tuple[str, ...], pairs: Ints, limit: int, mirrored: bool = False) -> None:
+        """`pairs` are edges between ops, of which those with both ends in `box` count."""
+        if max(len(box.items), box.crowded) <= min(limit, self.most) or not box.items:
+            return
+        self.item_of[box.ops] = np.repeat(np.arange(len(box.items)), [len(i.ops) for i in box.items])
+        ends = self.item_of[pairs]
+        inside = (ends >= 0).all(axis=1)
+        pairs, ends = pairs[inside], ends[inside]
+        self._sort(box, ends)
+        self.item_of[box.ops] = np.repeat(np.arange(len(box.items)), [len(i.ops) for i in box.items])
+        ends = self.item_of[pairs]
+        if len(box.items) > limit:
+            cut = self._mirror(box, key, ends) if mirrored and key in self.cuts else None
+            part, labels = cut if cut is not None else self._cut(box, ends, limit)
+            if not mirrored:
+                known = np.full(self.graph.n, -1, dtype=np.int64)
+                known[box.ops] = part[self.item_of[box.ops]]
+                self.cuts[key] = (known, labels)
+            _gather(box, part, labels)
+        self.item_of[box.ops] = -1
+        for item in box.items:
+            if item.items:
+                self.visit(item, (*key, item.label), pairs, self.most, mirrored)
+
+    def _sort(self, box: Box, ends: Ints) -> None:
+        """Items in topological order, by the mean position of their ops; what reads nothing comes just before its reader."""
+        count = len(box.items)
+        owner, position = self.item_of[box.ops], self.graph.position[box.ops]
+        timed: Any = np.where(self.timed[box.ops], 1.0, 1e-6)  # variables and updates tell little about when it happens
+        mean: Any = np.bincount(owner, timed * position, minlength=count) / np.bincount(owner, timed, minlength=count)
+        ends = ends[ends[:, 0] != ends[:, 1]]
+        has_input = np.zeros(count, dtype=np.bool_)
+        has_input[ends[:, 1]] = True
+        first = np.full(count, np.inf)
+        np.minimum.at(first, ends[:, 0], mean[ends[:, 1]])
+        late = ~has_input & np.isfinite(first)
+        place = np.where(late, first, mean)
+        order = np.lexsort((np.arange(count), ~late, place))
+        box.items = [box.items[k] for k in order.tolist()]
+        del box.ops
+
+    def _cut(self, box: Box, ends: Ints, limit: int) -> tuple[Ints, list[str]]:
+        cut = segments(self._kinds(box), ends[:, 0], ends[:, 1], limit)
+        return cut.part, _labels(box, cut)
+
+    def _kinds(self, box: Box) -> Ints:
+        """What kind each item is of: of ops what they compute, read and write; of boxes their name without its number."""
+        kinds: dict[Any, int] = {}
+        found = []
+        for item in box.items:
+            if item.kind == OP:
+                op = item.op
+                kind: Any = (self.graph.op_types[op], self.reads[op], min(self.readers[op], 4), self.bytes_out[op])
+            else:
+                kind = (re.sub(r"[\d_]+$", "", item.label), len(item.items))
+            found.append(kinds.setdefault(kind, len(kinds)))
+        return np.array(found)
+
+    def _mirror(self, box: Box, key: tuple[str, ...], ends: Ints) -> tuple[Ints, list[str]] | None:
+        """The parts of a backward box: those of its items' forward ops; of items without, those of their neighbours."""
+        known, labels = self.cuts[key]
+        part = np.full(len(box.items), -1, dtype=np.int64)
+        for k, item in enumerate(box.items):
+            twins = self.graph.forward_of[item.ops]
+            held = known[twins[twins >= 0]]
+            if len(held := held[held >= 0]):
+                part[k] = np.bincount(held).argmax()
+        if (part < 0).all():
+            return None
+        for near, here in ((ends[:, 0], ends[:, 1]), (ends[:, 1], ends[:, 0])) * 4:
+            new = (part[here] < 0) & (part[near] >= 0)
+            part[here[new]] = part[near[new]]
+        return np.where(part < 0, part.max(), part), labels
+
+
+def _labels(box: Box, cut: Cut) -> list[str]:
+    """A label per part: the repeated blocks counted, numbered names as a range, else the last scope in it, or a count."""
+    labels = []
+    for k in range(cut.count):
+        block = k - cut.first
+        items = [box.items[i] for i in np.flatnonzero(cut.part == k).tolist()]
+        scopes = [item for item in items if item.kind != OP]
+        if len(scopes) > len(items) / 2:
+            labels.append(_range(scopes))
+        elif cut.repeated and 0 <= block < cut.repeated:
+            labels.append(f"block {block + 1} of {cut.repeated}")
+        elif cut.repeated:
+            labels.append("start" if block < 0 else "end")  # told apart by number where there are several
+        else:
+            labels.append(f"part {k + 1} of {cut.count}")
+    return [label if labels.count(label) == 1 else f"{label} ({k + 1})" for k, label in enumerate(labels)]
+
+
+def _range(items: list[Box]) -> str:
+    """`t0 to t9` of items numbered in order, else `to` the last one."""
+    first, last = items[0].label, items[-1].label
+    stem = re.sub(r"\d+$", "", first)
+    if stem == re.sub(r"\d+$", "", last) and first != last:
+        return f"{first} to {last}"
+    return f"to {last}" if first != last else first
+
+
+def _gather(box: Box, part: Ints, labels: list[str]) -> None:
+    """Put the items of every part of more than one into a box of their own."""
+    made = []
+    for k in np.unique(part).tolist():
+        inside = [box.items[i] for i in np.flatnonzero(part == k).tolist()]
+        name = f"{box.name}/{labels[k]}" if box.name else labels[k]
+        made.append(inside[0] if len(inside) == 1 else Box(name, labels[k], LEVEL, inside))
+    box.items = made
+    for stale in ("ops", "crowded"):
+        box.__dict__.pop(stale, None)

@@ -1,0 +1,325 @@
+"""What a picture of nested boxes shows: boxes, frames around open ones, and one arrow per pair of neighbours in a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import OpGraph, Timeline
+from ...graph.units import format_us
+from .arrange import Arranged, Boxes, arrange
+from .scopes import updates
+from .tree import OP, ROOT, Tree
+
+PAGE, INSIDE = 2.3, 1.9
+"""Width per height that the whole picture, and what is in a frame, come near to."""
+TITLE, MARGIN = 20.0, 12.0
+"""Pixels above and around what is in a frame."""
+LABEL, NOTE = 11.0, 9.0
+"""Font sizes of a box."""
+_WIDE = {**dict.fromkeys("mwMW@%∇", 0.9), **dict.fromkeys("ijlt.,:|'!fr/ ()", 0.36), **dict.fromkeys("_-", 0.56)}
+
+
+@dataclass(frozen=True, eq=False)
+class Arrows:
+    """All tensors between two boxes or frames of one frame: `source` and `target` are tree nodes.
+
+    `edge_of` tells for every (tensor, consumer) pair of the graph which arrow shows it, -1 for those inside one box.
+    The points of arrow `k` are rows `pointer[k]:pointer[k+1]` of `points`; `upright` ones leave a box up- or downwards.
+    """
+
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    bytes: NDArray[np.int64]
+    tensors: NDArray[np.int64]
+    pointer: NDArray[np.int64]
+    points: NDArray[np.float64]
+    upright: NDArray[np.bool_]
+    edge_of: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """Boxes (`nodes`, ids in the tree) and `frames`, each with its middle and size in pixels, sums, and the arrows.
+
+    `owner` is int32[ops], the position in `nodes` of the box that shows each op.
+    """
+
+    tree: Tree
+    nodes: NDArray[np.int32]
+    frames: NDArray[np.int32]
+    owner: NDArray[np.int32]
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    width: NDArray[np.float64]
+    height: NDArray[np.float64]
+    frame_box: NDArray[np.float64]
+    duration_us: NDArray[np.float64]
+    memory_bytes: NDArray[np.int64]
+    notes: tuple[str, ...]
+    arrows: Arrows
+    size: tuple[float, float]
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def label(self, node: int) -> str:
+        """What is written on a box or frame."""
+        return label(self.tree, node)
+
+
+def label(tree: Tree, node: int) -> str:
+    """A node's label; outermost boxes of the backward pass say so."""
+    outermost = tree.backward[node] and tree.parent[node] == ROOT
+    return f"∇ {tree.labels[node]}" if outermost else tree.labels[node]
+
+
+def text_width(text: str, size: float) -> float:
+    """Pixels that a text takes in a usual sans-serif font, rather too many than too few."""
+    return size * sum(_WIDE.get(c, 0.72 if c.isupper() else 0.59) for c in text)
+
+
+def build_scene(graph: OpGraph, tree: Tree, expanded: Collection[int], aspect: float = PAGE) -> Scene:
+    """The scene of `graph` with the nodes in `expanded` open. O(edges x depth of the frames + layout of each frame)."""
+    return _Builder(graph, tree, frozenset(expanded)).scene(aspect)
+
+
+class _Builder:
+    def __init__(self, graph: OpGraph, tree: Tree, expanded: frozenset[int]):
+        self.graph, self.tree = graph, tree
+        self.nodes, self.frames = tree.visible(expanded), tree.frames(expanded)
+        self.opened = {ROOT, *self.frames.tolist()}
+        self.duration = np.concatenate([[0.0], np.cumsum(graph.duration_us[tree.ops])])
+        # Variables and updates tell little about when a box has its turn.
+        timed = np.where((np.diff(graph.predecessors[0]) > 0) & ~updates(graph), 1.0, 1e-6)[tree.ops]
+        self.timed = np.concatenate([[0.0], np.cumsum(timed)])
+        self.position = np.concatenate([[0.0], np.cumsum(timed * graph.position[tree.ops])])
+        self.item_of = np.full(graph.n, -1, dtype=np.int64)
+        self.edge_of = np.full(len(graph.consumers), -1, dtype=np.int32)
+        self.inside: dict[int, Arranged] = {}
+        self.arrows: dict[int, tuple[Any, ...]] = {}
+        self.count = 0
+
+    def scene(self, aspect: float) -> Scene:
+        edges = np.arange(len(self.graph.consumers))
+        self._between(ROOT, edges)
+        self._sizes(ROOT, aspect)
+        corner = {ROOT: (0.0, 0.0)}
+        middle = self._places(corner)
+        owner = self.tree.owner(self.nodes)
+        memory = np.bincount(owner, memory_per_op(self.graph), minlength=len(self.nodes)).astype(np.int64)
+        size = np.array([self._size(n) for n in self.nodes.tolist()]).reshape(-1, 2)
+        at = np.array([middle[n] for n in self.nodes.tolist()]).reshape(-1, 2)
+        frames = np.array([(*middle[n], *self._size(n)) for n in self.frames.tolist()]).reshape(-1, 4)
+        return Scene(
+            self.tree, self.nodes, self.frames, owner, at[:, 0], at[:, 1], size[:, 0], size[:, 1], frames,
+            self._duration(self.nodes), memory, tuple(self._note(n) for n in self.nodes.tolist()),
+            self._all_arrows(corner), (self.inside[ROOT].width, self.inside[ROOT].height),
+        )  # fmt: skip
+
+    # -- sums --------------------------------------------------------------------------------------------
+
+    def _duration(self, nodes: Any) -> NDArray[np.float64]:
+        return np.asarray(self.duration[self.tree.high[nodes]] - self.duration[self.tree.low[nodes]])
+
+    def _note(self, node: int) -> str:
+        """The second line of a box: how many ops, and how long they take."""
+        if self.tree.kind[node] == OP:
+            return ""
+        return f"{self.tree.high[node] - self.tree.low[node]:,} ops · {format_us(float(self._duration(node)))}"
+
+    def _between(self, node: int, edges: NDArray[np.int64]) -> None:
+        """Arrows between the children of an open node, out of the edges between its ops; then those further in."""
+        tree, graph = self.tree, self.graph
+        children = tree.children[node]
+        for k, child in enumerate(children):
+            self.item_of[tree.members(child)] = k
+        source, target = self.item_of[graph.edge_source[edges]], self.item_of[graph.consumers[edges]]
+        across = source != target
+        key = source[across] * len(children) + target[across]
+        pairs, which = np.unique(key, return_inverse=True)
+        which = which.reshape(-1)
+        self.edge_of[edges[across]] = self.count + which
+        tensor = graph.edge_tensor[edges[across]].astype(np.int64)
+        once = np.unique(which * max(graph.tensor_count, 1) + tensor)
+        of = once // max(graph.tensor_count, 1)
+        size = np.bincount(of, graph.tensor_bytes[once % max(graph.tensor_count, 1)], minlength=len(pairs))
+        self.arrows[node] = (pairs // len(children), pairs % len(children), size, np.bincount(of, minlength=len(pairs)))
+        self.count += len(pairs)
+        inner = edges[~across]
+        home = source[~across]
+        for k, child in enumerate(children):
+            if child in self.opened:
+                self._between(child, inner[home == k])
+
+    # -- places ------------------------------------------------------------------------------------------
+
+    def _sizes(self, node: int, aspect: float) -> None:
+        """Arrange what is in an open node, the innermost frames first."""
+        children = np.array(self.tree.children[node], dtype=np.int64)
+        inside = self._aspect(children, aspect) if node == ROOT else INSIDE
+        for child in children.tolist():
+            if child in self.opened:
+                self._sizes(child, inside)
+        now = np.array([self._size(c) for c in children.tolist()]).reshape(-1, 2)
+        closed = np.array([self._closed(c) for c in children.tolist()]).reshape(-1, 2)
+        low, high = self.tree.low[children], self.tree.high[children]
+        order = (self.position[high] - self.position[low]) / (self.timed[high] - self.timed[low])
+        back, twin = self.tree.backward[children], self.tree.twin[children]
+        index = {int(c): k for k, c in enumerate(children)}
+        boxes = Boxes(
+            now[:, 0], now[:, 1], closed[:, 0], closed[:, 1], order, back,
+            np.array([index.get(int(t), -1) for t in twin], dtype=np.int64),
+        )  # fmt: skip
+        source, target, size, _ = self.arrows[node]
+        mirrored = bool(self.tree.backward[node]) if node != ROOT else False
+        self.inside[node] = arrange(boxes, source, target, np.log2(size + 2.0), aspect, mirrored)
+
+    def _aspect(self, children: NDArray[np.int64], aspect: float) -> float:
+        """Width per height of the outermost frames: wide ones where few stand in a row, or two rows below one another."""
+        back = self.tree.backward[children]
+        rows = 2 if back.any() and not back.all() else 1
+        ahead = children[~back] if rows == 2 else children
+        opened = sum(c in self.opened for c in ahead.tolist())
+        return float(np.clip(rows * aspect / max(opened + (len(ahead) - opened) / 2, 1.0), INSIDE, 5.0))
+
+    def _size(self, node: int) -> tuple[float, float]:
+        if node not in self.opened:
+            return self._closed(node)
+        held = self.inside[node]
+        title = text_width(label(self.tree, node), LABEL) + 20
+        return max(held.width, title) + 2 * MARGIN, held.height + TITLE + 2 * MARGIN
+
+    def _closed(self, node: int) -> tuple[float, float]:
+        name = text_width(label(self.tree, node), LABEL)
+        if self.tree.kind[node] == OP:
+            return max(name + 14, 34.0), 24.0
+        return max(name, text_width(self._note(node), NOTE)) + 18, 40.0
+
+    def _places(self, corner: dict[int, tuple[float, float]]) -> dict[int, tuple[float, float]]:
+        """Middles of all boxes and frames; `corner` gets the upper left of what is in each frame."""
+        middle: dict[int, tuple[float, float]] = {}
+        for node in (ROOT, *self.frames.tolist()):
+            held, (left, top) = self.inside[node], corner[node]
+            for k, child in enumerate(self.tree.children[node]):
+                x, y = left + float(held.x[k]), top + float(held.y[k])
+                middle[child] = (x, y)
+                if child in self.opened:
+                    inner = self.inside[child]
+                    corner[child] = (x - inner.width / 2, y - inner.height / 2 + TITLE / 2)
+        return middle
+
+    def _all_arrows(self, corner: dict[int, tuple[float, float]]) -> Arrows:
+        """The arrows of all frames, in the order in which `edge_of` counts them."""
+        columns: list[list[Any]] = [[], [], [], [], [], []]
+        points: list[tuple[float, float]] = []
+        pointer = [0]
+        for node, (source, target, size, tensors) in self.arrows.items():
+            children = np.array(self.tree.children[node], dtype=np.int32)
+            left, top = corner[node]
+            for path in self.inside[node].paths:
+                points.extend((left + x, top + y) for x, y in path)
+                pointer.append(len(points))
+            for column, values in zip(
+                columns, (children[source], children[target], size, tensors, self.inside[node].upright), strict=False
+            ):
+                column.append(values)
+        flat = [np.concatenate(c) if c else np.zeros(0) for c in columns]
+        return Arrows(
+            flat[0].astype(np.int32), flat[1].astype(np.int32), flat[2].astype(np.int64), flat[3].astype(np.int64),
+            np.array(pointer), np.array(points).reshape(-1, 2), flat[4].astype(np.bool_), self.edge_of,
+        )  # fmt: skip
+
+
+def memory_per_op(graph: OpGraph) -> NDArray[np.int64]:
+    """Persistent, temporary and output bytes of each op."""
+    outputs = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n).astype(np.int64)
+    return graph.persistent_bytes + graph.temp_bytes + outputs
+
+
+@dataclass(frozen=True, eq=False)
+class Paint:
+    """How devices colour a scene.
+
+    Per box: its main device, the share of its ops' time (or count) on each device, bytes sent and received, and whether
+    the critical path runs through it. Per arrow: bytes that go to another device, and whether an edge of the critical
+    path is among its own.
+    """
+
+    main: NDArray[np.int64]
+    share: NDArray[np.float64]
+    sent_bytes: NDArray[np.float64]
+    received_bytes: NDArray[np.float64]
+    critical: NDArray[np.bool_]
+    crossing_bytes: NDArray[np.float64]
+    critical_arrow: NDArray[np.bool_]
+
+
+def device_shares(graph: OpGraph, scene: Scene, device: NDArray[Any], count: int) -> NDArray[np.float64]:
+    """float64[boxes, devices]: of the time (where there is none, of the number) of each box's ops."""
+    # Ops that take no time still have a device: every op counts a little.
+    weight = graph.duration_us + max(float(graph.duration_us.mean()) if graph.n else 0.0, 1e-9) * 1e-6
+    cell = scene.owner.astype(np.int64) * count + device
+    share: Any = np.bincount(cell, weight, minlength=len(scene) * count).reshape(len(scene), count)
+    return np.asarray(share / np.maximum(share.sum(axis=1, keepdims=True), 1e-300))
+
+
+def build_paint(
+    graph: OpGraph, scene: Scene, timeline: Timeline, critical_ops: NDArray[np.int64] | None = None
+) -> Paint:
+    """How `timeline` (of `graph`) colours the scene; `critical_ops` is a chain of ops in order of time."""
+    device = np.zeros(graph.n, dtype=np.int64)
+    device[timeline.op] = timeline.device
+    share = device_shares(graph, scene, device, len(timeline.device_names))
+    sent, received = _moved(graph, scene, timeline, device)
+    chain = np.zeros(0, np.int64) if critical_ops is None else np.asarray(critical_ops, dtype=np.int64)
+    critical = np.zeros(len(scene), dtype=np.bool_)
+    critical[scene.owner[chain]] = True
+    return Paint(
+        share.argmax(axis=1), share, sent, received, critical, crossing_bytes(graph, scene.arrows, device),
+        _on_chain(graph, scene.arrows, chain),
+    )  # fmt: skip
+
+
+def _moved(graph: OpGraph, scene: Scene, timeline: Timeline, device: NDArray[np.int64]) -> tuple[Any, Any]:
+    """Bytes that each box's tensors send to other devices, and that other devices' tensors bring to its ops."""
+    moved, count = timeline.transfers, len(scene)
+    size = graph.tensor_bytes[moved.tensor]
+    sent = np.bincount(scene.owner[graph.tensor_producer[moved.tensor]], size, minlength=count)
+    across = device[graph.edge_source] != device[graph.consumers]
+    tensors = max(graph.tensor_count, 1)
+    key = np.unique(scene.owner[graph.consumers[across]].astype(np.int64) * tensors + graph.edge_tensor[across])
+    received = np.bincount(key // tensors, graph.tensor_bytes[key % tensors], minlength=count)
+    return sent, received
+
+
+def crossing_bytes(graph: OpGraph, arrows: Arrows, device: NDArray[Any]) -> NDArray[np.float64]:
+    """Bytes of each arrow's tensors that some op of it reads on another device than they were made on."""
+    across = (device[graph.edge_source] != device[graph.consumers]) & (arrows.edge_of >= 0)
+    tensors = max(graph.tensor_count, 1)
+    key = np.unique(arrows.edge_of[across].astype(np.int64) * tensors + graph.edge_tensor[across])
+    return np.bincount(key // tensors, graph.tensor_bytes[key % tensors], minlength=len(arrows)).astype(np.float64)
+
+
+def _on_chain(graph: OpGraph, arrows: Arrows, chain: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Arrows with an edge from one op of the chain to the next; an op that waited only for its device has none."""
+    found = np.zeros(len(arrows), dtype=np.bool_)
+    follows = np.full(graph.n, -1, dtype=np.int64)
+    follows[chain[:-1]] = chain[1:]
+    on = (follows[graph.edge_source] == graph.consumers) & (arrows.edge_of >= 0)
+    found[arrows.edge_of[on]] = True
+    return found
+
+
+def covering(scene: Scene, ops: Collection[int]) -> list[int]:
+    """Tree ids of the boxes that hold any of `ops`, ascending."""
+    if not len(ops):
+        return []
+    return np.unique(scene.nodes[scene.owner[np.fromiter(ops, dtype=np.int64)]]).tolist()

@@ -1,0 +1,179 @@
+"""The scope that each op belongs to: where its name says, and where the name says nothing, where its neighbours are.
+
+Frameworks name some ops by when they were made, not by what they serve: `AddN_7` sums gradients of one layer, `ones` starts
+the backward pass, `conv2d/kernel` is read by `inception_v3/conv2d_1` alone. In a picture of the model such ops would be boxes
+of their own with arrows everywhere. O(ops + edges).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import OpGraph
+
+BACKWARD = "∇"
+"""The first scope of every backward op; the others are those of its forward op."""
+TAPES = ("gradient_tape", "gradients")
+Path = tuple[str, ...]
+MOST_STRAYS = 0.05
+"""Forward ops without a scope are put into those around them, if they are no larger a share of all ops."""
+
+
+def homes(graph: OpGraph) -> tuple[Path, ...]:
+    """The scopes around every op, the outermost first; `BACKWARD` comes before those of a backward op.
+
+    - A backward op belongs where its forward op does (`forward_of`), or where its name says behind `gradient_tape/`.
+    - An update belongs to the variable that it is colocated with, or where its name says behind `optimizer/`.
+    - Variables and constants outside the model's scopes belong to the ops that read them.
+    - A backward op without a scope belongs to the ops that it reads, or else to those that read it; so does a forward op, if
+      few have none.
+
+    >>> graph = OpGraph.from_edges([1] * 4, [(0, 1, 4), (1, 2, 4), (2, 3, 4)],
+    ...     names=["net/w", "net/MatMul", "gradient_tape/net/MatMul", "AddN_1"], forward_of=[-1, -1, 1, -1])
+    >>> homes(graph)
+    (('net',), ('net',), ('∇', 'net'), ('∇', 'net'))
+    """
+    found = _by_name(graph)
+    if not any(found):
+        return tuple(found)
+    update = updates(graph)
+    for op in np.flatnonzero(_after_backward(graph) & ~update).tolist():
+        found[op] = found[op] or (BACKWARD,)
+    _re_home_sources(graph, found, update)
+    _by_forward_op(graph, found)
+    _by_colocation(graph, found, update)
+    _by_neighbours(graph, found, update)
+    return tuple(found)
+
+
+def separator(names: Sequence[str]) -> str:
+    """What separates scopes in these names: a slash, or a dot as in PyTorch where hardly any name has a slash."""
+    slashes = sum("/" in name.removesuffix("/backward") for name in names)
+    dots = sum("." in name for name in names)
+    return "." if dots > len(names) / 2 and slashes < len(names) / 10 else "/"
+
+
+def _by_name(graph: OpGraph) -> list[Path]:
+    mark = separator(graph.names)
+    found: list[Path] = []
+    for name, twin in zip(graph.names, graph.forward_of.tolist(), strict=True):
+        parts = tuple(name.removesuffix("/backward").split(mark))
+        backward, scopes = parts[0] in TAPES or twin >= 0, parts[:-1]
+        while scopes and scopes[0] in (*TAPES, "optimizer"):
+            scopes = scopes[1:]
+        found.append((BACKWARD, *scopes) if backward else scopes)
+    return found
+
+
+def updates(graph: OpGraph) -> NDArray[np.bool_]:
+    """Ops below `optimizer/`, and those that share a group with a variable and come after a backward op."""
+    named = np.array([name.startswith("optimizer/") for name in graph.names], dtype=np.bool_)
+    return named | ((_by_group(graph) >= 0) & _after_backward(graph) & (graph.forward_of < 0))
+
+
+def _after_backward(graph: OpGraph) -> NDArray[np.bool_]:
+    """Backward ops, and all that depend on one."""
+    after = (graph.forward_of >= 0).tolist()
+    pointer, ahead = (a.tolist() for a in graph.successors)
+    for op in graph.order.tolist():
+        if after[op]:
+            for k in ahead[pointer[op] : pointer[op + 1]]:
+                after[k] = True
+    return np.array(after, dtype=np.bool_)
+
+
+def _by_group(graph: OpGraph) -> NDArray[np.int64]:
+    """int64[n]: the variable (an op that keeps bytes and reads nothing) in each op's colocation group, -1 for none."""
+    source = np.diff(graph.predecessors[0]) == 0
+    variable = np.flatnonzero(source & (graph.persistent_bytes > 0) & (graph.colocation >= 0))
+    first = np.full(len(graph.colocation_names) + 1, -1, dtype=np.int64)
+    first[graph.colocation[variable[::-1]]] = variable[::-1]
+    first[-1] = -1
+    return first[graph.colocation]
+
+
+def _re_home_sources(graph: OpGraph, found: list[Path], update: NDArray[np.bool_]) -> None:
+    """Sources whose outermost scope computes nothing go to what all their forward readers share, else to their readers.
+
+    Likewise updates below such a scope: a learning rate, the slots of an optimizer.
+    """
+    source = np.diff(graph.predecessors[0]) == 0
+    computing = {p[0] for p, no in zip(found, (source | update).tolist(), strict=True) if p and not no}
+    outside = [bool(p) and p[0] not in computing for p in found]
+    readers: dict[int, list[Path]] = {}
+    forward = ~update & np.array([bool(p) and p[0] != BACKWARD for p in found], dtype=np.bool_)
+    kept = forward[graph.consumers]
+    for u, v in zip(graph.edge_source[kept].tolist(), graph.consumers[kept].tolist(), strict=True):
+        if outside[u] and source[u]:
+            readers.setdefault(u, []).append(found[v])
+    serves = update.copy()
+    serves[graph.edge_source[update[graph.consumers]]] = True
+    for op in np.flatnonzero(source | update).tolist():
+        if outside[op] and op in readers:
+            found[op] = _common(readers[op]) or found[op]
+        elif outside[op] and serves[op]:
+            found[op] = ()
+
+
+def _common(paths: Sequence[Path]) -> Path:
+    """The scopes that all paths begin with."""
+    shared = paths[0]
+    for path in paths[1:]:
+        k = 0
+        while k < min(len(shared), len(path)) and shared[k] == path[k]:
+            k += 1
+        shared = shared[:k]
+    return shared
+
+
+def _by_forward_op(graph: OpGraph, found: list[Path]) -> None:
+    for op in np.flatnonzero(graph.forward_of >= 0).tolist():
+        found[op] = (BACKWARD, *(s for s in found[graph.forward_of[op]] if s != BACKWARD))
+
+
+def _by_colocation(graph: OpGraph, found: list[Path], update: NDArray[np.bool_]) -> None:
+    variable = _by_group(graph)
+    for op in np.flatnonzero(update & (variable >= 0)).tolist():
+        found[op] = found[variable[op]]
+
+
+def _by_neighbours(graph: OpGraph, found: list[Path], update: NDArray[np.bool_]) -> None:
+    """Ops without a scope, in topological order by what they read, then backwards by what reads them.
+
+    What an optimizer does for all scopes together (clipping by the norm, counting steps) stays in a scope of its own.
+    """
+    stray = [path in ((), (BACKWARD,)) for path in found]
+    alone = [k for k, path in enumerate(found) if path == () and not update[k]]
+    if len(alone) > MOST_STRAYS * graph.n:  # these stand outside on purpose
+        for k in alone:
+            stray[k] = False
+    for backwards, (pointer, near) in ((False, graph.predecessors), (True, graph.successors)):
+        first, other = pointer.tolist(), near.tolist()
+        for op in graph.order[:: -1 if backwards else 1].tolist():
+            if stray[op]:
+                near_by = [found[k] for k in other[first[op] : first[op + 1]] if not stray[k]]
+                near_by = [p for p in near_by if found[op] == p[: len(found[op])]]  # backward ones stay backward
+                voted = _elected(near_by, backwards)
+                if voted is not None and update[op] and len({_outermost(p) for p in near_by}) > 1:
+                    voted = ("optimizer",)
+                if voted is not None:
+                    found[op], stray[op] = voted, False
+
+
+def _elected(paths: Iterable[Path], backwards: bool) -> Path | None:
+    """What most neighbours have in common: the scope of most of them, without what only some of those have."""
+    votes = Counter(paths)
+    if not votes:
+        return None
+    if backwards:  # what is read by both passes belongs to the forward one
+        votes = Counter({p: k for p, k in votes.items() if p[:1] != (BACKWARD,)}) or votes
+    outer = Counter(_outermost(p) for p in votes.elements()).most_common(1)[0][0]
+    return _common([p for p in votes if _outermost(p) == outer])
+
+
+def _outermost(path: Path) -> Path:
+    return path[: 2 if path[:1] == (BACKWARD,) else 1]

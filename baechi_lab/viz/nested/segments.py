@@ -1,0 +1,147 @@
+"""Levels for many boxes that no name puts in order: repeated blocks where the structure repeats, else stretches of time.
+
+Idea: items stand in topological order, each with a label that tells its kind. Where the sequence of labels is equal to
+itself shifted by `p` over a long stretch, the graph repeats a block of `p` items (as layers of a network do), and the
+borders are put where fewest tensors cross them. Otherwise the sequence is cut into even segments, again where fewest
+tensors cross. Deviation from graph isomorphism: a block is known by the order and kinds of its items, with a few
+mismatches allowed, not by its edges; a wrong guess costs a less telling picture, nothing else.
+O(m^2 / 2) comparisons of bytes for m items, in one pass of NumPy per shift.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+SHORTLIST = 40
+MISMATCH = 4
+"""What a mismatch costs, in matches: a stretch in which four of five items match still grows."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """`part` of every item, ascending along the order; `repeated` tells blocks of one pattern, `first` their first part."""
+
+    part: Ints
+    count: int
+    repeated: int = 0
+    first: int = 0
+
+
+def segments(labels: Ints, source: Ints, target: Ints, most: int) -> Cut:
+    """Cut `m` items, numbered in topological order, into at most `most` parts; edges are pairs of items.
+
+    >>> chain = np.arange(11)
+    >>> segments(np.array([9, 1, 2, 3, 1, 2, 3, 1, 2, 3, 8]), chain[:-1], chain[1:], 5).part.tolist()
+    [0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4]
+    """
+    m = len(labels)
+    width = crossings(m, source, target)
+    found = repeats(labels)
+    if found is not None:
+        start, period, count = found
+        start = _aligned(start, period, count, m, width)
+        while count > 1 and start + count * period > m:
+            count -= 1
+        if 1 < count <= most - 2:
+            blocks = [start + k * period for k in range(count + 1) if start + k * period < m]
+            before = _pieces(0, start, period, (most - count) // 2, width)
+            after = _pieces(start + count * period, m, period, (most - count) // 2, width)
+            inner = np.array(sorted({*before, *(b for b in blocks if b > 0), *after}))
+            part = np.searchsorted(inner, np.arange(m), side="right")
+            return Cut(part, len(inner) + 1, count, len(before) + int(start > 0))
+        if count > most - 2:
+            return _even(m, most, width, np.array([start + k * period for k in range(count + 1)]))
+    return _even(m, most, width)
+
+
+def crossings(m: int, source: Ints, target: Ints) -> Ints:
+    """int64[m - 1]: how many items have an edge from at or before `i` to behind `i`."""
+    last = np.arange(m)
+    np.maximum.at(last, source, target)
+    change = np.zeros(m + 1, dtype=np.int64)
+    change[np.arange(m)] += 1
+    np.subtract.at(change, last, 1)
+    return np.cumsum(change)[: m - 1]
+
+
+def repeats(labels: Ints) -> tuple[int, int, int] | None:
+    """Start, period and number of the repetitions that cover most, or None where nothing repeats.
+
+    A period below 3, or a stretch of equal labels, is no structure.
+    """
+    m = len(labels)
+    if m < 8:
+        return None
+    kinds = (np.unique(labels, return_inverse=True)[1] % 251).astype(np.uint8)
+    shifts = np.arange(1, m // 2 + 1)
+    equal = np.array([np.count_nonzero(kinds[p:] == kinds[:-p]) for p in shifts.tolist()])
+    scored: list[tuple[float, int, int, int]] = []
+    for p in shifts[np.argsort(-equal, kind="stable")[:SHORTLIST]].tolist():
+        start, end = _stretch(kinds[p:] == kinds[:-p])
+        covered = end - start + p
+        if p >= 3 and covered >= 2 * p and covered >= 0.4 * m and not _monotonous(kinds[start : start + p]):
+            scored.append((covered - p * 1e-3, -p, start, covered // p))
+    if not scored:
+        return None
+    top = max(scored)[0]
+    # The shortest period of those that cover about as much: two blocks at a time cover no more than one.
+    _, period, start, count = max((s for s in scored if s[0] >= 0.9 * top), key=lambda s: s[1])
+    return start, -period, count
+
+
+def _monotonous(kinds: NDArray[np.uint8]) -> bool:
+    """Nearly all of one kind, as in a chain or a generated graph."""
+    return bool(np.bincount(kinds).max() > 0.9 * len(kinds))
+
+
+def _stretch(match: NDArray[np.bool_]) -> tuple[int, int]:
+    """The stretch with the largest sum, a match counting 1 and a mismatch `-MISMATCH` (Kadane)."""
+    total = np.concatenate([[0], np.cumsum(np.where(match, 1, -MISMATCH))])
+    lowest = np.minimum.accumulate(total)
+    end = int(np.argmax(total - lowest))
+    return int(np.argmin(total[: end + 1])), end
+
+
+def _aligned(start: int, period: int, count: int, m: int, width: Ints) -> int:
+    """The first border moved by less than a period, such that the borders cross fewest edges."""
+    padded = np.concatenate([[0], width, [0]])
+    costs = []
+    for shift in range(-(period // 2), period - period // 2):
+        borders = start + shift + period * np.arange(count + 1)
+        inside = borders[(borders > 0) & (borders < m)]
+        outside = np.count_nonzero((borders < 0) | (borders > m))
+        costs.append((outside, float(padded[inside].mean()) if len(inside) else 0.0, abs(shift), start + shift))
+    return max(0, min(costs)[3])
+
+
+def _even(m: int, most: int, width: Ints, allowed: Ints | None = None) -> Cut:
+    """Parts of about equal size, as few levels as `most` parts each need; borders where fewest edges cross."""
+    levels = max(1, int(np.ceil(np.log(max(m, 2)) / np.log(most) - 1e-9)))
+    count = int(np.clip(np.ceil(m ** (1 / levels)), 2, most)) if levels > 1 else min(most, max(2, m // 6))
+    if allowed is not None:
+        ideal = np.linspace(0, len(allowed) - 1, min(count, len(allowed) - 1) + 1)[1:-1]
+        borders = allowed[np.round(ideal).astype(np.int64)]
+    else:
+        slack = m // (4 * count)
+        borders = np.array([_narrowest(width, k * m // count, slack) for k in range(1, count)])
+    borders = np.unique(borders[(borders > 0) & (borders < m)])
+    part: Any = np.searchsorted(borders, np.arange(m), side="right")
+    return Cut(part, len(borders) + 1)
+
+
+def _pieces(low: int, high: int, period: int, most: int, width: Ints) -> list[int]:
+    """Borders inside what comes before or behind the repeated blocks: pieces of about their size."""
+    count = min((high - low) // period, most)
+    return [_narrowest(width, low + k * (high - low) // count, period // 3) for k in range(1, count)]
+
+
+def _narrowest(width: Ints, ideal: int, slack: int) -> int:
+    """The border near `ideal` that fewest edges cross, the nearest of those."""
+    low, high = max(ideal - slack, 1), min(ideal + slack, len(width))
+    near = np.arange(low, high + 1)
+    return int(near[np.lexsort((abs(near - ideal), width[near - 1]))[0]])

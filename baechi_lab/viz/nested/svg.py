@@ -1,0 +1,113 @@
+"""A scene as SVG: the picture of `viz.graph`, of saved notebooks and of pages without scripts."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .scene import LABEL, NOTE, TITLE, Arrows, Scene
+
+TEXT, FAINT, EDGE, FRAME, PAPER = "#222222", "#5F6368", "#8A9097", "#B4BAC0", "#FFFFFF"
+CROSSING = "#C2410C"
+BAR = 5.0
+HEAD = 7.0
+
+
+def drawn(
+    scene: Scene, colors: Sequence[str] = (), share: NDArray[np.float64] | None = None,
+    crossing: NDArray[np.float64] | None = None,
+) -> str:  # fmt: skip
+    """The body of an SVG, its upper left at 0, 0: frames, arrows, boxes with labels, and bars of device shares."""
+    parts = [_frame(scene, k) for k in range(len(scene.frames))]
+    parts += [_arrow(scene.arrows, k, bool(crossing is not None and crossing[k] > 0)) for k in _widest_first(scene)]
+    parts += [_box(scene, k, colors, None if share is None else share[k]) for k in range(len(scene))]
+    return "".join(parts)
+
+
+def _widest_first(scene: Scene) -> list[int]:
+    return np.argsort(-scene.arrows.bytes, kind="stable").tolist()
+
+
+def arrow_widths(arrows: Arrows) -> NDArray[np.float64]:
+    """Pixels, from 0.8 for the smallest to 4 for the arrow with most bytes, growing with the root of the bytes."""
+    most = max(float(arrows.bytes.max(initial=0)), 1.0)
+    return 0.8 + 3.2 * np.sqrt(arrows.bytes / most)
+
+
+def arrow_opacity(arrows: Arrows) -> float:
+    """Many arrows are drawn fainter, so that the boxes stay in front."""
+    return float(np.clip(60 / max(len(arrows), 1), 0.4, 1.0))
+
+
+def _frame(scene: Scene, k: int) -> str:
+    x, y, w, h = scene.frame_box[k].tolist()
+    title = html.escape(scene.label(int(scene.frames[k])))
+    return (
+        f'<rect x="{x - w / 2:.1f}" y="{y - h / 2:.1f}" width="{w:.1f}" height="{h:.1f}" rx="6" fill="#000000" '
+        f'fill-opacity="0.035" stroke="{FRAME}"/><text x="{x - w / 2 + 8:.1f}" y="{y - h / 2 + TITLE - 5:.1f}" '
+        f'font-size="{LABEL:g}" font-weight="600" fill="{FAINT}">{title}</text>'
+    )
+
+
+def path_of(points: NDArray[np.float64], upright: bool) -> str:
+    """A smooth path through the points of an arrow, leaving sideways, or up- and downwards."""
+    text = f"M{points[0, 0]:.1f} {points[0, 1]:.1f}"
+    for (x0, y0), (x1, y1) in zip(points[:-1].tolist(), points[1:].tolist(), strict=True):
+        bend = 0.5 * ((y1 - y0) if upright else (x1 - x0))
+        first, second = ((x0, y0 + bend), (x1, y1 - bend)) if upright else ((x0 + bend, y0), (x1 - bend, y1))
+        text += f"C{first[0]:.1f} {first[1]:.1f} {second[0]:.1f} {second[1]:.1f} {x1:.1f} {y1:.1f}"
+    return text
+
+
+def _arrow(arrows: Arrows, k: int, crosses: bool) -> str:
+    points = arrows.points[arrows.pointer[k] : arrows.pointer[k + 1]].copy()
+    upright, width = bool(arrows.upright[k]), float(arrow_widths(arrows)[k])
+    axis = 1 if upright else 0
+    sign = 1.0 if points[-1, axis] >= points[-2, axis] else -1.0
+    tip = points[-1].copy()
+    points[-1, axis] -= sign * (HEAD - 1)
+    half = 2.2 + width / 2
+    base = points[-1]
+    across = np.array([0.0, half]) if axis == 0 else np.array([half, 0.0])
+    corners = (base + across, base - across, tip)
+    head = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in (c.tolist() for c in corners)) + "z"
+    color = CROSSING if crosses else EDGE
+    return (
+        f'<g opacity="{arrow_opacity(arrows):.2f}"><path d="{path_of(points, upright)}" fill="none" stroke="{color}" '
+        f'stroke-width="{width:.2f}"/><path d="{head}" fill="{color}"/></g>'
+    )
+
+
+def _box(scene: Scene, k: int, colors: Sequence[str], share: NDArray[np.float64] | None) -> str:
+    w, h = float(scene.width[k]), float(scene.height[k])
+    x, y = float(scene.x[k]) - w / 2, float(scene.y[k]) - h / 2
+    main = -1 if share is None or share.max() < 0.995 else int(share.argmax())
+    parts = [f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="4" fill="{PAPER}"/>']
+    if main >= 0:
+        parts.append(_rect(x, y, w, h, f'rx="4" fill="{colors[main]}" fill-opacity="0.2"'))
+    if share is not None:
+        left = x + 1
+        for d in np.flatnonzero(share > 0.0005).tolist():
+            wide = (w - 2) * float(share[d])
+            parts.append(_rect(left, y + h - BAR, wide, BAR - 0.5, f'fill="{colors[d]}"'))
+            left += wide
+    outline = colors[main] if main >= 0 else FAINT
+    parts.append(_rect(x, y, w, h, f'rx="4" fill="none" stroke="{outline}"'))
+    note, middle = scene.notes[k], x + w / 2
+    line = y + (15 if note else h / 2 + (2 if share is not None else 4))
+    parts.append(_text(middle, line, scene.label(int(scene.nodes[k])), LABEL, TEXT))
+    if note:
+        parts.append(_text(middle, y + 28, note, NOTE, FAINT))
+    return "".join(parts)
+
+
+def _rect(x: float, y: float, w: float, h: float, style: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(w, 0):.1f}" height="{h:.1f}" {style}/>'
+
+
+def _text(x: float, y: float, text: str, size: float, color: str) -> str:
+    style = f'font-size="{size:g}" text-anchor="middle" fill="{color}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{html.escape(text)}</text>'

@@ -1,0 +1,247 @@
+"""The tree of nested boxes: scopes, ops, and levels between where a box would hold too many."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import OpGraph
+from .boxes import LEVEL, OP, SCOPE, Box, with_levels
+from .scopes import BACKWARD, Path, homes, separator
+
+__all__ = ["LEVEL", "OP", "ROOT", "SCOPE", "Tree", "build_tree"]
+ROOT = 0
+FEW, SMALLEST_FRAME = 5, 0.1
+"""With fewer boxes anything is opened for the first picture; else scopes that hold at least this share of all ops."""
+MOST_CHILDREN = 20
+"""A box with more children gets levels between; beside a backward pass each of the two outermost levels has half."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """Nodes in depth-first order, the root first; every node covers `ops[low:high]` of the original graph.
+
+    `kind` is SCOPE (a name prefix), LEVEL (between scopes, where one would hold too many) or OP. `backward` tells boxes of
+    the backward pass; `twin` is for an outermost one the box of its forward ops, else -1.
+    """
+
+    names: tuple[str, ...]
+    labels: tuple[str, ...]
+    parent: NDArray[np.int32]
+    kind: NDArray[np.uint8]
+    low: NDArray[np.int64]
+    high: NDArray[np.int64]
+    ops: NDArray[np.int32]
+    backward: NDArray[np.bool_]
+    twin: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """Per node, its children in order."""
+        lists: list[list[int]] = [[] for _ in self.names]
+        for node, parent in enumerate(self.parent.tolist()):
+            if node:
+                lists[parent].append(node)
+        return tuple(tuple(x) for x in lists)
+
+    @cached_property
+    def leaf_of(self) -> NDArray[np.int32]:
+        """int32[ops]: the OP node of each original op."""
+        leaf = np.zeros(len(self.ops), dtype=np.int32)
+        nodes = np.flatnonzero(self.kind == OP)
+        leaf[self.ops[self.low[nodes]]] = nodes
+        return leaf
+
+    def members(self, node: int) -> NDArray[np.int32]:
+        """The original ops below `node`."""
+        return self.ops[self.low[node] : self.high[node]]
+
+    def path(self, node: int) -> list[int]:
+        """The nodes above `node`, the root first."""
+        above: list[int] = []
+        while node != ROOT:
+            node = int(self.parent[node])
+            above.append(node)
+        return above[::-1]
+
+    def visible(self, expanded: Collection[int]) -> NDArray[np.int32]:
+        """The nodes that are drawn as boxes when `expanded` are open; the root always is."""
+        return np.array([n for n in self._walk(expanded) if not self._open(n, expanded)], dtype=np.int32)
+
+    def frames(self, expanded: Collection[int]) -> NDArray[np.int32]:
+        """The open nodes that can be seen, the outer before the inner; without the root."""
+        return np.array([n for n in self._walk(expanded) if self._open(n, expanded)], dtype=np.int32)
+
+    def _open(self, node: int, expanded: Collection[int]) -> bool:
+        return node in expanded and bool(self.children[node])
+
+    def _walk(self, expanded: Collection[int]) -> list[int]:
+        seen: list[int] = []
+        stack = list(self.children[ROOT][::-1])
+        while stack:
+            node = stack.pop()
+            seen.append(node)
+            if self._open(node, expanded):
+                stack.extend(self.children[node][::-1])
+        return seen
+
+    def owner(self, visible: NDArray[np.int32]) -> NDArray[np.int32]:
+        """int32[ops]: position in `visible` of the node that covers each op."""
+        owner = np.empty(len(self.ops), dtype=np.int32)
+        size = self.high[visible] - self.low[visible]
+        owner[self.ops] = np.repeat(np.arange(len(visible), dtype=np.int32), size)
+        return owner
+
+    def _telling(self, node: int) -> bool:
+        """Large enough to be worth a frame, and most of what is in it lies in scopes."""
+        size = self.high - self.low
+        inside = sum(int(size[c]) for c in self.children[node] if self.kind[c] == SCOPE)
+        return bool(size[node] >= SMALLEST_FRAME * size[ROOT] and 2 * inside > size[node])
+
+    def open_until(self, limit: int) -> frozenset[int]:
+        """Scopes to open for a first picture: the largest first, while no more than `limit` boxes are visible.
+
+        Scopes of scopes are worth opening; one that holds mostly single ops, or levels that no name gives, is opened only
+        where there would be hardly any boxes without. The backward pass is opened as the forward pass is, or not at all.
+        """
+        opened: set[int] = set()
+        count = len(self.children[ROOT])
+        queue = [(-int(self.high[c] - self.low[c]), c) for c in self.children[ROOT] if not self.backward[c]]
+        heapq.heapify(queue)
+        while queue:
+            _, node = heapq.heappop(queue)
+            inside = self.children[node]
+            if not inside or count + len(inside) - 1 > limit or not (self._telling(node) or count < FEW):
+                continue
+            opened.add(node)
+            count += len(inside) - 1
+            for c in inside:
+                heapq.heappush(queue, (-int(self.high[c] - self.low[c]), c))
+        mirrored = {c for c in self.children[ROOT] if self.backward[c] and int(self.twin[c]) in opened}
+        more = sum(len(self.children[c]) - 1 for c in mirrored if self.children[c])
+        return frozenset(opened | mirrored if count + more <= limit else opened)
+
+
+def build_tree(graph: OpGraph) -> Tree:
+    """The tree of `graph` by the scopes that its ops belong to (`homes`).
+
+    A scope with a single child is merged with it. Boxes of the backward pass stand beside those of the forward pass, and
+    are cut into levels as those are.
+
+    >>> tree = build_tree(OpGraph.from_edges([1, 1, 1], names=["net/a", "net/b", "loss"]))
+    >>> [tree.names[node] for node in tree.children[ROOT]]
+    ['net', 'loss']
+    """
+    mark = separator(graph.names)
+    forward, backward = _Scope(""), _Scope(BACKWARD)
+    for op, path in enumerate(homes(graph)):
+        if path[:1] == (BACKWARD,):
+            backward.add(op, path[1:], mark)
+        else:
+            forward.add(op, path, mark)
+    ahead, back = (scope.box(graph, mark) for scope in (forward, backward))
+    both = bool(ahead.items and back.items)
+    with_levels(graph, ahead, back, MOST_CHILDREN, MOST_CHILDREN // 2 if both else MOST_CHILDREN)
+    return _numbered(graph, ahead, back)
+
+
+class _Scope:
+    """A name scope with the scopes and ops in it."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.scopes: dict[str, _Scope] = {}
+        self.ops: list[int] = []
+
+    def add(self, op: int, path: Path, mark: str) -> None:
+        scope = self
+        for part in path:
+            if part not in scope.scopes:
+                scope.scopes[part] = _Scope(f"{scope.name}{mark}{part}" if scope.name else part)
+            scope = scope.scopes[part]
+        scope.ops.append(op)
+
+    def box(self, graph: OpGraph, mark: str) -> Box:
+        """The scope as a box; scopes with a single child are that child, labelled as the outer one."""
+        items = []
+        for label, scope in self.scopes.items():
+            while len(scope.scopes) == 1 and not scope.ops:
+                scope = next(iter(scope.scopes.values()))
+            if not scope.scopes and len(scope.ops) == 1:
+                items.append(_op_box(graph, mark, scope.ops[0]))
+            else:
+                inner = scope.box(graph, mark)
+                items.append(Box(inner.name, label, SCOPE, inner.items))
+        items.extend(_op_box(graph, mark, op) for op in self.ops)
+        return Box(self.name, "", SCOPE, items)
+
+
+def _op_box(graph: OpGraph, mark: str, op: int) -> Box:
+    """An op, labelled by the end of its name: a bare number says nothing alone, and a long dotted name too much."""
+    parts = graph.names[op].removesuffix("/backward").split(mark)
+    label = mark.join(parts[-2:]) if parts[-1].isdigit() else parts[-1]
+    while len(label) > LONGEST_LABEL and "." in label:
+        label = label.partition(".")[2]
+    return Box(graph.names[op], label, OP, [], op)
+
+
+LONGEST_LABEL = 28
+"""Letters from which the outer parts of a dotted name are left out."""
+
+
+def _numbered(graph: OpGraph, forward: Box, backward: Box) -> Tree:
+    """Boxes in depth-first order as columns; the two outermost boxes become one root."""
+    rows: list[tuple[Box, int, bool]] = [(Box("", "", SCOPE, []), -1, False)]
+    low, high = [0], [graph.n]
+    ops: list[int] = []
+
+    def add(box: Box, parent: int, back: bool) -> None:
+        node = len(rows)
+        rows.append((box, parent, back))
+        low.append(len(ops))
+        high.append(0)
+        if box.kind == OP:
+            ops.append(box.op)
+        for item in box.items:
+            add(item, node, back)
+        high[node] = len(ops)
+
+    first = {}
+    for root, back in ((forward, False), (backward, True)):
+        for item in root.items:
+            first[id(item)] = len(rows)
+            add(item, ROOT, back)
+    twin = np.full(len(rows), -1, dtype=np.int32)
+    for mine, other in _twins(graph, forward, backward):
+        twin[first[id(mine)]] = first[id(other)]
+    return Tree(
+        tuple(b.name for b, _, _ in rows), tuple(b.label for b, _, _ in rows),
+        np.array([p for _, p, _ in rows], np.int32), np.array([b.kind for b, _, _ in rows], np.uint8),
+        np.array(low), np.array(high), np.array(ops, np.int32),
+        np.array([back for _, _, back in rows], np.bool_), twin,
+    )  # fmt: skip
+
+
+def _twins(graph: OpGraph, forward: Box, backward: Box) -> list[tuple[Box, Box]]:
+    """Every outermost backward box with the forward box that most of its ops belong to, or that has its name."""
+    holder = np.full(graph.n, -1, dtype=np.int64)
+    for k, item in enumerate(forward.items):
+        holder[item.ops] = k
+    by_label = {item.label: item for item in forward.items}
+    found = []
+    for item in backward.items:
+        twins = graph.forward_of[item.ops]
+        held = holder[twins[twins >= 0]]
+        if len(held := held[held >= 0]):
+            found.append((item, forward.items[int(np.bincount(held).argmax())]))
+        elif item.label in by_label:
+            found.append((item, by_label[item.label]))
+    return found
