@@ -148,9 +148,11 @@ def _by_neighbours(graph: OpGraph, found: list[Path], update: NDArray[np.bool_])
     """
     stray = [path in ((), (BACKWARD,)) for path in found]
     alone = [k for k, path in enumerate(found) if path == () and not update[k]]
+    pointer, ahead = graph.successors
     if len(alone) > MOST_STRAYS * graph.n:  # these stand outside on purpose
         for k in alone:
-            stray[k] = False
+            readers = ahead[pointer[k] : pointer[k + 1]].tolist()
+            stray[k] = bool(readers) and all(found[r][:1] == (BACKWARD,) for r in readers)
     for backwards, (pointer, near) in ((False, graph.predecessors), (True, graph.successors)):
         first, other = pointer.tolist(), near.tolist()
         for op in graph.order[:: -1 if backwards else 1].tolist():
