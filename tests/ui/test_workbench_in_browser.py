@@ -17,6 +17,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.graph.units import format_bytes, format_us
 from baechi_lab.viz.nested.tree import build_tree
+from baechi_lab.widgets.moves import moving
 from baechi_lab.widgets.schedule import critical_chain
 
 pytestmark = [
@@ -216,7 +217,7 @@ def test_moving_an_op_and_taking_it_back(page, expected):
     assert page.locator("button.bl-row").count() == len(wanted) and data(page, "chosen") == 0
     target = next(i for i in wanted if graph.colocation[i] >= 0)
     coarse = bl.optimize(graph, bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu"), passes=("colocation",))
-    group = np.flatnonzero(coarse.group_of == coarse.group_of[target])
+    group = moving(graph, [target], coarse.group_of)
     shot(page, "13-found")
     page.click(f'button.bl-row:text-is("{graph.names[target]}")')
     page.wait_for_function(f"(n) => document.querySelector('{GRAPH}').dataset.chosen === n", arg=str(len(group)))
