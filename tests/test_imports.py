@@ -71,7 +71,7 @@ MAY_NOT_KNOW = {
     "torch": FRONTS | STAGES - {"torch", "profilers", "placers"},
     "executors": FRONTS | {"exporters", "placers", "models"},
     "exporters": FRONTS | STAGES - {"exporters", "executors", "torch"},
-    "viz": STAGES | FRONTS - {"viz"},
+    "viz": STAGES | FRONTS - {"viz", "fitting"},  # it draws the record of bl.fit
     "experiments": {"widgets", "cli"},
     "cli": {"widgets"},
     "sweeps": {"widgets", "cli", "experiments"},

@@ -7,5 +7,6 @@ from .gantt_chart import gantt
 from .graph_chart import graph
 from .groups_chart import groups
 from .memory_chart import memory
+from .ways_chart import ways
 
-__all__ = ["comparison", "decisions", "device_colors", "gantt", "graph", "groups", "memory"]
+__all__ = ["comparison", "decisions", "device_colors", "gantt", "graph", "groups", "memory", "ways"]

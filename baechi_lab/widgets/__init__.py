@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 if TYPE_CHECKING:
+    from .fit_view import FitView
     from .moves import move
     from .setting import Setting
     from .views import GraphView, MemoryView, TimelineView
@@ -14,4 +15,4 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(__name__, needs=("anywidget", "ipywidgets", "traitlets"), extra="lab")
 
-__all__ = ["GraphView", "MemoryView", "Setting", "TimelineView", "Workbench", "move"]
+__all__ = ["FitView", "GraphView", "MemoryView", "Setting", "TimelineView", "Workbench", "move"]

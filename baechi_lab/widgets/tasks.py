@@ -58,6 +58,10 @@ class Tasks:
         else:
             self.worker.submit(work, done, lambda: self.model.emit("task", ("", -1.0)))
 
+    def start(self, job: str, work: Any, done: Any) -> None:
+        """Do `work(ticket)` in the background and hand the result to `done`; refused while another task is under way."""
+        self._start(job, work, done)
+
     def cancel(self) -> None:
         """End what is under way; what it has so far is kept where it can be."""
         self.runner.stop()

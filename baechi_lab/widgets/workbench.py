@@ -18,6 +18,7 @@ from .panels.compare_panel import ComparePanel
 from .panels.explain_panel import ExplainPanel
 from .panels.explore_panel import ExplorePanel
 from .panels.export_panel import ExportPanel
+from .panels.fit_panel import FitPanel
 from .panels.header import Header, facts_of
 from .panels.parts import WIDE, heading
 from .panels.run_panel import RunPanel
@@ -59,7 +60,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         self.setting = SettingPanel(self.model, self.tasks)
         self.compare, self.run, self.explore = ComparePanel(self.tasks), RunPanel(self.tasks), ExplorePanel(self.tasks)
         self.explain = ExplainPanel(self.tasks, self._show_decision, self._end_decisions)
-        self.export = ExportPanel(self.tasks)
+        self.export, self.fit = ExportPanel(self.tasks), FitPanel(self.tasks)
         self._connect()
         self._open()
         parts = [ipywidgets.HTML(f"<style>{STYLE}</style>"), self.header.widget, self._body(), self._tabs()]
@@ -83,6 +84,7 @@ class Workbench(Pictured, ipywidgets.VBox):
             self.timeline,
             heading("Memory", "bytes held on each device, after a run also as measured; the triangle marks the peak and its op"),
             self.memory,
+            self.fit.widget,
         ]  # fmt: skip
         right = ipywidgets.VBox(views, layout=ipywidgets.Layout(flex="1 1 0", min_width="0", padding="0 0 0 10px"))
         return ipywidgets.HBox([self.setting.widget, right], layout=WIDE)

@@ -1,0 +1,59 @@
+"""The ways of `bl.fit`: time per sample against the peak of the fullest device."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from ..errors import InvalidInput
+from ..fitting.record import Fit, Way, fullest
+from ..graph.costs import hosts_beside
+from .colors import LIMIT, OKABE_ITO
+from .layout import BYTES, scale, styled
+
+
+def ways(answer: Fit, *, title: str = "Ways to fit: time against memory") -> go.Figure:
+    """A point per way that was simulated, hollow where it does not fit; the line joins those that no other one beats.
+
+    `customdata` of every point is its position in `answer.ways`.
+
+    >>> from baechi_lab import Cluster, OpGraph, fit
+    >>> [trace.name for trace in ways(fit(OpGraph.from_edges([5.0]), Cluster.uniform(1))).data]
+    ['as it is']
+    """
+    if not isinstance(answer, Fit):
+        raise InvalidInput(f"ways draws what bl.fit returned, not a {type(answer).__name__}")
+    shown = [k for k, way in enumerate(answer.ways) if way.timeline is not None]
+    factor, unit = scale(max((answer.ways[k].time_per_sample_us for k in shown), default=1.0))
+    computing = ~hosts_beside(answer.cluster)
+    most = max([*(fullest(answer.ways[k]) for k in shown), int(answer.cluster.memory_bytes[computing].min()), 1])
+    size, name = scale(most, BYTES)
+    figure = go.Figure()
+    front = answer.pareto()
+    if len(front) > 1:
+        x, y = [fullest(w) / size for w in front], [w.time_per_sample_us / factor for w in front]
+        line = {"color": "#999999", "dash": "dot", "width": 1.5}
+        figure.add_trace(go.Scatter(x=x, y=y, mode="lines", line=line, name="no other beats", hoverinfo="skip"))
+    kinds = list(dict.fromkeys(answer.ways[k].way for k in shown))
+    for number, kind in enumerate(kinds):
+        mine = [k for k in shown if answer.ways[k].way == kind]
+        figure.add_trace(_points(answer, mine, OKABE_ITO[number % len(OKABE_ITO)], factor, size))
+    limit = int(answer.cluster.memory_bytes[computing].min()) / size
+    figure.add_vline(x=limit, line={"color": LIMIT, "dash": "dash", "width": 1.5}, annotation={"text": "memory"})
+    figure.update_xaxes(title_text=f"peak of the fullest device ({name})", rangemode="tozero")
+    per = "sample" if any(answer.ways[k].batch_size for k in shown) else "step"
+    figure.update_yaxes(title_text=f"time per {per} ({unit})", rangemode="tozero")
+    return styled(figure, title, 420)
+
+
+def _points(answer: Fit, mine: list[int], color: str, factor: float, size: float) -> go.Scatter:
+    found = [answer.ways[k] for k in mine]
+    return go.Scatter(
+        x=[fullest(w) / size for w in found], y=[w.time_per_sample_us / factor for w in found], mode="markers",
+        name=found[0].way, customdata=mine, text=[_words(w) for w in found], hovertemplate="%{text}<extra></extra>",
+        marker={"size": 12, "color": color, "symbol": ["circle" if w.fits else "circle-open" for w in found]},
+    )  # fmt: skip
+
+
+def _words(way: Way) -> str:
+    texts = way.texts()
+    return f"<b>{way.way}</b>: {way.choice}<br>{texts[3]} per step, peak {texts[5]}<br>gives up {texts[6]}"

@@ -1,0 +1,41 @@
+"""Beside the memory view: will it fit, and the ways to make it fit, for the graph and devices of the current result."""
+
+from __future__ import annotations
+
+import ipywidgets
+
+from ...fitting.fit import fit
+from ...fitting.record import HEAD, Fit
+from ..background import Ticket
+from ..guard import Guard
+from ..tasks import Tasks
+from .parts import WIDE, button, note, say, table
+
+
+class FitPanel:
+    """A button, the answer in one sentence, and a row per way."""
+
+    def __init__(self, tasks: Tasks):
+        self.tasks, self.model = tasks, tasks.model
+        self.ask = button("Will it fit?", "try more devices, recomputation and offloading, each simulated", self._ask)
+        self.state, self.rows = note(), ipywidgets.HTML(layout=WIDE)
+        self.answer: Fit | None = None
+        self.widget = ipywidgets.VBox([self.ask, self.state, self.rows], layout=WIDE)
+
+    def _ask(self) -> None:
+        with Guard(self.model.fail):
+            outcome = self.tasks.outcome()
+
+            def work(ticket: Ticket) -> Fit:
+                tell = lambda way: ticket.report(f"will it fit: {way}")  # noqa: E731
+                return fit(outcome.graph, outcome.setting.cluster, every_way=True, callback=tell)
+
+            self.tasks.start("the ways to fit", work, self.show)
+
+    def show(self, answer: Fit) -> None:
+        """The answer and its table."""
+        self.answer = answer
+        say(self.state, answer.answer, "good" if answer.fits else "bad")
+        best = answer.best
+        marked = -1 if best is None else answer.ways.index(best)
+        self.rows.value = table(HEAD, [way.texts() for way in answer.ways], marked)
