@@ -118,3 +118,9 @@ def test_persistent_bytes_are_there_at_the_first_instant(persistent):
     over = persistent + 10 > 37
     assert [v.kind for v in timeline.violations] == ["memory"] * over
     assert [v.kind for v in bl.check(graph, cluster, placed, timeline)] == ["memory"] * over
+
+
+def test_bug_the_proof_by_exhaustion_recursed_through_thousands_of_ops():
+    """One device leaves one assignment, however many ops there are; their orders are too many to go through."""
+    graph = bl.OpGraph.from_edges([1.0] * 2000, [(i, i + 1, 60) for i in range(1999)])
+    assert first_fitting(graph, bl.Cluster.uniform(1, memory_bytes=100)) == (None, "")
