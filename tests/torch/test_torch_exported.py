@@ -115,6 +115,8 @@ def test_checks_of_shapes_and_types_are_no_operators(file, tmp_path):
         ({"change": lambda d: d["schema_version"].update(major=99)}, "schema_version is"),
         ({"change": lambda d: d["graph_module"].pop("graph")}, "damaged"),
         ({"change": lambda d: d["graph_module"]["graph"]["nodes"].append({"target": 3})}, "damaged"),
+        ({"change": lambda d: d["graph_module"]["graph"]["outputs"][0]["as_tensor"].update(name=[1])}, "is named"),
+        ({"change": lambda d: d["graph_module"]["graph"]["nodes"][0]["outputs"].append({})}, "must have one field"),
         ({"drop": "/models/"}, "holds 0 programs"),
     ],
 )

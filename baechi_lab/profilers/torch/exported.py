@@ -283,6 +283,13 @@ def _entry(found: Any) -> tuple[str, Any]:
     return next(iter(found.items()))
 
 
+def _label(found: Any) -> str:
+    """The name of a tensor."""
+    if not isinstance(found["name"], str):
+        raise FormatError(f"the program is damaged: a tensor is named {found['name']!r:.80}; it must be a text")
+    return found["name"]
+
+
 class _Reader:
     """The JSON of a graph, read."""
 
@@ -298,7 +305,7 @@ class _Reader:
         for spec in signature["input_specs"]:
             for kind, trained in (("parameter", True), ("buffer", False), ("tensor_constant", False)):
                 if kind in spec:
-                    label = spec[kind]["arg"]["name"]
+                    label = _label(spec[kind]["arg"])
                     parameters[label] = trained and self.graph["tensor_values"][label]["requires_grad"] is True
         # Inputs first: their open dimensions have positions, those of inner values only names.
         for entry in self.graph["inputs"]:
@@ -364,14 +371,14 @@ class _Reader:
         """The tensors that an argument names."""
         kind, value = _entry(found)
         if kind == "as_tensor":
-            yield value["name"]
+            yield _label(value)
         elif kind == "as_tensors":
             for entry in value:
-                yield entry["name"]
+                yield _label(entry)
         elif kind == "as_optional_tensors":
             for entry in value:
                 if "as_tensor" in entry:
-                    yield entry["as_tensor"]["name"]
+                    yield _label(entry["as_tensor"])
 
     def argument(self, found: Any) -> Any:
         """An argument of a call."""
