@@ -166,6 +166,14 @@ def test_placements_of_groups_and_shared_weights():
     assert timeline.start_us[whole.names.index("update")] >= timeline.end_us[ring].max()
 
 
+def test_steps_of_replicas_are_kept_in_files(tmp_path):
+    graph, placed = data_parallel(), bl.Placement(device=[0] * 4, replicas=[(0, 1)])
+    whole = bl.unroll(graph, 4, placed)
+    bl.save_graph(whole, tmp_path / "step.json")
+    assert bl.load_graph(tmp_path / "step.json").content_key == whole.content_key
+    assert bl.OpGraph.from_networkx(whole.to_networkx()).content_key == whole.content_key
+
+
 def test_bad_input():
     graph, cluster = data_parallel(), bl.Cluster.uniform(4)
     placed = bl.Placement(device=[0] * 4, replicas=[(0, 1, 2)])
