@@ -99,6 +99,8 @@ def test_micro_batches_run_and_export(call, tmp_path):
         "layers=4",
         "--devices",
         "2",
+        "--kind",
+        "cpu",
         "--link-latency",
         "1",
         "--mode",

@@ -43,7 +43,7 @@ class Case:
         )  # fmt: skip
 
     def stages(self, devices):
-        cluster = bl.Cluster.uniform(devices, link=bl.Link(0.0, 0.0), comm="parallel")
+        cluster = bl.Cluster.uniform(devices, kind="cpu", link=bl.Link(0.0, 0.0), comm="parallel")
         return bl.place(self.graph, cluster, "contiguous", objective="throughput")
 
     def placement(self, schedule):
@@ -84,7 +84,7 @@ def test_the_undivided_batch(cases, model, schedule):
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
     for name, value in case.expected.info["variables"].items():
         np.testing.assert_allclose(run.info["variables"][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
-    cluster = bl.Cluster.uniform(2)
+    cluster = bl.Cluster.uniform(2, kind="cpu")
     simulated = bl.simulate(case.graph, cluster, placed, micro_batches=M, schedule=schedule)
     assert run.timeline.op_names == simulated.op_names
     at = np.zeros(len(simulated.op), dtype=int)
@@ -123,7 +123,7 @@ def test_one_micro_batch_and_fewer_than_stages(cases):
 
 def test_compare_measures_the_same_step(cases):
     case = cases("mlp")
-    cluster = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0), comm="parallel")
+    cluster = bl.Cluster.uniform(2, kind="cpu", link=bl.Link(0.0, 0.0), comm="parallel")
     table = bl.compare(
         case.graph, cluster, [("contiguous", {"objective": "throughput"})], step=case.step, measure=True, steps=1,
         micro_batches=M, schedule="1f1b", batch_size=2 * M, progress=False,
@@ -321,7 +321,7 @@ def test_rows_of_looked_up_tables_are_known_by_their_readers(cases):
     """GNMT scales the rows of its tables by the clipping factor, then subtracts them: rows, indices, nothing else."""
     step, graph = cases("gnmt").step, cases("gnmt").graph
     nodes = {node.name: node for node in parse_graph(step.graph_def).node}
-    made = pipelined(graph, bl.Cluster.uniform(1), bl.Placement(device=[0] * graph.n), 2)
+    made = pipelined(graph, bl.Cluster.uniform(1, kind="cpu"), bl.Placement(device=[0] * graph.n), 2)
     repeated = {name.rsplit("/mb", 1)[0] for name in made.graph.names if name.endswith("/mb0")}
     found = rows_tensors(nodes, [n for n in nodes if n not in repeated], repeated)
     scatters = [n for n in nodes.values() if n.op == "ResourceScatterSub"]

@@ -54,8 +54,9 @@ def pipelined_step(
     if graph is None:
         from ...profilers.tensorflow.profiling import profile
 
-        graph = profile(step, mode="estimated", hardware="cpu-core")
+        graph = profile(step, mode="estimated", hardware="cpu-core").replace(duration_by_kind={})
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
-    there = Cluster.uniform(int(placed.device.max(initial=0)) + 1) if cluster is None else cluster
+    kind = next(iter(graph.duration_by_kind), "gpu")
+    there = Cluster.uniform(int(placed.device.max(initial=0)) + 1, kind=kind) if cluster is None else cluster
     pipe = pipelined(graph, there, placed, count, schedule)
     return PipelinedStep(unrolled_step(step, graph, pipe, reduction), pipe, count)

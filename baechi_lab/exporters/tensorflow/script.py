@@ -115,6 +115,7 @@ def main() -> None:
     )
     parser.add_argument("--trusted-network", action="store_true", help="let everyone on the network run code as you")
     given = parser.parse_args()
+    plan = json.loads((HERE / "placement.json").read_text())
     if given.secret:
         from tunnel import go_through
 
@@ -122,9 +123,9 @@ def main() -> None:
     if given.worker:
         from worker import serve
 
-        serve(given.worker, given.trusted_network, given.secret)
+        serve(given.worker, given.trusted_network, given.secret, 2 if plan["schedule"] else 1)  # the second one sends
     else:
-        train(json.loads((HERE / "placement.json").read_text()), given.steps)
+        train(plan, given.steps)
 
 
 if __name__ == "__main__":

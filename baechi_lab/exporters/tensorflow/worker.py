@@ -8,7 +8,7 @@ import tunnel
 from loopback import REFUSAL, is_loopback, keep_to_loopback
 
 
-def serve(address: str, trusted_network: bool, secret: str | None) -> None:
+def serve(address: str, trusted_network: bool, secret: str | None, threads: int = 1) -> None:
     """Be the worker at `address`, behind TLS with a secret, else for this machine alone: TensorFlow asks nobody who he is."""
     host, _, port = address.rpartition(":")
     if not secret and not trusted_network and not is_loopback(host):
@@ -16,7 +16,7 @@ def serve(address: str, trusted_network: bool, secret: str | None) -> None:
     inside = free_port() if secret else int(port)
     known = tf.train.ServerDef(job_name="unassigned", protocol="grpc", port=inside)
     known.cluster.job.add(name="unassigned").tasks[0] = address
-    known.default_session_config.inter_op_parallelism_threads = 1
+    known.default_session_config.inter_op_parallelism_threads = threads
     known.default_session_config.intra_op_parallelism_threads = 1
     server = tf.distribute.Server(known, start=False)
     if not trusted_network:
