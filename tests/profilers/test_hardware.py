@@ -1,5 +1,7 @@
 """The table of devices and links: names in any case, peaks in order, clusters made from it."""
 
+from pathlib import Path
+
 import pytest
 
 import baechi_lab as bl
@@ -76,3 +78,12 @@ def test_products_by_precision():
     for precision, peak in zip(PRECISIONS, (67, 494.7, 989.4, 1978.9, 1978.9), strict=True):
         kernel = Kernel(flops=1e15, precision=precision, matrix=True)
         assert kernel.us(h100) == pytest.approx(6.7 + 1e9 / peak)
+
+
+def test_the_page_shows_the_table():
+    page = (Path(bl.__file__).parent.parent / "docs" / "estimates.md").read_text(encoding="utf-8")
+    for h in HARDWARE.values():
+        peaks = (h.peak_flops, h.matmul_flops, h.half_flops, h.fp8_flops, h.int8_ops)
+        cells = [f"`{h.name}`", *(f"{peak / 1e12:g}" if peak else "-" for peak in peaks), f"{h.bandwidth / 1e9:g}"]
+        assert f"| {' | '.join(cells)} | {h.memory_bytes / 1e9:g} | {', '.join(h.links) or '-'} |" in page
+    assert all(f"`{name}` {preset.bandwidth / 1e9:g}" in page.replace("\n", " ") for name, preset in LINKS.items())

@@ -29,6 +29,8 @@ _TOKENS = (
 )
 _CLASSES = ("ForSequenceClassification", "ForImageClassification")
 LARGEST_CONFIG = 1 << 24
+IMAGE_SIZE = 224
+"""Pixels on a side, where a model takes images of any size."""
 
 
 def hugging_face(
@@ -141,8 +143,9 @@ def _inputs(model: Any, config: Any, kind: str, batch: int, length: int, labels:
             raise InvalidInput(f"sequence_length is {length}; the model has {most} positions")
         inputs = {"input_ids": tokens(batch, length)}
     elif main == "pixel_values":
-        size = config.image_size if isinstance(config.image_size, (list, tuple)) else [config.image_size] * 2
-        inputs = {"pixel_values": torch.zeros(batch, config.num_channels, *size, device="meta")}
+        side = getattr(config, "image_size", IMAGE_SIZE)
+        size = side if isinstance(side, (list, tuple)) else [side] * 2
+        inputs = {"pixel_values": torch.zeros(batch, getattr(config, "num_channels", 3), *size, device="meta")}
     else:
         raise InvalidInput(f"{kind} takes {main!r}; inputs are known for models of 'input_ids' and 'pixel_values'")
     accepted = inspect.signature(model.forward).parameters
