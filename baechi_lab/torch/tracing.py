@@ -116,6 +116,7 @@ class Tracer(Handler):
         self.parameter_bytes = {name: p.nbytes for name, p in model.named_parameters()}
         for name, p in model.named_parameters():
             self.parameter_of[id(p)] = (p, name)
+        self.module_names = {id(m): name for name, m in model.named_modules()}
         self.name_of = {id(p): name for name, p in model.named_parameters()}
         self.buffer_of = {id(b): name for name, b in model.named_buffers()}
         self.buffer_names = {
@@ -357,7 +358,7 @@ class Tracer(Handler):
                 self.known[id(tensor)] = (tensor, self._value(tensor, index))
 
     def _name(self, module: nn.Module | None) -> str | None:
-        return None if module is None else next(n for n, m in self.model.named_modules() if m is module)
+        return None if module is None else self.module_names[id(module)]
 
     def _producer(self, tensor: torch.Tensor) -> int:
         value = self.known[id(tensor)][1]

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/torch_estimates.py OUT.json [--llama]
 
-One thread. The hardware `cpu-core` is calibrated on every third step; the others say how good it is. A step's time is the
-sum over its layers, the least of several profiles, as other processes only ever add to it. With --llama a Llama of 70
+One thread, and its processor time. The hardware `cpu-core` is calibrated on every third step; the others say how good it
+is. With --llama a Llama of 70
 billion parameters is profiled too, and how long that takes.
 """
 
@@ -24,6 +24,7 @@ from torch import nn
 
 import baechi_lab as bl
 from baechi_lab.profilers.hardware import Hardware
+from baechi_lab.profilers.torch.profile import in_mode, run_once
 
 LLAMA_70B = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672,
@@ -59,9 +60,15 @@ CASES: list[tuple[Any, tuple[int, ...]]] = [
 ]  # fmt: skip
 
 
-def measured_us(model: nn.Module, x: torch.Tensor, mode: str, repeats: int = 4) -> float:
-    found = (bl.torch.profile_layers(model, x, mode=mode, warmup=1, runs=2) for _ in range(repeats))
-    return float(min(layers.forward_us.sum() + layers.backward_us.sum() for layers in found))
+def measured_us(model: nn.Module, x: torch.Tensor, mode: str, repeats: int = 8) -> float:
+    """Processor time of one thread, which waits for no other process; the least of several runs."""
+    times = []
+    with in_mode(model, mode == "training"):
+        for _ in range(repeats):
+            started = time.thread_time_ns()
+            run_once(model, (x,), {}, mode == "training")
+            times.append((time.thread_time_ns() - started) / 1e3)
+    return min(times)
 
 
 def step_model(model: nn.Module, x: torch.Tensor, mode: str) -> Any:

@@ -186,6 +186,13 @@ def test_other_kinds_than_estimated_are_refused(ids, kind):
         bl.place(graph, cluster, "m-etf")
 
 
+@pytest.mark.parametrize(("hardware", "kind"), [("a100", "cpu"), ("a100", "V100"), ("cpu-core", "h100")])
+def test_one_device_is_no_other(ids, hardware, kind):
+    graph = bl.torch.profile(GPT(), ids, hardware=hardware)
+    with pytest.raises(CostError, match=f"is of kind '{kind.lower()}' and the graph was estimated for"):
+        bl.simulate(graph, bl.Cluster.uniform(2, kind=kind), bl.Placement(device=[0] * graph.n))
+
+
 def test_the_kind_estimated_for_in_any_case(ids):
     graph = bl.torch.profile(GPT(), ids, hardware="A100")
     for kind in ("A100", "gpu"):

@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from ...torch.records import Trace
 from ...torch.runtime.intercept import Frame
 from ...torch.runtime.tree import tensors
 from ..roofline import Kernel
+from .faking import Watching
 from .kernels import kernel_of
 from .memory import MemoryWatch, temporary_peak
 
@@ -29,7 +28,7 @@ Owner = tuple[str, int]
 """Phase, "f" or "b", and the index of a call."""
 
 
-class Counter(TorchDispatchMode):
+class Counter(Watching):
     """Kernels by owner, and the bytes that come (positive) and go (negative) while it watches."""
 
     def __init__(self) -> None:
@@ -39,14 +38,11 @@ class Counter(TorchDispatchMode):
         self.changes: list[int] = []
         self.alive: dict[int, weakref.finalize] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+    def saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Count it, where somebody runs."""
         if self.owner is not None and runs(func):
-            kernel = kernel_of(func, args, kwargs, out)
-            self.rows.append((self.owner, kernel))
+            self.rows.append((self.owner, kernel_of(func, args, kwargs, out)))
             self._allocated(args, kwargs, out)
-        return out
 
     def _allocated(self, args: Any, kwargs: Any, out: Any) -> None:
         old = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}

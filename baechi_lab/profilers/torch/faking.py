@@ -18,6 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
@@ -35,6 +36,7 @@ DTYPES = {
     "fp16": torch.float16, "float16": torch.float16, "half": torch.float16,
 }  # fmt: skip
 
+_DEVICE = torch.ops.prim.device.default
 _NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _UNKNOWN = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 
@@ -52,7 +54,7 @@ def named_dtype(dtype: Any, field: str = "dtype") -> torch.dtype | None:
 @contextmanager
 def faked(
     model: nn.Module, inputs: Any, *, dtype: torch.dtype | None = None, autocast: torch.dtype | None = None,
-    watching: TorchDispatchMode | None = None,
+    watching: Watching | None = None,
 ) -> Iterator[Any]:  # fmt: skip
     """Run the body with a fake model, under fake tensors and `watching`; gives the fake inputs.
 
@@ -61,7 +63,7 @@ def faked(
         inputs: any structure of tensors.
         dtype: floating-point parameters, buffers and inputs have it, as after `model.to(dtype)`.
         autocast: matrix products run in it, as under `torch.autocast`.
-        watching: a mode that sees every operator that runs.
+        watching: a mode that is told of every operator that runs.
 
     Raises:
         InvalidInput: the model looks at values that fake tensors do not have, or has parameters without a shape yet.
@@ -70,9 +72,7 @@ def faked(
         fake = _Maker(mode, dtype)
         stack.enter_context(_swapped(model, fake))
         stack.enter_context(_fused())
-        stack.enter_context(_RandomDraws())
-        if watching is not None:
-            stack.enter_context(watching)
+        stack.enter_context(watching or Watching())
         if autocast is not None:
             stack.enter_context(torch.autocast("cpu", dtype=autocast))
         try:
@@ -172,13 +172,25 @@ def _fused() -> Iterator[None]:
         functional.dropout, functional.scaled_dot_product_attention = dropout, attention  # type: ignore[assignment]
 
 
-class _RandomDraws(TorchDispatchMode):
-    """Draws a real number wherever an operator would draw."""
+class Watching(TorchDispatchMode):
+    """Sees every operator that runs; draws a real number wherever one would draw."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and not asking takes half of the time
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:  # as FakeTensorMode answers, and more often than all else together
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+        kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags:
             draw()
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **kwargs)
+        self.saw(func, args, kwargs, out)
+        return out
+
+    def saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """An operator ran."""
 
 
 def draw() -> None:

@@ -74,12 +74,10 @@ class Recorder(Counter):
         for name, tensor in states:
             self.memory.setdefault(_storage(tensor), _Memory(state=name))
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+    def saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Record it, while recording."""
         if self.recording and runs(func):
             self._record(func, args, kwargs, out)
-        return out
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         kernel = kernel_of(func, args, kwargs, out)
