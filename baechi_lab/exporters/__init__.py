@@ -56,6 +56,7 @@ def export(
     PosixPath('.../placed_training')
     """
     from ..executors.structure import graph_of
+    from ..executors.tensorflow.recomputing import recomputed_step
     from .folder import write_folder
     from .tensorflow.export import folder_files
 
@@ -69,6 +70,7 @@ def export(
     cut = None
     if micro_batches is None and schedule is None:
         graph = graph_of(step) if graph is None else graph
+        step = recomputed_step(step, graph)
         placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     else:
         from ..executors.tensorflow.pipelining import pipelined_step

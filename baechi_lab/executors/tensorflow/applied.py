@@ -28,6 +28,7 @@ from ...workers.failures import first_line
 from ..inputs import checked_batch
 from ..structure import graph_of
 from .devices import device_options, select
+from .recomputing import recomputed_step
 from .session import PlacedSession, node_of, place_graph, session_config
 
 
@@ -68,6 +69,7 @@ def apply(
         raise InvalidInput(f"step is a {type(step).__name__}; give what bl.trace returns")
     refuse_replicas(placement, "bl.apply")
     graph = graph_of(step) if graph is None else graph
+    step = recomputed_step(step, graph)
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     names = None if cluster is None else [(d.name, d.memory_bytes) for d in cluster.devices]
     options = device_options(virtual, memory_limit, kind, threads)

@@ -25,6 +25,7 @@ from ...workers.transport import step_arrays, step_header
 from ..inputs import checked_batches
 from ..structure import graph_of
 from .peers import Peers
+from .recomputing import recomputed_step
 from .timeline import to_timeline
 from .trace import Trace
 
@@ -83,6 +84,7 @@ def execute(
         raise InvalidInput(f"timeout is {timeout!r}; it must be above 0 seconds, or None")
     refuse_replicas(placement, "bl.execute")
     graph = graph_of(step) if graph is None else graph
+    step = recomputed_step(step, graph)
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     batches = checked_batches(step, inputs)
     names = None if cluster is None else [[d.name, d.memory_bytes] for d in cluster.devices]

@@ -1,0 +1,85 @@
+"""A traced step -> the step of a recomputed graph (`bl.recompute`), as TensorFlow runs it.
+
+The ops that the graph has twice are there twice, under the graph's names: a copy has its original's type, attributes and
+inputs, reads what the graph says that it reads (an original, or another copy), and waits for what the graph says by control
+dependencies. Nothing else changes. Sessions of placed steps run without graph rewriters, which would otherwise
+find that a copy computes what its original did, and take it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from ...errors import InvalidInput
+from ...graph import OpGraph
+from ...graph.step import Step
+from ...profilers.tensorflow.nodes import has_side_effect, join, split
+from .session import parse_graph
+
+AGAIN = "/again"
+
+
+def recomputed_step(step: Step, graph: OpGraph) -> Step:
+    """`step` with the copies that `graph` has of its ops; the step itself where it has none.
+
+    Raises:
+        InvalidInput: a copy of an op that the step does not have, or that has side effects.
+
+    >>> recomputed = recomputed_step(step, bl.recompute(bl.profile(step)))  # doctest: +SKIP
+    """
+    if not any(name.endswith(AGAIN) for name in graph.names):
+        return step
+    definition = parse_graph(step.graph_def)
+    nodes = {node.name: node for node in definition.node}
+    if all(name in nodes for name in graph.names):
+        return step  # an op of the step is called so
+    origin = {name: _origin(graph, op, nodes) for op, name in enumerate(graph.names)}
+    templates = {name: (nodes[name].op, list(nodes[name].input)) for name in nodes}
+    for op, name in enumerate(graph.names):
+        first = origin[name]
+        if name not in nodes:
+            if has_side_effect(nodes[first].op):
+                raise InvalidInput(
+                    f"op {first!r} of type {nodes[first].op} has side effects; it cannot be computed again"
+                )
+            made = definition.node.add()
+            made.CopyFrom(nodes[first])
+            made.name = name
+            made.attr.pop("_class", None)
+        else:
+            made = nodes[name]
+        del made.input[:]
+        made.input.extend(_inputs(graph, op, templates[first][1], origin))
+    return replace(step, graph_def=definition.SerializeToString(deterministic=True))
+
+
+def _origin(graph: OpGraph, op: int, nodes: Any) -> str:
+    """The op of the step that an op of the graph is, or computes again."""
+    name = graph.names[op]
+    while graph.names[op] not in nodes:
+        before = int(graph.forward_of[op])
+        if before < 0 or not graph.names[op].startswith(graph.names[before] + AGAIN):
+            raise InvalidInput(f"op {name!r} of graph {graph.name!r} is none of the step's, and no copy of one")
+        op = before
+    return graph.names[op]
+
+
+def _inputs(graph: OpGraph, op: int, template: Iterable[str], origin: dict[str, str]) -> list[str]:
+    """What an op reads and waits for: as the step says, from the producers that the graph names."""
+    pointer, tensors = graph.inputs
+    read = [
+        (graph.names[int(graph.tensor_producer[t])], graph.tensor_names[t])
+        for t in tensors[pointer[op] : pointer[op + 1]].tolist()
+    ]
+    source = {(origin[producer], label): producer for producer, label in read}
+    data, waits = [], []
+    for reference in template:
+        name, output = split(reference)
+        if output < 0:
+            waits.append(name)
+        else:
+            data.append(join(source.get((name, str(output)), name), output))
+    waits += [producer for producer, label in read if not label.isdigit()]
+    return [*data, *(join(name, -1) for name in dict.fromkeys(waits))]

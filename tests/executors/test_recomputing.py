@@ -1,0 +1,100 @@
+"""A recomputed graph runs for real: the same losses, the ops of the plan twice, random and stateful ops once."""
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+
+tf = pytest.importorskip("tensorflow")
+
+ROWS, WIDTH, LAYERS = 2048, 16, 6
+
+
+def dropout_step():
+    """Layers of matrix product, stateless dropout by a counter, tanh; the loss and the update of every weight."""
+    rng = np.random.default_rng(1)
+    weights = [
+        tf.Variable((rng.normal(size=(WIDTH, WIDTH)) / 4).astype(np.float32), name=f"w{i}") for i in range(LAYERS)
+    ]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            hidden = x
+            for i, weight in enumerate(weights):
+                with tf.name_scope(f"layer{i}"):
+                    kept = tf.cast(tf.random.uniform(tf.shape(hidden), seed=5 + i) > 0.2, tf.float32)
+                    hidden = tf.tanh(hidden @ weight) * kept
+            loss = tf.reduce_mean(hidden**2)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.5 * gradient)
+        return loss
+
+    return bl.trace(step, rng.normal(size=(ROWS, WIDTH)).astype(np.float32), name="dropout")
+
+
+@pytest.fixture(scope="module")
+def case():
+    step = dropout_step()
+    graph = bl.profile(step, mode="estimated", hardware="cpu-core")
+    return step, graph, bl.recompute(graph, "sqrt")
+
+
+def runs_on(case, devices, worker):
+    step, graph, again = case
+    found = []
+    for one in (graph, again):
+        device = np.arange(one.n) * 0
+        if devices == 2:  # layers alternate; copies are where their originals are, as their group says
+            names = [n.removesuffix("/again") for n in one.names]
+            device = np.array([1 if "layer3" in n or "layer4" in n else 0 for n in names])
+        found.append(bl.execute(step, bl.Placement(device=device), 2, warmup=1, traced=1, graph=one, worker=worker,
+                                kind="cpu", virtual=2, return_variables=True, progress=False))  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_losses_and_weights_are_those_without(case, devices, worker):
+    plain, again = runs_on(case, devices, worker)
+    assert again.status == "ok", again.message
+    assert [float(o[0]) for o in again.outputs] == [float(o[0]) for o in plain.outputs]
+    assert len({float(o[0]) for o in plain.outputs}) > 1  # the weights move
+    for name, value in plain.info["variables"].items():
+        np.testing.assert_array_equal(again.info["variables"][name], value)
+
+
+def test_copies_ran_and_the_peak_is_lower(case, worker):
+    """What the plan repeats ran twice, no random op did; the measured saving is the simulated one within 10 % of the peak."""
+    plain, again = runs_on(case, 1, worker)
+    names = np.array(again.timeline.op_names)[again.timeline.op].tolist()
+    twice = [n for n in names if n.endswith("/again")]
+    assert sorted(twice) == sorted(set(case[2].names) - set(case[1].names)) and len(twice) > LAYERS
+    assert not any("random" in n.lower() for n in twice)
+    alone, peaks = bl.Cluster.uniform(1, kind="cpu"), []
+    for graph in case[1:]:
+        peaks.append(int(bl.simulate(graph, alone, bl.Placement(device=[0] * graph.n)).peak_bytes[0]))
+    before, after = (int(r.timeline.peak_bytes[0]) for r in (plain, again))
+    assert after < before
+    assert abs((before - after) - (peaks[0] - peaks[1])) <= 0.1 * before
+
+
+def test_nothing_is_rewritten_away(case):
+    from baechi_lab.executors.tensorflow.recomputing import recomputed_step
+    from baechi_lab.executors.tensorflow.session import parse_graph
+
+    step, graph, again = case
+    nodes = {n.name: n for n in parse_graph(recomputed_step(step, again).graph_def).node}
+    copies = [n for n in again.names if n not in graph.names]
+    assert copies and all(nodes[c].op == nodes[c.removesuffix("/again")].op for c in copies)
+    assert any(ref.startswith("^") for c in copies for ref in nodes[c].input)  # they wait for the backward pass
+    assert recomputed_step(step, graph) is step
+
+
+def test_an_export_has_the_copies(case, tmp_path):
+    step, _, again = case
+    folder = bl.export(step, bl.Placement(device=[0] * again.n), tmp_path / "placed", graph=again)
+    assert b"/again" in (folder / "placed_graph.pb").read_bytes()
+
+
+def test_copies_of_other_steps_are_refused(case, step):
+    with pytest.raises(bl.InvalidInput, match="none of the step's"):
+        bl.execute(step, bl.Placement(device=[0] * case[2].n), 1, graph=case[2])
