@@ -26,6 +26,7 @@ from ...torch.tracing import trace
 from ..tensorflow.execution import StepResult
 from .pipelined import Cut, cut_step, run_pipeline
 from .reduction import is_mean
+from .storages import Storages
 from .timeline import Measurement
 
 
@@ -122,9 +123,14 @@ def execute(
         measurement = Measurement(model, found, known, placed, where, whole)
         try:
             status, message = running.go("traced", 1, measurement)
-            measured = measurement.timeline() if status == "ok" else None
         finally:
             measurement.remove()
+        if status == "ok":
+            home = int(placed.device[found.results[0]]) if found.results else 0  # where the loss is computed
+            held = None
+            if not measurement.on_gpus:
+                held = running.observed(Measurement(model, found, known, placed, where, whole, Storages(home)))
+            measured = measurement.timeline(held)
     session = distribution(model).session
     info = {"threads_started": session.threads_started, "forced": session.forced, "devices": session.plan.devices}
     if schedule is not None:
@@ -210,12 +216,23 @@ class _Running:
     def _one(self, measurement: Measurement | None) -> None:
         synchronize()
         if measurement is not None:
-            measurement.begin()
+            measurement.begin(self.optimizer, [(part.inputs, part.targets) for part in self.parts])
         start = time.perf_counter()
         loss = self._step(measurement)
         synchronize()
         self.seconds.append(time.perf_counter() - start)
         self.outputs.append((float(map_tensors(loss, lambda t: t.detach()).cpu()),))
+
+    def observed(self, measurement: Measurement) -> Measurement:
+        """One more step for what it holds in memory; it is not told of."""
+        try:
+            self._one(measurement)
+        finally:
+            measurement.finish()
+            measurement.remove()
+        self.seconds.pop()
+        self.outputs.pop()
+        return measurement
 
     def _step(self, measurement: Measurement | None) -> torch.Tensor:
         """Forward passes run ahead of backward passes by as many micro-batches as may be under way; one update."""

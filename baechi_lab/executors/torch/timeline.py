@@ -5,12 +5,15 @@ the first of its nodes to the last). On GPUs the marks are CUDA events on the st
 step against one event per GPU that was recorded at its start; on the CPU they are the host's clock. Transfers between
 CPU devices move nothing and take no time.
 
-Memory: persistent bytes, outputs from their call to the end of its backward call, and received copies on GPUs; where
-every device is a GPU of its own, the peak is the allocator's.
+Memory of CPU devices is that of the storages alive in one more step (`storages`), whose times are brought to those of this
+one, op by op. Nothing is copied between CPU devices, so none holds received copies. On GPUs it is accounted: persistent
+bytes, outputs from their call to the end of its backward call, and received copies; where every device is a GPU of its
+own, the peak is the allocator's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Any
@@ -28,6 +31,8 @@ from ...torch.runtime.intercept import Interceptor
 from ...torch.runtime.sequence import inputs_of, nodes_between
 from ...torch.runtime.session import Observer
 from ...torch.runtime.transport import StreamTransport
+from ...torch.runtime.tree import tensors
+from .storages import Storages
 
 Mark = Any
 """A CUDA event with its device, or the host's clock in nanoseconds."""
@@ -42,15 +47,16 @@ class Measurement(Observer):
 
     def __init__(
         self, model: nn.Module, found: Trace, graph: OpGraph, placement: Placement, cluster: Cluster,
-        whole: OpGraph | None = None,
+        whole: OpGraph | None = None, storages: Storages | None = None,
     ):  # fmt: skip
+        self.storages, self.modes = storages, contextlib.ExitStack()
         self.micro_batch = 0
         self.number = np.broadcast_to(np.arange(graph.n), (1, graph.n))
         if whole is not None and whole is not graph:
             self.number = _copies(graph, whole)
             graph, placement = whole, placement.on(whole)
         self.found, self.graph, self.placement, self.cluster = found, graph, placement, cluster
-        self.distribution = distribution(model)
+        self.model, self.distribution = model, distribution(model)
         self.session = self.distribution.session
         self.backward = backward_ops(found) if self.number.shape[1] > len(found.calls) else {}
         self.start_marks: dict[int, Mark] = {}
@@ -75,8 +81,16 @@ class Measurement(Observer):
         if isinstance(self.session.transport, StreamTransport):
             self.session.transport.on_send = None
 
-    def begin(self) -> None:
-        """The step starts now."""
+    @property
+    def on_gpus(self) -> bool:
+        """Whether any device is a GPU."""
+        return any(d.startswith("cuda") for d in self.session.plan.devices)
+
+    def begin(self, optimizer: torch.optim.Optimizer | None = None, batch: Any = ()) -> None:
+        """The step starts now; the optimizer and the batch are told for what they hold in memory."""
+        if self.storages is not None:
+            self._hold(self.storages, optimizer, batch)
+            self.modes.enter_context(self.storages.mode())
         for device in {torch.device(d) for d in self.session.plan.devices if d.startswith("cuda")}:
             index = device.index or 0
             torch.cuda.reset_peak_memory_stats(device)
@@ -84,16 +98,39 @@ class Measurement(Observer):
             self.bases[index].record(torch.cuda.current_stream(device))
         self.base_ns = time.perf_counter_ns()
 
+    def _hold(self, storages: Storages, optimizer: torch.optim.Optimizer | None, batch: Any) -> None:
+        """What is there when the step starts."""
+        home, states = self.session.plan.parameters, {} if optimizer is None else optimizer.state
+        for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
+            device = home.get(name, storages.home)
+            storages.add([tensor, *tensors(dict(states.get(tensor, {})))], device, persistent=True)
+            if tensor.grad is not None:
+                storages.add([tensor.grad], device)
+        storages.add(tensors(batch), self.session.plan.device[0] if self.session.plan.device else 0)
+
+    def finish(self) -> None:
+        """The step is over."""
+        self.modes.close()
+
     # -- the observer --------------------------------------------------------------------------------
 
     def start(self, op: int, taken: Any) -> None:
         self.local.stop = inputs_of(taken) if torch.is_grad_enabled() else set()
         self.start_marks[self._row(op)] = self._mark(op)
+        if self.storages is not None:
+            self.storages.call(self._row(op), self.session.plan.device[op])
+            self.local.mode = None if torch._C._len_torch_dispatch_stack() else self.storages.mode()
+            if self.local.mode is not None:  # a thread of a waiting call
+                self.local.mode.__enter__()
 
     def _row(self, op: int) -> int:
         return int(self.number[self.micro_batch, op])
 
     def stop(self, op: int, taken: Any, outputs: Any) -> None:
+        if self.storages is not None:
+            if self.local.mode is not None:
+                self.local.mode.__exit__(None, None, None)
+            self.storages.call(-1, self.storages.home)
         self.stop_marks[self._row(op)] = self._mark(op)
         if op in self.backward:
             for node in nodes_between(outputs, self.local.stop):
@@ -105,6 +142,8 @@ class Measurement(Observer):
         def before(gradients: Any) -> None:
             with self.lock:
                 self.start_marks.setdefault(back, self._mark(op))
+            if self.storages is not None:
+                self.storages.call(back, self.session.plan.device[op])
 
         def after(into: Any, outof: Any) -> None:
             self.stop_marks[back] = self._mark(op)
@@ -133,8 +172,8 @@ class Measurement(Observer):
             return float(self.bases[index].elapsed_time(event)) * 1e3
         return (mark - self.base_ns) / 1e3
 
-    def timeline(self) -> Timeline:
-        """The record; ops that did not run have no row."""
+    def timeline(self, observed: Measurement | None = None) -> Timeline:
+        """The record; ops that did not run have no row. `observed` has followed the storages of another step."""
         ops = np.array(sorted(op for op in self.stop_marks if op in self.start_marks), dtype=np.int32)
         start = np.maximum([self._us(self.start_marks[op]) for op in ops], 0.0) if len(ops) else np.zeros(0)
         end = np.maximum([self._us(self.stop_marks[op]) for op in ops], start) if len(ops) else np.zeros(0)
@@ -142,8 +181,12 @@ class Measurement(Observer):
         ended = np.zeros(self.graph.n)
         ended[ops] = end
         transfers = self._transfers(ended, set(ops.tolist()))
-        memory = self._memory(ops, start, ended, transfers)
-        peak, source = self._peak(memory)
+        if observed is None:
+            memory = self._memory(ops, start, ended, transfers)
+            peak, source = self._peak(memory)
+        else:
+            memory = observed.alive(self)
+            peak, source = self._levels_peak(memory), "storages alive"
         several = {} if self.graph.micro_batch is None else {"micro_batch": self.graph.micro_batch}
         return Timeline(
             op=ops, device=device, start_us=start, end_us=end, transfers=transfers, memory=memory, peak_bytes=peak,
@@ -216,11 +259,38 @@ class Measurement(Observer):
         devices = [torch.device(d) for d in self.session.plan.devices]
         if all(d.type == "cuda" for d in devices) and len(set(devices)) == len(devices):
             return np.array([torch.cuda.max_memory_allocated(d) for d in devices], dtype=np.int64), "allocator"
-        peak = np.zeros(self.cluster.n, dtype=np.int64)
-        for d in range(self.cluster.n):
-            _, levels = memory.levels(d)
-            peak[d] = levels.sum(axis=1).max(initial=0)
-        return peak, "accounted from the sizes of parameters and outputs"
+        return self._levels_peak(memory), "accounted from the sizes of parameters and outputs"
+
+    def _levels_peak(self, memory: MemoryLog) -> NDArray[np.int64]:
+        levels = [memory.levels(d)[1].sum(axis=1) for d in range(self.cluster.n)]
+        return np.array([level.max(initial=0) for level in levels], dtype=np.int64)
+
+    def alive(self, times: Measurement) -> MemoryLog:
+        """What the storages of this step held, at the times at which `times` saw the same ops start and end."""
+        both = [
+            (mine[op], theirs[op])
+            for mine, theirs in ((self.start_marks, times.start_marks), (self.stop_marks, times.stop_marks))
+            for op in mine.keys() & theirs.keys()
+        ]
+        here, there = (np.array(column, dtype=np.float64) for column in zip(*sorted(both), strict=True))
+        there = np.maximum.accumulate(there)
+
+        def at(mark: int) -> float:
+            return max(times._us(float(np.interp(mark, here, there))), 0.0)
+
+        persistent, outputs, temporary, _ = range(len(MEMORY_CATEGORIES))
+        rows = []
+        for held in self.storages.held if self.storages is not None else ():
+            ended = self.stop_marks.get(held.op, -1)
+            category = persistent if held.persistent else temporary if 0 <= held.end_ns <= ended else outputs
+            rows.append((held.start_ns, 1, held.device, category, held.size, held.op))
+            if held.end_ns >= 0:
+                rows.append((held.end_ns, 0, held.device, category, -held.size, held.op))
+        rows.sort(key=lambda row: row[:2])
+        device, time_us, category_of, delta, op = (
+            np.array([at(r[k]) if k == 0 else r[k] for r in rows]) for k in (2, 0, 3, 4, 5)
+        )
+        return MemoryLog(device, time_us, category_of, delta, op)
 
 
 def _copies(graph: OpGraph, whole: OpGraph) -> NDArray[np.int64]:

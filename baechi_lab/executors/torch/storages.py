@@ -1,0 +1,97 @@
+"""What is alive in memory while a step runs: storages, followed from the op that makes them to the last reference.
+
+A dispatch mode sees every tensor that an operator of torch returns, in the backward pass too; a weak reference tells when
+its storage goes. Counted are the bytes of storages, each once however many views it has; not the scratch of kernels,
+which never becomes a tensor, nor the allocator's rounding. A storage belongs to the device whose call runs in the thread
+that makes it; what is made outside of calls (the loss, the update of parameters) belongs to `home`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...torch.runtime.tree import tensors
+
+
+@dataclass
+class Held:
+    """One storage: where, how many bytes, made by which op (-1 for none), and from when to when in nanoseconds of the host."""
+
+    device: int
+    size: int
+    op: int
+    start_ns: int
+    end_ns: int = -1
+    persistent: bool = False
+
+
+class Storages:
+    """Follows storages; `held` lists all that it has seen, in order.
+
+    >>> following = Storages()
+    >>> with following.mode():
+    ...     y = torch.ones(4) * 2
+    >>> [held.size for held in following.held]      # the ones are gone, the product is alive
+    [16, 16]
+    >>> [held.end_ns >= 0 for held in following.held]
+    [True, False]
+    """
+
+    def __init__(self, home: int = 0):
+        self.home = home
+        self.held: list[Held] = []
+        self.lock = threading.RLock()
+        self.local = threading.local()
+        self.alive: dict[int, tuple[Any, Held]] = {}
+
+    def mode(self) -> TorchDispatchMode:
+        """A mode to enter around what is to be followed, once per thread."""
+        return _Following(self)
+
+    def call(self, op: int, device: int) -> None:
+        """Calls of `op` on `device` run in this thread from now on; -1 for none."""
+        self.local.op, self.local.device = op, device
+
+    def add(self, made: Iterable[torch.Tensor], device: int | None = None, persistent: bool = False) -> None:
+        """Follow the storages of tensors that are not followed yet."""
+        op, here = getattr(self.local, "op", -1), getattr(self.local, "device", self.home)
+        for tensor in made:
+            if not _has_storage(tensor):
+                continue
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            with self.lock:
+                known = self.alive.get(key)
+                if known is not None and known[0]() is not None:
+                    continue
+                held = Held(
+                    here if device is None else device, storage.nbytes(), op, time.perf_counter_ns(), -1, persistent
+                )
+                self.held.append(held)
+                self.alive[key] = weakref.ref(storage, lambda _, h=held: self._gone(h)), held
+
+    def _gone(self, held: Held) -> None:
+        held.end_ns = time.perf_counter_ns()
+
+
+class _Following(TorchDispatchMode):
+    def __init__(self, storages: Storages):
+        super().__init__()
+        self.storages = storages
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        self.storages.add(tensors(outputs))
+        return outputs
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided

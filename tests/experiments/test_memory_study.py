@@ -1,0 +1,35 @@
+"""The stored study of memory meets its target; orders and summaries by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.experiments import memory
+from baechi_lab.experiments.memory.predicting import in_both_orders
+
+STORED = Path(bl.__file__).parent / "experiments" / "results" / "memory.json"
+FIELDS = ("model", "placement", "device", "simulated", "measured", "allocator", "simulated_parts", "parts")
+
+
+def test_the_stored_study_meets_the_target():
+    document = json.loads(STORED.read_text())
+    rows = [memory.Row(**{key: row[key] for key in FIELDS}) for row in document["rows"]]
+    assert {row.model for row in rows} == {"inception_v3", "gnmt", "resnet50", "transformer"}
+    assert len({row.placement for row in rows}) == 3
+    assert all(sum(row.parts) == row.measured and sum(row.simulated_parts) == row.simulated for row in rows)
+    found = memory.summarize_rows(rows)
+    assert found.met and found.mean_error == pytest.approx(document["summary"]["mean_error"])
+
+
+def test_the_two_orders_hold_different_amounts():
+    """Two sources of 40 that reduce to 1 each: first in, first out both are there (40 + 40 + the first result); last in,
+    first out one is reduced before the other starts (its result, 40, and the other result)."""
+    graph = bl.OpGraph.from_edges(
+        [1, 1, 1, 1, 1], [(0, 2, 40), (1, 3, 40), (2, 4, 1), (3, 4, 1)], names=["a", "b", "ra", "rb", "end"]
+    )
+    first, last = in_both_orders(graph, bl.Cluster.uniform(1), bl.Placement(device=[0] * 5))
+    assert [first.op_names[i] for i in first.op[first.start_us.argsort()]] == ["a", "b", "ra", "rb", "end"]
+    assert [last.op_names[i] for i in last.op[last.start_us.argsort()]] == ["b", "rb", "a", "ra", "end"]
+    assert (first.peak_bytes[0], last.peak_bytes[0]) == (81, 42)
