@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,10 +77,11 @@ class Storages:
                     here if device is None else device, storage.nbytes(), op, time.perf_counter_ns(), -1, persistent
                 )
                 self.held.append(held)
-                self.alive[key] = weakref.ref(storage, lambda _, h=held: self._gone(h)), held
+                self.alive[key] = weakref.ref(storage, partial(_gone, held)), held
 
-    def _gone(self, held: Held) -> None:
-        held.end_ns = time.perf_counter_ns()
+
+def _gone(held: Held, _: Any) -> None:
+    held.end_ns = time.perf_counter_ns()
 
 
 class _Following(TorchDispatchMode):
