@@ -329,6 +329,36 @@ def test_every_schedule_gives_the_gradients_of_the_undivided_batch(two_processes
         assert [units[i] for i in run.timeline.op[mine]] == str(cut_up.schedule).splitlines()[line].split()
 
 
+class Turning(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 3), Turn(), nn.Linear(2, 2))
+
+
+class Turn(nn.Module):
+    def forward(self, x):
+        return x.t()
+
+
+@pytest.mark.slow
+def test_bug_a_gradient_that_is_not_contiguous_is_sent(two_processes):
+    """The second stage begins with a transposition, so what it sends back is a view."""
+    step = TorchStep("turning", Turning, (torch.arange(16.0).view(4, 4),))
+    graph = profiled(step, 2)
+    placed = bl.Placement(device=[int(not name.startswith("0")) for name in graph.names])
+    parts, model = step.micro_batches(2), step.model()
+    cut_up = cut_step(parts[0], model, trace(model, parts[0].inputs), graph, placed, cpus(2), 2, "1f1b")
+    run = run_pipeline(
+        step, model, parts, cut_up, cpus(2), ("cpu",) * 2, mean=True, steps=1, warmup=0, gradients=True, pool=two_processes
+    )
+    wanted = {}
+    for part in parts:
+        alone = step.model()
+        (part.run(alone) / 2).detach()
+        for name, p in alone.named_parameters():
+            wanted[name] = wanted.get(name, 0) + p.grad.numpy() / 2
+    same_gradients(run.info["gradients"], wanted)
+
+
 @pytest.mark.slow
 def test_the_pipeline_trains_as_one_process_does_and_its_timeline_lies_beside_the_simulated_one():
     step = skipping()

@@ -47,6 +47,7 @@ class Report:
     marks: list[Marks] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     gradients: dict[str, Any] = field(default_factory=dict)
+    cpu_seconds: float = 0.0
     peak_bytes: int = 0
     peak_source: str = "parameters and their gradients only"
 
@@ -59,6 +60,7 @@ def run_process(packed: bytes, file: str) -> Report:
         torch.cuda.set_device(job.device)
     else:
         torch.set_num_threads(1)  # a device is one core's worth
+    spent = time.process_time()
     connect(job.rank, job.world, job.device, file)
     try:
         report = _train(job)
@@ -66,6 +68,7 @@ def run_process(packed: bytes, file: str) -> Report:
         raise (error.__cause__ or error) from None  # torch wraps what a layer raises
     finally:
         dist.destroy_process_group()
+    report.cpu_seconds = time.process_time() - spent
     if cuda:
         report.peak_bytes, report.peak_source = torch.cuda.max_memory_allocated(job.device), "allocator"
     return report

@@ -160,7 +160,7 @@ def _run(reports: list[Report], model: nn.Module, cut_up: Cut, cluster: Cluster,
     last = next(r for r in reports if r.losses)
     info: dict[str, Any] = {
         "runtime": "pipelining", "schedule": str(cut_up.schedule), "micro_batches": cut_up.micro_batches,
-        "devices": tuple(r.device for r in reports),
+        "devices": tuple(r.device for r in reports), "cpu_seconds": tuple(r.cpu_seconds for r in reports),
     }  # fmt: skip
     if any(r.gradients for r in reports):
         info["gradients"] = _gradients(reports, model, cut_up)

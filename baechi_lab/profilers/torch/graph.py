@@ -7,6 +7,9 @@ saves is a tensor from `j` to its backward op. Control tensors (4 bytes) order i
 calls, and the loss: every backward op of an output waits for all outputs. Where the update is part of the step, every
 call with trained parameters of its own has an update op, after the backward ops of all calls that use them.
 
+Where a profile has timed the halves of backward passes apart, a call with parameters has a second backward op for their
+gradients. It reads what the first one reads, and nobody waits for it.
+
 Persistent memory is parameters, buffers, gradients and optimizer states (the paper's a and c).
 """
 
@@ -21,6 +24,15 @@ from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.tensors import TensorTable
 from ...torch.records import Trace
 from .memory import CallMemory
+
+
+@dataclass(frozen=True, eq=False)
+class Halves:
+    """bool[calls], which calls have a backward op each for inputs and parameters; float64[calls], what each takes."""
+
+    split: NDArray[np.bool_]
+    inputs_us: NDArray[np.float64]
+    weights_us: NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +56,7 @@ class LayerProfile:
     memory: tuple[CallMemory, ...]
     name: str = "model"
     update_us: NDArray[np.float64] | None = None
+    halves: Halves | None = None
 
     @property
     def temporaries(self) -> NDArray[np.int64]:
@@ -75,20 +88,27 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int = 0) -> OpGraph:
     """The graph of a profile; `optimizer_states` counts tensors of a parameter's size that the optimizer keeps."""
     trace, n = profile.trace, len(profile.trace.calls)
     backward = backward_ops(trace) if profile.mode == "training" else {}
-    updates = _update_ops(profile, n + len(backward))
-    forward_of = [-1] * n + list(backward) + [-1] * len(updates)
+    weights = weight_ops(profile, backward)
+    later = [*backward, *weights]
+    updates = _update_ops(profile, n + len(later))
+    forward_of = [-1] * n + later + [-1] * len(updates)
     names, types = [c.key for c in trace.calls], [c.op_type for c in trace.calls]
     table = TensorTable()
-    _forward_tensors(table, profile, backward)
-    _backward_tensors(table, trace, backward)
-    _update_tensors(table, trace, backward, updates)
-    colocation, groups = _groups(trace, backward, updates, len(forward_of))
+    _forward_tensors(table, profile, backward, weights)
+    _backward_tensors(table, trace, backward, weights)
+    _update_tensors(table, trace, backward, weights, updates)
+    colocation, groups = _groups(trace, (backward, weights, updates), len(forward_of))
     gradients = profile.parameter_gradients
-    zeros, none = np.zeros(len(backward), dtype=np.int64), np.zeros(len(updates), dtype=np.int64)
-    back = np.array(list(backward), dtype=np.int64)
+    zeros, none = np.zeros(len(later), dtype=np.int64), np.zeros(len(updates), dtype=np.int64)
+    back = np.array(later, dtype=np.int64)
     return OpGraph(
-        names=(*names, *(f"{names[i]}/backward" for i in backward), *(f"{names[i]}/update" for i in updates)),
-        op_types=(*types, *(f"{types[i]}Backward" for i in backward), *("Update" for _ in updates)),
+        names=(
+            *names,
+            *(f"{names[i]}/backward" for i in backward),
+            *(f"{names[i]}/backward_weights" for i in weights),
+            *(f"{names[i]}/update" for i in updates),
+        ),  # fmt: skip
+        op_types=(*types, *(f"{types[i]}Backward" for i in later), *("Update" for _ in updates)),
         duration_us=durations(profile),
         temp_bytes=np.r_[profile.temporaries, profile.backward_temporaries[back], none],
         persistent_bytes=np.r_[profile.parameters + gradients * (1 + optimizer_states), zeros, none],
@@ -102,9 +122,10 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int = 0) -> OpGraph:
 
 def durations(profile: LayerProfile) -> NDArray[np.float64]:
     """float64[ops of the graph]: microseconds of calls, their backward ops and their updates."""
-    calls = list(backward_ops(profile.trace)) if profile.mode == "training" else []
+    backward = backward_ops(profile.trace) if profile.mode == "training" else {}
     update = np.zeros(0) if profile.update_us is None else profile.update_us[list(_update_ops(profile, 0))]
-    return np.r_[profile.forward_us, profile.backward_us[np.array(calls, dtype=np.int64)], update]
+    later = _backward_us(profile, list(backward), list(weight_ops(profile, backward)))
+    return np.r_[profile.forward_us, later, update]
 
 
 def backward_ops(trace: Trace) -> dict[int, int]:
@@ -121,9 +142,31 @@ def _update_ops(profile: LayerProfile, first: int) -> dict[int, int]:
     return {i: first + k for k, i in enumerate(np.flatnonzero(profile.parameter_gradients).tolist())}
 
 
-def _forward_tensors(table: TensorTable, profile: LayerProfile, backward: dict[int, int]) -> None:
+def weight_ops(profile: LayerProfile, backward: dict[int, int]) -> dict[int, int]:
+    """Call -> the op of its parameters' gradients, where they are timed apart; after all of `backward`."""
+    if profile.halves is None:
+        return {}
+    split = [i for i in backward if profile.halves.split[i]]
+    return {i: len(profile.trace.calls) + len(backward) + k for k, i in enumerate(split)}
+
+
+def _backward_us(profile: LayerProfile, backward: list[int], weights: list[int]) -> NDArray[np.float64]:
+    """What the backward ops of calls `backward` take, then the weights' ops of calls `weights`."""
+    us = profile.backward_us
+    if profile.halves is None:
+        return us[np.array(backward, dtype=np.int64)]
+    us = np.where(profile.halves.split, profile.halves.inputs_us, us)
+    return np.r_[us[np.array(backward, dtype=np.int64)], profile.halves.weights_us[np.array(weights, dtype=np.int64)]]
+
+
+def _forward_tensors(
+    table: TensorTable, profile: LayerProfile, backward: dict[int, int], weights: dict[int, int]
+) -> None:
     trace = profile.trace
     readers = _readers(profile, backward)
+    halves = {backward[i]: op for i, op in weights.items()}
+    for ops in readers.values():
+        ops.update([halves[op] for op in ops if op in halves])
     passed_on = {v.storage for k, v in enumerate(trace.values) if readers.get(k)}
     same: dict[tuple[int, int, int], int] = {}  # views of one size of one tensor are one tensor
     for k, value in enumerate(trace.values):
@@ -132,13 +175,19 @@ def _forward_tensors(table: TensorTable, profile: LayerProfile, backward: dict[i
             table.add(value.producer, f"value:{first}", value.size_bytes, readers.get(k, set()))
     for i, call in enumerate(trace.calls):
         if i in backward and profile.memory[i].saved_bytes:
-            table.add(i, "saved", profile.memory[i].saved_bytes, [backward[i]])
+            table.add(i, "saved", profile.memory[i].saved_bytes, _both(i, backward, weights))
         for earlier in call.after:
             table.add(earlier, "control", CONTROL_BYTES, [i])
         if i in backward:
-            table.add(i, "control", CONTROL_BYTES, [backward[i]])
+            table.add(i, "control", CONTROL_BYTES, _both(i, backward, weights))
+    ends = [op for o in trace.results for op in _both(o, backward, weights)]
     for i in trace.results:
-        table.add(i, "control", CONTROL_BYTES, [backward[o] for o in trace.results if o in backward])
+        table.add(i, "control", CONTROL_BYTES, ends)
+
+
+def _both(call: int, backward: dict[int, int], weights: dict[int, int]) -> list[int]:
+    """The backward ops of a call."""
+    return [ops[call] for ops in (backward, weights) if call in ops]
 
 
 def _readers(profile: LayerProfile, backward: dict[int, int]) -> dict[int, set[int]]:
@@ -161,33 +210,33 @@ def _readers(profile: LayerProfile, backward: dict[int, int]) -> dict[int, set[i
     return readers
 
 
-def _backward_tensors(table: TensorTable, trace: Trace, backward: dict[int, int]) -> None:
+def _backward_tensors(table: TensorTable, trace: Trace, backward: dict[int, int], weights: dict[int, int]) -> None:
     for j, op in backward.items():
         for k in trace.calls[j].reads:
             value = trace.values[k]
             if value.requires_grad and value.producer in backward:
-                table.add(op, f"gradient:{k}", value.size_bytes, [backward[value.producer]])
+                table.add(op, f"gradient:{k}", value.size_bytes, _both(value.producer, backward, weights))
 
 
-def _update_tensors(table: TensorTable, trace: Trace, backward: dict[int, int], updates: dict[int, int]) -> None:
+def _update_tensors(
+    table: TensorTable, trace: Trace, backward: dict[int, int], weights: dict[int, int], updates: dict[int, int]
+) -> None:
     users: dict[str, list[int]] = {}
     for i in backward:
         for name in trace.calls[i].parameters:
             users.setdefault(name, []).append(i)
     for i, op in updates.items():
         for j in dict.fromkeys(j for name in trace.calls[i].parameters for j in users.get(name, ())):
-            table.add(backward[j], "control", CONTROL_BYTES, [op])
+            table.add(weights.get(j, backward[j]), "control", CONTROL_BYTES, [op])
 
 
-def _groups(
-    trace: Trace, backward: dict[int, int], updates: dict[int, int], ops: int
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """A call, its backward op and its update share a device; so do the calls of one group of the trace."""
+def _groups(trace: Trace, later: tuple[dict[int, int], ...], ops: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    """A call, its backward ops and its update share a device; so do the calls of one group of the trace."""
     colocation = np.full(ops, -1, dtype=np.int32)
     names: list[str] = []
-    grouped = [*trace.groups, *((i,) for i in sorted({*backward, *updates} - {m for g in trace.groups for m in g}))]
+    grouped = [*trace.groups, *((i,) for i in sorted(set().union(*later) - {m for g in trace.groups for m in g}))]
     for group in sorted(grouped):
-        members = [*group, *(ops_of[i] for ops_of in (backward, updates) for i in group if i in ops_of)]
+        members = [*group, *(of[i] for of in later for i in group if i in of)]
         colocation[members] = len(names)
         names.append(trace.calls[group[0]].key)
     return colocation, tuple(names)

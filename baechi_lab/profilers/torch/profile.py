@@ -22,6 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,8 @@ from ...torch.snapshot import untouched
 from ...torch.step import TorchStep
 from ...torch.tracing import as_arguments, trace
 from ..hardware import Hardware, HardwareChoice, by_kind
-from .graph import LayerProfile
+from .graph import Halves, LayerProfile
+from .halves import HalvesTimer
 from .memory import CallMemory, measure_memory
 
 MODES = ("training", "inference")
@@ -53,7 +55,8 @@ def profile(
     model: nn.Module | TorchStep, sample_inputs: Any = None, *, mode: str | None = None,
     hardware: HardwareChoice | None = None, granularity: str = "layer", dtype: Any = None, autocast: Any = None,
     optimizer: str | None = None, warmup: int = 2, runs: int = 5, atomic: Collection[str | type] = (),
-    optimizer_states: int = 0, device: str | None = None,
+    optimizer_states: int = 0, device: str | None = None, split_backward: bool = False,
+    accumulate: bool = False,
 ) -> OpGraph:  # fmt: skip
     """Profile a model into an OpGraph: one op per layer call and per function between layers, and its backward op.
 
@@ -75,6 +78,10 @@ def profile(
         atomic: module classes (or their names) that are kept whole.
         optimizer_states: tensors of a parameter's size that the optimizer keeps, where it is not named (SGD 0, Adam 2).
         device: of a measurement: the torch device to profile on; by default the model stays where it is.
+        split_backward: of a measurement: a backward op each for the gradients of inputs and of parameters (`/backward`,
+            `/backward_weights`), which schedules such as `zb-h1` run apart; the two together may take longer than one.
+        accumulate: of a measurement: backward passes add to gradients that are there, as those of all micro-batches but
+            the first do.
 
     Ops `0 .. k-1` are the calls in code order; backward ops follow in reverse. `forward_of` pairs them, and each pair
     is a colocation group, together with calls that share parameters. The model is left as it was.
@@ -104,7 +111,10 @@ def profile(
     for field, value in (("granularity", granularity != "layer"), ("dtype", dtype), ("autocast", autocast)):
         if value:
             raise InvalidInput(f"{field} is for estimates; name the hardware that they are for")
-    layers = profile_layers(model, sample_inputs, mode=mode, warmup=warmup, runs=runs, atomic=atomic, device=device)
+    layers = profile_layers(
+        model, sample_inputs, mode=mode, warmup=warmup, runs=runs, atomic=atomic, device=device,
+        split_backward=split_backward, accumulate=accumulate,
+    )  # fmt: skip
     if optimizer is not None:
         from .estimated import optimizer_states as states_of
 
@@ -127,6 +137,7 @@ def _estimate(
 def profile_layers(
     model: nn.Module, sample_inputs: Any, *, mode: str | None = None, warmup: int = 2, runs: int = 5,
     atomic: Collection[str | type] = (), traced: Trace | None = None, device: str | None = None,
+    split_backward: bool = False, accumulate: bool = False,
 ) -> LayerProfile:  # fmt: skip
     """The numbers behind `profile`, per layer; parameters as there."""
     training = mode_of(model, mode)
@@ -137,19 +148,29 @@ def profile_layers(
         args, kwargs = map_tensors((args, kwargs), lambda t: t.to(device))
     with in_mode(model, training), on_device(model, device):
         found = traced or trace(model, kwargs or args, atomic=atomic)
-        timer = Timer(found, training)
+        timer, halves = Timer(found, training), HalvesTimer(found, now_us)
         with untouched(model, (args, kwargs)):
             interceptor = Interceptor(model, found.layers, timer).install()
             try:
                 for k in range(warmup + runs):
                     timer.measuring = k >= warmup
-                    run_once(model, args, kwargs, training)
+                    run_once(model, args, kwargs, training, keep=accumulate)
                 memory = measure_memory(found, interceptor, lambda: run_once(model, args, kwargs, training), training)
+                if split_backward and training:
+                    interceptor.handler = halves
+                    for k in range(warmup + runs):
+                        halves.measuring = k >= warmup
+                        run_once(model, args, kwargs, training)
             finally:
                 interceptor.remove()
     again = np.array([call.recomputed for call in found.calls], dtype=np.int64)
     forward = timer.forward / runs
-    return _profile(model, found, training, forward, timer.backward / runs + forward * again, memory)
+    added = timer.added / runs if accumulate else np.zeros(len(found.calls))
+    made = _profile(model, found, training, forward, timer.backward / runs + forward * again + added, memory)
+    if not halves.split.any():
+        return made
+    inputs_us = halves.inputs_us / runs + np.where(halves.split, forward * again, 0.0)
+    return replace(made, halves=Halves(halves.split, inputs_us, halves.weights_us / runs + added))
 
 
 class Timer(Handler):
@@ -159,6 +180,7 @@ class Timer(Handler):
         self.index, self.training = traced.index, training
         self.forward = np.zeros(len(traced.calls))
         self.backward = np.zeros(len(traced.calls))
+        self.added = np.zeros(len(traced.calls))  # what adding to the gradients of parameters takes
         self.measuring = False
         self.called: list[int] = []  # calls of the Function that is running
 
@@ -179,8 +201,11 @@ class Timer(Handler):
             self.forward[op] += now_us() - start
         self.called.append(op)
         if self.training:
-            for node in nodes_between(outputs, stop):
+            nodes = nodes_between(outputs, stop)
+            for node in nodes:
                 self._hook(node, [op])
+            for leaf in {into for node in nodes for into, _ in node.next_functions if _adds(into)}:
+                self._hook(leaf, [op], self.added)
         return outputs
 
     def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -201,18 +226,23 @@ class Timer(Handler):
                 self._hook(node, calls)
         return outputs
 
-    def _hook(self, node: Any, calls: list[int]) -> None:
-        """Time a node, in equal parts for `calls`."""
+    def _hook(self, node: Any, calls: list[int], column: NDArray[np.float64] | None = None) -> None:
+        """Time a node, in equal parts for `calls`, in `backward` or another column."""
         started = [0.0]
+        column = self.backward if column is None else column
 
         def before(gradients: Any) -> None:
             started[0] = now_us()
 
         def after(into: Any, outof: Any) -> None:
-            self.backward[calls] += (now_us() - started[0]) / len(calls)
+            column[calls] += (now_us() - started[0]) / len(calls)
 
         node.register_prehook(before)
         node.register_hook(after)
+
+
+def _adds(node: Any) -> bool:
+    return type(node).__name__ == "AccumulateGrad"
 
 
 def now_us() -> float:
@@ -222,10 +252,11 @@ def now_us() -> float:
     return time.perf_counter_ns() / 1e3
 
 
-def run_once(model: nn.Module, args: Any, kwargs: Any, training: bool) -> None:
+def run_once(model: nn.Module, args: Any, kwargs: Any, training: bool, *, keep: bool = False) -> None:
     """A forward pass, and in training a backward pass from the loss, or all outputs that have gradients.
 
-    A model that makes its own loss returns it under that name, as those of Hugging Face do.
+    A model that makes its own loss returns it under that name, as those of Hugging Face do. `keep` leaves the
+    gradients.
     """
     if not training:
         with torch.no_grad():
@@ -235,8 +266,9 @@ def run_once(model: nn.Module, args: Any, kwargs: Any, training: bool) -> None:
     loss = made.get("loss") if isinstance(made, Mapping) else None
     outputs = [t for t in tensors(made if loss is None else loss) if t.requires_grad]
     torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
-    for parameter in model.parameters():
-        parameter.grad = None
+    if not keep:
+        for parameter in model.parameters():
+            parameter.grad = None
 
 
 @contextmanager

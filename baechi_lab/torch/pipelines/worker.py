@@ -140,9 +140,14 @@ class _Stage(PipelineStage):
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> Any:
-        return self._marked(
-            "B", bwd_chunk_id, super().backward_one_chunk, bwd_chunk_id, loss, full_backward, last_backward
-        )
+        run = super().backward_one_chunk
+
+        def backward() -> None:
+            run(bwd_chunk_id, loss, full_backward, last_backward)
+            gradients = self.bwd_cache.get(bwd_chunk_id, ())
+            self.bwd_cache[bwd_chunk_id] = tuple(None if g is None else g.contiguous() for g in gradients)
+
+        return self._marked("B", bwd_chunk_id, backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
         return self._marked("W", bwd_chunk_id, super().backward_weight_one_chunk, bwd_chunk_id, last_backward)
