@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -348,7 +352,17 @@ def test_bug_a_gradient_that_is_not_contiguous_is_sent(two_processes):
     parts, model = step.micro_batches(2), step.model()
     cut_up = cut_step(parts[0], model, trace(model, parts[0].inputs), graph, placed, cpus(2), 2, "1f1b")
     run = run_pipeline(
-        step, model, parts, cut_up, cpus(2), ("cpu",) * 2, mean=True, steps=1, warmup=0, gradients=True, pool=two_processes
+        step,
+        model,
+        parts,
+        cut_up,
+        cpus(2),
+        ("cpu",) * 2,
+        mean=True,
+        steps=1,
+        warmup=0,
+        gradients=True,
+        pool=two_processes,
     )
     wanted = {}
     for part in parts:
@@ -399,3 +413,69 @@ def test_an_error_in_a_process_is_one_sentence():
 class Trips(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Linear(4, 4), Tripwire(), nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+# -- scripts -------------------------------------------------------------------------------------------------
+
+
+def losses_of(text):
+    return [float(line.split("loss ")[1].split(",")[0]) for line in text.splitlines() if line.startswith("step ")]
+
+
+@pytest.fixture
+def exportable():
+    step = bl.torch.models.build("gnmt", **{**SMALL["gnmt"], "batch_size": 4, "dropout": 0.0})
+    graph = bl.torch.profile(step.micro_batches(2)[0], warmup=0, runs=1)
+    model = step.model()
+    optimizer = step.optimizer(model.parameters())
+    return step, graph, [float(step.run(model, optimizer).detach()) for _ in range(3)]
+
+
+def environment(folder):
+    """No baechi_lab: the folder alone."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "MASTER_ADDR", "MASTER_PORT")}
+    return {**kept, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+def test_an_exported_pipeline_trains_under_torchrun_without_us(exportable, tmp_path):
+    step, graph, wanted = exportable
+    stage = [int(name.startswith(("decoder", "head"))) for name in graph.names]
+    placed = bl.Placement(device=stage, graph_key=graph.key)
+    folder = bl.torch.export(
+        step, placed, tmp_path / "out", graph=graph, cluster=cpus(2), micro_batches=2, schedule="zb-h1"
+    )
+    for path in folder.glob("*.py"):
+        assert not re.search(r"^\s*(from|import) (baechi_lab|\.)", path.read_text(), re.MULTILINE)
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-conf",
+        "store_type=file", "--rdzv-endpoint", str(tmp_path / "meeting"), "train.py", "--steps", "3",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert losses_of(done.stdout) == pytest.approx(wanted, rel=1e-5)
+    assert not list(folder.glob(".meeting*"))
+    bl.torch.export(step, placed, folder, graph=graph, cluster=cpus(2), micro_batches=2)  # replaces what it wrote
+
+
+@pytest.mark.slow
+def test_an_exported_session_divides_the_batch(exportable, tmp_path):
+    step, graph, wanted = exportable
+    forward = np.flatnonzero(graph.forward_of < 0)
+    device = np.arange(graph.n) % 2
+    back = graph.forward_of >= 0
+    device[back] = device[graph.forward_of[back]]
+    assert len(forward) > 4
+    folder = bl.torch.export(
+        step,
+        bl.Placement(device=device),
+        tmp_path / "out",
+        graph=graph,
+        cluster=cpus(2),
+        micro_batches=2,
+        schedule="gpipe",
+    )
+    done = subprocess.run([sys.executable, "train.py", "--steps", "3"], cwd=folder, env=environment(folder),
+                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert losses_of(done.stdout) == pytest.approx(wanted, rel=1e-5)

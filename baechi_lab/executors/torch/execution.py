@@ -88,7 +88,7 @@ def execute(
         schedule = "1f1b" if schedule is None else schedule
     model = step.model()
     found = trace(model, parts[0].inputs, atomic=step.atomic)
-    known, placed = _known(parts[0], model, found, placement, graph)
+    known, placed = known_graph(parts[0], model, found, placement, graph)
     where = cluster or _attached(placed)
     names = torch_devices(where, devices)
     whole = unroll(known, len(parts)) if len(parts) > 1 else known  # which warns of batch statistics
@@ -273,7 +273,7 @@ def _attached(placement: Placement) -> Cluster:
     return Cluster.uniform(n, kind="gpu" if gpus >= n else "cpu")
 
 
-def _known(
+def known_graph(
     step: TorchStep, model: nn.Module, found: Trace, placement: Placement, graph: OpGraph | None
 ) -> tuple[OpGraph, Placement]:
     """The graph to report in, and the placement read for it; one of the calls alone covers their backward ops."""

@@ -15,8 +15,12 @@ import torch
 # IMPORTS
 from placed_launch import launch
 from placed_plan import Plan
+from placed_tree import divided
 
 HERE = Path(__file__).resolve().parent
+MICRO_BATCHES = <MICRO_BATCHES>  # equal parts of the batch, whose gradients are added up
+UNDER_WAY = <UNDER_WAY>  # forward passes run ahead of backward passes by at most so many micro-batches
+MEAN = <MEAN>  # the loss of the batch is the mean of those of its micro-batches, else their sum
 
 
 def batches():
@@ -36,6 +40,13 @@ def placed_model(devices=None):
     return model
 
 
+def loss_of(outputs, targets):
+    """The share of a micro-batch in the batch's loss."""
+    first = outputs if isinstance(outputs, torch.Tensor) else next(t for t in outputs if isinstance(t, torch.Tensor))
+    loss = <LOSS>(outputs, *(t.to(first.device) for t in targets))
+    return loss / MICRO_BATCHES if MEAN and MICRO_BATCHES > 1 else loss
+
+
 def train(steps, devices=None):
     """Train; returns the loss of every step."""
     model, losses = placed_model(devices), []
@@ -43,15 +54,18 @@ def train(steps, devices=None):
     torch.manual_seed(<SEED>)
     for step, (inputs, targets) in zip(range(steps), batches()):
         start = time.perf_counter()
-        if optimizer is not None:
-            optimizer.zero_grad(set_to_none=True)
-        outputs = model(*inputs)
-        first = outputs if isinstance(outputs, torch.Tensor) else next(t for t in outputs if isinstance(t, torch.Tensor))
-        loss = <LOSS>(outputs, *(t.to(first.device) for t in targets))
-        loss.backward()
+        model.zero_grad(set_to_none=True)
+        waiting, total = [], 0.0
+        for part, labels in zip(divided(inputs, MICRO_BATCHES), divided(targets, MICRO_BATCHES)):
+            waiting.append(loss_of(model(*part), labels))
+            total += waiting[-1].item() if MICRO_BATCHES == 1 else waiting[-1].detach()
+            if len(waiting) == UNDER_WAY:
+                waiting.pop(0).backward()
+        for loss in waiting:
+            loss.backward()
         if optimizer is not None:
             optimizer.step()
-        losses.append(loss.item())
+        losses.append(float(total))
         print(f"step {step}: loss {losses[-1]!r}, {time.perf_counter() - start:.4f} s", flush=True)
     return losses
 
@@ -72,4 +86,113 @@ README = """# <NAME>, placed
 Needs torch alone. `model_*.py` is the model's own source, `weights.pt` its initial parameters, `batch.pt` the batch it
 was profiled with (put your data into `batches()`), `placed_plan.json` the device and order of every layer, and
 `placed_*.py` the code that brings tensors to their devices and keeps the planned order.
+"""
+
+PIPELINE = '''"""Train the placed step <NAME> as a pipeline, one process per device, with torch alone. Exported by baechi_lab.
+
+README.md says how to start it with torchrun.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+# IMPORTS
+import stages
+from placed_pipeline import Pipeline, connect, part_of
+
+HERE = Path(__file__).resolve().parent
+PLAN = json.loads((HERE / "pipeline.json").read_text())
+
+
+def batches():
+    """Yield (inputs, targets), each a list of tensors of the whole batch, once per step; the same on all processes."""
+    batch = torch.load(HERE / "batch.pt", weights_only=True)
+    # >>> PLUG IN YOUR DATA HERE: replace the next line by your own source of batches <<<
+    yield from itertools.repeat((batch["inputs"], batch["targets"]))
+
+
+def divided(inputs, targets):
+    """Equal parts of the batch along its first dimension."""
+    count = PLAN["micro_batches"]
+    parts = [[t.chunk(count) for t in tensors] for tensors in (inputs, targets)]
+    return [tuple(tuple(t[k] for t in tensors) for tensors in parts) for k in range(count)]
+
+
+def pipeline(rank, device):
+    """The stages of this process, with the model's initial parameters."""
+    model = <MODEL>
+    model.load_state_dict(torch.load(HERE / "weights.pt", weights_only=True))
+    constants = torch.load(HERE / "constants.pt", weights_only=True)
+    own = {s: plan for s, plan in enumerate(PLAN["stages"]) if plan["process"] == rank}
+    modules = {s: getattr(stages, f"Stage{s}")(part_of(model, plan["uses"], constants)) for s, plan in own.items()}
+    return Pipeline(
+        {s: (modules[s], plan) for s, plan in own.items()}, len(PLAN["stages"]), PLAN["schedule"], PLAN["micro_batches"],
+        loss=<LOSS>, template=PLAN["template"], mean=PLAN["mean"], device=device,
+    )
+
+
+def train(steps, device):
+    """Train; returns the loss of every step on the process of the last stage, an empty list on the others."""
+    rank, here = int(os.environ["RANK"]), os.environ["WORLD_SIZE"] == os.environ["LOCAL_WORLD_SIZE"]
+    if device == "cuda":
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+    # the processes of one machine meet in a file, so that nothing listens to other machines
+    meeting = HERE / f".meeting-{os.getppid()}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    connect(rank, int(os.environ["WORLD_SIZE"]), device, str(meeting) if here else None)
+    placed = pipeline(rank, device)
+    placed.observed = False
+    parameters, losses = placed.parameters, []
+    optimizer = <OPTIMIZER> if parameters else None
+    torch.manual_seed(<SEED>)
+    for step, (inputs, targets) in zip(range(steps), batches()):
+        start = time.perf_counter()
+        for parameter in parameters:
+            parameter.grad = None
+        loss = placed.step(divided(inputs, targets))
+        if optimizer is not None:
+            optimizer.step()
+        if loss is not None:
+            losses.append(loss)
+            print(f"step {step}: loss {loss!r}, {time.perf_counter() - start:.4f} s", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank == 0:
+        meeting.unlink(missing_ok=True)
+    return losses
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--device", default=PLAN["device"], choices=("cpu", "cuda"), help="(default: %(default)s)")
+    options = parser.parse_args()
+    if "RANK" not in os.environ:
+        parser.error("start this with torchrun, as README.md says")
+    train(options.steps, options.device)
+'''
+
+PIPELINE_README = """# <NAME>, a pipeline of <PROCESSES> processes
+
+On one machine, where the processes meet in a file and nothing listens to other machines:
+
+    torchrun --nproc-per-node <PROCESSES> --rdzv-backend c10d --rdzv-conf store_type=file --rdzv-endpoint "$(mktemp)" \\
+        train.py --steps 100
+
+On several, whose network must be closed to everyone you do not trust, on each (10.0.0.1 being one of them):
+
+    torchrun --nnodes <PROCESSES> --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1:29500 train.py --steps 100
+
+`--device cuda` takes a GPU per process, `--device cpu` a thread. Needs torch alone. `stages.py` is the model cut into
+stages, `pipeline.json` the schedule and what each stage receives and sends, `model_*.py` the model's own source, `weights.pt`
+its initial parameters, `batch.pt` the batch it was profiled with (put your data into `batches()`), `placed_pipeline.py`
+what hands all that to `torch.distributed.pipelining`.
 """

@@ -186,6 +186,38 @@ class _Handed(torch.autograd.Function):
         return gradients[0]
 
 
+class Taken(nn.Module):
+    """A module with the attributes of another: what a stage that is written as a class takes from the model."""
+
+    def __init__(self, source: nn.Module):
+        super().__init__()
+        for kind in ("_modules", "_parameters", "_buffers"):
+            getattr(self, kind).update(getattr(source, kind))
+
+
+def part_of(model: nn.Module, names: Sequence[str], constants: Mapping[str, torch.Tensor]) -> nn.Module:
+    """The layers, parameters and buffers of those names, below each other as in the model; shared, not copied.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> [name for name, _ in part_of(model, ["1"], {}).named_parameters()]
+    ['1.weight', '1.bias']
+    """
+    root = nn.Module()
+    for name in names:
+        here, found = root, model
+        *outer, last = name.split(".")
+        for step in outer:
+            if step not in here._modules:
+                here.add_module(step, nn.Module())
+            here, found = here._modules[step], found._modules[step]  # type: ignore[assignment]
+        if name in constants:
+            root.register_buffer(name, constants[name])
+        else:
+            kind = next(k for k in ("_modules", "_parameters", "_buffers") if last in getattr(found, k))
+            getattr(here, kind)[last] = getattr(found, kind)[last]
+    return root
+
+
 def rebuilt(template: Any, made: Sequence[torch.Tensor]) -> Any:
     """The output that `template` describes: `{"slot": i}` stands for tensor i, `{"is": kind, "of": parts}` for a container."""
     if not isinstance(template, dict):

@@ -1,0 +1,125 @@
+"""A placed PyTorch step of several micro-batches -> the files of a script for torchrun, or how the session divides it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.graph_module import _format_import_block
+from torch.package import sys_importer
+
+from ...errors import InvalidInput, UnknownNameError
+from ...executors.torch.execution import in_flight, known_graph
+from ...executors.torch.pipelined import Cut, cut_step
+from ...executors.torch.reduction import is_mean
+from ...graph import Cluster, OpGraph, Placement
+from ...torch.models.losses import mean_square
+from ...torch.pipelines import worker
+from ...torch.step import TorchStep
+from ...torch.tracing import trace
+from .script import PIPELINE, PIPELINE_README
+from .sources import Sources, saved
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """How a step is divided: micro-batches, the pipeline or None, how many are under way, and how losses add up."""
+
+    parts: list[TorchStep]
+    cut: Cut | None
+    cluster: Any
+    under_way: int
+    mean: bool
+
+
+def divide(
+    step: TorchStep, model: nn.Module, placement: Placement, graph: OpGraph | None, cluster: Cluster | None,
+    micro_batches: int | None, schedule: Any, pipeline: bool | None, reduction: str | None,
+) -> Way:  # fmt: skip
+    """As `bl.torch.execute` would run it; it raises what that raises."""
+    parts = step.micro_batches(1 if micro_batches is None else micro_batches)
+    schedule = "1f1b" if schedule is None else schedule
+    found = trace(model, parts[0].inputs, atomic=step.atomic)
+    known, placed = known_graph(parts[0], model, found, placement, graph)
+    where = cluster or Cluster.uniform(int(placed.device.max(initial=0)) + 1, kind="cpu")
+    mean = is_mean(step, model, parts) if reduction is None else reduction == "mean"
+    cut = None
+    if pipeline is not False:
+        try:
+            cut = cut_step(parts[0], model, found, known, placed, where, len(parts), schedule)
+        except UnknownNameError:
+            raise
+        except InvalidInput:
+            if pipeline is True or schedule not in ("gpipe", "1f1b"):
+                raise
+    under_way = 1 if cut is not None else in_flight(schedule, len(parts), len(set(placed.device.tolist())))
+    return Way(parts, cut, where, under_way, mean)
+
+
+def pipeline_files(step: TorchStep, model: nn.Module, way: Way, devices: tuple[str, ...]) -> dict[str, Any]:
+    """Name -> text or bytes."""
+    assert way.cut is not None  # noqa: S101  (the caller has asked)
+    sources = Sources()
+    for module in model.modules():
+        sources.add(type(module), "a module of the model")
+    optimizer = "None" if step.optimizer is None else sources.optimizer(step.optimizer)
+    values = {
+        "NAME": json.dumps(step.name),
+        "MODEL": sources.expression(step.build, "build"),
+        "LOSS": sources.name(step.loss or mean_square, "loss"),
+        "OPTIMIZER": optimizer.replace("model.parameters()", "parameters"),
+        "SEED": repr(step.seed),
+    }
+    script = PIPELINE.replace("# IMPORTS", "\n".join(sources.imports()))
+    for key, text in values.items():
+        script = script.replace(f"<{key}>", text)
+    readme = PIPELINE_README.replace("<NAME>", step.name).replace("<PROCESSES>", str(len(way.cut.processes)))
+    return {
+        "train.py": script,
+        "README.md": readme,
+        "stages.py": _stages(way.cut),
+        "pipeline.json": json.dumps(_plan(way.cut, way.mean, devices), indent=1),
+        "weights.pt": saved(model.state_dict()),
+        "constants.pt": saved(way.cut.program.constants),
+        "batch.pt": saved({"inputs": list(step.inputs), "targets": list(step.targets)}),
+        "placed_pipeline.py": Path(inspect.getfile(worker)).read_text(),
+        **sources.files,
+    }
+
+
+def _plan(cut: Cut, mean: bool, devices: tuple[str, ...]) -> dict[str, Any]:
+    kinds = {torch.device(devices[d]).type for d in cut.processes}
+    if len(kinds) > 1:
+        raise InvalidInput("the placement uses CPUs and GPUs; an exported pipeline has processes of one kind")
+    stages = [
+        {**part.spec, "process": int(line), "uses": _uses(part.module.graph)}
+        for part, line in zip(cut.parts, cut.stages.line, strict=True)
+    ]
+    return {
+        "schedule": str(cut.schedule), "micro_batches": cut.micro_batches, "mean": mean, "device": kinds.pop(),
+        "template": cut.program.template, "stages": stages,
+    }  # fmt: skip
+
+
+def _uses(graph: fx.Graph) -> list[str]:
+    """Names of the layers, parameters and buffers that a stage has."""
+    named = (str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
+    return [name for name in dict.fromkeys(named) if name != "device"]
+
+
+def _stages(cut: Cut) -> str:
+    """A class per stage, its forward written out."""
+    classes, imports = [], dict.fromkeys(["import torch", "from torch import nn", "from placed_pipeline import Taken"])
+    for s, part in enumerate(cut.parts):
+        code = part.module.graph.python_code("self")
+        imports.update(dict.fromkeys(_format_import_block(code.globals, sys_importer).splitlines()))
+        body = indent(code.src.strip(), "    ")
+        classes.append(f"class Stage{s}(Taken):\n{body}\n")
+    text = '"""The stages of the model: what each process runs on a micro-batch."""\n\n'
+    return text + "\n".join(imports) + "\n\n\n" + "\n\n".join(classes)

@@ -1,0 +1,114 @@
+"""The source files that an exported model needs, and how a script names what they define."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import InvalidInput
+
+
+def saved(value: Any) -> bytes:
+    """What `torch.save` writes."""
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+class Sources:
+    """The source files that a model needs, copied under names of their own."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+        self.module_of: dict[str, str] = {}
+
+    def add(self, thing: Any, what: str) -> str | None:
+        """Take along the file that defines `thing`; None for what torch or Python defines."""
+        name = getattr(thing, "__module__", "") or ""
+        if name.partition(".")[0] in ("torch", "builtins"):
+            return None
+        if name not in self.module_of:
+            try:
+                path = inspect.getsourcefile(thing)
+                text = Path(path or "").read_text()
+            except (OSError, TypeError) as error:
+                raise InvalidInput(
+                    f"{what} {_label(thing)} has no source file to export; define it in a module"
+                ) from error
+            _check_imports(text, f"{what} {_label(thing)}, defined in {Path(path or '').name},")
+            self.module_of[name] = f"model_{name.rpartition('.')[2].strip('_') or 'main'}"
+            self.files[f"{self.module_of[name]}.py"] = text
+        return self.module_of[name]
+
+    def imports(self) -> list[str]:
+        """One import line per file."""
+        return [f"import {module}" for module in sorted(set(self.module_of.values()))]
+
+    def name(self, thing: Callable[..., Any], what: str) -> str:
+        """How the script names a class or function."""
+        text = getattr(thing, "__qualname__", "")
+        if not text or "<" in text:
+            raise InvalidInput(
+                f"{what} is {_label(thing)}; an export needs a class or function of a module, or functools.partial of one"
+            )
+        module = self.add(thing, what)
+        if module is not None:
+            return f"{module}.{text}"
+        public = (
+            home for home in (torch.optim, torch.nn, torch.nn.functional, torch) if getattr(home, text, None) is thing
+        )
+        home = next(public, None)
+        if home is None:
+            raise InvalidInput(
+                f"{what} is {_label(thing)} of {thing.__module__}, which torch does not offer by a public name"
+            )
+        return f"{home.__name__}.{text}"
+
+    def expression(self, thing: Callable[..., Any], what: str) -> str:
+        """A call that makes the model."""
+        called = thing if isinstance(thing, partial) else partial(thing)
+        return f"{self.name(called.func, what)}({_arguments(called, what)})"
+
+    def optimizer(self, thing: Callable[..., Any]) -> str:
+        """A call that makes the optimizer from `model.parameters()`."""
+        called = thing if isinstance(thing, partial) else partial(thing)
+        rest = _arguments(called, "optimizer")
+        return f"{self.name(called.func, 'optimizer')}(model.parameters(){', ' if rest else ''}{rest})"
+
+
+def _arguments(called: partial[Any], what: str) -> str:
+    texts = [repr(a) for a in called.args] + [f"{k}={v!r}" for k, v in called.keywords.items()]
+    for text in texts:
+        try:
+            ast.literal_eval(text.partition("=")[2] if re.match(r"\w+=", text) else text)
+        except (ValueError, SyntaxError) as error:
+            raise InvalidInput(
+                f"the argument {text} of {what} is not a literal, so it cannot be written into a script"
+            ) from error
+    return ", ".join(texts)
+
+
+def _check_imports(text: str, what: str) -> None:
+    for node in ast.walk(ast.parse(text)):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = ["." * node.level + (node.module or "")]
+        for name in names:
+            top = name.partition(".")[0]
+            if name.startswith(".") or (top != "torch" and top not in sys.stdlib_module_names):
+                raise InvalidInput(
+                    f"{what} imports {name!r}; an exported model may import only torch and the standard library"
+                )
+
+
+def _label(thing: Any) -> str:
+    return repr(getattr(thing, "__qualname__", None) or type(thing).__name__)
