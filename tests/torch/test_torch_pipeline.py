@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -22,6 +23,8 @@ from baechi_lab.errors import ExecutionError, InvalidInput, UnknownNameError  # 
 from baechi_lab.executors.torch.execution import in_flight  # noqa: E402
 from baechi_lab.executors.torch.pipelined import cut_step, run_pipeline  # noqa: E402
 from baechi_lab.executors.torch.reduction import is_mean  # noqa: E402
+from baechi_lab.profilers.torch import profile as profile_module  # noqa: E402
+from baechi_lab.simulator.stages import B, W, stages_of  # noqa: E402
 from baechi_lab.torch.pipelines.cutting import cut  # noqa: E402
 from baechi_lab.torch.pipelines.recording import record  # noqa: E402
 from baechi_lab.torch.pipelines.worker import actions, rebuilt  # noqa: E402
@@ -226,6 +229,29 @@ def test_means_and_sums_of_losses_are_told_apart():
     step.targets[0][0] = -100
     with pytest.warns(UserWarning, match="neither the mean nor the sum"):
         is_mean(step, step.model(), step.micro_batches(4))
+
+
+# -- profiles ----------------------------------------------------------------------------------------------
+
+
+def test_halves_of_a_backward_pass_are_ops_of_their_own():
+    """The first layer has no gradients of inputs, the ReLU none of parameters: neither has halves."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    graph = bl.torch.profile(model, torch.ones(2, 4), warmup=0, runs=1, split_backward=True)
+    assert graph.names == ("0", "1", "2", "2/backward", "1/backward", "0/backward", "2/backward_weights")
+    assert graph.forward_of.tolist() == [-1, -1, -1, 2, 1, 0, 2] and (graph.duration_us > 0).all()
+    found = stages_of(graph, cpus(2), np.array([0, 0, 1, 1, 0, 0, 1]))
+    assert [found.part[graph.names.index(name)] for name in ("2/backward", "2/backward_weights")] == [B, W]
+
+
+def test_adding_to_gradients_is_timed_where_asked(monkeypatch):
+    """A clock that advances by one at every look: a linear layer adds to two gradients, of its weight and its bias."""
+    ticks = itertools.count()
+    monkeypatch.setattr(profile_module, "now_us", lambda: float(next(ticks)))
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    plain, added = (bl.torch.profile(model, torch.ones(2, 4), warmup=1, runs=2, accumulate=a) for a in (False, True))
+    assert (added.duration_us - plain.duration_us).tolist() == [0, 0, 0, 2]
+    assert model[0].weight.grad is None
 
 
 # -- the session -------------------------------------------------------------------------------------------
