@@ -174,6 +174,25 @@ def test_a_stage_takes_its_inputs_from_the_batch_not_from_the_stage_before():
     assert len(parts[0].sends) == 1
 
 
+def test_bug_a_part_of_an_output_that_only_the_next_stage_reads_is_sent():
+    """An LSTM returns a tuple; its first part is all that the next stage reads, and nothing in its own stage does."""
+    model, x = Two(), torch.ones(1, 3, 2)
+    parts = cut(model, record(model, (x,), trace(model, x)), [0, 1], 2)
+    (sent,) = parts[0].module(input_0=x)
+    assert torch.equal(parts[1].module(sent)[0], model(x))
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.LSTM(2, 2, batch_first=True), nn.LSTM(2, 2, batch_first=True)
+
+    def forward(self, x):
+        x, _ = self.a(x)
+        x, _ = self.b(x)
+        return x
+
+
 def test_what_a_program_cannot_repeat_is_refused():
     x = torch.ones(2, 4)
     model = Halving(reads=True)

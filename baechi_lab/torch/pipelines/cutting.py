@@ -53,6 +53,7 @@ def cut(model: nn.Module, program: Program, stage: Sequence[int], count: int) ->
     """
     cutter = _Cutter(program, stage, count)
     received = cutter.received()
+    cutter.own_what_is_sent(received)
     holder = _Holder(model, program.constants)
     return [cutter.part(holder, s, received) for s in range(count)]
 
@@ -103,6 +104,16 @@ class _Cutter:
             after = {node for node in after if self.stage[node] < s} | self.reads[s]
             found[s] = sorted(after, key=self.order.__getitem__)
         return found
+
+    def own_what_is_sent(self, received: list[list[fx.Node]]) -> None:
+        """Parts of a call's output that only later stages read are taken out where the call is."""
+        for s in range(self.count):
+            stack = [node for node in received[s + 1] if self.stage.get(node, s) == s]
+            while stack:
+                node = stack.pop()
+                if node not in self.own[s] and node not in received[s]:
+                    self.own[s].add(node)
+                    stack += node.all_input_nodes
 
     def part(self, holder: nn.Module, s: int, received: list[list[fx.Node]]) -> Part:
         graph, copies = fx.Graph(), {}
