@@ -107,7 +107,7 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int = 0) -> OpGraph:
             *(f"{names[i]}/backward" for i in backward),
             *(f"{names[i]}/backward_weights" for i in weights),
             *(f"{names[i]}/update" for i in updates),
-        ),  # fmt: skip
+        ),
         op_types=(*types, *(f"{types[i]}Backward" for i in later), *("Update" for _ in updates)),
         duration_us=durations(profile),
         temp_bytes=np.r_[profile.temporaries, profile.backward_temporaries[back], none],
