@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..errors import InfeasiblePlacement
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.arguments import check_records
 from ..graph.kernels.compiling import working_seconds
@@ -22,7 +23,8 @@ __all__ = ["ListScheduler", "Placer", "list_placers", "make_placer", "place", "p
 def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **params: Any) -> Placement:
     """Place `graph` on `cluster` with a registered placer (parameters by keyword) or a placer object.
 
-    On links with `overhead_us` placers count the processor time of a message as latency, and prove nothing.
+    On links with `overhead_us` placers count the processor time of a message as latency, and prove nothing. Where
+    `graph.reuse` says that outputs lie in the memory of others, they still give every output bytes of its own.
 
     Args:
         graph: the ops to place; of `bl.profile`, or a coarse one of `bl.optimize`.
@@ -47,7 +49,15 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     made = make_placer(placer, **params)
     began = working_seconds()
     # What a message takes of the devices depends on the placement: placers see it as latency.
-    found = made.assign(graph, cluster.without_overhead())
+    try:
+        found = made.assign(graph, cluster.without_overhead())
+    except InfeasiblePlacement as refused:
+        if graph.reuse is None:
+            raise
+        said = (
+            f"{refused}; no proof: every output was given bytes of its own, although some lie in the memory of others"
+        )
+        raise InfeasiblePlacement(said, refused.needed_bytes, refused.available_bytes) from refused
     if cluster.overhead_us.any():
         found = found.replace(info=_unproven(found.info))
     return found.replace(

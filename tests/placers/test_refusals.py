@@ -124,3 +124,15 @@ def test_bug_the_proof_by_exhaustion_recursed_through_thousands_of_ops():
     """One device leaves one assignment, however many ops there are; their orders are too many to go through."""
     graph = bl.OpGraph.from_edges([1.0] * 2000, [(i, i + 1, 60) for i in range(1999)])
     assert first_fitting(graph, bl.Cluster.uniform(1, memory_bytes=100)) == (None, "")
+
+
+def test_no_proof_where_outputs_lie_in_others():
+    """A chain whose second op writes over the first's output: 30 bytes are enough, but placers count 60."""
+    graph = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)]).replace(reuse=[0, 1, 0])
+    cluster = bl.Cluster.uniform(1, memory_bytes=40)
+    assert bl.simulate(graph, cluster, bl.Placement(device=[0, 0, 0])).feasible
+    with pytest.raises(bl.InfeasiblePlacement, match="no proof: every output was given bytes of its own"):
+        bl.place(graph, cluster, "m-etf")
+    with pytest.raises(bl.InfeasiblePlacement) as plain:
+        bl.place(graph.replace(reuse=None), cluster, "m-etf")
+    assert "no proof: every" not in str(plain.value)
