@@ -19,6 +19,8 @@ from .nested.tree import build_tree
 
 NO_DEVICE = "#9A9A9A"
 LEGEND = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right", "itemsizing": "constant"}
+EDGE = 2
+"""Pixels around the picture, for the lines of the outermost boxes."""
 WIDTH = 900
 """Pixels that the drawing is as a rule wide, from which the height follows."""
 
@@ -76,10 +78,13 @@ def _image(opgraph: OpGraph, scene: Scene, device: Any, share: Any, wide: float,
     """The picture as an SVG under the marks that one hovers."""
     crossing = None if device is None else crossing_bytes(opgraph, scene.arrows, device)
     body = drawn(scene, device_colors(0 if share is None else share.shape[1]), share, crossing)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.1f} {tall:.1f}" font-family="{FONT}">'
+    wide, tall = wide + 2 * EDGE, tall + 2 * EDGE
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-EDGE} {-EDGE} {wide:.1f} {tall:.1f}" font-family="{FONT}">'
+    )
     encoded = base64.b64encode(f"{head}{body}</svg>".encode()).decode()
     return {
-        "source": f"data:image/svg+xml;base64,{encoded}", "xref": "x", "yref": "y", "x": 0, "y": 0,
+        "source": f"data:image/svg+xml;base64,{encoded}", "xref": "x", "yref": "y", "x": -EDGE, "y": -EDGE,
         "sizex": wide, "sizey": tall, "sizing": "stretch", "layer": "below",
     }  # fmt: skip
 
