@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,7 @@ def checked_batches(step: Step, inputs: Sequence[Any] | None) -> list[Batch]:
 
 def checked_batch(step: Step, batch: Sequence[Any]) -> Batch:
     """The arrays of one batch in the step's types. Raises `InvalidInput` naming the input that does not match."""
-    if len(batch) != len(step.inputs):
-        raise InvalidInput(f"step {step.name!r} takes {len(step.inputs)} inputs; {len(batch)} were given")
+    batch = _flat(step, batch)
     arrays = []
     for spec, value in zip(step.inputs, batch, strict=True):
         array = np.asarray(value)
@@ -40,6 +40,38 @@ def checked_batch(step: Step, batch: Sequence[Any]) -> Batch:
             raise InvalidInput(f"input {spec.name!r} has shape {array.shape}; the step takes {spec.shape}")
         arrays.append(_as_type(array, spec.dtype, spec.name))
     return tuple(arrays)
+
+
+def _flat(step: Step, batch: Any) -> list[Any]:
+    """One value per input of the step: dicts and ragged and sparse tensors as their parts, in tracing's order.
+
+    Tuples are taken apart only where the batch has no value for every input: a tuple may also be an array.
+    """
+    nested = isinstance(batch, dict) or any(isinstance(v, dict) or _is_composite(v) for v in batch)
+    whole = len(batch) == len(step.inputs) and not nested
+    values = list(batch) if whole else list(_leaves(batch))
+    if len(values) != len(step.inputs):
+        raise InvalidInput(f"step {step.name!r} takes {len(step.inputs)} inputs; {len(batch)} were given")
+    return values
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for key in sorted(value):
+            yield from _leaves(value[key])
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _leaves(part)
+    elif _is_composite(value):
+        yield from sys.modules["tensorflow"].nest.flatten(value, expand_composites=True)
+    else:
+        yield value
+
+
+def _is_composite(value: Any) -> bool:
+    """Is this a ragged or sparse tensor? Who has one has loaded TensorFlow."""
+    tf = sys.modules.get("tensorflow")
+    return tf is not None and isinstance(value, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
 
 
 def _as_type(array: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
@@ -74,10 +106,7 @@ def divided(step: Step, micro_batches: int, batch: Any) -> tuple[Any, ...]:
         InvalidInput: an input that does not divide, or a batch of which nothing is to be divided.
     """
     count = check_whole("micro_batches", micro_batches)
-    if not isinstance(batch, (tuple, list)) or len(batch) != len(step.inputs):
-        given = len(batch) if isinstance(batch, (tuple, list)) else 1
-        raise InvalidInput(f"step {step.name!r} takes {len(step.inputs)} inputs; {given} were given")
-    arrays = [np.asarray(value) for value in batch]
+    arrays = [np.asarray(value) for value in _flat(step, batch if isinstance(batch, (tuple, list, dict)) else (batch,))]
     axes = [_axis(spec, array.shape, count) for spec, array in zip(step.inputs, arrays, strict=True)]
     if count > 1 and all(axis is None for axis in axes) and any(array.ndim for array in arrays):
         spec = next(s for s, array in zip(step.inputs, arrays, strict=True) if array.ndim)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import InvalidInput
+from .restoring import copy_back
 from .timeline import Timeline
 
 
@@ -85,7 +87,7 @@ class Run:
         outputs: what the step returned, per step from the very first (warm-up included, so that losses can be compared).
         status: one of `ok`, `cancelled`, `out-of-memory`, `died`, `timeout`.
         message: why, where it is not `ok`.
-        moved_ops: ops that the runtime ran elsewhere than placed.
+        moved_ops: ops that the runtime ran elsewhere than placed, but for constants and shapes, which move no data.
         info: what else there is to say.
     """
 
@@ -101,6 +103,18 @@ class Run:
     def median_seconds(self) -> float:
         """Median measured step time; NaN when nothing was measured."""
         return float(np.median(self.step_seconds)) if len(self.step_seconds) else float("nan")
+
+    def restore(self, model: Any) -> int:
+        """Copy the trained variables of a TensorFlow step into what it was traced from; returns how many were copied.
+
+        `model` is a Keras model (its optimizer's variables included) or an iterable of variables. Raises
+        `InvalidInput` where the run did not return its variables, or one has no counterpart of its name and shape.
+
+        >>> bl.execute(step, placement, return_variables=True).restore(model)  # doctest: +SKIP
+        """
+        if "variables" not in self.info:
+            raise InvalidInput("this run has no variables; give bl.execute return_variables=True")
+        return copy_back(self.info["variables"], model)
 
     def __repr__(self) -> str:
         return f"<Run {self.status}: {len(self.step_seconds)} steps, median {self.median_seconds * 1e3:.4g} ms>"

@@ -92,3 +92,19 @@ def test_refusals(step, placement, example_batch):
 def test_device_that_the_runtime_lacks(step, placement):
     with pytest.raises(bl.ExecutionError, match="'gpu:0' is not attached"):
         bl.apply(step, placement, cluster=bl.Cluster.uniform(2, kind="gpu"), kind="cpu")
+
+
+def test_returns_a_dict_as_the_step_does_and_takes_composites_and_dicts():
+    """[[1, 2], [3]] and then [[1], [2, 4]], whose parts have the same sizes; texts beside them in a dict."""
+
+    def step(rows, texts):
+        return {"sums": tf.reduce_sum(rows, axis=1), "length": tf.reduce_sum(tf.strings.length(texts["a"]))}
+
+    first, second = tf.ragged.constant([[1.0, 2.0], [3.0]]), tf.ragged.constant([[1.0], [2.0, 4.0]])
+    traced = bl.trace(step, first, {"a": np.array(["x", "yz"], dtype=object)})
+    placement = bl.Placement(device=[0] * bl.profile(traced, mode="estimated").n)
+    with bl.apply(traced, placement, kind="cpu") as placed_step:
+        found = placed_step(second, {"a": np.array(["xyz", "yz"], dtype=object)})
+        assert sorted(found) == ["length", "sums"] and found["sums"].tolist() == [1, 6] and found["length"] == 5
+        with pytest.raises(bl.InvalidInput, match="takes 3 inputs; 1 were given"):
+            placed_step(first)

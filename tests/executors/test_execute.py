@@ -31,6 +31,33 @@ def test_variables_come_back_trained(run, step):
         np.testing.assert_allclose(run.info["variables"][spec.name], variable.numpy(), rtol=1e-4, atol=1e-6)
 
 
+def test_trained_variables_come_back_with_one_call(run, step):
+    import tensorflow as tf
+
+    variables = [tf.Variable(v, name=spec.name) for spec, v in zip(step.variables, step.initial_values, strict=True)]
+    assert run.restore(variables) == len(variables) == 3
+    for spec, variable in zip(step.variables, variables, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), run.info["variables"][spec.name])
+    with pytest.raises(bl.InvalidInput, match=r"no variables; give bl\.execute return_variables=True"):
+        bl.Run(None, np.zeros(0), ()).restore(variables)
+
+
+def test_constants_and_shapes_are_not_told_of_as_moved():
+    """All three ops ran on device 1 instead of 0; one of them does what the placement is about."""
+    from types import SimpleNamespace
+
+    import tensorflow as tf
+
+    from baechi_lab.executors.tensorflow.running import _moved
+
+    planned, ran = tf.compat.v1.GraphDef(), tf.compat.v1.GraphDef()
+    for name, kind in (("c", "Const"), ("s", "Shape"), ("m", "MatMul")):
+        planned.node.add(name=name, op=kind, device="/device:CPU:0")
+        ran.node.add(name=name, op=kind, device="/device:CPU:1")
+    metadata = SimpleNamespace(partition_graphs=[ran])
+    assert _moved(metadata, SimpleNamespace(graph_def=planned.SerializeToString())) == ["m"]
+
+
 def test_nothing_moves_when_resources_stay_together(run):
     assert run.moved_ops == () and run.message == ""
 

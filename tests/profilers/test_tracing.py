@@ -331,7 +331,14 @@ def test_captured_constants_become_part_of_the_graph():
         (lambda: 5, (), "give a function"),
         (lambda: keras.Sequential([keras.layers.Dense(2)]), (np.ones((1, 2)), np.ones((1, 2))), "is not compiled"),
         (lambda: lambda x: x, (tf.TensorSpec((None, 2), tf.float32),), "leaves a size open"),
-        (lambda: lambda x: x, (np.array([object()]),), "Python objects"),
+        (lambda: lambda x: x, (np.array([object()]),), "Python objects; give numbers or texts"),
+        (
+            lambda: lambda x: next(x),
+            (iter(tf.data.Dataset.range(3)),),
+            r"is a OwnedIterator; let the step take one batch, and give the first one, next\(iterator\)",
+        ),
+        (lambda: lambda x: next(x), (iter([np.ones(2)]),), r"is a list_iterator; .* next\(iterator\)"),
+        (lambda: lambda x: x, (tf.data.Dataset.range(3),), r"_RangeDataset; .* next\(iter\(dataset\)\)"),
     ],
 )
 def test_untraceable_steps_get_one_sentence(make, inputs, message):
@@ -367,3 +374,64 @@ def test_whatever_the_step_raises_is_one_sentence(tmp_path):
 
     with pytest.raises(bl.InvalidInput, match=r"cannot be traced: FileNotFoundError"):
         bl.trace(reads_a_file, np.ones(2, np.float32))
+
+
+def test_ragged_and_sparse_inputs_are_inputs_for_each_of_their_parts():
+    """Sums by row of [[1, 2], [3]] are 3 and 3; [[1, 0, 2], [0, 3, 0]] times ones of 3 x 2 adds up to 2 * (1 + 2 + 3)."""
+    ragged = tf.ragged.constant([[1.0, 2.0], [3.0]])
+    step = bl.trace(lambda x: tf.reduce_sum(x, axis=1), ragged)
+    assert [list(s.shape) for s in step.inputs] == [[3], [3]]  # the values, and where the rows begin and end
+    assert run_step(step, steps=1)[0].tolist() == [[6]]
+    sparse = tf.sparse.from_dense([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]])
+    step = bl.trace(lambda x: tf.sparse.sparse_dense_matmul(x, tf.ones((3, 2))), sparse)
+    assert len(step.inputs) == 3 and run_step(step, steps=1)[0].tolist() == [[12]]
+
+
+def test_texts_may_be_an_array_of_objects():
+    for texts in (["a", "bcd"], [b"a", b"bcd"]):
+        step = bl.trace(tf.strings.length, np.array(texts, dtype=object))
+        assert step.inputs[0].dtype == "string" and run_step(step, steps=1)[0].tolist() == [[4]]
+
+
+def test_outputs_are_called_as_in_the_dict_that_is_returned():
+    """An op that is called `x` already stays so; the other names are those of the dict, in TensorFlow's order."""
+
+    def step(x):
+        return {"x": x + 1, "loss": tf.reduce_sum(x), "metrics": {"accuracy": x * 2, "all of it": x - 1}}
+
+    traced = bl.trace(step, np.float32(3))
+    assert traced.info["output_names"] == ("loss", "metrics/accuracy", "metrics/all of it", "x")
+    assert [s.name for s in traced.outputs][:3] == ["loss:0", "metrics/accuracy:0", "metrics/all_of_it:0"]
+    assert run_step(traced, steps=1)[0].tolist() == [[3, 6, 2, 4]]
+    assert "output_names" not in bl.trace(lambda x: x + 1, np.float32(3)).info
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_keras_models_under_a_mirrored_strategy(batch, make_mlp, built):
+    """One replica trains as without a strategy; the optimizer's variables may not be there yet."""
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        model = make_mlp(keras.optimizers.Adam(0.01))
+        if built:
+            model.optimizer.build(model.trainable_variables)
+    step = bl.trace(model, *batch)
+    assert len(step.slots) == 2 * len(model.trainable_variables)
+    np.testing.assert_allclose(
+        run_step(step)[0][:, 0], eager_losses(make_mlp(keras.optimizers.Adam(0.01)), batch), rtol=1e-5
+    )
+
+
+def test_several_replicas_are_refused(monkeypatch, batch, make_mlp):
+    """Two replicas need two devices, which TensorFlow makes before its first use: the number alone is two here."""
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+    with strategy.scope():
+        model = make_mlp(keras.optimizers.Adam(0.01))
+    monkeypatch.setattr(tf.distribute.MirroredStrategy, "num_replicas_in_sync", 2)
+
+    def custom(x, y):
+        return strategy.run(lambda a: model(a), (x,))
+
+    for fn in (model, custom):
+        with pytest.raises(
+            bl.InvalidInput, match=r"under a MirroredStrategy of 2 replicas; make model and optimizer out"
+        ):
+            bl.trace(fn, *batch)

@@ -8,9 +8,8 @@ be in use.
 from __future__ import annotations
 
 import os
-import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +22,7 @@ from ...graph.arguments import refuse_replicas
 from ...graph.cluster import Cluster
 from ...graph.opgraph import OpGraph
 from ...graph.placement import Placement
+from ...graph.restoring import copy_back
 from ...graph.step import Step
 from ...workers.failures import first_line
 from ..inputs import checked_batch
@@ -96,7 +96,7 @@ class PlacedStep:
         self._open = True
 
     def __call__(self, *batch: Any) -> Any:
-        """Run one step. Returns what the step returns: one value, or a tuple of them.
+        """Run one step. Returns what the step returns: one value, a tuple of them, or a dict by name.
 
         Raises `InvalidInput` for a batch that does not match, `ExecutionError` when TensorFlow fails.
         """
@@ -108,6 +108,9 @@ class PlacedStep:
             outputs = self._session.call(arrays)
         except tf.errors.OpError as error:
             raise ExecutionError(f"the placed step failed: {first_line(error)}") from error
+        names = self.step.info.get("output_names")
+        if names:
+            return dict(zip(names, outputs, strict=True))
         return outputs[0] if len(outputs) == 1 else outputs
 
     @property
@@ -151,14 +154,7 @@ class PlacedStep:
         `model` is a Keras model (its optimizer's variables included) or an iterable of variables. Raises
         `InvalidInput` when a variable of the step has no counterpart of its name and shape there.
         """
-        theirs = _by_name(model)
-        mine = self.variables
-        for name, value in mine.items():
-            if name not in theirs or tuple(theirs[name].shape) != value.shape:
-                raise InvalidInput(f"variable {name!r} of shape {value.shape} has no counterpart to copy it to")
-        for name, value in mine.items():
-            theirs[name].assign(value)
-        return len(mine)
+        return copy_back(self.variables, model)
 
     def close(self) -> None:
         """Free the session; can be called twice."""
@@ -188,19 +184,3 @@ def _fitting(value: Any, wanted: NDArray[Any], name: str, step: str) -> NDArray[
     if array.shape != wanted.shape:
         raise InvalidInput(f"variable {name!r} has shape {array.shape}; step {step!r} needs {wanted.shape}")
     return array.astype(wanted.dtype)
-
-
-def _by_name(model: Any) -> dict[str, Any]:
-    """Variables by the names that tracing gives them: a Keras variable's path, else its name, as a legal op name."""
-    found: list[Any] = list(_variables(model))
-    optimizer = getattr(model, "optimizer", None)
-    found += list(_variables(optimizer)) if optimizer is not None else []
-    named: dict[str, Any] = {}
-    for variable in found:
-        path = getattr(variable, "path", None) or variable.name.split(":")[0]
-        named.setdefault(re.sub(r"[^A-Za-z0-9_.\-/]", "_", path).strip("/"), variable)
-    return named
-
-
-def _variables(owner: Any) -> Iterable[Any]:
-    return owner.variables if hasattr(owner, "variables") else owner

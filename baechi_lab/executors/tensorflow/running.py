@@ -17,7 +17,7 @@ from ...workers.messages import Message, Send
 from ...workers.transport import read_step
 from .devices import Selection, select
 from .kernels import original_name
-from .session import PlacedGraph, PlacedSession, parse_graph, place_graph, session_config, timed
+from .session import PLACED_FREELY, PlacedGraph, PlacedSession, parse_graph, place_graph, session_config, timed
 from .trace import Trace, read_trace
 
 
@@ -110,8 +110,9 @@ def _middle(traces: Sequence[Trace]) -> int:
 
 
 def _moved(metadata: Any, placed: PlacedGraph) -> list[str]:
-    """Ops that the runtime put on another device than the placed graph says."""
-    wanted = {node.name: node.device for node in parse_graph(placed.graph_def).node}
+    """Ops that the runtime put on another device than the placed graph says, but for those that move no data."""
+    nodes = parse_graph(placed.graph_def).node
+    wanted = {node.name: node.device for node in nodes if node.op not in PLACED_FREELY}
     found: dict[str, set[str]] = {}
     for part in metadata.partition_graphs:
         for node in part.node:

@@ -29,6 +29,12 @@ PREFIX = "baechi_lab"
 _FEED_BYTES = 256 << 20
 
 
+PLACED_FREELY = frozenset(
+    ["Const", "Shape", "ShapeN", "Size", "Rank", "VariableShape", "BroadcastGradientArgs", "ConcatOffset", "NoOp"]
+)
+"""Constants and what computes shapes: they move no data, and TensorFlow may place them as it likes."""
+
+
 @dataclass(frozen=True)
 class VariableOps:
     """The names that set and read one variable in the placed graph."""
@@ -89,7 +95,11 @@ def place_graph(step: Step, device_of: Mapping[str, str]) -> PlacedGraph:
     nodes = {node.name: node for node in graph.node}
     device = _complete(nodes, device_of)
     together = _resource_groups(graph)
-    moved = tuple(name for name, owner in together.items() if device[name] != device[owner])
+    moved = tuple(
+        name
+        for name, owner in together.items()
+        if device[name] != device[owner] and nodes[name].op not in PLACED_FREELY
+    )
     for name, node in nodes.items():
         node.device = device[together.get(name, name)]
         node.attr.pop("_class", None)

@@ -34,10 +34,36 @@ def training_step(model: Any, batch: tuple[Any, ...]) -> Callable[..., Any]:
         raise InvalidInput(
             f"model {name!r} was given {len(batch)} inputs; give a batch (x, y) or (x, y, sample_weight)"
         )
-    _build(model, batch[0])
+    refuse_replicas([model.optimizer], name)
+    with strategy_of(model.optimizer).scope():
+        _build(model, batch[0])
     if type(model).train_step is not _keras_train_step():
-        return lambda *data: model.train_step(tuple(data))
-    return _default_step(model)
+        return _in_replica(model, lambda *data: model.train_step(tuple(data)))
+    return _in_replica(model, _default_step(model))
+
+
+def strategy_of(item: Any) -> Any:
+    """The `tf.distribute.Strategy` that a Keras object was made under; without one, TensorFlow's default strategy."""
+    import tensorflow as tf
+
+    strategy = getattr(item, "_distribution_strategy", None) or getattr(item, "distribute_strategy", None)
+    return strategy or tf.distribute.get_strategy()
+
+
+def refuse_replicas(objects: Iterable[Any], label: str) -> None:
+    """`InvalidInput` where a Keras object was made under a strategy of several replicas."""
+    for strategy in map(strategy_of, objects):
+        if strategy.num_replicas_in_sync > 1:
+            raise InvalidInput(
+                f"step {label!r} is under a {type(strategy).__name__} of {strategy.num_replicas_in_sync} replicas; "
+                "make model and optimizer outside of its scope, as the placement says what runs where"
+            )
+
+
+def _in_replica(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+    """Optimizers that were made under a strategy of one replica step within `strategy.run` only."""
+    strategy = getattr(model.optimizer, "_distribution_strategy", None)
+    return step if strategy is None else lambda *data: strategy.run(step, data)
 
 
 def _keras_train_step() -> Any:

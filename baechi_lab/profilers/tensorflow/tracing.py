@@ -18,9 +18,11 @@ import numpy as np
 from ...errors import InvalidInput
 from ...graph.step import Step, TensorSpec
 from .captures import CapturedVariable, bind_captures
+from .examples import as_tensors, leaves
 from .inlining import inline, used_functions
-from .keras_step import is_keras_model, keras_objects, training_step
+from .keras_step import is_keras_model, keras_objects, refuse_replicas, training_step
 from .loading import load_tensorflow
+from .named_outputs import name_outputs
 from .optimizer_slots import optimizer_slots
 from .shapes import SHAPES, lacks_shapes, specs, with_shapes
 from .simplify import simplify
@@ -36,15 +38,17 @@ def trace(fn: Any, *example_inputs: Any, name: str | None = None) -> Step:
     Args:
         fn: a `tf.function`, a plain Python function of tensors, or a compiled `keras.Model`. A model's step is
             forward pass, loss, gradients and the optimizer's update, and returns the loss of the batch.
-        example_inputs: one value per input (arrays, tensors, `tf.TensorSpec` with known sizes, or nests of them);
-            for a model `x, y[, sample_weight]`, or the batch as one tuple. Python numbers, texts and None become
-            part of the graph, as tf.function treats them. The sizes fix the batch for which costs are known.
+        example_inputs: one value per input (arrays, tensors, `tf.TensorSpec` with known sizes, or nests of them; a
+            ragged or sparse tensor becomes one input for each of its parts); for a model `x, y[, sample_weight]`, or
+            the batch as one tuple. Python numbers, texts and None become part of the graph, as tf.function treats
+            them. The sizes fix the batch for which costs are known.
         name: name of the step; default the function's or model's.
 
     Returns:
         a Step whose `graph_def` is inlined and in topological order. Inputs are its Placeholders, `outputs` the
-        tensors that the function returned (flattened), `updates` the ops to run for their side effects. `info` holds
-        `ops`, `trace_seconds` and, of these, `framework_seconds`: TensorFlow's own tracing of the Python code.
+        tensors that the function returned (flattened, and called by their keys where it returned a dict), `updates`
+        the ops to run for their side effects. `info` holds `ops`, `output_names` of a dict (`loss`, `metrics/accuracy`),
+        `trace_seconds` and, of these, `framework_seconds`: TensorFlow's own tracing of the Python code.
 
     Raises:
         InvalidInput: the function cannot be traced, the model is not compiled, or the step does nothing.
@@ -65,11 +69,13 @@ def trace(fn: Any, *example_inputs: Any, name: str | None = None) -> Step:
         function = fn
     else:
         raise InvalidInput(f"cannot trace {fn!r}; give a function, a tf.function or a compiled keras.Model")
-    examples = [_example(x) for x in example_inputs]
+    examples = [as_tensors(x, label) for x in example_inputs]
+    objects = keras_objects(fn)
+    refuse_replicas(objects, label)
     called = time.perf_counter()
     concrete = _concrete_function(function, examples, label)
     framework = time.perf_counter() - called
-    step = _step_from(concrete, _leaves(examples), label, keras_objects(fn))
+    step = _step_from(concrete, leaves(examples), label, objects)
     seconds = {"trace_seconds": time.perf_counter() - started, "framework_seconds": framework}
     return replace(step, info={**step.info, **seconds})
 
@@ -86,35 +92,6 @@ def _batch(example_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(example_inputs) == 1 and isinstance(example_inputs[0], (tuple, list)):
         return tuple(example_inputs[0])
     return example_inputs
-
-
-def _example(value: Any) -> Any:
-    """Replace arrays and tensor specs by tensors, within nests; leave Python values alone."""
-    import tensorflow as tf
-
-    if isinstance(value, dict):
-        return {k: _example(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return (
-            type(value)(_example(v) for v in value)
-            if not hasattr(value, "_fields")
-            else type(value)(*map(_example, value))
-        )
-    if isinstance(value, tf.TensorSpec):
-        if not value.shape.is_fully_defined():
-            raise InvalidInput(f"example input {value} leaves a size open; costs need the sizes of a real batch")
-        return tf.zeros(value.shape, value.dtype) if value.dtype != tf.string else tf.fill(value.shape, "")
-    if isinstance(value, (np.ndarray, np.generic)):
-        if value.dtype.kind == "O":
-            raise InvalidInput("an example input is an array of Python objects; give numbers")
-        return tf.constant(value)
-    return value
-
-
-def _leaves(examples: list[Any]) -> list[Any]:
-    import tensorflow as tf
-
-    return [x for x in tf.nest.flatten(examples) if tf.is_tensor(x)]
 
 
 def _concrete_function(function: Any, examples: list[Any], label: str) -> Any:
@@ -152,6 +129,7 @@ def _step_from(concrete: Any, leaves: list[Any], label: str, objects: list[Any])
     graph_def = inline(graph_def, list(dict.fromkeys([*outputs, *effects])))
     _refuse_process_bound(graph_def, label)
     nodes, outputs, updates = simplify(list(graph_def.node), placeholders, outputs, effects)
+    outputs, named = name_outputs(nodes, outputs, concrete.structured_outputs)
     if not outputs and not updates:
         raise InvalidInput(f"step {label!r} returns no tensor and updates no variable; there is nothing to run")
     traced = _clean(graph_def, nodes)
@@ -170,7 +148,7 @@ def _step_from(concrete: Any, leaves: list[Any], label: str, objects: list[Any])
         initial_values=tuple(v.value for v in kept),
         slots=_slots(traced, kept, slots_of),
         updates=tuple(updates),
-        info={"ops": len(traced.node)},
+        info={"ops": len(traced.node), **({"output_names": named} if named else {})},
     )
 
 

@@ -1,0 +1,52 @@
+"""Trained values back into the variables that a step was traced from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput
+
+
+def copy_back(values: Mapping[str, NDArray[Any]], model: Any) -> int:
+    """Assign `values`, by their names in the step, to the variables of `model`; returns how many were copied.
+
+    `model` is a Keras model (its optimizer's variables included) or an iterable of variables, which `assign`.
+
+    Raises:
+        InvalidInput: a value that has no counterpart of its name and shape; nothing is copied then.
+
+    >>> import numpy as np
+    >>> class Variable:
+    ...     name, shape = "w:0", (2,)
+    ...     def assign(self, value):
+    ...         self.value = value
+    >>> copy_back({"w": np.ones(2)}, [Variable()])
+    1
+    """
+    theirs = _by_name(model)
+    for name, value in values.items():
+        if name not in theirs or tuple(theirs[name].shape) != value.shape:
+            raise InvalidInput(f"variable {name!r} of shape {value.shape} has no counterpart to copy it to")
+    for name, value in values.items():
+        theirs[name].assign(value)
+    return len(values)
+
+
+def _by_name(model: Any) -> dict[str, Any]:
+    """Variables by the names that tracing gives them: a Keras variable's path, else its name, as a legal op name."""
+    found: list[Any] = list(_variables(model))
+    optimizer = getattr(model, "optimizer", None)
+    found += list(_variables(optimizer)) if optimizer is not None else []
+    named: dict[str, Any] = {}
+    for variable in found:
+        path = getattr(variable, "path", None) or variable.name.split(":")[0]
+        named.setdefault(re.sub(r"[^A-Za-z0-9_.\-/]", "_", path).strip("/"), variable)
+    return named
+
+
+def _variables(owner: Any) -> Iterable[Any]:
+    return owner.variables if hasattr(owner, "variables") else owner

@@ -1,0 +1,59 @@
+"""Example inputs as tensors: what tracing sees in place of arrays, tensor specs, ragged and sparse tensors, and texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...errors import InvalidInput
+
+
+def as_tensors(value: Any, label: str) -> Any:
+    """Replace arrays and tensor specs by tensors, within nests; leave Python values alone.
+
+    Args:
+        value: one example input of the step that is called `label`.
+
+    Raises:
+        InvalidInput: an open size, objects that are neither numbers nor texts, a dataset or an iterator.
+
+    >>> as_tensors({"text": np.array(["a", "bc"], dtype=object)}, "step")["text"].dtype.name
+    'string'
+    """
+    import tensorflow as tf
+
+    if isinstance(value, dict):
+        return {k: as_tensors(v, label) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = [as_tensors(v, label) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, tf.TensorSpec):
+        if not value.shape.is_fully_defined():
+            raise InvalidInput(f"example input {value} leaves a size open; costs need the sizes of a real batch")
+        return tf.zeros(value.shape, value.dtype) if value.dtype != tf.string else tf.fill(value.shape, "")
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _tensor(value)
+    if isinstance(value, (tf.data.Dataset, Iterator)):
+        first = "next(iter(dataset))" if isinstance(value, tf.data.Dataset) else "next(iterator)"
+        raise InvalidInput(
+            f"an example input of step {label!r} is a {type(value).__name__}; let the step take one batch, and give the "
+            f"first one, {first}"
+        )
+    return value
+
+
+def leaves(examples: Any) -> list[Any]:
+    """The tensors in a nest in TensorFlow's order, ragged and sparse ones as their parts."""
+    import tensorflow as tf
+
+    return [x for x in tf.nest.flatten(examples, expand_composites=True) if tf.is_tensor(x)]
+
+
+def _tensor(value: Any) -> Any:
+    import tensorflow as tf
+
+    if value.dtype.kind == "O" and not all(isinstance(x, (str, bytes)) for x in value.reshape(-1)):
+        raise InvalidInput("an example input is an array of Python objects; give numbers or texts")
+    return tf.constant(value)
