@@ -15,13 +15,14 @@ from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNa
 from .graph import Cluster, OpGraph, Placement, Step, Timeline
 from .graph.arguments import check_records
 from .stages import Simulate
+from .verdicts import notes_on, one_device
 
 if TYPE_CHECKING:
     import pandas
 
     from .executors import LocalCluster
 
-DEFAULT_PLACERS = ("single", "m-topo", "m-etf", "m-sct")
+DEFAULT_PLACERS = ("auto", "single", "m-topo", "m-etf", "m-sct")
 
 ROW_ERRORS = (BaechiLabError, ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
 """What a placer may raise without ending the comparison: it becomes the text of its row."""
@@ -29,6 +30,7 @@ ROW_ERRORS = (BaechiLabError, ArithmeticError, LookupError, MemoryError, Runtime
 COLUMNS = (
     "placer", "makespan_us", "lower_bound_us", "gap", "feasible", "peak_bytes", "device_peak_bytes", "moved_bytes",
     "transfers", "balance", "place_seconds", "measured_us", "measured_low_us", "measured_high_us", "error",
+    "one_device_us", "winner",
 )  # fmt: skip
 
 
@@ -56,11 +58,12 @@ def compare(
 
     Args:
         graph, cluster: as in `bl.place`; a `bl.LocalCluster` is measured on its workers.
-        placers: names, placer objects, or `(name, parameters)`; by default single, m-topo, m-etf and m-sct.
+        placers: names, placer objects, or `(name, parameters)`; by default auto, single, m-topo, m-etf and m-sct.
         params: parameters by placer name.
         common: keywords that are left over (`seed=0`, `time_limit=5`) go to the placers that have such a parameter.
-        passes, forward_only: None places the graph as it is. With passes, for example `("colocation", "coplacement",
-            "fusion")`, it is optimized first as in `bl.optimize`; groups are placed, the original graph is simulated.
+        passes, forward_only: with passes, for example `("colocation", "coplacement", "fusion")`, the graph is optimized
+            first as in `bl.optimize`; groups are placed, the original graph is simulated. `()` places it as it is. None is
+            those three where `placers` is not given either, else `()`.
         scheduler, micro_batches, schedule: as in `bl.simulate`; with micro-batches `graph` is one of them. Placers with
             parameters of these names get them.
         batch_size: samples of a whole step, which `micro_batches` must divide; adds the column `samples_per_second`.
@@ -77,7 +80,8 @@ def compare(
         `device_peak_bytes` (each), `moved_bytes` and `transfers` between devices, `balance` (mean over largest busy time
         of the devices, 1 is perfect), `place_seconds`, `measured_us` (median step, NaN if not run) with its 95 %
         interval `measured_low_us` to `measured_high_us`, `error` (why a row has no placement, is not feasible or did
-        not run).
+        not run), `one_device_us` (the step of one device alone, whether or not it fits there), `winner` (whose answer
+        `auto` took). `table.attrs["notes"]`: sentences without which the table would mislead.
 
     Raises:
         UnknownNameError: a placer or parameter that does not exist; what goes wrong while a placer works is a row.
@@ -97,7 +101,8 @@ def compare(
     Simulate(scheduler)  # refuses an unknown name here, not in every row
     pipeline = _pipeline(micro_batches, schedule, batch_size)
     chosen = _chosen(DEFAULT_PLACERS if placers is None else placers, params or {}, {**pipeline, **common})
-    prepared = _optimized(graph, cluster, passes, forward_only)
+    prepared = _optimized(graph, cluster, _passes(passes, placers), forward_only)
+    alone = one_device(graph, cluster, **pipeline)
     bound = _lower_bound(graph, cluster, pipeline.get("micro_batches"))
     rows: list[dict[str, Any]] = []
     runnable: dict[int, Placement] = {}
@@ -115,6 +120,9 @@ def compare(
     if batch_size is not None:
         table["samples_per_second"] = batch_size * 1e6 / table["makespan_us"].where(table["makespan_us"] > 0)
     table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
+    table["one_device_us"] = float("nan") if alone is None else alone.makespan_us
+    table["winner"] = [row.get("winner", "") for row in rows]
+    table.attrs["notes"] = notes_on(table, graph, prepared, cluster)
     return table
 
 
@@ -171,6 +179,13 @@ def _check_used(what: str, given: Iterable[str], known: Iterable[str]) -> None:
             raise UnknownNameError.of(what, name, set(known))
 
 
+def _passes(passes: Sequence[Any] | None, placers: Any) -> Sequence[Any]:
+    """Who names placers gets the graph as it is, who names nothing the best that is known."""
+    from .passes.optimize import PASSES
+
+    return passes if passes is not None else PASSES if placers is None else ()
+
+
 def _optimized(graph: OpGraph, cluster: Cluster, passes: Sequence[Any] | None, forward_only: bool | str) -> OpGraph:
     if not passes:
         return graph
@@ -218,7 +233,12 @@ def _row(
         if not placement.replicas
         else {"lower_bound_us": _lower_bound(graph, cluster, placement=placement, **pipeline)}
     )
-    return {**summary(timeline), "place_seconds": placement.seconds, **own}, placement
+    return {**summary(timeline), "place_seconds": placement.seconds, "winner": winner_of(placement), **own}, placement
+
+
+def winner_of(placement: Placement) -> str:
+    """Whose answer a portfolio took; empty of any other placer."""
+    return str(placement.info.get("winner", ""))
 
 
 def summary(timeline: Timeline) -> dict[str, Any]:

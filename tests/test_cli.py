@@ -15,6 +15,7 @@ import baechi_lab as bl
 from baechi_lab.cli import COMMANDS, main
 from baechi_lab.cli.options import parameters
 from baechi_lab.graph.formats.files import load_placement, load_timeline, save
+from baechi_lab.passes.optimize import PASSES
 
 CLUSTER = ["--devices", "2", "--memory", "1kB", "--link-latency", "2", "--link-us-per-byte", "0", "--comm", "parallel"]
 
@@ -56,7 +57,7 @@ def check_refused(result, text):
 
 
 def test_compare_json_is_one_object_per_placer(call, graph_file):
-    code, out, err = call("compare", graph_file, *CLUSTER, "--placers", "single,m-etf", "--json")
+    code, out, err = call("compare", graph_file, *CLUSTER, "--placers", "single,m-etf", "--no-optimize", "--json")
     assert code == 0
     assert err == ""
     rows = json.loads(out)
@@ -70,17 +71,27 @@ def test_compare_json_is_one_object_per_placer(call, graph_file):
 
 def test_compare_equals_the_library(call, graph_file):
     _, out, _ = call("compare", graph_file, "--devices", "3", "--memory", "2kB", "--placers", "m-sct,m-topo", "--json")
-    table = bl.compare(bl.load_graph(graph_file), bl.Cluster.uniform(3, memory_bytes=2000), ["m-sct", "m-topo"])
+    cluster = bl.Cluster.uniform(3, memory_bytes=2000)
+    table = bl.compare(bl.load_graph(graph_file), cluster, ["m-sct", "m-topo"], passes=PASSES)
     rows = json.loads(out)
     for column in ("makespan_us", "peak_bytes", "lower_bound_us", "moved_bytes", "feasible"):
         assert [row[column] for row in rows] == table[column].tolist()
 
 
 def test_compare_table_for_people(call, graph_file):
-    code, out, _ = call("compare", graph_file, *CLUSTER, "--placers", "single,m-etf")
+    code, out, _ = call("compare", graph_file, *CLUSTER, "--placers", "single,m-etf,auto", "--no-optimize")
     assert code == 0
     assert "25.00 us" in out
     assert "47.1%" in out  # 25 / 17 - 1
+    assert "x 1.00" in out and "x 0.68" in out  # 25 / 25 and 17 / 25 of one device
+    assert "auto: the answer of " in out
+
+
+def test_compare_says_what_the_table_would_hide(call, tmp_path):
+    path = tmp_path / "chain.json"
+    bl.save_graph(bl.OpGraph.from_edges([10, 10], [(0, 1, 8)]), path)
+    _, out, _ = call("compare", path, "--placers", "random", "--seed", "0", "--no-optimize")
+    assert out.count("note: one device alone takes 20.00 us") == 1 and "times slower than one device" in out
 
 
 def test_compare_keeps_rows_that_do_not_fit(call, graph_file):

@@ -49,7 +49,8 @@ def test_peaks_are_those_of_the_simulator(graph, cluster):
 
 def test_default_placers(graph, cluster):
     table = bl.compare(graph, cluster, progress=False)
-    assert table["placer"].tolist() == ["single", "m-topo", "m-etf", "m-sct"]
+    assert table["placer"].tolist() == ["auto", "single", "m-topo", "m-etf", "m-sct"]
+    assert table["winner"][0] and not table["winner"][1:].any()
 
 
 def test_a_placer_without_placement_keeps_its_row(graph, cluster):
@@ -221,3 +222,50 @@ def test_ctrl_c_ends_a_comparison(monkeypatch):
     graph = bl.OpGraph.from_edges([1, 2], [(0, 1, 4)])
     with pytest.raises(KeyboardInterrupt):
         bl.compare(graph, bl.Cluster.uniform(2), ["search", "single"], progress=False)
+
+
+# -- against one device ------------------------------------------------------------------------------------
+
+
+def test_rows_stand_beside_one_device(graph, cluster):
+    table = bl.compare(graph, cluster, ["m-etf"], progress=False)
+    assert table["one_device_us"].tolist() == [10 + 10 + 5]
+    assert table.attrs["notes"] == ()  # 17 against 25: nothing to warn of
+
+
+def test_one_device_is_named_even_where_it_does_not_fit(graph, cluster):
+    table = bl.compare(graph, cluster.with_memory(300), ["single", "m-etf"], progress=False)
+    assert table["one_device_us"].tolist() == [25, 25]
+
+
+def test_splits_that_are_all_slower_than_one_device_are_said():
+    # A chain of two, held apart: 10 + 100 (the transfer) + 10 against 10 + 10.
+    graph = bl.OpGraph.from_edges([10, 10], [(0, 1, 8)])
+    cluster = bl.Cluster.uniform(2, link=bl.Link(100.0, 0.0))
+    (note,) = bl.compare(graph, cluster, [Apart()], progress=False).attrs["notes"]
+    assert "20.00 us" in note and "6 times slower than one device" in note and "--optimize" in note
+    assert bl.compare(graph, bl.Cluster.uniform(1), ["m-etf"], progress=False).attrs["notes"] == ()
+
+
+def test_passes_that_leave_nothing_to_divide_are_said(graph, cluster):
+    slow = cluster.replace(link=bl.Link(1000.0, 0.0))
+    (note,) = bl.compare(graph, slow, ["m-etf"], passes=("coplacement", "fusion"), progress=False).attrs["notes"]
+    assert "1 group" in note and "100%" in note
+
+
+def test_what_is_named_in_the_defaults_is_optimized(graph, cluster):
+    named = ["auto", "single", "m-topo", "m-etf", "m-sct"]
+    steps = [
+        bl.compare(graph, cluster, **chosen, progress=False)["makespan_us"].tolist()
+        for chosen in ({}, {"placers": named, "passes": ("colocation", "coplacement", "fusion")})
+    ]
+    assert steps[0] == steps[1]
+
+
+class Apart(Placer):
+    """Every op on the next device."""
+
+    name = "apart"
+
+    def assign(self, graph, cluster):
+        return bl.Placement(device=np.arange(graph.n) % cluster.n)

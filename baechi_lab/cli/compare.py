@@ -1,7 +1,7 @@
 """Compare placers on one graph: simulated step time, memory and the lower bound that no placement can beat.
 
-The graph is placed as it is; --optimize places groups of ops instead and simulates the original graph. With --json,
-one object per placer, in the order given.
+Groups of ops are placed and the original graph is simulated; --no-optimize places op by op. With --json, one object per
+placer, in the order given.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("graph", metavar="GRAPH", help="graph file (.json, .json.gz, .stg)")
     parser.add_argument(
-        "--placers", default="single,m-topo,m-etf,m-sct", metavar="NAME[,NAME...]", help="(%(default)s)"
+        "--placers", default="auto,single,m-topo,m-etf,m-sct", metavar="NAME[,NAME...]", help="(%(default)s)"
     )
     parser.add_argument("--scheduler", help="how devices choose among ready ops (planned, fifo, ...)")
     parser.add_argument("--seed", default="0", help="seed of the placers that draw random numbers (0)")
     parser.add_argument("--time-limit", metavar="S", help="seconds for placers that go on improving")
     options.add_pipeline(parser)
     options.add_cluster(parser)
-    options.add_optimize(parser, default=False)
+    options.add_optimize(parser, default=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

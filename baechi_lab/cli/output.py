@@ -57,22 +57,40 @@ def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_comparison(table: pandas.DataFrame) -> None:
-    """The table of `bl.compare`, then the reason of every row that is not feasible."""
+    """The table of `bl.compare`, then the reason of every row that is not feasible, and what the table does not say."""
     rows = rows_of(table)
     measured = any(row.get("measured_us") is not None for row in rows)
-    header = ["placer", "step", "lower bound", "gap", "peak memory", "fits", "moved", "balance", "placed in"]
+    header = [
+        "placer",
+        "step",
+        "one device",
+        "lower bound",
+        "gap",
+        "peak memory",
+        "fits",
+        "moved",
+        "balance",
+        "placed in",
+    ]
     print_rows(header + ["measured"] * measured, [_comparison_row(row, measured) for row in rows])
     for row in rows:
         if row["error"]:
             print(f"  {row['placer']}: {row['error']}")
+        if row["winner"]:
+            print(f"  {row['placer']}: the answer of {row['winner']}")
+    for note in table.attrs.get("notes", ()):
+        print(f"note: {note}")
 
 
 def _comparison_row(row: Mapping[str, Any], measured: bool) -> list[str]:
     def cell(key: str, form: Any) -> str:
         return "-" if row.get(key) is None else form(row[key])
 
+    def versus(one_us: float) -> str:
+        return "-" if not one_us or row.get("makespan_us") is None else f"x {row['makespan_us'] / one_us:.2f}"
+
     cells = [
-        str(row["placer"]), cell("makespan_us", format_us), cell("lower_bound_us", format_us),
+        str(row["placer"]), cell("makespan_us", format_us), cell("one_device_us", versus), cell("lower_bound_us", format_us),
         cell("gap", lambda gap: f"{gap:.1%}"), cell("peak_bytes", format_bytes), "yes" if row["feasible"] else "no",
         cell("moved_bytes", format_bytes), cell("balance", lambda b: f"{b:.2f}"),
         cell("place_seconds", lambda s: f"{s:.3g} s"),

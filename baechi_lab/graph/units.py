@@ -22,8 +22,12 @@ def parse_bytes(value: int | float | str, field: str = "memory_bytes") -> int:
         match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([kmgt]i?)?b?\s*", value, re.IGNORECASE)
         if not match:
             raise InvalidInput(f"{field}: {value!r} is not an amount of memory; write for example 8GB, 2400MB or 8GiB")
-        size = Decimal(match[1]) * _FACTOR[(match[2] or "").lower()]
-        value = int(size) if size < 2**64 else 2**64
+        digits, _, exponent = match[1].lower().partition("e")
+        if len(exponent.lstrip("0")) > 3:  # more than a Decimal may hold
+            value = 0 if not Decimal(digits) else 2**64
+        else:
+            size = Decimal(match[1]) * _FACTOR[(match[2] or "").lower()]
+            value = int(size) if size < 2**64 else 2**64
     elif isinstance(value, bool) or finite(value) is None:
         raise InvalidInput(f"{field}: {value!r:.60} is not a number of bytes")
     if int(value) >= 2**63:

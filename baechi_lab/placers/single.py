@@ -26,7 +26,7 @@ class Single(Placer):
     device: str | int | None = None
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        placement = Placement(device=self._devices(graph, cluster))
+        placement = on_one_device(graph, cluster, self.device)
         _, peak = makespan_and_peak(graph, cluster, placement)
         if np.any(peak > cluster.memory_bytes):
             d = int(np.argmax(peak - cluster.memory_bytes))
@@ -38,24 +38,31 @@ class Single(Placer):
             )
         return placement
 
-    def _devices(self, graph: OpGraph, cluster: Cluster) -> np.ndarray:
-        if graph.n == 0:
-            return np.zeros(0, dtype=np.int32)
-        allowed, group = allowed_devices(graph, cluster), groups_of(graph)
-        groups = int(group.max()) + 1
-        cost = np.where(allowed, durations(graph, cluster), 0.0)
-        total = np.stack([np.bincount(group, cost[:, d], groups) for d in range(cluster.n)], axis=1)
-        able = np.ones((groups, cluster.n), dtype=bool)
-        np.logical_and.at(able, group, allowed)
-        chosen = self._chosen(cluster, total.sum(axis=0), able.sum(axis=0))
-        fallback = np.argmin(np.where(able, total, np.inf), axis=1)
-        return np.where(able[:, chosen], chosen, fallback)[group].astype(np.int32)
 
-    def _chosen(self, cluster: Cluster, total: np.ndarray, able: np.ndarray) -> int:
-        if self.device is None:
-            return int(np.lexsort((np.arange(cluster.n), total, -able))[0])
-        if isinstance(self.device, str):
-            return cluster.index(self.device)
-        if not 0 <= self.device < cluster.n:
-            raise InvalidInput(f"device is {self.device}; the cluster has devices 0..{cluster.n - 1}")
-        return self.device
+def on_one_device(graph: OpGraph, cluster: Cluster, device: str | int | None = None) -> Placement:
+    """Everything on one device, the fastest or the named one, whether or not it fits there.
+
+    >>> on_one_device(OpGraph.from_edges([1, 2]), Cluster.uniform(2)).device.tolist()
+    [0, 0]
+    """
+    if graph.n == 0:
+        return Placement(device=np.zeros(0, dtype=np.int32))
+    allowed, group = allowed_devices(graph, cluster), groups_of(graph)
+    groups = int(group.max()) + 1
+    cost = np.where(allowed, durations(graph, cluster), 0.0)
+    total = np.stack([np.bincount(group, cost[:, d], groups) for d in range(cluster.n)], axis=1)
+    able = np.ones((groups, cluster.n), dtype=bool)
+    np.logical_and.at(able, group, allowed)
+    chosen = _chosen(cluster, total.sum(axis=0), able.sum(axis=0), device)
+    fallback = np.argmin(np.where(able, total, np.inf), axis=1)
+    return Placement(device=np.where(able[:, chosen], chosen, fallback)[group].astype(np.int32))
+
+
+def _chosen(cluster: Cluster, total: np.ndarray, able: np.ndarray, device: str | int | None) -> int:
+    if device is None:
+        return int(np.lexsort((np.arange(cluster.n), total, -able))[0])
+    if isinstance(device, str):
+        return cluster.index(device)
+    if not 0 <= device < cluster.n:
+        raise InvalidInput(f"device is {device}; the cluster has devices 0..{cluster.n - 1}")
+    return device

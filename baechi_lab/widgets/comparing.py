@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..comparison import COLUMNS, DEFAULT_PLACERS, ROW_ERRORS, summary
+from ..comparison import COLUMNS, DEFAULT_PLACERS, ROW_ERRORS, summary, winner_of
 from ..errors import BaechiLabError
 from ..memo import Memo
+from ..verdicts import notes_on
 from .compute import Outcome, Report, bounded, optimized, placed, silent, simulated
 from .moves import move
 
@@ -39,9 +40,19 @@ def compare_placers(
     if outcome.setting.moves:
         rows.append({"placer": CURRENT, **summary(outcome.timeline), "place_seconds": outcome.base.seconds})
     table = pd.DataFrame(rows, columns=list(COLUMNS))
+    table["one_device_us"] = outcome.one_device_us
+    table["winner"] = [row.get("winner", "") for row in rows]
     table["lower_bound_us"] = outcome.lower_bound_us
     table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
+    table.attrs["notes"] = notes_on(table, outcome.graph, outcome.coarse, outcome.setting.cluster)
     return table
+
+
+def best_first(table: pandas.DataFrame) -> pandas.DataFrame:
+    """The rows that fit, fastest first, then those that do not fit, then those without a placement."""
+    keys = table.assign(broken=~table["feasible"].astype(bool))
+    order = keys.sort_values(["broken", "makespan_us"], kind="stable", na_position="last").index
+    return table.loc[order].reset_index(drop=True)
 
 
 def _row(outcome: Outcome, memo: Memo, placer: str, report: Report) -> dict[str, Any]:
@@ -54,7 +65,7 @@ def _row(outcome: Outcome, memo: Memo, placer: str, report: Report) -> dict[str,
     except ROW_ERRORS as error:
         text = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
         return {"feasible": False, "error": text}
-    return {**summary(timeline), "place_seconds": base.seconds}
+    return {**summary(timeline), "place_seconds": base.seconds, "winner": winner_of(base)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,7 @@ from ..graph import Cluster, OpGraph, Placement, Step, Timeline, load_graph
 from ..memo import Memo
 from ..placers.registry import placer_class
 from ..stages import Optimize, Place, Profile, Simulate
+from ..verdicts import one_device
 from .moves import move
 from .schedule import Chain, critical_chain
 from .setting import Setting
@@ -34,7 +35,20 @@ class Outcome:
     timeline: Timeline
     bounds: Mapping[str, float]
     chain: Chain
+    one_device: Timeline | None
     seconds: float
+
+    @property
+    def one_device_us(self) -> float:
+        """The step of one device alone, whether or not it fits there; NaN if there is none."""
+        return float("nan") if self.one_device is None else self.one_device.makespan_us
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of a step, where that is known."""
+        told = {} if self.step is None else self.step.info.get("params", {})
+        size = self.setting.batch_size or told.get("batch_size")
+        return int(size) if isinstance(size, int) and size > 0 else None
 
     @property
     def lower_bound_us(self) -> float:
@@ -73,7 +87,9 @@ def compute(setting: Setting, subject: Step | OpGraph | None, memo: Memo, report
     chain = _CHAINS.get(timeline) or _CHAINS.setdefault(timeline, critical_chain(graph, timeline))
     report("bounds", 0.95)
     limits = bounded(setting, graph, memo)
-    return Outcome(setting, step, graph, coarse, base, placement, timeline, limits, chain, time.perf_counter() - began)
+    alone = memo.recall("one device", one_device, graph, setting.cluster)[0]
+    seconds = time.perf_counter() - began
+    return Outcome(setting, step, graph, coarse, base, placement, timeline, limits, chain, alone, seconds)
 
 
 def source(

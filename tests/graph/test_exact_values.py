@@ -53,6 +53,7 @@ def two(**columns):
         (lambda: bl.Cluster.uniform(10**20), "number of devices is 100000000000000000000; at most 4096"),
         (lambda: bl.Cluster(bl.Cluster.uniform(4096).devices + (bl.Device("x", "gpu", 1),)), "4097; at most 4096"),
         (lambda: bl.Cluster.uniform(2, memory_bytes="1e400"), "'1e400' is too large"),
+        (lambda: bl.Cluster.uniform(2, memory_bytes="1e9999999GB"), "'1e9999999GB' is too large"),
         (lambda: bl.Cluster.uniform(2, memory_bytes=2**63), "9223372036854775808 is too large"),
         (lambda: bl.Cluster.uniform(2, memory_bytes=2**62), "add up to 9223372036854775808; at most"),
         (lambda: bl.Cluster.uniform(2, memory_bytes=10**400), "is not a number of bytes"),

@@ -302,7 +302,8 @@ def test_compare_panel(bench):
     expected = bl.compare(bench.outcome.graph, bench.model.setting.cluster, ["m-etf"], progress=False)
     from baechi_lab.graph.units import format_us
 
-    assert format_us(expected["makespan_us"][0]) in texts
+    assert any(format_us(expected["makespan_us"][0]) in text for text in texts)
+    assert sum("best" in text for text in texts) == 1 and any("took the answer of" in text for text in texts)
     use = next(b for b in bench.compare.grid.children if getattr(b, "tooltip", "") == "make m-etf current")
     bench.compare.hold.click()
     use.click()

@@ -284,3 +284,15 @@ def test_what_a_placer_reports_does_not_count_in_what_is_remembered(graph):
     count = len(told)
     assert count > 0 and placed(setting, graph, memo, lambda text, share: told.append(text)) is first
     assert len(told) == count
+
+
+def test_the_table_is_shown_best_first(graph):
+    import pandas as pd
+
+    from baechi_lab.widgets.comparing import best_first
+
+    table = pd.DataFrame({
+        "placer": ["none", "tight", "slow", "fast"], "makespan_us": [float("nan"), 1.0, 9.0, 5.0],
+        "feasible": [False, False, True, True],
+    })  # fmt: skip
+    assert best_first(table)["placer"].tolist() == ["fast", "slow", "tight", "none"]

@@ -10,7 +10,7 @@ import ipywidgets
 from ...comparison import DEFAULT_PLACERS
 from ...graph.units import format_bytes, format_us
 from ..charts import peaks_figure, times_figure
-from ..comparing import CURRENT, difference
+from ..comparing import CURRENT, best_first, difference
 from ..compute import Outcome
 from ..guard import Guard
 from ..tasks import Tasks
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas
 
 HEAD = (
-    "placer", "step", "lower bound", "gap", "peak memory", "bytes moved", "balance", "placing took", "measured", "",
+    "placer", "step", "one device", "lower bound", "gap", "peak memory", "bytes moved", "balance", "placing took", "measured", "",
     "", "",
 )  # fmt: skip
 MOST_GROUPS = 60
@@ -50,6 +50,7 @@ class ComparePanel:
         self.times, self.peaks = Chart(), Chart()
         self.times.widget.layout.width = self.peaks.widget.layout.width = "50%"
         self.state = note("Tick placers and press Compare: each places the graph under the current setting.")
+        self.notes = note()
         self.held = ipywidgets.HTML(layout=WIDE)
         self.show_moved = button("Select the moved ops", "select what differs, in every view", self._select_moved)
         self.back = button("Make the held one current", "take over the held setting", self._take_held)
@@ -57,7 +58,7 @@ class ComparePanel:
         self.held_buttons = row(self.show_moved, self.back, self.release)
         self.widget = ipywidgets.VBox(
             [
-                row(*self.boxes.values()), row(self.compare, self.hold), self.state, self.rows,
+                row(*self.boxes.values()), row(self.compare, self.hold), self.state, self.rows, self.notes,
                 ipywidgets.HBox([self.times.widget, self.peaks.widget], layout=WIDE), self.held, self.held_buttons,
             ],
             layout=WIDE,
@@ -99,9 +100,11 @@ class ComparePanel:
         outcome = self.tasks.table_of
         if outcome is None:
             return
+        compared, notes = best_first(compared), compared.attrs.get("notes", ())
+        say(self.notes, ". ".join(notes), "bad")
         cells: list[Any] = [ipywidgets.HTML(f"<b>{h}</b>") for h in HEAD]
-        for _, values in compared.iterrows():
-            cells += self._row(values)
+        for k, values in compared.iterrows():
+            cells += self._row(values, best=k == 0)
         columns = "minmax(90px, auto) " + " ".join(["auto"] * (len(HEAD) - 1))
         layout = ipywidgets.Layout(grid_template_columns=columns, grid_gap="0 12px", align_items="center", width="auto")
         self.grid = ipywidgets.GridBox(cells, layout=layout)
@@ -111,14 +114,17 @@ class ComparePanel:
         self.peaks.show(peaks_figure(compared, outcome.setting.cluster.names, limits))
         self._refresh()
 
-    def _row(self, values: Any) -> list[Any]:
+    def _row(self, values: Any, best: bool) -> list[Any]:
         name = str(values["placer"])
         known = values["makespan_us"] == values["makespan_us"]
-        shown = row_texts(values) if known else [name, "no placement", *[""] * 7]
+        shown = row_texts(values) if known else [name, "no placement", *[""] * 8]
         current = name in (self.model.setting.placer, CURRENT)
         cells: list[Any] = [ipywidgets.HTML(f"<b>{t}</b>" if k == 0 and current else t) for k, t in enumerate(shown)]
-        error = note()
-        say(error, str(values["error"] or ""), "bad")
+        if best and values["feasible"]:
+            cells[1].value = f'<span class="bl-good"><b>{shown[1]}</b> best</span>'
+        last = note(f"took the answer of {values['winner']}" if values["winner"] else "")
+        if values["error"]:
+            say(last, str(values["error"]), "bad")
         usable = known and name != CURRENT
         use = button("Use", f"make {name} current", partial(self._use, name)) if usable else ipywidgets.HTML()
         hold = (
@@ -126,7 +132,7 @@ class ComparePanel:
             if usable
             else ipywidgets.HTML()
         )
-        return [*cells, use, hold, error]
+        return [*cells, use, hold, last]
 
     def _refresh(self) -> None:
         """Say whether the table still belongs to the setting."""
@@ -163,11 +169,16 @@ def row_texts(values: Any) -> list[str]:
     """The numbers of a row as the table shows them."""
     measured = values["measured_us"]
     return [
-        str(values["placer"]), format_us(values["makespan_us"]), format_us(values["lower_bound_us"]),
+        str(values["placer"]), format_us(values["makespan_us"]), _versus(values), format_us(values["lower_bound_us"]),
         f"{values['gap']:.1%}", format_bytes(values["peak_bytes"]) + ("" if values["feasible"] else " ✗"),
         format_bytes(values["moved_bytes"]), f"{values['balance']:.2f}", f"{values['place_seconds']:.3g} s",
         format_us(measured) if measured == measured and measured is not None else "",
     ]  # fmt: skip
+
+
+def _versus(values: Any) -> str:
+    ratio = values["makespan_us"] / values["one_device_us"] if values["one_device_us"] else float("nan")
+    return f"× {ratio:.2f}" if ratio == ratio else ""
 
 
 def side_by_side(held: Outcome, now: Outcome) -> list[list[str]]:

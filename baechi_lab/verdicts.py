@@ -1,0 +1,126 @@
+"""What a step time is worth: held against one device, and what keeps every placement from being better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import BaechiLabError
+from .graph import Cluster, OpGraph, Timeline
+from .graph.units import format_us
+
+if TYPE_CHECKING:
+    import pandas
+
+SLOWER = 1.05
+"""From this many times the step of one device on, a step counts as slower."""
+LARGEST_SHARE = 0.5
+"""A group with more of the work than this leaves nothing to divide."""
+
+
+def one_device(graph: OpGraph, cluster: Cluster, **pipeline: Any) -> Timeline | None:
+    """The step with everything on the one device that runs it fastest, whether or not it fits there.
+
+    Args:
+        graph, cluster: as in `bl.place`.
+        pipeline: `micro_batches` and `schedule`, as in `bl.simulate`.
+
+    Returns:
+        The simulated timeline, or None where some op may run nowhere.
+
+    >>> one_device(OpGraph.from_edges([5, 10], [(0, 1, 8)]), Cluster.uniform(2)).makespan_us
+    15.0
+    """
+    from .placers.single import on_one_device
+    from .simulator import simulate
+
+    try:
+        return simulate(graph, cluster, on_one_device(graph, cluster), **pipeline)
+    except BaechiLabError:  # the placements themselves will say why
+        return None
+
+
+def against_one_device(step_us: float, one_device_us: float) -> str:
+    """How a step compares with that of one device, in words; empty where there is nothing to compare.
+
+    >>> against_one_device(106.0, 100.0), against_one_device(50.0, 100.0), against_one_device(100.2, 100.0)
+    ('1.06 times slower than one device', '2 times faster than one device', 'as fast as one device')
+    """
+    if not (step_us > 0 and one_device_us > 0):
+        return ""
+    ratio = step_us / one_device_us
+    if abs(ratio - 1.0) < 0.005:
+        return "as fast as one device"
+    return f"{ratio:.3g} times slower than one device" if ratio > 1 else f"{1 / ratio:.3g} times faster than one device"
+
+
+def change_in_words(step_us: float, before_us: float) -> str:
+    """The change from one step to another in percent; empty where there is nothing to compare.
+
+    >>> change_in_words(141.0, 100.0), change_in_words(97.5, 100.0), change_in_words(5.0, 5.0)
+    ('+41 %', '-2.5 %', 'no change')
+    """
+    if not (step_us > 0 and before_us > 0):
+        return ""
+    change = (step_us / before_us - 1.0) * 100
+    if abs(change) < 0.05:
+        return "no change"
+    return f"{change:+.0f} %" if abs(change) >= 10 else f"{change:+.1f} %"
+
+
+def largest_share(graph: OpGraph) -> float:
+    """The share of all work that the largest group (or op) has; 0 of an empty graph.
+
+    >>> largest_share(OpGraph.from_edges([1, 3], [(0, 1, 8)]))
+    0.75
+    """
+    work = float(graph.duration_us.sum())
+    return float(np.max(graph.duration_us)) / work if graph.n and work > 0 else 0.0
+
+
+def too_coarse(coarse: OpGraph, cluster: Cluster) -> bool:
+    """Whether passes left a group so large that devices beside the one that gets it have little to do."""
+    return coarse.group_of is not None and cluster.n > 1 and largest_share(coarse) > LARGEST_SHARE
+
+
+def coarse_in_words(coarse: OpGraph) -> str:
+    """What the passes left, where that is too little to divide."""
+    groups = "1 group" if coarse.n == 1 else f"{coarse.n:,} groups"
+    return (
+        f"the passes left {groups}, the largest with {largest_share(coarse):.0%} of the work: little is left to divide"
+    )
+
+
+def notes_on(table: pandas.DataFrame, graph: OpGraph, placed: OpGraph, cluster: Cluster) -> tuple[str, ...]:
+    """What a table of `bl.compare` must not be read without, one sentence each.
+
+    Args:
+        table: with the columns `placer`, `makespan_us`, `feasible` and `one_device_us`.
+        graph, placed: the graph, and what was placed of it: itself, or its groups.
+        cluster: the devices.
+    """
+    split = table[(table["placer"] != "single") & table["feasible"].astype(bool)]
+    coarse = too_coarse(placed, cluster)
+    said = [f"{coarse_in_words(placed)} (fewer passes=, --no-optimize place smaller parts)"] if coarse else []
+    if len(split) == 0 or cluster.n == 1:
+        return tuple(said)
+    best, one = float(split["makespan_us"].min()), float(split["one_device_us"].iloc[0])
+    if not math.isnan(one) and best > SLOWER * one:
+        advice = "; ops were placed one by one: place groups of them (passes=, --optimize)" if placed is graph else ""
+        said.append(
+            f"one device alone takes {format_us(one)}: even the best split here is "
+            f"{against_one_device(best, one)}{advice}"
+        )
+    return tuple(said)
+
+
+def finer(passes: Sequence[str]) -> list[tuple[str, ...]]:
+    """The same passes with the last ones left out, one more each time, to none.
+
+    >>> finer(("colocation", "fusion"))
+    [('colocation',), ()]
+    """
+    return [tuple(passes[:k]) for k in range(len(passes) - 1, -1, -1)]
