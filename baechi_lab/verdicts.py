@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import BaechiLabError
 from .graph import Cluster, OpGraph, Timeline
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 SLOWER = 1.05
 """From this many times the step of one device on, a step counts as slower."""
+AT_THE_BOUND = 0.005
+"""A gap to the lower bound that is not worth a remedy."""
 LARGEST_SHARE = 0.5
 """A group with more of the work than this leaves nothing to divide."""
 
@@ -71,24 +74,38 @@ def change_in_words(step_us: float, before_us: float) -> str:
     return f"{change:+.0f} %" if abs(change) >= 10 else f"{change:+.1f} %"
 
 
+def group_work(graph: OpGraph) -> NDArray[np.float64]:
+    """Microseconds of work of every colocation group (an op without one is its own), in no promised order.
+
+    >>> sorted(group_work(OpGraph.from_edges([1, 3, 4], colocation=[0, 0, -1], colocation_names=("g",))).tolist())
+    [4.0, 4.0]
+    """
+    from .placers.problem import groups_of
+
+    return np.bincount(groups_of(graph), graph.duration_us).astype(np.float64) if graph.n else np.zeros(0)
+
+
 def largest_share(graph: OpGraph) -> float:
-    """The share of all work that the largest group (or op) has; 0 of an empty graph.
+    """The share of all work that the largest group has; 0 of an empty graph.
 
     >>> largest_share(OpGraph.from_edges([1, 3], [(0, 1, 8)]))
     0.75
     """
-    work = float(graph.duration_us.sum())
-    return float(np.max(graph.duration_us)) / work if graph.n and work > 0 else 0.0
+    work = group_work(graph)
+    return float(work.max() / work.sum()) if len(work) and work.sum() > 0 else 0.0
 
 
-def too_coarse(coarse: OpGraph, cluster: Cluster) -> bool:
-    """Whether passes left a group so large that devices beside the one that gets it have little to do."""
-    return coarse.group_of is not None and cluster.n > 1 and largest_share(coarse) > LARGEST_SHARE
+def too_coarse(graph: OpGraph, coarse: OpGraph, cluster: Cluster) -> bool:
+    """Whether passes made a group so large that devices beside the one that gets it have little to do."""
+    if coarse is graph or cluster.n == 1 or largest_share(coarse) <= LARGEST_SHARE:
+        return False
+    return largest_share(graph) <= LARGEST_SHARE
 
 
 def coarse_in_words(coarse: OpGraph) -> str:
     """What the passes left, where that is too little to divide."""
-    groups = "1 group" if coarse.n == 1 else f"{coarse.n:,} groups"
+    count = len(group_work(coarse))
+    groups = "1 group" if count == 1 else f"{count:,} groups"
     return (
         f"the passes left {groups}, the largest with {largest_share(coarse):.0%} of the work: little is left to divide"
     )
@@ -98,12 +115,12 @@ def notes_on(table: pandas.DataFrame, graph: OpGraph, placed: OpGraph, cluster: 
     """What a table of `bl.compare` must not be read without, one sentence each.
 
     Args:
-        table: with the columns `placer`, `makespan_us`, `feasible` and `one_device_us`.
+        table: with the columns `placer`, `makespan_us`, `gap`, `feasible` and `one_device_us`.
         graph, placed: the graph, and what was placed of it: itself, or its groups.
         cluster: the devices.
     """
     split = table[(table["placer"] != "single") & table["feasible"].astype(bool)]
-    coarse = too_coarse(placed, cluster)
+    coarse = too_coarse(graph, placed, cluster) and not bool((table["gap"] < AT_THE_BOUND).any())
     said = [f"{coarse_in_words(placed)} (fewer passes=, --no-optimize place smaller parts)"] if coarse else []
     if len(split) == 0 or cluster.n == 1:
         return tuple(said)

@@ -7,16 +7,18 @@ from collections.abc import Callable
 from contextlib import ContextDecorator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from ..errors import BaechiLabError
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What went wrong: one sentence, and the traceback for whoever wants it."""
+    """What went wrong: one sentence, the traceback for whoever wants it, and a change that mends it, where one is known."""
 
     sentence: str
     details: str
+    remedy: Any = None
 
     @classmethod
     def of(cls, error: BaseException) -> Problem:
@@ -24,7 +26,7 @@ class Problem:
         text = " ".join(str(error).split())
         if not isinstance(error, BaechiLabError):
             text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-        return cls(text, "".join(traceback.format_exception(error)))
+        return cls(text, "".join(traceback.format_exception(error)), getattr(error, "remedy", None))
 
 
 class Guard(ContextDecorator):

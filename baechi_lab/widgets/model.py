@@ -6,6 +6,7 @@ Views subscribe with `on(event, call)` and are told what changed:
 |---|---|
 | `setting` | the new Setting |
 | `outcome` | the new Outcome |
+| `remedy` | a Remedy for the outcome that comes next, or None |
 | `stale` | True while the outcome shown is older than the setting |
 | `progress` | `(text, share)`; an empty text when nothing is under way |
 | `problem` | a Problem, or None when it is gone |
@@ -20,15 +21,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..errors import InvalidInput
+from ..errors import InfeasiblePlacement, InvalidInput
 from ..graph import Cluster, OpGraph, Step
 from ..memo import Memo
 from .background import Background, Ticket
 from .codegen import from_code, to_code
-from .compute import Outcome, compute
+from .compute import Outcome, Report, compute, silent, source
 from .guard import Guard, Problem
 from .history import History
 from .moves import move, shortest_names
+from .remedies import Remedy, mended, remedy_of
 from .setting import GIVEN, Setting
 
 DELAY = 0.25
@@ -56,6 +58,8 @@ class WorkbenchModel:
         self.memo = Memo(64)
         self.history = History(setting)
         self.outcome: Outcome | None = None
+        self.before: Outcome | None = None
+        self.remedy: Remedy | None = None
         self.stale = False
         self.problem: Problem | None = None
         self.selection: tuple[int, ...] = ()
@@ -100,9 +104,15 @@ class WorkbenchModel:
         self.enter(self.setting.replace(**changes))
 
     def enter(self, setting: Setting) -> None:
-        """Put a whole setting in force."""
+        """Put a whole setting in force.
+
+        Raises:
+            what reading its file raises; the setting before stays.
+        """
         if setting == self.setting:
             return
+        if setting.path and setting.path != self.setting.path:
+            source(setting, self.subject, self.memo)
         self.history.push(setting)
         self._changed()
 
@@ -139,21 +149,28 @@ class WorkbenchModel:
 
     def compute_now(self) -> Outcome:
         """Compute here and now; raises what the stages raise."""
-        outcome = self._compute(self.setting, None)
-        self._arrived(outcome)
-        return outcome
+        found = self._compute(self.setting, None)
+        self._arrived(found)
+        return found[0]
 
-    def _compute(self, setting: Setting, ticket: Ticket | None) -> Outcome:
-        if ticket is None:
-            return compute(setting, self.subject, self.memo)
-        return compute(setting, self.subject, self.memo, ticket.report)
+    def _compute(self, setting: Setting, ticket: Ticket | None) -> tuple[Outcome, Remedy | None]:
+        report: Report = silent if ticket is None else ticket.report
+        try:
+            outcome = compute(setting, self.subject, self.memo, report)
+        except InfeasiblePlacement as error:
+            raise mended(error, setting, self.subject, self.memo, report) from error
+        return outcome, remedy_of(outcome, self.memo, report)
 
-    def _arrived(self, outcome: Outcome) -> None:
+    def _arrived(self, found: tuple[Outcome, Remedy | None]) -> None:
+        outcome, self.remedy = found
         fresh = self.outcome is None or self.outcome.graph is not outcome.graph
+        if self.outcome is not None and self.outcome.setting != outcome.setting:
+            self.before = self.outcome
         self.outcome = outcome
         if fresh:
             self.selection = ()
         self._set_stale(False)
+        self.emit("remedy", self.remedy)
         self.emit("outcome", outcome)
 
     def _idle(self) -> None:
@@ -213,7 +230,8 @@ class WorkbenchModel:
 
 
 def first_setting(subject: Step | OpGraph | None, cluster: Cluster | None, fields: dict[str, Any]) -> Setting:
-    """The setting that a workbench opens with."""
+    """The setting that a workbench opens with: every placer is asked, unless one is named."""
+    fields.setdefault("placer", "auto")
     if isinstance(subject, Step) and "batch_size" in subject.info.get("params", {}):
         fields.setdefault("batch_size", subject.info["params"]["batch_size"])
     known = Setting.__dataclass_fields__

@@ -8,9 +8,11 @@ import math
 import ipywidgets
 
 from ...graph.units import format_bytes, format_us
+from ...verdicts import SLOWER, against_one_device, change_in_words
 from ..compute import Outcome
-from ..guard import Problem
+from ..guard import Guard, Problem
 from ..model import WorkbenchModel
+from ..remedies import Remedy
 from ..tasks import Tasks
 from .parts import WIDE, button, row, say
 
@@ -34,15 +36,21 @@ class Header:
         self.dismiss = button("Dismiss", "hide this message", model.clear_problem)
         self.problem_row = row(self.problem, self.dismiss, wrap=False)
         buttons = row(self.undo, self.redo, self.again, self.mark, self.progress)
-        self.widget = ipywidgets.VBox([self.facts, buttons, self.problem_row], layout=WIDE)
+        self.advice = ipywidgets.HTML()
+        self.mend = button("", "change the setting so", self._mend, style="info")
+        self.advice_row = row(self.advice, self.mend)
+        self._remedy: Remedy | None = None
+        self.widget = ipywidgets.VBox([self.facts, self.advice_row, buttons, self.problem_row], layout=WIDE)
         for event, call in (
             ("outcome", self.show), ("stale", self._stale), ("progress", self._progress), ("problem", self._problem),
-            ("history", self._history), ("task", self._progress),
+            ("history", self._history), ("task", self._progress), ("remedy", self._advise),
+            ("setting", lambda _: self._advise(None)),
         ):  # fmt: skip
             model.on(event, call)
         self._history((False, False))
         self._progress(("", -1.0))
         self._problem(None)
+        self._advise(None)
 
     def _cancel(self) -> None:
         self.model.cancel()
@@ -51,11 +59,25 @@ class Header:
     def show(self, outcome: Outcome) -> None:
         """The numbers of an outcome."""
         line, fits = outcome.timeline, outcome.timeline.feasible
-        spans = [f"<span>{html.escape(k)} <b>{html.escape(v)}</b></span>" for k, v in facts_of(outcome)]
-        spans.insert(1, f'<span class="bl-{"good" if fits else "bad"}">{"fits" if fits else "does not fit"}</span>')
+        facts = facts_of(outcome, self.model.before)
+        spans = [f"<span>{html.escape(k)} <b>{html.escape(v)}</b></span>" for k, v in facts]
+        spans.insert(1, f'<span class="bl-{mood(outcome)}">{"fits" if fits else "does not fit"}</span>')
         why = "" if fits else f'<div class="bl-bad">{html.escape(line.violations[0].message)}</div>'
+        won = why_won(outcome)
+        why += f'<div class="bl-note">{html.escape(won)}</div>' if won else ""
         self.text = f'<div class="bl-facts">{"".join(spans)}</div>{why}'
         self._stale(self.model.stale)
+
+    def _advise(self, remedy: Remedy | None) -> None:
+        self._remedy = remedy
+        self.advice_row.layout.display = "none" if remedy is None else "flex"
+        say(self.advice, "" if remedy is None else remedy.sentence[:1].upper() + remedy.sentence[1:] + ".", "bad")
+        self.mend.description = "" if remedy is None else remedy.button
+
+    def _mend(self) -> None:
+        with Guard(self.model.fail):
+            if self._remedy is not None:
+                self.model.change(**self._remedy.changes)
 
     def _stale(self, stale: bool) -> None:
         text = getattr(self, "text", "")
@@ -74,6 +96,8 @@ class Header:
     def _problem(self, problem: Problem | None) -> None:
         self.problem_row.layout.display = "flex" if problem else "none"
         if problem is not None:
+            if problem.remedy is not None:
+                self._advise(problem.remedy)
             details = f"<details><summary>details</summary><pre>{html.escape(problem.details)}</pre></details>"
             self.problem.value = f'<div class="bl-problem" role="alert">{html.escape(problem.sentence)}{details}</div>'
 
@@ -81,17 +105,54 @@ class Header:
         self.undo.disabled, self.redo.disabled = not can[0], not can[1]
 
 
-def facts_of(outcome: Outcome) -> list[tuple[str, str]]:
-    """What an outcome costs and where it comes from, as names and texts."""
+def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str, str]]:
+    """What an outcome costs and where it comes from, as names and texts; `before` is what was shown before it."""
     line, setting = outcome.timeline, outcome.setting
     placed_by = setting.placer + (f" + {len(setting.moves)} moved by hand" if setting.moves else "")
-    groups = f" in {outcome.coarse.n} groups" if outcome.coarse is not outcome.graph else ""
-    return [
-        ("step", format_us(line.makespan_us)),
+    groups = f" in {outcome.coarse.n:,} groups" if outcome.coarse is not outcome.graph else ""
+    step = line.makespan_us
+    same = before is not None and before.graph.name == outcome.graph.name
+    facts = [
+        ("step", format_us(step)),
+        ("", _with_memory(against_one_device(step, outcome.one_device_us), outcome)),
+        ("against the setting before", change_in_words(step, before.timeline.makespan_us) if same and before else ""),
+        ("", f"{outcome.samples * 1e6 / step:,.4g} samples/s" if outcome.samples and step > 0 else ""),
         ("lower bound", format_us(outcome.lower_bound_us) if outcome.bounds else "none"),
         ("gap", f"{outcome.gap:.1%}" if not math.isnan(outcome.gap) else "unknown"),
         ("peak memory", format_bytes(int(line.peak_bytes.max(initial=0)))),
-        ("moved", f"{format_bytes(line.moved_bytes)} in {len(line.transfers)} transfers"),
+        ("moved", f"{format_bytes(line.moved_bytes)} in {len(line.transfers):,} transfers"),
         ("placed by", f"{placed_by} in {outcome.base.seconds:.3g} s"),
-        ("graph", f"{outcome.graph.n} ops{groups}"),
+        ("graph", f"{outcome.graph.n:,} ops{groups}"),
     ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _with_memory(said: str, outcome: Outcome) -> str:
+    fits = outcome.one_device is None or outcome.one_device.feasible
+    return said if fits or not said else f"{said}, on which it does not fit"
+
+
+def mood(outcome: Outcome) -> str:
+    """`good`, `bad` or `note`: that a step fits is no good news where one device alone is faster."""
+    if not outcome.timeline.feasible:
+        return "bad"
+    alone = outcome.one_device
+    slower = alone is not None and alone.feasible and outcome.timeline.makespan_us > SLOWER * alone.makespan_us
+    return "note" if slower else "good"
+
+
+def why_won(outcome: Outcome) -> str:
+    """Whose answer `auto` took, and how far behind the next placer's is; empty of other placers."""
+    winner, table = outcome.base.info.get("winner", ""), outcome.base.info.get("table", ())
+    if not winner:
+        return ""
+    fits = sorted((r for r in table if r["feasible"]), key=lambda row: row["makespan_us"])
+    if not fits:
+        return f"auto took the answer of {winner}: no placer's answer fits"
+    said = f"auto took the answer of {winner}, the fastest of {len(fits)} that fit"
+    best = fits[0]
+    other = next((r for r in fits if r["placer"] != best["placer"]), None)
+    if other is None:
+        return said
+    behind = change_in_words(other["makespan_us"], best["makespan_us"])
+    return f"{said}; next: {other['placer']} ({'the same' if behind == 'no change' else behind})"

@@ -1,0 +1,106 @@
+"""What keeps a setting from a better answer, in one sentence, and the change of the setting that mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import BaechiLabError, InfeasiblePlacement
+from ..graph import OpGraph, Step
+from ..graph.units import format_bytes
+from ..memo import Memo
+from ..passes.optimize import PASSES
+from ..placers.auto import Auto
+from ..verdicts import AT_THE_BOUND, SLOWER, against_one_device, coarse_in_words, finer, too_coarse
+from .compute import Outcome, Report, optimized, placed, silent, simulated, source
+from .moves import move
+from .setting import Setting
+
+QUICK = ("single", "m-topo", "m-etf", "contiguous")
+"""Whom `auto` asks when it is only tried whether anything fits."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What is wrong, the words of the button that mends it, and the fields of the setting that it changes."""
+
+    sentence: str
+    button: str
+    changes: Mapping[str, Any]
+
+
+class Mendable(InfeasiblePlacement):
+    """No placement fits under these passes; `remedy` is a change under which one does."""
+
+    def __init__(self, error: InfeasiblePlacement, remedy: Remedy):
+        super().__init__(f"{error}; {remedy.sentence}", error.needed_bytes, error.available_bytes)
+        self.remedy = remedy
+
+
+def remedy_of(outcome: Outcome, memo: Memo, report: Report = silent) -> Remedy | None:
+    """What to change about an outcome: memory first, then passes, then the placer; None where nothing is seen.
+
+    Raises:
+        what `report` raises.
+    """
+    setting = outcome.setting
+    if not outcome.timeline.feasible:
+        return fitting_passes(setting, outcome.graph, memo, report)
+    if outcome.gap < AT_THE_BOUND:
+        return None
+    if too_coarse(outcome.graph, outcome.coarse, setting.cluster):
+        return _finer_groups(outcome, memo)
+    slower = outcome.timeline.makespan_us > SLOWER * outcome.one_device_us
+    if not slower or setting.moves or setting.cluster.n == 1:
+        return None
+    said = against_one_device(outcome.timeline.makespan_us, outcome.one_device_us)
+    if not setting.passes and setting.placer != Auto.name:
+        return Remedy(f"{said}: ops are placed one by one", "Place groups of ops", {"passes": PASSES})
+    if setting.placer != Auto.name:
+        changes = {"placer": Auto.name, "params": {}}
+        return Remedy(f"{said}: another placer may do better", "Ask every placer (auto)", changes)
+    return None
+
+
+def _finer_groups(outcome: Outcome, memo: Memo) -> Remedy | None:
+    """The most passes that leave something to divide."""
+    setting = outcome.setting
+    for passes in finer(setting.passes):
+        changed = setting.replace(passes=passes)
+        groups = optimized(changed, outcome.graph, memo)
+        if not too_coarse(outcome.graph, groups, setting.cluster):
+            return Remedy(coarse_in_words(outcome.coarse), _without(setting.passes, passes), {"passes": passes})
+    return None
+
+
+def _without(passes: tuple[str, ...], kept: tuple[str, ...]) -> str:
+    """The words of a button: `Place without fusion`."""
+    return "Place without " + " and ".join(name for name in passes if name not in kept)
+
+
+def fitting_passes(setting: Setting, graph: OpGraph, memo: Memo, report: Report = silent) -> Remedy | None:
+    """The most passes under which the placer's answer fits; None where there are none, or it never fits."""
+    tried = setting.replace(params={**setting.params, "placers": QUICK}) if setting.placer == Auto.name else setting
+    for passes in finer(setting.passes):
+        changed = tried.replace(passes=passes)
+        report(f"does it fit with {', '.join(passes) or 'no passes'}?", 0.6)
+        try:
+            base = placed(changed, optimized(changed, graph, memo), memo, report)
+            line = simulated(changed, graph, move(base, graph, setting.cluster, ()), memo)
+        except BaechiLabError:  # this one does not fit either
+            continue
+        if line.feasible:
+            button, peak = _without(setting.passes, passes), format_bytes(int(line.peak_bytes.max(initial=0)))
+            left_out = button.removeprefix("Place ")
+            return Remedy(f"{left_out} it fits, with a peak of {peak}", button, {"passes": passes})
+    return None
+
+
+def mended(
+    error: InfeasiblePlacement, setting: Setting, subject: Step | OpGraph | None, memo: Memo, report: Report = silent
+) -> InfeasiblePlacement:
+    """The error to raise instead of `error`: with a remedy, where other passes are one."""
+    _, graph = source(setting, subject, memo, report)
+    found = fitting_passes(setting, graph, memo, report)
+    return error if found is None else Mendable(error, found)

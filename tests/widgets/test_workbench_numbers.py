@@ -1,0 +1,133 @@
+"""What the workbench says first: numbers against one device and the setting before, what is wrong, and what mends it."""
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.widgets.model import WorkbenchModel, first_setting
+from baechi_lab.widgets.panels.header import facts_of, mood, why_won
+from baechi_lab.widgets.setting import Setting
+
+
+@pytest.fixture
+def forked():
+    """Two independent ops of 10 us and a sink of 5, 100 bytes between them; the passes make one group of it."""
+    return bl.OpGraph.from_edges([10, 10, 5], [(0, 2, 100), (1, 2, 100)])
+
+
+@pytest.fixture
+def two():
+    """Two devices of 1000 bytes; a transfer costs 2."""
+    return bl.Cluster.uniform(2, memory_bytes=1000, link=bl.Link(2.0, 0.0), comm="parallel")
+
+
+GROUPING = ("coplacement", "fusion")
+
+
+def computed(graph, cluster, **fields):
+    made = WorkbenchModel(graph, Setting(cluster, **fields), inline=True)
+    made.compute_now()
+    return made
+
+
+def test_steps_stand_beside_one_device_and_the_setting_before(diamond, pair):
+    made = computed(diamond, pair, placer="single", passes=())
+    facts = facts_of(made.outcome, made.before)
+    assert ("", "as fast as one device") in facts and "against the setting before" not in dict(facts)
+    made.move([2], 1)
+    # 5 + 10 + 10 + 5 = 30 on one device; c on the other ends at 17, its output is there at 19, d ends at 24.
+    facts = facts_of(made.outcome, made.before)
+    assert ("", "1.25 times faster than one device") in facts  # 30 / 24
+    assert ("against the setting before", "-20 %") in facts  # 24 / 30 - 1
+    assert mood(made.outcome) == "good"
+    made.undo()
+    assert ("against the setting before", "+25 %") in facts_of(made.outcome, made.before)  # 30 / 24 - 1
+
+
+def test_that_it_fits_is_no_good_news_beside_a_slower_step():
+    chain = bl.OpGraph.from_edges([10, 10], [(0, 1, 8)], names=["a", "b"])
+    made = computed(chain, bl.Cluster.uniform(2, link=bl.Link(100.0, 0.0)), placer="single", passes=())
+    assert mood(made.outcome) == "good"
+    made.move([1], 1)
+    assert mood(made.outcome) == "note" and ("", "6 times slower than one device") in facts_of(made.outcome)
+    # Where one device cannot hold it, a slower step is what there is.
+    heavy = chain.replace(persistent_bytes=[600, 600])
+    made.subject = heavy
+    made.change(cluster=made.setting.cluster.with_memory(1000), placer="m-topo", moves=(("b", "gpu:1"), ("a", "gpu:0")))
+    assert mood(made.outcome) == "good"
+    assert any("on which it does not fit" in said for _, said in facts_of(made.outcome))
+
+
+def test_it_starts_with_auto_and_says_whose_answer_it_took(diamond, pair):
+    made = WorkbenchModel(diamond, first_setting(diamond, pair, {"passes": ()}), inline=True)
+    outcome = made.compute_now()
+    assert outcome.setting.placer == "auto" and outcome.base.info["winner"].split()[0] in why_won(outcome)
+    fits = [row for row in outcome.base.info["table"] if row["feasible"]]
+    assert f"the fastest of {len(fits)} that fit" in why_won(outcome)
+    assert first_setting(diamond, pair, {"placer": "m-etf"}).placer == "m-etf"
+
+
+def test_groups_that_leave_nothing_to_divide_are_mended_by_one_click(forked, two):
+    bench = bl.Workbench(forked, two, placer="m-etf", passes=GROUPING)
+    bench.model.inline = True
+    assert bench.outcome.timeline.makespan_us == 10 + 10 + 5
+    assert "1 group," in bench.header.advice.value and bench.header.advice_row.layout.display == "flex"
+    bench.header.mend.click()
+    assert bench.outcome.timeline.makespan_us == 10 + 2 + 5
+    assert bench.header.advice_row.layout.display == "none" and "-32 %" in bench.header.facts.value  # 17 / 25 - 1
+    bench.header.undo.click()
+    assert bench.model.setting.passes == GROUPING and bench.header.advice_row.layout.display == "flex"
+
+
+@pytest.mark.parametrize("placer", ["m-etf", "auto"])
+def test_passes_that_make_it_not_fit_are_mended_by_one_click(forked, two, placer):
+    heavy = forked.replace(persistent_bytes=[600, 600, 0])  # one group of 1200 bytes, devices of 1000 and 100s to spare
+    bench = bl.Workbench(heavy, two, placer=placer, passes=GROUPING)
+    bench.model.inline = True
+    assert bench.outcome is None and "it fits, with a peak of" in bench.header.problem.value
+    bench.header.mend.click()
+    assert bench.outcome.timeline.feasible and bench.header.problem_row.layout.display == "none"
+    assert len(set(bench.outcome.placement.device[:2].tolist())) == 2
+
+
+def test_no_remedy_is_offered_where_there_is_none(two):
+    whole = bl.OpGraph.from_edges([10], persistent_bytes=[5000])
+    made = WorkbenchModel(whole, Setting(two, placer="m-etf"), inline=True)
+    with pytest.raises(bl.InfeasiblePlacement) as error:
+        made.compute_now()
+    assert not hasattr(error.value, "remedy")
+    alone = computed(bl.OpGraph.from_edges([10]), two, placer="m-etf")  # one op: no passes make two of it
+    assert alone.remedy is None
+
+
+def test_a_slow_rule_is_told_of_groups_and_of_auto():
+    # A chain on alternating devices: every step of it pays 100 us.
+    chain = bl.OpGraph.from_edges([10, 10, 10], [(0, 1, 8), (1, 2, 8)])
+    cluster = bl.Cluster.uniform(2, link=bl.Link(100.0, 0.0))
+    made = computed(chain, cluster, placer="random", passes=(), params={"seed": 0})
+    assert len(np.unique(made.outcome.placement.device)) == 2
+    assert made.remedy.changes == {"passes": ("colocation", "coplacement", "fusion")}
+    made = computed(chain, cluster, placer="auto", passes=())
+    assert made.remedy is None and made.outcome.timeline.makespan_us == 30
+
+
+def test_a_file_that_cannot_be_read_leaves_the_setting(diamond, pair, tmp_path):
+    bench = bl.Workbench(diamond, pair, placer="single", passes=())
+    bench.model.inline = True
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"kind": "graph"')
+    before = bench.model.setting
+    bench.setting.file.value = str(broken)
+    assert "broken.json" in bench.header.problem.value
+    assert bench.model.setting == before and not bench.model.history.can_undo and not bench.model.stale
+    good = tmp_path / "good.json"
+    bl.save_graph(bl.OpGraph.from_edges([3]), good)
+    bench.setting.file.value = str(good)
+    assert bench.outcome.timeline.makespan_us == 3
+
+
+def test_memory_beyond_every_number_gets_a_sentence(diamond, pair):
+    bench = bl.Workbench(diamond, pair, placer="single", passes=())
+    for text in ("1e99GB", "1e9999999GB"):
+        bench.setting.memory.value = text
+        assert "too large" in bench.header.problem.value and bench.setting.memory.value == "1 kB"
