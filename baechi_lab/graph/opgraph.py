@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import CycleError, InvalidInput
 from .columns import numbers, text, texts, whole
 from .kernels.csr import distinct, frozen, inverse, offsets, topological_order, transpose
+from .travelling import Travelling
 from .validation import check_ids, validate
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ bytes (a variable that is read)."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class OpGraph:
+class OpGraph(Travelling):
     """A DAG of `n` operators; a tensor has one producer, a size, and any number of consumers.
 
     Arrays are copied when needed and made read-only; `None` means the default.

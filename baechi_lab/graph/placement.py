@@ -14,10 +14,11 @@ from ..errors import InvalidInput
 from .cluster import MOST_DEVICES
 from .columns import finite, numbers, record, text, whole
 from .opgraph import OpGraph
+from .travelling import Travelling
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Placement:
+class Placement(Travelling):
     """The device index of every op; `Placement(device=array)` is one made by hand.
 
     Args:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BaechiLabError, ExecutionError, InvalidInput
 from ..graph import Cluster, OpGraph, Step
+from ..graph.formats.wire import decoded, encoded
 from ..workers.executors import Calls, opened
 from .grid import Cell, Placing, Profiling, Steps, Subject, cells, graph_key, listed
 from .store import COLUMNS, Store, as_text
-from .work import answer, decoded, encoded, encoded_model_graph, step_graph
+from .work import answer, encoded_model_graph, step_graph
 
 if TYPE_CHECKING:
     import pandas

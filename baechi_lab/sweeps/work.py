@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from ..comparison import ROW_ERRORS, summary
-from ..errors import BaechiLabError, FormatError, InvalidInput
+from ..errors import BaechiLabError, InvalidInput
 from ..graph import OpGraph, Placement, Step
-from ..graph.formats.json_format import from_document, to_document
+from ..graph.formats.wire import decoded, encoded
 from .grid import Cell, Placing, Profiling, equal_devices
-
-
-def encoded(graph: OpGraph) -> bytes:
-    """A graph as compressed JSON: what travels to another process and into the file."""
-    return gzip.compress(json.dumps(to_document(graph), separators=(",", ":")).encode(), compresslevel=5, mtime=0)
-
-
-@lru_cache(maxsize=4)
-def decoded(data: bytes) -> OpGraph:
-    """The graph of `encoded`; a process answers many rows of one graph. Raises `FormatError` for damaged bytes."""
-    try:
-        graph = from_document(json.loads(gzip.decompress(data)))
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise FormatError(f"the stored graph is damaged: {error}") from error
-    if not isinstance(graph, OpGraph):
-        raise FormatError(f"the stored record is a {type(graph).__name__}, not a graph")
-    return graph
 
 
 def model_graph(name: str, batch_size: int | None, profiling: Profiling) -> OpGraph:

@@ -1,5 +1,7 @@
 """Records are validated once, on construction: each mistake has its own clear error."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -210,3 +212,13 @@ def test_devices_and_links_count_in_the_sum(cluster, said):
     graph = OpGraph.from_edges([1.0, 1.0], [(0, 1, 4)])
     with pytest.raises(CostError, match=said):
         durations(graph, cluster)
+
+
+def test_records_travel_to_other_processes():
+    graph = bl.OpGraph.from_edges([1, 2], [(0, 1, 8)]).replace(duration_by_kind={"cpu": np.array([5.0, 6.0])})
+    placed = bl.Placement(device=[0, 1], params={"seed": 1}, info={"history": ((0.0, 1, 2.0),)}, order=[0, 1])
+    assert pickle.loads(pickle.dumps(graph)).key == graph.key  # noqa: S301
+    again = pickle.loads(pickle.dumps(placed))  # noqa: S301
+    assert again.device.tolist() == [0, 1] and again.params == placed.params and again.info == placed.info
+    with pytest.raises(TypeError):
+        again.params["seed"] = 2

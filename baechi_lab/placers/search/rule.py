@@ -44,6 +44,7 @@ from ..evaluation.orders import Candidate
 from ..stages.objective import Objective
 from .budget import Budget
 from .instance import Instance
+from .islands import search_on_islands
 from .multistart import MultiStart
 from .parameters import SEARCH, SearchParameters
 from .period import search_period
@@ -83,6 +84,10 @@ class Search(Placer):
             (0.2: +-20 %), "throughput": the period of endless micro-batches (`sum`: as in `bl.throughput`), or "step": of
             `micro_batches` under a `schedule`. The last two start from `contiguous`; `evaluations` are moves, and steps.
         workers: threads; another number of them searches elsewhere.
+        executor: search on `islands` that exchange what they find, on a `concurrent.futures.Executor`, a
+            `dask.distributed.Client` or a `RayExecutor`; "here": one after the other in this process. Each island has the
+            whole `time_limit`; `evaluations` are divided, and the result then does not depend on the executor.
+        islands: how many of them; another number searches elsewhere.
         callback: called with a `Progress` now and then; returning True stops the search.
         numbers: the `SearchParameters` that it works with; None: `SEARCH`, those that were tuned.
     """
@@ -100,6 +105,8 @@ class Search(Placer):
     schedule: str = "1f1b"
     sum: bool = False
     workers: int = 2
+    islands: int = 4
+    executor: Any = field(default=None, compare=False)
     numbers: SearchParameters | None = None
     callback: Callable[[Progress], Any] | None = field(default=None, compare=False)
 
@@ -117,6 +124,7 @@ class Search(Placer):
         if not self.schedulers or not set(self.schedulers) <= {"fifo", "planned"}:
             raise InvalidInput(f"schedulers is {self.schedulers!r}; it must name 'fifo', 'planned' or both")
         check_whole("workers", self.workers)
+        check_whole("islands", self.islands)
         if self.numbers is not None and not isinstance(self.numbers, SearchParameters):
             raise InvalidInput(f"numbers is {self.numbers!r}; it must be a SearchParameters, or None")
 
@@ -125,9 +133,15 @@ class Search(Placer):
         given = self._given(graph, cluster)
         if graph.n == 0:
             return Placement(device=np.zeros(0, dtype=np.int32))
+        if self.executor is not None:
+            return search_on_islands(self, graph, cluster, given, self._round_ended)
         if self.objective in PIPELINES:
             return self._pipeline(graph, cluster, budget, given)
         return _Run(self, graph, cluster, budget, given).placement()
+
+    def _round_ended(self, budget: Budget, used: int, best: float) -> None:
+        if self.callback is not None and self.callback(Progress(budget.elapsed, used, best, "the islands")) is True:
+            budget.stopped = True
 
     @property
     def _goal(self) -> Objective:

@@ -1,0 +1,29 @@
+"""A graph as bytes, on its way to another process or machine, or into a file of rows."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from functools import lru_cache
+
+from ...errors import FormatError
+from ..opgraph import OpGraph
+from .json_format import from_document, to_document
+
+
+def encoded(graph: OpGraph) -> bytes:
+    """A graph as compressed JSON: what travels to another process and into the file."""
+    return gzip.compress(json.dumps(to_document(graph), separators=(",", ":")).encode(), compresslevel=5, mtime=0)
+
+
+@lru_cache(maxsize=4)
+def decoded(data: bytes) -> OpGraph:
+    """The graph of `encoded`; a process answers many calls about one graph. Raises `FormatError` for damaged bytes."""
+    try:
+        graph = from_document(json.loads(gzip.decompress(data)))
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise FormatError(f"the stored graph is damaged: {error}") from error
+    if not isinstance(graph, OpGraph):
+        raise FormatError(f"the stored record is a {type(graph).__name__}, not a graph")
+    return graph

@@ -1,0 +1,26 @@
+"""Records go to other processes: what `multiprocessing`, executors and Dask send is what makes them again."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any
+
+
+class Travelling:
+    """Mixin for frozen dataclasses with read-only mappings, which Python does not send by itself.
+
+    What arrives is checked like any other record.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.init}  # type: ignore[arg-type]
+        return _made, (
+            type(self), {k: dict(v) if isinstance(v, MappingProxyType) else v for k, v in given.items()}
+        )  # fmt: skip
+
+
+def _made(record: Any, given: dict[str, Any]) -> Any:
+    return record(**given)

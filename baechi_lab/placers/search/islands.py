@@ -1,0 +1,103 @@
+"""The search on other processes or machines: islands that search apart and pass on what they find (`executor=`).
+
+The stepping-stone model (Tanese 1989, in Proc. ICGA 3; Cantu-Paz 1998, "A survey of parallel genetic algorithms"): every
+island searches for a while from what it has; then each goes on from the better of its own result and its neighbour's in a
+ring, so that what is good spreads, but not at once. Every island has seeds and a share of the budget of its own: with
+`evaluations` the result depends on neither the machines nor their number. The graph travels once to each process where the
+executor can keep it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ExecutionError
+from ...graph import Cluster, OpGraph, Placement
+from ...graph.formats.wire import decoded, encoded
+from ...workers.executors import Calls, opened
+from .budget import Budget
+
+if TYPE_CHECKING:
+    from .rule import Search
+
+ROUNDS = 4
+"""How often islands exchange what they found, the last time to choose the best."""
+LOSSES = 3
+"""How often a call is sent again whose machine was lost."""
+
+
+def search_on_islands(
+    rule: Search, graph: OpGraph, cluster: Cluster, start: Placement | None, tell: Callable[[Budget, int, float], None]
+) -> Placement:
+    """The best placement that `rule.islands` searches found on `rule.executor`, exchanging it `ROUNDS - 1` times.
+
+    Each island has `rule`'s time, and its share of the evaluations. `tell` hears of every round. Raises what the searches
+    raise, and `ExecutionError` when a call is lost with its machine time and again.
+    """
+    budget, used = Budget(rule.time_limit, rule.evaluations), 0
+    found: list[Placement | None] = [start] * rule.islands
+    history: list[tuple[float, int, float]] = []
+    first: dict[str, Any] = {}
+    with opened(rule.executor, rule.islands) as calls:
+        shared = calls.share(encoded(graph))
+        for k in range(ROUNDS):
+            results = _round(calls, shared, cluster, [_part(rule, k, i, found[i]) for i in range(rule.islands)])
+            used += sum(int(r.info["evaluations"]) for r in results)
+            first = first or {key: results[0].info[key] for key in ("start", "start_us")}
+            best = min(_cost(r) for r in results)
+            history.append((budget.elapsed, used, best))
+            tell(budget, used, best)
+            found = [min(results[i - 1], results[i], key=_cost) for i in range(len(results))]
+            if budget.stopped:
+                break
+    chosen = min(results, key=_cost)
+    info = {
+        **chosen.info, **first, "evaluations": used, "seconds": budget.elapsed, "interrupted": budget.interrupted,
+        "history": tuple(history), "islands": rule.islands,
+    }  # fmt: skip
+    return chosen.replace(info=info)
+
+
+def _part(rule: Search, k: int, island: int, start: Placement | None) -> Search:
+    """What an island does in round `k`: the first starts as `rule` says, the next ones from what was found."""
+    count = None if rule.evaluations is None else max(rule.evaluations // (rule.islands * ROUNDS), 1)
+    seconds = None if rule.time_limit is None else rule.time_limit / ROUNDS
+    seed = rule.seed + 1_000_003 * (k * rule.islands + island)
+    return replace(rule, executor=None, callback=None, evaluations=count, time_limit=seconds, seed=seed, start=start)
+
+
+def _round(calls: Calls, shared: Any, cluster: Cluster, parts: Sequence[Search]) -> list[Placement]:
+    """What each of the searches finds, one at a time per process of the executor."""
+    under_way = [_sent(calls, shared, cluster, part) for part in parts]
+    return [_result(calls, future, shared, cluster, part) for future, part in zip(under_way, parts, strict=True)]
+
+
+def _sent(calls: Calls, shared: Any, cluster: Cluster, part: Search) -> Future[Placement]:
+    return calls.submit(search_once, shared, cluster, part)
+
+
+def _result(calls: Calls, future: Future[Placement], shared: Any, cluster: Cluster, part: Search) -> Placement:
+    for _ in range(LOSSES):
+        try:
+            return future.result()
+        except calls.lost:
+            future = _sent(calls, shared, cluster, part)
+    try:
+        return future.result()
+    except calls.lost as error:
+        raise ExecutionError(
+            f"an island of the search was lost with its machine {LOSSES + 1} times, perhaps for want of memory ({error})"
+        ) from error
+
+
+def search_once(graph: bytes, cluster: Cluster, rule: Search) -> Placement:
+    """One search, on the executor; `graph` is the text of its JSON, compressed."""
+    return rule.assign(decoded(graph), cluster)
+
+
+def _cost(found: Placement) -> float:
+    """The objective that a search ended with, in us."""
+    return float(found.info["history"][-1][2])

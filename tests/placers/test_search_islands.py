@@ -1,0 +1,105 @@
+"""The search on islands: one answer wherever it runs, never worse than its start, calls that are lost are sent again."""
+
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.graph import generators
+
+GRAPH = generators.layered_dag(40, seed=5, duration_us=(10, 100), size_bytes=(100, 1000))
+CLUSTER = bl.Cluster.uniform(3, memory_bytes=1 << 40, link=bl.Link(5.0, 0.01))
+
+
+def found(executor, **changes):
+    asked = {"evaluations": 600, "time_limit": None, "islands": 3, "workers": 1, "seed": 7, **changes}
+    return bl.place(GRAPH, CLUSTER, "search", executor=executor, **asked)
+
+
+def same(one, other):
+    return (
+        np.array_equal(one.device, other.device)
+        and np.array_equal(one.rank, other.rank)
+        and one.info["evaluations"] == other.info["evaluations"]
+        and [row[2] for row in one.info["history"]] == [row[2] for row in other.info["history"]]
+    )
+
+
+def test_threads_and_processes_give_what_one_process_gives():
+    here = found("here")
+    with ThreadPoolExecutor(3) as threads:
+        assert same(here, found(threads))
+    with ProcessPoolExecutor(2, get_context("spawn")) as processes:
+        assert same(here, found(processes))
+    assert not same(here, found("here", seed=8))
+    costs = [row[2] for row in here.info["history"]]
+    assert len(costs) == 4 and costs == sorted(costs, reverse=True)  # what is found is never lost
+    assert bl.simulate(GRAPH, CLUSTER, here).makespan_us == pytest.approx(costs[-1])
+    assert costs[-1] <= here.info["start_us"]
+
+
+@pytest.mark.subprocess
+def test_dask():
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as local,
+        distributed.Client(local) as client,
+    ):
+        assert same(found("here"), found(client))
+
+
+class Losing:
+    """Runs calls at once; loses every call the first `times` times that it is sent."""
+
+    lost = (ConnectionError,)
+
+    def __init__(self, times):
+        self.times, self.seen, self.sent = times, {}, 0
+
+    def submit(self, function, *args):
+        future, key = Future(), repr(args[-1])
+        self.sent += 1
+        self.seen[key] = self.seen.get(key, 0) + 1
+        if self.seen[key] <= self.times:
+            future.set_exception(ConnectionError("the machine is gone"))
+        else:
+            future.set_result(function(*args))
+        return future
+
+
+def test_what_is_lost_is_sent_again():
+    losing = Losing(2)
+    assert same(found("here"), found(losing))
+    assert losing.sent == 3 * 4 * 3  # 4 rounds of 3 islands, each sent three times
+    with pytest.raises(bl.ExecutionError, match=r"lost with its machine 4 times, perhaps .* \(the machine is gone\)"):
+        found(Losing(4))
+
+
+def test_a_callback_ends_it_between_rounds():
+    told = []
+    stopped = found("here", callback=lambda progress: told.append(progress) or len(told) == 2)
+    assert len(told) == 2 and len(stopped.info["history"]) == 2
+
+
+@pytest.mark.parametrize("objective", ["throughput", "step"])
+def test_pipelines(objective):
+    graph = generators.with_backward(generators.chain(6, seed=1))
+    asked = {"executor": "here", "evaluations": 60, "time_limit": None, "islands": 2, "objective": objective}
+    placed = bl.place(graph, CLUSTER, "search", micro_batches=4, **asked)
+    start = bl.place(graph, CLUSTER, "contiguous", objective=objective, micro_batches=4)
+    key = "period_us" if objective == "throughput" else "step_us"
+    assert placed.info[key] <= start.info[key] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"islands": 0}, "islands is 0; it must be a whole number of at least 1"),
+        ({"executor": "mars"}, "executor is 'mars'"),
+    ],
+)
+def test_bad_input(changes, said):
+    with pytest.raises(bl.InvalidInput, match=said):
+        found(**{"executor": "here", **changes})
