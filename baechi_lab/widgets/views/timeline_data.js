@@ -33,3 +33,14 @@ function firstVisible(bars, lane, time) {
   }
   return low;
 }
+
+/** Take a bar narrower than a pixel into the coverage of its column: a chosen bar hides faint ones, never the reverse.
+ * @param {Float32Array} coverage @param {Int16Array} cover @param {number} pixel @param {number} width
+ * @param {number} kind @param {boolean} faint */
+function coverPixel(coverage, cover, pixel, width, kind, faint) {
+  const wasChosen = cover[pixel] >= 0 && (cover[pixel] & 1) === 0;
+  if (faint && wasChosen) return;
+  if (!faint && !wasChosen) coverage[pixel] = 0;
+  coverage[pixel] += Math.max(width, 0.02);
+  cover[pixel] = kind * 2 + (faint ? 1 : 0);
+}

@@ -2,6 +2,9 @@
 // timeline_view.py. Bars narrower than a pixel are drawn as coverage per pixel column, so that a frame costs about as
 // much as there are pixels, however many bars there are.
 
+/** How strongly bars are drawn that are not selected, while others are. */
+const FAINT = 0.25;
+
 function render({ model, el }) {
   let bars = readBars(model);
   let lanes = model.get("lanes");
@@ -10,6 +13,7 @@ function render({ model, el }) {
   let selected = new Set(model.get("selected"));
   let hovered = UNSEEN;
   let dim = readDim(model);
+  let near = new Set([...model.get("inputs"), ...model.get("outputs")]);
   let tops = [];
   let coverage = new Float32Array(0);
   let cover = new Int16Array(0);
@@ -110,6 +114,9 @@ function render({ model, el }) {
     });
   }
 
+  /** Beside selected ops, and the neighbours of a single one, all others are faint. */
+  const faint = (bar) => selected.size > 0 && !selected.has(bars.op[bar]) && !near.has(bars.op[bar]);
+
   /** Bars of one lane: wide ones as rectangles by colour, narrow ones as coverage of pixel columns. */
   function drawLane(context, lane, width) {
     const scale = scaleX();
@@ -126,8 +133,8 @@ function render({ model, el }) {
       if (w >= 1.5) wide.push(b);
       else if (!dim[bars.label[b]]) {
         const pixel = Math.min(Math.max(Math.floor(x), 0), width - 1);
-        coverage[pixel] += Math.max(w, 0.02);
-        cover[pixel] = bars.color[b] * 2 + (bars.peer[b] >= 0 || lanes[lane].kind !== "transfers" ? 0 : 1);
+        const kind = bars.color[b] * 2 + (bars.peer[b] >= 0 || lanes[lane].kind !== "transfers" ? 0 : 1);
+        coverPixel(coverage, cover, pixel, w, kind, faint(b));
         narrow = true;
       }
     }
@@ -136,7 +143,7 @@ function render({ model, el }) {
       const x = Math.max(GUTTER + (bars.start[b] - axis.range[0]) * scale, GUTTER - 2);
       const end = Math.min(GUTTER + (bars.end[b] - axis.range[0]) * scale, width + 2);
       context.fillStyle = colours[bars.color[b] % colours.length];
-      context.globalAlpha = dim[bars.label[b]] ? 0.12 : 1;
+      context.globalAlpha = dim[bars.label[b]] ? 0.12 : faint(b) ? FAINT : 1;
       context.fillRect(x, y, Math.max(end - x - (end - x > 4 ? 0.7 : 0), 0.7), h);
     }
     context.globalAlpha = 1;
@@ -154,8 +161,9 @@ function render({ model, el }) {
       let to = from + 1;
       while (to < width && level(to) === code) to += 1;
       if (code >= 0) {
-        const kind = Math.floor(code / 64);
-        context.globalAlpha = 0.25 + (0.75 * (code % 64)) / LEVELS;
+        const kind = Math.floor(code / 128);
+        const full = 0.25 + (0.75 * (code % 64)) / LEVELS;
+        context.globalAlpha = Math.floor(code / 64) % 2 ? full * FAINT : full;
         context.fillStyle = colours[(kind >> 1) % colours.length];
         const y = half ? top + 1 + (kind & 1) * (height / 2) : top + 2;
         context.fillRect(from, y, to - from, half ? height / 2 - 1 : height - 4);
@@ -196,13 +204,46 @@ function render({ model, el }) {
           context.fillStyle = theme.danger;
           context.fillRect(x, y + h - 2, w, 3);
         }
-        if (chosen || b === hovered) {
-          context.strokeStyle = theme.accent;
-          context.lineWidth = chosen && w > 8 ? 2 : 1;
-          context.strokeRect(x - 0.5, y - 1, w + 1, h + 2);
+        // Bars too narrow for an outline stand out by the others being faint: outlines would paint them over.
+        if (b === hovered || (chosen && w > 4)) {
+          context.strokeStyle = b === hovered ? theme.accent : theme.text;
+          context.lineWidth = 1;
+          context.strokeRect(x - 0.5, y - 0.5, w + 1, h + 1);
         }
       }
     }
+  }
+
+  /** Of one selected op: from the end of what it reads to its start, and from its end to the start of its readers. */
+  function arrows(context, theme) {
+    if (selected.size !== 1) return;
+    const places = new Map();
+    const wanted = new Set([...selected, ...near]);
+    for (let lane = 0; lane < lanes.length && lanes[lane].origin === lanes[0].origin; lane += 1) {
+      if (lanes[lane].kind === "transfers") continue;
+      for (let b = bars.pointer[lane]; b < bars.pointer[lane + 1]; b += 1) {
+        if (wanted.has(bars.op[b])) places.set(bars.op[b], [xOf(bars.start[b]), xOf(bars.end[b]), tops[lane][0] + tops[lane][1] / 2]);
+      }
+    }
+    const [op] = selected;
+    const link = (from, to) => {
+      if (!places.has(from) || !places.has(to)) return;
+      const [, x0, y0] = places.get(from);
+      const [x1, , y1] = places.get(to);
+      context.beginPath();
+      context.moveTo(x0, y0);
+      context.bezierCurveTo(x0 + 14, y0, x1 - 14, y1, x1 - 1, y1);
+      context.moveTo(x1 - 6, y1 - 3);
+      context.lineTo(x1 - 1, y1);
+      context.lineTo(x1 - 6, y1 + 3);
+      context.stroke();
+    };
+    context.strokeStyle = theme.text;
+    context.lineWidth = 1;
+    context.globalAlpha = 0.8;
+    for (const other of model.get("inputs")) link(other, op);
+    for (const other of model.get("outputs")) link(op, other);
+    context.globalAlpha = 1;
   }
 
   function draw(context, width, height, theme) {
@@ -215,6 +256,7 @@ function render({ model, el }) {
     drawAxis(context, width, height, theme);
     for (let lane = 0; lane < lanes.length; lane += 1) drawText(context, lane, drawLane(context, lane, width), theme);
     if (selected.size || model.get("critical") || hovered !== UNSEEN) outlines(context, theme);
+    arrows(context, theme);
     context.textBaseline = "middle";
     drawGutter(context, theme);
     drawRectangle(view, context, theme);
@@ -288,7 +330,8 @@ function render({ model, el }) {
         if (selected.has(bars.op[b])) rows.push(`${names[bars.label[b]]} on ${lanes[lane].label}, ${lanes[lane].origin}: ${formatTime(bars.start[b])} to ${formatTime(bars.end[b])}`);
       }
     }
-    return view.say(selected.size === 1 ? rows.join("  ·  ") : `${selected.size} ops selected`);
+    const why = model.get("why");
+    return view.say(selected.size === 1 ? [...rows, ...(why ? [`why then: ${why}`] : [])].join("  ·  ") : `${selected.size} ops selected`);
   }
 
   gestures(view, {
@@ -325,6 +368,10 @@ function render({ model, el }) {
     describe();
     view.redraw();
   }
+  function readNear() {
+    near = new Set([...model.get("inputs"), ...model.get("outputs")]);
+    view.redraw();
+  }
   const pressed = () => criticalButton.setAttribute("aria-pressed", String(Boolean(model.get("critical"))));
   pressed();
   arrange();
@@ -340,6 +387,9 @@ function render({ model, el }) {
     window: () => { axis.read(); view.redraw(); },
     critical: () => { pressed(); view.redraw(); },
     status: describe,
+    why: describe,
+    inputs: readNear,
+    outputs: readNear,
     dim: () => { dim = readDim(model); view.redraw(); },
   });
   const onMessage = (message, buffers) => {

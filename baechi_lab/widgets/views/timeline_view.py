@@ -14,6 +14,7 @@ import traitlets
 from ...graph import OpGraph, Timeline
 from ...viz.colors import device_colors
 from ..bars import Bars, bar_columns, build_bars
+from ..causes import cause, neighbours
 from ..columns import pack_texts
 from ..pictures import page, timeline_picture
 from ..schedule import Chain
@@ -23,7 +24,8 @@ from .base import CanvasView, source
 class TimelineView(CanvasView):
     """Draws one simulated and perhaps one measured `Timeline`; `selected` holds ops of the graph.
 
-    `window` is the visible stretch of time in microseconds, empty for all of it.
+    `window` is the visible stretch of time in microseconds, empty for all of it. Of one selected op, `why` says what it
+    waited for, and arrows come from `inputs` and go to `outputs`, ops of the graph.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> g = OpGraph.from_edges([5, 10], [(0, 1, 8)])
@@ -39,16 +41,21 @@ class TimelineView(CanvasView):
     span_us = traitlets.Float(0.0).tag(sync=True)
     makespans = traitlets.Dict().tag(sync=True)
     window = traitlets.List(traitlets.Float()).tag(sync=True)
+    why = traitlets.Unicode("").tag(sync=True)
+    inputs = traitlets.List(traitlets.Int()).tag(sync=True)
+    outputs = traitlets.List(traitlets.Int()).tag(sync=True)
 
     def __init__(self, **traits: Any):
         super().__init__(**traits)
         self.timelines: tuple[Timeline, ...] = ()
         self.drawn: Bars | None = None
+        self.graph: OpGraph | None = None
+        self.observe(lambda _: self._explain(), "selected")
         self.on_msg(self._received)
 
     def show(self, graph: OpGraph, timelines: Sequence[Timeline], chain: Chain | None = None) -> None:
         """Draw `timelines` of `graph`, the first on top; `chain` is the critical path of the first."""
-        self.timelines = tuple(timelines)
+        self.timelines, self.graph = tuple(timelines), graph
         self.drawn = bars = build_bars(graph, self.timelines, chain)
         with self.hold_sync():
             self.names = pack_texts(bars.names)
@@ -60,6 +67,16 @@ class TimelineView(CanvasView):
             self.makespans = {t.origin: t.makespan_us for t in self.timelines}
             self.lanes = list(bars.lanes)
             self.bars = bar_columns(bars)
+            self._explain()
+
+    def _explain(self) -> None:
+        """Why the one selected op started when it did, and its neighbours."""
+        op = self.selected[0] if len(self.selected) == 1 else -1
+        known = self.graph is not None and self.timelines and 0 <= op < self.graph.n
+        found = cause(self.graph, self.timelines[0], op) if known and self.graph is not None else None
+        with self.hold_sync():
+            self.why = "" if found is None else found.sentence
+            self.inputs, self.outputs = neighbours(self.graph, op) if known and self.graph is not None else ([], [])
 
     def dim_all_but(self, ops: Any) -> None:
         """Draw bars of other ops than `ops` faintly; None draws everything."""

@@ -1,0 +1,146 @@
+"""Why an op started when it did: its device was busy, a tensor was not there, or a link had a queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import OpGraph, Timeline
+from ..graph.units import format_bytes, format_us
+
+SLACK = 1e-9
+"""Share of the step below which two times are the same: sums of durations are rounded."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What an op waited for last.
+
+    `kind` is `start` (nothing), `device` (another op ran there), `tensor` (an input was made late), `transfer` (an input
+    was under way), `queue` (an input had to wait for a link that was taken) or `idle` (nothing that the timeline shows).
+    `op` is what it waited for, -1 for none, `transfer` the row of the transfer, -1 for none; `waited_us` is how long the
+    other half of what it needs had been there.
+    """
+
+    kind: str
+    op: int
+    transfer: int
+    waited_us: float
+    sentence: str
+
+
+def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
+    """Why `op` of `graph` did not start earlier in `timeline`; None where it did not run. O(ops + inputs x transfers).
+
+    On a tie of device and input the input is named, as `critical_chain` follows it.
+
+    >>> from baechi_lab import Cluster, Placement, simulate
+    >>> g = OpGraph.from_edges([5.0, 10.0], [(0, 1, 8)])
+    >>> t = simulate(g, Cluster.uniform(1), Placement(device=[0, 0]))
+    >>> cause(g, t, 1).sentence
+    'started at 5.00 us, when op0 ended'
+    """
+    rows = np.flatnonzero(timeline.op == op)
+    if not len(rows):
+        return None
+    row = int(rows[0])
+    start, device = float(timeline.start_us[row]), int(timeline.device[row])
+    near = SLACK * max(timeline.makespan_us, 1.0)
+    there, producer, transfer = _last_input(graph, timeline, op, device)
+    before, previous = _busy_until(timeline, row, near)
+    at, name = f"started at {format_us(start)}", timeline.device_names[device]
+    if start <= near:
+        return Cause("start", -1, -1, 0.0, f"{at}, with the step")
+    if max(there, before) < start - near:
+        gap = start - max(there, before, 0.0)
+        said = f"{at}: {name} was free and every input there {format_us(gap)} before; the planned order, or overhead"
+        return Cause("idle", -1, -1, gap, said)
+    if before > there + near:
+        ready = f"; its inputs were there {format_us(before - max(there, 0.0))} before" if producer >= 0 else ""
+        said = f"{at}: {name} was busy with {graph.names[previous]} until then{ready}"
+        return Cause("device", previous, -1, before - max(there, 0.0), said)
+    free = f"; {name} was free {format_us(there - before)} before" if there - max(before, 0.0) > near else ""
+    waited = there - max(before, 0.0)
+    if transfer < 0:
+        return Cause("tensor", producer, -1, waited, f"{at}, when {graph.names[producer]} ended{free}")
+    return _of_transfer(graph, timeline, transfer, waited, f"{at}, when the tensor of {graph.names[producer]}", free)
+
+
+def _last_input(graph: OpGraph, timeline: Timeline, op: int, device: int) -> tuple[float, int, int]:
+    """When the last input was there, who made it, and the transfer that brought it; -1 for none."""
+    pointer, tensors = graph.inputs
+    moved, last = timeline.transfers, (-1.0, -1, -1)
+    for tensor in tensors[pointer[op] : pointer[op + 1]].tolist():
+        producer = int(graph.tensor_producer[tensor])
+        made = np.flatnonzero(timeline.op == producer)
+        sent = np.flatnonzero((moved.tensor == tensor) & (moved.target == device))
+        if len(sent):
+            found = (float(moved.end_us[sent[0]]), producer, int(sent[0]))
+        elif len(made):
+            found = (float(timeline.end_us[made[0]]), producer, -1)
+        else:
+            continue
+        last = max(last, found)
+    return last
+
+
+def _busy_until(timeline: Timeline, row: int, near: float) -> tuple[float, int]:
+    """When the device's last op before this one ended, and which it was; -1 for none."""
+    same = (timeline.device == timeline.device[row]) & (timeline.end_us <= timeline.start_us[row] + near)
+    same[row] = False
+    rows = np.flatnonzero(same)
+    if not len(rows):
+        return -1.0, -1
+    last = int(rows[np.argmax(timeline.end_us[rows])])
+    return float(timeline.end_us[last]), int(timeline.op[last])
+
+
+def _of_transfer(graph: OpGraph, timeline: Timeline, row: int, waited: float, said: str, free: str) -> Cause:
+    """The cause that is a transfer: under way, or before that in a queue at one of its ends."""
+    moved, near = timeline.transfers, SLACK * max(timeline.makespan_us, 1.0)
+    tensor = int(moved.tensor[row])
+    producer = int(graph.tensor_producer[tensor])
+    source, target = (timeline.device_names[int(d)] for d in (moved.source[row], moved.target[row]))
+    made = timeline.end_us[timeline.op == producer]
+    start, receive, end = (float(x[row]) for x in (moved.start_us, moved.receive_us, moved.end_us))
+    begun = max(start, receive)
+    queued = begun - float(made[0]) if len(made) else 0.0
+    text = f"{said} ({format_bytes(int(timeline.tensor_bytes[tensor]))}) arrived from {source} after {format_us(end - begun)}"
+    if queued <= near:
+        return Cause("transfer", producer, row, waited, text + free)
+    taken = _in_the_way(timeline, row, begun, near)
+    name = (
+        "other transfers"
+        if taken < 0
+        else f"the tensor of {graph.names[int(timeline.tensor_producer[moved.tensor[taken]])]}"
+    )
+    where = target if receive > start + near else source
+    said = f"{text}, having waited {format_us(queued)} in the queue of {where} behind {name}{free}"
+    return Cause("queue", producer, row, waited, said)
+
+
+def _in_the_way(timeline: Timeline, row: int, begun: float, near: float) -> int:
+    """The transfer at one of the two devices that ended when this one began; -1 if none did."""
+    moved = timeline.transfers
+    ends = (moved.source[row], moved.target[row])
+    shared: NDArray[Any] = np.isin(moved.source, ends) | np.isin(moved.target, ends)
+    sent = moved.start_us + (moved.end_us - moved.receive_us)  # the sender is free again
+    free = (np.abs(moved.end_us - begun) <= near) | (np.abs(sent - begun) <= near)
+    found = np.flatnonzero(shared & free & (np.arange(len(moved)) != row))
+    return int(found[0]) if len(found) else -1
+
+
+def neighbours(graph: OpGraph, op: int) -> tuple[list[int], list[int]]:
+    """Who made the inputs of `op`, and who reads its outputs, ascending.
+
+    >>> neighbours(OpGraph.from_edges([1, 1, 1], [(0, 1, 8), (1, 2, 8)]), 1)
+    ([0], [2])
+    """
+    pointer, tensors = graph.inputs
+    made = graph.tensor_producer[tensors[pointer[op] : pointer[op + 1]]]
+    first, last = graph.output_ptr[op], graph.output_ptr[op + 1]
+    read = graph.consumers[graph.consumer_ptr[first] : graph.consumer_ptr[last]]
+    return np.unique(made).tolist(), np.unique(read).tolist()
