@@ -267,6 +267,12 @@ def test_hovering_and_clicking_in_every_view(page):
             page.wait_for_function(
                 "() => document.querySelector('.bl-view .bl-live').textContent.includes('Selected: ')", timeout=10_000
             )
+            # The timeline says why the op started when it did.
+            live = '.bl-view:has(canvas[aria-label="Timeline"]) .bl-live'
+            page.wait_for_function(
+                "(live) => document.querySelector(live).textContent.includes('why then: started at')", arg=live
+            )
+            shot(page, "03b-why-then")
     assert "device" in said["Graph"] and "start" in said["Timeline"] and "persistent" in said["Memory"]
     page.locator('canvas[aria-label="Timeline"]').focus()
     page.keyboard.press("c")

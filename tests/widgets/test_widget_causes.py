@@ -65,6 +65,10 @@ def test_the_view_says_why_for_one_op_and_draws_its_neighbours(diamond, split):
     assert (view.inputs, view.outputs) == ([], [1, 2]) == neighbours(diamond, 0)
     view.selected = [0, 3]
     assert view.why == "" and view.inputs == view.outputs == []
+    view.focus = 3  # the clicked one, which the other came along with
+    assert view.why == cause(diamond, split, 3).sentence
+    view.selected = [0, 1]
+    assert view.why == ""
 
 
 def test_an_op_that_did_not_run_has_no_cause(diamond, split):

@@ -116,7 +116,7 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
         ("step", format_us(step)),
         ("", _with_memory(against_one_device(step, outcome.one_device_us), outcome)),
         ("against the setting before", change_in_words(step, before.timeline.makespan_us) if same and before else ""),
-        ("", f"{outcome.samples * 1e6 / step:,.4g} samples/s" if outcome.samples and step > 0 else ""),
+        ("", _rate(outcome.samples * 1e6 / step) if outcome.samples and step > 0 else ""),
         ("lower bound", format_us(outcome.lower_bound_us) if outcome.bounds else "none"),
         ("gap", f"{outcome.gap:.1%}" if not math.isnan(outcome.gap) else "unknown"),
         ("peak memory", format_bytes(int(line.peak_bytes.max(initial=0)))),
@@ -125,6 +125,15 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
         ("graph", f"{outcome.graph.n:,} ops{groups}"),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _rate(per_second: float) -> str:
+    """As a person would round it.
+
+    >>> _rate(47140.3), _rate(12.345)
+    ('47,140 samples/s', '12.3 samples/s')
+    """
+    return f"{per_second:,.0f} samples/s" if per_second >= 1000 else f"{per_second:.3g} samples/s"
 
 
 def _with_memory(said: str, outcome: Outcome) -> str:

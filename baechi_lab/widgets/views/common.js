@@ -130,6 +130,7 @@ function frame(host, label, draw) {
   };
   view.say = (text) => {
     live.textContent = text;
+    live.title = text; // the line is cut where it is too long
   };
   const restyle = () => {
     markTheme(host);

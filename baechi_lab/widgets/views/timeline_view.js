@@ -114,7 +114,7 @@ function render({ model, el }) {
     });
   }
 
-  /** Beside selected ops, and the neighbours of a single one, all others are faint. */
+  /** Beside selected ops, and the neighbours of the explained one, all others are faint. */
   const faint = (bar) => selected.size > 0 && !selected.has(bars.op[bar]) && !near.has(bars.op[bar]);
 
   /** Bars of one lane: wide ones as rectangles by colour, narrow ones as coverage of pixel columns. */
@@ -214,18 +214,18 @@ function render({ model, el }) {
     }
   }
 
-  /** Of one selected op: from the end of what it reads to its start, and from its end to the start of its readers. */
+  /** Of the explained op: from the end of what it reads to its start, and from its end to the start of its readers. */
   function arrows(context, theme) {
-    if (selected.size !== 1) return;
+    const op = explained();
+    if (op === UNSEEN) return;
     const places = new Map();
-    const wanted = new Set([...selected, ...near]);
+    const wanted = new Set([op, ...near]);
     for (let lane = 0; lane < lanes.length && lanes[lane].origin === lanes[0].origin; lane += 1) {
       if (lanes[lane].kind === "transfers") continue;
       for (let b = bars.pointer[lane]; b < bars.pointer[lane + 1]; b += 1) {
         if (wanted.has(bars.op[b])) places.set(bars.op[b], [xOf(bars.start[b]), xOf(bars.end[b]), tops[lane][0] + tops[lane][1] / 2]);
       }
     }
-    const [op] = selected;
     const link = (from, to) => {
       if (!places.has(from) || !places.has(to)) return;
       const [, x0, y0] = places.get(from);
@@ -313,8 +313,15 @@ function render({ model, el }) {
     return peer >= 0 ? `${lane.label} to ${devices[peer]}` : `${devices[-peer - 1]} to ${lane.label}`;
   }
 
-  function select(ops) {
+  /** The op that is explained: the clicked one, whatever is selected with it, or the only one. */
+  const explained = () => {
+    const focus = model.get("focus");
+    return selected.has(focus) ? focus : selected.size === 1 ? [...selected][0] : UNSEEN;
+  };
+
+  function select(ops, focus = UNSEEN) {
     selected = new Set(ops);
+    model.set("focus", focus);
     model.set("selected", [...selected]);
     model.save_changes();
     describe();
@@ -324,14 +331,16 @@ function render({ model, el }) {
   function describe() {
     if (!selected.size) return view.say(model.get("status"));
     const rows = [];
-    for (let lane = 0; lane < lanes.length && rows.length < 4; lane += 1) {
+    const op = explained();
+    for (let lane = 0; op !== UNSEEN && lane < lanes.length && rows.length < 4; lane += 1) {
       if (lanes[lane].kind === "transfers") continue;
       for (let b = bars.pointer[lane]; b < bars.pointer[lane + 1] && rows.length < 4; b += 1) {
-        if (selected.has(bars.op[b])) rows.push(`${names[bars.label[b]]} on ${lanes[lane].label}, ${lanes[lane].origin}: ${formatTime(bars.start[b])} to ${formatTime(bars.end[b])}`);
+        if (bars.op[b] === op) rows.push(`${names[bars.label[b]]} on ${lanes[lane].label}, ${lanes[lane].origin}: ${formatTime(bars.start[b])} to ${formatTime(bars.end[b])}`);
       }
     }
     const why = model.get("why");
-    return view.say(selected.size === 1 ? [...rows, ...(why ? [`why then: ${why}`] : [])].join("  ·  ") : `${selected.size} ops selected`);
+    const count = selected.size === 1 ? [] : [`${selected.size} ops selected`];
+    return view.say([...count, ...rows, ...(why ? [`why then: ${why}`] : [])].join("  ·  "));
   }
 
   gestures(view, {
@@ -340,7 +349,7 @@ function render({ model, el }) {
     click: (x, y, event) => {
       const [bar] = barAt(x, y);
       if (bar === UNSEEN || bars.op[bar] < 0) return select([]);
-      if (!(event.shiftKey || event.ctrlKey || event.metaKey)) return select([bars.op[bar]]);
+      if (!(event.shiftKey || event.ctrlKey || event.metaKey)) return select([bars.op[bar]], bars.op[bar]);
       const next = new Set(selected);
       if (!next.delete(bars.op[bar])) next.add(bars.op[bar]);
       return select(next);
@@ -351,7 +360,7 @@ function render({ model, el }) {
   function neighbour(by) {
     const current = bars.op.findIndex((op) => selected.has(op));
     const next = current < 0 ? 0 : current + by;
-    if (next >= 0 && next < bars.op.length && bars.op[next] >= 0) select([bars.op[next]]);
+    if (next >= 0 && next < bars.op.length && bars.op[next] >= 0) select([bars.op[next]], bars.op[next]);
   }
   const keys = {
     Escape: () => select([]), n: () => neighbour(1), p: () => neighbour(-1), c: () => toggleCritical(), z: () => toSelection(),

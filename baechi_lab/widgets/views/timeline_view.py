@@ -24,8 +24,9 @@ from .base import CanvasView, source
 class TimelineView(CanvasView):
     """Draws one simulated and perhaps one measured `Timeline`; `selected` holds ops of the graph.
 
-    `window` is the visible stretch of time in microseconds, empty for all of it. Of one selected op, `why` says what it
-    waited for, and arrows come from `inputs` and go to `outputs`, ops of the graph.
+    `window` is the visible stretch of time in microseconds, empty for all of it. Of `focus`, the op that was
+    clicked, or else of a single selected one, `why` says what it waited for, and arrows come from `inputs` and go to
+    `outputs`, ops of the graph.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> g = OpGraph.from_edges([5, 10], [(0, 1, 8)])
@@ -41,6 +42,7 @@ class TimelineView(CanvasView):
     span_us = traitlets.Float(0.0).tag(sync=True)
     makespans = traitlets.Dict().tag(sync=True)
     window = traitlets.List(traitlets.Float()).tag(sync=True)
+    focus = traitlets.Int(-1).tag(sync=True)
     why = traitlets.Unicode("").tag(sync=True)
     inputs = traitlets.List(traitlets.Int()).tag(sync=True)
     outputs = traitlets.List(traitlets.Int()).tag(sync=True)
@@ -50,7 +52,7 @@ class TimelineView(CanvasView):
         self.timelines: tuple[Timeline, ...] = ()
         self.drawn: Bars | None = None
         self.graph: OpGraph | None = None
-        self.observe(lambda _: self._explain(), "selected")
+        self.observe(lambda _: self._explain(), ["selected", "focus"])
         self.on_msg(self._received)
 
     def show(self, graph: OpGraph, timelines: Sequence[Timeline], chain: Chain | None = None) -> None:
@@ -70,8 +72,8 @@ class TimelineView(CanvasView):
             self._explain()
 
     def _explain(self) -> None:
-        """Why the one selected op started when it did, and its neighbours."""
-        op = self.selected[0] if len(self.selected) == 1 else -1
+        """Why the clicked op, or the only selected one, started when it did, and its neighbours."""
+        op = self.focus if self.focus in self.selected else self.selected[0] if len(self.selected) == 1 else -1
         known = self.graph is not None and self.timelines and 0 <= op < self.graph.n
         found = cause(self.graph, self.timelines[0], op) if known and self.graph is not None else None
         with self.hold_sync():
