@@ -188,7 +188,7 @@ def test_errors_of_an_executor_reach_the_caller():
 def test_measured_rewards_are_those_of_real_runs():
     pytest.importorskip("tensorflow")
     step = bl.models.build("mlp", layers=1, units=8, batch_size=4)
-    graph = bl.profile(step, mode="estimated", progress=False)
+    graph = bl.profile(step, mode="estimated", hardware="cpu-core", progress=False)
     cluster = Cluster.uniform(2, memory_bytes="1GB", kind="cpu")
     real = {"reward": "measured", "step": step, "reward_steps": 2, "reward_warmup": 1}
     found = learned(graph, cluster, updates=1, placement_samples=2, groups=2, **real)

@@ -44,8 +44,8 @@ def _rule(layers: int, count: int) -> Rule:
 def least_runs(work: Sequence[float], runs: int) -> list[int]:
     """The run of every item, items in order, such that the largest sum of a run is least. O(runs x items^2).
 
-    >>> least_runs([3, 1, 1, 1, 4], 3)     # 3 1 | 1 1 | 4
-    [0, 0, 1, 1, 2]
+    >>> least_runs([3, 1, 1, 1, 4], 3)     # 3 | 1 1 1 | 4
+    [0, 1, 1, 1, 2]
     """
     total = np.concatenate([[0.0], np.cumsum(work)])
     n = len(work)

@@ -19,20 +19,16 @@ from ...graph import Cluster, OpGraph, Placement
 from ...graph.formats.wire import decoded, encoded
 from ...workers.executors import Calls, opened
 from .budget import Budget
+from .parameters import SEARCH
 
 if TYPE_CHECKING:
     from .rule import Search
-
-ROUNDS = 4
-"""How often islands exchange what they found, the last time to choose the best."""
-LOSSES = 3
-"""How often a call is sent again whose machine was lost."""
 
 
 def search_on_islands(
     rule: Search, graph: OpGraph, cluster: Cluster, start: Placement | None, tell: Callable[[Budget, int, float], None]
 ) -> Placement:
-    """The best placement that `rule.islands` searches found on `rule.executor`, exchanging it `ROUNDS - 1` times.
+    """The best placement that `rule.islands` searches found on `rule.executor`, exchanging it after every round.
 
     Each island has `rule`'s time, and its share of the evaluations. `tell` hears of every round. Raises what the searches
     raise, and `ExecutionError` when a call is lost with its machine time and again.
@@ -43,7 +39,7 @@ def search_on_islands(
     first: dict[str, Any] = {}
     with opened(rule.executor, rule.islands) as calls:
         shared = calls.share(encoded(graph))
-        for k in range(ROUNDS):
+        for k in range((rule.numbers or SEARCH).island_rounds):
             results = _round(calls, shared, cluster, [_part(rule, k, i, found[i]) for i in range(rule.islands)])
             used += sum(int(r.info["evaluations"]) for r in results)
             first = first or {key: results[0].info[key] for key in ("start", "start_us")}
@@ -63,8 +59,9 @@ def search_on_islands(
 
 def _part(rule: Search, k: int, island: int, start: Placement | None) -> Search:
     """What an island does in round `k`: the first starts as `rule` says, the next ones from what was found."""
-    count = None if rule.evaluations is None else max(rule.evaluations // (rule.islands * ROUNDS), 1)
-    seconds = None if rule.time_limit is None else rule.time_limit / ROUNDS
+    rounds = (rule.numbers or SEARCH).island_rounds
+    count = None if rule.evaluations is None else max(rule.evaluations // (rule.islands * rounds), 1)
+    seconds = None if rule.time_limit is None else rule.time_limit / rounds
     seed = rule.seed + 1_000_003 * (k * rule.islands + island)
     return replace(rule, executor=None, callback=None, evaluations=count, time_limit=seconds, seed=seed, start=start)
 
@@ -80,7 +77,8 @@ def _sent(calls: Calls, shared: Any, cluster: Cluster, part: Search) -> Future[P
 
 
 def _result(calls: Calls, future: Future[Placement], shared: Any, cluster: Cluster, part: Search) -> Placement:
-    for _ in range(LOSSES):
+    losses = (part.numbers or SEARCH).island_losses
+    for _ in range(losses):
         try:
             return future.result()
         except calls.lost:
@@ -89,7 +87,7 @@ def _result(calls: Calls, future: Future[Placement], shared: Any, cluster: Clust
         return future.result()
     except calls.lost as error:
         raise ExecutionError(
-            f"an island of the search was lost with its machine {LOSSES + 1} times, perhaps for want of memory ({error})"
+            f"an island of the search was lost with its machine {losses + 1} times, perhaps for want of memory ({error})"
         ) from error
 
 

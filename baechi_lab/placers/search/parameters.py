@@ -181,6 +181,22 @@ class SearchParameters(EvaluationParameters):
     )  # fmt: skip
     tell_seconds: float = number(0.2, "s", "between two reports of progress", "by hand")
 
+    # For pipelines (`search.period`, `search.steps`).
+    period_round: int = number(50_000, "moves", "of a chain between two measurements of a period", "by hand")
+    period_rounds: int = number(
+        400, "rounds", "most for a period: where nothing is left to be found, time is not spent", "by hand"
+    )
+    period_idle: int = number(12, "rounds", "without a better period after which a chain begins at random", "by hand")
+    period_heat: tuple[float, float, float] = number(
+        (0.05, 0.5, 1e-3), "periods, times, times", "first temperature of a chain, what it is multiplied by in each of four "
+        "idle rounds, and the last one as a part of it", "by hand",
+    )  # fmt: skip
+    step_heat: tuple[float, float] = number((0.03, 0.0005), "best steps", "first and last temperature", "by hand")
+
+    # On islands (`search.islands`).
+    island_rounds: int = number(4, "rounds", "after each of which islands exchange what they found", "by hand")
+    island_losses: int = number(3, "times", "a call is sent again whose machine was lost", "as often as a sweep's row")
+
     # Where a search starts (`search.starts`, `search.contract`, `search.rule`).
     fifo_share: float = number(
         0.25, "share of the starts", "first in, first out where priorities are allowed: those find more", "by hand"

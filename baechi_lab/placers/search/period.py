@@ -18,24 +18,18 @@ from ...graph import Cluster, OpGraph, Placement
 from ..stages.loads import anneal_loads, load_model
 from ..stages.objective import Objective
 from .budget import Budget
-
-ROUND = 50_000
-"""Moves of a chain between two measurements."""
-ROUNDS = 400
-"""Most rounds: where nothing is left to be found, time is not spent."""
-IDLE = 12
-"""Rounds without a better placement after which a chain begins at random."""
+from .parameters import SEARCH, SearchParameters
 
 
 def search_period(
     graph: OpGraph, cluster: Cluster, objective: Objective, start: Placement, budget: Budget, workers: int, seed: int,
-    tell: Callable[[float, int], None],
+    tell: Callable[[float, int], None], numbers: SearchParameters = SEARCH,
 ) -> tuple[Placement, float, int]:  # fmt: skip
     """The best placement found, its period in microseconds, and the moves that were tried; never worse than `start`."""
-    run = _Annealing(graph, cluster, objective, start, budget, workers, seed)
+    run = _Annealing(graph, cluster, objective, start, budget, workers, seed, numbers)
     try:
         with ThreadPoolExecutor(workers) as pool:
-            for _ in range(ROUNDS):
+            for _ in range(numbers.period_rounds):
                 if budget.spent(run.used) >= 1.0 or run.us <= 0.0 or cluster.n == 1:
                     break
                 run.round(pool)
@@ -50,9 +44,10 @@ class _Annealing:
 
     def __init__(
         self, graph: OpGraph, cluster: Cluster, objective: Objective, start: Placement, budget: Budget, workers: int,
-        seed: int,
+        seed: int, numbers: SearchParameters,
     ):  # fmt: skip
         self.graph, self.cluster, self.objective, self.budget = graph, cluster, objective, budget
+        self.numbers = numbers
         self.model = load_model(graph, cluster, sum=objective.sum)
         self.best, self.us, self.used, self.idle = start, objective.measure(graph, cluster, start).us, 0, 0
         self.home = np.zeros(len(self.model.held), dtype=np.int64)
@@ -63,7 +58,8 @@ class _Annealing:
     def round(self, pool: ThreadPoolExecutor) -> None:
         """All chains anneal once; what they find is measured, the most promising first."""
         workers, left = len(self.rngs), self.budget.evaluations
-        steps = ROUND if left is None else max(min(ROUND, -(-(left - self.used) // workers)), 1)
+        most = self.numbers.period_round
+        steps = most if left is None else max(min(most, -(-(left - self.used) // workers)), 1)
         found = list(pool.map(lambda rng: self._chain(rng, steps), self.rngs))
         self.used += steps * workers
         self.idle += 1
@@ -73,10 +69,11 @@ class _Annealing:
 
     def _chain(self, rng: np.random.Generator, steps: int) -> tuple[float, NDArray[np.int64]]:
         m, begin = self.model, self.home.copy()
-        if self.idle > IDLE and rng.random() < 0.5:
+        if self.idle > self.numbers.period_idle and rng.random() < 0.5:
             begin = np.where(m.able, rng.random(m.able.shape), -1.0).argmax(axis=1)
-        hot = 0.05 * self.us * 0.5 ** (self.idle % 4)
-        return anneal_loads(m, begin, self.limit, hot, hot * 1e-3, steps, rng)  # type: ignore[no-any-return]
+        first, factor, last = self.numbers.period_heat
+        hot = first * self.us * factor ** (self.idle % 4)
+        return anneal_loads(m, begin, self.limit, hot, hot * last, steps, rng)  # type: ignore[no-any-return]
 
     def _take(self, home: NDArray[np.int64]) -> None:
         placed = Placement(device=home[self.model.unit].astype(np.int32))

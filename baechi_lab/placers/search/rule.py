@@ -174,10 +174,11 @@ class Search(Placer):
             if self.callback is not None and not budget.stopped:
                 budget.stopped = self.callback(Progress(budget.elapsed, used, us, name)) is True
 
+        numbers = self.numbers or SEARCH
         if goal.name == "throughput":
-            found = search_period(graph, cluster, goal, starts[at], budget, self.workers, self.seed, tell)
+            found = search_period(graph, cluster, goal, starts[at], budget, self.workers, self.seed, tell, numbers)
         else:
-            found = search_step(graph, cluster, goal, starts[at], budget, self.seed, tell)
+            found = search_step(graph, cluster, goal, starts[at], budget, self.seed, tell, numbers)
         best, us, used = found
         info = {
             "start": name, "start_us": start_us, "evaluations": used, "seconds": budget.elapsed,

@@ -18,14 +18,12 @@ from ..contiguous import lines
 from ..stages.objective import Objective
 from ..stages.units import Units, make_units
 from .budget import Budget
-
-HOT, COLD = 0.03, 0.0005
-"""Temperatures at the beginning and at the end, in parts of the best step."""
+from .parameters import SEARCH, SearchParameters
 
 
 def search_step(
     graph: OpGraph, cluster: Cluster, objective: Objective, start: Placement, budget: Budget, seed: int,
-    tell: Callable[[float, int], None],
+    tell: Callable[[float, int], None], numbers: SearchParameters = SEARCH,
 ) -> tuple[Placement, float, int]:  # fmt: skip
     """The best placement found, its step in microseconds, and the steps that were simulated; never worse than `start`."""
     rng, units = np.random.default_rng(seed), make_units(graph, cluster, next(iter(lines(graph).values())))
@@ -35,6 +33,7 @@ def search_step(
     if home is None:
         return best, us, used
     moves, now = _Moves(units, cluster, rng), us
+    hot, cold = numbers.step_heat
     try:
         while (gone := budget.spent(used)) < 1.0 and len(home) and cluster.n > 1:
             used += 1  # also where nothing moves, so that it comes to an end
@@ -42,7 +41,7 @@ def search_step(
             if moved is None:
                 continue
             found = cost.of(moved)
-            temperature = us * HOT * (COLD / HOT) ** gone
+            temperature = us * hot * (cold / hot) ** gone
             if found <= now - temperature * np.log(1.0 - rng.random()):
                 home, now = moved, found
                 if found < us * (1 - 1e-12):
