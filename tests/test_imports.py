@@ -79,6 +79,7 @@ MAY_NOT_KNOW = {
 }
 ON_PURPOSE = {
     ("graph/cluster.py", "executors"),  # `Cluster.from_tensorflow`; see docs/architecture.md
+    ("graph/cluster.py", "torch"),  # `Cluster.from_torch`
     ("graph/cluster.py", "profilers"),  # `Cluster.uniform` looks named hardware up in its table
     ("graph/costs.py", "profilers"),  # and so does the refusal of other hardware than a graph was estimated for
     ("torch/__init__.py", "executors"),  # `bl.torch` names, when they are asked for, what lives in the stages' rooms

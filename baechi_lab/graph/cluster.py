@@ -128,6 +128,10 @@ class Link:
         return f"Link(latency_us={self.latency_us!r}, us_per_byte={self.us_per_byte!r}{more})"
 
 
+PCIE = Link(134.0, 0.0001754)
+"""PCIe 3.0 through host memory (paper B, section 5.1)."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Cluster:
     """Devices, one `Link` per ordered pair, and a communication mode.
@@ -237,6 +241,13 @@ class Cluster:
         """The devices that TensorFlow sees here; see `baechi_lab.executors.tensorflow.devices.attached_cluster`."""
         # A record that asks a stage: it is a constructor of clusters, but only the executors know what is attached.
         from ..executors.tensorflow.devices import attached_cluster
+
+        return attached_cluster(**options)
+
+    @classmethod
+    def from_torch(cls, **options: Any) -> Cluster:
+        """The devices that PyTorch sees here; see `baechi_lab.torch.attached.attached_cluster`."""
+        from ..torch.attached import attached_cluster
 
         return attached_cluster(**options)
 

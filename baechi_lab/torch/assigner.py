@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
+from .attached import device_map
 from .plan import make_plan, torch_devices
 from .records import Trace
 from .runtime.intercept import Interceptor
@@ -19,8 +20,11 @@ from .runtime.session import Session
 from .runtime.transport import HostTransport
 from .tracing import check_model
 
+_SHOWN = 8
+"""Devices that a `repr` shows."""
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Distribution:
     """How a model is distributed; `distribution(model)` returns it."""
 
@@ -31,11 +35,22 @@ class Distribution:
     interceptor: Interceptor | None
     homes: dict[str, torch.device]
     graph: OpGraph | None = None
+    device_map_before: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise TypeError("the model is distributed; gather the model before copying or pickling it")
 
     __reduce__ = __deepcopy__  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """How many calls, and how much of the parameters, each device has: a line for each."""
+        lines = [f"<Distribution of {len(self.plan.keys)} calls over {len(self.plan.devices)} devices"]
+        for device, name in enumerate(self.plan.devices[:_SHOWN]):
+            calls = self.plan.device.count(device)
+            states = sum(home == device for home in self.plan.parameters.values())
+            lines.append(f"  {device} on {name}: {calls} calls, {states} parameters and buffers")
+        more = len(self.plan.devices) - _SHOWN
+        return "\n".join(lines) + (f"\n  and {more} more>" if more > 0 else ">")
 
 
 def assign(
@@ -45,13 +60,17 @@ def assign(
 ) -> nn.Module:  # fmt: skip
     """Distribute `model` as placed and return it (the same object, as `nn.Module.to` does).
 
+    Its `hf_device_map` says where its modules are: Hugging Face's Trainer then leaves them there.
+
     `transport` replaces the streams, for example by `HostTransport(devices)`: plain blocking `.to()`.
     """
     check_model(model)
     plan = make_plan(traced, placement, torch_devices(cluster, devices), reorder=reorder)
     homes = {name: t.device for name, t in (*model.named_parameters(), *model.named_buffers())}
     session, interceptor = launch(model, plan, output_device=output_device, transport=transport)
-    model.__dict__["_baechi"] = Distribution(plan, placement, traced, session, interceptor, homes, graph)
+    before = model.__dict__.get("hf_device_map")
+    model.__dict__["hf_device_map"] = device_map(model)
+    model.__dict__["_baechi"] = Distribution(plan, placement, traced, session, interceptor, homes, graph, before)
     return model
 
 
@@ -72,6 +91,8 @@ def gather(model: nn.Module, device: str | None = None) -> nn.Module:
     if found.interceptor is not None:
         found.interceptor.remove()
     found.session.close()
-    del model.__dict__["_baechi"]
+    del model.__dict__["_baechi"], model.__dict__["hf_device_map"]
+    if found.device_map_before is not None:
+        model.__dict__["hf_device_map"] = found.device_map_before
     move(model, found.homes if device is None else dict.fromkeys(found.homes, torch.device(device)))
     return model

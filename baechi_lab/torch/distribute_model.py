@@ -10,6 +10,7 @@ from torch import nn
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from .assigner import assign
+from .attached import attached_cluster
 from .plan import torch_devices
 from .tracing import trace
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def distribute(
-    model: nn.Module, sample_inputs: Any, cluster: Cluster, placer: str | Placer | Placement = "m-sct", *,
+    model: nn.Module, sample_inputs: Any, cluster: Cluster | None = None, placer: str | Placer | Placement = "m-sct", *,
     mode: str | None = None, atomic: Collection[str | type] = (), reorder: str = "gpu", devices: list[str] | None = None,
     output_device: str | None = None, graph: OpGraph | None = None, warmup: int = 2, runs: int = 5,
     optimizer_states: int = 0, **placer_params: Any,
@@ -26,7 +27,9 @@ def distribute(
     """Make `model` model-parallel over `cluster` and return it: the same object, used as before.
 
     Args:
-        sample_inputs: a tensor, a tuple of positional arguments, or a dict of keywords, to profile with.
+        sample_inputs: a tensor, a tuple of positional arguments, a dict (or `BatchEncoding`) of keywords, or both as
+            `(tuple, dict)`, to profile with.
+        cluster: the devices; by default what torch sees here, `Cluster.from_torch()`.
         placer: a registered placer's name, a placer object, or a `Placement` of `profile`'s graph (or of the model's
             calls alone); `placer_params` go to a named one.
         mode, atomic, warmup, runs, optimizer_states: see `bl.torch.profile`.
@@ -54,6 +57,7 @@ def distribute(
     """
     from ..profilers.torch.profile import in_mode, mode_of, profile_layers
 
+    cluster = attached_cluster() if cluster is None else cluster
     training = mode_of(model, mode)
     with in_mode(model, training):
         traced = trace(model, sample_inputs, atomic=atomic)

@@ -11,8 +11,8 @@ from torch import nn
 
 from ..checks import check_whole
 from ..errors import InvalidInput
-from .models.losses import mean_square
-from .runtime.tree import divided, map_tensors, tensors
+from .models.losses import own_loss
+from .runtime.tree import as_arguments, divided, map_tensors, tensors
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -23,13 +23,15 @@ class TorchStep:
         name: what the step is called in tables.
         build: makes the model; called under `seed`, so that the same step always starts from the same parameters.
             For an export: a class or function of a module, or `functools.partial` of one with literal keywords.
-        inputs: the model's positional arguments, on the CPU.
-        loss: `(outputs, *targets) -> scalar`; by default the mean of all outputs' squares.
+        inputs: the model's arguments, on the CPU: a tensor, a tuple of positional ones, a dict (or Hugging Face's
+            `BatchEncoding`) of keywords, with labels or without, or both as `(tuple, dict)`.
+        loss: `(outputs, *targets) -> scalar`; by default the `loss` that the outputs have, else the mean of their squares.
         targets: what the loss compares with, on the CPU.
         optimizer: `parameters -> torch.optim.Optimizer`, or None for no update; for an export, a class of
             `torch.optim` or `functools.partial` of one.
         optimizer_states: tensors of a parameter's size that it keeps (SGD 0, momentum 1, Adam 2).
         atomic: module classes that are kept whole.
+        mode: "training" calls `train()` on what `build` makes, which `from_pretrained` leaves in `eval()`; None leaves it.
 
     >>> step = TorchStep("tiny", lambda: nn.Linear(4, 2), (torch.ones(3, 4),))
     >>> float(step.run(step.model()).detach()) >= 0
@@ -41,7 +43,7 @@ class TorchStep:
 
     name: str
     build: Callable[[], nn.Module]
-    inputs: tuple[torch.Tensor, ...]
+    inputs: Any
     loss: Callable[..., torch.Tensor] | None = None
     targets: tuple[torch.Tensor, ...] = ()
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
@@ -49,18 +51,29 @@ class TorchStep:
     atomic: tuple[str, ...] = ()
     seed: int = 0
     config: dict[str, Any] = field(default_factory=dict)
+    mode: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inputs, tuple) or not all(isinstance(t, torch.Tensor) for t in self.inputs):
-            raise InvalidInput(
-                f"inputs of step {self.name!r} is a {type(self.inputs).__name__}; it must be a tuple of tensors"
-            )
+        if self.mode not in (None, "training"):
+            raise InvalidInput(f"mode of step {self.name!r} is {self.mode!r}; it must be 'training' or None")
+        try:
+            args, kwargs = as_arguments(self.inputs)
+        except InvalidInput as error:
+            raise InvalidInput(str(error).replace("sample_inputs", f"inputs of step {self.name!r}")) from None
+        # One form for all that follows: a tuple, a dict, or both.
+        object.__setattr__(self, "inputs", args if not kwargs else kwargs if not args else (args, kwargs))
+
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of the model."""
+        return as_arguments(self.inputs)
 
     def model(self) -> nn.Module:
         """A new model with the parameters that `seed` gives; the random generators are left as they were."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return self.build()
+            model = self.build()
+        return model.train() if self.mode == "training" else model
 
     def on(self, device: str) -> TorchStep:
         """The same step with inputs and targets on another device."""
@@ -77,7 +90,7 @@ class TorchStep:
         [[2, 4], [2, 4], [2, 4]]
         """
         check_whole("micro_batches", count)
-        given = [*self.inputs, *self.targets]
+        given = [*tensors(self.inputs), *self.targets]
         if any(t.dim() == 0 or len(t) != len(given[0]) for t in given) or not given:
             shapes = ", ".join(str(list(t.shape)) for t in given)
             raise InvalidInput(
@@ -89,14 +102,15 @@ class TorchStep:
                 f"the batch of step {self.name!r} has {len(given[0])} rows; it must be a multiple of micro_batches, "
                 f"which is {count}"
             )
-        inputs, targets = (divided(tensors, count) for tensors in (self.inputs, self.targets))
+        inputs, targets = (divided(batch, count) for batch in (self.inputs, self.targets))
         return [replace(self, inputs=x, targets=y) for x, y in zip(inputs, targets, strict=True)]
 
     def run(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> torch.Tensor:
         """One step on `model`; returns the loss."""
         if optimizer is not None:
             optimizer.zero_grad(set_to_none=True)
-        outputs = model(*self.inputs)
+        args, kwargs = self.arguments
+        outputs = model(*args, **kwargs)
         loss = self.loss_of(outputs)
         loss.backward()
         if optimizer is not None:
@@ -107,9 +121,9 @@ class TorchStep:
         """The loss of what the model returned, targets brought to the outputs' device."""
         here = next(tensors(outputs)).device
         if self.loss is None:
-            return mean_square(outputs)
+            return own_loss(outputs)
         return self.loss(outputs, *map_tensors(self.targets, lambda t: t.to(here)))
 
     def __repr__(self) -> str:
-        shapes = ", ".join(str(list(t.shape)) for t in self.inputs)
+        shapes = ", ".join(str(list(t.shape)) for t in tensors(self.inputs))
         return f"<TorchStep {self.name!r}: inputs {shapes}>"

@@ -30,12 +30,13 @@ from .records import Call, Trace, Value
 from .runtime.context import kept_activations
 from .runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
 from .runtime.random import States, generator_states, same_states
-from .runtime.tree import map_tensors, tensors, understood
+from .runtime.storage import storage_bytes, storage_key, tensor_bytes
+from .runtime.tree import as_arguments, map_tensors, tensors, understood
 from .snapshot import host_states, same_host_states, untouched
 
 
 def trace(model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type] = ()) -> Trace:
-    """Run the model once on `sample_inputs` (a tensor, a tuple, or a dict of keywords) and record its calls.
+    """Run the model once on `sample_inputs` (a tensor, a tuple, a dict of keywords, or both) and record its calls.
 
     The model runs in its present mode (`train()` or `eval()`); it, the inputs and the random generators are left as they
     were. `atomic` names module classes that are kept whole.
@@ -63,20 +64,6 @@ def trace(model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type
         tracer.keep_order(kept)
         del hiding
     return tracer.finish(layers)
-
-
-def as_arguments(sample_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments from a tensor, a tuple or list, or a dict of keywords."""
-    if isinstance(sample_inputs, dict):
-        return (), dict(sample_inputs)
-    if isinstance(sample_inputs, (tuple, list)):
-        return tuple(sample_inputs), {}
-    if isinstance(sample_inputs, torch.Tensor):
-        return (sample_inputs,), {}
-    raise InvalidInput(
-        f"sample_inputs is a {type(sample_inputs).__name__}; it must be a tensor, a tuple of positional arguments, "
-        "or a dict of keyword arguments"
-    )
 
 
 def check_model(model: nn.Module) -> None:
@@ -124,7 +111,7 @@ class Tracer(Handler):
         }  # a buffer may be replaced in the forward: then only its name is known
         # storage of a parameter or buffer -> the calls that used it since it was written last, and who wrote it
         self.state_of: dict[int, tuple[list[int], int]] = {
-            _storage(t): ([], -1) for t in (*model.parameters(), *model.buffers())
+            storage_key(t): ([], -1) for t in (*model.parameters(), *model.buffers())
         }
         self.seen_written: set[int] = set()
         self.users_of: dict[int, set[int]] = {}  # the same, all calls; -1 for code between calls
@@ -154,8 +141,8 @@ class Tracer(Handler):
         why = self._why(before, taken, args, kwargs, module)
         outputs = _run(key, run, args, kwargs, module)
         made = list(tensors(outputs))
-        written = {_storage(t) for t, v in zip((*taken, *state), versions, strict=True) if t._version != v}
-        own, written = written - {_storage(t) for t in taken}, written & {_storage(t) for t in taken}
+        written = {storage_key(t) for t, v in zip((*taken, *state), versions, strict=True) if t._version != v}
+        own, written = written - {storage_key(t) for t in taken}, written & {storage_key(t) for t in taken}
         self.drawn = generator_states()
         random = not same_states(before, self.drawn)
         if module is not None:
@@ -204,8 +191,8 @@ class Tracer(Handler):
         tracked = [t for t in taken if id(t) in self.known or id(t) in self.parameter_of]
         if random or (written and tracked):
             return True
-        old = {_storage(t) for t in taken}
-        return bool(tracked) and any(_storage(t) not in old for t in made)
+        old = {storage_key(t) for t in taken}
+        return bool(tracked) and any(storage_key(t) not in old for t in made)
 
     def _why(
         self, drawn: States, taken: list[torch.Tensor], args: Any, kwargs: Any, module: nn.Module | None
@@ -236,7 +223,7 @@ class Tracer(Handler):
 
     def _touched_between(self, taken: list[torch.Tensor], written: set[int]) -> None:
         """What is no operator runs as the code reaches it: state that calls write must be up to date then."""
-        for storage in {_storage(t) for t in taken} & self.state_of.keys():
+        for storage in {storage_key(t) for t in taken} & self.state_of.keys():
             users, writer = self.state_of[storage]
             self.users_of.setdefault(storage, set()).add(-1)
             self.keeping.fix([writer, *(users if storage in written else ())], "state that is read between calls")
@@ -260,7 +247,7 @@ class Tracer(Handler):
         """After the forward, when nobody else should hold its tensors: fix the calls behind those that live on."""
         self.keeping.outliving(self._let_go())
         self.keeping.attributes(self.model, kept, [call.module for call in self.calls])
-        unseen = [s for s in map(_storage, kept.written()) if s not in self.seen_written]
+        unseen = [s for s in map(storage_key, kept.written()) if s not in self.seen_written]
         for storage in unseen:  # some kernels do not count what they write: the running statistics of a batch norm
             if storage not in self.state_of:
                 self.keeping.fix(range(len(self.calls)), "the forward changes a tensor of the model or of its inputs")
@@ -301,11 +288,13 @@ class Tracer(Handler):
     def _shunt(self, taken: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """A view carries the call behind it; a constant carries none."""
         for tensor in made:
-            base = next((t for t in taken if _storage(t) == _storage(tensor) and id(t) in self.known), None)
+            base = next((t for t in taken if storage_key(t) == storage_key(tensor) and id(t) in self.known), None)
             if base is not None and tensor is not base:
                 producer = self._producer(base)
                 self.known[id(tensor)] = (tensor, self._value(tensor, producer) if producer >= 0 else -1)
-            source = next((t for t in taken if _storage(t) == _storage(tensor) and id(t) in self.parameter_of), None)
+            source = next(
+                (t for t in taken if storage_key(t) == storage_key(tensor) and id(t) in self.parameter_of), None
+            )
             if source is not None and id(tensor) not in self.parameter_of:
                 self.parameter_of[id(tensor)] = (tensor, self.parameter_of[id(source)][1])
 
@@ -314,16 +303,16 @@ class Tracer(Handler):
         made: list[torch.Tensor], written: set[int], own: set[int], random: bool,
     ) -> None:  # fmt: skip
         index = len(self.calls)
-        inputs = {_storage(t) for t in taken if id(t) in self.known}
+        inputs = {storage_key(t) for t in taken if id(t) in self.known}
         self.seen_written |= (written | own) & (self.state_of.keys() | inputs)
         reads = self._read(taken, index)
         after = self._write(written, index) | self._state(module, index)
-        used = {_storage(t) for t in taken}
+        used = {storage_key(t) for t in taken}
         if module is not None:
-            used |= {_storage(t) for t in (*module.parameters(), *module.buffers())}
+            used |= {storage_key(t) for t in (*module.parameters(), *module.buffers())}
         after |= self._touch(index, used, written | own)
-        old = {_storage(t) for t in taken}
-        fresh = {_storage(t): t.untyped_storage().nbytes() for t in made if _storage(t) not in old}
+        old = {storage_key(t) for t in taken}
+        fresh = {storage_key(t): storage_bytes(t) for t in made if storage_key(t) not in old}
         names = [self.parameter_of[id(t)][1] for t in taken if id(t) in self.parameter_of]
         buffers = [self.buffer_of[id(t)] for t in taken if id(t) in self.buffer_of]
         if module is not None:
@@ -351,10 +340,10 @@ class Tracer(Handler):
             )
         )
         for position, tensor in enumerate(made):
-            if id(tensor) not in self.known or _storage(tensor) in written:  # not handed through as it came
+            if id(tensor) not in self.known or storage_key(tensor) in written:  # not handed through as it came
                 self.known[id(tensor)] = (tensor, self._value(tensor, index, position))
         for tensor in taken:
-            if _storage(tensor) in written and not any(tensor is t for t in made):
+            if storage_key(tensor) in written and not any(tensor is t for t in made):
                 self.known[id(tensor)] = (tensor, self._value(tensor, index))
 
     def _name(self, module: nn.Module | None) -> str | None:
@@ -363,13 +352,13 @@ class Tracer(Handler):
     def _producer(self, tensor: torch.Tensor) -> int:
         value = self.known[id(tensor)][1]
         own = self.values[value].producer if value >= 0 else -1
-        return max(own, self.writer.get(_storage(tensor), -1))
+        return max(own, self.writer.get(storage_key(tensor), -1))
 
     def _value(self, tensor: torch.Tensor, producer: int, position: int = -1) -> int:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        storage = self.storages.setdefault(_storage(tensor), len(self.storages))
+        storage = self.storages.setdefault(storage_key(tensor), len(self.storages))
         self.values.append(
-            Value(producer, tensor.nbytes, dtype, tuple(tensor.shape), tensor.requires_grad, position, storage)
+            Value(producer, tensor_bytes(tensor), dtype, tuple(tensor.shape), tensor.requires_grad, position, storage)
         )
         return len(self.values) - 1
 
@@ -385,7 +374,7 @@ class Tracer(Handler):
                 self.known[id(tensor)] = (tensor, value)
             if value >= 0:
                 reads.setdefault(value, position)
-            self.readers.setdefault(_storage(tensor), []).append(index)
+            self.readers.setdefault(storage_key(tensor), []).append(index)
         return reads
 
     def _write(self, written: set[int], index: int) -> set[int]:
@@ -393,7 +382,7 @@ class Tracer(Handler):
         after: set[int] = set()
         for storage in written:
             after |= {r for r in self.readers.get(storage, []) if r != index}
-            held = {self.values[v].producer for t, v in self.known.values() if v >= 0 and _storage(t) == storage}
+            held = {self.values[v].producer for t, v in self.known.values() if v >= 0 and storage_key(t) == storage}
             producers = held | ({self.writer[storage]} if storage in self.writer else set())
             if producers:
                 self.groups.append(tuple(sorted({*producers, index})))
@@ -449,10 +438,6 @@ def _hands_through(taken: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
     """A layer that returns the very tensors it was given (identity, dropout in evaluation) does nothing."""
     given = {id(t) for t in taken}
     return bool(made) and all(id(t) in given for t in made)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _run(key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None) -> Any:

@@ -388,7 +388,7 @@ def attributes(model):
         for key, value in sorted(vars(module).items()):
             if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "call_super_init":
                 found.append(torch.tensor(float(value)))
-            elif isinstance(value, (list, dict)) and not key.startswith("_"):
+            elif isinstance(value, (list, dict)) and not key.startswith("_") and key != "hf_device_map":
                 held = list(value.values()) if isinstance(value, dict) else value
                 found.extend(t.detach().clone() for t in held if isinstance(t, torch.Tensor))
                 found.append(torch.tensor(float(len(held))))

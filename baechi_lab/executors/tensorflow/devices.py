@@ -17,14 +17,11 @@ from typing import Any
 
 from ...checks import check_whole
 from ...errors import ExecutionError, InvalidInput
-from ...graph.cluster import Cluster, Device, Link
+from ...graph.cluster import PCIE, Cluster, Device, Link
 from ...graph.units import format_bytes, parse_bytes
 from ...workers.messages import Message
 from .secret import check_secret
 from .tunnel import go_through
-
-PCIE = Link(134.0, 0.0001754)
-"""PCIe 3.0 through host memory (paper B, section 5.1)."""
 
 LOCAL = "/job:localhost/replica:0/task:0/device:"
 _NAME = re.compile(

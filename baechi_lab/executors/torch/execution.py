@@ -243,7 +243,8 @@ class _Running:
         for k, part in enumerate(self.parts):
             if measurement is not None:
                 measurement.micro_batch = k
-            loss = part.loss_of(self.model(*part.inputs))
+            args, kwargs = part.arguments
+            loss = part.loss_of(self.model(*args, **kwargs))
             if self.mean and len(self.parts) > 1:
                 loss = loss / len(self.parts)
             losses.append(loss.detach())

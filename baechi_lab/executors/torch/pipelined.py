@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -21,7 +22,7 @@ from ...graph import Cluster, MemoryLog, OpGraph, Placement, Run, Timeline, Tran
 from ...simulator.pipelined import pipelined
 from ...simulator.schedules import Schedule
 from ...simulator.stages import Stages
-from ...torch.models.losses import mean_square
+from ...torch.models.losses import own_loss
 from ...torch.pipelines.cutting import Part, cut
 from ...torch.pipelines.recording import Program, record
 from ...torch.records import Trace
@@ -69,6 +70,11 @@ def cut_step(
     assert made.schedule is not None and made.stages is not None  # noqa: S101  (a schedule was given)
     if not made.stages.training:
         raise InvalidInput(f"the graph of step {step.name!r} has no backward ops; profile it with mode='training'")
+    if not isinstance(step.inputs, tuple) or not all(isinstance(t, torch.Tensor) for t in step.inputs):
+        raise InvalidInput(
+            f"a pipeline hands positional tensors to its stages, and inputs of step {step.name!r} are others; wrap the model in "
+            "a module whose forward takes a tuple of tensors, or run it with pipeline=False"
+        )
     program = record(model, step.inputs, found)
     stage = made.stages.stage[: len(found.calls)].tolist()
     return Cut(cut(model, program, stage, made.stages.count), program, made.stages, made.schedule, micro_batches)
@@ -84,7 +90,7 @@ def run_pipeline(
         Job(
             rank, len(cut_up.processes), names[device],
             {s: (part.module, part.spec) for s, part in cut_up.of_process(rank).items()}, len(cut_up.parts),
-            str(cut_up.schedule), [(p.inputs, p.targets) for p in parts], step.loss or mean_square,
+            str(cut_up.schedule), [(p.inputs, p.targets) for p in parts], step.loss or own_loss,
             cut_up.program.template, mean, step.optimizer, step.seed, warmup, steps, gradients,
         )
         for rank, device in enumerate(cut_up.processes)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ...profilers.torch.profile import in_mode
+from ...torch.runtime.tree import map_tensors, tensors
 from ...torch.snapshot import untouched
 from ...torch.step import TorchStep
 
@@ -25,15 +26,12 @@ def is_mean(step: TorchStep, model: nn.Module, parts: Sequence[TorchStep]) -> bo
     """
     if len(parts) < 2:
         return True
-    both = [
-        tuple(map(torch.cat, zip(*pair, strict=True)))
-        for pair in ((p.inputs for p in parts[:2]), (p.targets for p in parts[:2]))
-    ]
-    inputs = [parts[0].inputs, parts[1].inputs, both[0]]
-    targets = [parts[0].targets, parts[1].targets, both[1]]
+    first, second = ((part.inputs, part.targets) for part in parts[:2])
+    others = tensors(second)
+    both = map_tensors(first, lambda t: torch.cat((t, next(others))))
     with torch.no_grad(), in_mode(model, False), untouched(model, step.inputs):
         one, two, whole = (
-            float(replace(step, inputs=x, targets=y).loss_of(model(*x))) for x, y in zip(inputs, targets, strict=True)
+            float(_loss(replace(step, inputs=x, targets=y), model)) for x, y in (first, second, both)
         )  # fmt: skip
     off_mean, off_sum = abs(whole - (one + two) / 2), abs(whole - one - two)
     if min(off_mean, off_sum) > NEAR * max(abs(whole), 1e-12):
@@ -44,3 +42,8 @@ def is_mean(step: TorchStep, model: nn.Module, parts: Sequence[TorchStep]) -> bo
         )
         return True
     return off_mean <= off_sum
+
+
+def _loss(step: TorchStep, model: nn.Module) -> torch.Tensor:
+    args, kwargs = step.arguments
+    return step.loss_of(model(*args, **kwargs))

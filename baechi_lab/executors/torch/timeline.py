@@ -181,7 +181,7 @@ class Measurement(Observer):
         ended = np.zeros(self.graph.n)
         ended[ops] = end
         transfers = self._transfers(ended, set(ops.tolist()))
-        if observed is None:
+        if observed is None or not len(ops):  # a model that is one layer has no calls of its own
             memory = self._memory(ops, start, ended, transfers)
             peak, source = self._peak(memory)
         else:

@@ -17,7 +17,7 @@ from ... import errors
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement
 from ...torch import runtime
-from ...torch.models.losses import mean_square
+from ...torch.models.losses import own_loss
 from ...torch.plan import make_plan, torch_devices
 from ...torch.step import TorchStep
 from ...torch.tracing import trace
@@ -32,7 +32,8 @@ def export(
     graph: OpGraph | None = None, reorder: str = "gpu", devices: list[str] | None = None,
     micro_batches: int | None = None, schedule: Any = None, pipeline: bool | None = None, reduction: str | None = None,
 ) -> Path:  # fmt: skip
-    """Write a folder with the placed step and a `train.py` that imports only torch; returns its path.
+    """Write a folder with the placed step and a `train.py` that imports only torch, and installed packages that
+    the model comes from; returns its path.
 
     Parameters as in `bl.torch.execute`; the folder may be new, empty, or hold exactly what an
     earlier export wrote, which is replaced. With `micro_batches` or a `schedule`, a placement that forms a pipeline becomes
@@ -63,8 +64,8 @@ def export(
         "UNDER_WAY": repr(way.under_way),
         "MEAN": repr(way.mean),
         "NAME": json.dumps(step.name),
-        "MODEL": sources.expression(step.build, "build"),
-        "LOSS": sources.name(step.loss or mean_square, "loss"),
+        "MODEL": sources.expression(step.build, "build") + (".train()" if step.mode == "training" else ""),
+        "LOSS": sources.name(step.loss or own_loss, "loss"),
         "OPTIMIZER": "None" if step.optimizer is None else sources.optimizer(step.optimizer),
         "SEED": repr(step.seed),
     }
@@ -75,10 +76,10 @@ def export(
         script = script.replace(f"<{key}>", text)
     files: dict[str, Any] = {
         "train.py": script,
-        "README.md": README.replace("<NAME>", step.name),
+        "README.md": README.replace("<NAME>", step.name).replace("<NEEDS>", sources.needs()),
         "placed_plan.json": json.dumps(plan.to_json(), indent=1),
         "weights.pt": saved(model.state_dict()),
-        "batch.pt": saved({"inputs": list(step.inputs), "targets": list(step.targets)}),
+        "batch.pt": saved({"inputs": step.inputs, "targets": list(step.targets)}),
         **sources.files,
         **runtime_files(),
     }

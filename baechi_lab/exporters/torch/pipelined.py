@@ -19,7 +19,7 @@ from ...executors.torch.execution import in_flight, known_graph
 from ...executors.torch.pipelined import Cut, cut_step
 from ...executors.torch.reduction import is_mean
 from ...graph import Cluster, OpGraph, Placement
-from ...torch.models.losses import mean_square
+from ...torch.models.losses import own_loss
 from ...torch.pipelines import worker
 from ...torch.step import TorchStep
 from ...torch.tracing import trace
@@ -71,15 +71,19 @@ def pipeline_files(step: TorchStep, model: nn.Module, way: Way, devices: tuple[s
     optimizer = "None" if step.optimizer is None else sources.optimizer(step.optimizer)
     values = {
         "NAME": json.dumps(step.name),
-        "MODEL": sources.expression(step.build, "build"),
-        "LOSS": sources.name(step.loss or mean_square, "loss"),
+        "MODEL": sources.expression(step.build, "build") + (".train()" if step.mode == "training" else ""),
+        "LOSS": sources.name(step.loss or own_loss, "loss"),
         "OPTIMIZER": optimizer.replace("model.parameters()", "parameters"),
         "SEED": repr(step.seed),
     }
     script = PIPELINE.replace("# IMPORTS", "\n".join(sources.imports()))
     for key, text in values.items():
         script = script.replace(f"<{key}>", text)
-    readme = PIPELINE_README.replace("<NAME>", step.name).replace("<PROCESSES>", str(len(way.cut.processes)))
+    readme = (
+        PIPELINE_README.replace("<NAME>", step.name)
+        .replace("<NEEDS>", sources.needs())
+        .replace("<PROCESSES>", str(len(way.cut.processes)))
+    )
     return {
         "train.py": script,
         "README.md": readme,

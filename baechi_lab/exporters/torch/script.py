@@ -15,7 +15,7 @@ import torch
 # IMPORTS
 from placed_launch import launch
 from placed_plan import Plan
-from placed_tree import divided
+from placed_tree import as_arguments, divided, tensors
 
 HERE = Path(__file__).resolve().parent
 MICRO_BATCHES = <MICRO_BATCHES>  # equal parts of the batch, whose gradients are added up
@@ -24,7 +24,7 @@ MEAN = <MEAN>  # the loss of the batch is the mean of those of its micro-batches
 
 
 def batches():
-    """Yield (inputs, targets), each a list of tensors, once per step."""
+    """Yield (inputs, targets) once per step: a tuple of the model's arguments, a dict of keywords, or both; a list."""
     batch = torch.load(HERE / "batch.pt", weights_only=True)
     # >>> PLUG IN YOUR DATA HERE: replace the next line by your own source of batches <<<
     yield from itertools.repeat((batch["inputs"], batch["targets"]))
@@ -42,7 +42,7 @@ def placed_model(devices=None):
 
 def loss_of(outputs, targets):
     """The share of a micro-batch in the batch's loss."""
-    first = outputs if isinstance(outputs, torch.Tensor) else next(t for t in outputs if isinstance(t, torch.Tensor))
+    first = next(tensors(outputs))
     loss = <LOSS>(outputs, *(t.to(first.device) for t in targets))
     return loss / MICRO_BATCHES if MEAN and MICRO_BATCHES > 1 else loss
 
@@ -57,7 +57,8 @@ def train(steps, devices=None):
         model.zero_grad(set_to_none=True)
         waiting, total = [], 0.0
         for part, labels in zip(divided(inputs, MICRO_BATCHES), divided(targets, MICRO_BATCHES)):
-            waiting.append(loss_of(model(*part), labels))
+            args, kwargs = as_arguments(part)
+            waiting.append(loss_of(model(*args, **kwargs), labels))
             total += waiting[-1].item() if MICRO_BATCHES == 1 else waiting[-1].detach()
             if len(waiting) == UNDER_WAY:
                 waiting.pop(0).backward()
@@ -83,7 +84,7 @@ README = """# <NAME>, placed
     python train.py --steps 100                        # on the planned devices
     python train.py --devices cuda:0 cuda:1            # on others
 
-Needs torch alone. `model_*.py` is the model's own source, `weights.pt` its initial parameters, `batch.pt` the batch it
+Needs <NEEDS>. `model_*.py` is the model's own source, `weights.pt` its initial parameters, `batch.pt` the batch it
 was profiled with (put your data into `batches()`), `placed_plan.json` the device and order of every layer, and
 `placed_*.py` the code that brings tensors to their devices and keeps the planned order.
 """
@@ -191,7 +192,7 @@ On several, whose network must be closed to everyone you do not trust, on each (
 
     torchrun --nnodes <PROCESSES> --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1:29500 train.py --steps 100
 
-`--device cuda` takes a GPU per process, `--device cpu` a thread. Needs torch alone. `stages.py` is the model cut into
+`--device cuda` takes a GPU per process, `--device cpu` a thread. Needs <NEEDS>. `stages.py` is the model cut into
 stages, `pipeline.json` the schedule and what each stage receives and sends, `model_*.py` the model's own source, `weights.pt`
 its initial parameters, `batch.pt` the batch it was profiled with (put your data into `batches()`), `placed_pipeline.py`
 what hands all that to `torch.distributed.pipelining`.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import io
-import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -30,12 +30,17 @@ class Sources:
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
         self.module_of: dict[str, str] = {}
+        self.packages: set[str] = set()  # installed ones, which are imported where they are
 
     def add(self, thing: Any, what: str) -> str | None:
         """Take along the file that defines `thing`; None for what torch or Python defines."""
         name = getattr(thing, "__module__", "") or ""
-        if name.partition(".")[0] in ("torch", "builtins"):
+        top = name.partition(".")[0]
+        if top in ("torch", "builtins"):
             return None
+        if is_installed(top):
+            self.packages.add(top)
+            self.module_of[name] = name  # the script imports it
         if name not in self.module_of:
             try:
                 path = inspect.getsourcefile(thing)
@@ -44,7 +49,7 @@ class Sources:
                 raise InvalidInput(
                     f"{what} {_label(thing)} has no source file to export; define it in a module"
                 ) from error
-            _check_imports(text, f"{what} {_label(thing)}, defined in {Path(path or '').name},")
+            self.packages |= _imported_packages(text, f"{what} {_label(thing)}, defined in {Path(path or '').name},")
             self.module_of[name] = f"model_{name.rpartition('.')[2].strip('_') or 'main'}"
             self.files[f"{self.module_of[name]}.py"] = text
         return self.module_of[name]
@@ -52,6 +57,10 @@ class Sources:
     def imports(self) -> list[str]:
         """One import line per file."""
         return [f"import {module}" for module in sorted(set(self.module_of.values()))]
+
+    def needs(self) -> str:
+        """What must be installed where the script runs."""
+        return " and ".join(["torch", *sorted(self.packages)]) if self.packages else "torch alone"
 
     def name(self, thing: Callable[..., Any], what: str) -> str:
         """How the script names a class or function."""
@@ -76,38 +85,60 @@ class Sources:
     def expression(self, thing: Callable[..., Any], what: str) -> str:
         """A call that makes the model."""
         called = thing if isinstance(thing, partial) else partial(thing)
-        return f"{self.name(called.func, what)}({_arguments(called, what)})"
+        return f"{self.name(called.func, what)}({self._arguments(called, what)})"
 
     def optimizer(self, thing: Callable[..., Any]) -> str:
         """A call that makes the optimizer from `model.parameters()`."""
         called = thing if isinstance(thing, partial) else partial(thing)
-        rest = _arguments(called, "optimizer")
+        rest = self._arguments(called, "optimizer")
         return f"{self.name(called.func, 'optimizer')}(model.parameters(){', ' if rest else ''}{rest})"
 
+    def _arguments(self, called: partial[Any], what: str) -> str:
+        texts = [self._literal(a, what) for a in called.args]
+        return ", ".join(texts + [f"{k}={self._literal(v, what)}" for k, v in called.keywords.items()])
 
-def _arguments(called: partial[Any], what: str) -> str:
-    texts = [repr(a) for a in called.args] + [f"{k}={v!r}" for k, v in called.keywords.items()]
-    for text in texts:
+    def _literal(self, value: Any, what: str) -> str:
+        """A literal, or a configuration that `from_dict` makes again from one, as those of Hugging Face."""
+        kind = type(value)
+        if hasattr(value, "to_dict") and hasattr(kind, "from_dict"):
+            return f"{self.name(kind, what)}.from_dict({self._literal(value.to_dict(), what)})"
         try:
-            ast.literal_eval(text.partition("=")[2] if re.match(r"\w+=", text) else text)
+            ast.literal_eval(repr(value))
         except (ValueError, SyntaxError) as error:
             raise InvalidInput(
-                f"the argument {text} of {what} is not a literal, so it cannot be written into a script"
+                f"the argument {value!r:.200} of {what} is not a literal, so it cannot be written into a script"
             ) from error
-    return ", ".join(texts)
+        return repr(value)
 
 
-def _check_imports(text: str, what: str) -> None:
+def is_installed(package: str) -> bool:
+    """Is this an installed package of somebody else, which a script can import where that is installed too?"""
+    if not package or package in sys.stdlib_module_names or package in ("baechi_lab", "__main__"):
+        return False
+    try:
+        found = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return False
+    return found is not None and bool({"site-packages", "dist-packages"} & set(Path(found.origin or "").parts))
+
+
+def _imported_packages(text: str, what: str) -> set[str]:
+    """What a file imports besides torch and the standard library; `InvalidInput` for what a script could not import."""
+    packages = set()
     for node in ast.walk(ast.parse(text)):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             names = ["." * node.level + (node.module or "")]
         for name in names:
             top = name.partition(".")[0]
-            if name.startswith(".") or (top != "torch" and top not in sys.stdlib_module_names):
+            if name.startswith(".") or not (top == "torch" or top in sys.stdlib_module_names or is_installed(top)):
                 raise InvalidInput(
-                    f"{what} imports {name!r}; an exported model may import only torch and the standard library"
+                    f"{what} imports {name!r}; an exported model may import only torch, Python's own modules "
+                    "and installed packages"
                 )
+            if top != "torch" and top not in sys.stdlib_module_names:
+                packages.add(top)
+    return packages
 
 
 def _label(thing: Any) -> str:

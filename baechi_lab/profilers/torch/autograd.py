@@ -16,9 +16,10 @@ from torch import nn
 
 from ...torch.runtime.intercept import Frame, Handler, Interceptor, layer_names
 from ...torch.runtime.sequence import inputs_of, nodes_between
-from ...torch.runtime.tree import tensors
+from ...torch.runtime.storage import storage_key
+from ...torch.runtime.tree import as_arguments, tensors
 from ...torch.snapshot import untouched
-from ...torch.tracing import as_arguments, check_model
+from ...torch.tracing import check_model
 
 
 def autograd_edges(
@@ -56,14 +57,10 @@ class Owners(Handler):
     ) -> Any:
         taken = list(tensors((args, kwargs)))
         stop = inputs_of(taken)
-        storages = {t.untyped_storage()._cdata for t in taken}
+        storages = {storage_key(t) for t in taken}
         outputs = run(*args, **kwargs)
         made = list(tensors(outputs))
-        if (
-            module is None
-            and all(t.untyped_storage()._cdata in storages for t in made)
-            and not self._wrote(taken, stop)
-        ):
+        if module is None and all(storage_key(t) in storages for t in made) and not self._wrote(taken, stop):
             return outputs  # a view: its nodes belong to no call
         for node in nodes_between((outputs, taken), stop):
             self.of.setdefault(node, key)

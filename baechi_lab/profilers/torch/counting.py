@@ -15,6 +15,7 @@ from typing import Any
 
 from ...torch.records import Trace
 from ...torch.runtime.intercept import Frame
+from ...torch.runtime.storage import storage_key
 from ...torch.runtime.tree import tensors
 from ..roofline import Kernel
 from .faking import Watching
@@ -45,7 +46,7 @@ class Counter(Watching):
             self._allocated(args, kwargs, out)
 
     def _allocated(self, args: Any, kwargs: Any, out: Any) -> None:
-        old = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
+        old = {storage_key(t) for t in tensors((args, kwargs))}
         for tensor in tensors(out):
             storage = tensor.untyped_storage()
             key = storage._cdata

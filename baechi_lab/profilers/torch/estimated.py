@@ -19,7 +19,8 @@ from torch import nn
 from ...errors import UnknownNameError
 from ...graph import OpGraph
 from ...torch.runtime.intercept import Interceptor
-from ...torch.tracing import as_arguments, trace
+from ...torch.runtime.tree import as_arguments
+from ...torch.tracing import trace
 from ..hardware import Hardware
 from ..roofline import Kernel, estimated_us, work_of
 from .counting import Counter, WorkWatch
@@ -102,7 +103,7 @@ def estimate_layers(
     kinds = {"dtype": named_dtype(dtype), "autocast": named_dtype(autocast, "autocast")}
     args, kwargs = as_arguments(sample_inputs)
     with in_mode(model, training), faked(model, (args, kwargs), watching=counter, **kinds) as (args, kwargs):
-        found = trace(model, kwargs or args, atomic=atomic)
+        found = trace(model, (args, kwargs), atomic=atomic)
         watch = WorkWatch(found, training, counter)
         interceptor = Interceptor(model, found.layers, watch).install()
         try:

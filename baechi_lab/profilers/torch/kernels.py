@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from ...torch.runtime.storage import storage_bytes, storage_key
 from ...torch.runtime.tree import tensors
 from ..roofline import Kernel
 
@@ -52,7 +53,7 @@ def kernel_of(func: Any, args: Any, kwargs: Any, out: Any) -> Kernel:
     taken, made = list(tensors((args, kwargs))), list(tensors(out))
     if name in _ALLOCATE or not made:
         return Kernel(metadata=True)
-    if not _mutates(func) and {_storage(t) for t in made} <= {_storage(t) for t in taken}:
+    if not _mutates(func) and {storage_key(t) for t in made} <= {storage_key(t) for t in taken}:
         return Kernel(metadata=True)
     count = _flops(packet, name, args, kwargs, out)
     return Kernel(
@@ -122,7 +123,7 @@ def _moved(name: str, taken: list[Any], made: list[Any]) -> int:
 
 def _bytes(tensor: Any) -> int:
     """What is in memory: a tensor that was expanded is smaller than its shape."""
-    return int(min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()))
+    return int(min(tensor.numel() * tensor.element_size(), storage_bytes(tensor)))
 
 
 def _precision(taken: list[Any], convolution: bool) -> str:
@@ -139,7 +140,3 @@ def _precision(taken: list[Any], convolution: bool) -> str:
 def _mutates(func: Any) -> bool:
     schema = getattr(func, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
-
-
-def _storage(tensor: Any) -> int:
-    return int(tensor.untyped_storage()._cdata)

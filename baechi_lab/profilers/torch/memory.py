@@ -23,6 +23,7 @@ from ...torch.records import Trace
 from ...torch.runtime.context import in_backward, kept_activations
 from ...torch.runtime.intercept import Frame, Handler, Interceptor
 from ...torch.runtime.sequence import inputs_of, nodes_between
+from ...torch.runtime.storage import storage_bytes, storage_key
 from ...torch.runtime.tree import tensors
 
 _LABEL = "baechi call "
@@ -118,7 +119,7 @@ class MemoryWatch(Handler):
         finally:
             calls, self.called = self.called, outer + self.called
         if calls:
-            self._share(calls, saved, {_storage(t) for t in tensors((args, kwargs)) if isinstance(t, nn.Parameter)})
+            self._share(calls, saved, {storage_key(t) for t in tensors((args, kwargs)) if isinstance(t, nn.Parameter)})
             for node in nodes_between(outputs, stop) if self.training else ():
                 self._hook(node, calls[-1][0])
         return outputs
@@ -129,7 +130,7 @@ class MemoryWatch(Handler):
         """What a Function saves: for the last of its calls that took or made it, else for its last call."""
         other: dict[int, int] = {}
         for tensor in saved:
-            storage = _storage(tensor)
+            storage = storage_key(tensor)
             if storage in fixed:
                 continue
             op, given, made = next((c for c in reversed(calls) if storage in c[1] or storage in c[2]), (-1, {}, set()))
@@ -138,25 +139,25 @@ class MemoryWatch(Handler):
             elif storage in given:
                 self.inputs[op] = tuple(sorted({*self.inputs[op], given[storage]}))
             else:
-                other[storage] = tensor.untyped_storage().nbytes()
+                other[storage] = storage_bytes(tensor)
         self.saved_bytes[calls[-1][0]] += sum(other.values())
 
     def _classify(self, op: int, taken: Any, made: Any, saved: Any, module: nn.Module | None) -> None:
-        given = {_storage(t): k for k, t in reversed(list(enumerate(taken))) if not isinstance(t, nn.Parameter)}
-        results = {_storage(t) for t in made}
-        fixed = {_storage(t) for t in taken if isinstance(t, nn.Parameter)}
+        given = {storage_key(t): k for k, t in reversed(list(enumerate(taken))) if not isinstance(t, nn.Parameter)}
+        results = {storage_key(t) for t in made}
+        fixed = {storage_key(t) for t in taken if isinstance(t, nn.Parameter)}
         if module is not None:
-            fixed |= {_storage(t) for t in (*module.parameters(), *module.buffers())}
+            fixed |= {storage_key(t) for t in (*module.parameters(), *module.buffers())}
         inputs: set[int] = set()
         other: dict[int, int] = {}
         for tensor in saved:
-            storage = _storage(tensor)
+            storage = storage_key(tensor)
             if storage in results:
                 self.own[op] = True
             elif storage in given:
                 inputs.add(given[storage])
             elif storage not in fixed:
-                other[storage] = tensor.untyped_storage().nbytes()
+                other[storage] = storage_bytes(tensor)
         self.inputs[op], self.saved_bytes[op] = tuple(sorted(inputs)), sum(other.values())
         self.called.append((op, given, results))
 
@@ -231,7 +232,3 @@ def temporary_peak(changes: list[int]) -> int:
         level += size
         peak = max(peak, level)
     return peak - max(level, 0)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata

@@ -21,8 +21,9 @@ from torch import nn
 from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.tensors import TensorTable
 from ...torch.runtime.intercept import Interceptor
-from ...torch.runtime.tree import tensors
-from ...torch.tracing import as_arguments, merge, trace
+from ...torch.runtime.storage import storage_bytes, storage_key, tensor_bytes
+from ...torch.runtime.tree import as_arguments, tensors
+from ...torch.tracing import merge, trace
 from ..hardware import Hardware
 from ..roofline import Kernel, estimated_us, work_of
 from .counting import Counter, WorkWatch, runs
@@ -72,7 +73,7 @@ class Recorder(Counter):
     def know(self, states: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Parameters and buffers, by name."""
         for name, tensor in states:
-            self.memory.setdefault(_storage(tensor), _Memory(state=name))
+            self.memory.setdefault(storage_key(tensor), _Memory(state=name))
 
     def saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Record it, while recording."""
@@ -81,8 +82,8 @@ class Recorder(Counter):
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         kernel = kernel_of(func, args, kwargs, out)
-        taken = {_storage(t): t for t in tensors((args, kwargs))}
-        made = {_storage(t): t for t in tensors(out)}
+        taken = {storage_key(t): t for t in tensors((args, kwargs))}
+        made = {storage_key(t): t for t in tensors(out)}
         node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
         if kernel.metadata:
             for key in made.keys() - taken.keys():
@@ -100,7 +101,7 @@ class Recorder(Counter):
             if key in written:
                 self._overwrite(key, index)
             elif key not in taken:
-                self.memory[key] = _Memory(index, f"{len(self.edges)}", tensor.untyped_storage().nbytes())
+                self.memory[key] = _Memory(index, f"{len(self.edges)}", storage_bytes(tensor))
                 self._tensor(self.memory[key])
 
     def _belongs(self, node: Any, index: int, of: dict[int, int]) -> None:
@@ -142,7 +143,7 @@ class Recorder(Counter):
 
     def writer(self, tensor: torch.Tensor) -> int:
         """The op that wrote a tensor last, -1 for none."""
-        return self.memory.get(_storage(tensor), _Memory()).writer
+        return self.memory.get(storage_key(tensor), _Memory()).writer
 
 
 def profile_operators(
@@ -162,11 +163,11 @@ def profile_operators(
     types = {"dtype": named_dtype(dtype), "autocast": named_dtype(autocast, "autocast")}
     args, kwargs = as_arguments(sample_inputs)
     with in_mode(model, training), faked(model, (args, kwargs), watching=recorder, **types) as (args, kwargs):
-        found = trace(model, kwargs or args, atomic=atomic)
+        found = trace(model, (args, kwargs), atomic=atomic)
         recorder.keys = tuple(call.key for call in found.calls)
         recorder.know((*model.named_parameters(), *model.named_buffers()))
         gradients: dict[str, int] = {}
-        size = {name: t.nbytes for name, t in (*model.named_parameters(), *model.named_buffers())}
+        size = {name: tensor_bytes(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
         trained = {name for name, p in model.named_parameters() if p.requires_grad and training}
         for name, parameter in model.named_parameters():
             if name in trained:
@@ -230,7 +231,3 @@ def _graph(
         forward_of=np.array([op.forward_of for op in ops]),
         name=name,
     )
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

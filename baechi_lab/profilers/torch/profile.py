@@ -38,10 +38,11 @@ from ...torch.runtime.context import in_backward, kept_activations
 from ...torch.runtime.intercept import Frame, Handler, Interceptor
 from ...torch.runtime.launch import move
 from ...torch.runtime.sequence import inputs_of, nodes_between
-from ...torch.runtime.tree import map_tensors, tensors
+from ...torch.runtime.storage import tensor_bytes
+from ...torch.runtime.tree import as_arguments, map_tensors, tensors
 from ...torch.snapshot import untouched
 from ...torch.step import TorchStep
-from ...torch.tracing import as_arguments, trace
+from ...torch.tracing import trace
 from ..hardware import Hardware, HardwareChoice, by_kind
 from .graph import Halves, LayerProfile
 from .halves import HalvesTimer
@@ -65,7 +66,8 @@ def profile(
 
     Args:
         model: a module, or a `TorchStep` (then its inputs, atomic classes and optimizer states are taken).
-        sample_inputs: a tensor, a tuple of positional arguments, or a dict of keywords.
+        sample_inputs: a tensor, a tuple of positional arguments, a dict (or `BatchEncoding`) of keywords, or both as
+            `(tuple, dict)`.
         mode: "training" (forward and backward) or "inference"; by default what `model.training` says.
         hardware: estimate for this device, by name ("a100") or as `Hardware`; several give durations under their names as
             device kinds, a mapping says which kind is which, as in `bl.profile`.
@@ -147,7 +149,7 @@ def profile_layers(
     if device is not None:
         args, kwargs = map_tensors((args, kwargs), lambda t: t.to(device))
     with in_mode(model, training), on_device(model, device):
-        found = traced or trace(model, kwargs or args, atomic=atomic)
+        found = traced or trace(model, (args, kwargs), atomic=atomic)
         timer, halves = Timer(found, training), HalvesTimer(found, now_us)
         with untouched(model, (args, kwargs)):
             interceptor = Interceptor(model, found.layers, timer).install()
@@ -317,7 +319,7 @@ def _profile(
 
 def call_bytes(model: nn.Module, found: Trace, training: bool) -> tuple[NDArray[np.int64], ...]:
     """Four int64[calls]: bytes of parameters and buffers, outputs, gradients of parameters, gradients from above."""
-    size = {name: t.nbytes for name, t in (*model.named_parameters(), *model.named_buffers())}
+    size = {name: tensor_bytes(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     counted: set[str] = set()
     columns = np.zeros((4, len(found.calls)), dtype=np.int64)

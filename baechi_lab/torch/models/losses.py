@@ -25,6 +25,14 @@ def pretraining_loss(outputs: Any, labels: torch.Tensor, follows: torch.Tensor) 
     return token_loss(outputs[0], labels) + F.cross_entropy(outputs[1].to(outputs[0].device), follows)
 
 
+def own_loss(outputs: Any) -> torch.Tensor:
+    """The `loss` that the outputs have (models of Hugging Face compute it where the batch has labels), else `mean_square`."""
+    own = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
+    if isinstance(own, torch.Tensor) and own.numel() == 1:
+        return own.reshape(())
+    return mean_square(tuple(outputs.values()) if isinstance(outputs, dict) else outputs)
+
+
 def mean_square(outputs: Any) -> torch.Tensor:
     """A loss for any tensor or tuple of tensors: the sum of their mean squares."""
     flat = [outputs] if isinstance(outputs, torch.Tensor) else [t for t in outputs if isinstance(t, torch.Tensor)]

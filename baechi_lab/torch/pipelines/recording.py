@@ -25,6 +25,7 @@ from ...errors import InvalidInput
 from ..records import Trace
 from ..runtime.context import ambient, autocast_state
 from ..runtime.intercept import Frame, Handler, Interceptor, hooked
+from ..runtime.storage import storage_key
 from ..runtime.tree import map_tensors, tensors
 from ..snapshot import untouched
 
@@ -114,7 +115,7 @@ class Recorder(Handler):
         versions = [(t, 0 if t.is_inference() else t._version) for t in taken]
         target = self._target(key, run, module)
         nodes = [self._node_of(t) for t in taken]
-        behind = {w for t in taken for w in self.writers.get(_storage(t), ())}
+        behind = {w for t in taken for w in self.writers.get(storage_key(t), ())}
         given = self._arguments(args, kwargs)
         outputs = run(*args, **kwargs)
         made = list(tensors(outputs))
@@ -127,7 +128,7 @@ class Recorder(Handler):
             self.program.call_of[node] = self.index[key]
         for t, version in versions:
             if not t.is_inference() and t._version != version:
-                self.writers.setdefault(_storage(t), []).append(node)
+                self.writers.setdefault(storage_key(t), []).append(node)
         self._outputs(node, outputs)
         return outputs
 
@@ -234,7 +235,3 @@ def _importable(run: Callable[..., Any]) -> bool:
     except (AttributeError, RuntimeError, TypeError):
         return False
     return found is run
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata

@@ -32,6 +32,7 @@ from .gate import Gate
 from .intercept import Frame, Handler, hooked
 from .plan import Plan
 from .sequence import count, inputs_of, renumber, set_aside
+from .storage import storage_key
 from .transport import HostTransport, make_transport
 from .tree import map_tensors, outline, tensors
 
@@ -414,9 +415,9 @@ def _observed(observer: Observer, op: int, run: Callable[..., Any], args: Any, k
 
 def _views(outputs: Any, taken: Any) -> bool:
     """Whether every tensor of `outputs` shares its data with one of `taken`."""
-    old = {t.untyped_storage()._cdata for t in tensors(taken)}
+    old = {storage_key(t) for t in tensors(taken)}
     made = list(tensors(outputs))
-    return bool(made) and all(t.untyped_storage()._cdata in old for t in made)
+    return bool(made) and all(storage_key(t) in old for t in made)
 
 
 def _writes(run: Callable[..., Any], kwargs: dict[str, Any]) -> bool:

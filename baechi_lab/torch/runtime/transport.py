@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from .storage import storage_key, tensor_bytes
 from .tree import map_tensors, tensors
 
 
@@ -144,9 +145,9 @@ class StreamTransport(HostTransport):
 
     def inherit(self, flight: Any, outputs: Any, taken: Any, device: int) -> None:
         """Outputs of a function that no plan names: a view is complete when its base is, anything else is new."""
-        bases = {t.untyped_storage()._cdata: self._tag(flight, t) for t in tensors(taken)}
+        bases = {storage_key(t): self._tag(flight, t) for t in tensors(taken)}
         for tensor in tensors(outputs):
-            base = bases.get(tensor.untyped_storage()._cdata)
+            base = bases.get(storage_key(tensor))
             if base is None or base.version != _version(tensor):
                 self.depart(flight, tensor, -1, device, ())
             elif self._tag(flight, tensor) is None:
@@ -174,7 +175,7 @@ class StreamTransport(HostTransport):
             copy.record_stream(self.compute(flight, target))
         tag.copies[target] = (_version(tensor), copy, event)
         if self.on_send is not None:
-            self.on_send(tag.op, target, tensor.nbytes, started, self._mark(rx))
+            self.on_send(tag.op, target, tensor_bytes(tensor), started, self._mark(rx))
         return copy, event
 
     def _copy(self, tensor: torch.Tensor, target: int, tx: torch.cuda.Stream, rx: torch.cuda.Stream) -> torch.Tensor:

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import numbers
 import types
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
+
+from ...errors import InvalidInput
+
+
+def as_arguments(sample_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from a tensor, a tuple or list, a mapping of keywords, or `(tuple, mapping)`.
+
+    >>> as_arguments({"x": 1}), as_arguments(((2,), {"x": 1})), as_arguments(([2], 3))
+    (((), {'x': 1}), ((2,), {'x': 1}), (([2], 3), {}))
+    """
+    if isinstance(sample_inputs, Mapping):  # Hugging Face's BatchEncoding is no dict
+        return (), dict(sample_inputs)
+    if isinstance(sample_inputs, tuple) and len(sample_inputs) == 2:
+        args, kwargs = sample_inputs
+        if type(args) is tuple and isinstance(kwargs, Mapping) and all(isinstance(k, str) for k in kwargs):
+            return args, dict(kwargs)
+    if isinstance(sample_inputs, (tuple, list)):
+        return tuple(sample_inputs), {}
+    if isinstance(sample_inputs, torch.Tensor):
+        return (sample_inputs,), {}
+    raise InvalidInput(
+        f"sample_inputs is a {type(sample_inputs).__name__}; it must be a tensor, a tuple of positional arguments, "
+        "a dict of keyword arguments, or both as (tuple, dict)"
+    )
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
@@ -36,6 +61,10 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         held = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
         return dataclasses.replace(value, **{k: map_tensors(v, change) for k, v in held.items()})
+    if _is_batch(value):
+        mapped = copy.copy(value)
+        mapped.__dict__.update({k: map_tensors(v, change) for k, v in vars(value).items()})
+        return mapped
     return value
 
 
@@ -54,15 +83,29 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for f in dataclasses.fields(value):
             yield from tensors(getattr(value, f.name))
+    elif _is_batch(value):
+        yield from tensors(vars(value))
 
 
-def divided(batch: Sequence[torch.Tensor], count: int) -> list[tuple[torch.Tensor, ...]]:
-    """The tensors of a batch cut along their first dimension: those of each of `count` micro-batches.
+def _is_batch(value: Any) -> bool:
+    """Is this a plain object of tensors that can be moved, as torchvision's `ImageList` is?
 
-    >>> divided([torch.arange(4)], 2)
-    [(tensor([0, 1]),), (tensor([2, 3]),)]
+    It has a `to`, no base class, and attributes that hide nothing; what keeps state, such as a cache, is none.
     """
-    return [tuple(t.chunk(count)[k] for t in batch) for k in range(count)]
+    kind = type(value)
+    if kind.__bases__ != (object,) or not callable(getattr(kind, "to", None)) or not hasattr(value, "__dict__"):
+        return False
+    held = vars(value)
+    return any(True for _ in tensors(held)) and outline(held) is not None
+
+
+def divided(batch: Any, count: int) -> list[Any]:
+    """A batch whose tensors are cut along their first dimension: one like it for each of `count` micro-batches.
+
+    >>> divided((torch.arange(4), {"scale": 2}), 2)
+    [(tensor([0, 1]), {'scale': 2}), (tensor([2, 3]), {'scale': 2})]
+    """
+    return [map_tensors(batch, lambda t, k=k: t.chunk(count)[k]) for k in range(count)]  # type: ignore[misc]
 
 
 def understood(value: Any) -> bool:
@@ -92,6 +135,8 @@ def outline(value: Any) -> Hashable | None:
         parts = [*map(outline, (value.start, value.stop, value.step))]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = [outline(getattr(value, f.name)) for f in dataclasses.fields(value)]
+    elif _is_batch(value):
+        parts = [outline(vars(value))]
     else:
         return None
     return None if any(part is None for part in parts) else (type(value), *parts)

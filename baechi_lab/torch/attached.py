@@ -1,0 +1,71 @@
+"""The devices that torch sees on this machine, as a Cluster, and a placement as accelerate's map of modules to devices."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import nn
+
+from ..checks import check_whole
+from ..errors import InvalidInput
+from ..graph.cluster import PCIE, Cluster, Device, Link
+
+
+def attached_cluster(
+    virtual: int | None = None, kind: str = "auto", link: Link = PCIE, comm: str = "sequential"
+) -> Cluster:
+    """The GPUs that torch sees or, without one, CPU devices that share the machine's memory evenly.
+
+    Args:
+        virtual: the number of CPU devices; by default two, as each of them computes with all of torch's threads.
+        kind: "gpu", "cpu", or "auto" for GPUs where there are any.
+        link: between any two of them; an assumption (PCIe 3.0) until it is measured.
+        comm: as of `Cluster`.
+
+    Raises:
+        InvalidInput: an unknown kind, GPUs where torch sees none, `virtual` with GPUs.
+
+    >>> attached_cluster(virtual=3, kind="cpu").names
+    ('cpu:0', 'cpu:1', 'cpu:2')
+    """
+    if kind not in ("auto", "cpu", "gpu"):
+        raise InvalidInput(f"kind is {kind!r}; it must be 'auto', 'cpu' or 'gpu'")
+    found = torch.cuda.device_count() if torch.cuda.is_available() and kind != "cpu" else 0
+    if kind == "gpu" and not found:
+        raise InvalidInput("kind is 'gpu' and torch sees no GPU; use kind='cpu'")
+    if found:
+        if virtual is not None:
+            raise InvalidInput(f"virtual is {virtual!r}; it is the number of CPU devices, so it needs kind='cpu'")
+        sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(found)]
+        return Cluster(tuple(Device(f"gpu:{i}", "gpu", size) for i, size in enumerate(sizes)), link, comm)
+    count = check_whole("virtual", 2 if virtual is None else virtual)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Cluster(tuple(Device(f"cpu:{i}", "cpu", memory // count) for i in range(count)), link, comm)
+
+
+def device_map(model: nn.Module) -> dict[str, int | str]:
+    """Where parameters and buffers are, as accelerate writes it: the largest modules that lie on one device.
+
+    >>> device_map(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    {'': 'cpu'}
+    """
+    found: dict[str, int | str] = {}
+    _map(model, "", found)
+    return found
+
+
+def _map(module: nn.Module, name: str, found: dict[str, int | str]) -> None:
+    tensors = [*module.parameters(), *module.buffers()]
+    places = {t.device for t in tensors}
+    if len(places) == 1:
+        found[name] = _label(places.pop())
+        return
+    own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    found.update({f"{name}.{key}".lstrip("."): _label(t.device) for key, t in own})
+    for key, child in module.named_children():
+        _map(child, f"{name}.{key}".lstrip("."), found)
+
+
+def _label(device: torch.device) -> int | str:
+    return device.index or 0 if device.type == "cuda" else str(device)

@@ -1,0 +1,63 @@
+"""Which memory a tensor lies in: that of its values, where it is sparse."""
+
+from __future__ import annotations
+
+import torch
+
+from ...errors import InvalidInput
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """The same number for tensors that share memory, for as long as one of them lives.
+
+    Raises:
+        InvalidInput: a tensor within `torch.vmap` or a transform of `torch.func`, which has no memory of its own.
+
+    >>> table = torch.ones(4)
+    >>> storage_key(table) == storage_key(table[1:]), storage_key(table) == storage_key(table + 1)
+    (True, False)
+    """
+    return int(_storage(tensor)._cdata)
+
+
+def storage_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of the memory that holds a tensor, with the indices of a sparse one.
+
+    >>> storage_bytes(torch.ones(4)[1:]), storage_bytes(torch.eye(2).to_sparse())    # 2 * 4 + 2 * 2 * 8
+    (16, 40)
+    """
+    return sum(t.untyped_storage().nbytes() for t in _parts(tensor))
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements, with the indices of a sparse one.
+
+    >>> tensor_bytes(torch.ones(4)[1:]), tensor_bytes(torch.eye(2).to_sparse())
+    (12, 40)
+    """
+    return sum(t.nbytes for t in _parts(tensor))
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    try:
+        return _parts(tensor)[0].untyped_storage()
+    except NotImplementedError as error:
+        raise InvalidInput(
+            "the model uses torch.vmap or a transform of torch.func between its layers, where tensors have no memory to be "
+            "followed; put that code into a module of its own, with the layers that it calls, and name its class in atomic=[...]"
+        ) from error
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Values and indices of a sparse tensor; else the tensor itself."""
+    if tensor.layout is torch.sparse_coo:
+        return (tensor._values(), tensor._indices())
+    if tensor.layout in _COMPRESSED:
+        rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+        indices = (
+            (tensor.crow_indices(), tensor.col_indices()) if rows else (tensor.ccol_indices(), tensor.row_indices())
+        )
+        return (tensor.values(), *indices)
+    return (tensor,)

@@ -1,0 +1,258 @@
+"""Code of strangers: batches as dicts, keywords beside positions, sparse products, image lists, vmap, models in eval()."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch_cases import same  # noqa: E402
+
+import baechi_lab as bl  # noqa: E402
+from baechi_lab.torch.assigner import distribution  # noqa: E402
+from baechi_lab.torch.runtime.tree import as_arguments, tensors  # noqa: E402
+
+TWO = bl.Cluster.uniform(2, kind="cpu", link=bl.Link(1.0, 0.0001))
+
+
+class Scaled(nn.Module):
+    """Takes positions and keywords."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, *, scale, bias=None):
+        y = self.b(torch.relu(self.a(x))) * scale
+        return y if bias is None else y + bias
+
+
+class Hops(nn.Module):
+    """A graph convolution: two products with a sparse adjacency matrix."""
+
+    def __init__(self, layout):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        matrix = torch.tensor([[1.0, 2.0, 0.0], [0.0, 0.0, 3.0], [0.0, 1.0, 0.0]])
+        self.register_buffer("adjacency", getattr(matrix, layout)())
+
+    def forward(self, x):
+        return self.b(self.adjacency @ torch.relu(self.adjacency @ self.a(x)))
+
+
+class ImageList:
+    """As torchvision's: a plain object with a tensor, sizes, and `to`."""
+
+    def __init__(self, tensors, image_sizes):
+        self.tensors, self.image_sizes = tensors, image_sizes
+
+    def to(self, device):
+        return ImageList(self.tensors.to(device), self.image_sizes)
+
+
+class Batch(nn.Module):
+    def forward(self, images):
+        return ImageList(torch.stack(images), [tuple(image.shape) for image in images])
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 2)
+
+    def forward(self, images):
+        return self.a(images.tensors) * len(images.image_sizes)
+
+
+class Detector(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.transform, self.head = Batch(), Head()
+
+    def forward(self, images):
+        return self.head(self.transform(images))
+
+
+class PerRow(nn.Module):
+    """Calls a layer under vmap."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.vmap(lambda row: torch.sin(self.a(row)))(x)
+
+
+def spread(model, inputs, **options):
+    """`model` over two devices in turn."""
+    calls = len(bl.torch.trace(model, inputs, atomic=options.get("atomic", ())).calls)
+    return bl.torch.distribute(model, inputs, TWO, bl.Placement(device=np.arange(calls) % 2), **options)
+
+
+def test_arguments_in_every_form():
+    """A dict of two keywords, positions and keywords together; two positions stay two positions."""
+    x, mask = torch.ones(2), torch.zeros(2)
+    assert as_arguments(x) == ((x,), {}) and as_arguments({"x": x}) == ((), {"x": x})
+    assert as_arguments(((x,), {"mask": mask})) == ((x,), {"mask": mask})
+    assert as_arguments((x, {"mask": mask})) == ((x, {"mask": mask}), {})  # a dict as the second position
+    with pytest.raises(bl.InvalidInput, match=r"is a int; .* or both as \(tuple, dict\)"):
+        as_arguments(3)
+    with pytest.raises(bl.InvalidInput, match="inputs of step 'bad' is a str; it must be a tensor"):
+        bl.torch.TorchStep("bad", Scaled, "text")
+
+
+def test_positions_and_keywords_together_are_traced_profiled_and_run():
+    inputs = ((torch.randn(6, 4),), {"scale": 2.0, "bias": torch.ones(6, 4)})
+    model, plain = Scaled(), Scaled()
+    plain.load_state_dict(model.state_dict())
+    spread(model, inputs)
+    args, kwargs = inputs
+    assert torch.equal(model(*args, **kwargs), plain(*args, **kwargs))
+    step = bl.torch.TorchStep("scaled", Scaled, inputs, optimizer=torch.optim.SGD)
+    graph = bl.torch.profile(step, runs=1, warmup=0)
+    placed = bl.Placement(device=[0] * graph.n)
+    whole, parts = (bl.torch.execute(step, placed, 2, graph=graph, micro_batches=m) for m in (None, 3))
+    np.testing.assert_allclose(np.ravel(whole.outputs), np.ravel(parts.outputs), rtol=1e-5)
+    with pytest.raises(bl.InvalidInput, match=r"hands positional tensors .* run it with pipeline=False"):
+        bl.torch.execute(step, placed, 1, graph=graph, micro_batches=2, pipeline=True)
+
+
+def test_the_exported_script_takes_keywords(tmp_path):
+    step = bl.torch.TorchStep("attention", _attention, _QUERY, optimizer=torch.optim.SGD)
+    _exported_losses(step, tmp_path)
+
+
+_QUERY = ((torch.arange(24.0).reshape(2, 3, 4) / 24,) * 3, {"need_weights": False, "is_causal": False})
+_attention = functools.partial(nn.MultiheadAttention, 4, 2, batch_first=True)
+
+
+def _exported_losses(step, folder):
+    """The losses of an exported script are those of `execute`."""
+    graph = bl.torch.profile(step, runs=1, warmup=0)
+    placed = bl.Placement(device=[0] * graph.n)
+    made = bl.torch.export(step, placed, folder / "placed", cluster=TWO, graph=graph)
+    code = "import sys; sys.modules['baechi_lab'] = None; sys.path.insert(0, '.'); import train; print(train.train(2))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=made, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    run = bl.torch.execute(step, placed, 1, warmup=0, cluster=TWO, graph=graph)
+    np.testing.assert_allclose(ast.literal_eval(done.stdout.splitlines()[-1]), np.ravel(run.outputs), rtol=1e-5)
+    return made
+
+
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+def test_sparse_products_are_placed_and_train_as_before(layout):
+    torch.manual_seed(0)
+    model, plain = Hops(layout), Hops(layout)
+    plain.load_state_dict({k: v for k, v in model.state_dict().items() if k != "adjacency"}, strict=False)
+    x = (torch.randn(3, 4),)
+    graph = bl.torch.profile(model, x, runs=1, warmup=0)
+    assert sum("matmul" in name or "mm" in name for name in graph.names) >= 2
+    spread(model, x)
+    for one in (model, plain):
+        one(*x).square().sum().backward()
+    assert same([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()])
+
+
+def test_objects_of_tensors_between_layers():
+    """A model as torchvision's detectors are: a list of images, a layer that returns an object, one that takes it."""
+    model, plain = Detector(), Detector()
+    plain.load_state_dict(model.state_dict())
+    images = ([torch.randn(3, 4), torch.randn(3, 4)],)
+    assert len(list(tensors(ImageList(torch.ones(2), [(2,)])))) == 1
+    spread(model, images, atomic=(Batch, Head))
+    assert torch.equal(model(*images), plain(*images))
+
+
+def test_vmap_is_refused_between_layers_and_runs_in_one_that_is_kept_whole():
+    model, x = nn.Sequential(PerRow(), nn.Linear(4, 4)), torch.randn(3, 4)
+    with pytest.raises(bl.InvalidInput, match=r"torch\.vmap .* name its class in atomic="):
+        bl.torch.trace(model, x)
+    expected = model(x)
+    assert torch.equal(spread(model, x, atomic=[PerRow])(x), expected)
+
+
+def _left_in_eval():
+    return nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).eval()
+
+
+def test_a_model_left_in_eval_is_planned_for_training_when_asked():
+    x = torch.ones(2, 4)
+    model = bl.torch.distribute(_left_in_eval(), x, TWO, "single", mode="training", runs=1, warmup=0)
+    assert any(name.endswith("/backward") for name in distribution(model).graph.names) and not model.training
+    step = bl.torch.TorchStep("asked", _left_in_eval, x, mode="training")
+    assert step.model().training and not bl.torch.TorchStep("not", _left_in_eval, x).model().training
+    assert any(name.endswith("/backward") for name in bl.torch.profile(step, runs=1, warmup=0).names)
+    with pytest.raises(bl.InvalidInput, match="mode of step 'odd' is 'train'; it must be 'training' or None"):
+        bl.torch.TorchStep("odd", _left_in_eval, x, mode="train")
+
+
+def test_the_devices_that_torch_sees_are_the_default_cluster():
+    cluster = bl.Cluster.from_torch(virtual=3, kind="cpu")
+    assert cluster.names == ("cpu:0", "cpu:1", "cpu:2") and len(set(cluster.memory_bytes.tolist())) == 1
+    model = bl.torch.distribute(nn.Sequential(nn.Linear(4, 4)), torch.ones(1, 4), runs=1, warmup=0)
+    assert len(distribution(model).plan.devices) == bl.Cluster.from_torch().n
+    for options, message in (({"kind": "tpu"}, "kind is 'tpu'"), ({"virtual": 0, "kind": "cpu"}, "virtual is 0")):
+        with pytest.raises(bl.InvalidInput, match=message):
+            bl.Cluster.from_torch(**options)
+
+
+def test_device_map_and_a_repr_of_a_few_lines():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    spread(model, torch.ones(1, 4))
+    assert model.hf_device_map == {"": "cpu"}
+    lines = repr(distribution(model)).splitlines()
+    assert lines == [
+        "<Distribution of 2 calls over 2 devices",
+        "  0 on cpu: 1 calls, 2 parameters and buffers",
+        "  1 on cpu: 1 calls, 2 parameters and buffers>",
+    ]
+    bl.torch.gather(model)
+    assert not hasattr(model, "hf_device_map")
+
+
+def test_device_map_names_the_largest_modules_on_one_device():
+    from baechi_lab.torch.attached import device_map
+
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    model[1].to("meta")
+    assert device_map(model) == {"0": "cpu", "1": "meta"}
+
+
+def _llama(**changes):
+    transformers = pytest.importorskip("transformers")
+    config = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return transformers.LlamaConfig(**{**config, "vocab_size": 30, **changes}), transformers
+
+
+@pytest.mark.slow
+def test_hugging_face_batches_with_labels_train_and_are_exported(tmp_path):
+    """A `BatchEncoding` with labels: the loss is the model's own; the class is imported where it is installed."""
+    config, transformers = _llama()
+    ids = torch.arange(8).reshape(2, 4)
+    batch = transformers.BatchEncoding({"input_ids": ids, "labels": ids})
+    build = functools.partial(transformers.LlamaForCausalLM, config)
+    step = bl.torch.TorchStep("llama", build, batch, optimizer=torch.optim.SGD, mode="training")
+    model = step.model()
+    assert float(step.run(model).detach()) == float(model(**batch).loss.detach())
+    made = _exported_losses(step, tmp_path)
+    assert (
+        not list(made.glob("model_modeling*")) and "Needs torch and transformers." in (made / "README.md").read_text()
+    )
+
+
+def test_generate_with_a_cache_gives_the_same_tokens():
+    config, transformers = _llama()
+    model, ids = transformers.LlamaForCausalLM(config).eval(), torch.ones(1, 3, dtype=torch.long)
+    expected = model.generate(ids, max_new_tokens=3, do_sample=False)
+    spread(model, {"input_ids": ids})
+    assert torch.equal(model.generate(ids, max_new_tokens=3, do_sample=False), expected)
