@@ -20,6 +20,10 @@ SLOWER = 1.05
 """From this many times the step of one device on, a step counts as slower."""
 AT_THE_BOUND = 0.005
 """A gap to the lower bound that is not worth a remedy."""
+WELL_DIVIDED = 0.75
+"""Up to this many times the step of one device, groups have shown that they can be divided."""
+GROUPS_PER_DEVICE = 4
+"""Groups so few on average that a device's load can hardly be evened out."""
 LARGEST_SHARE = 0.5
 """A group with more of the work than this leaves nothing to divide."""
 
@@ -96,10 +100,12 @@ def largest_share(graph: OpGraph) -> float:
 
 
 def too_coarse(graph: OpGraph, coarse: OpGraph, cluster: Cluster) -> bool:
-    """Whether passes made a group so large that devices beside the one that gets it have little to do."""
-    if coarse is graph or cluster.n == 1 or largest_share(coarse) <= LARGEST_SHARE:
+    """Whether passes left a group so large, or groups so few, that there is little to divide among the devices."""
+    if coarse is graph or cluster.n == 1:
         return False
-    return largest_share(graph) <= LARGEST_SHARE
+    few = GROUPS_PER_DEVICE * cluster.n
+    left, had = len(group_work(coarse)), len(group_work(graph))
+    return left <= few < had or largest_share(coarse) > LARGEST_SHARE >= largest_share(graph)
 
 
 def coarse_in_words(coarse: OpGraph) -> str:
@@ -120,7 +126,8 @@ def notes_on(table: pandas.DataFrame, graph: OpGraph, placed: OpGraph, cluster: 
         cluster: the devices.
     """
     split = table[(table["placer"] != "single") & table["feasible"].astype(bool)]
-    coarse = too_coarse(graph, placed, cluster) and not bool((table["gap"] < AT_THE_BOUND).any())
+    done = (table["gap"] < AT_THE_BOUND) | (table["makespan_us"] <= WELL_DIVIDED * table["one_device_us"])
+    coarse = too_coarse(graph, placed, cluster) and not bool((done & table["feasible"].astype(bool)).any())
     said = [f"{coarse_in_words(placed)} (fewer passes=, --no-optimize place smaller parts)"] if coarse else []
     if len(split) == 0 or cluster.n == 1:
         return tuple(said)

@@ -12,7 +12,7 @@ from ..graph.units import format_bytes
 from ..memo import Memo
 from ..passes.optimize import PASSES
 from ..placers.auto import Auto
-from ..verdicts import AT_THE_BOUND, SLOWER, against_one_device, coarse_in_words, finer, too_coarse
+from ..verdicts import AT_THE_BOUND, SLOWER, WELL_DIVIDED, against_one_device, coarse_in_words, finer, too_coarse
 from .compute import Outcome, Report, optimized, placed, silent, simulated, source
 from .moves import move
 from .setting import Setting
@@ -49,7 +49,8 @@ def remedy_of(outcome: Outcome, memo: Memo, report: Report = silent) -> Remedy |
         return fitting_passes(setting, outcome.graph, memo, report)
     if outcome.gap < AT_THE_BOUND:
         return None
-    if too_coarse(outcome.graph, outcome.coarse, setting.cluster):
+    divided = outcome.timeline.makespan_us <= WELL_DIVIDED * outcome.one_device_us
+    if not divided and too_coarse(outcome.graph, outcome.coarse, setting.cluster):
         return _finer_groups(outcome, memo)
     slower = outcome.timeline.makespan_us > SLOWER * outcome.one_device_us
     if not slower or setting.moves or setting.cluster.n == 1:

@@ -131,3 +131,16 @@ def test_memory_beyond_every_number_gets_a_sentence(diamond, pair):
     for text in ("1e99GB", "1e9999999GB"):
         bench.setting.memory.value = text
         assert "too large" in bench.header.problem.value and bench.setting.memory.value == "1 kB"
+
+
+def test_a_handful_of_groups_for_many_devices_is_noticed(two):
+    # 40 ops in pairs that must stay together: 20 groups are enough for 2 devices, not for 8.
+    from baechi_lab.verdicts import group_work, too_coarse
+
+    graph = bl.OpGraph.from_edges([1.0] * 40)
+    names = tuple(f"g{k}" for k in range(20))
+    paired = bl.OpGraph.from_edges([1.0] * 40, colocation=[k // 2 for k in range(40)], colocation_names=names)
+    coarse = bl.optimize(paired, two, passes=("colocation",))
+    assert len(group_work(coarse)) == 20
+    assert not too_coarse(graph, coarse, two) and too_coarse(graph, coarse, bl.Cluster.uniform(8))
+    assert not too_coarse(graph, graph, bl.Cluster.uniform(8))
