@@ -25,11 +25,13 @@ from numpy.typing import NDArray
 
 from ..checks import check_whole
 from ..errors import InvalidInput
-from ..graph import CONTROL_BYTES, OpGraph, Placement
-from ..graph.kernels.csr import offsets
-from .all_reduce import ALL_REDUCE, rings
+from ..graph import OpGraph, Placement
+from ..graph.opgraph import OWN
+from .all_reduce import ALL_REDUCE
 from .base import Pass
 from .roles import BACKWARD, SETUP, UPDATE, roles
+from .unroll_layout import Layout, each_replica
+from .unroll_tensors import tensors_of
 
 Ints = NDArray[np.int64]
 
@@ -96,7 +98,7 @@ class Unroll(Pass):
         if self.micro_batches == 1:
             once = (role == SETUP) | (role == UPDATE)
             return graph.replace(copy_of=np.arange(graph.n), copied_key=graph.key, micro_batch=np.where(once, -1, 0))
-        return _unrolled(graph, _Layout(graph, role, int(self.micro_batches)))
+        return _unrolled(graph, Layout(graph, role, int(self.micro_batches)))
 
     def shared(self, graph: OpGraph, placement: Placement) -> OpGraph:
         """The step for stages with replicas."""
@@ -106,7 +108,7 @@ class Unroll(Pass):
                 raise InvalidInput(
                     f"micro_batches is {self.micro_batches}; a stage has {len(group)} replicas, each of which needs one"
                 )
-        return _unrolled(graph, _Layout(graph, role, int(self.micro_batches), placement))
+        return _unrolled(graph, Layout(graph, role, int(self.micro_batches), placement))
 
     def _roles(self, graph: OpGraph) -> NDArray[np.int8]:
         if not isinstance(graph, OpGraph):
@@ -154,56 +156,11 @@ def check_micro_batches(count: Any) -> None:
     check_whole("micro_batches", count)
 
 
-class _Layout:
-    """Where every op goes: setup, then per micro-batch its copies and additions, then rings, then updates.
-
-    `width` int64[n]: replicas of the stage that an op is in; `shares` int64[n]: which group of replicas that is, or -1.
-    """
-
-    def __init__(self, graph: OpGraph, role: NDArray[np.int8], count: int, placement: Placement | None = None):
-        ordered = role[graph.order]
-        self.count = count
-        self.width, self.shares = np.ones(graph.n, dtype=np.int64), np.full(graph.n, -1, dtype=np.int64)
-        for g, group in enumerate(() if placement is None else placement.replicas):
-            mine = placement.device == group[0]  # type: ignore[union-attr]
-            self.width[mine], self.shares[mine] = len(group), g
-        self.setup, self.update = (graph.order[ordered == k].astype(np.int64) for k in (SETUP, UPDATE))
-        self.each = graph.order[(ordered != SETUP) & (ordered != UPDATE)].astype(np.int64)
-        self.repeats = np.zeros(graph.n, dtype=np.bool_)
-        self.repeats[self.each] = True
-        self.updates = role == UPDATE
-        read = np.zeros(graph.tensor_count, dtype=np.bool_)
-        read[graph.edge_tensor[self.updates[graph.consumers] & self.repeats[graph.edge_source]]] = True
-        self.summed = np.flatnonzero(read & (graph.tensor_bytes > CONTROL_BYTES))  # tensors to accumulate
-        self.turn = self.width[graph.tensor_producer[self.summed]]  # a sum takes in every so many micro-batches
-        # The first micro-batch of every replica has nothing to add to.
-        adds = np.arange(count)[:, None] >= self.turn[None, :]
-        setup, block = int(self.width[self.setup].sum()), len(self.each) + adds.sum(axis=1)
-        self.start = setup + np.concatenate([[0], np.cumsum(block)[:-1]])
-        self.ring_start = setup + int(block.sum())
-        self.rings = rings(graph, self.shares, [] if placement is None else placement.replicas, self.ring_start)
-        self.first = np.empty(graph.n, dtype=np.int64)  # number of an op's only or first copy
-        self.first[self.setup] = _before(self.width[self.setup], 0)
-        self.first[self.each] = setup + np.arange(len(self.each))
-        begin = self.ring_start + self.rings.ops
-        self.first[self.update] = _before(self.width[self.update], begin)
-        self.total = begin + int(self.width[self.update].sum())
-        self.shift = self.start - self.start[0]
-        self.copies = self.start[:, None] + np.arange(len(self.each))[None, :]  # [micro-batch, op of `each`]
-        # [micro-batch, summed tensor]: the op that adds the gradient of that micro-batch, or -1
-        place = self.start[:, None] + len(self.each) + np.cumsum(adds, axis=1) - 1
-        self.additions = np.where(adds, place, -1)
-
-
-def _before(width: Ints, first: int) -> Ints:
-    return first + np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(width)[:-1]])[: len(width)]
-
-
-def _unrolled(graph: OpGraph, at: _Layout) -> OpGraph:
+def _unrolled(graph: OpGraph, at: Layout) -> OpGraph:
     origin = np.empty(at.total, dtype=np.int64)  # an addition stands for the op whose gradient it adds
     batch = np.full(at.total, -1, dtype=np.int32)
     for ops in (at.setup, at.update):
-        number, replica = _each_replica(at, ops)
+        number, replica = each_replica(at, ops)
         origin[number], batch[number] = np.repeat(ops, at.width[ops]), -1 - replica
     origin[at.copies] = at.each[None, :]
     batch[at.copies] = np.arange(at.count, dtype=np.int32)[:, None]
@@ -231,24 +188,12 @@ def _unrolled(graph: OpGraph, at: _Layout) -> OpGraph:
         micro_batch=batch,
         name=f"{graph.name} x {at.count}",
         **_colocation(graph, at, origin, batch),
-        **_tensors(graph, at),
+        reuse=None if graph.reuse is None else np.where(added, OWN, graph.reuse[origin]),
+        **tensors_of(graph, at),
     )
 
 
-def _each_replica(at: _Layout, ops: Ints) -> tuple[Ints, Ints]:
-    """Number and replica of every copy of what is done once."""
-    width = at.width[ops]
-    replica = _counted(width)
-    return np.repeat(at.first[ops], width) + replica, replica
-
-
-def _counted(width: Ints) -> Ints:
-    """0 .. w - 1 for every width w."""
-    found: Ints = np.arange(int(width.sum())) - np.repeat(_before(width, 0), width)
-    return found
-
-
-def _once(graph: OpGraph, at: _Layout, ops: Ints) -> list[str]:
+def _once(graph: OpGraph, at: Layout, ops: Ints) -> list[str]:
     """Names of what is done once, on each replica."""
     return [
         graph.names[i] + (f"/replica{k}" if k else "")
@@ -257,7 +202,7 @@ def _once(graph: OpGraph, at: _Layout, ops: Ints) -> list[str]:
     ]
 
 
-def _names(graph: OpGraph, at: _Layout) -> tuple[str, ...]:
+def _names(graph: OpGraph, at: Layout) -> tuple[str, ...]:
     out = _once(graph, at, at.setup)
     each = [graph.names[i] for i in at.each.tolist()]
     first = graph.output_ptr[graph.tensor_producer]
@@ -270,7 +215,7 @@ def _names(graph: OpGraph, at: _Layout) -> tuple[str, ...]:
     return (*out, *at.rings.names, *_once(graph, at, at.update))
 
 
-def _op_types(graph: OpGraph, at: _Layout) -> tuple[str, ...]:
+def _op_types(graph: OpGraph, at: Layout) -> tuple[str, ...]:
     each = [graph.op_types[i] for i in at.each.tolist()]
     out = [graph.op_types[i] for i in np.repeat(at.setup, at.width[at.setup]).tolist()]
     for added in (at.additions >= 0).sum(axis=1).tolist():
@@ -279,7 +224,7 @@ def _op_types(graph: OpGraph, at: _Layout) -> tuple[str, ...]:
     return (*out, *(graph.op_types[i] for i in np.repeat(at.update, at.width[at.update]).tolist()))
 
 
-def _durations(graph: OpGraph, at: _Layout, us: NDArray[np.float64], origin: Ints) -> NDArray[np.float64]:
+def _durations(graph: OpGraph, at: Layout, us: NDArray[np.float64], origin: Ints) -> NDArray[np.float64]:
     out = us[origin]
     micro, tensor = np.nonzero(at.additions >= 0)
     moved = 3 * graph.tensor_bytes[at.summed] * us_per_byte_moved(graph, us, at.updates)
@@ -314,7 +259,7 @@ def us_per_byte_moved(graph: OpGraph, us: NDArray[np.float64], update: NDArray[n
     return float((us[usable] / moved[usable]).min(initial=np.inf)) if usable.any() else 0.0
 
 
-def _forward_of(graph: OpGraph, at: _Layout, origin: Ints, batch: NDArray[np.int32]) -> NDArray[np.int32]:
+def _forward_of(graph: OpGraph, at: Layout, origin: Ints, batch: NDArray[np.int32]) -> NDArray[np.int32]:
     """Within the same micro-batch; what is done once names the first copy on its replica."""
     old = graph.forward_of[origin].astype(np.int64)
     there = np.where(batch >= 0, batch, (-1 - batch) % at.width[old])
@@ -322,7 +267,7 @@ def _forward_of(graph: OpGraph, at: _Layout, origin: Ints, batch: NDArray[np.int
     return np.where(old >= 0, at.first[old] + moved, -1).astype(np.int32)
 
 
-def _colocation(graph: OpGraph, at: _Layout, origin: Ints, batch: NDArray[np.int32]) -> dict[str, Any]:
+def _colocation(graph: OpGraph, at: Layout, origin: Ints, batch: NDArray[np.int32]) -> dict[str, Any]:
     """Copies in the group of their original; copies of an op that keeps bytes need one, since the bytes are there once.
 
     With replicas, once each.
@@ -345,129 +290,3 @@ def _colocation(graph: OpGraph, at: _Layout, origin: Ints, batch: NDArray[np.int
         "colocation": np.where(found >= 0, np.searchsorted(used, found), -1).astype(np.int32),
         "colocation_names": tuple(labels),
     }
-
-
-def _tensors(graph: OpGraph, at: _Layout) -> dict[str, Any]:
-    """Producer, bytes, names and readers of all tensors, ordered by producer."""
-    tensors, repeats = graph.tensor_count, at.repeats[graph.tensor_producer]
-    copies = np.where(repeats, at.count, at.width[graph.tensor_producer])
-    begin = np.concatenate([[0], np.cumsum(copies)])  # copy k of tensor t is row begin[t] + k, in no special order yet
-    old = np.repeat(np.arange(tensors), copies)
-    which = np.arange(begin[-1]) - begin[old]
-    producer = at.first[graph.tensor_producer[old]] + np.where(repeats[old], at.shift[which % at.count], which)
-    # The additions make one tensor each: rows after all copies; then what goes round the rings.
-    micro, tensor = np.nonzero(at.additions >= 0)
-    row_of_sum = np.full(at.additions.shape, -1, dtype=np.int64)
-    row_of_sum[micro, tensor] = begin[-1] + np.arange(len(micro))
-    producer = np.concatenate([producer, at.additions[micro, tensor], at.rings.producer])
-    size = np.concatenate([graph.tensor_bytes[old], graph.tensor_bytes[at.summed[tensor]], at.rings.size])
-    row, reader = _edges(graph, at, begin, row_of_sum)
-    rows, readers, makers = _ring_edges(graph, at, begin, row_of_sum, begin[-1] + len(micro))
-    row, reader = np.concatenate([row, rows]), np.concatenate([reader, readers])
-    producer = np.concatenate([producer, makers])
-    size = np.concatenate([size, np.full(len(makers), CONTROL_BYTES)])
-    order = np.argsort(producer, kind="stable")
-    number = np.empty(len(order), dtype=np.int64)
-    number[order] = np.arange(len(order))
-    row = number[row]
-    key = np.unique(row * np.int64(at.total) + reader)
-    row, reader = key // at.total, key % at.total
-    own = np.array(graph.tensor_names, dtype=object)[old]
-    ring_labels = [*at.rings.labels, *["all-reduce"] * len(makers)]
-    labels = np.concatenate([own, np.full(len(micro), "0", object), np.array(ring_labels, dtype=object)])
-    return {
-        "tensor_producer": producer[order].astype(np.int32),
-        "tensor_bytes": size[order],
-        "tensor_names": tuple(labels[order].tolist()),
-        "consumer_ptr": offsets(row, len(order)),
-        "consumers": reader.astype(np.int32),
-    }
-
-
-def _edges(graph: OpGraph, at: _Layout, begin: Ints, row_of_sum: Ints) -> tuple[Ints, Ints]:
-    """(tensor row, reading op) of every edge of the micro-batch's graph, and of the sums."""
-    tensor, reader = graph.edge_tensor.astype(np.int64), graph.consumers.astype(np.int64)
-    source = graph.edge_source
-    made, read = at.repeats[source], at.repeats[reader]
-    summed = np.zeros(graph.tensor_count, dtype=np.bool_)
-    summed[at.summed] = True
-    to_sum = made & at.updates[reader] & summed[tensor]
-    together = (at.shares[source] == at.shares[reader]) & (at.shares[source] >= 0)
-    width = at.width[reader]
-    rows: list[Ints] = []
-    readers: list[Ints] = []
-
-    def add(row: Any, op: Any) -> None:
-        rows.append(np.ravel(row))
-        readers.append(np.ravel(op))
-
-    def of_once(edges: Ints) -> tuple[Ints, Ints]:
-        """Every edge once for each replica of its reader."""
-        return np.repeat(edges, width[edges]), _counted(width[edges])
-
-    edge, replica = of_once(np.flatnonzero(~made & ~read))
-    add(begin[tensor[edge]] + np.where(together[edge], replica, 0), at.first[reader[edge]] + replica)
-    step = np.arange(at.count)[:, None]
-    edge = np.flatnonzero(read)  # one per micro-batch: from a copy, or from what is done once on its replica
-    setup = np.where(together[edge], step % at.width[source[edge]], 0)
-    add(begin[tensor[edge]] + np.where(made[edge], step, setup), at.first[reader[edge]] + at.shift[:, None])
-    # What is no gradient is read of all micro-batches; by a replica, of its own.
-    edge = np.flatnonzero(made & ~read & ~to_sum)
-    mine = np.where(together[edge], step % width[edge], 0)
-    add(begin[tensor[edge]] + step + 0 * mine, at.first[reader[edge]] + mine)
-    if len(at.summed):
-        _sums(graph, at, begin, row_of_sum, add)
-        edge, replica = of_once(np.flatnonzero(to_sum))
-        place = np.empty(graph.tensor_count, dtype=np.int64)
-        place[at.summed] = np.arange(len(at.summed))
-        at_sum = place[tensor[edge]]
-        chosen = np.where(together[edge], replica, 0)
-        add(_last_row(at, begin, row_of_sum, at_sum, chosen), at.first[reader[edge]] + replica)
-    return np.concatenate(rows).astype(np.int64), np.concatenate(readers).astype(np.int64)
-
-
-def _sums(graph: OpGraph, at: _Layout, begin: Ints, row_of_sum: Ints, add: Any) -> None:
-    """Every addition reads its micro-batch's gradient and the sum, or the gradient, before it on the same replica."""
-    micro, tensor = np.nonzero(at.additions >= 0)
-    number = at.additions[micro, tensor]
-    before = micro - at.turn[tensor]
-    add(begin[at.summed[tensor]] + micro, number)
-    earlier = row_of_sum[before, tensor]
-    add(np.where(earlier >= 0, earlier, begin[at.summed[tensor]] + before), number)
-
-
-def _last_row(at: _Layout, begin: Ints, row_of_sum: Ints, which: Ints, replica: Ints) -> Ints:
-    """The row that holds the whole sum of summed tensor `which` on a replica."""
-    last = at.count - 1 - (at.count - 1 - replica) % at.turn[which]
-    sums = row_of_sum[last, which]
-    return np.where(sums >= 0, sums, begin[at.summed[which]] + last)
-
-
-def _ring_edges(graph: OpGraph, at: _Layout, begin: Ints, row_of_sum: Ints, ring_row: int) -> tuple[Ints, Ints, Ints]:
-    """Rows and ops of the edges within rings, to them and from them; producers of tensors that only rings wait for.
-
-    The rings' tensors are the rows from `ring_row` on, and those of the producers follow them.
-    """
-    rows, readers = [ring_row + at.rings.edge_tensor], [at.rings.edge_reader]
-    makers: list[int] = []
-    for ring in at.rings.each:
-        mine = np.flatnonzero(at.shares[graph.tensor_producer[at.summed]] == ring.group)
-        updates = [o for o in at.update.tolist() if _reads(graph, o, at.summed[mine])]
-        for k, (first, end) in enumerate(zip(ring.first, ring.end, strict=True)):
-            row = _last_row(at, begin, row_of_sum, mine, np.full(len(mine), k))
-            if not len(mine):  # gradients are added in place, in any order: wait for all of this replica
-                turns = np.arange(k, at.count, len(ring.first))
-                ended = (at.first[ring.makers][None, :] + at.shift[turns][:, None]).ravel()
-                row = ring_row + len(at.rings.producer) + len(makers) + np.arange(len(ended))
-                makers += ended.tolist()
-            own = [at.first[o] + k for o in updates if at.shares[o] == ring.group]
-            if k == 0:
-                own += [at.first[o] + j for o in updates if at.shares[o] != ring.group for j in range(at.width[o])]
-            rows += [row, np.full(len(own), ring_row + end)]
-            readers += [np.full(len(row), first), np.array(own, dtype=np.int64)]
-    return np.concatenate(rows), np.concatenate(readers), np.array(makers, dtype=np.int64)
-
-
-def _reads(graph: OpGraph, op: int, tensors: Ints) -> bool:
-    pointer, inputs = graph.inputs
-    return bool(np.isin(inputs[pointer[op] : pointer[op + 1]], tensors).any())

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.graph import OpGraph
 from baechi_lab.graph.opgraph import OVERWRITES, OWN, VIEW
 
 ONE, TWO = bl.Cluster.uniform(1), bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0), comm="parallel")
@@ -121,3 +122,12 @@ def test_it_survives_a_file(tmp_path):
 def test_bad_columns_are_refused(bad):
     with pytest.raises(bl.InvalidInput, match="reuse"):
         bl.OpGraph.from_edges([1, 1], [(0, 1, 8)], reuse=bad)
+
+
+def test_unrolled_steps_keep_what_is_known_of_memory():
+    """Two micro-batches of a chain whose second op writes over the first's output; what adds gradients has bytes of its own."""
+    types = ("Mul", "Relu", "ResourceApplyAdam")
+    graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)], op_types=types).replace(reuse=[OWN, OVERWRITES, OWN])
+    step = bl.unroll(graph, 2)
+    assert [step.op_types[i] for i in np.flatnonzero(step.reuse == OVERWRITES)] == ["Relu", "Relu"]
+    assert "Accumulate" in step.op_types

@@ -1,0 +1,71 @@
+"""Where every op of an unrolled step goes (`unroll`): which numbers its copies, additions and rings have."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import CONTROL_BYTES, OpGraph, Placement
+from .all_reduce import rings
+from .roles import SETUP, UPDATE
+
+Ints = NDArray[np.int64]
+
+
+class Layout:
+    """Where every op goes: setup, then per micro-batch its copies and additions, then rings, then updates.
+
+    `width` int64[n]: replicas of the stage that an op is in; `shares` int64[n]: which group of replicas that is, or -1.
+    """
+
+    def __init__(self, graph: OpGraph, role: NDArray[np.int8], count: int, placement: Placement | None = None):
+        ordered = role[graph.order]
+        self.count = count
+        self.width, self.shares = np.ones(graph.n, dtype=np.int64), np.full(graph.n, -1, dtype=np.int64)
+        for g, group in enumerate(() if placement is None else placement.replicas):
+            mine = placement.device == group[0]  # type: ignore[union-attr]
+            self.width[mine], self.shares[mine] = len(group), g
+        self.setup, self.update = (graph.order[ordered == k].astype(np.int64) for k in (SETUP, UPDATE))
+        self.each = graph.order[(ordered != SETUP) & (ordered != UPDATE)].astype(np.int64)
+        self.repeats = np.zeros(graph.n, dtype=np.bool_)
+        self.repeats[self.each] = True
+        self.updates = role == UPDATE
+        read = np.zeros(graph.tensor_count, dtype=np.bool_)
+        read[graph.edge_tensor[self.updates[graph.consumers] & self.repeats[graph.edge_source]]] = True
+        self.summed = np.flatnonzero(read & (graph.tensor_bytes > CONTROL_BYTES))  # tensors to accumulate
+        self.turn = self.width[graph.tensor_producer[self.summed]]  # a sum takes in every so many micro-batches
+        # The first micro-batch of every replica has nothing to add to.
+        adds = np.arange(count)[:, None] >= self.turn[None, :]
+        setup, block = int(self.width[self.setup].sum()), len(self.each) + adds.sum(axis=1)
+        self.start = setup + np.concatenate([[0], np.cumsum(block)[:-1]])
+        self.ring_start = setup + int(block.sum())
+        self.rings = rings(graph, self.shares, [] if placement is None else placement.replicas, self.ring_start)
+        self.first = np.empty(graph.n, dtype=np.int64)  # number of an op's only or first copy
+        self.first[self.setup] = before(self.width[self.setup], 0)
+        self.first[self.each] = setup + np.arange(len(self.each))
+        begin = self.ring_start + self.rings.ops
+        self.first[self.update] = before(self.width[self.update], begin)
+        self.total = begin + int(self.width[self.update].sum())
+        self.shift = self.start - self.start[0]
+        self.copies = self.start[:, None] + np.arange(len(self.each))[None, :]  # [micro-batch, op of `each`]
+        # [micro-batch, summed tensor]: the op that adds the gradient of that micro-batch, or -1
+        place = self.start[:, None] + len(self.each) + np.cumsum(adds, axis=1) - 1
+        self.additions = np.where(adds, place, -1)
+
+
+def before(width: Ints, first: int) -> Ints:
+    """The first number of each, where as many as its width follow one another from `first`."""
+    return first + np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(width)[:-1]])[: len(width)]
+
+
+def each_replica(at: Layout, ops: Ints) -> tuple[Ints, Ints]:
+    """Number and replica of every copy of what is done once."""
+    width = at.width[ops]
+    replica = counted(width)
+    return np.repeat(at.first[ops], width) + replica, replica
+
+
+def counted(width: Ints) -> Ints:
+    """0 .. w - 1 for every width w."""
+    found: Ints = np.arange(int(width.sum())) - np.repeat(before(width, 0), width)
+    return found
