@@ -101,7 +101,7 @@ def compare(
     Simulate(scheduler)  # refuses an unknown name here, not in every row
     pipeline = _pipeline(micro_batches, schedule, batch_size)
     chosen = _chosen(DEFAULT_PLACERS if placers is None else placers, params or {}, {**pipeline, **common})
-    prepared = _optimized(graph, cluster, _passes(passes, placers), forward_only)
+    prepared = _optimized(graph, cluster, _passes(passes, placers, micro_batches), forward_only)
     alone = one_device(graph, cluster, **pipeline)
     bound = _lower_bound(graph, cluster, pipeline.get("micro_batches"))
     rows: list[dict[str, Any]] = []
@@ -179,11 +179,11 @@ def _check_used(what: str, given: Iterable[str], known: Iterable[str]) -> None:
             raise UnknownNameError.of(what, name, set(known))
 
 
-def _passes(passes: Sequence[Any] | None, placers: Any) -> Sequence[Any]:
-    """Who names placers gets the graph as it is, who names nothing the best that is known."""
+def _passes(passes: Sequence[Any] | None, placers: Any, micro_batches: int | None) -> Sequence[Any]:
+    """Who names placers gets the graph as it is, and so do pipelines; who names nothing gets the best that is known."""
     from .passes.optimize import PASSES
 
-    return passes if passes is not None else PASSES if placers is None else ()
+    return passes if passes is not None else PASSES if placers is None and micro_batches is None else ()
 
 
 def _optimized(graph: OpGraph, cluster: Cluster, passes: Sequence[Any] | None, forward_only: bool | str) -> OpGraph:

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time-limit", metavar="S", help="seconds for placers that go on improving")
     options.add_pipeline(parser)
     options.add_cluster(parser)
-    options.add_optimize(parser, default=True)
+    options.add_optimize(parser, default=None)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -31,6 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     from ..comparison import compare
 
     cluster = options.cluster_from(arguments)
+    if arguments.optimize is None:  # groups that a stage cannot part make no pipeline
+        arguments.optimize = arguments.micro_batches is None
     placers = options.names(arguments.placers, "--placers")
     common: dict[str, Any] = {"seed": options.whole(arguments.seed, "--seed", lowest=0)}
     if arguments.time_limit is not None:

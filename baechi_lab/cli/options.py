@@ -124,8 +124,8 @@ def number(text: str, option: str) -> float:
         raise InvalidInput(f"{option} is {text!r}; it must be a number") from None
 
 
-def add_optimize(parser: argparse.ArgumentParser, default: bool) -> None:
-    """--optimize / --no-optimize, --passes."""
+def add_optimize(parser: argparse.ArgumentParser, default: bool | None) -> None:
+    """--optimize / --no-optimize, --passes; the command decides where neither is given and the default is None."""
     parser.add_argument(
         "--optimize", action=argparse.BooleanOptionalAction, default=default,
         help="place groups of ops instead of single ops",
