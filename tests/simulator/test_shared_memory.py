@@ -127,7 +127,9 @@ def test_bad_columns_are_refused(bad):
 def test_unrolled_steps_keep_what_is_known_of_memory():
     """Two micro-batches of a chain whose second op writes over the first's output; what adds gradients has bytes of its own."""
     types = ("Mul", "Relu", "ResourceApplyAdam")
-    graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)], op_types=types).replace(reuse=[OWN, OVERWRITES, OWN])
+    graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)], op_types=types).replace(
+        reuse=[OWN, OVERWRITES, OWN]
+    )
     step = bl.unroll(graph, 2)
     assert [step.op_types[i] for i in np.flatnonzero(step.reuse == OVERWRITES)] == ["Relu", "Relu"]
     assert "Accumulate" in step.op_types
