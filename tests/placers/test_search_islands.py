@@ -27,6 +27,8 @@ def same(one, other):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.subprocess
 def test_threads_and_processes_give_what_one_process_gives():
     here = found("here")
     with ThreadPoolExecutor(3) as threads:
@@ -40,6 +42,7 @@ def test_threads_and_processes_give_what_one_process_gives():
     assert costs[-1] <= here.info["start_us"]
 
 
+@pytest.mark.slow
 @pytest.mark.subprocess
 def test_dask():
     distributed = pytest.importorskip("distributed")

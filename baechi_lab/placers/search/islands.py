@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import ExecutionError
 from ...graph import Cluster, OpGraph, Placement
@@ -21,14 +21,11 @@ from ...workers.executors import Calls, opened
 from .budget import Budget
 from .parameters import SEARCH
 
-if TYPE_CHECKING:
-    from .rule import Search
-
 
 def search_on_islands(
-    rule: Search, graph: OpGraph, cluster: Cluster, start: Placement | None, tell: Callable[[Budget, int, float], None]
+    rule: Any, graph: OpGraph, cluster: Cluster, start: Placement | None, tell: Callable[[Budget, int, float], None]
 ) -> Placement:
-    """The best placement that `rule.islands` searches found on `rule.executor`, exchanging it after every round.
+    """The best placement that `rule.islands` searches like `rule`, a `Search`, found on `rule.executor`, exchanging it after every round.
 
     Each island has `rule`'s time, and its share of the evaluations. `tell` hears of every round. Raises what the searches
     raise, and `ExecutionError` when a call is lost with its machine time and again.
@@ -57,7 +54,7 @@ def search_on_islands(
     return chosen.replace(info=info)
 
 
-def _part(rule: Search, k: int, island: int, start: Placement | None) -> Search:
+def _part(rule: Any, k: int, island: int, start: Placement | None) -> Any:
     """What an island does in round `k`: the first starts as `rule` says, the next ones from what was found."""
     rounds = (rule.numbers or SEARCH).island_rounds
     count = None if rule.evaluations is None else max(rule.evaluations // (rule.islands * rounds), 1)
@@ -66,17 +63,17 @@ def _part(rule: Search, k: int, island: int, start: Placement | None) -> Search:
     return replace(rule, executor=None, callback=None, evaluations=count, time_limit=seconds, seed=seed, start=start)
 
 
-def _round(calls: Calls, shared: Any, cluster: Cluster, parts: Sequence[Search]) -> list[Placement]:
+def _round(calls: Calls, shared: Any, cluster: Cluster, parts: Sequence[Any]) -> list[Placement]:
     """What each of the searches finds, one at a time per process of the executor."""
     under_way = [_sent(calls, shared, cluster, part) for part in parts]
     return [_result(calls, future, shared, cluster, part) for future, part in zip(under_way, parts, strict=True)]
 
 
-def _sent(calls: Calls, shared: Any, cluster: Cluster, part: Search) -> Future[Placement]:
+def _sent(calls: Calls, shared: Any, cluster: Cluster, part: Any) -> Future[Placement]:
     return calls.submit(search_once, shared, cluster, part)
 
 
-def _result(calls: Calls, future: Future[Placement], shared: Any, cluster: Cluster, part: Search) -> Placement:
+def _result(calls: Calls, future: Future[Placement], shared: Any, cluster: Cluster, part: Any) -> Placement:
     losses = (part.numbers or SEARCH).island_losses
     for _ in range(losses):
         try:
@@ -91,7 +88,7 @@ def _result(calls: Calls, future: Future[Placement], shared: Any, cluster: Clust
         ) from error
 
 
-def search_once(graph: bytes, cluster: Cluster, rule: Search) -> Placement:
+def search_once(graph: bytes, cluster: Cluster, rule: Any) -> Placement:
     """One search, on the executor; `graph` is the text of its JSON, compressed."""
     return rule.assign(decoded(graph), cluster)
 
