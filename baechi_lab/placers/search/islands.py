@@ -25,7 +25,7 @@ from .parameters import SEARCH
 def search_on_islands(
     rule: Any, graph: OpGraph, cluster: Cluster, start: Placement | None, tell: Callable[[Budget, int, float], None]
 ) -> Placement:
-    """The best placement that `rule.islands` searches like `rule`, a `Search`, found on `rule.executor`, exchanging it after every round.
+    """The best placement that searches like `rule`, a `Search`, found on its executor, exchanging it after every round.
 
     Each island has `rule`'s time, and its share of the evaluations. `tell` hears of every round. Raises what the searches
     raise, and `ExecutionError` when a call is lost with its machine time and again.
