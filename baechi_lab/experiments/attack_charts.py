@@ -9,9 +9,10 @@ from plotly.subplots import make_subplots
 
 from ..placers import place
 from ..simulator import simulate
+from ..viz.colors import device_colors, text_on
+from ..viz.layout import styled
 from .attack import Instance
 
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#882255", "#999999")
 Pair = tuple[str, str]
 
 
@@ -20,6 +21,7 @@ def add_schedule(figure: go.Figure, instance: Instance, placer: str, row: int, c
     graph, cluster = instance.records()
     placed = place(graph, cluster, placer)
     timeline = simulate(graph, cluster, placed, "pct" if placer == "critical-path" else None)
+    colors = device_colors(len(instance.speeds))
     labels = [f"{d} (x{s:g})" for d, s in enumerate(instance.speeds)]
     for op, device, start, end in zip(
         timeline.op, timeline.device, timeline.start_us, timeline.end_us, strict=True
@@ -27,7 +29,7 @@ def add_schedule(figure: go.Figure, instance: Instance, placer: str, row: int, c
         figure.add_bar(
             x=[end - start], base=[start], y=[labels[device]], orientation="h", text=[str(op)], textangle=0,
             textposition="inside", insidetextanchor="middle", showlegend=False, row=row, col=col,
-            marker={"color": COLORS[op % len(COLORS)], "line": {"color": "white", "width": 1}},
+            textfont={"color": text_on(colors[device])}, marker={"color": colors[device], "line": {"color": "white", "width": 1}},
             hovertemplate=f"op {op}: {start:g} to {end:g} us<extra>{placer}</extra>",
         )  # fmt: skip
     figure.update_yaxes(categoryorder="array", categoryarray=labels[::-1], row=row, col=col)
@@ -45,6 +47,7 @@ def side_by_side(
         longest = max(add_schedule(figure, pairs[pair], placer, row, col) for col, placer in enumerate(pair, 1))
         for col in (1, 2):
             figure.update_xaxes(range=[0, longest * 1.02], row=row, col=col)
-    figure.update_annotations(font_size=12)
-    look = {"template": "plotly_white", "margin": {"t": 30, "b": 20, "l": 60, "r": 10}}
-    return figure.update_layout(barmode="overlay", height=170 * len(chosen), **look)
+    figure.update_xaxes(title_text="time (µs)", row=len(chosen))
+    figure.update_yaxes(title_text="device (speed)", col=1)
+    title = "The attacked placer (left) and another (right) on one instance"
+    return styled(figure, title, 120 + 165 * len(chosen), barmode="overlay", margin={"t": 75})

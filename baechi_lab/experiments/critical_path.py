@@ -17,11 +17,13 @@ from ..graph import Cluster, Device, Link, OpGraph
 from ..placers import place
 from ..simulator import simulate
 from ..simulator.bounds import bounds
+from ..viz.colors import LIMIT, SERIES
+from ..viz.layout import LEGEND, styled
 
 PARTITIONERS = ("hash", "batch-split", "critical-path", "mite", "dfs", "heft")
 SCHEDULERS = ("fifo", "msr", "pct")
 DEVICES = 50
-COLORS = {"fifo": "#E69F00", "msr": "#56B4E9", "pct": "#0072B2"}
+COLORS = {"fifo": SERIES[5], "msr": SERIES[3], "pct": SERIES[0]}
 
 
 def draw(network: OpGraph, seed: int, memory: float | None = 5.0, bandwidth: float = 1.0) -> tuple[OpGraph, Cluster]:
@@ -93,9 +95,13 @@ def figure_3(rows: pd.DataFrame) -> go.Figure:
                 x=PARTITIONERS, y=mean, error_y={"array": deviation, "color": "gray"}, name=scheduler, col=column, row=1,
                 marker_color=COLORS[scheduler], legendgroup=scheduler, showlegend=column == 1,
             )  # fmt: skip
-        figure.add_hline(y=of["bound"].mean(), line={"dash": "dash", "color": "#B2182B", "width": 1}, col=column, row=1)
-    figure.update_yaxes(title_text="time per iteration (simulated)", rangemode="tozero", col=1)
-    return figure.update_layout(template="plotly_white", height=380, margin={"t": 40, "b": 40, "l": 60, "r": 10})
+        figure.add_hline(y=of["bound"].mean(), line={"dash": "dash", "color": LIMIT, "width": 1}, col=column, row=1)
+    figure.update_yaxes(title_text="time units per step, simulated", rangemode="tozero", col=1)
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_xaxes(title_text="partitioner")
+    return styled(
+        figure, "Step time by partitioner and scheduler; dashed: lower bound", 420, legend=LEGEND, margin={"t": 85}
+    )
 
 
 def ten_tasks() -> tuple[OpGraph, Cluster]:

@@ -8,7 +8,13 @@ OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "
 """Okabe and Ito's palette (Color Universal Design, 2008), with wine in place of black,
 which a dark background would hide."""
 
-CATEGORY = {"persistent": "#4D4D4D", "outputs": "#0072B2", "temporary": "#E69F00", "copies": "#CC79A7"}
+SERIES = ("#512DA8", "#9E9D24", "#6D4C41", "#90A4AE", "#665191", "#C2B280")
+"""What is no device: placers, schedulers, settings. Far from all device colours, and apart for colour-blind readers too."""
+
+MEASURED = SERIES[5]
+"""Measured bars beside simulated ones."""
+
+CATEGORY = {"persistent": "#4D4D4D", "outputs": SERIES[0], "temporary": SERIES[1], "copies": SERIES[5]}
 """Memory categories."""
 
 LIMIT = "#B2182B"
@@ -26,9 +32,20 @@ def device_colors(devices: int | Sequence[str]) -> list[str]:
     >>> device_colors(2)
     ['#0072B2', '#E69F00']
     """
-    count = devices if isinstance(devices, int) else len(devices)
-    base = len(OKABE_ITO)
-    return [_darker(OKABE_ITO[i % base], 0.7 ** (i // base)) for i in range(count)]
+    return _shades(OKABE_ITO, devices if isinstance(devices, int) else len(devices))
+
+
+def series_colors(count: int) -> list[str]:
+    """One `#RRGGBB` per curve, group or micro-batch; none is a device's.
+
+    >>> series_colors(1), len(set(series_colors(12)))
+    (['#512DA8'], 12)
+    """
+    return _shades(SERIES, count)
+
+
+def _shades(base: Sequence[str], count: int) -> list[str]:
+    return [_darker(base[i % len(base)], 0.7 ** (i // len(base))) for i in range(count)]
 
 
 def faded(color: str, opacity: float) -> str:

@@ -8,12 +8,13 @@ import plotly.graph_objects as go
 
 from ..errors import InvalidInput
 from ..graph.units import format_bytes
-from .colors import LIMIT, OKABE_ITO
-from .layout import scale, styled
+from .colors import LIMIT, MEASURED, SERIES
+from .layout import LEGEND, scale, styled
 
 if TYPE_CHECKING:
     import pandas
 
+_VALUES = {"texttemplate": "%{y:.3g}", "textposition": "outside", "cliponaxis": False}
 COLUMNS = ("placer", "makespan_us", "lower_bound_us", "feasible", "peak_bytes")
 
 
@@ -34,19 +35,18 @@ def comparison(table: pandas.DataFrame, *, title: str = "Step time by placer") -
     figure = go.Figure(_bars(table, names, factor, unit))
     if measured:
         figure.add_trace(
-            go.Bar(x=names, y=table["measured_us"] / factor, name="measured", marker={"color": OKABE_ITO[1]})
+            go.Bar(x=names, y=table["measured_us"] / factor, name="measured", marker={"color": MEASURED}, **_VALUES)
         )
     bound = table["lower_bound_us"].max() if len(table) else float("nan")
     if bound == bound:
-        note = {
-            "text": f"lower bound {bound / factor:.3g} {unit}",
-            "font": {"color": LIMIT},
-            "bgcolor": "rgba(255,255,255,0.85)",
-        }
-        figure.add_hline(y=bound / factor, line={"color": LIMIT, "dash": "dash", "width": 1.5}, annotation=note)
+        figure.add_hline(y=bound / factor, line={"color": LIMIT, "dash": "dash", "width": 1.5})
+        figure.add_annotation(
+            text=f"lower bound<br>{bound / factor:.3g} {unit}", font={"color": LIMIT}, x=1, xref="paper", xanchor="left",
+            y=bound / factor, yanchor="middle", align="left", xshift=4, showarrow=False,
+        )  # fmt: skip
     figure.update_yaxes(title_text=f"step time ({unit})", rangemode="tozero")
-    figure.update_xaxes(type="category", categoryorder="array", categoryarray=names)
-    return styled(figure, title, 360, barmode="group", showlegend=bool(measured))
+    figure.update_xaxes(title_text="placer", type="category", categoryorder="array", categoryarray=names)
+    return styled(figure, title, 360, barmode="group", showlegend=bool(measured), legend=LEGEND, margin={"r": 100})
 
 
 def _bars(table: pandas.DataFrame, names: list[str], factor: float, unit: str) -> go.Bar:
@@ -63,5 +63,5 @@ def _bars(table: pandas.DataFrame, names: list[str], factor: float, unit: str) -
     hatch = ["" if ok else "/" for ok in table["feasible"]]
     return go.Bar(
         x=names, y=table["makespan_us"] / factor, name="simulated", hovertext=texts,
-        hovertemplate="%{hovertext}<extra></extra>", marker={"color": OKABE_ITO[0], "pattern": {"shape": hatch}},
+        hovertemplate="%{hovertext}<extra></extra>", marker={"color": SERIES[0], "pattern": {"shape": hatch}}, **_VALUES,
     )  # fmt: skip

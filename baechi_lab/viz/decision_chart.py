@@ -46,7 +46,7 @@ def decisions(graph: OpGraph, cluster: Cluster, placement: Placement, title: str
         figure.add_traces(_traces(graph, cluster, log, k, factor))
     figure.update_xaxes(title_text=f"time ({unit})", range=[0, 1.05 * end / factor])
     lanes = [-d for d in range(cluster.n)]
-    figure.update_yaxes(tickvals=lanes, ticktext=list(cluster.names), range=[lanes[-1] - 0.7, 0.7])
+    figure.update_yaxes(title_text="device", tickvals=lanes, ticktext=list(cluster.names), range=[lanes[-1] - 0.7, 0.7])
     sentences = [_sentence(graph, cluster, d) for d in log]
     styled(
         figure,

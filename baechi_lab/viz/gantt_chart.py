@@ -12,10 +12,12 @@ from ..errors import InvalidInput
 from ..graph import Timeline
 from ..graph.units import format_bytes, format_us
 from .bars import Bars, merged
-from .colors import LIMIT, device_colors, faded
+from .colors import LIMIT, device_colors, faded, series_colors, text_on
 from .layout import scale, styled
 
 COLOR_BY = ("device", "micro-batch")
+NAMED = 60
+"""Timelines of at most so many ops write their names on the bars."""
 
 
 def gantt(
@@ -29,7 +31,8 @@ def gantt(
 
     Several timelines (simulated and measured, say) are drawn below each other over one time axis. No timeline takes
     more than about `2 * max_bars` bars: rows too short to be seen are merged, and say how many they are.
-    `color_by` "micro-batch" colours ops by the micro-batch that they belong to, as far as the timeline has some.
+    Few ops have their names on the bars, where these are long enough. `color_by` "micro-batch" colours ops by the
+    micro-batch that they belong to, as far as the timeline has some.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])
@@ -53,11 +56,13 @@ def gantt(
         lanes = [lane for d in timeline.device_names for lane in ((d, _sends(d)) if transfers else (d,))]
         figure.update_yaxes(categoryorder="array", categoryarray=lanes[::-1], row=row, col=1)
     figure.update_xaxes(title_text=f"time ({unit})", row=len(timelines), col=1)
+    figure.update_yaxes(title_text="device")
     rows = sum(len(t.device_names) for t in timelines)
     heading = title or (_heading(timelines[0]) if len(timelines) == 1 else "Schedules of one step")
     return styled(
-        figure, heading, 130 + (52 if transfers else 34) * rows, barmode="overlay", showlegend=False, bargap=0.15
-    )
+        figure, heading, 130 + (52 if transfers else 34) * rows, barmode="overlay", showlegend=False, bargap=0.15,
+        uniformtext={"minsize": 8, "mode": "hide"},
+    )  # fmt: skip
 
 
 def _heading(timeline: Timeline) -> str:
@@ -82,7 +87,10 @@ def _traces(
             shades = [colors[d]] * len(bars.start)
             if color_by == "micro-batch":
                 shades = _by_micro_batch(timeline, mine[bars.row])
-            traces.append(_bar(bars, device, texts, shades, factor, 0.8))
+            bar = _bar(bars, device, texts, shades, factor, 0.8)
+            if len(timeline.op) <= NAMED:
+                bar.update(_names(timeline, mine[bars.row], shades))
+            traces.append(bar)
         if transfers:
             traces += _sending(timeline, d, colors, limit, factor)
     broken = [v for v in timeline.violations if v.device >= 0 and v.time_us == v.time_us]
@@ -94,8 +102,16 @@ def _traces(
 def _by_micro_batch(timeline: Timeline, rows: Any) -> list[str]:
     """A colour per micro-batch, grey for what is done once."""
     batch = np.asarray(timeline.info["micro_batch"])[timeline.op[rows]]
-    colors = device_colors([str(k) for k in range(int(batch.max(initial=0)) + 1)])
+    colors = series_colors(int(batch.max(initial=0)) + 1)
     return ["#b0b0b0" if b < 0 else colors[b] for b in batch.tolist()]
+
+
+def _names(timeline: Timeline, rows: Any, shades: list[str]) -> dict[str, Any]:
+    """Names on the bars."""
+    return {
+        "text": [timeline.op_names[op] for op in timeline.op[rows]], "textposition": "inside", "insidetextanchor": "middle",
+        "textangle": 0, "insidetextfont": {"color": [text_on(shade) for shade in shades]},
+    }  # fmt: skip
 
 
 def _sending(timeline: Timeline, device: int, colors: list[str], limit: int, factor: float) -> list[go.Bar]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,21 +52,32 @@ def graph(
     if max_nodes < 1:
         raise InvalidInput(f"max_nodes is {max_nodes}; it must be at least 1")
     device = None if placement is None else placement.on(opgraph).device
-    tree = build_tree(opgraph)
-    few = opgraph.n <= max_nodes
-    scene = build_scene(opgraph, tree, range(len(tree)) if few else tree.open_until(max_nodes))
+    scene = scene_of(opgraph, max_nodes)
     names = _names(device, device_names)
     share = None if device is None else device_shares(opgraph, scene, device, len(names))
-    figure = go.Figure(_hover(opgraph, scene, share, names))
-    wide, tall = max(scene.size[0], 1.0), max(scene.size[1], 1.0)
-    if len(scene):
-        figure.add_layout_image(_image(opgraph, scene, device, share, wide, tall))
-    figure.update_xaxes(visible=False, range=[-4, wide + 4], constrain="domain")
-    figure.update_yaxes(visible=False, range=[tall + 4, -4], scaleanchor="x")
     held = f", {len(scene)} boxes drawn" if len(scene) < opgraph.n else ""
     heading = title or f"{opgraph.name}: {opgraph.n:,} ops{held}"
+    return boxes(opgraph, scene, share, names, device_colors(len(names)), device, heading)
+
+
+def scene_of(opgraph: OpGraph, max_nodes: int) -> Scene:
+    """At most `max_nodes` boxes; a graph with no more ops, op by op."""
+    tree = build_tree(opgraph)
+    return build_scene(opgraph, tree, range(len(tree)) if opgraph.n <= max_nodes else tree.open_until(max_nodes))
+
+
+def boxes(
+    opgraph: OpGraph, scene: Scene, share: Any, names: Sequence[str], colors: Sequence[str], device: Any, title: str
+) -> go.Figure:  # fmt: skip
+    """The scene, each box with its `share` float64[boxes, len(names)] of whatever the names and colours stand for."""
+    figure = go.Figure(_hover(opgraph, scene, share, names, colors))
+    wide, tall = max(scene.size[0], 1.0), max(scene.size[1], 1.0)
+    if len(scene):
+        figure.add_layout_image(_image(opgraph, scene, device, share, colors, wide, tall))
+    figure.update_xaxes(visible=False, range=[-4, wide + 4], constrain="domain")
+    figure.update_yaxes(visible=False, range=[tall + 4, -4], scaleanchor="x")
     height = int(np.clip(tall * min(WIDTH / wide, 1.3), 120, 760)) + 90
-    figure = styled(figure, heading, height, legend=LEGEND, hovermode="closest", hoverdistance=40)
+    figure = styled(figure, title, height, legend=LEGEND, hovermode="closest", hoverdistance=40)
     return figure.update_layout(margin={"l": 10, "r": 10, "b": 10})
 
 
@@ -74,10 +86,12 @@ def _names(device: Any, names: tuple[str, ...] | None) -> tuple[str, ...]:
     return tuple(names[d] if names and d < len(names) else f"device {d}" for d in range(count))
 
 
-def _image(opgraph: OpGraph, scene: Scene, device: Any, share: Any, wide: float, tall: float) -> dict[str, Any]:
+def _image(
+    opgraph: OpGraph, scene: Scene, device: Any, share: Any, colors: Sequence[str], wide: float, tall: float
+) -> dict[str, Any]:  # fmt: skip
     """The picture as an SVG under the marks that one hovers."""
     crossing = None if device is None else crossing_bytes(opgraph, scene.arrows, device)
-    body = drawn(scene, device_colors(0 if share is None else share.shape[1]), share, crossing)
+    body = drawn(scene, colors, share, crossing)
     wide, tall = wide + 2 * EDGE, tall + 2 * EDGE
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-EDGE} {-EDGE} {wide:.1f} {tall:.1f}" font-family="{FONT}">'
@@ -89,10 +103,12 @@ def _image(opgraph: OpGraph, scene: Scene, device: Any, share: Any, wide: float,
     }  # fmt: skip
 
 
-def _hover(opgraph: OpGraph, scene: Scene, share: Any, names: tuple[str, ...]) -> list[go.Scatter]:
-    """A small mark on every box, in the colour of its main device, which carries what is said about it."""
+def _hover(
+    opgraph: OpGraph, scene: Scene, share: Any, names: Sequence[str], colors: Sequence[str]
+) -> list[go.Scatter]:  # fmt: skip
+    """A small mark on every box, in the colour that has most of it, which carries what is said about it."""
     main = np.full(len(scene), -1) if share is None else share.argmax(axis=1)
-    colors, traces = device_colors(len(names)), []
+    traces = []
     for device in np.unique(main).tolist():
         mine = np.flatnonzero(main == device)
         traces.append(
@@ -107,7 +123,7 @@ def _hover(opgraph: OpGraph, scene: Scene, share: Any, names: tuple[str, ...]) -
     return traces
 
 
-def _text(opgraph: OpGraph, scene: Scene, node: int, share: Any, names: tuple[str, ...]) -> str:
+def _text(opgraph: OpGraph, scene: Scene, node: int, share: Any, names: Sequence[str]) -> str:
     ops = scene.tree.members(int(scene.nodes[node]))
     kind = opgraph.op_types[int(ops[0])] if len(ops) == 1 else f"{len(ops):,} ops"
     groups = [len(opgraph.members[i]) for i in ops] if opgraph.group_of is not None else []

@@ -1,15 +1,37 @@
-"""What all figures have in common."""
+"""What all figures have in common: one theme, units that suit the numbers, and labels at the ends of lines."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
-from .colors import FONT, GRID
+from .colors import FONT, GRID, SERIES
 
 UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
 BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+INK = "#222222"
+LEGEND = {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 1, "xanchor": "right"}
+"""Where names cannot stand at the marks themselves."""
+TOP, BOTTOM, LINE = 50, 50, 15
+"""Pixels above and below what is plotted, and from one label to the next."""
+
+_AXIS = {
+    "gridcolor": GRID, "zeroline": False, "automargin": True, "linecolor": GRID, "ticks": "", "title": {"standoff": 8},
+}  # fmt: skip
+THEME = go.layout.Template(
+    layout={
+        "font": {"family": FONT, "size": 12, "color": INK},
+        "title": {"x": 0, "xref": "paper", "xanchor": "left", "font": {"size": 15}},
+        "colorway": list(SERIES), "paper_bgcolor": "#FFFFFF", "plot_bgcolor": "#FFFFFF",
+        "margin": {"l": 70, "r": 20, "t": TOP, "b": BOTTOM}, "hoverlabel": {"align": "left"},
+        "xaxis": _AXIS, "yaxis": _AXIS, "annotationdefaults": {"font": {"size": 12}},
+    }
+)  # fmt: skip
+"""The plotly template of all figures: `plotly.express.line(..., template=viz.THEME)`. Its colours are no device's."""
 
 
 def scale(largest: float, units: tuple[tuple[float, str], ...] = UNITS) -> tuple[float, str]:
@@ -21,18 +43,85 @@ def scale(largest: float, units: tuple[tuple[float, str], ...] = UNITS) -> tuple
     return next((unit for unit in units if largest >= unit[0]), units[-1])
 
 
-def styled(figure: go.Figure, title: str, height: int, **layout: Any) -> go.Figure:
-    """`figure` in the style of all our figures."""
-    figure.update_layout(
-        title={"text": title, "x": 0, "xref": "paper", "font": {"size": 15}},
-        template="plotly_white",
-        font={"family": FONT, "size": 12, "color": "#222222"},
-        height=height,
-        margin={"l": 70, "r": 20, "t": 50, "b": 45},
-        hoverlabel={"align": "left"},
-        **layout,
-    )
+def styled(figure: go.Figure, title: str, height: int = 380, **layout: Any) -> go.Figure:
+    """`figure` in the theme of all our figures, with a title; `layout` goes to plotly.
+
+    >>> styled(go.Figure(), "Step time").layout.title.text
+    'Step time'
+    """
+    figure.update_layout(template=THEME, title_text=title, height=height, **layout)
     figure.update_annotations(font_size=12)
-    figure.update_xaxes(gridcolor=GRID, zeroline=False)
-    figure.update_yaxes(gridcolor=GRID, zeroline=False)
     return figure
+
+
+def labelled(figure: go.Figure) -> go.Figure:
+    """Names at the ends of lines, in their colours, in place of a legend; call it after `styled`.
+
+    Labels that would overlap are pushed apart. Lines without a name get none.
+
+    >>> figure = styled(go.Figure(go.Scatter(x=[1, 2], y=[3, 4], name="m-etf", mode="lines")), "Step time")
+    >>> [label.text for label in labelled(figure).layout.annotations]
+    ['m-etf']
+    """
+    lines = [t for t in figure.data if t.type == "scatter" and "lines" in (t.mode or "lines") and t.name]
+    ends = [(t, np.flatnonzero(np.isfinite(np.asarray(t.y, dtype=np.float64)))) for t in lines]
+    colors = [t.line.color or SERIES[k % len(SERIES)] for k, t in enumerate(figure.data)]
+    found = [(t, known[-1]) for t, known in ends if len(known)]
+    if not found:
+        return figure
+    for t, _ in found:
+        t.update(line_color=colors[figure.data.index(t)])
+    return annotated(figure, [(t.x[k], t.y[k], t.name, t.line.color) for t, k in found])
+
+
+def annotated(figure: go.Figure, points: Sequence[tuple[Any, float, str, str]]) -> go.Figure:
+    """Texts to the right of points `(x, y, text, colour)`, in place of a legend; those that would overlap are pushed apart."""
+    low, high = _extent(figure)
+    room = (figure.layout.height or 380) - TOP - BOTTOM
+    pixels = np.array([(_on_axis(figure.layout.yaxis, y) - low) / (high - low) * room for _, y, _, _ in points])
+    for (x, y, text, color), shift in zip(points, apart(pixels) - pixels, strict=True):
+        figure.add_annotation(
+            x=_on_axis(figure.layout.xaxis, x), y=_on_axis(figure.layout.yaxis, y), text=text, showarrow=False,
+            xanchor="left", xshift=9, yshift=float(shift), font={"color": color, "size": 12},
+        )  # fmt: skip
+    figure.update_yaxes(range=[low, high])
+    return figure.update_layout(showlegend=False, margin_r=24 + 7 * max(len(text) for _, _, text, _ in points))
+
+
+def apart(wished: NDArray[np.float64], gap: float = LINE) -> NDArray[np.float64]:
+    """Positions at least `gap` from one another, in the order of the wishes and, as a whole, where these are.
+
+    >>> apart(np.array([10.0, 10.0, 100.0])).tolist()
+    [2.5, 17.5, 100.0]
+    """
+    order = np.argsort(wished, kind="stable")
+    placed = wished[order].astype(np.float64)
+    heaps: list[list[float]] = []  # middle and number of labels that stand close together
+    for value in placed.tolist():
+        heaps.append([value, 1])
+        while len(heaps) > 1 and heaps[-1][0] - heaps[-2][0] < gap * (heaps[-1][1] + heaps[-2][1]) / 2:
+            middle, count = heaps.pop()
+            total = count + heaps[-1][1]
+            heaps[-1] = [(heaps[-1][0] * heaps[-1][1] + middle * count) / total, total]
+    found = np.concatenate([m + gap * (np.arange(c) - (c - 1) / 2) for m, c in heaps] or [placed])
+    result = np.empty(len(wished))
+    result[order] = found
+    return result
+
+
+def _on_axis(axis: Any, value: Any) -> Any:
+    """Where annotations stand: on logarithmic axes at the logarithm."""
+    return float(np.log10(value)) if axis.type == "log" else value
+
+
+def _extent(figure: go.Figure) -> tuple[float, float]:
+    """Lower and upper end of the y axis, as plotly counts them: from zero where that was asked for, with some room."""
+    axis = figure.layout.yaxis
+    if axis.range is not None:
+        return float(axis.range[0]), float(axis.range[1])
+    values = np.concatenate([np.asarray(t.y, dtype=np.float64) for t in figure.data])
+    values = values[np.isfinite(values)]
+    values = np.log10(values) if axis.type == "log" else values
+    low = min(float(values.min()), 0.0) if axis.rangemode == "tozero" else float(values.min())
+    room = 0.06 * (float(values.max()) - low or 1.0)
+    return (low if axis.rangemode == "tozero" else low - room), float(values.max()) + room

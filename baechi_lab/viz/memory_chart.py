@@ -25,7 +25,7 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> timeline = simulate(OpGraph.from_edges([5.0]), Cluster.uniform(1), Placement(device=[0]))
     >>> memory(timeline).layout.yaxis.title.text
-    'B'
+    'memory (B)'
     """
     if not isinstance(timeline, Timeline):
         raise InvalidInput(f"memory draws a timeline, not {type(timeline).__name__}")
@@ -47,7 +47,7 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
         limit, peak = timeline.memory_bytes[device], timeline.peak_bytes[device]
         if limit <= 1.6 * peak:  # a far-away limit would flatten the areas; the heading names it anyway
             figure.add_hline(y=limit / factor, line={"color": LIMIT, "dash": "dash", "width": 1.5}, row=row, col=1)
-        figure.update_yaxes(title_text=unit, rangemode="tozero", row=row, col=1)
+        figure.update_yaxes(title_text=f"memory ({unit})", rangemode="tozero", row=row, col=1)
     figure.update_xaxes(title_text=f"time ({time_unit})", row=len(shown), col=1)
     heading = title or f"Memory of one step, {timeline.origin}"
     legend = {"orientation": "h", "y": 0.99, "yanchor": "top", "x": 1, "xanchor": "right", "yref": "container"}
@@ -88,5 +88,6 @@ def _peaks(timeline: Timeline, title: str | None) -> go.Figure:
     factor, unit = scale(float(timeline.peak_bytes.max(initial=0)), BYTES)
     names = list(timeline.device_names)
     figure = go.Figure(go.Bar(x=names, y=timeline.peak_bytes / factor, marker={"color": device_colors(names)}))
-    figure.update_yaxes(title_text=unit)
+    figure.update_yaxes(title_text=f"peak memory ({unit})")
+    figure.update_xaxes(title_text="device")
     return styled(figure, title or f"Peak memory of one step, {timeline.origin}", 300, showlegend=False)

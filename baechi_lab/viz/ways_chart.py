@@ -7,8 +7,11 @@ import plotly.graph_objects as go
 from ..errors import InvalidInput
 from ..fitting.record import Fit, Way, fullest
 from ..graph.costs import hosts_beside
-from .colors import LIMIT, OKABE_ITO
-from .layout import BYTES, scale, styled
+from .colors import LIMIT, series_colors
+from .layout import BYTES, LEGEND, annotated, scale, styled
+
+NAMED = 10
+"""So many points have their names beside them; more have a legend."""
 
 
 def ways(answer: Fit, *, title: str = "Ways to fit: time against memory") -> go.Figure:
@@ -34,15 +37,25 @@ def ways(answer: Fit, *, title: str = "Ways to fit: time against memory") -> go.
         line = {"color": "#999999", "dash": "dot", "width": 1.5}
         figure.add_trace(go.Scatter(x=x, y=y, mode="lines", line=line, name="no other beats", hoverinfo="skip"))
     kinds = list(dict.fromkeys(answer.ways[k].way for k in shown))
-    for number, kind in enumerate(kinds):
+    for kind, color in zip(kinds, series_colors(len(kinds)), strict=True):
         mine = [k for k in shown if answer.ways[k].way == kind]
-        figure.add_trace(_points(answer, mine, OKABE_ITO[number % len(OKABE_ITO)], factor, size))
+        figure.add_trace(_points(answer, mine, color, factor, size))
     limit = int(answer.cluster.memory_bytes[computing].min()) / size
-    figure.add_vline(x=limit, line={"color": LIMIT, "dash": "dash", "width": 1.5}, annotation={"text": "memory"})
+    figure.add_vline(
+        x=limit,
+        line={"color": LIMIT, "dash": "dash", "width": 1.5},
+        annotation={"text": "memory of a device", "font": {"color": LIMIT}},
+    )
     figure.update_xaxes(title_text=f"peak of the fullest device ({name})", rangemode="tozero")
     per = "sample" if any(answer.ways[k].batch_size for k in shown) else "step"
     figure.update_yaxes(title_text=f"time per {per} ({unit})", rangemode="tozero")
-    return styled(figure, title, 420)
+    styled(figure, title, 420, legend=LEGEND)
+    if len(shown) > NAMED:
+        return figure
+    texts = {trace.name: trace for trace in figure.data if trace.mode == "markers"}
+    return annotated(
+        figure, [(x, y, t.name, t.marker.color) for t in texts.values() for x, y in zip(t.x, t.y, strict=True)]
+    )
 
 
 def _points(answer: Fit, mine: list[int], color: str, factor: float, size: float) -> go.Scatter:

@@ -12,8 +12,8 @@ import pytest
 import baechi_lab as bl
 from baechi_lab import viz
 from baechi_lab.viz.bars import merged
-from baechi_lab.viz.colors import device_colors, faded, text_on
-from baechi_lab.viz.layers import depths, drawing
+from baechi_lab.viz.colors import OKABE_ITO, SERIES, device_colors, faded, series_colors, text_on
+from baechi_lab.viz.layout import apart
 from baechi_lab.viz.memory_chart import thinned
 from baechi_lab.viz.nested.svg import CROSSING
 
@@ -50,15 +50,83 @@ def test_first_eight_colours_differ_for_red_green_blind_readers(share):
         yellow = share[0] * linear[0] + share[1] * linear[1]
         return np.array([yellow ** (1 / 2.2), linear[2] ** (1 / 2.2)])
 
-    first = [seen(c) for c in device_colors(8)]
-    apart = [np.linalg.norm(a - b) for i, a in enumerate(first) for b in first[:i]]
-    assert min(apart) > 0.09
+    for colors in (device_colors(8), series_colors(6)):
+        first = [seen(c) for c in colors]
+        assert min(np.linalg.norm(a - b) for i, a in enumerate(first) for b in first[:i]) > 0.09
+
+
+def test_colours_of_series_are_no_devices():
+    def channels(color):
+        return np.array([int(color[k : k + 2], 16) for k in (1, 3, 5)]) / 255
+
+    assert min(np.linalg.norm(channels(a) - channels(b)) for a in SERIES for b in OKABE_ITO) > 0.2
 
 
 def test_text_colour_contrasts():
     assert text_on("#FFFFFF") == "#000000"
     assert text_on("#000080") == "#FFFFFF"
     assert faded("#FF0080", 0.5) == "rgba(255,0,128,0.5)"
+
+
+# -- theme ---------------------------------------------------------------------------------------------------
+
+
+def test_labels_that_would_overlap_are_pushed_apart():
+    # 10, 10 and 20 need 15 each: middle (10 + 10 + 20) / 3, so -1.67, 13.33, 28.33; 90 is far enough away.
+    assert apart(np.array([90.0, 10.0, 20.0, 10.0])) == pytest.approx([90, 40 / 3 - 15, 40 / 3 + 15, 40 / 3])
+
+
+def test_all_figures_share_one_theme_and_say_what_their_axes_are(graph, timeline):
+    cluster = bl.Cluster.uniform(2, memory_bytes="1MB", link=bl.Link(4.0, 0.0), comm="parallel")
+    explained = bl.place(graph, cluster, "m-etf", explain=True)
+    answer = bl.fit(graph, bl.Cluster.uniform(1))
+    frame = pd.DataFrame({"a": [1.0, 2.0]}, index=pd.Index([1, 2], name="devices"))
+    figures = [
+        viz.gantt(timeline), viz.gantt(timeline, timeline), viz.memory(timeline), viz.comparison(table()), viz.ways(answer),
+        viz.decisions(graph, cluster, explained), viz.curves(frame, title="Time", y="time (us)"), viz.graph(graph),
+    ]  # fmt: skip
+    for figure in figures:
+        assert figure.layout.template == viz.THEME
+        assert figure.layout.title.text
+        below = [a for a in figure.select_xaxes() if a.visible is not False and a.showticklabels is not False]
+        shown = [*figure.select_yaxes(lambda a: a.visible is not False), *below]
+        assert all(axis.title.text for axis in shown), figure.layout.title.text
+
+
+def test_curves_end_in_their_names_and_mark_what_has_no_value():
+    nothing = np.nan
+    frame = pd.DataFrame(
+        {"1": [5.0, nothing, nothing], "2": [6.0, 9.0, nothing]}, index=pd.Index([16, 32, 64], name="batch")
+    )
+    figure = viz.curves(frame, title="Throughput", y="samples per second")
+    assert [a.text for a in figure.layout.annotations] == ["1", "2", "does not fit"]
+    assert [a.x for a in figure.layout.annotations] == [16, 32, 64]
+    crosses = figure.data[-1]
+    assert list(crosses.x) == [32, 64, 64]
+    assert max(crosses.y) < 0  # below the axis, so that no cross is read as a value
+    assert min(figure.layout.yaxis.tickvals) == 0
+    with pytest.raises(bl.InvalidInput, match="not int"):
+        viz.curves(3, title="", y="")
+
+
+def test_curves_on_logarithmic_axes():
+    frame = pd.DataFrame({"a": [1.0, 10.0], "b": [2.0, 1000.0]}, index=pd.Index([10, 1000], name="ops"))
+    figure = viz.curves(frame, title="Growth", y="seconds", log=True)
+    assert [(a.x, a.y) for a in figure.layout.annotations] == [(3.0, 1.0), (3.0, 3.0)]
+    low, high = figure.layout.yaxis.range
+    assert low < 0 and high > 3
+
+
+def test_few_ops_have_their_names_on_the_bars(timeline):
+    assert [text for bar in viz.gantt(timeline, transfers=False).data for text in bar.text] == [
+        "in",
+        "left",
+        "out",
+        "right",
+    ]
+    chain = bl.generators.chain(61, seed=0)
+    many = bl.simulate(chain, bl.Cluster.uniform(1), bl.Placement(device=[0] * 61))
+    assert viz.gantt(many).data[0].text is None
 
 
 # -- bars ----------------------------------------------------------------------------------------------------
@@ -198,11 +266,6 @@ def test_memory_without_a_log_shows_peaks(timeline):
 # -- graph ---------------------------------------------------------------------------------------------------
 
 
-def test_depths_are_longest_paths():
-    graph = bl.OpGraph.from_edges([1] * 4, [(0, 1, 1), (1, 2, 1), (0, 2, 1), (2, 3, 1)])
-    assert depths(graph).tolist() == [0, 1, 2, 3]
-
-
 def test_graph_shows_every_op_once(graph):
     figure = viz.graph(graph, bl.Placement(device=[0, 0, 1, 0]), device_names=("gpu:0", "gpu:1"))
     nodes = {t.name: len(t.x) for t in figure.data if t.mode == "markers"}
@@ -217,35 +280,11 @@ def test_graph_without_placement_is_grey(graph):
     assert [t.name for t in figure.data if t.mode == "markers"] == ["not placed"]
 
 
-def test_layers_hold_distinct_positions():
-    graph = bl.generators.random_dag(300, seed=2)
-    drawn = drawing(graph, None, 1000)
-    assert len(set(zip(drawn.x, drawn.y, strict=True))) == 300
-    assert np.all(drawn.x[drawn.source] < drawn.x[drawn.target])
-
-
-def test_large_graph_is_drawn_in_bands_without_losing_ops():
-    graph = bl.generators.chain(5000, seed=0)
-    device = np.arange(5000) * 3 // 5000
-    drawn = drawing(graph, device.astype(np.int32), 200)
-    assert len(drawn.device) <= 200
-    assert sum(map(len, drawn.members)) == 5000
-    assert drawn.duration_us.sum() == pytest.approx(graph.duration_us.sum())
-    assert all(len(set(device[ops])) == 1 for ops in drawn.members)
-
-
 def test_a_large_graph_is_a_picture_of_few_boxes_that_hold_all_ops():
     figure = viz.graph(bl.generators.chain(5000, seed=0))
     held = [int(re.search(r"<br>([\d,]+) ops", text)[1].replace(",", "")) for text in figure.data[0].hovertext]
     assert len(held) <= 24 and sum(held) == 5000
     assert f"5,000 ops, {len(held)} boxes drawn" in figure.layout.title.text
-
-
-def test_barycentres_untangle_a_crossing():
-    # Two chains whose second ops are listed the other way round: as listed they cross, sorted they do not.
-    graph = bl.OpGraph.from_edges([1] * 4, [(0, 3, 1), (1, 2, 1)])
-    drawn = drawing(graph, None, 10)
-    assert (drawn.y[0] - drawn.y[1]) * (drawn.y[3] - drawn.y[2]) > 0
 
 
 def test_empty_graph_is_an_empty_picture():
@@ -276,7 +315,7 @@ def test_comparison_bars_and_bound():
     assert figure.data[0].y[0] == 2.0  # milliseconds
     assert "no room" in figure.data[0].hovertext[1]
     assert figure.layout.shapes[0].y0 == 1.0
-    assert "lower bound 1 ms" in figure.layout.annotations[0].text
+    assert "lower bound<br>1 ms" in figure.layout.annotations[0].text
 
 
 def test_comparison_with_measured_steps():
@@ -340,10 +379,12 @@ def test_groups_are_drawn_with_their_devices_and_the_rest_in_grey(graph):
     told = learned_groups(graph, np.array([9, 4, 4, 2]), np.array([0, 1, 1, 0]))  # work: 5, 10 + 20, 5
     placed = bl.Placement(device=[0, 1, 1, 0], info={"explanation": told})
     figure = viz.groups(graph, placed, most=1, device_names=("cpu", "gpu"))
-    edges, first, rest = figure.data
-    assert np.isnan(edges.x).sum() == 4
-    assert (first.name, len(first.x), first.marker.color) == ("0 on gpu: 2 ops", 2, device_colors(1)[0])
+    first, rest = figure.data
+    assert (first.name, len(first.x), first.marker.color) == ("0 on gpu: 2 ops", 2, series_colors(1)[0])
     assert (rest.name, len(rest.x), rest.marker.color) == ("2 more: 2 ops", 2, "#9A9A9A")
+    picture = base64.b64decode(figure.layout.images[0].source.partition(",")[2]).decode()
+    assert all(f">{name}<" in picture for name in graph.names)
+    assert picture.count(f'stroke="{CROSSING}"') == 4  # all: in and out are on device 0, left and right on 1
     assert figure.layout.title.text.endswith("3 learned groups of 4 ops")
     with pytest.raises(bl.errors.InvalidInput, match="tells no learned groups"):
         viz.groups(graph, bl.Placement(device=[0, 1, 1, 0]))
@@ -366,4 +407,7 @@ def test_groups_of_a_coarse_graph_on_the_whole_graph():
     )  # fmt: skip
     assert coarse.n < whole.n
     for drawn, ops in ((coarse, coarse.n), (whole, whole.n)):
-        assert sum(len(trace.x) for trace in viz.groups(drawn, placed, most=coarse.n).data[1:]) == ops
+        texts = [text for trace in viz.groups(drawn, placed, most=coarse.n).data for text in trace.hovertext]
+        assert len(texts) <= 24
+        held = [re.search(r"<br>([\d,]+) ops", text) for text in texts]
+        assert sum(int(found[1].replace(",", "")) if found else 1 for found in held) == ops
