@@ -14,6 +14,12 @@ SERIES = ("#512DA8", "#9E9D24", "#6D4C41", "#90A4AE", "#665191", "#C2B280")
 MEASURED = SERIES[5]
 """Measured bars beside simulated ones."""
 
+CLASSES = ("#8C9FDB", "#EE8866", "#C3D26B", "#FFAABB", "#A5E3F5", "#8FCFB4", "#EEDD99", "#B08FD8")
+"""Classes of ops (types, scopes, micro-batches) on a timeline: light colours, each far from every device's."""
+
+OTHER = "#BBBBBB"
+"""What belongs to no class."""
+
 CATEGORY = {"persistent": "#4D4D4D", "outputs": SERIES[0], "temporary": SERIES[1], "copies": SERIES[5]}
 """Memory categories."""
 

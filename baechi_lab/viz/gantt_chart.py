@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from ..errors import InvalidInput
@@ -26,13 +27,15 @@ def gantt(
     max_bars: int = 2000,
     title: str | None = None,
     color_by: str = "device",
+    moved: bool = False,
 ) -> go.Figure:
     """One row per device and, below it, a thinner one for what it sends, coloured by the receiver.
 
     Several timelines (simulated and measured, say) are drawn below each other over one time axis. No timeline takes
     more than about `2 * max_bars` bars: rows too short to be seen are merged, and say how many they are.
     Few ops have their names on the bars, where these are long enough. `color_by` "micro-batch" colours ops by the
-    micro-batch that they belong to, as far as the timeline has some.
+    micro-batch that they belong to, as far as the timeline has some. With `moved`, ops that another timeline has on
+    another device than the first are outlined there, and counted above it.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])
@@ -45,13 +48,17 @@ def gantt(
         raise InvalidInput(f"color_by is {color_by!r}; it must be one of {', '.join(COLOR_BY)}")
     if color_by == "micro-batch" and not all("micro_batch" in t.info for t in timelines):
         raise InvalidInput('color_by is "micro-batch", but a timeline has none; simulate it with micro_batches=')
+    apart = [_apart(timelines[0], t) if moved else np.zeros(len(t.op), dtype=bool) for t in timelines]
     factor, unit = scale(max(t.makespan_us for t in timelines))
     figure = make_subplots(
         rows=len(timelines), shared_xaxes=True, vertical_spacing=0.12 / len(timelines),
-        subplot_titles=[_heading(t) for t in timelines] if len(timelines) > 1 else None,
+        subplot_titles=[
+            _heading(t) + (f", ops elsewhere: {int(a.sum()):,}" if moved and k else "")
+            for k, (t, a) in enumerate(zip(timelines, apart, strict=True))
+        ] if len(timelines) > 1 else None,
     )  # fmt: skip
     for row, timeline in enumerate(timelines, 1):
-        for trace in _traces(timeline, factor, unit, max_bars, transfers, color_by):
+        for trace in _traces(timeline, factor, apart[row - 1], max_bars, transfers, color_by):
             figure.add_trace(trace, row=row, col=1)
         lanes = [lane for d in timeline.device_names for lane in ((d, _sends(d)) if transfers else (d,))]
         figure.update_yaxes(categoryorder="array", categoryarray=lanes[::-1], row=row, col=1)
@@ -73,8 +80,16 @@ def _sends(device: str) -> str:
     return f"{device} sends"
 
 
+def _apart(first: Timeline, other: Timeline) -> NDArray[np.bool_]:
+    """bool[rows of `other`]: on another device than in the first timeline; ops that it does not have are not."""
+    where = {first.op_names[k]: first.device_names[d] for k, d in zip(first.op, first.device, strict=True)}
+    rows = zip(other.op.tolist(), other.device.tolist(), strict=True)
+    pairs = [(where.get(other.op_names[k]), other.device_names[d]) for k, d in rows]
+    return np.array([a is not None and a != b for a, b in pairs], dtype=np.bool_)
+
+
 def _traces(
-    timeline: Timeline, factor: float, unit: str, max_bars: int, transfers: bool, color_by: str
+    timeline: Timeline, factor: float, apart: NDArray[np.bool_], max_bars: int, transfers: bool, color_by: str
 ) -> list[go.Bar]:
     colors = device_colors(timeline.device_names)
     limit = max(1, max_bars // max(1, len(timeline.device_names)))
@@ -87,7 +102,7 @@ def _traces(
             shades = [colors[d]] * len(bars.start)
             if color_by == "micro-batch":
                 shades = _by_micro_batch(timeline, mine[bars.row])
-            bar = _bar(bars, device, texts, shades, factor, 0.8)
+            bar = _bar(bars, device, texts, shades, factor, 0.8, apart[mine[bars.row]])
             if len(timeline.op) <= NAMED:
                 bar.update(_names(timeline, mine[bars.row], shades))
             traces.append(bar)
@@ -128,10 +143,15 @@ def _sending(timeline: Timeline, device: int, colors: list[str], limit: int, fac
     ]
 
 
-def _bar(bars: Bars, lane: str, texts: list[str], colors: list[str], factor: float, width: float) -> go.Bar:
+def _bar(
+    bars: Bars, lane: str, texts: list[str], colors: list[str], factor: float, width: float, marked: Any = False
+) -> go.Bar:
+    outline = {"width": 0.5, "color": "rgba(255,255,255,0.6)"}
+    if np.any(marked):
+        outline = {"width": np.where(marked, 1.5, 0.5), "color": np.where(marked, "#111111", outline["color"])}
     return go.Bar(
         orientation="h", y=[lane] * len(bars.start), base=bars.start / factor, x=(bars.end - bars.start) / factor,
-        width=width, marker={"color": colors, "line": {"width": 0.5, "color": "rgba(255,255,255,0.6)"}},
+        width=width, marker={"color": colors, "line": outline},
         hovertext=texts, hovertemplate="%{hovertext}<extra></extra>",
     )  # fmt: skip
 

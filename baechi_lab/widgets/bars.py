@@ -1,4 +1,4 @@
-"""The timeline view's lanes and bars, from one simulated and perhaps one measured timeline."""
+"""The timeline view's lanes and bars, from one simulated timeline and those below it: measured, or of another placement."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Bars:
     """Bars sorted by lane, then start: `pointer[k]:pointer[k+1]` are those of lane `k`.
 
     `op` is the op of the graph (-1: not in it), `label` its position in `names`; `peer` of a transfer is the target
-    device of a send, or `-1 - source` of a receive; `color` the device whose colour a bar has.
+    device of a send, or `-1 - source` of a receive; `color` the device whose colour a bar has; `elsewhere` is 0, or one
+    more than the device that the op has in the timeline held against this one.
     """
 
     lanes: tuple[Lane, ...]
@@ -35,32 +36,41 @@ class Bars:
     peer: NDArray[np.int64]
     size_bytes: NDArray[np.float64]
     critical: NDArray[np.bool_]
+    elsewhere: NDArray[np.int64]
     span_us: float
 
     def __len__(self) -> int:
         return len(self.op)
 
 
-def build_bars(graph: OpGraph, timelines: Sequence[Timeline], chain: Chain | None = None) -> Bars:
+def build_bars(
+    graph: OpGraph, timelines: Sequence[Timeline], chain: Chain | None = None, titles: Sequence[str] = (),
+    against: int = -1,
+) -> Bars:  # fmt: skip
     """Lanes of each timeline in turn: per device one for compute and one for transfers.
 
     Transfers are in both devices' lanes: sends coloured as where they go, receives as where they come from. `chain`
-    marks the critical bars of the first timeline. O(rows log rows).
+    marks the critical bars of the first timeline; `titles` name the timelines, by default by their origin; timeline
+    `against` is of another placement: what is elsewhere there is marked in it and in the first. O(rows log rows).
     """
     names, parts, lanes, pointer = list(graph.names), [], [], [0]
     known = {name: i for i, name in enumerate(names)}
+    headings = tuple(titles) or tuple(t.origin.capitalize() for t in timelines)
+    titles = tuple(titles) or tuple(t.origin for t in timelines)
+    labels = [_labels(timeline, names, known) for timeline in timelines]
+    other = _elsewhere(timelines, labels, against, len(names))
     for number, timeline in enumerate(timelines):
-        label = _labels(timeline, names, known)
+        label, title = labels[number], titles[number]
         marked = chain if number == 0 else None
         for d, waits in enumerate(idle(timeline)):
             lane = {
-                "device": d, "label": short_device(timeline.device_names[d]), "origin": timeline.origin, "kind": "ops",
-                "heading": timeline.origin.capitalize() if d == 0 and len(timelines) > 1 else "",
+                "device": d, "label": short_device(timeline.device_names[d]), "origin": title, "kind": "ops",
+                "heading": headings[number] if d == 0 and len(timelines) > 1 else "",
                 "busy_us": float(timeline.busy_us[d]), "idle_us": waits.idle_us, "idle_share": waits.share,
                 "bubbles": waits.bubbles, "bubble_us": waits.bubble_us, "longest_us": waits.longest_us,
             }  # fmt: skip
             for part, kind in (
-                (_op_rows(timeline, d, label, marked), "ops"),
+                (_op_rows(timeline, d, label, marked, other.get(number)), "ops"),
                 (_sent(timeline, d, label, marked), "transfers"),
             ):
                 lanes.append(lane if kind == "ops" else {**lane, "kind": "transfers", "heading": ""})
@@ -71,8 +81,28 @@ def build_bars(graph: OpGraph, timelines: Sequence[Timeline], chain: Chain | Non
     span = max((t.makespan_us for t in timelines), default=0.0)
     return Bars(
         tuple(lanes), tuple(names), np.array(pointer), rows["start"], rows["end"], rows["color"], op, rows["label"],
-        rows["peer"], rows["bytes"], rows["critical"], max(span, float(rows["end"].max(initial=0.0))),
+        rows["peer"], rows["bytes"], rows["critical"], rows["elsewhere"], max(span, float(rows["end"].max(initial=0.0))),
     )  # fmt: skip
+
+
+def _elsewhere(
+    timelines: Sequence[Timeline], labels: Sequence[NDArray[np.int64]], against: int, count: int
+) -> dict[int, NDArray[np.int64]]:
+    """For the first timeline and number `against`: per label, one more than the device in the other one, 0 for the same.
+
+    Devices are the same where their names are; an op that only one of the two has is nowhere else.
+    """
+    if against < 1:
+        return {}
+    pair, where = (timelines[0], timelines[against]), []
+    names = [short_device(name) for name in dict.fromkeys(n for t in pair for n in t.device_names)]
+    for timeline, label in zip(pair, (labels[0], labels[against]), strict=True):
+        index = np.array([names.index(short_device(name)) for name in timeline.device_names], dtype=np.int64)
+        device = np.full(count, -1, dtype=np.int64)
+        device[label[timeline.op]] = index[timeline.device]
+        where.append(device)
+    apart = (where[0] != where[1]) & (where[0] >= 0) & (where[1] >= 0)
+    return {0: np.where(apart, where[1] + 1, 0), against: np.where(apart, where[0] + 1, 0)}
 
 
 def short_device(name: str) -> str:
@@ -87,7 +117,7 @@ def short_device(name: str) -> str:
 
 _ROW = np.dtype([
     ("start", "f8"), ("end", "f8"), ("color", "i8"), ("label", "i8"), ("peer", "i8"), ("bytes", "f8"),
-    ("critical", "?"),
+    ("critical", "?"), ("elsewhere", "i8"),
 ])  # fmt: skip
 
 
@@ -102,13 +132,17 @@ def _labels(timeline: Timeline, names: list[str], known: dict[str, int]) -> NDAr
     return np.array([known[name] for name in timeline.op_names], dtype=np.int64)
 
 
-def _op_rows(timeline: Timeline, device: int, label: NDArray[np.int64], chain: Chain | None) -> NDArray[Any]:
+def _op_rows(
+    timeline: Timeline, device: int, label: NDArray[np.int64], chain: Chain | None, other: NDArray[np.int64] | None
+) -> NDArray[Any]:
     mine = np.flatnonzero(timeline.device == device)
     rows = np.zeros(len(mine), dtype=_ROW)
     rows["start"], rows["end"] = timeline.start_us[mine], timeline.end_us[mine]
     rows["color"], rows["label"] = device, label[timeline.op[mine]] if len(mine) else 0
     if chain is not None:
         rows["critical"] = np.isin(timeline.op[mine], chain.ops)
+    if other is not None:
+        rows["elsewhere"] = other[label[timeline.op[mine]]]
     return rows
 
 
@@ -137,5 +171,5 @@ def bar_columns(bars: Bars) -> Columns:
     return pack(
         pointer=("i4", bars.pointer), start=("f8", bars.start_us), end=("f8", bars.end_us), color=("u1", bars.color),
         op=("i4", bars.op), label=("i4", bars.label), peer=("i4", bars.peer), bytes=("f8", bars.size_bytes),
-        critical=("u1", bars.critical), longest=("f8", longest),
+        critical=("u1", bars.critical), longest=("f8", longest), elsewhere=("u1", bars.elsewhere),
     )  # fmt: skip

@@ -21,8 +21,8 @@ class Cause:
 
     `kind` is `start` (nothing), `device` (another op ran there), `tensor` (an input was made late), `transfer` (an input
     was under way), `queue` (an input had to wait for a link that was taken) or `idle` (nothing that the timeline shows).
-    `op` is what it waited for, -1 for none, `transfer` the row of the transfer, -1 for none; `waited_us` is how long the
-    other half of what it needs had been there.
+    `op` is what it waited for, -1 for none, `transfer` the row of the transfer, -1 for none, `behind` in a queue the row of
+    the transfer before it; `waited_us` is how long the other half of what it needs had been there.
     """
 
     kind: str
@@ -30,6 +30,7 @@ class Cause:
     transfer: int
     waited_us: float
     sentence: str
+    behind: int = -1
 
 
 def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
@@ -119,7 +120,7 @@ def _of_transfer(graph: OpGraph, timeline: Timeline, row: int, waited: float, sa
     )
     where = target if receive > start + near else source
     said = f"{text}, having waited {format_us(queued)} in the queue of {where} behind {name}{free}"
-    return Cause("queue", producer, row, waited, said)
+    return Cause("queue", producer, row, waited, said, taken)
 
 
 def _in_the_way(timeline: Timeline, row: int, begun: float, near: float) -> int:

@@ -48,6 +48,12 @@ def compare_placers(
     return table
 
 
+def name_of(outcome: Outcome) -> str:
+    """What placed it: the placer, and how many moves by hand came after."""
+    moves = len(outcome.setting.moves)
+    return outcome.setting.placer + (f" + {moves} move{'s' if moves > 1 else ''}" if moves else "")
+
+
 def best_first(table: pandas.DataFrame) -> pandas.DataFrame:
     """The rows that fit, fastest first, then those that do not fit, then those without a placement."""
     keys = table.assign(broken=~table["feasible"].astype(bool))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import InvalidInput
 from ..graph import Run
 from .background import Background, Ticket
-from .comparing import compare_placers
+from .comparing import CURRENT, compare_placers, name_of
 from .compute import Outcome, compute
 from .explaining import Log, explain
 from .guard import Problem
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import pandas
 
 RUN, SWEEP = "the run", "the sweep"
+ROW = "row:"
+"""Begins the keys of `Tasks.beside` that are rows of Compare."""
 
 
 class Tasks:
@@ -38,6 +40,7 @@ class Tasks:
         self.table: pandas.DataFrame | None = None
         self.table_of: Outcome | None = None
         self.held: Outcome | None = None
+        self._row: tuple[str, Outcome | None] = ("", None)
         self.log: Log | None = None
         self.rows: pandas.DataFrame | None = None
         self.runs: list[tuple[Outcome, Run]] = []
@@ -97,10 +100,7 @@ class Tasks:
 
     def _compared(self, outcome: Outcome, table: pandas.DataFrame) -> None:
         for measured, run in self.runs:
-            same = measured.setting.replace(placer="", params={}, moves=()) == outcome.setting.replace(
-                placer="", params={}, moves=()
-            )
-            if same and not measured.setting.moves:
+            if _alike(measured, outcome) and not measured.setting.moves:
                 table.loc[table["placer"] == measured.setting.placer, "measured_us"] = run.median_seconds * 1e6
         self.table, self.table_of = table, outcome
         self.model.emit("table", table)
@@ -117,13 +117,55 @@ class Tasks:
         outcome = self.outcome()
         if placer is None or (placer == outcome.setting.placer and not outcome.setting.moves):
             return self._hold(outcome)
+        return self._placed_by(placer, outcome, self._hold)
+
+    def _placed_by(self, placer: str, outcome: Outcome, done: Callable[[Outcome], None]) -> None:
+        """Hand the outcome of another placer under the same setting to `done`; what is remembered comes at once."""
         setting = outcome.setting.replace(placer=placer, params={}, moves=())
         subject, memo = self.model.subject, self.model.memo
 
         def work(ticket: Ticket) -> Outcome:
             return compute(setting, subject, memo, ticket.report)
 
-        return self._start("placing", work, self._hold)
+        return self._start("placing", work, done)
+
+    # -- beside the current placement ------------------------------------------------------------------
+
+    def beside(self) -> dict[str, tuple[str, float]]:
+        """What can lie below the current timeline on its axis, by key: the setting before, the held one, rows of Compare.
+
+        Each with its name and its step in microseconds.
+        """
+        now = self.model.outcome
+        if now is None:
+            return {}
+        found: dict[str, tuple[str, float]] = {}
+        for key, said, other in (("before", "before", self.model.before), ("held", "held", self.held)):
+            if other is not None and other is not now and other.graph.names == now.graph.names:
+                found[key] = f"{said}: {name_of(other)}", other.timeline.makespan_us
+        if self.table is not None and self.table_of is not None and _alike(self.table_of, now):
+            rows = self.table[self.table["makespan_us"].notna() & (self.table["placer"] != CURRENT)]
+            for placer, step in zip(rows["placer"], rows["makespan_us"], strict=True):
+                if placer != now.setting.placer or now.setting.moves:
+                    found[ROW + placer] = placer, float(step)
+        return found
+
+    def bring(self, key: str) -> None:
+        """Make the outcome behind a key of `beside` ready; `beside` is emitted when it is there."""
+        if not key.startswith(ROW) or self.other(key) is not None:
+            return self.model.emit("beside", key)
+        return self._placed_by(key.removeprefix(ROW), self.outcome(), lambda made: self._brought(key, made))
+
+    def _brought(self, key: str, made: Outcome) -> None:
+        self._row = (key, made)
+        self.model.emit("beside", key)
+
+    def other(self, key: str) -> Outcome | None:
+        """The outcome behind a key of `beside`, as far as it is there."""
+        if key in ("before", "held"):
+            return self.model.before if key == "before" else self.held
+        now, (had, made) = self.model.outcome, self._row
+        return made if now is not None and made is not None and key == had and _alike(made, now) else None
 
     def _hold(self, outcome: Outcome) -> None:
         self.held = outcome
@@ -253,6 +295,12 @@ class Tasks:
     def _swept(self, table: pandas.DataFrame) -> None:
         self.rows = table
         self.model.emit("sweep", table)
+
+
+def _alike(first: Outcome, second: Outcome) -> bool:
+    """Of one setting, but for the placer and what was moved by hand."""
+    a, b = (o.setting.replace(placer="", params={}, moves=()) for o in (first, second))
+    return a == b and first.graph is second.graph
 
 
 def same_placement(first: Outcome, second: Outcome) -> bool:

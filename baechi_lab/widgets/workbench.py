@@ -10,6 +10,7 @@ import ipywidgets
 from ..errors import InfeasiblePlacement
 from ..graph import Cluster, OpGraph, Step
 from ..graph.units import format_us
+from .comparing import name_of
 from .compute import Outcome, source
 from .explaining import Log
 from .guard import Guard, Problem
@@ -108,6 +109,10 @@ class Workbench(Pictured, ipywidgets.VBox):
         self.graph.observe(lambda _: self._select(self.graph, lambda: self.graph.selected_ops), "selected")
         self.timeline.observe(lambda _: self._select(self.timeline, lambda: self.timeline.selected), "selected")
         self.memory.observe(lambda _: self._select(self.memory, lambda: self.memory.selected), "selected")
+        self.timeline.observe(lambda change: self._set_against(change.new), "against")
+        for event in ("table", "held"):
+            self.model.on(event, lambda _: self._offer())
+        self.model.on("beside", lambda _: self._show(self.model.outcome) if self.model.outcome else None)
         ipywidgets.jslink((self.timeline, "window"), (self.memory, "window"))
         ipywidgets.link((self.graph, "critical"), (self.timeline, "critical"))
 
@@ -121,7 +126,17 @@ class Workbench(Pictured, ipywidgets.VBox):
         self.graph.show_timeline(outcome.timeline, outcome.chain.ops)
         if not outcome.setting.moves:
             self.graph.status = ""  # what it said of a move no longer holds
-        self.timeline.show(outcome.graph, timelines, outcome.chain)
+        self._offer()
+        other = self.tasks.other(self.timeline.against)
+        if other is None:
+            self.timeline.against = ""
+        titles = [name_of(outcome), *(f"{name_of(outcome)}, {t.origin}" for t in timelines[1:])]
+        beside = [] if other is None else [other.timeline]
+        self.timeline.show(
+            outcome.graph, [*timelines, *beside], outcome.chain,
+            () if other is None else [*titles, self.tasks.beside()[self.timeline.against][0]],
+            -1 if other is None else len(timelines),
+        )  # fmt: skip
         self.memory.show(timelines, self.timeline.span_us)
         self._listening = True
         self._selected(self.model.selection)
@@ -132,6 +147,19 @@ class Workbench(Pictured, ipywidgets.VBox):
         run = self.tasks.run_of(outcome)
         measured = [run.timeline] if run is not None and run.timeline is not None else []
         return [] if outcome is None else [outcome.timeline, *measured]
+
+    def _offer(self) -> None:
+        """What the timeline can be held against; the choice goes when its placement does."""
+        offered = self.tasks.beside()
+        self.timeline.choices = [[key, f"{name}, {format_us(step)}"] for key, (name, step) in offered.items()]
+        if self.timeline.against not in offered:
+            self.timeline.against = ""
+
+    def _set_against(self, key: str) -> None:
+        """Another placement was chosen to lie below the current one."""
+        if self._listening:
+            with Guard(self.model.fail):
+                self.tasks.bring(key)
 
     def _select(self, origin: Any, ops: Any) -> None:
         """A view selected ops: what moves along with them is selected as well, everywhere."""

@@ -3,7 +3,10 @@ import { test } from "node:test";
 
 import { bytes, load, model } from "./load.js";
 
-const { readBars, firstVisible, coverPixel } = load(["common.js", "timeline_data.js"], ["readBars", "firstVisible", "coverPixel"]);
+const { readBars, firstVisible, coverPixel, readWaits, firstWait, reason, readShades, batchRuns } = load(
+  ["common.js", "timeline_data.js"],
+  ["readBars", "firstVisible", "coverPixel", "readWaits", "firstWait", "reason", "readShades", "batchRuns"],
+);
 
 // Lane 0 has bars 0-4, 5-6, 9-12, lane 1 none, lane 2 one bar 3-10.
 const bars = readBars(model({
@@ -40,4 +43,38 @@ test("a chosen bar is seen among faint ones in one pixel, in whatever order they
     for (const faint of order) coverPixel(coverage, cover, 0, 0.25, faint ? 5 : 3, faint);
     assert.deepEqual([cover[0], coverage[0]], [3 * 2, 0.25]);
   }
+});
+
+test("the wait at a time is found, in its lane only", () => {
+  const waits = readWaits(model({ waits: {
+    pointer: bytes("i4", [0, 2, 2, 3]), start: bytes("f8", [4, 6, 0]), end: bytes("f8", [5, 9, 3]), kind: bytes("u1", [2, 0, 4]),
+    op: bytes("i4", [1, 2, -1]), source: bytes("i4", [0, 0, -1]),
+  } }));
+  assert.deepEqual([0, 4.5, 5, 8.9, 9].map((time) => firstWait(waits, 0, time)), [0, 0, 1, 1, 2]);
+  assert.deepEqual([firstWait(waits, 1, 0), firstWait(waits, 2, 1), firstWait(waits, 2, 3)], [2, 2, 3]);
+});
+
+test("reasons of idle time are words", () => {
+  assert.equal(reason(0, "a", "b"), "the tensor of a is under way; next here: b");
+  assert.equal(reason(2, "a", "b"), "a has not ended on another device; next here: b");
+  assert.equal(reason(4, "", ""), "nothing left to do in this step");
+});
+
+test("bars have the colour of their class, or of their device where there are none", () => {
+  const own = readBars(model({ bars: { color: bytes("u1", [0, 1, 1]), label: bytes("i4", [2, 0, 1]) } }));
+  const devices = readShades(model({ kinds: new DataView(new ArrayBuffer(0)) }), own, ["blue", "orange"]);
+  assert.deepEqual([[...devices.shade], devices.palette], [[0, 1, 1], ["blue", "orange"]]);
+  const classes = readShades(model({ kinds: bytes("u1", [1, 0, 2]), legend: [{ color: "x" }, { color: "y" }, { color: "z" }] }), own, []);
+  assert.deepEqual([[...classes.shade], classes.palette], [[2, 1, 0], ["x", "y", "z"]]);
+});
+
+test("bars of one micro-batch that follow each other are one stretch", () => {
+  // Of lane 0: label 0 is of micro-batch 0, 1 and 2 of 1; bars 0-4, 5-6, 9-12.
+  const own = readBars(model({ bars: {
+    start: bytes("f8", [0, 5, 9]), end: bytes("f8", [4, 6, 12]), pointer: bytes("i4", [0, 3]), longest: bytes("f8", [4]), label: bytes("i4", [0, 1, 2]),
+  } }));
+  assert.deepEqual(batchRuns(own, [0, 1, 1], 0, 0, 20, 3), [[0, 0, 4], [1, 5, 12]]);
+  assert.deepEqual(batchRuns(own, [0, 1, 1], 0, 0, 20, 2), [[0, 0, 4], [1, 5, 6], [1, 9, 12]]); // a gap of 3
+  assert.deepEqual(batchRuns(own, [1, -1, 1], 0, 0, 20, 9), [[1, 0, 4], [1, 9, 12]]); // something else between
+  assert.deepEqual(batchRuns(own, [0, 1, 1], 0, 7, 20, 2), [[1, 9, 12]]); // what is seen only
 });

@@ -190,6 +190,19 @@ def test_gantt_sends_do_not_overlap_where_they_wait_for_the_receiver():
     assert [(bar.base[0], bar.x[0]) for bar in sends] == [(10, 4), (10, 4)]
 
 
+def test_gantt_marks_what_is_on_another_device_than_in_the_first_timeline(graph, timeline):
+    cluster = bl.Cluster.uniform(2, memory_bytes="1MB", link=bl.Link(4.0, 0.0), comm="parallel")
+    other = bl.simulate(graph, cluster, bl.Placement(device=[0, 1, 1, 0]))  # left went over
+    figure = viz.gantt(timeline, other, transfers=False, moved=True)
+    outlined = [
+        re.sub("<.*?>", " ", bar.hovertext[k]).split()[0]
+        for bar in figure.data for k, width in enumerate(np.atleast_1d(bar.marker.line.width)) if width > 1
+    ]  # fmt: skip
+    assert outlined == ["left"] and "ops elsewhere: 1" in figure.layout.annotations[1].text
+    plain = viz.gantt(timeline, other, transfers=False)
+    assert {bar.marker.line.width for bar in plain.data} == {0.5}
+
+
 def test_gantt_without_transfers(timeline):
     assert [bar.y[0] for bar in viz.gantt(timeline, transfers=False).data] == ["gpu:0", "gpu:1"]
 

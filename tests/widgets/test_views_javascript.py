@@ -23,7 +23,13 @@ def run(*command):
 
 def test_pure_parts():
     files = sorted(path.name for path in FOLDER.glob("*.test.js"))
-    assert files == ["common.test.js", "graph_data.test.js", "time_axis.test.js", "timeline_data.test.js"]
+    assert files == [
+        "common.test.js",
+        "graph_data.test.js",
+        "time_axis.test.js",
+        "timeline_data.test.js",
+        "timeline_strip.test.js",
+    ]
     assert "# fail 0" in run("node", "--test", "--test-reporter=tap", *files)
 
 

@@ -56,6 +56,40 @@ def test_following_causes_is_the_critical_chain(comm, seed):
     assert seen[::-1] == critical_chain(graph, line).ops.tolist()
 
 
+def sooner(graph, op, by, tensor=-1):
+    """The graph with one op that takes less time, or one tensor that has fewer bytes."""
+    duration, size = graph.duration_us.copy(), graph.tensor_bytes.copy()
+    if tensor < 0:
+        duration[op] -= by
+    else:
+        size[tensor] -= by
+    return graph.replace(duration_us=duration, tensor_bytes=size)
+
+
+@pytest.mark.parametrize("comm", ["sequential", "parallel", "duplex"])
+@pytest.mark.parametrize("seed", range(2))
+def test_an_op_starts_sooner_if_what_is_blamed_takes_less(comm, seed):
+    """Of every op that waited for one thing alone: the simulator agrees that it was this thing."""
+    graph = bl.generators.random_dag(40, seed=seed)
+    cluster = bl.Cluster.uniform(3, link=bl.Link(3.0, 0.001)).replace(comm=comm)
+    placement = bl.place(graph, cluster, "random", seed=seed)
+    line = bl.simulate(graph, cluster, placement, scheduler="fifo")
+    began = dict(zip(line.op.tolist(), line.start_us.tolist(), strict=True))
+    tried = set()
+    for op in range(graph.n):
+        found = cause(graph, line, op)
+        assert found.kind != "idle"  # a simulated device never idles while an op is ready
+        if found.kind == "start" or found.waited_us < 1.0:
+            continue
+        sent = [row for row in (found.transfer, found.behind) if row >= 0]
+        for tensor in line.transfers.tensor[sent].tolist() if sent else [-1]:
+            # A tenth of a microsecond less of the op, or of a transfer (100 bytes); more if the tensor is sent twice.
+            again = bl.simulate(sooner(graph, found.op, 0.1 if tensor < 0 else 100, tensor), cluster, placement, "fifo")
+            assert began[op] - float(again.start_us[again.op == op][0]) > 0.0999, found
+        tried.add(found.kind)
+    assert {"device", "queue" if comm != "parallel" else "transfer"} <= tried
+
+
 def test_the_view_says_why_for_one_op_and_draws_its_neighbours(diamond, split):
     view = TimelineView()
     view.show(diamond, [split])

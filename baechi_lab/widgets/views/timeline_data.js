@@ -16,8 +16,80 @@ function readBars(model) {
     start: column(c, "start", "f8"), end: column(c, "end", "f8"), color: column(c, "color", "u1"), op: column(c, "op", "i4"),
     label: column(c, "label", "i4"), peer: column(c, "peer", "i4"), bytes: column(c, "bytes", "f8"),
     critical: column(c, "critical", "u1"), pointer: column(c, "pointer", "i4"), longest: column(c, "longest", "f8"),
+    elsewhere: column(c, "elsewhere", "u1"),
   };
   return bars;
+}
+
+/** @typedef {ReturnType<typeof readWaits>} Waits */
+const TRANSFER_WAIT = 0;
+const QUEUE_WAIT = 1;
+const NOTHING_LEFT = 4;
+
+/** Idle time by lane and reason, see waiting.py. @param {Model} model */
+function readWaits(model) {
+  const c = model.get("waits");
+  return {
+    pointer: column(c, "pointer", "i4"), start: column(c, "start", "f8"), end: column(c, "end", "f8"),
+    kind: column(c, "kind", "u1"), op: column(c, "op", "i4"), source: column(c, "source", "i4"),
+  };
+}
+
+/** The first wait of a lane that ends after `time`. @param {Waits} waits @param {number} lane @param {number} time */
+function firstWait(waits, lane, time) {
+  let low = waits.pointer[lane] ?? 0;
+  let high = waits.pointer[lane + 1] ?? 0;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (waits.end[middle] <= time) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** Why a device is idle, in words. @param {number} kind @param {string} source @param {string} op */
+function reason(kind, source, op) {
+  if (kind === NOTHING_LEFT) return "nothing left to do in this step";
+  const tensor = `the tensor of ${source || "an op"}`;
+  const what = [`${tensor} is under way`, `${tensor} waits in the queue of a link`, `${source || "an op"} has not ended on another device`,
+    "nothing is missing: a planned order, or what the runtime does besides"][kind];
+  return op ? `${what}; next here: ${op}` : what;
+}
+
+/** Colours of the bars: a class per label, or the device. @param {Model} model @param {Bars} bars @param {string[]} colours
+ * @returns {{shade: Uint8Array, palette: string[]}} */
+function readShades(model, bars, colours) {
+  const view = model.get("kinds");
+  if (!view || !view.byteLength) return { shade: bars.color, palette: colours };
+  const kinds = new Uint8Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
+  const shade = Uint8Array.from(bars.label, (label) => kinds[label]);
+  return { shade, palette: model.get("legend").map((/** @type {{color: string}} */ one) => one.color) };
+}
+
+/** The name of an op in its micro-batch's graph. @param {string} name */
+function withoutBatch(name) {
+  return name.replace(/\/mb\d+$/, "");
+}
+
+/** Stretches of a lane in which bars of one micro-batch follow each other: `[batch, from, to]`, in time. A gap of more than
+ * `gap` ends one; bars of no micro-batch (-1) do not count, but end one as well.
+ * @param {Bars} bars @param {ArrayLike<number>} batches @param {number} lane @param {number} from @param {number} to @param {number} gap */
+function batchRuns(bars, batches, lane, from, to, gap) {
+  /** @type {number[][]} */
+  const runs = [];
+  let open = false;
+  for (let b = firstVisible(bars, lane, from); b < bars.pointer[lane + 1] && bars.start[b] < to; b += 1) {
+    const batch = batches[bars.label[b]] ?? -1;
+    const last = runs[runs.length - 1];
+    if (batch < 0) {
+      if (bars.end[b] > bars.start[b]) open = false;
+    } else if (open && last[0] === batch && bars.start[b] - last[2] <= gap) last[2] = Math.max(last[2], bars.end[b]);
+    else {
+      runs.push([batch, bars.start[b], bars.end[b]]);
+      open = true;
+    }
+  }
+  return runs.filter((run) => run[2] > from);
 }
 
 /** First bar of a lane that may reach beyond `time`: bars are sorted by start, none is longer than `longest`.

@@ -17,16 +17,33 @@ function render({ model, el }) {
   let tops = [];
   let coverage = new Float32Array(0);
   let cover = new Int16Array(0);
+  let apart = new Uint8Array(0); // per pixel column, as bars.elsewhere
+  let waits = readWaits(model);
+  let batches = column({ b: model.get("batches") }, "b", "i4");
+  let { shade, palette } = readShades(model, bars, colours);
 
   const view = frame(el, "Timeline", draw);
   const axis = timeAxis(model, () => view, GUTTER);
   const { span, setWindow, scaleX, xOf, timeAt } = axis;
+  const strip = overviewStrip(() => view, axis);
   const reset = button("Fit", "show the whole step (0)", axis.fit);
   const zoomSelection = button("Zoom to selection", "show the selected ops from first to last", () => toSelection());
   const criticalButton = button("Critical path", "mark the ops and transfers that determine the makespan (c)", () => toggleCritical());
   const trace = button("Chrome trace", "download this timeline as a trace for Perfetto or chrome://tracing", () => model.send({ type: "trace" }));
+  const measure = button("Statistics", "busy and idle time of what is shown, or of a range marked by Shift and a drag (s)", () => change({ measuring: !model.get("measuring") }));
+  const colourBy = chooser("Colour", "what the bars' colours mean", (value) => change({ color_by: value }));
+  const against = chooser("Against", "another placement on the same axis, with what moved", (value) => change({ against: value }));
   const title = element("span", { class: "bl-title" });
-  view.toolbar.append(reset, zoomSelection, criticalButton, trace, element("span", { class: "bl-space" }), title);
+  view.toolbar.append(reset, zoomSelection, criticalButton, measure, trace, colourBy.whole, against.whole, element("span", { class: "bl-space" }), title);
+  const legend = element("div", { class: "bl-legend" });
+  const table = element("div", { class: "bl-statistics", hidden: true });
+  view.host.insertBefore(legend, view.live);
+  view.host.insertBefore(table, view.live);
+
+  function change(traits) {
+    for (const [name, value] of Object.entries(traits)) model.set(name, value);
+    model.save_changes();
+  }
 
   function toSelection() {
     let from = Infinity;
@@ -40,14 +57,11 @@ function render({ model, el }) {
     const margin = Math.max((to - from) * 0.25, span() * 1e-6);
     setWindow([Math.max(from - margin, 0), Math.min(to + margin, span())]);
   }
-  function toggleCritical() {
-    model.set("critical", !model.get("critical"));
-    model.save_changes();
-  }
+  const toggleCritical = () => change({ critical: !model.get("critical") });
 
   function arrange() {
     tops = [];
-    let y = AXIS;
+    let y = STRIP + AXIS;
     for (const lane of lanes) {
       if (lane.heading) y += HEADING;
       const height = lane.kind === "transfers" ? TRANSFER_LANE : OP_LANE;
@@ -56,7 +70,11 @@ function render({ model, el }) {
     }
     view.stage.style.height = `${Math.max(y + 6, 70)}px`;
     const makespans = model.get("makespans");
-    title.textContent = Object.entries(makespans).map(([origin, value]) => `${origin} ${formatTime(value)}`).join("  ·  ");
+    const bubbles = (origin) => {
+      const idle = lanes.filter((lane) => lane.kind === "ops" && lane.origin === origin).map((lane) => lane.idle_share);
+      return batches.length && idle.length ? `, ${((idle.reduce((a, b) => a + b, 0) / idle.length) * 100).toFixed(0)}% bubbles` : "";
+    };
+    title.textContent = Object.entries(makespans).map(([origin, value]) => `${origin} ${formatTime(value)}${bubbles(origin)}`).join("  ·  ");
   }
 
   /** Where a bar lies in its lane: sends in the upper half, receives in the lower. */
@@ -78,16 +96,16 @@ function render({ model, el }) {
     context.beginPath();
     for (const time of ticks(axis.range[0], axis.range[1], (width - GUTTER) / 110)) {
       const x = Math.round(xOf(time)) + 0.5;
-      context.moveTo(x, AXIS - 3);
+      context.moveTo(x, STRIP + AXIS - 3);
       context.lineTo(x, height);
-      drawTick(context, formatTime(time), x, width, AXIS / 2);
+      drawTick(context, formatTime(time), x, width, STRIP + AXIS / 2);
     }
     context.stroke();
   }
 
   function drawGutter(context, theme) {
     context.fillStyle = theme.background;
-    context.fillRect(0, 0, GUTTER - 2, view.height);
+    context.fillRect(0, STRIP, GUTTER - 2, view.height);
     context.textAlign = "left";
     lanes.forEach((lane, k) => {
       const [top, height] = tops[k];
@@ -125,6 +143,7 @@ function render({ model, el }) {
     const wide = [];
     coverage.fill(0);
     cover.fill(-1);
+    apart.fill(0);
     let narrow = false;
     for (let b = from; b < until && bars.start[b] < axis.range[1]; b += 1) {
       if (bars.end[b] < axis.range[0]) continue;
@@ -133,8 +152,9 @@ function render({ model, el }) {
       if (w >= 1.5) wide.push(b);
       else if (!dim[bars.label[b]]) {
         const pixel = Math.min(Math.max(Math.floor(x), 0), width - 1);
-        const kind = bars.color[b] * 2 + (bars.peer[b] >= 0 || lanes[lane].kind !== "transfers" ? 0 : 1);
+        const kind = shade[b] * 2 + (bars.peer[b] >= 0 || lanes[lane].kind !== "transfers" ? 0 : 1);
         coverPixel(coverage, cover, pixel, w, kind, faint(b));
+        apart[pixel] = bars.elsewhere[b] || apart[pixel];
         narrow = true;
       }
     }
@@ -142,13 +162,23 @@ function render({ model, el }) {
       const [y, h] = extent(lane, b);
       const x = Math.max(GUTTER + (bars.start[b] - axis.range[0]) * scale, GUTTER - 2);
       const end = Math.min(GUTTER + (bars.end[b] - axis.range[0]) * scale, width + 2);
-      context.fillStyle = colours[bars.color[b] % colours.length];
+      const w = Math.max(end - x - (end - x > 4 ? 0.7 : 0), 0.7);
+      context.fillStyle = palette[shade[b] % palette.length];
       context.globalAlpha = dim[bars.label[b]] ? 0.12 : faint(b) ? FAINT : 1;
-      context.fillRect(x, y, Math.max(end - x - (end - x > 4 ? 0.7 : 0), 0.7), h);
+      context.fillRect(x, y, w, h);
+      if (bars.elsewhere[b]) drawMoved(context, b, x, y, w);
     }
     context.globalAlpha = 1;
     if (narrow) drawCoverage(context, lane, width);
     return wide;
+  }
+
+  /** The upper edge of an op that is on another device in the placement beside this one has that device's colour. */
+  function drawMoved(context, b, x, y, w) {
+    context.fillStyle = textOn(palette[shade[b] % palette.length]);
+    context.fillRect(x, y - 2, w, 6);
+    context.fillStyle = colours[(bars.elsewhere[b] - 1) % colours.length];
+    context.fillRect(x, y - 2, w, 5);
   }
 
   function drawCoverage(context, lane, width) {
@@ -164,28 +194,64 @@ function render({ model, el }) {
         const kind = Math.floor(code / 128);
         const full = 0.25 + (0.75 * (code % 64)) / LEVELS;
         context.globalAlpha = Math.floor(code / 64) % 2 ? full * FAINT : full;
-        context.fillStyle = colours[(kind >> 1) % colours.length];
+        context.fillStyle = palette[(kind >> 1) % palette.length];
         const y = half ? top + 1 + (kind & 1) * (height / 2) : top + 2;
         context.fillRect(from, y, to - from, half ? height / 2 - 1 : height - 4);
       }
       from = to;
     }
     context.globalAlpha = 1;
+    for (let p = 0; p < width; p += 1) {
+      if (!apart[p]) continue;
+      context.fillStyle = colours[(apart[p] - 1) % colours.length];
+      context.fillRect(p, top, 1, 5);
+    }
   }
 
   function drawText(context, lane, wide, theme) {
-    if (lanes[lane].kind === "transfers" || wide.length > 400) return;
+    if (lanes[lane].kind === "transfers") return;
+    context.textBaseline = "middle";
+    const named = wide.length <= 400 ? drawNames(context, lane, wide, theme) : [];
+    if (batches.length) drawBatches(context, lane, named, theme);
+  }
+
+  /** Names on the bars that hold them, in front of them their micro-batch; gives the times at which these bars start. */
+  function drawNames(context, lane, wide, theme) {
+    const named = [];
+    const least = batches.length ? 80 : 40;
     context.font = `10px ${theme.font}`;
     context.textAlign = "left";
-    context.textBaseline = "middle";
     for (const b of wide) {
       const x = Math.max(xOf(bars.start[b]), GUTTER);
       const w = Math.min(xOf(bars.end[b]), view.width) - x;
-      if (w < 40) continue;
-      const name = names[bars.label[b]] ?? "";
+      if (w < least) continue;
+      const batch = batches[bars.label[b]] ?? UNSEEN;
+      const [name, before] = batch < 0 ? [names[bars.label[b]] ?? "", ""] : [withoutBatch(names[bars.label[b]] ?? ""), `${batch} · `];
       const [y, h] = extent(lane, b);
-      context.fillStyle = textOn(colours[bars.color[b] % colours.length]);
-      context.fillText(shortened(name.slice(name.lastIndexOf("/") + 1), w - 8, 10), x + 4, y + h / 2 + 0.5);
+      context.fillStyle = textOn(palette[shade[b] % palette.length]);
+      context.fillText(shortened(before + name.slice(name.lastIndexOf("/") + 1), w - 8, 10), x + 4, y + h / 2 + 0.5);
+      named.push(bars.start[b]);
+    }
+    return named;
+  }
+
+  /** Numbers of micro-batches where bars of one follow each other; bars that bear their names have it in there. */
+  function drawBatches(context, lane, named, theme) {
+    const [top, height] = tops[lane];
+    context.font = `600 10px ${theme.font}`;
+    context.textAlign = "center";
+    for (const [batch, from, to] of batchRuns(bars, batches, lane, axis.range[0], axis.range[1], 3 / scaleX())) {
+      const x0 = Math.max(xOf(from), GUTTER);
+      const x1 = Math.min(xOf(to), view.width);
+      const text = String(batch);
+      const w = text.length * 6 + 4;
+      if (x1 - x0 < w || named.some((start) => start >= from && start < to)) continue;
+      context.fillStyle = theme.background;
+      context.globalAlpha = 0.8;
+      context.fillRect((x0 + x1 - w) / 2, top + height / 2 - 6, w, 12);
+      context.globalAlpha = 1;
+      context.fillStyle = theme.text;
+      context.fillText(text, (x0 + x1) / 2, top + height / 2 + 0.5);
     }
   }
 
@@ -219,7 +285,7 @@ function render({ model, el }) {
     const op = explained();
     if (op === UNSEEN) return;
     const places = new Map();
-    const wanted = new Set([op, ...near]);
+    const wanted = new Set([op, ...near, model.get("blamed")]);
     for (let lane = 0; lane < lanes.length && lanes[lane].origin === lanes[0].origin; lane += 1) {
       if (lanes[lane].kind === "transfers") continue;
       for (let b = bars.pointer[lane]; b < bars.pointer[lane + 1]; b += 1) {
@@ -227,21 +293,14 @@ function render({ model, el }) {
       }
     }
     const link = (from, to) => {
-      if (!places.has(from) || !places.has(to)) return;
-      const [, x0, y0] = places.get(from);
-      const [x1, , y1] = places.get(to);
-      context.beginPath();
-      context.moveTo(x0, y0);
-      context.bezierCurveTo(x0 + 14, y0, x1 - 14, y1, x1 - 1, y1);
-      context.moveTo(x1 - 6, y1 - 3);
-      context.lineTo(x1 - 1, y1);
-      context.lineTo(x1 - 6, y1 + 3);
-      context.stroke();
+      const [start, end] = [places.get(from), places.get(to)];
+      if (!start || !end) return;
+      context.lineWidth = from === model.get("blamed") && to === op ? 3 : 1;
+      drawArrow(context, start, end);
     };
     context.strokeStyle = theme.text;
-    context.lineWidth = 1;
     context.globalAlpha = 0.8;
-    for (const other of model.get("inputs")) link(other, op);
+    for (const other of new Set([...model.get("inputs"), ...(model.get("blamed") < 0 ? [] : [model.get("blamed")])])) link(other, op);
     for (const other of model.get("outputs")) link(op, other);
     context.globalAlpha = 1;
   }
@@ -250,15 +309,19 @@ function render({ model, el }) {
     if (coverage.length !== width) {
       coverage = new Float32Array(width);
       cover = new Int16Array(width);
+      apart = new Uint8Array(width);
     }
     context.fillStyle = theme.background;
     context.fillRect(0, 0, width, height);
     drawAxis(context, width, height, theme);
+    drawWaits(context, theme, axis, waits, tops);
     for (let lane = 0; lane < lanes.length; lane += 1) drawText(context, lane, drawLane(context, lane, width), theme);
     if (selected.size || model.get("critical") || hovered !== UNSEEN) outlines(context, theme);
     arrows(context, theme);
+    drawRange(context, theme, axis, model.get("range"), width, height);
     context.textBaseline = "middle";
     drawGutter(context, theme);
+    strip.draw(context, theme, bars, lanes, shade, palette);
     drawRectangle(view, context, theme);
   }
 
@@ -282,9 +345,14 @@ function render({ model, el }) {
 
   function laneFacts(lane) {
     const l = lanes[lane];
+    const waited = [0, 0, 0, 0, 0];
+    for (let w = waits.pointer[lane]; w < waits.pointer[lane + 1]; w += 1) waited[waits.kind[w]] += waits.end[w] - waits.start[w];
+    const time = (us) => (us > 0 ? formatTime(us) : "");
     if (l.kind === "transfers") return [["transfers", String(bars.pointer[lane + 1] - bars.pointer[lane])], ["", "above: sent, below: received"]];
     return [
       ["busy", formatTime(l.busy_us)], ["idle", `${formatTime(l.idle_us)} (${(l.idle_share * 100).toFixed(1)}% of the step)`],
+      ["for transfers", time(waited[TRANSFER_WAIT])], ["in queues", time(waited[QUEUE_WAIT])], ["for other devices", time(waited[2])],
+      ["by order", time(waited[3])], ["nothing left", time(waited[NOTHING_LEFT])],
       ["bubbles", `${l.bubbles}, together ${formatTime(l.bubble_us)}`], ["longest", l.bubbles ? formatTime(l.longest_us) : ""],
     ];
   }
@@ -298,13 +366,29 @@ function render({ model, el }) {
         [moved ? "transfer" : "device", moved ? describePeer(l, bar) : l.label],
         ["origin", l.origin], ["start", formatTime(bars.start[bar])],
         ["takes", formatTime(bars.end[bar] - bars.start[bar])], ["size", moved ? formatBytes(bars.bytes[bar]) : ""],
+        ["micro-batch", (batches[bars.label[bar]] ?? -1) >= 0 ? String(batches[bars.label[bar]]) : ""],
+        [model.get("color_by"), palette !== colours ? model.get("legend")[shade[bar]]?.label : ""],
+        ["elsewhere", bars.elsewhere[bar] ? `on ${model.get("devices")[bars.elsewhere[bar] - 1] ?? "another device"} in the other placement` : ""],
       ]);
     } else if (lane >= 0 && x < GUTTER) showTooltip(view, x, y, `${lanes[lane].label}, ${lanes[lane].origin}`, laneFacts(lane));
+    else if (lane >= 0 && waitAt(lane, x) !== UNSEEN) showWait(waitAt(lane, x), x, y);
     else showTooltip(view, 0, 0, "", []);
     if (bar !== hovered) {
       hovered = bar;
       view.redraw();
     }
+  }
+
+  function waitAt(lane, x) {
+    const w = firstWait(waits, lane, timeAt(x));
+    return w < waits.pointer[lane + 1] && waits.start[w] <= timeAt(x) ? w : UNSEEN;
+  }
+
+  function showWait(w, x, y) {
+    const why = reason(waits.kind[w], names[waits.source[w]] ?? "", names[waits.op[w]] ?? "");
+    showTooltip(view, x, y, `idle ${formatTime(waits.end[w] - waits.start[w])}`, [
+      ["because", why], ["from", formatTime(waits.start[w])], ["to", formatTime(waits.end[w])],
+    ]);
   }
 
   function describePeer(lane, bar) {
@@ -343,6 +427,7 @@ function render({ model, el }) {
     return view.say([...count, ...rows, ...(why ? [`why then: ${why}`] : [])].join("  ·  "));
   }
 
+  strip.listen();
   gestures(view, {
     move: axis.move,
     hover,
@@ -354,7 +439,7 @@ function render({ model, el }) {
       if (!next.delete(bars.op[bar])) next.add(bars.op[bar]);
       return select(next);
     },
-    rectangle: axis.rectangle,
+    rectangle: (x0, y0, x1) => change({ range: [Math.max(timeAt(x0), 0), Math.min(timeAt(x1), span())], measuring: true }),
   });
 
   function neighbour(by) {
@@ -363,7 +448,7 @@ function render({ model, el }) {
     if (next >= 0 && next < bars.op.length && bars.op[next] >= 0) select([bars.op[next]], bars.op[next]);
   }
   const keys = {
-    Escape: () => select([]), n: () => neighbour(1), p: () => neighbour(-1), c: () => toggleCritical(), z: () => toSelection(),
+    Escape: () => { change({ range: [] }); select([]); }, s: () => change({ measuring: !model.get("measuring") }), n: () => neighbour(1), p: () => neighbour(-1), c: () => toggleCritical(), z: () => toSelection(),
   };
   axis.listen(view, keys);
 
@@ -371,11 +456,39 @@ function render({ model, el }) {
     bars = readBars(model);
     lanes = model.get("lanes");
     colours = model.get("colors");
+    waits = readWaits(model);
+    batches = column({ b: model.get("batches") }, "b", "i4");
     hovered = UNSEEN;
     axis.read();
+    recolour();
     arrange();
     describe();
     view.redraw();
+  }
+  function recolour() {
+    ({ shade, palette } = readShades(model, bars, colours));
+    strip.changed();
+    colourBy.offer(model.get("colorings").map((name) => [name, name]), model.get("color_by"));
+    against.offer([["", "nothing"], ...model.get("choices")], model.get("against"));
+    const told = model.get("choices").find(([key]) => key === model.get("against"));
+    const moved = new Set();
+    bars.elsewhere.forEach((other, b) => { if (other) moved.add(bars.label[b]); });
+    legend.replaceChildren(...legendOf(model, told ? told[1] : "", moved.size));
+    view.canvas.dataset.moved = String(moved.size);
+    view.redraw();
+  }
+
+  /** The table of statistics, while it is wanted. */
+  function tabulate() {
+    const rows = model.get("statistics");
+    const marked = model.get("range").length === 2;
+    measure.setAttribute("aria-pressed", String(Boolean(model.get("measuring"))));
+    table.hidden = !model.get("measuring");
+    if (table.hidden) return;
+    const range = marked ? model.get("range") : axis.range;
+    const zoom = button("Zoom to range", "show just the marked range", () => setWindow(model.get("range")));
+    const clear = button("Clear range", "mark nothing (Esc)", () => change({ range: [] }));
+    table.replaceChildren(...statisticsTable(rows, range, marked, marked ? [zoom, clear] : []));
   }
   function readNear() {
     near = new Set([...model.get("inputs"), ...model.get("outputs")]);
@@ -384,6 +497,8 @@ function render({ model, el }) {
   const pressed = () => criticalButton.setAttribute("aria-pressed", String(Boolean(model.get("critical"))));
   pressed();
   arrange();
+  recolour();
+  tabulate();
   describe();
 
   const stop = listen(model, {
@@ -394,6 +509,15 @@ function render({ model, el }) {
     names: () => { names = texts(model.get("names")); view.redraw(); },
     selected: () => { selected = new Set(model.get("selected")); describe(); view.redraw(); },
     window: () => { axis.read(); view.redraw(); },
+    waits: rebuild,
+    kinds: recolour,
+    legend: recolour,
+    choices: recolour,
+    against: recolour,
+    batches: rebuild,
+    statistics: tabulate,
+    measuring: tabulate,
+    range: () => { tabulate(); view.redraw(); },
     critical: () => { pressed(); view.redraw(); },
     status: describe,
     why: describe,

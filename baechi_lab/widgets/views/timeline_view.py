@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,25 @@ import numpy as np
 import traitlets
 
 from ...graph import OpGraph, Timeline
-from ...viz.colors import device_colors
-from ..bars import Bars, bar_columns, build_bars
+from ...viz.colors import OTHER, device_colors
+from ..bars import Bars, bar_columns, build_bars, short_device
 from ..causes import cause, neighbours
-from ..columns import pack_texts
+from ..coloring import DEVICE, batches, choices, coloring, device_legend
+from ..columns import pack, pack_texts
 from ..pictures import page, timeline_picture
 from ..schedule import Chain
+from ..waiting import Waits, lane_columns, statistics, waits
 from .base import CanvasView, source
 
 
 class TimelineView(CanvasView):
-    """Draws one simulated and perhaps one measured `Timeline`; `selected` holds ops of the graph.
+    """Draws a simulated `Timeline`, and below it others: measured, or of another placement; `selected` holds ops.
 
-    `window` is the visible stretch of time in microseconds, empty for all of it. Of `focus`, the op that was
-    clicked, or else of a single selected one, `why` says what it waited for, and arrows come from `inputs` and go to
-    `outputs`, ops of the graph.
+    `window` is the visible stretch of time in microseconds, empty for all of it, and `range` one that was marked. Of
+    `focus`, the op that was clicked, or else of a single selected one, `why` says what it waited for, `blamed` is the op
+    that made it wait, and arrows come from `inputs` and go to `outputs`, ops of the graph. `color_by` is one of
+    `colorings`, whose classes `legend` names. While `measuring`, `statistics` has a row per device about the range, or
+    else about the window. `against` is one of the keys of `choices`, pairs of a key and what it says.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> g = OpGraph.from_edges([5, 10], [(0, 1, 8)])
@@ -34,42 +39,71 @@ class TimelineView(CanvasView):
     >>> view.show(g, [simulate(g, Cluster.uniform(2), Placement(device=[0, 1]))])
     """
 
-    _esm = source("js", "time_axis", "timeline_data", "timeline_view")
+    _esm = source("js", "time_axis", "timeline_data", "timeline_strip", "timeline_parts", "timeline_view")
     _css = source("css", "timeline_view")
     bars = traitlets.Dict().tag(sync=True)
+    waits = traitlets.Dict().tag(sync=True)
     lanes: traitlets.List = traitlets.List().tag(sync=True)
     names = traitlets.Bytes(b"").tag(sync=True)
     span_us = traitlets.Float(0.0).tag(sync=True)
     makespans = traitlets.Dict().tag(sync=True)
     window = traitlets.List(traitlets.Float()).tag(sync=True)
+    range = traitlets.List(traitlets.Float()).tag(sync=True)
     focus = traitlets.Int(-1).tag(sync=True)
     why = traitlets.Unicode("").tag(sync=True)
+    blamed = traitlets.Int(-1).tag(sync=True)
     inputs = traitlets.List(traitlets.Int()).tag(sync=True)
     outputs = traitlets.List(traitlets.Int()).tag(sync=True)
+    color_by = traitlets.Unicode(DEVICE).tag(sync=True)
+    colorings = traitlets.List(traitlets.Unicode(), [DEVICE]).tag(sync=True)
+    kinds = traitlets.Bytes(b"").tag(sync=True)
+    batches = traitlets.Bytes(b"").tag(sync=True)
+    legend: traitlets.List = traitlets.List().tag(sync=True)
+    measuring = traitlets.Bool(False).tag(sync=True)
+    statistics: traitlets.List = traitlets.List().tag(sync=True)
+    choices: traitlets.List = traitlets.List().tag(sync=True)
+    against = traitlets.Unicode("").tag(sync=True)
 
     def __init__(self, **traits: Any):
         super().__init__(**traits)
         self.timelines: tuple[Timeline, ...] = ()
+        self.titles: tuple[str, ...] = ()
         self.drawn: Bars | None = None
         self.graph: OpGraph | None = None
+        self._waits: tuple[Waits, ...] = ()
+        self._chain: Chain | None = None
         self.observe(lambda _: self._explain(), ["selected", "focus"])
+        self.observe(lambda _: self._color(), "color_by")
+        self.observe(lambda _: self._measure(), ["measuring", "range", "window"])
         self.on_msg(self._received)
 
-    def show(self, graph: OpGraph, timelines: Sequence[Timeline], chain: Chain | None = None) -> None:
-        """Draw `timelines` of `graph`, the first on top; `chain` is the critical path of the first."""
-        self.timelines, self.graph = tuple(timelines), graph
-        self.drawn = bars = build_bars(graph, self.timelines, chain)
+    def show(
+        self, graph: OpGraph, timelines: Sequence[Timeline], chain: Chain | None = None, titles: Sequence[str] = (),
+        against: int = -1,
+    ) -> None:  # fmt: skip
+        """Draw `timelines` of `graph`, the first on top; `chain` is the critical path of the first.
+
+        `titles` name them, by default by their origin; number `against` is of another placement, and what moved is marked.
+        """
+        self.timelines, self.graph, self._chain = tuple(timelines), graph, chain
+        self.drawn = bars = build_bars(graph, self.timelines, chain, titles, against)
+        self.titles = tuple(titles) or tuple(t.origin for t in self.timelines)
+        self._waits = tuple(waits(graph, t) for t in self.timelines)
         with self.hold_sync():
             self.names = pack_texts(bars.names)
             self.devices = list(self.timelines[0].device_names) if self.timelines else []
             self.colors = device_colors(max((len(t.device_names) for t in self.timelines), default=0))
             if self.span_us != bars.span_us:
-                self.window = []
+                self.window, self.range = [], []
             self.span_us = bars.span_us
-            self.makespans = {t.origin: t.makespan_us for t in self.timelines}
+            self.makespans = dict(zip(self.titles, (t.makespan_us for t in self.timelines), strict=True))
             self.lanes = list(bars.lanes)
             self.bars = bar_columns(bars)
+            self.waits = lane_columns(self._waits, self.timelines)
+            self._batch()
+            self._color()
             self._explain()
+            self._measure()
 
     def _explain(self) -> None:
         """Why the clicked op, or the only selected one, started when it did, and its neighbours."""
@@ -78,7 +112,48 @@ class TimelineView(CanvasView):
         found = cause(self.graph, self.timelines[0], op) if known and self.graph is not None else None
         with self.hold_sync():
             self.why = "" if found is None else found.sentence
+            self.blamed = -1 if found is None else found.op
             self.inputs, self.outputs = neighbours(self.graph, op) if known and self.graph is not None else ([], [])
+
+    def _batch(self) -> None:
+        """Which micro-batch every op belongs to, and what there is to colour by."""
+        if self.graph is None:
+            return
+        first = self.timelines[0] if self.timelines else None
+        self.colorings = list(choices(self.graph, first))
+        found = batches(self.graph, first)
+        self.batches = pack(b=("i4", found))["b"] if (found >= 0).any() else b""
+        if self.color_by not in self.colorings:
+            self.color_by = DEVICE
+
+    def _color(self) -> None:
+        """The classes of ops, and the legend."""
+        if self.graph is None or self.drawn is None:
+            return
+        with self.hold_sync():
+            if self.color_by not in self.colorings or self.color_by == DEVICE:
+                self.kinds, self.legend = b"", device_legend(self.timelines, self.colors)
+                return
+            on_path = self._chain.ops if self._chain is not None else ()
+            made = coloring(self.graph, self.color_by, on_path, self.timelines[0] if self.timelines else None)
+            unknown = len(self.drawn.names) - self.graph.n  # measured ops that the graph does not have
+            self.kinds = made.kind.tobytes() + bytes([len(made.labels)]) * unknown
+            rest = [("not in the graph", OTHER, float("nan"))] if unknown else []
+            rows = [*zip(made.labels, made.colors, made.time_us, strict=True), *rest]
+            self.legend = [{"label": a, "color": b, "time": c if c == c else 0.0} for a, b, c in rows]
+
+    def _measure(self) -> None:
+        """Statistics of the marked range, or else of what is seen."""
+        if not self.measuring or self.graph is None:
+            self.statistics = []
+            return
+        first, last = self.range or self.window or [0.0, self.span_us]
+        rows = []
+        for title, timeline, found in zip(self.titles, self.timelines, self._waits, strict=True):
+            made = statistics(self.graph, timeline, found, first, last)
+            for name, one in zip(timeline.device_names, made, strict=True):
+                rows.append({"title": title, "device": short_device(name), **asdict(one)})
+        self.statistics = rows
 
     def dim_all_but(self, ops: Any) -> None:
         """Draw bars of other ops than `ops` faintly; None draws everything."""

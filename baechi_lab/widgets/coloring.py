@@ -1,0 +1,140 @@
+"""What bars of the timeline are coloured by: classes of ops with a legend. Colours of devices mean devices only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput
+from ..graph import OpGraph, Timeline
+from ..passes.roles import BACKWARD, FORWARD, SETUP, UPDATE, roles
+from ..viz.colors import CLASSES, LIMIT, OTHER
+from ..viz.nested.tree import ROOT, Tree, build_tree
+from .bars import short_device
+
+DEVICE, TYPE, SCOPE, PASS, CRITICAL, BATCH = "device", "op type", "scope", "pass", "critical path", "micro-batch"
+MOST_CLASSES = len(CLASSES)
+"""Classes beyond the largest ones are drawn as one, in grey."""
+
+
+@dataclass(frozen=True, eq=False)
+class Coloring:
+    """A class per op and its colour: `kind` uint8[n] points into `labels`, `colors` (#RRGGBB) and `time_us` (sums)."""
+
+    kind: NDArray[np.uint8]
+    labels: tuple[str, ...]
+    colors: tuple[str, ...]
+    time_us: tuple[float, ...]
+
+
+def choices(graph: OpGraph, timeline: Timeline | None = None) -> tuple[str, ...]:
+    """What ops of this graph can be coloured by; micro-batches only where it has some."""
+    batched = _batches(graph, timeline) is not None
+    return (DEVICE, TYPE, SCOPE, PASS, CRITICAL, *((BATCH,) if batched else ()))
+
+
+def coloring(
+    graph: OpGraph, by: str, critical: Sequence[int] | NDArray[np.int64] = (), timeline: Timeline | None = None
+) -> Coloring:
+    """The classes of all ops by their type, outermost scope, part in the step, micro-batch, or the critical path.
+
+    Raises:
+        InvalidInput: `by` is none of `choices`, or a device: which device runs an op is the timeline's matter.
+
+    >>> made = coloring(OpGraph.from_edges([1, 2], op_types=("Add", "MatMul")), "op type")
+    >>> made.labels, made.kind.tolist()
+    (('MatMul', 'Add'), [1, 0])
+    """
+    if by == TYPE:
+        return _largest(graph, np.array(graph.op_types, dtype=object))
+    if by == SCOPE:
+        return _largest(graph, _scopes(graph))
+    if by == PASS:
+        return _of_parts(graph)
+    if by == CRITICAL:
+        on = np.zeros(graph.n, dtype=np.int64)
+        on[np.asarray(critical, dtype=np.int64)] = 1
+        return _made(graph, on, ("other ops", "critical path"), (OTHER, LIMIT))
+    batch = _batches(graph, timeline)
+    if by != BATCH or batch is None:
+        raise InvalidInput(f"color_by is {by!r}; this graph can be coloured by {', '.join(choices(graph, timeline))}")
+    return _of_batches(graph, batch)
+
+
+def device_legend(timelines: Sequence[Timeline], colors: Sequence[str]) -> list[dict[str, Any]]:
+    """The devices and how long each computes in the first timeline."""
+    if not timelines:
+        return []
+    rows = zip(timelines[0].device_names, colors, timelines[0].busy_us.tolist(), strict=False)
+    return [{"label": short_device(name), "color": color, "time": time} for name, color, time in rows]
+
+
+def batches(graph: OpGraph, timeline: Timeline | None = None) -> NDArray[np.int64]:
+    """int64[n]: the micro-batch of every op, -1 for what is done once or where there are none."""
+    found = _batches(graph, timeline)
+    return np.full(graph.n, -1, dtype=np.int64) if found is None else found
+
+
+def _batches(graph: OpGraph, timeline: Timeline | None) -> NDArray[np.int64] | None:
+    told = graph.micro_batch
+    if told is None and timeline is not None and timeline.op_names == graph.names:
+        told = timeline.info.get("micro_batch")
+    return None if told is None else np.maximum(np.asarray(told, dtype=np.int64), -1)
+
+
+def _of_parts(graph: OpGraph) -> Coloring:
+    names = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "update", SETUP: "done once before"}
+    role = roles(graph)
+    if graph.micro_batch is not None:  # sums of gradients over micro-batches come after every backward pass
+        role = np.where((np.asarray(graph.micro_batch) < 0) & (role == BACKWARD), UPDATE, role)
+    order = [k for k in (FORWARD, BACKWARD, UPDATE, SETUP) if (role == k).any()]
+    position = np.zeros(4, dtype=np.int64)
+    position[order] = np.arange(len(order))
+    colors = {FORWARD: CLASSES[0], BACKWARD: CLASSES[1], UPDATE: CLASSES[2], SETUP: OTHER}
+    return _made(graph, position[role], tuple(names[k] for k in order), tuple(colors[k] for k in order))
+
+
+def _of_batches(graph: OpGraph, batch: NDArray[np.int64]) -> Coloring:
+    """A colour per micro-batch, beginning anew after the last; what is done once is grey."""
+    count = min(int(batch.max(initial=-1)) + 1, MOST_CLASSES)
+    kind = np.where(batch < 0, count, batch % max(count, 1))
+    many = int(batch.max(initial=-1)) + 1
+    labels = [", ".join(str(b) for b in range(k, many, count)) for k in range(count)]
+    labels = [text if len(text) < 14 else f"{k}, {k + count}, …" for k, text in enumerate(labels)]
+    return _made(graph, kind, (*labels, "done once"), (*CLASSES[:count], OTHER))
+
+
+def _scopes(graph: OpGraph) -> NDArray[np.object_]:
+    """The box of each op in the graph's first picture, as far as there are few enough of them."""
+    tree = build_tree(graph)
+    shown = tree.visible(tree.open_until(MOST_CLASSES))
+    label = np.array([_forward_label(tree, int(node)) for node in shown] or [""], dtype=object)
+    return label[tree.owner(shown)]
+
+
+def _forward_label(tree: Tree, node: int) -> str:
+    """A backward box has the colour of the forward box beside it."""
+    twin = int(tree.twin[node]) if tree.parent[node] == ROOT else -1
+    return tree.labels[twin if twin >= 0 else node] or "graph"
+
+
+def _largest(graph: OpGraph, label: NDArray[np.object_]) -> Coloring:
+    """Classes by label, those with the most time first; all beyond the last colour are one."""
+    names, inverse = np.unique(label.astype(str), return_inverse=True)
+    time = np.bincount(inverse, graph.duration_us, minlength=len(names))
+    order = np.argsort(-time, kind="stable")
+    few = len(names) <= MOST_CLASSES
+    rank = np.empty(len(names), dtype=np.int64)
+    rank[order] = np.minimum(np.arange(len(names)), MOST_CLASSES)
+    shown = [str(names[k]) or "no type" for k in order[:MOST_CLASSES]]
+    rest = () if few else (f"{len(names) - MOST_CLASSES} others",)
+    return _made(graph, rank[inverse], (*shown, *rest), (*CLASSES[: len(shown)], *(() if few else (OTHER,))))
+
+
+def _made(graph: OpGraph, kind: NDArray[np.int64], labels: tuple[str, ...], colors: tuple[str, ...]) -> Coloring:
+    time = np.bincount(kind, graph.duration_us, minlength=len(labels))
+    return Coloring(kind.astype(np.uint8), labels, colors, tuple(time.tolist()))

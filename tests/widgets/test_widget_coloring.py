@@ -1,0 +1,129 @@
+"""What bars are coloured by, and two placements on one axis."""
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.viz.colors import CLASSES, OTHER, device_colors
+from baechi_lab.widgets.coloring import BATCH, MOST_CLASSES, choices, coloring
+from baechi_lab.widgets.columns import unpack
+from baechi_lab.widgets.schedule import critical_chain
+from baechi_lab.widgets.views import TimelineView
+
+
+def test_no_class_has_a_device_s_colour():
+    assert not {*CLASSES, OTHER} & set(device_colors(32)) and len(set(CLASSES)) == len(CLASSES)
+
+
+def test_types_and_scopes_by_their_time(diamond):
+    made = coloring(diamond, "op type")  # MatMul 20 us, Add and Const 5 each
+    assert made.labels[0] == "MatMul" and made.time_us == (20, 5, 5) and made.kind.tolist()[1:3] == [0, 0]
+    # Six scopes of four ops each, the first the longest: 4 x 6 us.
+    names = [f"layer{k // 4}/op{k}" for k in range(24)]
+    graph = bl.OpGraph.from_edges([6 - k // 4 for k in range(24)], [(k, k + 1, 8) for k in range(23)], names=names)
+    made = coloring(graph, "scope")
+    assert made.labels == tuple(f"layer{k}" for k in range(6)) and made.time_us[0] == 24
+    assert made.kind.tolist() == [k // 4 for k in range(24)]
+
+
+def test_types_beyond_the_last_colour_are_one():
+    many = MOST_CLASSES + 3
+    graph = bl.OpGraph.from_edges(np.arange(many, 0, -1), op_types=tuple(f"T{k}" for k in range(many)))
+    made = coloring(graph, "op type")
+    assert made.labels == (*(f"T{k}" for k in range(MOST_CLASSES)), "3 others") and made.colors[-1] == OTHER
+    assert made.kind.tolist() == [*range(MOST_CLASSES), *[MOST_CLASSES] * 3] and made.time_us[-1] == 3 + 2 + 1
+
+
+def test_parts_of_a_training_step():
+    graph = bl.OpGraph.from_edges(
+        [0, 5, 9, 1], [(0, 1, 4), (1, 2, 4), (2, 3, 4)], forward_of=[-1, -1, 1, -1],
+        op_types=["Variable", "MatMul", "MatMulGrad", "Update"],
+    )  # fmt: skip
+    made = coloring(graph, "pass")
+    assert [made.labels[k] for k in made.kind] == ["done once before", "forward", "backward", "update"]
+
+
+def test_the_critical_path_is_the_chain(diamond, split):
+    chain = critical_chain(diamond, split)
+    made = coloring(diamond, "critical path", chain.ops)
+    assert np.flatnonzero(made.kind == 1).tolist() == chain.ops.tolist() and made.time_us == (10, 20)
+
+
+def test_micro_batches_of_unrolled_graphs_only(diamond):
+    assert BATCH not in choices(diamond)
+    with pytest.raises(bl.InvalidInput, match="color_by is 'micro-batch'; this graph can be coloured by device, op"):
+        coloring(diamond, BATCH)
+    whole = bl.unroll(diamond, 3)
+    made = coloring(whole, BATCH)
+    batch = np.asarray(whole.micro_batch)
+    assert choices(whole)[-1] == BATCH and made.labels == ("0", "1", "2", "done once")
+    assert made.kind[batch >= 0].tolist() == batch[batch >= 0].tolist()
+
+
+def test_more_micro_batches_than_colours_begin_anew(diamond):
+    made = coloring(bl.unroll(diamond, MOST_CLASSES + 1), BATCH)
+    assert made.labels[:2] == (f"0, {MOST_CLASSES}", "1") and len(made.labels) == MOST_CLASSES + 1
+
+
+def test_the_view_takes_classes_and_goes_back_to_devices(diamond, split):
+    view = TimelineView()
+    view.show(diamond, [split], critical_chain(diamond, split))
+    assert view.kinds == b"" and [one["label"] for one in view.legend] == ["gpu:0", "gpu:1"]
+    assert [one["time"] for one in view.legend] == [20, 10]
+    view.color_by = "op type"
+    assert list(view.kinds) == coloring(diamond, "op type").kind.tolist() and view.legend[0]["label"] == "MatMul"
+    view.color_by = "critical path"
+    assert list(view.kinds) == [1, 0, 1, 1]
+    view.color_by = "device"
+    assert view.kinds == b"" and view.batches == b""
+
+
+def test_micro_batches_reach_the_view_and_what_cannot_be_shown_is_devices(diamond, split):
+    whole = bl.unroll(diamond, 2)
+    line = bl.simulate(whole, bl.Cluster.uniform(2), bl.Placement(device=np.arange(whole.n) % 2))
+    view = TimelineView()
+    view.show(whole, [line])
+    view.color_by = BATCH
+    assert unpack({"b": view.batches}, "b", "i4").tolist() == np.maximum(whole.micro_batch, -1).tolist()
+    view.show(diamond, [split])
+    assert view.color_by == "device" and view.batches == b""
+
+
+def test_two_placements_on_one_axis_with_what_moved(diamond, pair, split):
+    other = bl.simulate(diamond, pair, bl.Placement(device=[0, 1, 1, 0]))
+    view = TimelineView()
+    view.show(diamond, [split, other], titles=["now", "before"], against=1)
+    bars = view.drawn
+    # Only b differs: gpu:0 now, gpu:1 (device 1, told as 2) before.
+    moved = {(int(bars.op[k]), int(bars.elsewhere[k])) for k in np.flatnonzero(bars.elsewhere)}
+    assert moved == {(1, 2), (1, 1)} and view.makespans == {"now": split.makespan_us, "before": other.makespan_us}
+    assert [lane["heading"] for lane in view.lanes if lane["heading"]] == ["now", "before"]
+    view.show(diamond, [split])
+    assert not view.drawn.elsewhere.any()
+
+
+def test_the_workbench_offers_the_setting_before_the_held_one_and_rows_of_compare():
+    graph = bl.generators.random_dag(60, seed=1)
+    bench = bl.Workbench(graph, bl.Cluster.uniform(3, link=bl.Link(5.0, 1e-4)), placer="m-topo", passes=())
+    bench.model.inline = True
+    first = bench.outcome
+    assert bench.timeline.choices == []
+    bench.model.change(placer="m-etf")
+    bench.timeline.against = "before"
+    now = bench.outcome
+    drawn = bench.timeline.drawn
+    apart = np.flatnonzero(first.placement.device != now.placement.device)
+    assert bench.timeline.makespans == {
+        "m-etf": now.timeline.makespan_us, "before: m-topo": first.timeline.makespan_us,
+    }  # fmt: skip
+    assert np.unique(drawn.op[drawn.elsewhere > 0]).tolist() == apart.tolist()
+    bench.tasks.compare(["m-etf", "m-sct"])
+    assert [key for key, _ in bench.timeline.choices] == ["before", "row:m-sct"]
+    bench.timeline.against = "row:m-sct"
+    step = bench.tasks.table.set_index("placer").loc["m-sct", "makespan_us"]
+    assert bench.timeline.makespans["m-sct"] == step
+    bench.tasks.hold()
+    assert [key for key, _ in bench.timeline.choices] == ["before", "row:m-sct"]  # what is current is not offered
+    bench.model.change(cluster=bl.Cluster.uniform(2))  # other devices: the rows are of another setting
+    assert [key for key, _ in bench.timeline.choices] == ["before", "held"]
+    assert bench.timeline.against == "" and len(bench.timeline.makespans) == 1 and bench.model.problem is None
