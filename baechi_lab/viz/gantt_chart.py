@@ -146,7 +146,7 @@ def _sending(timeline: Timeline, device: int, colors: list[str], limit: int, fac
 def _bar(
     bars: Bars, lane: str, texts: list[str], colors: list[str], factor: float, width: float, marked: Any = False
 ) -> go.Bar:
-    outline = {"width": 0.5, "color": "rgba(255,255,255,0.6)"}
+    outline: dict[str, Any] = {"width": 0.5, "color": "rgba(255,255,255,0.6)"}
     if np.any(marked):
         outline = {"width": np.where(marked, 1.5, 0.5), "color": np.where(marked, "#111111", outline["color"])}
     return go.Bar(
