@@ -410,7 +410,8 @@ def train(model, steps, seed):
     """Outputs, gradients and states of every step of a training with updates."""
     torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)  # noqa: NPY002
     seen = []
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    parameters = list(model.parameters()) or [nn.Parameter(torch.zeros(1))]  # some have none, which SGD refuses
+    optimizer = torch.optim.SGD(parameters, lr=0.05)
     for step in range(steps):
         x = torch.sin(torch.arange(6 * WIDTH, dtype=torch.float32).reshape(6, WIDTH) * (step + 1)).requires_grad_()
         optimizer.zero_grad()

@@ -222,3 +222,14 @@ def test_release_keeps_dependencies_on_what_was_reached():
     for thread in threads:
         thread.join(10)
     assert order == [1, 2]
+
+
+def test_bug_what_comes_after_a_call_that_the_code_left_out_still_comes_after_those_before_it():
+    """0 -> 1 -> 2, and 0 waits for 3, which the order has first: the code reaches 0 and 2 only."""
+    gate = Gate(make_order([(), (0,), (1,), ()], [1, 2, 3, 0], [0, 0, 0, 0]))
+    assert not gate.reach(0)
+    assert not gate.reach(2)
+    gate.release()
+    assert gate._left(2) == {0}
+    gate.submit(0)
+    assert gate._left(2) == set()

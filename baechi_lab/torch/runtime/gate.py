@@ -72,7 +72,7 @@ class Gate:
                     self._let_go(dependent)
 
     def release(self) -> None:
-        """Drop the order for the rest of this forward; ops still wait for those they depend on, if reached."""
+        """Drop the order for the rest of this forward; ops still wait for the reached ones among all that come before them."""
         with self.lock:
             self.free = True
             for op in list(self.waiters):
@@ -82,7 +82,19 @@ class Gate:
     def _left(self, op: int) -> set[int]:
         if not self.free:
             return {b for b in self.order.blockers[op] if not self.submitted[b]}
-        return {p for p in self.order.parents[op] if self.reached[p] and not self.submitted[p]}
+        found: set[int] = set()
+        stack, seen = list(self.order.parents[op]), set(self.order.parents[op])
+        while stack:
+            parent = stack.pop()
+            if self.reached[parent]:
+                if not self.submitted[parent]:
+                    found.add(parent)
+                continue
+            # The code left it out: what comes after it still comes after what comes before it.
+            above = [p for p in self.order.parents[parent] if p not in seen]
+            seen.update(above)
+            stack += above
+        return found
 
     def _let_go(self, op: int) -> None:
         if not self.waiters[op].left:

@@ -31,6 +31,7 @@ from .deferred import Deferred, Future, defer, deferred, resolve, spec_of
 from .gate import Gate
 from .intercept import Frame, Handler, hooked
 from .plan import Plan
+from .random import generator_states, same_states
 from .sequence import count, inputs_of, renumber, set_aside
 from .storage import storage_key
 from .transport import HostTransport, make_transport
@@ -108,6 +109,7 @@ class Session(Handler):
         self.output_device = None if output_device is None else torch.device(output_device)
         self.index = plan.index
         self.reorders = bool(plan.order.waiting)
+        self.fixed = frozenset(plan.fixed)
         self.modules = [(name, module) for name, module in model.named_modules() if name]
         self.hooked = {name for name, module in self.modules if hooked(module)}
         self.told: set[str] = set()
@@ -226,7 +228,8 @@ class Session(Handler):
             return self._unplanned(flight, key, run, args, kwargs, held)
         if not flight.gate.reach(op):
             spec, numbers = flight.learned.get(key, (None, 0))
-            if spec is not None and not held and not (module is None and op in self.plan.inplace):
+            stays = held or op in self.fixed  # a fixed call waits only where the code took another path
+            if spec is not None and not stays and not (module is None and op in self.plan.inplace):
                 return self._start(flight, key, op, run, args, kwargs, spec, numbers)
             self._flush(flight)
         flight.gate.wait(op)
@@ -265,11 +268,12 @@ class Session(Handler):
         return outputs
 
     def _learn(self, flight: Flight, key: str, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        before = count()
+        before, drawn = count(), generator_states()
         outputs = self._submit(flight, op, run, args, kwargs)
         # A call outside the plan may only be put off when it is a view: nothing is lost if it runs later.
         spec = spec_of(outputs) if op >= 0 or _views(outputs, (args, kwargs)) else None
-        flight.learned[key] = (spec, count() - before)
+        if spec is not None or op >= 0 or same_states(drawn, generator_states()):
+            flight.learned[key] = (spec, count() - before)
         flight.order.append(op)
         return outputs
 
@@ -336,8 +340,8 @@ class Session(Handler):
             gate.submit(future.op)
 
     def _unplanned(self, flight: Flight, key: str, run: Callable[..., Any], args: Any, kwargs: Any, held: bool) -> Any:
-        """A view, a constant, or a call that the trace did not see."""
-        writes = held or _writes(run, kwargs)
+        """A view, a constant, or a call that the trace did not see; of one that no forward has learned nothing is known."""
+        writes = held or key not in flight.learned or _writes(run, kwargs)
         late = deferred((args, kwargs))
         reads = flight.learned.get(key, (None, 0))[0] is None  # a view reads no data
         if flight.pending and (writes or (flight.inplace_pending and reads and not late)):
