@@ -89,6 +89,15 @@ class Placement(Travelling):
         return len(self.device)
 
     @property
+    def devices(self) -> int:
+        """Devices that a cluster must have for it: one more than the last that is named, replicas included; at least 1.
+
+        >>> Placement(device=[0, 0], replicas=[(0, 3)]).devices
+        4
+        """
+        return max(int(self.device.max(initial=0)), *(d for group in self.replicas for d in group), 0) + 1
+
+    @property
     def rank(self) -> NDArray[Any] | None:
         """float64[n], lowest runs first, from `order` or `priority`; None when nothing was planned."""
         if self.order is not None:

@@ -27,7 +27,7 @@ from baechi_lab.profilers.torch import profile as profile_module  # noqa: E402
 from baechi_lab.simulator.stages import B, W, stages_of  # noqa: E402
 from baechi_lab.torch.pipelines.cutting import cut  # noqa: E402
 from baechi_lab.torch.pipelines.recording import record  # noqa: E402
-from baechi_lab.torch.pipelines.worker import actions, rebuilt  # noqa: E402
+from baechi_lab.torch.pipelines.worker import actions, rebuilt, with_transfers  # noqa: E402
 from baechi_lab.torch.step import TorchStep  # noqa: E402
 from baechi_lab.torch.tracing import trace  # noqa: E402
 from baechi_lab.workers.pool import Pool  # noqa: E402
@@ -222,8 +222,19 @@ def test_bug_a_stage_without_calls_is_named():
 
 
 def test_torchs_words_for_a_schedule():
-    assert [str(a) for a in actions("0F0 0B0")[0]] == ["0F0", "0B0"]
-    assert [str(a) for a in actions("0F0 0B0 0W0")[0]] == ["0F0", "0I0", "0W0"]
+    assert actions("0F0 0B0") == [["0F0", "0B0"]]
+    assert actions("0F0 0B0 0W0") == [["0F0", "0I0", "0W0"]]
+
+
+def test_what_replicas_send_goes_to_the_one_that_has_the_micro_batch():
+    """Micro-batches 0 and 2 on process 0, 1 on process 1; stage 1 on process 2."""
+    text = "0F0 0F2 0B0 0B2\n0F1 0B1\n1F0 1B0 1F1 1B1 1F2 1B2"
+    found = with_transfers(actions(text), [[0, 1], [2]])
+    assert [word for word in found[1] if "_" in word] == ["0SEND_F1", "0RECV_B1"]
+    assert [word for word in found[2] if "RECV" in word] == ["1RECV_F0", "1RECV_F1", "1RECV_F2"]
+    assert [[w for w in line if "_" not in w] for line in found] == [line.split() for line in text.splitlines()]
+    with pytest.raises(ValueError, match="blocks itself"):
+        with_transfers(actions("0B0 0F0\n1F0 1B0"), [[0], [1]])
 
 
 # -- the batch ---------------------------------------------------------------------------------------------
@@ -316,6 +327,23 @@ def test_what_forms_no_pipeline_is_refused_where_one_is_asked_for():
         bl.torch.execute(step, chain, 1, graph=graph, cluster=cpus(2), micro_batches=5)
 
 
+def test_replicas_that_cannot_run_are_refused():
+    step = skipping()
+    graph = profiled(step)
+    placed = in_stages(graph, [0, 2]).replace(replicas=[(0, 1)])
+    with pytest.raises(InvalidInput, match=r"replicas is \(\(0, 1\),\); bl.execute runs every op on one device"):
+        bl.torch.execute(step, placed, 1, graph=graph)
+    with pytest.raises(InvalidInput, match=r"replicas is \(\(0, 1\),\); bl.export runs every op on one device"):
+        bl.torch.export(step, placed, "nowhere", graph=graph)
+    with pytest.raises(InvalidInput, match="pipeline is False; replicas of stages run in processes of their own"):
+        bl.torch.execute(step, placed, 1, graph=graph, micro_batches=4, pipeline=False)
+    with pytest.raises(InvalidInput, match="micro_batches is 1; a stage has 2 replicas, each of which needs one"):
+        bl.torch.execute(step, placed, 1, graph=graph, micro_batches=1)
+    turning = in_stages(graph, [0, 2, 0, 2]).replace(replicas=[(0, 1)])
+    with pytest.raises(InvalidInput, match="form no pipeline"):
+        bl.torch.execute(step, turning, 1, graph=graph, micro_batches=4)
+
+
 def test_batch_statistics_are_warned_of_once():
     step = TorchStep("norms", Norms, (torch.randn(8, 4),))
     graph = profiled(step, 2)
@@ -376,6 +404,43 @@ def test_every_schedule_gives_the_gradients_of_the_undivided_batch(two_processes
     for line, device in enumerate(dict.fromkeys(cut_up.stages.device.tolist())):
         mine = np.flatnonzero(run.timeline.device == device)
         assert [units[i] for i in run.timeline.op[mine]] == str(cut_up.schedule).splitlines()[line].split()
+
+
+@pytest.fixture(scope="module")
+def three_processes():
+    with Pool(3, tries=1) as pool:
+        yield pool
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "stages", "replicas"),
+    [
+        ("1f1b", [0, 2], [(0, 1)]),  # micro-batches 0 and 2 on process 0, 1 and 3 on process 1
+        ("zb-h1", [0, 1], [(1, 2)]),  # the last stage is shared: the loss too
+        ("gpipe", [0], [(0, 1, 2)]),  # data parallel, replicas with two micro-batches and with one
+    ],
+)
+def test_replicas_of_stages_add_up_the_gradients_of_the_undivided_batch(three_processes, schedule, stages, replicas):
+    step = skipping()
+    graph, cluster = profiled(step), cpus(3)
+    placed = in_stages(graph, stages).replace(replicas=replicas)
+    model, parts = step.model(), step.micro_batches(4)
+    cut_up = cut_step(parts[0], model, trace(model, parts[0].inputs), graph, placed, cluster, 4, schedule)
+    run = run_pipeline(
+        step, model, parts, cut_up, cluster, ("cpu",) * 3, mean=True, steps=2, warmup=1, gradients=True,
+        pool=three_processes,
+    )  # fmt: skip
+    loss, gradients = undivided(step)
+    assert run.status == "ok"
+    assert run.outputs[0][0] == pytest.approx(loss, rel=1e-6)
+    same_gradients(run.info["gradients"], gradients)
+    simulated = bl.simulate(graph, cluster, placed, micro_batches=4, schedule=schedule)
+    lines = str(cut_up.schedule).splitlines()
+    assert simulated.info["line_device"].tolist() == list(cut_up.processes)
+    for line, device in zip(lines, cut_up.processes, strict=True):
+        mine = np.flatnonzero(run.timeline.device == device)
+        assert [run.timeline.op_names[i] for i in run.timeline.op[mine]] == line.split()
 
 
 class Turning(nn.Sequential):
@@ -484,23 +549,22 @@ def environment(folder):
 
 @pytest.mark.slow
 def test_an_exported_pipeline_trains_under_torchrun_without_us(exportable, tmp_path):
+    """Two replicas of the first stage, and one of the second."""
     step, graph, wanted = exportable
-    stage = [int(name.startswith(("decoder", "head"))) for name in graph.names]
-    placed = bl.Placement(device=stage, graph_key=graph.key)
-    folder = bl.torch.export(
-        step, placed, tmp_path / "out", graph=graph, cluster=cpus(2), micro_batches=2, schedule="zb-h1"
-    )
+    stage = [2 * int(name.startswith(("decoder", "head"))) for name in graph.names]
+    placed = bl.Placement(device=stage, graph_key=graph.key, replicas=[(0, 1)])
+    folder = bl.torch.export(step, placed, tmp_path / "out", graph=graph, micro_batches=2, schedule="zb-h1")
     for path in folder.glob("*.py"):
         assert not re.search(r"^\s*(from|import) (baechi_lab|\.)", path.read_text(), re.MULTILINE)
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-conf",
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--rdzv-backend", "c10d", "--rdzv-conf",
         "store_type=file", "--rdzv-endpoint", str(tmp_path / "meeting"), "train.py", "--steps", "3",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert losses_of(done.stdout) == pytest.approx(wanted, rel=1e-5)
     assert not list(folder.glob(".meeting*"))
-    bl.torch.export(step, placed, folder, graph=graph, cluster=cpus(2), micro_batches=2)  # replaces what it wrote
+    bl.torch.export(step, placed, folder, graph=graph, micro_batches=2)  # replaces what it wrote
 
 
 @pytest.mark.slow

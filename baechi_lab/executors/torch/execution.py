@@ -15,6 +15,7 @@ from torch import nn
 
 from ...errors import InvalidInput, UnknownNameError
 from ...graph import Cluster, OpGraph, Placement, Run
+from ...graph.arguments import refuse_replicas
 from ...passes.unroll import unroll
 from ...torch.assigner import assign, distribution
 from ...torch.plan import torch_devices
@@ -41,7 +42,8 @@ def execute(
 
     Whole batches run in this process. With `micro_batches` or a `schedule`, a placement whose stages form a pipeline runs
     on `torch.distributed.pipelining`, in a process of its own for every device (gloo between CPUs, NCCL between GPUs;
-    a CPU device has one thread). Any other placement runs in this process with several micro-batches under way.
+    a CPU device has one thread). Any other placement runs in this process with several micro-batches under way. Replicas
+    of stages are processes of their own, which add up their gradients (all-reduce) before the optimizer steps.
 
     Args:
         step: a `TorchStep`; its model is built anew, so two runs start from the same parameters.
@@ -92,9 +94,10 @@ def execute(
     where = cluster or _attached(placed)
     names = torch_devices(where, devices)
     whole = unroll(known, len(parts)) if len(parts) > 1 else known  # which warns of batch statistics
+    must = must_be_pipeline(placed, pipeline, schedule)
     cut_up = None
     if schedule is not None and pipeline is not False:
-        cut_up = _cut(parts[0], model, found, known, placed, where, len(parts), schedule, must=pipeline is True)
+        cut_up = _cut(parts[0], model, found, known, placed, where, len(parts), schedule, must=must)
     under_way = in_flight(schedule, len(parts), len(set(placed.device.tolist()))) if cut_up is None else 0
     mean = is_mean(step, model, parts) if reduction is None else reduction == "mean"
     if cut_up is not None:
@@ -139,6 +142,21 @@ def execute(
         info["gradients"] = running.gradients
     times = np.array(running.seconds[warmup : warmup + steps])
     return Run(measured, times, tuple(running.outputs), status, message, info=info)
+
+
+def must_be_pipeline(placed: Placement, pipeline: bool | None, schedule: Any) -> bool:
+    """Whether only processes of a pipeline can run a placement: replicas of stages need one each.
+
+    >>> must_be_pipeline(Placement(device=[0], replicas=[(0, 1)]), None, "1f1b")
+    True
+    """
+    if placed.replicas and schedule is None:
+        refuse_replicas(placed, "bl.execute")
+    if placed.replicas and pipeline is False:
+        raise InvalidInput(
+            f"replicas is {placed.replicas!r:.60} and pipeline is False; replicas of stages run in processes of their own"
+        )
+    return pipeline is True or bool(placed.replicas)
 
 
 def in_flight(schedule: Any, micro_batches: int, devices: int) -> int:
@@ -269,7 +287,7 @@ def synchronize() -> None:
 
 
 def _attached(placement: Placement) -> Cluster:
-    n = int(placement.device.max(initial=0)) + 1
+    n = placement.devices
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return Cluster.uniform(n, kind="gpu" if gpus >= n else "cpu")
 

@@ -26,6 +26,7 @@ class Job:
     parts: dict[int, tuple[nn.Module, dict[str, Any]]]
     stages: int
     schedule: str
+    homes: list[list[int]]
     batches: list[tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]
     loss: Callable[..., torch.Tensor]
     template: Any
@@ -76,8 +77,8 @@ def run_process(packed: bytes, file: str) -> Report:
 
 def _train(job: Job) -> Report:
     pipeline = Pipeline(
-        job.parts, job.stages, job.schedule, len(job.batches), loss=job.loss, template=job.template, mean=job.mean,
-        device=job.device,
+        job.parts, job.stages, job.schedule, len(job.batches), loss=job.loss, template=job.template, homes=job.homes,
+        mean=job.mean, device=job.device,
     )  # fmt: skip
     parameters = pipeline.parameters
     optimizer = job.optimizer(parameters) if job.optimizer is not None and parameters else None

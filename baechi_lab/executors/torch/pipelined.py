@@ -37,23 +37,22 @@ _LOOK = 0.2
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A placed step as a pipeline: its stages as modules, and the order in which its processes run them."""
+    """A placed step as a pipeline: its stages as modules, and the order in which its processes run them.
+
+    `homes[s]`: the processes of stage s, which are its replicas; `processes`: the device of every process.
+    """
 
     parts: list[Part]
     program: Program
     stages: Stages
     schedule: Schedule
     micro_batches: int
+    processes: tuple[int, ...]
+    homes: list[list[int]]
 
     def of_process(self, rank: int) -> dict[int, Part]:
         """Stage -> part, of one process."""
-        return {s: part for s, part in enumerate(self.parts) if self.stages.line[s] == rank}
-
-    @property
-    def processes(self) -> list[int]:
-        """The device of every process."""
-        seen = dict.fromkeys(self.stages.device.tolist())
-        return list(seen)
+        return {s: part for s, part in enumerate(self.parts) if rank in self.homes[s]}
 
 
 def cut_step(
@@ -77,7 +76,10 @@ def cut_step(
         )
     program = record(model, step.inputs, found)
     stage = made.stages.stage[: len(found.calls)].tolist()
-    return Cut(cut(model, program, stage, made.stages.count), program, made.stages, made.schedule, micro_batches)
+    parts = cut(model, program, stage, made.stages.count)
+    groups = {group[0]: group for group in placed.on(graph).replicas}
+    homes = [[made.line_device.index(d) for d in groups.get(first, (first,))] for first in made.stages.device.tolist()]
+    return Cut(parts, program, made.stages, made.schedule, micro_batches, made.line_device, homes)
 
 
 def run_pipeline(
@@ -90,7 +92,7 @@ def run_pipeline(
         Job(
             rank, len(cut_up.processes), names[device],
             {s: (part.module, part.spec) for s, part in cut_up.of_process(rank).items()}, len(cut_up.parts),
-            str(cut_up.schedule), [(p.inputs, p.targets) for p in parts], step.loss or own_loss,
+            str(cut_up.schedule), cut_up.homes, [(p.inputs, p.targets) for p in parts], step.loss or own_loss,
             cut_up.program.template, mean, step.optimizer, step.seed, warmup, steps, gradients,
         )
         for rank, device in enumerate(cut_up.processes)
@@ -187,14 +189,16 @@ def _timeline(
     reports: list[Report], step: int, start: float, seconds: float, cut_up: Cut, cluster: Cluster
 ) -> Timeline:
     """A row per unit of the schedule; its ops are the units, `0F3` and so on."""
-    marks = sorted((m for r in reports for m in r.marks[step]), key=lambda m: (m[3], m[4]))
+    each = [(d, m) for d, r in zip(cut_up.processes, reports, strict=True) for m in r.marks[step]]
+    each.sort(key=lambda pair: pair[1][3:])
+    homes, marks = np.array([d for d, _ in each], dtype=np.int32), [m for _, m in each]
     begin = np.array([m[3] for m in marks]) - start
     end = np.array([m[4] for m in marks]) - start
     peak = np.zeros(cluster.n, dtype=np.int64)
     for device, report in zip(cut_up.processes, reports, strict=True):
         peak[device] = report.peak_bytes
     return Timeline(
-        op=np.arange(len(marks)), device=cut_up.stages.device[[m[0] for m in marks]], start_us=np.maximum(begin, 0) * 1e6,
+        op=np.arange(len(marks)), device=homes, start_us=np.maximum(begin, 0) * 1e6,
         end_us=np.maximum(end, 0) * 1e6, transfers=Transfers.none(), memory=MemoryLog.none(), peak_bytes=peak,
         makespan_us=seconds * 1e6, origin="measured", op_names=tuple(f"{s}{kind}{k}" for s, kind, k, _, _ in marks),
         device_names=cluster.names, memory_bytes=cluster.memory_bytes, tensor_producer=np.zeros(0, np.int32),

@@ -16,6 +16,7 @@ from typing import Any
 from ... import errors
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement
+from ...graph.arguments import refuse_replicas
 from ...torch import runtime
 from ...torch.models.losses import own_loss
 from ...torch.plan import make_plan, torch_devices
@@ -53,6 +54,7 @@ def export(
         if way.cut is not None:
             return write_folder(folder, pipeline_files(step, model, way, torch_devices(way.cluster, devices)))
     else:
+        refuse_replicas(placement, "bl.export")
         way = Way([step], None, cluster, 1, True)
     found = trace(model, way.parts[0].inputs, atomic=step.atomic)
     placed = placement if graph is None else placement.on(graph)

@@ -15,7 +15,7 @@ from torch.fx.graph_module import _format_import_block
 from torch.package import sys_importer
 
 from ...errors import InvalidInput, UnknownNameError
-from ...executors.torch.execution import in_flight, known_graph
+from ...executors.torch.execution import in_flight, known_graph, must_be_pipeline
 from ...executors.torch.pipelined import Cut, cut_step
 from ...executors.torch.reduction import is_mean
 from ...graph import Cluster, OpGraph, Placement
@@ -47,7 +47,8 @@ def divide(
     schedule = "1f1b" if schedule is None else schedule
     found = trace(model, parts[0].inputs, atomic=step.atomic)
     known, placed = known_graph(parts[0], model, found, placement, graph)
-    where = cluster or Cluster.uniform(int(placed.device.max(initial=0)) + 1, kind="cpu")
+    where = cluster or Cluster.uniform(placed.devices, kind="cpu")
+    must = must_be_pipeline(placed, pipeline, schedule)
     mean = is_mean(step, model, parts) if reduction is None else reduction == "mean"
     cut = None
     if pipeline is not False:
@@ -56,7 +57,7 @@ def divide(
         except UnknownNameError:
             raise
         except InvalidInput:
-            if pipeline is True or schedule not in ("gpipe", "1f1b"):
+            if must or schedule not in ("gpipe", "1f1b"):
                 raise
     under_way = 1 if cut is not None else in_flight(schedule, len(parts), len(set(placed.device.tolist())))
     return Way(parts, cut, where, under_way, mean)
@@ -102,8 +103,8 @@ def _plan(cut: Cut, mean: bool, devices: tuple[str, ...]) -> dict[str, Any]:
     if len(kinds) > 1:
         raise InvalidInput("the placement uses CPUs and GPUs; an exported pipeline has processes of one kind")
     stages = [
-        {**part.spec, "process": int(line), "uses": _uses(part.module.graph)}
-        for part, line in zip(cut.parts, cut.stages.line, strict=True)
+        {**part.spec, "processes": ranks, "uses": _uses(part.module.graph)}
+        for part, ranks in zip(cut.parts, cut.homes, strict=True)
     ]
     return {
         "schedule": str(cut.schedule), "micro_batches": cut.micro_batches, "mean": mean, "device": kinds.pop(),

@@ -130,11 +130,12 @@ def pipeline(rank, device):
     model = <MODEL>
     model.load_state_dict(torch.load(HERE / "weights.pt", weights_only=True))
     constants = torch.load(HERE / "constants.pt", weights_only=True)
-    own = {s: plan for s, plan in enumerate(PLAN["stages"]) if plan["process"] == rank}
+    own = {s: plan for s, plan in enumerate(PLAN["stages"]) if rank in plan["processes"]}
     modules = {s: getattr(stages, f"Stage{s}")(part_of(model, plan["uses"], constants)) for s, plan in own.items()}
     return Pipeline(
         {s: (modules[s], plan) for s, plan in own.items()}, len(PLAN["stages"]), PLAN["schedule"], PLAN["micro_batches"],
-        loss=<LOSS>, template=PLAN["template"], mean=PLAN["mean"], device=device,
+        loss=<LOSS>, template=PLAN["template"], homes=[plan["processes"] for plan in PLAN["stages"]], mean=PLAN["mean"],
+        device=device,
     )
 
 
@@ -163,6 +164,7 @@ def train(steps, device):
             optimizer.step()
         if loss is not None:
             losses.append(loss)
+        if loss is not None and rank == PLAN["stages"][-1]["processes"][0]:
             print(f"step {step}: loss {loss!r}, {time.perf_counter() - start:.4f} s", flush=True)
     dist.barrier()
     dist.destroy_process_group()

@@ -2,14 +2,19 @@
 
 This file needs torch alone: an exported script takes it along. A schedule has one line per process, with units such as
 `0F3`: stage 0, forward of micro-batch 3. B is the whole backward pass of a stage; where the text has W units, B is the
-gradient of inputs and W that of weights. The order goes to torch's `_PipelineScheduleRuntime`, which adds sends and
-receives.
+gradient of inputs and W that of weights. Sends and receives are added here, and torch's `_PipelineScheduleRuntime` runs it.
+
+Several processes may share a stage as replicas: micro-batch k goes to the one at k modulo their number. Where torch takes
+one process per stage for granted, `_Runtime` and `_Stage` say otherwise. Once all units are done, replicas add up their
+gradients.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
-from torch.distributed.pipelining.stage import PipelineStage
+from torch.distributed.pipelining.stage import InferenceMode, PipelineStage
 
 Marks = list[tuple[int, str, int, float, float]]
 """(stage, kind, micro-batch, start, end) of units; seconds of this machine's monotonic clock."""
@@ -41,11 +46,50 @@ def connect(rank: int, world: int, device: str, file: str | None, seconds: float
     dist.init_process_group(backend, store=dist.FileStore(file, world), rank=rank, world_size=world, timeout=wait)
 
 
-def actions(text: str) -> dict[int, list[Any]]:
+def actions(text: str) -> list[list[str]]:
     """A schedule's text in torch's words, per process: `B` where weights come with it, else `I` and `W`."""
     lines = [line.split() for line in text.strip().splitlines()]
     apart = any("W" in word for line in lines for word in line)
-    return {k: [_Action.from_str(w.replace("B", "I") if apart else w) for w in line] for k, line in enumerate(lines)}
+    return [[word.replace("B", "I") if apart else word for word in line] for line in lines]
+
+
+def with_transfers(lines: Sequence[Sequence[str]], homes: Sequence[Sequence[int]]) -> list[list[str]]:
+    """Per process its actions with sends and receives; `homes[s]`: the processes of stage s.
+
+    What a unit makes is sent when the unit ends, and received by the other process where it is in its own order at that
+    moment; so no two processes wait for each other.
+
+    >>> [" ".join(line) for line in with_transfers(actions("0F0 0B0\\n1F0 1B0"), [[0], [1]])]
+    ['0F0 0SEND_F0 0RECV_B0 0B0', '1RECV_F0 1F0 1B0 1SEND_B0']
+    """
+    made: list[list[str]] = [[] for _ in lines]
+    waiting = [deque(line) for line in lines]
+    done: set[tuple[int, str, int]] = set()
+    while left := sum(map(len, waiting)):
+        for rank, line in enumerate(waiting):
+            if not line:
+                continue
+            stage, kind, k = _unit(line[0])
+            source, target = (stage - 1, stage + 1) if kind == "F" else (stage + 1, stage - 1)
+            if kind != "W" and 0 <= source < len(homes) and (source, kind, k) not in done:
+                continue
+            made[rank].append(line.popleft())
+            done.add((stage, kind, k))
+            if kind == "W" or not 0 <= target < len(homes):
+                continue
+            other, sent = homes[target][k % len(homes[target])], "F" if kind == "F" else "B"
+            if other != rank:
+                made[rank].append(f"{stage}SEND_{sent}{k}")
+                made[other].append(f"{target}RECV_{sent}{k}")
+        if sum(map(len, waiting)) == left:
+            raise ValueError("the schedule blocks itself")
+    return made
+
+
+def _unit(word: str) -> tuple[int, str, int]:
+    """Stage, kind and micro-batch of a word such as 0F3."""
+    stage, kind, k = re.fullmatch(r"(\d+)([A-Z])(\d+)", word).groups()  # type: ignore[union-attr]
+    return int(stage), kind, int(k)
 
 
 class Pipeline:
@@ -59,13 +103,16 @@ class Pipeline:
         micro_batches: per step.
         loss: `(output, *targets) -> scalar`; the last stage's `template` says how its tensors make the output.
         mean: the loss of the batch is the mean of those of its micro-batches, else their sum.
+        homes: the processes of every stage, replicas in the order in which they take micro-batches.
     """
 
     def __init__(
         self, parts: Mapping[int, tuple[nn.Module, dict[str, Any]]], stages: int, text: str, micro_batches: int, *,
-        loss: Callable[..., torch.Tensor], template: Any, mean: bool = True, device: str = "cpu",
+        loss: Callable[..., torch.Tensor], template: Any, homes: Sequence[Sequence[int]], mean: bool = True,
+        device: str = "cpu",
     ):  # fmt: skip
         self.count, self.device = micro_batches, torch.device(device)
+        self.replicas = _group([tuple(homes[s]) for s in range(stages)], tuple(homes[next(iter(parts))]))
         self.inputs = {name for _, spec in parts.values() for name in spec["inputs"]}
         self.marks: Marks = []
         self.modules = {s: module.to(self.device) for s, (module, _) in parts.items()}
@@ -73,20 +120,21 @@ class Pipeline:
         for s, (module, spec) in sorted(parts.items()):
             module.device = self.device  # type: ignore[assignment]
             metas = [tuple(_meta(*value) for value in spec[key]) for key in ("receives", "sends")]
-            stage = _Stage(
-                _Sending(module, spec["inputs"]), s, stages, self.device, input_args=metas[0], output_args=metas[1]
-            )
+            stage = _Stage(_Sending(module, spec["inputs"]), s, homes, self.device, metas[0], metas[1])
             stage.pipeline = self
             made.append(stage)
-        self.schedule = _PipelineScheduleRuntime(made, micro_batches, loss_fn=self._loss, scale_grads=mean)
-        self.schedule._prepare_schedule_with_comms(actions(text))
+        self.schedule = _Runtime(made, micro_batches, loss_fn=self._loss, scale_grads=False)
+        orders = with_transfers(actions(text), homes)
+        self.schedule.pipeline_order_with_comms = {
+            rank: list(map(_Action.from_str, line)) for rank, line in enumerate(orders)
+        }
         self.loss, self.template, self.mean = loss, template, mean
         self.observed = True
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Of all stages of this process."""
-        return [p for module in self.modules.values() for p in module.parameters()]
+        """Of all stages of this process, each once."""
+        return list(dict.fromkeys(p for module in self.modules.values() for p in module.parameters()))
 
     def step(self, batches: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]) -> float | None:
         """Forward and backward of one batch, given as (inputs, targets) of its micro-batches; gradients add up.
@@ -101,12 +149,26 @@ class Pipeline:
         own = [self._own(inputs) for inputs, _ in batches]
         last = any(stage.is_last for stage in stages)
         targets = [tuple(t.to(self.device) for t in given) for _, given in batches] if last else None
-        losses: list[torch.Tensor] = []
-        self.schedule._step_microbatches([()] * self.count, own, targets, losses, return_outputs=False)
+        self.schedule.losses.clear()
+        self.schedule._step_microbatches([()] * self.count, own, targets, None, return_outputs=False)
+        self._share([p.grad for p in self.parameters if p.grad is not None])
         if not last:
             return None
-        total = float(torch.stack([loss.detach() for loss in losses]).sum())
-        return total / self.count if self.mean else total
+        total = torch.stack([loss.detach() for loss in self.schedule.losses.values()]).sum()
+        self._share([total])
+        return float(total)
+
+    def _share(self, sums: list[torch.Tensor]) -> None:
+        """Add up among replicas, types apart, and make means of sums, in place."""
+        for dtype in dict.fromkeys(t.dtype for t in sums if self.replicas is not None):
+            mine = [t for t in sums if t.dtype == dtype]
+            together = torch.cat([t.reshape(-1) for t in mine])
+            dist.all_reduce(together, group=self.replicas)
+            for tensor, values in zip(mine, together.split([t.numel() for t in mine]), strict=True):
+                tensor.copy_(values.view(tensor.shape))
+        for tensor in sums:
+            if self.mean and self.count > 1:
+                tensor.div_(self.count)
 
     def _own(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         named = {f"input_{i}": tensor for i, tensor in enumerate(inputs)}
@@ -126,10 +188,66 @@ class Pipeline:
         return time.perf_counter()
 
 
+def _group(homes: Sequence[tuple[int, ...]], own: tuple[int, ...]) -> Any:
+    """The group of this process and its replicas, None where it has none; all processes make all groups."""
+    groups = {ranks: dist.new_group(list(ranks)) for ranks in sorted(set(homes)) if len(ranks) > 1}
+    return groups.get(own)
+
+
+class _Runtime(_PipelineScheduleRuntime):
+    """torch's, where a process may do some of the micro-batches only: losses are known by micro-batch."""
+
+    def __init__(self, stages: list[Any], *args: Any, **options: Any):
+        super().__init__(stages, *args, **options)
+        self.losses: dict[int, torch.Tensor] = {}
+
+    def _warmup_p2p(self, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
+        """Shapes and types are given, so neighbours need not ask each other."""
+        for stage in stages:
+            stage._inference_mode = InferenceMode.STATIC
+
+    def _maybe_compute_loss(
+        self, stage: Any, output: Any, target_mbs: Any, mb_index: int, loss_kwargs: Any = None
+    ) -> None:
+        if stage.is_last:
+            self.losses[mb_index] = self._compute_loss(output, target_mbs[mb_index], loss_kwargs)
+
+    def _maybe_get_loss(self, stage: Any, mb_index: int) -> torch.Tensor | None:
+        return self.losses[mb_index] if stage.is_last else None
+
+
 class _Stage(PipelineStage):
-    """A stage that notes when its units start and end."""
+    """A stage that notes when its units start and end, and whose neighbours may have replicas."""
 
     pipeline: Pipeline
+
+    def __init__(
+        self, module: nn.Module, index: int, homes: Sequence[Sequence[int]], device: torch.device, receives: Any, sends: Any
+    ):  # fmt: skip
+        # torch refuses more processes than stages, and spreads stages over processes by itself.
+        most = max(len(homes), dist.get_world_size())
+        super().__init__(module, index, most, device, input_args=receives, output_args=sends)
+        self.num_stages, self.homes, self.micro_batch = len(homes), homes, 0
+
+    def _resolve_peer_global_rank(self, stage_idx: int) -> int:
+        ranks = self.homes[stage_idx]
+        return ranks[self.micro_batch % len(ranks)]
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
+        self.micro_batch = fwd_chunk_id
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
+        self.micro_batch = bwd_chunk_id
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[Any]:
+        self.micro_batch = fwd_chunk_id
+        return super().get_fwd_send_ops(fwd_chunk_id)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:
+        self.micro_batch = bwd_chunk_id
+        return super().get_bwd_send_ops(bwd_chunk_id)
 
     def forward_one_chunk(
         self, fwd_chunk_id: int, args: Any, kwargs: Any = None, save_forward_output: bool = True
