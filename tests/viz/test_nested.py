@@ -12,7 +12,7 @@ from baechi_lab.viz.nested.scopes import BACKWARD, homes
 from baechi_lab.viz.nested.segments import crossings as crossing_edges
 from baechi_lab.viz.nested.segments import repeats, segments
 from baechi_lab.viz.nested.svg import drawn
-from baechi_lab.viz.nested.tree import MOST_CHILDREN, OP, ROOT, SCOPE, build_tree
+from baechi_lab.viz.nested.tree import LEVEL, MOST_CHILDREN, OP, ROOT, SCOPE, build_tree
 
 
 @pytest.fixture
@@ -85,6 +85,19 @@ def test_what_an_optimizer_does_for_all_stays_apart():
 def test_names_without_slashes_are_cut_at_dots():
     names = [f"encoder.layer.{k}.{x}" for k in range(2) for x in ("attn", "mlp")]
     assert homes(bl.OpGraph.from_edges(np.ones(4), names=names))[0] == ("encoder", "layer", "0")
+
+
+def test_operators_in_modules_belong_to_the_module_s_path():
+    """As PyTorch profiles name them: a module's path, a slash and the operator; a bare number is told with its scope."""
+    ahead = [f"net.layer.{k}.{x}" for k in range(3) for x in ("attn/addmm", "attn/add", "mlp/addmm")]
+    back = [name.replace("/", "/backward/") for name in ahead[::-1]]
+    edges = [(k, k + 1, 8) for k in range(17)]
+    graph = bl.OpGraph.from_edges(np.ones(18), edges, names=ahead + back, forward_of=[-1] * 9 + list(range(9))[::-1])
+    assert homes(graph)[0] == ("net", "layer", "0", "attn") and homes(graph)[-1] == ("∇", "net", "layer", "0", "attn")
+    tree = build_tree(graph)
+    shown = tree.visible(tree.open_until(24)).tolist()
+    assert {"layer.0", "layer.1", "layer.2"} <= {tree.labels[k] for k in range(len(tree))}
+    assert not (tree.kind == LEVEL).any() and len(shown) > 5
 
 
 # -- levels between ----------------------------------------------------------------------------------------

@@ -51,17 +51,28 @@ def homes(graph: OpGraph) -> tuple[Path, ...]:
 
 
 def separator(names: Sequence[str]) -> str:
-    """What separates scopes in these names: a slash, or a dot as in PyTorch where hardly any name has a slash."""
-    slashes = sum("/" in name.removesuffix("/backward") for name in names)
-    dots = sum("." in name for name in names)
-    return "." if dots > len(names) / 2 and slashes < len(names) / 10 else "/"
+    """What separates scopes in these names: a slash, or a dot where most begin with a PyTorch module's path."""
+    dots = sum("." in name.partition("/")[0] for name in names)
+    return "." if dots > len(names) / 2 else "/"
+
+
+def parts_of(name: str, mark: str) -> list[str]:
+    """The scopes in a name, and its end. Behind a module's path a slash separates the operator in it, or says `/backward`.
+
+    >>> parts_of("encoder.layer.0/backward/mm", "."), parts_of("encoder/layer.0/backward", "/")
+    (['encoder', 'layer', '0', 'mm'], ['encoder', 'layer.0'])
+    """
+    if mark == "/":
+        return name.removesuffix("/backward").split("/")
+    path, *inside = name.split("/")
+    return [*path.split("."), *(part for part in inside if part != "backward")]
 
 
 def _by_name(graph: OpGraph) -> list[Path]:
     mark = separator(graph.names)
     found: list[Path] = []
     for name, twin in zip(graph.names, graph.forward_of.tolist(), strict=True):
-        parts = tuple(name.removesuffix("/backward").split(mark))
+        parts = tuple(parts_of(name, mark))
         backward, scopes = parts[0] in TAPES or twin >= 0, parts[:-1]
         while scopes and scopes[0] in (*TAPES, "optimizer"):
             scopes = scopes[1:]

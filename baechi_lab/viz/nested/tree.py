@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...graph import OpGraph
 from .boxes import LEVEL, OP, SCOPE, Box, with_levels
-from .scopes import BACKWARD, Path, homes, separator
+from .scopes import BACKWARD, Path, homes, parts_of, separator
 
 __all__ = ["LEVEL", "OP", "ROOT", "SCOPE", "Tree", "build_tree"]
 ROOT = 0
@@ -171,8 +171,10 @@ class _Scope:
 
     def box(self, graph: OpGraph, mark: str) -> Box:
         """The scope as a box; scopes with a single child are that child, labelled as the outer one."""
-        items = []
+        items, last = [], self.name.rpartition(mark)[2]
         for label, scope in self.scopes.items():
+            if label.isdigit() and last != BACKWARD:
+                label = f"{last}{mark}{label}".removeprefix(mark)  # a bare number says nothing alone
             while len(scope.scopes) == 1 and not scope.ops:
                 scope = next(iter(scope.scopes.values()))
             if not scope.scopes and len(scope.ops) == 1:
@@ -186,7 +188,7 @@ class _Scope:
 
 def _op_box(graph: OpGraph, mark: str, op: int) -> Box:
     """An op, labelled by the end of its name: a bare number says nothing alone, and a long dotted name too much."""
-    parts = graph.names[op].removesuffix("/backward").split(mark)
+    parts = parts_of(graph.names[op], mark)
     label = mark.join(parts[-2:]) if parts[-1].isdigit() else parts[-1]
     while len(label) > LONGEST_LABEL and "." in label:
         label = label.partition(".")[2]
