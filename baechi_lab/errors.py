@@ -72,6 +72,10 @@ class CodeOrderKept(UserWarning):
     """A plan's order is not followed where waiting for it could change results; the message says where and why."""
 
 
+class ActivationsKept(UserWarning):
+    """What a graph computes again is kept, because the call cannot run twice; the message says which and why."""
+
+
 class MissingPackage(BaechiLabError, ImportError):
     """An optional package is not installed; the message says which `pip install` brings it."""
 

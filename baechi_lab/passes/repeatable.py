@@ -23,6 +23,8 @@ _EFFECTS = re.compile(
     r"_?HostRecv|Collective|Nccl|While|If$|For$|Case$|Enter|Exit|NextIteration|LoopCond|PartitionedCall)|"
     r"(Enqueue|Dequeue|Summary)|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)$"
 )
+_INPLACE = re.compile(r"[^_]_$|^__i(add|sub|mul|truediv|pow|and|or|xor|matmul)__$")
+"""PyTorch's types of ops that write over what they read."""
 
 
 class Parts:
@@ -66,6 +68,10 @@ class Parts:
             return f"its type {op_type!r} would update the statistics of its batch twice"
         if _EFFECTS.search(op_type):
             return f"its type {op_type!r} has side effects, or reads what may change"
+        if _INPLACE.search(op_type):
+            return f"its type {op_type!r} writes in place"
+        if any(_INPLACE.search(self.graph.op_types[k]) for k in self.readers(op).tolist()):
+            return "an op that reads its output writes in place"
         if np.any(self.update[self.readers(op)] & self.late[self.readers(op)]):
             return "an update reads its output"
         return ""

@@ -65,7 +65,7 @@ def assign(
     `transport` replaces the streams, for example by `HostTransport(devices)`: plain blocking `.to()`.
     """
     check_model(model)
-    plan = make_plan(traced, placement, torch_devices(cluster, devices), reorder=reorder)
+    plan = make_plan(traced, placement, torch_devices(cluster, devices), reorder=reorder, graph=graph)
     homes = {name: t.device for name, t in (*model.named_parameters(), *model.named_buffers())}
     session, interceptor = launch(model, plan, output_device=output_device, transport=transport)
     before = model.__dict__.get("hf_device_map")

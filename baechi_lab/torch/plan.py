@@ -8,20 +8,24 @@ from dataclasses import replace
 import torch
 
 from ..errors import CodeOrderKept, ExecutionError, InvalidInput, UnknownNameError
-from ..graph import Cluster, Placement
+from ..graph import HOST, Cluster, OpGraph, Placement
 from ..graph.arguments import refuse_replicas
 from .keeping import said
+from .recomputing import rows
 from .records import Trace
 from .runtime.order import CRITERIA
 from .runtime.plan import Plan
 
 
-def make_plan(trace: Trace, placement: Placement, devices: tuple[str, ...], *, reorder: str = "gpu") -> Plan:
+def make_plan(
+    trace: Trace, placement: Placement, devices: tuple[str, ...], *, reorder: str = "gpu", graph: OpGraph | None = None
+) -> Plan:
     """The plan for calls `trace.calls`, whose ops come first in the placement (backward ops may follow).
 
     Calls that draw random numbers on one physical device keep their code order, so that a seed gives the numbers
     that code order gives; so do calls of one module with buffers. Calls of one group must share a device. Calls that
     the trace has fixed keep their place in the code; where the placement wants another, a `CodeOrderKept` says so.
+    Where `graph` computes ops again or has outputs on a host, so will the model.
 
     Raises:
         UnknownNameError: an unknown `reorder`.
@@ -56,6 +60,8 @@ def make_plan(trace: Trace, placement: Placement, devices: tuple[str, ...], *, r
         reorder=reorder,
         inplace=frozenset(i for i, c in enumerate(calls) if c.inplace),
         fixed=tuple(sorted(trace.fixed)),
+        again=rows(trace, graph),
+        random=tuple(i for i, c in enumerate(calls) if c.random),
     )
     if plan.fixed and plan.order.waiting != replace(plan, fixed=()).order.waiting:
         warnings.warn(said(trace.fixed, plan.keys), CodeOrderKept, stacklevel=3)
@@ -63,7 +69,7 @@ def make_plan(trace: Trace, placement: Placement, devices: tuple[str, ...], *, r
 
 
 def torch_devices(cluster: Cluster, devices: tuple[str, ...] | list[str] | None = None) -> tuple[str, ...]:
-    """The torch device of every device of the cluster: kind `cpu` is torch's `cpu`, kind `gpu` the GPUs in turn.
+    """The torch device of every device of the cluster: kinds `cpu` and `host` are torch's `cpu`, others the GPUs in turn.
 
     `devices` names them instead, for example `["cuda:0", "cuda:0"]` for two stream groups on one GPU.
     Raises `ExecutionError` when the cluster has more GPUs than are attached.
@@ -74,14 +80,14 @@ def torch_devices(cluster: Cluster, devices: tuple[str, ...] | list[str] | None 
             raise InvalidInput(f"devices names {len(named)} torch devices; the cluster has {cluster.n} devices")
         return named
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = [d for d in cluster.devices if d.kind != "cpu"]
+    gpus = [d for d in cluster.devices if d.kind not in ("cpu", HOST)]
     if len(gpus) > found:
         raise ExecutionError(
             f"the cluster has {len(gpus)} GPUs ({', '.join(d.name for d in gpus)}) and torch sees {found}; "
             "use kind='cpu' devices, or name the torch devices with devices=[...]"
         )
     turn = iter(range(found))
-    return tuple("cpu" if d.kind == "cpu" else f"cuda:{next(turn)}" for d in cluster.devices)
+    return tuple("cpu" if d.kind in ("cpu", HOST) else f"cuda:{next(turn)}" for d in cluster.devices)
 
 
 def _parents(trace: Trace, device: tuple[int, ...], devices: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:

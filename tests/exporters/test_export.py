@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,22 @@ def test_script_trains_without_baechi_lab(folder, step):
     np.testing.assert_allclose(losses, step.info["losses"], rtol=1e-6)
     with np.load(folder / "trained_values.npz", allow_pickle=False) as trained:
         assert all(np.all(trained[f"variable_{i}"] != v) for i, v in enumerate(step.initial_values))
+
+
+def test_script_of_a_recomputed_graph_trains_the_same(step, tmp_path):
+    """tanh of 6 x 12 numbers is computed again for the backward pass; the losses are those without."""
+    graph = bl.profile(step, mode="estimated")
+    (tanh,) = [name for name, kind in zip(graph.names, graph.op_types, strict=True) if kind == "Tanh"]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="recomputing saves nothing")
+        again = bl.recompute(graph, drop=[tanh])
+    placed = bl.Placement(device=np.zeros(again.n, dtype=int))
+    folder = bl.export(step, placed, tmp_path / "again", graph=again)
+    done = run_script(folder, "--steps", "5")
+    assert done.returncode == 0, done.stderr[-2000:]
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    np.testing.assert_allclose(losses, step.info["losses"], rtol=1e-6)
+    assert f"{tanh}/again".encode() in (folder / "placed_graph.pb").read_bytes()
 
 
 def test_script_is_short_and_imports_only_tensorflow_and_numpy(folder):

@@ -19,6 +19,7 @@ from ...graph.arguments import refuse_replicas
 from ...passes.unroll import unroll
 from ...torch.assigner import assign, distribution
 from ...torch.plan import torch_devices
+from ...torch.recomputing import changed
 from ...torch.records import Trace
 from ...torch.runtime.transport import HostTransport
 from ...torch.runtime.tree import map_tensors
@@ -91,6 +92,8 @@ def execute(
     model = step.model()
     found = trace(model, parts[0].inputs, atomic=step.atomic)
     known, placed = known_graph(parts[0], model, found, placement, graph)
+    if schedule is not None and changed(known):
+        pipeline = in_session(pipeline, known)
     where = cluster or _attached(placed)
     names = torch_devices(where, devices)
     whole = unroll(known, len(parts)) if len(parts) > 1 else known  # which warns of batch statistics
@@ -171,6 +174,16 @@ def in_flight(schedule: Any, micro_batches: int, devices: int) -> int:
             "way at once) or '1f1b' (as many as there are devices)"
         )
     return min(micro_batches, devices) if schedule == "1f1b" else micro_batches
+
+
+def in_session(pipeline: bool | None, graph: OpGraph) -> bool:
+    """`pipeline` for a graph that computes ops again or has outputs on a host, which only the session does."""
+    if pipeline:
+        raise InvalidInput(
+            f"pipeline is True; the processes of a pipeline keep all activations, and graph {graph.name!r} computes some again "
+            "or has them on a host: give pipeline=False, or the graph that it was made from"
+        )
+    return False
 
 
 def _cut(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from torch import nn
 from ...graph import MEMORY_CATEGORIES, Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
 from ...profilers.torch.graph import backward_ops
 from ...torch.assigner import distribution
+from ...torch.recomputing import copies
 from ...torch.records import Trace
 from ...torch.runtime.intercept import Interceptor
 from ...torch.runtime.sequence import inputs_of, nodes_between
@@ -52,6 +54,7 @@ class Measurement(Observer):
         self.storages, self.modes = storages, contextlib.ExitStack()
         self.micro_batch = 0
         self.number = np.broadcast_to(np.arange(graph.n), (1, graph.n))
+        self.copies = copies(len(found.calls), graph)
         if whole is not None and whole is not graph:
             self.number = _copies(graph, whole)
             graph, placement = whole, placement.on(whole)
@@ -136,10 +139,32 @@ class Measurement(Observer):
             for node in nodes_between(outputs, self.local.stop):
                 self._hook(node, op)
 
+    def repeating(self) -> Callable[[int, int], contextlib.AbstractContextManager[Any]]:
+        rows = self.number[self.micro_batch]
+
+        @contextlib.contextmanager
+        def around(op: int, run: int) -> Iterator[None]:
+            row, back = int(rows[self.copies[op, run]]), getattr(self.local, "back", None)
+            with self.lock:
+                self.start_marks.setdefault(row, self._mark(op))
+            if self.storages is not None:
+                self.storages.call(row, self.session.plan.device[op])
+            yield
+            self.stop_marks[row] = self._mark(op)
+            if back is None:
+                return
+            if back[0] not in self.stop_marks:  # what asked for it has not begun before
+                self.start_marks[back[0]] = self._mark(back[1])
+            if self.storages is not None:
+                self.storages.call(back[0], self.session.plan.device[back[1]])
+
+        return around
+
     def _hook(self, node: Any, op: int) -> None:
         back = self._row(self.backward[op])
 
         def before(gradients: Any) -> None:
+            self.local.back = (back, op)
             with self.lock:
                 self.start_marks.setdefault(back, self._mark(op))
             if self.storages is not None:

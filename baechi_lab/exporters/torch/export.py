@@ -59,7 +59,7 @@ def export(
     found = trace(model, way.parts[0].inputs, atomic=step.atomic)
     placed = placement if graph is None else placement.on(graph)
     where = cluster or Cluster.uniform(int(placed.device.max(initial=0)) + 1, kind="cpu")
-    plan = make_plan(found, placed, torch_devices(where, devices), reorder=reorder)
+    plan = make_plan(found, placed, torch_devices(where, devices), reorder=reorder, graph=graph)
     sources = Sources()
     values = {
         "MICRO_BATCHES": repr(len(way.parts)),

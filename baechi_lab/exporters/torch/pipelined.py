@@ -15,12 +15,13 @@ from torch.fx.graph_module import _format_import_block
 from torch.package import sys_importer
 
 from ...errors import InvalidInput, UnknownNameError
-from ...executors.torch.execution import in_flight, known_graph, must_be_pipeline
+from ...executors.torch.execution import in_flight, in_session, known_graph, must_be_pipeline
 from ...executors.torch.pipelined import Cut, cut_step
 from ...executors.torch.reduction import is_mean
 from ...graph import Cluster, OpGraph, Placement
 from ...torch.models.losses import own_loss
 from ...torch.pipelines import worker
+from ...torch.recomputing import changed
 from ...torch.step import TorchStep
 from ...torch.tracing import trace
 from .script import PIPELINE, PIPELINE_README
@@ -47,6 +48,8 @@ def divide(
     schedule = "1f1b" if schedule is None else schedule
     found = trace(model, parts[0].inputs, atomic=step.atomic)
     known, placed = known_graph(parts[0], model, found, placement, graph)
+    if changed(known):
+        pipeline = in_session(pipeline, known)
     where = cluster or Cluster.uniform(placed.devices, kind="cpu")
     must = must_be_pipeline(placed, pipeline, schedule)
     mean = is_mean(step, model, parts) if reduction is None else reduction == "mean"

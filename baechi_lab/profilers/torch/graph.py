@@ -93,6 +93,8 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int = 0) -> OpGraph:
     updates = _update_ops(profile, n + len(later))
     forward_of = [-1] * n + later + [-1] * len(updates)
     names, types = [c.key for c in trace.calls], [c.op_type for c in trace.calls]
+    # A trailing underscore says "in place", as in the names of PyTorch's functions.
+    forward_types = [f"{c.op_type}_" if c.inplace and c.module is not None else c.op_type for c in trace.calls]
     table = TensorTable()
     _forward_tensors(table, profile, backward, weights)
     _backward_tensors(table, trace, backward, weights)
@@ -108,7 +110,7 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int = 0) -> OpGraph:
             *(f"{names[i]}/backward_weights" for i in weights),
             *(f"{names[i]}/update" for i in updates),
         ),
-        op_types=(*types, *(f"{types[i]}Backward" for i in later), *("Update" for _ in updates)),
+        op_types=(*forward_types, *(f"{types[i]}Backward" for i in later), *("Update" for _ in updates)),
         duration_us=durations(profile),
         temp_bytes=np.r_[profile.temporaries, profile.backward_temporaries[back], none],
         persistent_bytes=np.r_[profile.parameters + gradients * (1 + optimizer_states), zeros, none],

@@ -16,15 +16,15 @@ def launch(
 ) -> tuple[Session, Interceptor | None]:
     """Distribute `model` as planned; the interceptor is None where there is nothing to do.
 
-    Everything on one device in code order needs no interception: the model runs as it is, at no cost, with inputs on
-    its device as any PyTorch model wants them.
+    Everything on one device in code order, with nothing computed again, needs no interception: the model runs as it is,
+    at no cost, with inputs on its device as any PyTorch model wants them.
     """
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     homes = {name: plan.parameters.get(name, 0) for name in names}  # what no call uses goes to the first device
     move(model, {name: torch.device(plan.devices[d]) for name, d in homes.items()})
     session = Session(model, plan, output_device=output_device, transport=transport)
     one = len(set(plan.device)) <= 1
-    if one and not plan.order.waiting and output_device is None and transport is None:
+    if one and not plan.again and not plan.order.waiting and output_device is None and transport is None:
         return session, None
     return session, Interceptor(model, plan.layers, session).install()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+from .again import Row
 from .order import Order, make_order
 
 
@@ -17,7 +18,8 @@ class Plan:
     `device` indexes `devices` (torch device names); `parents` are the calls that must come before, `rank` the planned
     position (lowest first, None: code order), `sends` the (output, device) pairs to send as soon as they are there,
     `parameters` the device of every parameter and buffer by name, `layers` the modules that are one operator each,
-    `fixed` the calls that keep their place in the code, whatever `rank` says.
+    `fixed` the calls that keep their place in the code, whatever `rank` says. `again` are the rows of
+    `runtime.again.Sources`, what is computed again or waits on the host, `random` those of its calls that draw random numbers.
     """
 
     keys: tuple[str, ...]
@@ -32,6 +34,8 @@ class Plan:
     reorder: str = "gpu"
     inplace: frozenset[int] = field(default_factory=frozenset)
     fixed: tuple[int, ...] = ()
+    again: tuple[Row, ...] = ()
+    random: tuple[int, ...] = ()
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -75,5 +79,7 @@ class Plan:
                 "rank": None if plain["rank"] is None else tuple(plain["rank"]),
                 "inplace": frozenset(plain["inplace"]),
                 "fixed": tuple(plain.get("fixed", ())),
+                "again": tuple((a, b, c, d, e) for a, b, c, d, e in plain.get("again", ())),
+                "random": tuple(plain.get("random", ())),
             }
         )

@@ -16,17 +16,20 @@ tensors (a cache), with hooks that the plan does not know, of a part of the mode
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future as Job
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from ...errors import CodeOrderKept, ExecutionError, InvalidInput
-from .context import Context, ambient, autocast_state, function_modes, ordinary
+from .again import Activations, Sources
+from .context import Context, ambient, autocast_state, function_modes, in_backward, ordinary
 from .deferred import Deferred, Future, defer, deferred, resolve, spec_of
 from .gate import Gate
 from .intercept import Frame, Handler, hooked
@@ -59,6 +62,10 @@ class Observer:
     def stop(self, op: int, taken: Any, outputs: Any) -> None:
         """The call is submitted."""
 
+    def repeating(self) -> Callable[[int, int], contextlib.AbstractContextManager[Any]]:
+        """For a forward that begins: what to enter around a call of it that runs again, for the `run`-th time."""
+        return lambda op, run: contextlib.nullcontext()
+
 
 class Flight:
     """The state of one forward."""
@@ -78,6 +85,7 @@ class Flight:
         self.order: list[int] = []
         self.tags: list[Any] = []
         self.adopted: list[torch.Tensor] = []
+        self.activations: Activations | None = None
 
 
 class WaitingCall(NamedTuple):
@@ -111,6 +119,9 @@ class Session(Handler):
         self.reorders = bool(plan.order.waiting)
         self.fixed = frozenset(plan.fixed)
         self.modules = [(name, module) for name, module in model.named_modules() if name]
+        self.sources = Sources(plan.again, plan.random) if plan.again else None
+        named = dict(self.modules)
+        self.layer = {i: named[name] for i, key in enumerate(plan.keys) if (name := key.partition("#")[0]) in named}
         self.hooked = {name for name, module in self.modules if hooked(module)}
         self.told: set[str] = set()
         self.learned: dict[Any, dict[str, tuple[Any, int]]] = {}
@@ -127,6 +138,8 @@ class Session(Handler):
         for tensor in given:
             self._check_device(tensor)
         flight = frame.state = Flight({}, None)
+        if self.sources is not None and not in_backward() and not torch._C._are_functorch_transforms_active():  # type: ignore[attr-defined]
+            flight.activations = Activations(self.sources, None if self.observer is None else self.observer.repeating())
         self.threads_started = self.forced = 0
         if self.reorders:
             args, kwargs = resolve((args, kwargs))
@@ -248,6 +261,8 @@ class Session(Handler):
 
     def _submit(self, flight: Flight, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Lines 4-15 of Algorithm 1."""
+        if flight.activations is not None and op >= 0:
+            run = partial(flight.activations.call, op, run, self.layer.get(op))
         if self.plain:
             if op < 0 or self.observer is None:
                 return run(*args, **kwargs)
