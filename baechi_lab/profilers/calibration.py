@@ -25,10 +25,13 @@ RANGES = {
     "batched_share": (0.02, 1.0),
     "bandwidth_share": (0.05, 1.0),
     "launch_us": (0.0, 1000.0),
+    "arithmetic_share": (0.01, 1.0),
 }
 """What may be fitted, and between which values."""
 
-STARTS = {"matmul_share": 0.7, "batched_share": 0.3, "bandwidth_share": 0.7}
+STARTS = {"matmul_share": 0.7, "batched_share": 0.3, "bandwidth_share": 0.7, "arithmetic_share": 0.1}
+SHARES = ("matmul_share", "batched_share", "bandwidth_share", "launch_us")
+"""What is fitted where nobody says: element-wise arithmetic seldom decides on a GPU, so few rows can tell its share."""
 LOSS_SCALE = 0.05
 """Relative error from which a row counts less and less."""
 
@@ -61,7 +64,7 @@ def calibrate(
     measurements: Sequence[Measurement],
     *,
     fit: Sequence[int] | None = None,
-    parameters: Sequence[str] = tuple(RANGES),
+    parameters: Sequence[str] = SHARES,
 ) -> Calibration:
     """Fit the achieved shares of a kind of hardware to measured times.
 
@@ -69,7 +72,8 @@ def calibrate(
         hardware: a name or `Hardware`; where a fit begins, apart from its shares.
         measurements: pairs (function from `Hardware` to predicted microseconds, measured microseconds).
         fit: indices of the rows to fit to; None means all. The others only test the result.
-        parameters: fields of `Hardware` to fit, of `matmul_share`, `batched_share`, `bandwidth_share`, `launch_us`.
+        parameters: fields of `Hardware` to fit, of `matmul_share`, `batched_share`, `bandwidth_share`, `launch_us` (the
+            default) and `arithmetic_share`, for processors.
 
     Raises:
         InvalidInput: fewer rows than parameters, a measured time that is not above 0, an index that no row has.

@@ -43,6 +43,7 @@ class Hardware(Params):
         source: where the numbers come from.
         matmul_share, batched_share, bandwidth_share: what kernels reach of `matmul_flops` or `half_flops`, of these in
             products of many small matrices, and of `bandwidth`; `bl.calibrate` fits them.
+        arithmetic_share: what element-wise operators and reductions reach of `peak_flops`, where memory does not hold them up.
         launches_hidden: the host runs ahead, so that a kernel lasts at least `launch_us` instead of that much longer.
         fp8_flops, int8_ops: of products of 8-bit numbers; 0 where the device has no units for them, so that they run
             like float16 ones.
@@ -67,6 +68,7 @@ class Hardware(Params):
     fp8_flops: float = 0.0
     int8_ops: float = 0.0
     links: tuple[str, ...] = ()
+    arithmetic_share: float = 1.0
 
     def validate(self) -> None:
         for key in ("peak_flops", "matmul_flops", "half_flops", "bandwidth"):
@@ -78,7 +80,7 @@ class Hardware(Params):
                 raise InvalidInput(f"hardware {key} is {getattr(self, key)}; it must be finite and not negative")
         if not (isfinite(self.launch_us) and self.launch_us >= 0):
             raise InvalidInput(f"hardware launch_us is {self.launch_us}; it must be finite and not negative")
-        for key in ("matmul_share", "batched_share", "bandwidth_share"):
+        for key in ("matmul_share", "batched_share", "bandwidth_share", "arithmetic_share"):
             if not 0 < getattr(self, key) <= 1:
                 raise InvalidInput(f"hardware {key} is {getattr(self, key)}; it must be above 0 and at most 1")
         if self.memory_bytes < 0:

@@ -79,7 +79,7 @@ def estimated_us(done: Work, hardware: Hardware) -> NDArray[np.float64]:
     if done.batched is not None:
         share[done.batched] = hardware.batched_share
     products = np.array([hardware.product_flops(precision) for precision in PRECISIONS])
-    peak = np.where(done.matrix, products[done.precision] * share, hardware.peak_flops)
+    peak = np.where(done.matrix, products[done.precision] * share, hardware.peak_flops * hardware.arithmetic_share)
     kernel = 1e6 * np.maximum(done.flops / peak, done.moved_bytes / (hardware.bandwidth * hardware.bandwidth_share))
     launched = np.maximum(hardware.launch_us, kernel) if hardware.launches_hidden else hardware.launch_us + kernel
     once = np.where(done.free, 0.0, np.where(done.metadata, HOST_OP_US, launched))

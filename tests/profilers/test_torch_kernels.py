@@ -27,13 +27,56 @@ def kernels(run):
     return recorder.kernels
 
 
-def test_element_wise_by_bytes():
-    """Two inputs and an output of 6 floats; a view moves nothing; an expanded input is as small as its memory."""
+def test_element_wise_operators():
+    """One operation per element; bytes of two inputs and an output of 6 floats; a view moves nothing, what is expanded little."""
     a, b = torch.ones(2, 3), torch.ones(3)
     found = kernels(lambda: (a + a * 2).view(3, 2))
-    assert (found["add"].flops, found["add"].moved_bytes, found["add"].matrix) == (0, 3 * 24, False)
+    assert (found["add"].flops, found["add"].moved_bytes, found["add"].matrix) == (6, 3 * 24, False)
     assert found["view"].metadata
     assert kernels(lambda: a + b.expand(2, 3))["add"].moved_bytes == 24 + 12 + 24
+
+
+def test_arithmetic_per_element():
+    """exp ten per element, sqrt four, softmax 15, a layer norm 8, a sum one per element read; copies and masks none."""
+    x = torch.rand(4, 8, requires_grad=True)
+
+    def run():
+        y = torch.nn.functional.layer_norm(x.exp().sqrt(), (8,)).softmax(-1)
+        y.masked_fill(y > 0.5, 0.0).clone().sum().backward()
+
+    found = {name: kernel.flops / 32 for name, kernel in kernels(run).items()}
+    known = {
+        "exp": 10,
+        "sqrt": 4,
+        "native_layer_norm": 8,
+        "_softmax": 15,
+        "sum": 1,
+        "gt": 1,
+        "masked_fill": 0,
+        "clone": 0,
+    }
+    assert {name: found[name] for name in known} == known
+    assert found["_softmax_backward_data"] == 4 and found["native_layer_norm_backward"] == 14
+    images = torch.rand(1, 2, 6, 6)
+    assert kernels(lambda: torch.nn.functional.avg_pool2d(images, 3))["avg_pool2d"].flops == 9 * 2 * 2 * 2
+    assert (
+        kernels(lambda: torch.nn.functional.max_pool2d(images, (2, 3)))["max_pool2d_with_indices"].flops
+        == 6 * 2 * 3 * 2
+    )
+    assert kernels(lambda: torch.nn.functional.adaptive_avg_pool2d(images, 2))["_adaptive_avg_pool2d"].flops == 72
+    assert kernels(lambda: torch.randn(4, 8))["randn"].flops == 10 * 32
+
+
+def test_arithmetic_can_decide_on_a_processor():
+    """320 operations of one element: at a tenth of 100 GFLOP/s they last 32 ns, longer than its 8 bytes at 1 GB/s."""
+    from dataclasses import replace
+
+    from baechi_lab.profilers.hardware import Hardware
+    from baechi_lab.profilers.roofline import Kernel
+
+    core = replace(Hardware.named("cpu-core"), peak_flops=100e9, bandwidth=1e9, launch_us=0.0, arithmetic_share=0.1)
+    assert Kernel(flops=320.0, moved_bytes=8.0).us(core) == pytest.approx(0.032)
+    assert Kernel(flops=70.0, moved_bytes=8.0).us(core) == pytest.approx(0.008)
 
 
 def test_writes_in_place():

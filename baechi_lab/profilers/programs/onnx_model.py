@@ -14,6 +14,7 @@ from typing import Any
 from ...errors import FormatError, InvalidInput
 from ...graph.formats.onnx_file import inlined, load_model, onnx_package, op_names
 from ...graph.formats.reading import located, stem
+from ..arithmetic import per_element
 from ..roofline import Kernel
 from .onnx_flops import SHAPE_OPS, product_flops
 from .records import Program, ProgramOp
@@ -181,4 +182,4 @@ def _kernel(node: Any, shapes: Mapping[str, Shape], types: Mapping[str, str]) ->
         why = "a body that runs an unknown number of times"
     elif not onnx.defs.has(node.op_type, domain="" if node.domain == "ai.onnx" else node.domain):
         why = "no operator of ONNX"
-    return Kernel(flops=float(outputs), moved_bytes=float(moved)), why
+    return Kernel(flops=float(outputs * per_element(node.op_type)), moved_bytes=float(moved)), why

@@ -2,7 +2,7 @@
 
 A multiply-add counts as two. Convolutions count every position of the kernel, padding included (the usual upper
 count). Their gradients each do the same products as the forward convolution. Element-wise ops count a fixed number
-per output element, reductions one per input element, data movement none.
+per output element (`profilers/arithmetic.py`), reductions one per input element, data movement none.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
+
+from ..arithmetic import TRANSCENDENTAL, per_element
 
 Shape = Sequence[int]
 Shapes = Sequence[Shape]
@@ -51,14 +53,6 @@ METADATA_OPS = frozenset(
     ]
 )
 """Ops that move no data: they compute shapes, or pass on a buffer."""
-
-_PER_ELEMENT = {
-    "Exp": 10, "Log": 10, "Log1p": 10, "Expm1": 10, "Tanh": 10, "Sigmoid": 10, "Erf": 10, "Pow": 10, "Sin": 10,
-    "Cos": 10, "Softplus": 10, "Elu": 10, "Selu": 10, "Gelu": 10, "Sqrt": 4, "Rsqrt": 4, "RealDiv": 4, "Div": 4,
-    "DivNoNan": 4, "Reciprocal": 4, "Softmax": 15, "LogSoftmax": 15, "TanhGrad": 3, "SigmoidGrad": 3, "RsqrtGrad": 4,
-    "SquaredDifference": 2, "FloorMod": 4, "FloorDiv": 4,
-}  # fmt: skip
-"""FLOPs per output element; transcendental functions as polynomial evaluations of about ten operations."""
 
 _NO_ARITHMETIC = METADATA_OPS | frozenset(
     [
@@ -138,10 +132,10 @@ def flops(node: Any, inputs: Shapes, outputs: Shapes) -> float:
     if node.op in _REDUCTIONS:
         return float(prod(inputs[0]) if inputs else 0)
     if node.op.startswith(_RANDOM):
-        return 10.0 * sum(prod(s) for s in outputs)
+        return float(TRANSCENDENTAL * sum(prod(s) for s in outputs))
     if node.op.startswith(("ResourceApply", "AssignAdd", "AssignSub")):
         return _update(node, inputs)
-    return float(_PER_ELEMENT.get(node.op, 1) * sum(prod(s) for s in outputs))
+    return float(per_element(node.op) * sum(prod(s) for s in outputs))
 
 
 def is_matrix_product(op: str) -> bool:

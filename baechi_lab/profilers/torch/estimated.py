@@ -59,8 +59,8 @@ class LayerEstimate:
 
     @property
     def flops(self) -> float:
-        """FLOPs of matrix products of the whole step, the update apart."""
-        return sum(kernel.flops for _, kernel in self.kernels)
+        """FLOPs of matrix products of the whole step, which are what is compared with `6ND`."""
+        return sum(kernel.flops for _, kernel in self.kernels if kernel.matrix)
 
     def microseconds(self, hardware: Hardware) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """float64[calls] each: forward and backward."""
@@ -83,7 +83,9 @@ class LayerEstimate:
         update = None
         if states is not None:
             moved = self.layers.parameter_gradients * (3.0 + 2 * states)
-            update = estimated_us(work_of(len(moved), enumerate(Kernel(moved_bytes=m) for m in moved)), hardware)
+            done = self.layers.parameter_gradients / 2.0 * (1 + states)  # of 4 bytes: two per element and state
+            rows = enumerate(Kernel(flops=f, moved_bytes=m) for f, m in zip(done, moved, strict=True))
+            update = estimated_us(work_of(len(moved), rows), hardware)
         return replace(self.layers, forward_us=forward, backward_us=backward, update_us=update)
 
 

@@ -1,7 +1,8 @@
 """What one call of an ATen operator does: FLOPs, bytes, precision, for the roofline that all frameworks share.
 
-FLOPs are those of `torch.utils.flop_counter`, which knows matrix products, convolutions and attention; all other
-operators are bound by memory, so their bytes decide. Bytes are those of all tensors read and written, each once; of
+FLOPs of matrix products, convolutions and attention are those of `torch.utils.flop_counter`. Element-wise operators count a
+fixed number per element (`profilers/arithmetic.py`), reductions one per element that they read, pooling one per position of
+its window, data movement none. Bytes are those of all tensors read and written, each once; of
 what is looked up only the part that is touched. A call whose outputs share the memory of its inputs moves nothing.
 
 Attention that is fused counts its products without the mask, as the counter of torch does. Products of float32 numbers
@@ -20,6 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ...torch.runtime.storage import storage_bytes, storage_key
 from ...torch.runtime.tree import tensors
+from ..arithmetic import per_element
 from ..roofline import Kernel
 
 _FUSED = "_scaled_dot_product_"
@@ -32,6 +34,15 @@ _WRITES_PART = frozenset({
     "masked_scatter_",
 })  # fmt: skip
 _OVERWRITES = frozenset({"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_"})
+_MOVES = frozenset({
+    "copy_", "_to_copy", "clone", "contiguous", "fill", "fill_", "zero_", "where", "masked_fill", "masked_fill_", "ones_like",
+    "zeros_like", "full_like", "alias_copy", "view_copy", "expand_copy",
+})  # fmt: skip
+_DRAWN = frozenset({"rand", "randn", "randint", "normal"})
+_REDUCTIONS = frozenset({
+    "sum", "mean", "prod", "amax", "amin", "max", "min", "argmax", "argmin", "all", "any", "logsumexp", "cumsum", "cumprod",
+    "var", "std", "var_mean", "norm", "linalg_vector_norm", "topk", "sort", "nll_loss_forward",
+})  # fmt: skip
 _BATCHED = frozenset({"bmm", "baddbmm"})
 
 
@@ -57,7 +68,7 @@ def kernel_of(func: Any, args: Any, kwargs: Any, out: Any) -> Kernel:
         return Kernel(metadata=True)
     count = _flops(packet, name, args, kwargs, out)
     return Kernel(
-        flops=float(count or 0.0),
+        flops=float(_arithmetic(func, name, args, taken, made) if count is None else count),
         moved_bytes=float(_moved(name, taken, made)),
         precision=_precision(taken, "conv" in name),
         matrix=count is not None,
@@ -74,6 +85,28 @@ def _flops(packet: Any, name: str, args: Any, kwargs: Any, out: Any) -> float | 
         return own(args, out)
     counted = flop_registry.get(packet)
     return None if counted is None else float(counted(*args, **kwargs, out_val=out))
+
+
+def _arithmetic(func: Any, name: str, args: Any, taken: list[Any], made: list[Any]) -> float:
+    """FLOPs of what is no matrix product; 0 of what is not known, so that its bytes decide."""
+    if name in _MOVES or (not taken and name not in _DRAWN):
+        return 0.0
+    if "_pool" in name:
+        read, written = taken[0].numel(), made[0].numel()
+        if "adaptive" in name:
+            return float(max(read, written))
+        return float(_window(name, args) * (read if "backward" in name else written))
+    if name in _REDUCTIONS:
+        return float(taken[0].numel())
+    known = per_element(name, 1 if torch.Tag.pointwise in getattr(func, "tags", ()) else 0)
+    return float(known * made[0].numel())
+
+
+def _window(name: str, args: Any) -> int:
+    """Positions in a pooling window; one size holds for all its dimensions."""
+    size = next((a for a in args if isinstance(a, (list, tuple)) and a and all(isinstance(x, int) for x in a)), (1,))
+    dims = next((k for k in (1, 2, 3) if f"pool{k}d" in name), 1)
+    return int(size[0] ** dims if len(size) == 1 else prod(size))
 
 
 def _attention(backward: bool, taken: list[Any]) -> float:
