@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Cluster,
         Device,
         Link,
+        NativeRun,
         OpGraph,
         Placement,
         Recording,
@@ -74,8 +75,8 @@ __version__ = "0.1.0"
 __all__ = [
     "BaechiLabError", "Cluster", "ColocationError", "CostError", "CycleError", "Device", "DuplicateNameError", "Execute",
     "ExecutionError", "FormatError", "InfeasiblePlacement", "InvalidInput", "Link", "ListScheduler", "LocalCluster",
-    "MissingPackage", "OpGraph", "Optimize", "Pipeline", "Place", "Placement", "Profile", "Recording", "Result", "Run",
-    "Simulate", "Step", "TensorSpec", "Timeline", "Transfers", "UnknownNameError", "UnknownOpError", "Violation",
+    "MissingPackage", "NativeRun", "OpGraph", "Optimize", "Pipeline", "Place", "Placement", "Profile", "Recording", "Result",
+    "Run", "Simulate", "Step", "TensorSpec", "Timeline", "Transfers", "UnknownNameError", "UnknownOpError", "Violation",
     "Workbench", "WrittenPlan", "__version__", "apply", "bounds", "calibrate", "check", "compare", "critical_path",
     "downward_rank", "execute", "export", "fit", "generators", "list_passes", "list_placers", "load_cluster", "load_graph",
     "load_trace", "make_secret", "measure_cluster", "measure_link", "models", "move", "offload", "optimize", "place",

@@ -15,7 +15,7 @@ from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNa
 from .graph import Cluster, OpGraph, Placement, Step, Timeline
 from .graph.arguments import check_records
 from .stages import Simulate
-from .verdicts import notes_on, one_device
+from .verdicts import note_on_native, notes_on, one_device
 
 if TYPE_CHECKING:
     import pandas
@@ -48,6 +48,7 @@ def compare(
     step: Step | None = None,
     measure: bool = False,
     steps: int = 20,
+    native: bool | str = False,
     backend: str | None = None,
     workers: Sequence[str] = (),
     params: Mapping[str, Mapping[str, Any]] | None = None,
@@ -69,6 +70,9 @@ def compare(
         batch_size: samples of a whole step, which `micro_batches` must divide; adds the column `samples_per_second`.
         step, measure, steps: with `measure=True` every feasible placement of `step` is also run for `steps` steps, all
             of them in turns.
+        native: also measure `step` undivided, as its framework runs it (see `bl.execute`): a row for each way behind those of
+            the placers, `native (tf.function)`, `native (Keras train_step)`, `native (eager)`, `native (torch.compile)`, and
+            the column `native_ratio`. It includes `measure=True`.
         backend, workers: where, as in `bl.execute`: on the attached devices, or on the TensorFlow servers at `workers`,
             whose devices `cluster` then names.
         progress: show a progress bar.
@@ -81,7 +85,8 @@ def compare(
         of the devices, 1 is perfect), `place_seconds`, `measured_us` (median step, NaN if not run) with its 95 %
         interval `measured_low_us` to `measured_high_us`, `error` (why a row has no placement, is not feasible or did
         not run), `one_device_us` (the step of one device alone, whether or not it fits there), `winner` (whose answer
-        `auto` took). `table.attrs["notes"]`: sentences without which the table would mislead.
+        `auto` took); with `native` also `native_ratio` (`measured_us` over that of the fastest native row).
+        `table.attrs["notes"]`: sentences without which the table would mislead.
 
     Raises:
         UnknownNameError: a placer or parameter that does not exist; what goes wrong while a placer works is a row.
@@ -95,7 +100,10 @@ def compare(
     import pandas as pd
     from tqdm.auto import tqdm
 
-    _check_measuring(measure, step, steps, backend, workers)
+    from .executors.native import native_ways
+
+    measure = measure or native not in (False, None)
+    _check_measuring(measure, native, step, steps, backend, workers)
     cluster, local = split_cluster(cluster)
     check_records(graph=graph, cluster=cluster)
     Simulate(scheduler)  # refuses an unknown name here, not in every row
@@ -112,9 +120,15 @@ def compare(
         if placement is not None and row["feasible"]:
             runnable[len(rows)] = placement
         rows.append({"placer": label, "lower_bound_us": bound, **row})
+    placed = len(rows)
     if measure and step is not None:
+        ways = native_ways(
+            step, native, placements=list(runnable.values()), micro_batches=pipeline.get("micro_batches")
+        )
+        rows += [{"placer": f"native ({way})", "feasible": True, "winner": ""} for way in ways]
         where = {**where_to_run(cluster, local, backend, workers), **pipeline}
-        for k, columns in measure_rows(graph, step, runnable, steps, where, progress).items():
+        own = dict(enumerate(ways.values(), start=placed))
+        for k, columns in measure_rows(graph, step, runnable, steps, where, progress, own).items():
             rows[k] |= columns
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     if batch_size is not None:
@@ -122,7 +136,11 @@ def compare(
     table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
     table["one_device_us"] = float("nan") if alone is None else alone.makespan_us
     table["winner"] = [row.get("winner", "") for row in rows]
-    table.attrs["notes"] = notes_on(table, graph, prepared, cluster)
+    table.attrs["notes"] = notes_on(table[:placed], graph, prepared, cluster)
+    if native:
+        fastest = table["measured_us"][placed:].min()
+        table["native_ratio"] = table["measured_us"] / fastest
+        table.attrs["notes"] += note_on_native(table[:placed], table[placed:])
     return table
 
 
@@ -136,11 +154,14 @@ def _pipeline(micro_batches: Any, schedule: Any, batch_size: Any) -> dict[str, A
     return checked_pipeline(micro_batches, schedule)
 
 
-def _check_measuring(measure: bool, step: Any, steps: Any, backend: str | None, workers: Sequence[str]) -> None:
+def _check_measuring(
+    measure: bool, native: Any, step: Any, steps: Any, backend: str | None, workers: Sequence[str]
+) -> None:
     if not measure and (backend is not None or workers):
         raise InvalidInput(f"backend={backend!r} and workers={list(workers)!r} say where to measure; give measure=True")
     if measure and step is None:
-        raise InvalidInput("measure=True needs the step to run: give step=, as bl.trace or bl.models.build returned it")
+        wanted = f"native={native!r:.60}" if native else "measure=True"
+        raise InvalidInput(f"{wanted} needs the step to run: give step=, as bl.trace or bl.models.build returned it")
     if measure:
         check_whole("steps", steps)
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import BaechiLabError, InvalidInput
-from .graph import Cluster, OpGraph, Placement, Run, Step
+from .graph import Cluster, NativeRun, OpGraph, Placement, Run, Step
 
 if TYPE_CHECKING:
     from .executors import LocalCluster
+    from .executors.native import Way
 
 ROUNDS = 3
 """Turns in which the steps of every placement run, so that a drift of the machine meets all placements."""
@@ -48,32 +49,37 @@ def measure_rows(
     steps: int,
     where: Mapping[str, Any],
     progress: bool,
+    native: Mapping[int, Way] | None = None,
 ) -> dict[int, dict[str, Any]]:
     """Columns by row: median step in microseconds with its 95 % bootstrap interval, or the error that ended it.
 
-    `steps` are spread over up to three rounds, whose order turns; what fails in one round does not run again.
+    `steps` are spread over up to three rounds, whose order turns; what fails in one round does not run again. `native` are
+    rows that the framework runs in its own way, see `baechi_lab.executors.native`.
     """
     from tqdm.auto import tqdm
 
     rounds = max(1, min(ROUNDS, steps))
-    seconds: dict[int, list[Any]] = {row: [] for row in placements}
+    ways = native or {}
+    rows = [*placements, *ways]
+    seconds: dict[int, list[Any]] = {row: [] for row in rows}
     failed: dict[int, str] = {}
-    bar = tqdm(total=rounds * len(placements), desc="measuring", delay=1, disable=not progress, leave=False)
+    bar = tqdm(total=rounds * len(rows), desc="measuring", delay=1, disable=not progress, leave=False)
     with bar, _Runner(graph, step, where) as run:
         for turn in range(rounds):
-            for row in list(placements)[:: 1 if turn % 2 == 0 else -1]:
+            for row in rows[:: 1 if turn % 2 == 0 else -1]:
                 bar.update()
                 if row in failed:
                     continue
+                count = (steps + turn) // rounds
                 try:
-                    done = run(placements[row], (steps + turn) // rounds)
+                    done: Run | NativeRun = ways[row](count) if row in ways else run(placements[row], count)
                 except BaechiLabError as error:
                     failed[row] = str(error)
                     continue
                 seconds[row].append(done.step_seconds)
                 if done.status != "ok":
                     failed[row] = done.message or done.status
-    return {row: _columns(seconds[row], failed.get(row, "")) for row in placements}
+    return {row: _columns(seconds[row], failed.get(row, "")) for row in rows}
 
 
 class _Runner:

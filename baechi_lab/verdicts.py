@@ -141,6 +141,23 @@ def notes_on(table: pandas.DataFrame, graph: OpGraph, placed: OpGraph, cluster: 
     return tuple(said)
 
 
+def note_on_native(placed: pandas.DataFrame, native: pandas.DataFrame) -> tuple[str, ...]:
+    """How the fastest placement that ran compares with the fastest way in which the framework ran the step undivided.
+
+    Both tables have the columns `placer` and `measured_us`, as `bl.compare` makes them.
+    """
+    best, whole = (rows.dropna(subset=["measured_us"]).sort_values("measured_us")[:1] for rows in (placed, native))
+    if not len(best) or not len(whole):
+        return ()
+    ratio = float(best["measured_us"].iloc[0]) / float(whole["measured_us"].iloc[0])
+    ran = f"{1 / ratio:.3g} times faster" if ratio < 1 else f"{ratio:.3g} times slower"
+    name = str(whole["placer"].iloc[0])
+    return (
+        f"{name}, undivided on one device, measured {format_us(float(whole['measured_us'].iloc[0]))}: "
+        f"the fastest placement, {best['placer'].iloc[0]}, is {ran}",
+    )
+
+
 def finer(passes: Sequence[str]) -> list[tuple[str, ...]]:
     """The same passes with the last ones left out, one more each time, to none.
 

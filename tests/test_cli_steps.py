@@ -193,3 +193,17 @@ def test_cluster_files_and_servers_that_are_none(call):
     assert code == 2
     assert "worker '127.0.0.1:1' does not answer" in err
     assert "--workers is 1; it must be at least 2" in call("links", "--workers", "1")[2]
+
+
+def test_native_steps_beside_placed_ones(call):
+    assert (
+        call("profile", "steps.py:small", "--mode", "estimated", "--hardware", "cpu-core", "-o", "graph.json")[0] == 0
+    )
+    where = ("--devices", "2", "--kind", "cpu", "--steps", "2", "--native")
+    code, rows, _ = call("compare", "graph.json", "--placers", "single", "--step", "steps.py:small", *where)
+    assert code == 0 and [row["placer"] for row in rows] == ["single", "native (tf.function)"]
+    assert rows[1]["native_ratio"] == 1.0 and rows[0]["native_ratio"] > 0
+    code, done, _ = call("run", "steps.py:small", "--mode", "estimated", "--hardware", "cpu-core", *where)
+    assert code == 0 and done["native"]["tf.function"]["measured_us"] > 0 and done["native_ratio"] > 0
+    code, _, error = call("compare", "graph.json", "--native")
+    assert code == 2 and "--native needs the step that graph.json is a profile of: give --step MODEL" in error

@@ -21,6 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scheduler", help="how devices choose among ready ops (planned, fifo, ...)")
     parser.add_argument("--seed", default="0", help="seed of the placers that draw random numbers (0)")
     parser.add_argument("--time-limit", metavar="S", help="seconds for placers that go on improving")
+    group = parser.add_argument_group("measured")
+    group.add_argument(
+        "--step",
+        metavar="MODEL",
+        help="the step that GRAPH is a profile of, as for `run`: run every feasible placement of it",
+    )
+    group.add_argument("--steps", default="20", metavar="N", help="measured steps of each (20)")
+    group.add_argument(
+        "--native", action="store_true", help="also run --step undivided, as its framework itself runs it"
+    )
+    options.add_parameters(parser, "step")
     options.add_pipeline(parser)
     options.add_cluster(parser)
     options.add_optimize(parser, default=None)
@@ -37,13 +48,33 @@ def run(arguments: argparse.Namespace) -> int:
     common: dict[str, Any] = {"seed": options.whole(arguments.seed, "--seed", lowest=0)}
     if arguments.time_limit is not None:
         common["time_limit"] = options.number(arguments.time_limit, "--time-limit")
+    pipeline = options.pipeline_from(arguments)
+    graph = options.graph_from(arguments.graph)
     table = compare(
-        options.graph_from(arguments.graph), cluster, placers, scheduler=arguments.scheduler,
-        progress=console.shows_progress(),
-        passes=options.passes_from(arguments), **options.pipeline_from(arguments), **common,
+        graph, cluster, placers, scheduler=arguments.scheduler, progress=console.shows_progress(),
+        **_measuring(arguments),
+        passes=options.passes_from(arguments), **pipeline, **common,
     )  # fmt: skip
     if arguments.json:
         output.print_json(output.rows_of(table))
     else:
         output.print_comparison(table)
     return 0
+
+
+def _measuring(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `bl.compare` measures; nothing without --step."""
+    from ..errors import InvalidInput
+
+    count = options.whole(arguments.steps, "--steps", lowest=1)
+    if arguments.step is None:
+        if arguments.native or arguments.param:
+            given = "--native" if arguments.native else "-p"
+            raise InvalidInput(f"{given} needs the step that {arguments.graph} is a profile of: give --step MODEL")
+        return {}
+    from . import steps
+
+    steps.check_model(arguments.step)
+    batch = None if ".py:" in arguments.step else arguments.batch_size
+    named = argparse.Namespace(**{**vars(arguments), "model": arguments.step, "batch_size": batch})
+    return {"step": steps.step_from(named), "measure": True, "steps": count, "native": arguments.native}

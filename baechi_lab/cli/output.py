@@ -72,11 +72,12 @@ def print_comparison(table: pandas.DataFrame) -> None:
         "balance",
         "placed in",
     ]
-    print_rows(header + ["measured"] * measured, [_comparison_row(row, measured) for row in rows])
+    header += ["measured"] * measured + ["to native"] * ("native_ratio" in table)
+    print_rows(header, [_comparison_row(row, measured) for row in rows])
     for row in rows:
         if row["error"]:
             print(f"  {row['placer']}: {row['error']}")
-        if row["winner"]:
+        if row.get("winner"):
             print(f"  {row['placer']}: the answer of {row['winner']}")
     for note in table.attrs.get("notes", ()):
         print(f"note: {note}")
@@ -95,7 +96,8 @@ def _comparison_row(row: Mapping[str, Any], measured: bool) -> list[str]:
         cell("moved_bytes", format_bytes), cell("balance", lambda b: f"{b:.2f}"),
         cell("place_seconds", lambda s: f"{s:.3g} s"),
     ]  # fmt: skip
-    return cells + [cell("measured_us", format_us)] * measured
+    ratio = [cell("native_ratio", lambda x: f"x {x:.2f}")] * ("native_ratio" in row)
+    return cells + [cell("measured_us", format_us)] * measured + ratio
 
 
 def timeline_facts(timeline: Timeline, lower_bound_us: float, batch_size: int | None = None) -> dict[str, Any]:

@@ -16,6 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     placing.add_placing(parser)
     parser.add_argument("--steps", default="20", metavar="N", help="measured steps, after the warm-up (20)")
+    parser.add_argument(
+        "--native", action="store_true", help="also run the step undivided, as its framework itself runs it"
+    )
     parser.add_argument("--trace", metavar="FILE", help="write a Chrome trace of the measured timeline (.json)")
 
 
@@ -31,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     pipeline = placing.pipeline(arguments)
     step, placement, cluster, graph = placing.placed(arguments)
     simulated = None if graph is None else simulate(graph, cluster, placement, **pipeline).makespan_us
-    done = execute(step, placement, steps=count, graph=graph, **pipeline)
+    done = execute(step, placement, steps=count, graph=graph, native=arguments.native, **pipeline)
     if done.status != "ok":
         raise ExecutionError(f"the run ended with status {done.status!r}: {done.message}")
     if arguments.trace and done.timeline is not None:
@@ -40,12 +43,22 @@ def run(arguments: argparse.Namespace) -> int:
         "status": done.status, "steps": len(done.step_seconds), "measured_us": done.median_seconds * 1e6,
         "simulated_us": simulated, "moved_ops": list(done.moved_ops), "step_seconds": done.step_seconds,
     }  # fmt: skip
+    if done.native:
+        ways = {
+            way: {"measured_us": own.median_seconds * 1e6, "message": own.message, **own.info}
+            for way, own in done.native.items()
+        }
+        facts |= {"native": ways, "native_ratio": done.native_ratio}
     if arguments.json:
         output.print_json(facts)
         return 0
     lines = {"steps": str(facts["steps"]), "step, measured": format_us(done.median_seconds * 1e6) + " (median)"}
     if simulated is not None:
         lines["step, simulated"] = format_us(simulated)
+    for own in done.native.values():
+        lines[f"step, {own.name}"] = own.message or format_us(own.median_seconds * 1e6) + " (median, undivided)"
+    if done.native_ratio == done.native_ratio:
+        lines["measured / native"] = f"{done.native_ratio:.2f}"
     if done.moved_ops:
         lines["moved by TensorFlow"] = f"{len(done.moved_ops)} ops, first {done.moved_ops[0]}"
     output.print_facts(lines)

@@ -18,7 +18,7 @@ def add_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL",
         help="a benchmark model (inception_v3, gnmt, ...), or FILE.py:FUNCTION; the function, called without "
-        "arguments, returns (train_step, *example_inputs) or what bl.trace returned",
+        "arguments, returns (train_step, *example_inputs), what bl.trace returned, or a bl.torch.TorchStep",
     )  # fmt: skip
     parser.add_argument("--batch-size", metavar="N", help="batch size of a benchmark model")
     options.add_parameters(parser, "model")
@@ -88,11 +88,11 @@ def _run_theirs(spec: str, call: Any, *arguments: Any) -> Any:
 
 
 def _traced(made: Any, spec: str) -> Step:
-    if isinstance(made, Step):
+    if isinstance(made, Step) or getattr(made, "framework", "") == "torch":
         return made
     if not isinstance(made, tuple) or not made:
         raise InvalidInput(
-            f"{spec} returned {type(made).__name__}; it must return (train_step, *example_inputs) or a Step"
+            f"{spec} returned {type(made).__name__}; it must return (train_step, *example_inputs), a Step or a bl.torch.TorchStep"
         )
     from ..profilers import trace
 

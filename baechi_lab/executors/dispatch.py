@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import InvalidInput, UnknownNameError
@@ -13,6 +15,7 @@ from ..graph.opgraph import OpGraph
 from ..graph.placement import Placement
 from ..graph.step import Run, Step
 from .inputs import whole_batches
+from .native import Stop, Way, native_ways
 
 if TYPE_CHECKING:
     from ..torch.step import TorchStep
@@ -49,6 +52,7 @@ def execute(
     micro_batches: int | None = None,
     schedule: Any = None,
     reduction: str = "mean",
+    native: bool | str = False,
 ) -> Run:
     """Run a placed training step on real devices, in a process of its own, and measure it.
 
@@ -85,12 +89,16 @@ def execute(
             which is cut, its placement one of a micro-batch's graph; see `bl.torch.execute`.
         schedule: as in `bl.simulate`: devices work in its order. None lets them take what is ready. Give as `graph` the
             profile that the simulation has, if the schedule is to be the same where it goes by durations.
+        native: also run the step undivided, as the framework itself does, `warmup + steps` steps in this process and on one
+            device: the function's own `tf.function` with TensorFlow's graph optimizer on, or the Keras model's train
+            function; PyTorch eager and through `torch.compile`. True for all that there are, or the name of one. Variables
+            and optimizer state are then as before. It may use all cores, as the framework does.
         reduction: "mean" or "sum": how the loss adds up over samples, so that the step is the undivided batch's (a PyTorch
             step's loss is asked).
 
     Returns:
         a Run: `step_seconds` of the measured steps, `outputs` of all, the measured Timeline, `status`, `message`,
-        `moved_ops` that did not run where placed.
+        `moved_ops` that did not run where placed, `native` and `native_ratio`.
 
     Raises:
         InvalidInput: a placement for another graph, inputs that do not match, a bad option.
@@ -109,6 +117,7 @@ def execute(
     from .tensorflow.devices import device_options
     from .tensorflow.execution import execute as run_tensorflow
 
+    stop = Stop(cancel, None if timeout is None else time.monotonic() + timeout)
     if getattr(step, "framework", "tensorflow") == "torch":
         from .torch import execute as run_torch
 
@@ -116,11 +125,13 @@ def execute(
                 memory_limit=memory_limit, threads=threads, worker=worker)  # fmt: skip
         if isinstance(cluster, LocalCluster):
             raise InvalidInput(f"cluster is {cluster!r}; a PyTorch step runs on the devices of a bl.Cluster")
-        return run_torch(
+        ways = native_ways(step, native, placements=[placement], cluster=cluster)
+        run = run_torch(
             cast("TorchStep", step), placement, steps, warmup=warmup, cluster=cluster, graph=graph, timeout=timeout,
             on_step=on_step, cancel=cancel, micro_batches=micro_batches, schedule=schedule,
             reduction=None if reduction == "mean" else reduction,
         )  # fmt: skip
+        return _beside(run, ways, steps, warmup, stop)
     if isinstance(cluster, LocalCluster):
         workers, cluster = cluster.addresses, cluster.cluster
     chosen = backend or ("tensorflow-cluster" if workers else "tensorflow")
@@ -132,6 +143,7 @@ def execute(
             "workers (or cluster=bl.LocalCluster(n)), 'tensorflow' takes none"
         )
     options = device_options(virtual, memory_limit, kind, threads, workers, secret)
+    ways = native_ways(step, native, kind=kind, inputs=inputs, micro_batches=micro_batches)
     cut = None
     if micro_batches is not None or schedule is not None:
         from .tensorflow.pipelining import pipelined_step
@@ -144,7 +156,12 @@ def execute(
         inputs=inputs, timeout=timeout, on_step=on_step, cancel=cancel, return_variables=return_variables,
         options=options, progress=progress, worker=worker,
     )  # fmt: skip
-    return run if cut is None else cut.described(run)
+    return _beside(run if cut is None else cut.described(run), ways, steps, warmup, stop)
+
+
+def _beside(run: Run, ways: Mapping[str, Way], steps: int, warmup: int, stop: Stop) -> Run:
+    """The run with the native ones, which come when its processes are gone."""
+    return replace(run, native={name: way(steps, warmup, stop) for name, way in ways.items()}) if ways else run
 
 
 def _refuse(**options: Any) -> None:

@@ -7,11 +7,11 @@ from .formats.traces.loading import load_trace
 from .formats.traces.recording import Recording
 from .opgraph import CONTROL_BYTES, OpGraph
 from .placement import Placement
-from .step import Run, Step, TensorSpec
+from .step import NativeRun, Run, Step, TensorSpec
 from .timeline import MEMORY_CATEGORIES, MemoryLog, Timeline, Transfers, Violation
 
 __all__ = [
     "COMMUNICATION_MODES", "CONTROL_BYTES", "HOST", "MEMORY_CATEGORIES", "Cluster", "Device", "Link", "MemoryLog",
-    "OpGraph", "Placement", "Recording", "Run", "Step", "TensorSpec", "Timeline", "Transfers", "Violation",
+    "NativeRun", "OpGraph", "Placement", "Recording", "Run", "Step", "TensorSpec", "Timeline", "Transfers", "Violation",
     "allowed_devices", "durations", "load_cluster", "load_graph", "load_trace", "save_cluster", "save_graph",
 ]  # fmt: skip

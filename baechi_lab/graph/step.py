@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -30,6 +31,21 @@ class TensorSpec:
     shape: tuple[int | None, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a step was traced from: a `tf.function`, plain function or Keras model, with the variables that it uses.
+
+    Args:
+        function: the caller's own.
+        example_inputs: as tensors, in the nests that the function takes.
+        variables: objects with `numpy()` and `assign(value)`.
+    """
+
+    function: Any
+    example_inputs: tuple[Any, ...]
+    variables: tuple[Any, ...]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Step:
     """One training step as data: a serialized GraphDef, its inputs, outputs, and the state it starts from.
@@ -47,6 +63,8 @@ class Step:
         slots: optimizer slot variable -> the variable it belongs to (names as in `variables`).
         updates: ops that must run although no output needs them: variable assignments and other side effects.
         info: what tracing has to say.
+        source: gives what the step was traced from, for as long as it stays in the process that traced it; it is
+            neither sent nor stored.
     """
 
     name: str
@@ -59,6 +77,10 @@ class Step:
     slots: dict[str, str] = field(default_factory=dict)
     updates: tuple[str, ...] = ()
     info: dict[str, Any] = field(default_factory=dict)
+    source: Callable[[], Source] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "source": None}
 
     @cached_property
     def key(self) -> str:
@@ -78,6 +100,45 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class NativeRun:
+    """Steps that the framework ran undivided, in its own way and on one device: what a placement has to beat.
+
+    Args:
+        way: `tf.function`, `Keras train_step`, `eager` or `torch.compile`.
+        step_seconds: float64[steps] after warm-up, which traces or compiles.
+        outputs: what the step returned, per step from the very first.
+        status, message: as in `Run`; `died` is also a step that the framework cannot run or compile here.
+        info: the `device`, and how many `threads` the framework may use.
+    """
+
+    way: str
+    step_seconds: NDArray[Any]
+    outputs: tuple[tuple[Any, ...], ...] = ()
+    status: str = "ok"
+    message: str = ""
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What it is called in tables."""
+        return f"native ({self.way})"
+
+    @property
+    def median_seconds(self) -> float:
+        """Median measured step time; NaN when nothing was measured."""
+        return _median(self.step_seconds)
+
+    def __repr__(self) -> str:
+        ended = "" if self.status == "ok" else f" {self.status}"
+        times = f"{len(self.step_seconds)} steps, median {self.median_seconds * 1e3:.4g} ms"
+        return f"<NativeRun {self.way}{ended}: {times}>"
+
+
+def _median(seconds: NDArray[Any]) -> float:
+    return float(np.median(seconds)) if len(seconds) else float("nan")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """What `bl.execute` returned.
 
@@ -89,6 +150,7 @@ class Run:
         message: why, where it is not `ok`.
         moved_ops: ops that the runtime ran elsewhere than placed, but for constants and shapes, which move no data.
         info: what else there is to say.
+        native: the undivided step as the framework itself runs it, by way, where it was asked for.
     """
 
     timeline: Timeline | None
@@ -98,11 +160,22 @@ class Run:
     message: str = ""
     moved_ops: tuple[str, ...] = ()
     info: dict[str, Any] = field(default_factory=dict)
+    native: dict[str, NativeRun] = field(default_factory=dict)
 
     @property
     def median_seconds(self) -> float:
         """Median measured step time; NaN when nothing was measured."""
-        return float(np.median(self.step_seconds)) if len(self.step_seconds) else float("nan")
+        return _median(self.step_seconds)
+
+    @property
+    def native_ratio(self) -> float:
+        """The placed step over the fastest native one, medians of both; NaN where one of them was not measured.
+
+        >>> Run(None, np.array([3.0]), (), native={"eager": NativeRun("eager", np.array([2.0]))}).native_ratio
+        1.5
+        """
+        found = [run.median_seconds for run in self.native.values() if len(run.step_seconds)]
+        return self.median_seconds / min(found) if found else float("nan")
 
     def restore(self, model: Any) -> int:
         """Copy the trained variables of a TensorFlow step into what it was traced from; returns how many were copied.

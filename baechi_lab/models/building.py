@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ..graph import Step
+from ..graph.step import Source
 from .registry import make_model
+
+if TYPE_CHECKING:
+    from .base import Model
 
 
 def build(name: str, /, **params: Any) -> Step:
@@ -29,4 +34,14 @@ def build(name: str, /, **params: Any) -> Step:
     load_tensorflow()
     training = model.training_step()
     step = trace(training.function, *training.inputs, name=name)
-    return replace(step, info={**step.info, "model": name, "params": model.get_params()})
+    info = {**step.info, "model": name, "params": model.get_params()}
+    # Made anew when asked for: the step has the weights as data, and should not hold them twice.
+    return replace(step, info=info, source=partial(_source, model))
+
+
+def _source(model: Model) -> Source:
+    import tensorflow as tf
+
+    made = model.training_step()
+    concrete = made.function.get_concrete_function()
+    return Source(made.function, tuple(map(tf.constant, made.inputs)), tuple(concrete.graph.variables))

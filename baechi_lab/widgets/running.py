@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidInput
-from ..graph import Run
+from ..graph import NativeRun, Run
 from .background import Background, Ticket
 from .compute import Outcome
 
@@ -29,6 +29,11 @@ class LiveRun:
         self.phase = step.phase
         if step.phase == "measured":
             self.seconds.append(float(step.seconds))
+
+    @property
+    def native(self) -> tuple[NativeRun, ...]:
+        """The undivided step as its framework ran it, where that was asked for."""
+        return tuple(self.run.native.values()) if self.run is not None else ()
 
     @property
     def median(self) -> float:

@@ -178,11 +178,13 @@ class Tasks:
 
     # -- running ---------------------------------------------------------------------------------------
 
-    def run(self, steps: int, warmup: int = 3, kind: str = "auto") -> None:
-        """Run the current placement for real; `live` is emitted after every step, `run` at the end."""
+    def run(self, steps: int, warmup: int = 3, kind: str = "auto", native: bool = False) -> None:
+        """Run the current placement for real, and the step undivided with `native`; `live` is emitted after every
+        step, `run` at the end.
+        """
         outcome = self.outcome()
         self._begin(RUN)
-        options: dict[str, Any] = {} if kind == "auto" else {"kind": kind}
+        options: dict[str, Any] = ({} if kind == "auto" else {"kind": kind}) | ({"native": True} if native else {})
         self.runner.start(outcome, steps, warmup, lambda run: self._ran(outcome, run), **options)
 
     def _ran(self, outcome: Outcome, run: Run) -> None:

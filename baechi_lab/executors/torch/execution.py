@@ -94,7 +94,7 @@ def execute(
     known, placed = known_graph(parts[0], model, found, placement, graph)
     if schedule is not None and changed(known):
         pipeline = in_session(pipeline, known)
-    where = cluster or _attached(placed)
+    where = cluster or attached(placed)
     names = torch_devices(where, devices)
     whole = unroll(known, len(parts)) if len(parts) > 1 else known  # which warns of batch statistics
     must = must_be_pipeline(placed, pipeline, schedule)
@@ -299,7 +299,8 @@ def synchronize() -> None:
             torch.cuda.synchronize(device)
 
 
-def _attached(placement: Placement) -> Cluster:
+def attached(placement: Placement) -> Cluster:
+    """As many devices as the placement uses: GPUs where enough are attached, else CPU devices."""
     n = placement.devices
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return Cluster.uniform(n, kind="gpu" if gpus >= n else "cpu")

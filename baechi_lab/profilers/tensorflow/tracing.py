@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidInput
-from ...graph.step import Step, TensorSpec
+from ...graph.step import Source, Step, TensorSpec
 from .captures import CapturedVariable, bind_captures
 from .examples import as_tensors, leaves
 from .inlining import inline, used_functions
@@ -77,7 +77,8 @@ def trace(fn: Any, *example_inputs: Any, name: str | None = None) -> Step:
     framework = time.perf_counter() - called
     step = _step_from(concrete, leaves(examples), label, objects)
     seconds = {"trace_seconds": time.perf_counter() - started, "framework_seconds": framework}
-    return replace(step, info={**step.info, **seconds})
+    source = Source(fn, tuple(examples), tuple(concrete.graph.variables))
+    return replace(step, info={**step.info, **seconds}, source=lambda: source)
 
 
 def _label(fn: Any) -> str:

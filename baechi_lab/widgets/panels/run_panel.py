@@ -29,6 +29,10 @@ class RunPanel:
         self.kind = ipywidgets.Dropdown(description="devices", options=KINDS, style=STYLE)
         self.steps = ipywidgets.BoundedIntText(value=20, min=1, max=10_000, description="steps", style=STYLE)
         self.steps.layout.width = "150px"
+        self.native = ipywidgets.Checkbox(
+            value=False, description="and as the framework runs it", indent=False, layout={"width": "220px"},
+            tooltip="also the undivided step, as tf.function, Keras or PyTorch runs it on one device",
+        )  # fmt: skip
         self.start = button("Start", "run the current placement for real", self._start, style="primary")
         self.stop = button("Stop", "end the run; what was measured is kept", self._stop)
         self.stop.disabled = True
@@ -36,7 +40,12 @@ class RunPanel:
         self.numbers = ipywidgets.HTML(layout=WIDE)
         self.chart = Chart()
         self.widget = ipywidgets.VBox(
-            [row(self.kind, self.steps, self.start, self.stop), self.state, self.numbers, self.chart.widget],
+            [
+                row(self.kind, self.steps, self.native, self.start, self.stop),
+                self.state,
+                self.numbers,
+                self.chart.widget,
+            ],
             layout=WIDE,
         )
         self.model.on("live", self.show)
@@ -66,7 +75,7 @@ class RunPanel:
 
     def _start(self) -> None:
         with Guard(self.model.fail) as guard:
-            self.tasks.run(self.steps.value, kind=self.kind.value)
+            self.tasks.run(self.steps.value, kind=self.kind.value, native=self.native.value)
         if not guard.failed:
             self.start.disabled, self.stop.disabled = True, False
             say(self.state, "Starting TensorFlow in a process of its own ...")
@@ -92,6 +101,10 @@ class RunPanel:
             ("measured / simulated", f"{live.median / live.simulated_seconds:.2f}" if count else "..."),
             ("steps", str(count)),
         ]
+        for own in live.native:
+            facts.append((own.name, format_us(own.median_seconds * 1e6) if len(own.step_seconds) else own.message))
+        if live.run is not None and live.run.native_ratio == live.run.native_ratio:
+            facts.append(("measured / native", f"{live.run.native_ratio:.2f}"))
         shown = "".join(f"<span>{k} <b>{html.escape(v)}</b></span>" for k, v in facts)
         self.numbers.value = f'<div class="bl-facts">{shown}</div>'
         if live.run is None:

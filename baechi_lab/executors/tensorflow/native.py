@@ -1,0 +1,131 @@
+"""A TensorFlow step as TensorFlow runs it: the caller's own `tf.function` or Keras model, in this process.
+
+TensorFlow's graph optimizer is on, each op takes the threads that TensorFlow gives it, and nothing that tracing took out
+or inlined is missed. Variables are put back afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...errors import InvalidInput
+from ...graph.step import NativeRun, Source, Step
+from ...workers.failures import first_line
+from ..inputs import checked_batches
+from ..native import Stop, Way, timed_steps
+
+FUNCTION, KERAS = "tf.function", "Keras train_step"
+
+
+def tensorflow_ways(step: Step, inputs: Any = None, kind: str = "auto") -> Mapping[str, Way]:
+    """The one way that this step has: `Keras train_step` of a model, `tf.function` of any other function."""
+    if step.source is None:
+        raise InvalidInput(
+            f"step {step.name!r} is without the function it was traced from (it was sent, loaded or made by hand); "
+            "trace it in this process to run it natively"
+        )
+    from ...profilers.tensorflow.keras_step import is_keras_model
+
+    source = step.source()
+    batches = [_nested(source, batch) for batch in checked_batches(step, inputs)]
+    if is_keras_model(source.function):
+        return {KERAS: partial(_run_keras, source, batches, kind)}
+    return {FUNCTION: partial(_run_function, _as_function(source.function), source, batches, kind)}
+
+
+def _nested(source: Source, batch: Sequence[Any]) -> tuple[Any, ...]:
+    """The arrays of a batch in the nests that the function takes."""
+    import tensorflow as tf
+
+    arrays = iter(batch)
+    flat = tf.nest.flatten(source.example_inputs, expand_composites=True)
+    filled = [tf.constant(next(arrays), dtype=x.dtype) if tf.is_tensor(x) else x for x in flat]
+    return tuple(tf.nest.pack_sequence_as(source.example_inputs, filled, expand_composites=True))
+
+
+def _as_function(function: Any) -> Callable[..., Any]:
+    import tensorflow as tf
+
+    compiled = hasattr(function, "get_concrete_function") or hasattr(function, "captured_inputs")
+    made: Callable[..., Any] = function if compiled else tf.function(function)
+    return made
+
+
+def _run_function(
+    function: Callable[..., Any], source: Source, batches: list[tuple[Any, ...]], kind: str, steps: int, warmup: int = 3,
+    stop: Stop | None = None,
+) -> NativeRun:  # fmt: skip
+    with _as_before(source.variables):
+        return _timed(FUNCTION, lambda k: function(*batches[k % len(batches)]), steps, warmup, stop, kind)
+
+
+def _run_keras(
+    source: Source, batches: list[tuple[Any, ...]], kind: str, steps: int, warmup: int = 3, stop: Stop | None = None
+) -> NativeRun:
+    """As `train_on_batch` does, without its conversions: the model's own train function, metrics included."""
+    model = source.function
+    before, several = model.train_function, int(getattr(model, "steps_per_execution", 1))
+    with _as_before([*source.variables, *model.variables, *model.optimizer.variables, *model.metrics_variables]):
+        known = {id(v) for v in model.metrics_variables}
+        try:
+            model.make_train_function()
+            found = _timed(
+                KERAS,
+                lambda k: model.train_function(iter([batches[k % len(batches)]] * several)),
+                steps,
+                warmup,
+                stop,
+                kind,
+            )
+        finally:
+            model.train_function = before
+            if any(id(v) not in known for v in model.metrics_variables):  # made by the first step
+                model.reset_metrics()
+    return NativeRun(found.way, found.step_seconds / several, found.outputs, found.status, found.message, found.info)
+
+
+@contextmanager
+def _as_before(variables: Sequence[Any]) -> Iterator[None]:
+    """Every variable has its value again at the end."""
+    kept = [(v, np.array(v.numpy())) for v in {id(v): v for v in variables}.values()]
+    try:
+        yield
+    finally:
+        for variable, value in kept:
+            variable.assign(value)
+
+
+def _timed(
+    way: str, call: Callable[[int], Any], steps: int, warmup: int, stop: Stop | None, kind: str
+) -> NativeRun:  # fmt: skip
+    import tensorflow as tf
+
+    gpu = kind != "cpu" and bool(tf.config.list_logical_devices("GPU"))
+    device = "/GPU:0" if gpu else "/CPU:0"
+
+    def one(k: int) -> tuple[tuple[Any, ...], float]:
+        with nullcontext() if gpu else tf.device(device):
+            start = time.perf_counter()
+            returned = call(k)
+            tf.test.experimental.sync_devices()
+            taken = time.perf_counter() - start
+        leaves = tf.nest.flatten(returned, expand_composites=True)
+        return tuple(x.numpy() for x in leaves if tf.is_tensor(x)), taken
+
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
+    expected = (tf.errors.OpError, ValueError, TypeError, RuntimeError, MemoryError)
+    return timed_steps(way, one, steps, warmup, stop, _failure, expected, {"device": device, "threads": threads})
+
+
+def _failure(error: BaseException) -> tuple[str, str]:
+    import tensorflow as tf
+
+    full = isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError))
+    return "out-of-memory" if full else "died", first_line(error)

@@ -1,0 +1,107 @@
+"""A PyTorch step as PyTorch runs it: eager, and compiled by `torch.compile`, on one device in this process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ...errors import InvalidInput
+from ...graph import Cluster, NativeRun, Placement
+from ...torch.plan import torch_devices
+from ...torch.snapshot import untouched
+from ...torch.step import TorchStep
+from ..native import Stop, Way, timed_steps
+from .execution import attached, synchronize
+
+EAGER, COMPILED = "eager", "torch.compile"
+
+
+def torch_ways(step: TorchStep, placement: Placement | None, cluster: Cluster | None) -> Mapping[str, Way]:
+    """Both ways, on the device that the placement's device 0 would be; they share one model."""
+    if not isinstance(step, TorchStep):
+        raise InvalidInput(f"step is a {type(step).__name__}; give a baechi_lab.torch.TorchStep")
+    where = cluster or attached(placement or Placement(device=np.zeros(1, dtype=np.int32)))
+    device = torch_devices(where, None)[0]
+    native = _Native(step.on(device), device)
+    return {EAGER: partial(native, EAGER), COMPILED: partial(native, COMPILED)}
+
+
+class _Native:
+    """One model on one device, as it is and compiled; every run starts from the step's own parameters."""
+
+    def __init__(self, step: TorchStep, device: str):
+        self.step, self.device = step, device
+        self.model: nn.Module | None = None
+        self.forms: dict[str, Callable[..., Any]] = {}
+
+    def __call__(self, way: str, steps: int, warmup: int = 3, stop: Stop | None = None) -> NativeRun:
+        info = {"device": self.device, "threads": torch.get_num_threads()}
+        lacking = no_compiler(self.device) if way == COMPILED else ""
+        if lacking:
+            return NativeRun(way, np.zeros(0), status="died", message=lacking, info=info)
+        if self.model is None:
+            self.model = self.step.model()
+        model = self.model
+        home = next((p.device for p in model.parameters()), torch.device("cpu"))
+        with untouched(model, self.step.inputs):
+            model.to(self.device)
+            try:
+                return self._run(way, model, steps, warmup, stop, info)
+            finally:
+                if home != torch.device(self.device):
+                    model.to(home)
+
+    def _run(
+        self, way: str, model: nn.Module, steps: int, warmup: int, stop: Stop | None, info: dict[str, Any]
+    ) -> NativeRun:
+        form = self.forms.setdefault(way, model if way == EAGER else torch.compile(model))
+        step = self.step
+        torch.manual_seed(step.seed)
+        optimizer = None if step.optimizer is None else step.optimizer(model.parameters())
+
+        def one(_: int) -> tuple[tuple[Any, ...], float]:
+            for parameter in model.parameters():
+                parameter.grad = None
+            synchronize()
+            start = time.perf_counter()
+            loss = step.run(form, optimizer)  # type: ignore[arg-type]
+            synchronize()
+            return (float(loss.detach()),), time.perf_counter() - start
+
+        failures = (RuntimeError, OSError, MemoryError)
+        with warnings.catch_warnings():
+            if way == COMPILED:  # what it could not compile it runs as it is
+                warnings.simplefilter("ignore")
+            return timed_steps(way, one, steps, warmup, stop, _failure, failures, info)
+
+
+def no_compiler(device: str) -> str:
+    """Why `torch.compile` cannot work for this device; empty where it can.
+
+    >>> no_compiler("cpu") in ("", "torch.compile needs a C++ compiler, and none is here (g++, clang++, or CXX)")
+    True
+    """
+    if device.startswith("cuda"):
+        from importlib.util import find_spec
+
+        return "" if find_spec("triton") else "torch.compile needs triton for GPUs, and it is not installed"
+    named = os.environ.get("CXX")
+    if named:
+        return "" if shutil.which(named) else f"torch.compile needs a C++ compiler, and CXX={named} is not here"
+    found = shutil.which("g++") or shutil.which("clang++")
+    return "" if found else "torch.compile needs a C++ compiler, and none is here (g++, clang++, or CXX)"
+
+
+def _failure(error: BaseException) -> tuple[str, str]:
+    full = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return "out-of-memory" if full else "died", line[:300]
