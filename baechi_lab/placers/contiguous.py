@@ -38,7 +38,7 @@ from .stages.levels import level_cuts
 from .stages.line_cuts import cut_line
 from .stages.objective import Objective
 from .stages.orders import device_orders
-from .stages.plan import Cut, best_cut, made_of
+from .stages.plan import Cut, best_cut, made_of, shared_by_all
 from .stages.units import make_units
 
 CAPS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0, 4.0)
@@ -52,7 +52,7 @@ class Contiguous(Placer):
         caps: the most work a device may get, as multiples of its fair share; each is tried (for "latency").
         objective: "latency" (one step), "throughput" (the period of endless micro-batches) or "step" (`micro_batches`
             under a `schedule`); the last two cut the lines by `stages/line_cuts.py`.
-        replicas: let several equal devices share a stage (for "throughput"); where links have levels, whole pipelines.
+        replicas: let several equal devices share a stage (not for "latency"); where links have levels, whole pipelines.
         sum: a device computes or transfers, never both at once.
     """
 
@@ -86,12 +86,15 @@ class Contiguous(Placer):
             if units.unit.tobytes() in seen:
                 continue
             seen.add(units.unit.tobytes())
-            for order, goal in product(device_orders(limits, units.able), self._goal.goals):
-                chain = make_chain(units, limits, order, sum=self.sum, replicas=self.replicas)
+            ways = product(device_orders(limits, units.able), self._goal.goals, self._goal.widths)
+            for order, goal, shared in ways:
+                chain = make_chain(units, limits, order, sum=self.sum, replicas=shared, once=self.objective == "step")
                 cost, stages = cut_line(units, chain, goal)
                 if stages:
                     members = [(slice(first, end), d, r) for first, end, d, r in stages]
                     yield made_of(units.unit, units.n, members, order, f"{name} line", cost)
+                if shared and len(seen) == 1 and self.objective == "step":
+                    yield from shared_by_all(units.unit, units.n, order, min(int(chain.run[0]), self.micro_batches))
             if self.replicas:
                 yield from level_cuts(units, limits, f"{name} line", sum=self.sum)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from .stages.levels import level_cuts
 from .stages.line_cuts import cut_line
 from .stages.objective import Objective
 from .stages.orders import device_orders
-from .stages.plan import Cut, best_cut, made_of
+from .stages.plan import Cut, best_cut, made_of, shared_by_all
 from .stages.units import make_units
 
 MOST_SETS = 50_000
@@ -42,7 +43,7 @@ class Ideals(Placer):
 
     Args:
         objective: "throughput" (the period), "step" (`micro_batches` under a `schedule`) or "latency" (one step).
-        replicas: let several equal devices share a stage (for "throughput").
+        replicas: let several equal devices share a stage (not for "latency").
         sum: a device computes or transfers, never both at once (`bl.throughput`).
         most_sets: closed sets that are looked at; a graph with more is refused with the count.
     """
@@ -71,13 +72,17 @@ class Ideals(Placer):
         few = len(sets) <= LARGE
 
         def cuts(limits: Cluster) -> Iterator[Cut]:
-            for order in device_orders(cluster, units.able)[: None if few else 1]:
-                chain = make_chain(units, limits, order, sum=self.sum, replicas=self.replicas)
+            orders = device_orders(cluster, units.able)[: None if few else 1]
+            for order, shared in product(orders, self._goal.widths):
+                once = self.objective == "step"
+                chain = make_chain(units, limits, order, sum=self.sum, replicas=shared, once=once)
                 for goal in self._goal.goals[: None if few else 1]:
                     bound, _ = cut_line(units, chain, goal)
                     cost, stages = cut_sets(units, chain, goal, sets, bound)
                     if stages:
                         yield made_of(units.unit, units.n, stages, order, "closed sets", cost)
+                if shared and once:
+                    yield from shared_by_all(units.unit, units.n, order, min(int(chain.run[0]), self.micro_batches))
             if self.replicas:
                 yield from level_cuts(units, limits, "line", sum=self.sum)
 

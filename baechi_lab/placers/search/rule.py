@@ -37,6 +37,7 @@ import numpy as np
 from ...checks import check_whole
 from ...errors import InfeasiblePlacement, InvalidInput
 from ...graph import Cluster, OpGraph, Placement
+from ...graph.arguments import refuse_replicas
 from ...graph.units import format_us
 from ..base import Placer
 from ..evaluation.cost import Samples
@@ -192,6 +193,7 @@ class Search(Placer):
         if self.start is None:
             return None
         if isinstance(self.start, Placement):
+            refuse_replicas(self.start, "search")
             return self.start.checked(graph, cluster.n)
         return make_placer(self.start).assign(graph, cluster)
 

@@ -5,7 +5,8 @@ What a stage costs per micro-batch on devices `d .. d + r - 1` of the chain, eac
     compute   the work of its units / r
     received  the tensors that it reads from other stages, each once / r
     sent      the tensors that others read from it, each once / r
-    ring      2 (r - 1) / r of its gradients over the slowest link among its devices, once for every r micro-batches
+    ring      2 (r - 1) / r of its gradients over the slowest link among its devices, once for every r micro-batches; for a
+              step (`once`) once behind all of its micro-batches, and then no part of the load
 
 and its load is the largest of what its resources carry: `compute + received + sent + ring` where transfers and compute
 are added up (`sum`), else the largest of compute and of the queues of the communication mode. Tensors from and to
@@ -38,7 +39,7 @@ class Chain(NamedTuple):
     are sums over the units of what they take, and of whether they may not run; `memory` int64[D]; `latency`,
     `per_byte` float64[D + 1]: the link between the devices before and at a place (0 at the ends); `run` int64[D]: how
     many equal devices follow, itself counted; `ring` float64[D, D]: slowest microseconds per byte among `r` devices
-    from `d` on, at [d, r - 1], `ring_latency` likewise; `rule` how loads add up.
+    from `d` on, at [d, r - 1], `ring_latency` likewise; `rule` how loads add up; `once`: gradients are added up once per step.
     """
 
     kind: Any
@@ -51,9 +52,12 @@ class Chain(NamedTuple):
     ring: Any
     ring_latency: Any
     rule: int
+    once: bool
 
 
-def make_chain(units: Units, cluster: Cluster, devices: Sequence[int], *, sum: bool, replicas: bool) -> Chain:
+def make_chain(
+    units: Units, cluster: Cluster, devices: Sequence[int], *, sum: bool, replicas: bool, once: bool = False
+) -> Chain:
     """The chain of `devices` (indices into the cluster); without `replicas` no stage takes more than one."""
     chosen = np.asarray(devices, dtype=np.int64)
     columns = np.concatenate([units.work, ~units.able, cluster.memory_bytes[None, :].repeat(1, axis=0)])[:, chosen]
@@ -71,6 +75,7 @@ def make_chain(units: Units, cluster: Cluster, devices: Sequence[int], *, sum: b
         ring=_slowest(cluster.us_per_byte, chosen),
         ring_latency=_slowest(cluster.latency_us, chosen),
         rule=SUM if sum else COMMUNICATION_MODES.index(cluster.comm),
+        once=once,
     )
 
 
@@ -104,6 +109,14 @@ def _slowest(matrix: Any, chosen: Any) -> Any:
 
 
 @njit(cache=True)
+def ring_us(chain: Any, d: Any, r: Any, gradient: Any) -> Any:
+    """Microseconds in which `r` devices from `d` on add up `gradient` bytes."""
+    if gradient <= 0:
+        return 0.0
+    return 2.0 * (r - 1) * (chain.ring_latency[d, r - 1] + gradient / r * chain.ring[d, r - 1])
+
+
+@njit(cache=True)
 def stage_load(chain: Any, d: Any, r: Any, work: Any, gradient: Any, low: Any, high: Any) -> Any:
     """Microseconds per micro-batch of a stage of `work` us and `gradient` bytes on `r` devices from `d` on.
 
@@ -113,7 +126,7 @@ def stage_load(chain: Any, d: Any, r: Any, work: Any, gradient: Any, low: Any, h
     received += high[0] * chain.latency[d + r] + high[1] * chain.per_byte[d + r]
     sent = low[2] * chain.latency[d] + low[3] * chain.per_byte[d]
     sent += high[2] * chain.latency[d + r] + high[3] * chain.per_byte[d + r]
-    ring = 2.0 * (r - 1) * (chain.ring_latency[d, r - 1] + gradient / r * chain.ring[d, r - 1]) if gradient > 0 else 0.0
+    ring = 0.0 if chain.once else ring_us(chain, d, r, gradient)
     if chain.rule == SUM:
         return (work + received + sent + ring) / r
     if chain.rule == PARALLEL:

@@ -6,7 +6,8 @@ With `best[j, e]` the least possible cost of giving the units of set `j` to the 
 
 where the cost of a stage is its load (the period), or `ahead * (work of i) + micro_batches * load`: no schedule in which
 backward ops follow in turn ends a step of M micro-batches sooner than the largest of these (with `ahead` = 1), since
-the stages before it pass one micro-batch forward and back outside of the M that the stage computes.
+the stages before it pass one micro-batch forward and back outside of the M that the stage computes. Of r replicas (`once` of
+the chain) one has ceil(M / r) micro-batches, and the ring follows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...graph.kernels.jit import njit
-from .chain import stage_load
+from .chain import ring_us, stage_load
 
 
 @njit(cache=True)
@@ -37,7 +38,13 @@ def relax(best: Any, came: Any, chain: Any, sums: Any, i: Any, j: Any, low: Any,
         alone = work[j, kind] - work[i, kind]
         for r in range(1, chain.run[d] + 1):
             load = stage_load(chain, d, r, alone, gradient[j] - gradient[i], low, high)
-            cost = max(best[i, d], goal[0] * work[i, kind] + goal[1] * load)
+            count = goal[1]
+            if chain.once:
+                count = np.ceil(goal[1] / r) * r
+            cost = goal[0] * work[i, kind] + count * load
+            if chain.once:
+                cost += ring_us(chain, d, r, gradient[j] - gradient[i])
+            cost = max(best[i, d], cost)
             if cost < best[j, d + r]:
                 best[j, d + r] = cost
                 came[j, d + r, 0] = i

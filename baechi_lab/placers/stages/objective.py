@@ -41,10 +41,15 @@ class Objective(NamedTuple):
         check_whole("micro_batches", self.micro_batches)
         if self.name == "step":
             checked_pipeline(self.micro_batches, self.schedule)
-        if self.replicas and self.name != "throughput":
+        if self.replicas and self.name == "latency":
             raise InvalidInput(
-                f"replicas is True with objective {self.name!r}; replicas of stages are found for 'throughput' only"
+                "replicas is True with objective 'latency'; replicas share micro-batches, of which 'throughput' and 'step' know"
             )
+
+    @property
+    def widths(self) -> tuple[bool, ...]:
+        """With and without replicas: a step is tried both ways, since its programme minimises bounds only."""
+        return (False, True) if self.replicas and self.name == "step" else (self.replicas,)
 
     @property
     def key(self) -> str:
@@ -57,7 +62,7 @@ class Objective(NamedTuple):
         if self.name == "throughput":
             return [(0.0, 1.0)]
         count = float(self.micro_batches) if self.name == "step" else 1.0
-        return [(1.0, count), (0.5, count), (0.0, 1.0)]
+        return [(1.0, count), (0.5, count), (0.0, count)]
 
     def measure(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> Measured:
         """What `placement` is worth; memory is that of one micro-batch for a period.
@@ -67,8 +72,9 @@ class Objective(NamedTuple):
         pipeline: dict[str, Any] = {}
         if self.name == "step":
             pipeline = {"micro_batches": int(self.micro_batches), "schedule": self.schedule}
-        # Each replica holds what the first of its group holds.
-        timeline = simulate(graph, cluster, placement.replace(replicas=()), **pipeline)
+        # In a single micro-batch each replica holds what the first of its group holds.
+        shown = placement if pipeline else placement.replace(replicas=())
+        timeline = simulate(graph, cluster, shown, **pipeline)
         us = timeline.makespan_us
         if self.name == "throughput":
             us = throughput(graph, cluster, placement, sum=self.sum).period_us

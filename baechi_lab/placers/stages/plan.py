@@ -52,6 +52,12 @@ def made_of(
     return Cut(unit, stage, tuple(devices), name, cost)
 
 
+def shared_by_all(unit: NDArray[Any], count: int, order: tuple[int, ...], most: int) -> Iterator[Cut]:
+    """Data parallelism: one stage, on two to `most` of the devices, whatever the programme thinks of it."""
+    for r in range(2, most + 1):
+        yield made_of(unit, count, [(slice(None), 0, r)], order, f"{r} replicas of everything", np.inf)
+
+
 def best_cut(
     graph: OpGraph, cluster: Cluster, objective: Objective, cuts: Callable[[Cluster], Iterator[Cut]]
 ) -> Placement:
