@@ -10,8 +10,8 @@ from typing import Any
 
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link
+from ..passes.optimize import PASSES
 
-ALL_PASSES = ("colocation", "coplacement", "fusion")
 GIVEN = "given"
 """The source that stands for the graph or step that the workbench was opened with."""
 
@@ -48,7 +48,7 @@ class Setting:
     model_params: Mapping[str, Any] = field(default_factory=dict)
     profile: str = "estimated"
     hardware: str = "rtx2080"
-    passes: tuple[str, ...] = ALL_PASSES
+    passes: tuple[str, ...] = PASSES
     forward_only: bool | str = "auto"
     placer: str = "m-etf"
     params: Mapping[str, Any] = field(default_factory=dict)

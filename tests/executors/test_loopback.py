@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from addresses import own_address
 
 import baechi_lab as bl
 from baechi_lab.executors.tensorflow import server
@@ -22,16 +23,6 @@ def interfaces(port):
     rows = subprocess.run(["ss", "-Hltn", f"sport = :{port}"], capture_output=True, text=True, check=True).stdout
     places = [row.split()[3].rpartition(":")[0] for row in rows.splitlines()]
     return [place.partition("%")[2] or place for place in places]
-
-
-def own_address():
-    """An address of this machine that is not loopback; a datagram socket finds it without sending anything."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            pytest.skip("this machine has no network")
-        return probe.getsockname()[0]
 
 
 def reached(host, port):

@@ -12,6 +12,7 @@ import threading
 
 import numpy as np
 import pytest
+from addresses import own_address
 
 import baechi_lab as bl
 from baechi_lab.executors.tensorflow import tunnel
@@ -30,16 +31,6 @@ def secret(tmp_path_factory):
 @pytest.fixture(scope="module")
 def other_secret(tmp_path_factory):
     return bl.make_secret(tmp_path_factory.mktemp("other") / "cluster.pem")
-
-
-def own_address():
-    """An address of this machine that is not loopback; a datagram socket finds it without sending anything."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            pytest.skip("this machine has no network")
-        return probe.getsockname()[0]
 
 
 @contextlib.contextmanager

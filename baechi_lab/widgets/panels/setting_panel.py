@@ -10,9 +10,10 @@ import ipywidgets
 from ...errors import InvalidInput
 from ...graph import Cluster, Link, Step
 from ...graph.cluster import COMMUNICATION_MODES
+from ...passes.optimize import PASSES
 from ..guard import Guard
 from ..model import WorkbenchModel
-from ..setting import ALL_PASSES, GIVEN, LINKS, Setting, link_name, resized, stored_graphs, with_speeds
+from ..setting import GIVEN, LINKS, Setting, link_name, resized, stored_graphs, with_speeds
 from ..tasks import Tasks
 from .params_form import ParamsForm
 from .parts import WIDE, Quiet, button, heading, note, say
@@ -70,7 +71,7 @@ class SettingPanel:
         self.comm = drop("transfers", list(COMMUNICATION_MODES))
         self.passes = {
             name: ipywidgets.Checkbox(description=name, indent=False, layout=ipywidgets.Layout(width="auto"))
-            for name in ALL_PASSES
+            for name in PASSES
         }
         self.forward = drop("forward only", [("auto", "auto"), ("yes", True), ("no", False)])
         self.placer = drop("placer", placer_names())
