@@ -32,7 +32,7 @@ PASSES = {"inception_v3": "colocation,fusion"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--model", default="inception_v3", help="benchmark model or FILE.py:FUNCTION (%(default)s)")
-    parser.add_argument("--batch-size", default=None, metavar="N", help="(8 for inception_v3, else the model's own)")
+    parser.add_argument("--batch-size", default=None, metavar="N", help="(2 for inception_v3, else the model's own)")
     options.add_parameters(parser, "model")
     parser.add_argument("--devices", default="4", metavar="N", help="devices to place on (4)")
     parser.add_argument("--memory", metavar="SIZE", help="memory per device (what the attached devices have)")
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         parse_bytes(arguments.memory, "--memory")
     steps.check_model(arguments.model)
     if arguments.batch_size is None and arguments.model == "inception_v3":
-        arguments.batch_size = "8"  # a step of some seconds on two CPU cores
+        arguments.batch_size = "2"  # a step of about a second on two CPU cores
     steps.check_parameters(arguments)
     say, bars = _Narrator(quiet=arguments.json), console.shows_progress() and not arguments.json
 

@@ -10,12 +10,12 @@ from baechi_lab.experiments.tight_memory import attempt, count, instance
 @pytest.mark.parametrize("block", range(2))
 def test_valid_or_infeasible(block):
     """Any other exception would end the test here."""
-    found = count(range(100 * block, 100 * block + 100))
-    assert found["instances"] == 100
-    assert found["placed by some"] > 30  # the instances are tight, not hopeless
+    found = count(range(60 * block, 60 * block + 60))
+    assert found["instances"] == 60
+    assert found["placed by some"] > 18  # the instances are tight, not hopeless
     for results in found["placers"].values():
         assert set(results) <= {"placed", "infeasible", "infeasible where another placed"}
-        assert results["placed"] + results.get("infeasible", 0) == 100
+        assert results["placed"] + results.get("infeasible", 0) == 60
 
 
 @pytest.mark.parametrize("placer", ["m-topo", "m-etf", "m-sct"])

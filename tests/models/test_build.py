@@ -74,7 +74,7 @@ def plain_runtime():
 @pytest.mark.parametrize("name", sorted(set(TINY) - {"inception_v3"}))
 def test_traced_step_trains_as_the_eager_one(name, plain_runtime):
     training = make_model(name, **TINY[name]).training_step()
-    eager = [training() for _ in range(5)]
+    eager = [training() for _ in range(3)]
     np.testing.assert_allclose(run(built(name), 2), eager[:2], rtol=1e-5)
     assert min(eager[1:]) < eager[0]
 
@@ -94,8 +94,8 @@ def test_same_seed_same_step_and_another_seed_other_weights(name):
 
 
 def test_keras_layers_are_numbered_per_model_not_per_process():
-    again = bl.models.build("inception_v3", **TINY["inception_v3"])
-    assert again.graph_def == built("inception_v3").graph_def
+    again = bl.models.build("resnet", **TINY["resnet"])
+    assert again.graph_def == built("resnet").graph_def
 
 
 def test_projection_per_step_changes_the_graph_and_not_the_loss():

@@ -40,8 +40,10 @@ def every_placement(n, devices=2):
 
 def test_reaches_the_optimum_of_a_small_graph_in_most_seeds():
     optimum = SimulatedReward(GRAPH, CLUSTER, 1)(every_placement(8)).min() * 1e6
-    runs = [learned(seed=seed) for seed in range(3)]
-    assert sum(run.info["best_us"] == pytest.approx(optimum) for run in runs) >= 2
+    runs = [learned(seed=seed) for seed in range(2)]
+    if not all(run.info["best_us"] == pytest.approx(optimum) for run in runs):
+        runs.append(learned(seed=2))
+    assert sum(run.info["best_us"] == pytest.approx(optimum) for run in runs) >= 2  # of at most three
     for run in runs:
         timeline = simulate(GRAPH, CLUSTER, run)
         assert timeline.makespan_us == pytest.approx(run.info["best_us"])

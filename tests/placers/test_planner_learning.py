@@ -183,8 +183,11 @@ def test_reaches_the_optimum_of_twelve_ops_in_most_seeds():
     every = np.array(list(itertools.product(range(2), repeat=12)), dtype=np.int32)
     optimum = SimulatedReward(graph, cluster, 1)(every).min() * 1e6
     given = {**SIMULATED, "placer_hidden": 16, "placement_samples": 16, "entropy_bonus": 0.2, "workers": 1}
-    runs = [place(graph, cluster, "hierarchical", **given, seed=s, updates=85, time_limit=None) for s in range(3)]
-    assert sum(run.info["best_us"] == pytest.approx(optimum, rel=1e-9) for run in runs) >= 2
+    found = []
+    while len(found) < 2 or (len(found) == 2 and not all(found)):
+        run = place(graph, cluster, "hierarchical", **given, seed=len(found), updates=85, time_limit=None)
+        found.append(run.info["best_us"] == pytest.approx(optimum, rel=1e-9))
+    assert sum(found) >= 2  # of at most three
 
 
 def test_groupings_are_compared_at_equal_samples():

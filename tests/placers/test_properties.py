@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from fewer import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,10 +83,10 @@ def test_with_ample_memory(placer):
         for group in range(2):
             assert len(set(first.device[graph.colocation == group].tolist())) <= 1
 
-    checked_on_random_cases(placer, 40, check)
+    checked_on_random_cases(placer, 25, check)
 
 
-@pytest.mark.parametrize("placer", LIMITED)
+@pytest.mark.parametrize("placer", slow(LIMITED, "exact"))
 def test_under_tight_memory_valid_or_infeasible(placer):
     params = PARAMETERS.get(placer, {})
 
@@ -101,7 +102,7 @@ def test_under_tight_memory_valid_or_infeasible(placer):
         assert bl.check(graph, tight, placement, timeline) == ()
         assert np.all(timeline.peak_bytes <= tight.memory_bytes)
 
-    checked_on_random_cases(placer, 60, check, share=st.floats(0.0, 1.0))
+    checked_on_random_cases(placer, 30, check, share=st.floats(0.0, 1.0))
 
 
 @settings(max_examples=60, deadline=None)

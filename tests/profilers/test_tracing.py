@@ -78,6 +78,7 @@ def test_inception_v3_losses(inception):
     assert step.parameter_bytes >= 4 * model.count_params()
 
 
+@pytest.mark.slow
 def test_graph_is_inlined_ordered_and_shaped(inception):
     _, _, step = inception
     nodes = nodes_of(step)

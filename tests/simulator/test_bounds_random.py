@@ -6,6 +6,7 @@ schedules than the simulator (whose queues serve first what was made first); a v
 
 import numpy as np
 import pytest
+from fewer import fast
 
 from baechi_lab import Cluster, Device, Link, OpGraph, bounds
 from baechi_lab.graph import allowed_devices, durations, generators
@@ -18,7 +19,7 @@ from baechi_lab.simulator.bounds.raised import raised
 from baechi_lab.simulator.paths import heads_and_tails
 
 COMMS = ("parallel", "sequential", "duplex")
-INSTANCES = 400 if HAS_NUMBA else 8
+INSTANCES = 240 if HAS_NUMBA else 8
 MOST_OPS = 8 if HAS_NUMBA else 5
 
 
@@ -176,7 +177,7 @@ def all_bounds(graph, cluster, monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("block", range(INSTANCES // 8))
+@pytest.mark.parametrize("block", fast(range(INSTANCES // 8), 3))
 def test_no_bound_is_above_the_optimum(block, monkeypatch):
     for seed in range(8 * block, 8 * block + 8):
         graph, cluster = instance(seed)
@@ -206,6 +207,7 @@ def test_the_enumeration_by_hand():
     assert optimum(pair, cluster) == 6.0
 
 
+@pytest.mark.slow
 def test_raised_bounds_are_often_the_optimum():
     cases = [instance(seed) for seed in range(1, 2 * MOST_OPS * 4, 2)]
     tight = sum(bounds(g, c).best >= 0.999 * optimum(g, c) for g, c in cases)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from fewer import slow  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_cases import ODD, SMALL, Branches, random_placement, same, train  # noqa: E402
 
@@ -83,7 +84,7 @@ def test_training_loop_optimizer_and_checkpoints():
     assert steps(other, optimizer, 3, 2) == steps(original, optimizers[1], 3, 2)
 
 
-@pytest.mark.parametrize("name", [*SMALL, *ODD])
+@pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3"))
 def test_train_and_eval_modes(name):
     """Distributed as traced in training, evaluated and trained on: dropout and batch norm follow the mode."""
     torch.manual_seed(0)
@@ -382,7 +383,7 @@ class Moving(HostTransport):
         return map_tensors(value, lambda t: t if t.device == here else torch.empty_like(t, device=here))
 
 
-@pytest.mark.parametrize("name", [*SMALL, *ODD])
+@pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3"))
 def test_every_input_arrives_on_its_layers_device(name):
     """Half of the layers on `meta` tensors: a single input on the wrong device would raise."""
     torch.manual_seed(0)

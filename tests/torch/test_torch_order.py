@@ -170,6 +170,7 @@ def random_case(rng, n):
     return parents, rng.permutation(n).tolist(), rng.integers(0, rng.integers(1, 5), n).tolist()
 
 
+@pytest.mark.slow
 def test_a_thousand_random_graphs_with_random_orders_never_deadlock():
     """Every op is submitted within bounded time, each device in the planned order, parents first."""
     rng = np.random.default_rng(7)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from fewer import slow  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
@@ -48,7 +49,7 @@ def test_functions_between_layers_are_operators_and_views_are_not():
     assert found.edges == {("left", "add"), ("right", "add"), ("add", "join")}
 
 
-@pytest.mark.parametrize("name", [*SMALL, *ODD])
+@pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3"))
 def test_the_trace_and_the_autograd_graph_agree(name):
     """The paper's graph is the part of ours that autograd records: dependencies through tensors with gradients."""
     model, inputs = case(name)
@@ -62,7 +63,7 @@ def test_the_trace_and_the_autograd_graph_agree(name):
     assert ours == bl.torch.autograd_edges(model, inputs)
 
 
-@pytest.mark.parametrize("name", [*SMALL, *ODD])
+@pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3"))
 def test_profiling_leaves_the_model_as_it_was(name):
     model, inputs = case(name)
     before = copy.deepcopy(model)
@@ -76,7 +77,7 @@ def test_profiling_leaves_the_model_as_it_was(name):
     assert model.training
 
 
-@pytest.mark.parametrize("name", [*SMALL, *ODD])
+@pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3"))
 def test_the_graph_is_whole(name):
     """Every op has a time, every call with gradients a backward op in its colocation group, forward before backward."""
     model, inputs = case(name)
