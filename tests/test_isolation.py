@@ -41,6 +41,7 @@ def run_there(folder, *arguments):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_exact_imports_nothing_from_the_current_folder(trapped):
     pytest.importorskip("ortools")
     out = run_there(

@@ -42,6 +42,7 @@ def client():
         yield client
 
 
+@pytest.mark.slow
 def test_a_dask_client_as_it_comes(client, here):
     assert table(client).equals(here)
 
@@ -58,6 +59,7 @@ def test_the_graph_is_told_to_dask_once(client, here, monkeypatch):
     assert len(sent) == 1 and len(client.who_has(sent)[sent[0].key]) <= 2
 
 
+@pytest.mark.slow
 def test_killed_dask_workers_lose_and_double_no_row(client, here, tmp_path):
     """A worker is killed after every fourth row; the scheduler starts others."""
     rows = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import networkx as nx
@@ -33,6 +34,7 @@ def room_of(parts: tuple[str, ...] | list[str], rooms: dict[str, str]) -> str:
     return next((rooms[path] for path in paths if path in rooms), f"{parts[0]} (in no box)")
 
 
+@cache
 def imported(path: Path) -> list[list[str]]:
     """Modules (or names in them) below the package that a file imports, as parts of a path."""
     home, found = path.relative_to(PACKAGE).parts[:-1], []

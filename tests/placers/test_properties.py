@@ -69,7 +69,7 @@ def checked_on_random_cases(placer, examples, check, **more):
     settings(max_examples=EXAMPLES.get(placer, examples), deadline=None)(cases(check))()
 
 
-@pytest.mark.parametrize("placer", PLACERS)
+@pytest.mark.parametrize("placer", slow(PLACERS, "coloc-rl", "hierarchical", "simple-planner"))
 def test_with_ample_memory(placer):
     params = PARAMETERS.get(placer, {})
 
@@ -86,7 +86,7 @@ def test_with_ample_memory(placer):
     checked_on_random_cases(placer, 25, check)
 
 
-@pytest.mark.parametrize("placer", slow(LIMITED, "exact"))
+@pytest.mark.parametrize("placer", slow(LIMITED, "exact", "hierarchical"))
 def test_under_tight_memory_valid_or_infeasible(placer):
     params = PARAMETERS.get(placer, {})
 

@@ -67,6 +67,7 @@ def study(count, first=0):
     return refused, wrong
 
 
+@pytest.mark.slow
 def test_what_fits_is_not_refused():
     refused, wrong = study(25)
     assert not wrong

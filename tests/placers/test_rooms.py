@@ -1,6 +1,7 @@
 """Modules of the rooms below the rules import one way, those inside functions and for types alone included."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import networkx as nx
@@ -21,6 +22,7 @@ def imports(path):
             yield home.with_suffix(".py")
 
 
+@cache
 def arrows():
     found = nx.DiGraph()
     for path in (PACKAGE / "placers").rglob("*.py"):

@@ -122,6 +122,7 @@ def test_a_start_beyond_memory_is_repaired_or_refused_by_name():
         place(graph, Cluster.uniform(2, memory_bytes=50), "search", time_limit=0.01, start=start)
 
 
+@pytest.mark.slow
 def test_large_graphs_are_searched_contracted_first():
     graph = generators.layered_dag(1600, seed=1)
     cluster = Cluster.uniform(2, memory_bytes=1 << 40)

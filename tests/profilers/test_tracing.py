@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fewer import fast
 
 import baechi_lab as bl
 
@@ -53,7 +54,7 @@ def eager_losses(model, data, steps=5):
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False, **before})
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", fast(OPTIMIZERS, 2))
 def test_keras_losses_weights_and_slots(name, batch, make_mlp):
     model = make_mlp(OPTIMIZERS[name](), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3))
     step = bl.trace(model, *batch)

@@ -124,6 +124,7 @@ def test_positions_and_keywords_together_are_traced_profiled_and_run():
         bl.torch.execute(step, placed, 1, graph=graph, micro_batches=2, pipeline=True)
 
 
+@pytest.mark.slow
 def test_the_exported_script_takes_keywords(tmp_path):
     step = bl.torch.TorchStep("attention", _attention, _QUERY, optimizer=torch.optim.SGD)
     _exported_losses(step, tmp_path)
@@ -250,6 +251,7 @@ def test_hugging_face_batches_with_labels_train_and_are_exported(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_generate_with_a_cache_gives_the_same_tokens():
     config, transformers = _llama()
     model, ids = transformers.LlamaForCausalLM(config).eval(), torch.ones(1, 3, dtype=torch.long)
