@@ -17,10 +17,12 @@ pytestmark = [
 NOTEBOOK = [
     """
 import time
+import ipywidgets
 import numpy as np
 from baechi_lab.graph import Cluster, OpGraph, Placement
 from baechi_lab.simulator import simulate
 from baechi_lab.widgets import GraphView, TimelineView
+from baechi_lab.widgets.schedule import critical_chain
 rng = np.random.default_rng(0)
 
 def graph(n, edges):
@@ -40,8 +42,23 @@ view.show_timeline(line)
 print(f"{time.perf_counter() - began:.2f} s from the graph to what is sent to the browser")
 view.command({"type": "open_all"})
 print(len(view.nodes_shown), "boxes", len(view.scene.arrows), "arrows")
+
+fresh = ipywidgets.Button(description="Fresh")
+lines = TimelineView()
+
+def show(_):
+    # What the workbench does when a placement is there: graph, devices, timeline.
+    copy = g.replace(name="a graph that nothing is remembered of")
+    began = time.perf_counter()
+    chain = critical_chain(copy, line)
+    view.show_graph(copy)
+    view.show_timeline(line, chain.ops)
+    lines.show(copy, [line], chain)
+    lines.status = f"{time.perf_counter() - began:.3f}"
+
+fresh.on_click(show)
 """,
-    "view",
+    "display(fresh)\nview",
     """
 big = graph(30000, 45000)
 line = TimelineView()
@@ -63,16 +80,22 @@ FRAMES = """async ([selector, kind, count]) => {
   await frame();
   const before = Number(canvas.dataset.frames || 0);
   const start = performance.now();
+  const times = [start];
   if (kind === 'pan') { canvas.setPointerCapture = () => {}; fire('pointerdown', {}); }
   for (let k = 0; k < count; k += 1) {
     if (kind === 'pan') fire('pointermove', { clientX: x + 60 * Math.sin(k / 9), clientY: y + 20 * Math.cos(k / 9) });
     else canvas.dispatchEvent(new WheelEvent('wheel', {
       bubbles: true, cancelable: true, deltaY: (k % 40 < 20 ? -60 : 60), clientX: x, clientY: y }));
     await frame();
+    times.push(performance.now());
   }
   if (kind === 'pan') fire('pointerup', {});
   await frame();
-  return { seconds: (performance.now() - start) / 1000, frames: Number(canvas.dataset.frames) - before };
+  const longest = times.slice(1).map((time, k) => time - times[k]).sort((a, b) => a - b);
+  return {
+    seconds: (performance.now() - start) / 1000, frames: Number(canvas.dataset.frames) - before,
+    p95: longest[Math.floor(0.95 * longest.length)],
+  };
 }"""
 
 
@@ -90,7 +113,7 @@ def page(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["pan", "zoom"])
 @pytest.mark.parametrize("view", ["Graph", "Timeline"])
 def test_frames(benchmark, page, view, kind):
-    """Seconds for 90 redraws; the frame rate is in `extra_info`."""
+    """Seconds for 90 redraws; `extra_info` has the frame rate and the 95th percentile of a frame's time."""
     measured = []
 
     def run():
@@ -100,10 +123,37 @@ def test_frames(benchmark, page, view, kind):
     rates = sorted(m["frames"] / m["seconds"] for m in measured)
     assert all(m["frames"] >= 85 for m in measured)  # every event was drawn
     benchmark.extra_info["frames_per_second"] = round(rates[1], 1)
-    print(f"{view} {kind}: {rates[1]:.1f} frames per second")
+    benchmark.extra_info["p95_ms"] = round(sorted(m["p95"] for m in measured)[1], 1)
+    print(f"{view} {kind}: {rates[1]:.1f} frames per second, 95 % within {benchmark.extra_info['p95_ms']} ms")
 
 
 def test_first_picture(benchmark, page):
+    """From the placement of 22,856 ops to the drawn picture: critical path, levels, layout, timeline, messages, drawing."""
+
+    def run():
+        page.evaluate(
+            """async () => {
+  const canvas = [...document.querySelectorAll('canvas')].find((c) => c.getAttribute('aria-label') === 'Graph');
+  const host = canvas.closest('.bl-view');
+  const press = (text) => [...host.querySelectorAll('button')].find((b) => b.textContent === text).click();
+  press('Open all');
+  while (Number(canvas.dataset.nodes) < 100) await new Promise((done) => requestAnimationFrame(done));
+  window.began = performance.now();
+  [...document.querySelectorAll('button')].find((b) => b.textContent === 'Fresh').click();
+  while (Number(canvas.dataset.nodes) > 100) await new Promise((done) => requestAnimationFrame(done));
+  await new Promise((done) => requestAnimationFrame(done));
+  window.took = (performance.now() - window.began) / 1000;
+}"""
+        )
+        return page.evaluate("() => window.took")
+
+    took = sorted(run() for _ in range(3))
+    benchmark.pedantic(lambda: None, rounds=1)
+    benchmark.extra_info["seconds"] = [round(t, 2) for t in took]
+    print(f"first picture after placement: {took} s")
+
+
+def test_opening_all(benchmark, page):
     """From a click to the picture of 300 boxes of 22,856 ops, and back: Python, message, decoding and drawing."""
 
     def run():

@@ -17,8 +17,11 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.graph.units import format_bytes, format_us
 from baechi_lab.viz.nested.tree import build_tree
+from baechi_lab.widgets.causes import cause
+from baechi_lab.widgets.coloring import coloring
 from baechi_lab.widgets.moves import moving
 from baechi_lab.widgets.schedule import critical_chain
+from baechi_lab.widgets.waiting import KINDS, statistics, waits
 
 pytestmark = [
     pytest.mark.ui,
@@ -281,6 +284,125 @@ def test_hovering_and_clicking_in_every_view(page):
     page.keyboard.press("c")
     page.keyboard.press("Escape")
     assert page.problems == []
+
+
+TIMELINE = 'canvas[aria-label="Timeline"]'
+
+
+def timeline_part(page, name):
+    return page.locator(f".bl-view:has({TIMELINE}) {name}")
+
+
+class OnTimeline:
+    """Where things of a simulated step are on the page: a gutter of 132 pixels, a strip of 30 and an axis of 20 above."""
+
+    def __init__(self, page, line):
+        page.locator(TIMELINE).scroll_into_view_if_needed()
+        self.box, self.line = page.locator(TIMELINE).bounding_box(), line
+        self.scale = (self.box["width"] - 132 - 8) / line.makespan_us
+
+    def x(self, time):
+        return self.box["x"] + 132 + time * self.scale
+
+    def y(self, device):
+        return self.box["y"] + 50 + 12 + device * (24 + 2 + 18 + 7)
+
+    def time(self, x):
+        return (x - self.box["x"] - 132) / self.scale
+
+
+def test_the_timeline_says_why_the_clicked_op_started_then(page, expected):
+    graph, line = expected.graph(), expected.timeline()
+    at = OnTimeline(page, line)
+    row = int(np.argmax(line.end_us - line.start_us))
+    page.mouse.click(at.x((line.start_us[row] + line.end_us[row]) / 2), at.y(line.device[row]))
+    why = cause(graph, line, int(line.op[row])).sentence
+    page.wait_for_selector(f".bl-view:has({TIMELINE}) .bl-live:has-text({json.dumps(why)})")
+    page.keyboard.press("Escape")
+
+
+def test_the_timeline_colours_classes_of_ops(page, expected):
+    graph, line = expected.graph(), expected.timeline()
+    made = coloring(graph, "op type")
+    page.select_option('select[aria-label="Colour"]', "op type")
+    page.wait_for_selector(f".bl-key:has-text({json.dumps(made.labels[0])})")
+    keys = timeline_part(page, ".bl-legend .bl-key").all_inner_texts()
+    assert tuple(keys[: len(made.labels)]) == made.labels
+    at, row = OnTimeline(page, line), int(np.argmax(line.end_us - line.start_us))
+    x, y = at.x((line.start_us[row] + line.end_us[row]) / 2) - at.box["x"], at.y(line.device[row]) - at.box["y"] + 8
+    wanted = made.colors[made.kind[line.op[row]]]
+    page.wait_for_function(
+        """([selector, x, y, wanted]) => {
+  const pixel = document.querySelector(selector).getContext('2d').getImageData(x, y, 1, 1).data;
+  return `#${[...pixel.slice(0, 3)].map((c) => c.toString(16).padStart(2, '0')).join('')}` === wanted.toLowerCase();
+}""",
+        arg=[TIMELINE, int(x), int(y), wanted],
+    )
+    shot(page, "14-colours")
+    page.select_option('select[aria-label="Colour"]', "device")
+
+
+def test_idle_time_says_what_was_waited_for(page, expected):
+    graph, line = expected.graph(), expected.timeline()
+    found = waits(graph, line)
+    longest = int(np.argmax(np.where(found.kind == KINDS.index("nothing"), 0, found.end_us - found.start_us)))
+    start, end, at = found.start_us[longest], found.end_us[longest], OnTimeline(page, line)
+    page.mouse.move(at.x((start + end) / 2), at.y(found.device[longest]))
+    said = timeline_part(page, ".bl-tooltip").inner_text()
+    assert said.startswith(f"idle {format_us(end - start)}") and f"next here: {graph.names[found.op[longest]]}" in said
+
+
+def test_statistics_of_a_marked_range(page, expected):
+    graph, line = expected.graph(), expected.timeline()
+    at = OnTimeline(page, line)
+    first, last = at.x(0.25 * line.makespan_us), at.x(0.75 * line.makespan_us)
+    page.keyboard.down("Shift")
+    page.mouse.move(first, at.y(0))
+    page.mouse.down()
+    page.mouse.move(last, at.y(0), steps=4)
+    page.mouse.up()
+    page.keyboard.up("Shift")
+    page.wait_for_selector(f'.bl-view:has({TIMELINE}) .bl-statistics:has-text("Marked: ")')
+    rows = statistics(graph, line, waits(graph, line), at.time(first), at.time(last))
+    page.wait_for_function("() => document.querySelectorAll('.bl-statistics tr').length > 2")
+    table = timeline_part(page, ".bl-statistics tr").all_inner_texts()[1:]
+    for text, row in zip(table, rows, strict=True):
+        assert format_us(row.busy_us) in text and format_us(row.idle_us) in text and f"\t{row.ops}\t" in text
+    shot(page, "15-statistics")
+    page.click('button:text-is("Zoom to range")')
+    page.wait_for_function(
+        f"(a) => Math.abs(Number(document.querySelector('{TIMELINE}').dataset.window.split(' ')[0]) / a - 1) < 0.01",
+        arg=at.time(first),
+    )
+    page.click('button:text-is("Statistics")')
+    # In the strip, the end of the window is dragged to the end of the step, the beginning to the begin.
+    for time, to in ((at.time(last), line.makespan_us), (at.time(first), 0.0)):
+        page.mouse.move(at.x(time), at.box["y"] + 10)
+        page.mouse.down()
+        page.mouse.move(at.x(to), at.box["y"] + 10, steps=3)
+        page.mouse.up()
+    window = [float(x) for x in page.locator(TIMELINE).get_attribute("data-window").split()]
+    assert window == pytest.approx([0.0, line.makespan_us], abs=3 / at.scale)
+    page.locator(TIMELINE).focus()
+    page.keyboard.press("0")
+    page.keyboard.press("Escape")
+    assert page.problems == []
+
+
+def test_the_setting_before_lies_below_on_one_axis(page, expected):
+    control(page, "placer").locator("select").select_option("m-etf")
+    before, now = expected.timeline(), expected.timeline(placer="m-etf")
+    shows(page, f"step {format_us(now.makespan_us)}")
+    page.select_option('select[aria-label="Against"]', "before")
+    apart = int((before.device[np.argsort(before.op)] != now.device[np.argsort(now.op)]).sum())
+    page.wait_for_function(f"(n) => document.querySelector('{TIMELINE}').dataset.moved === n", arg=str(apart))
+    assert f"{apart:,} ops on another device than in before: m-topo" in timeline_part(page, ".bl-legend").inner_text()
+    title = timeline_part(page, ".bl-title").inner_text()
+    assert f"m-etf {format_us(now.makespan_us)}" in title and f"before: m-topo {format_us(before.makespan_us)}" in title
+    shot(page, "16-against")
+    page.select_option('select[aria-label="Against"]', "")
+    control(page, "placer").locator("select").select_option("m-topo")
+    shows(page, f"step {format_us(before.makespan_us)}")
 
 
 def test_compare_shows_bl_compare(page, expected):

@@ -323,6 +323,7 @@ function render({ model, el }) {
     drawGutter(context, theme);
     strip.draw(context, theme, bars, lanes, shade, palette);
     drawRectangle(view, context, theme);
+    view.canvas.dataset.window = axis.range.join(" ");
   }
 
   // -- pointing ------------------------------------------------------------------------------------
