@@ -46,7 +46,7 @@ print(len(view.nodes_shown), "boxes", len(view.scene.arrows), "arrows")
 fresh = ipywidgets.Button(description="Fresh")
 lines = TimelineView()
 
-def show(_):
+def show(_, line=line):
     # What the workbench does when a placement is there: graph, devices, timeline.
     copy = g.replace(name="a graph that nothing is remembered of")
     began = time.perf_counter()
