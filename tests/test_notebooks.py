@@ -1,6 +1,7 @@
 """What must hold for every notebook as it is stored; that they run is nbval's business."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,37 @@ def test_what_is_interactive_is_stored_with_a_picture(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_every_code_cell_was_run(path):
     assert [k for k, cell in code_of(path) if cell["execution_count"] is None] == []
+
+
+INDEX = (FOLDER.parent / "docs" / "index.md").read_text(encoding="utf-8")
+ORDER = list(dict.fromkeys(re.findall(r"notebooks/(\w+)\.md", INDEX.partition("## The notebooks, in order")[2])))[
+    : len(NOTEBOOKS)
+]
+PAPERS = {
+    "B": "10.1145/3419111.3421302",
+    "C": "10.1145/3154842.3154843",
+    "H": "A Hierarchical Model for Device Placement",
+    "P": "Baechi PyTorch System Design",
+}
+
+
+def test_the_reading_order_has_every_notebook_once():
+    assert sorted(ORDER) == [path.stem for path in NOTEBOOKS]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_says_what_comes_before_and_what_next(path):
+    first, at = "".join(cells_of(path)[0]["source"]), ORDER.index(path.stem)
+    linked = re.findall(r"\]\((\w+)\.ipynb\)", first)
+    assert linked == ORDER[max(at - 1, 0) : at] + ORDER[at + 1 : at + 2]
+    assert "(../docs/glossary.md)" in first
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_papers_are_cited_in_full(path):
+    """Whoever says "paper B" or "B's" tells which paper that is."""
+    prose = "\n".join("".join(cell["source"]) for cell in cells_of(path) if cell["cell_type"] == "markdown")
+    named = {
+        letter for letter in PAPERS if re.search(rf"\b[Pp]apers? [\w']*,? ?(and )?{letter}\b|\b{letter}'s\b", prose)
+    }
+    assert [letter for letter in sorted(named) if PAPERS[letter] not in prose] == []

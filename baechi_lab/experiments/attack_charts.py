@@ -23,6 +23,10 @@ def add_schedule(figure: go.Figure, instance: Instance, placer: str, row: int, c
     timeline = simulate(graph, cluster, placed, "pct" if placer == "critical-path" else None)
     colors = device_colors(len(instance.speeds))
     labels = [f"{d} (x{s:g})" for d, s in enumerate(instance.speeds)]
+    # A device without an op has its row too.
+    figure.add_bar(
+        x=[0.0] * len(labels), y=labels, orientation="h", showlegend=False, hoverinfo="skip", row=row, col=col
+    )
     for op, device, start, end in zip(
         timeline.op, timeline.device, timeline.start_us, timeline.end_us, strict=True
     ):  # fmt: skip

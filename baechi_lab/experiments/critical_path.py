@@ -100,7 +100,11 @@ def figure_3(rows: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(rangemode="tozero")
     figure.update_xaxes(title_text="partitioner")
     return styled(
-        figure, "Step time by partitioner and scheduler; dashed: lower bound", 420, legend=LEGEND, margin={"t": 85}
+        figure,
+        "Step time by partitioner and scheduler; dashed: lower bound",
+        420,
+        legend={**LEGEND, "y": 0.99, "yanchor": "top", "yref": "container"},
+        margin={"t": 85},
     )
 
 

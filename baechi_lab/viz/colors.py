@@ -62,9 +62,23 @@ def faded(color: str, opacity: float) -> str:
 
 def text_on(color: str) -> str:
     """Black or white, whichever reads better on `color` (relative luminance, WCAG 2.1)."""
+    return "#000000" if _luminance(color) > 0.179 else "#FFFFFF"
+
+
+def written(color: str) -> str:
+    """`color`, dark enough to be read as text on white (contrast of at least 4.5, WCAG 2.1).
+
+    >>> written("#512DA8"), written("#C2B280")
+    ('#512DA8', '#807655')
+    """
+    while _luminance(color) > 0.183:  # 1.05 / 4.5 - 0.05
+        color = _darker(color, 0.95)
+    return color
+
+
+def _luminance(color: str) -> float:
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (x / 255 for x in _channels(color))]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "#000000" if luminance > 0.179 else "#FFFFFF"
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def _channels(color: str) -> tuple[int, int, int]:

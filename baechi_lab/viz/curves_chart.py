@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 DIRECT = 8
 """More curves than that have a legend."""
+DOTS = 30
+"""More points than that are not marked."""
 
 
 def curves(
@@ -50,14 +52,18 @@ def curves(
     colors, figure = series_colors(len(table.columns)), go.Figure()
     names = [str(c) if not isinstance(c, tuple) else ", ".join(map(str, c)) for c in table.columns]
     values = table.to_numpy(dtype=np.float64)
+    mode = "lines+markers" if len(table) <= DOTS else "lines"
     for k, (name, color) in enumerate(zip(names, colors, strict=True)):
         figure.add_scatter(
-            x=table.index, y=values[:, k], name=name, mode="lines+markers", line={"color": color},
+            x=table.index, y=values[:, k], name=name, mode=mode, line={"color": color},
             marker={"size": 7}, hovertemplate=f"{name}<br>%{{x}}: %{{y:.4g}}<extra></extra>",
         )  # fmt: skip
     kind = "log" if log else "linear"
     figure.update_xaxes(title_text=x or table.index.name, type=kind)
     figure.update_yaxes(title_text=y, type=kind, rangemode="tozero" if zero and not log else "normal")
+    if log:
+        figure.update_xaxes(dtick=1)
+        figure.update_yaxes(dtick=1)
     styled(figure, title, 380)
     if len(names) <= DIRECT:
         labelled(figure)

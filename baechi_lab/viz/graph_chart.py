@@ -109,12 +109,17 @@ def _hover(
     """A small mark on every box, in the colour that has most of it, which carries what is said about it."""
     main = np.full(len(scene), -1) if share is None else share.argmax(axis=1)
     traces = []
-    for device in np.unique(main).tolist():
+    for device in [*[-1] * bool((main < 0).any()), *range(len(names))]:
         mine = np.flatnonzero(main == device)
+        if not len(mine):  # the legend names it all the same: it may have a part of a box
+            marker = {"symbol": "square", "color": colors[device]}
+            traces.append(go.Scatter(x=[None], y=[None], mode="markers", name=names[device], marker=marker))
+            continue
         traces.append(
             go.Scatter(
                 x=scene.x[mine], y=(scene.y + scene.height / 2)[mine] - 3, mode="markers",
                 name=names[device] if device >= 0 else "not placed",
+                opacity=float(device >= 0),
                 marker={"size": 4, "symbol": "square", "color": colors[device] if device >= 0 else NO_DEVICE},
                 hovertext=[_text(opgraph, scene, k, None if share is None else share[k], names) for k in mine.tolist()],
                 hovertemplate="%{hovertext}<extra></extra>",

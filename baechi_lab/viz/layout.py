@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from .colors import FONT, GRID, SERIES
+from .colors import FONT, GRID, SERIES, written
 
 UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
 BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
@@ -71,18 +71,26 @@ def labelled(figure: go.Figure) -> go.Figure:
         return figure
     for t, _ in found:
         t.update(line_color=colors[figure.data.index(t)])
-    return annotated(figure, [(t.x[k], t.y[k], t.name, t.line.color) for t, k in found])
+    leftward = [bool(k > 0 and t.x[k] < t.x[k - 1]) for t, k in found]
+    return annotated(figure, [(t.x[k], t.y[k], t.name, t.line.color) for t, k in found], leftward)
 
 
-def annotated(figure: go.Figure, points: Sequence[tuple[Any, float, str, str]]) -> go.Figure:
-    """Texts to the right of points `(x, y, text, colour)`, in place of a legend; those that would overlap are pushed apart."""
+def annotated(
+    figure: go.Figure, points: Sequence[tuple[Any, float, str, str]], leftward: Sequence[bool] = ()
+) -> go.Figure:
+    """Texts beside points `(x, y, text, colour)`, in place of a legend; those that would overlap are pushed apart.
+
+    A text stands to the right of its point, unless `leftward` says that the line comes from there.
+    """
     low, high = _extent(figure)
     room = (figure.layout.height or 380) - TOP - BOTTOM
     pixels = np.array([(_on_axis(figure.layout.yaxis, y) - low) / (high - low) * room for _, y, _, _ in points])
-    for (x, y, text, color), shift in zip(points, apart(pixels) - pixels, strict=True):
+    sides = leftward or [False] * len(points)
+    for (x, y, text, color), shift, left in zip(points, apart(pixels) - pixels, sides, strict=True):
         figure.add_annotation(
             x=_on_axis(figure.layout.xaxis, x), y=_on_axis(figure.layout.yaxis, y), text=text, showarrow=False,
-            xanchor="left", xshift=9, yshift=float(shift), font={"color": color, "size": 12},
+            xanchor="right" if left else "left", xshift=-9 if left else 9, yshift=float(shift), bgcolor="rgba(255,255,255,0.7)",
+            font={"color": written(color), "size": 12},
         )  # fmt: skip
     figure.update_yaxes(range=[low, high])
     return figure.update_layout(showlegend=False, margin_r=24 + 7 * max(len(text) for _, _, text, _ in points))

@@ -25,7 +25,7 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> timeline = simulate(OpGraph.from_edges([5.0]), Cluster.uniform(1), Placement(device=[0]))
     >>> memory(timeline).layout.yaxis.title.text
-    'memory (B)'
+    'peak memory (B)'
     """
     if not isinstance(timeline, Timeline):
         raise InvalidInput(f"memory draws a timeline, not {type(timeline).__name__}")

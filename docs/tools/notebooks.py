@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
 _STYLE = re.compile(r"<style.*?</style>", re.DOTALL)  # pandas' own, for a table on white
 _LINK = re.compile(r"(\]\([\w./-]+)\.ipynb\b")
+_PAGE = re.compile(r"(\]\()\.\./docs/")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -25,8 +27,12 @@ def as_markdown(path: Path) -> str:
 def _cell(cell: dict[str, Any]) -> list[str]:
     source = "".join(cell["source"])
     if cell["cell_type"] != "code":
-        return [_LINK.sub(r"\1.md", source)]
-    return [_fence(source, "python"), *(_output(output) for output in cell["outputs"])]
+        return [_PAGE.sub(r"\1../", _LINK.sub(r"\1.md", source))]
+    parts = [_fence(source, "python"), *(_output(output) for output in cell["outputs"])]
+    if "solution" not in cell.get("metadata", {}).get("tags", ()):
+        return parts
+    inside = textwrap.indent("\n\n".join(parts), "    ")
+    return [f'??? note "Solution"\n\n{inside}']
 
 
 def _output(output: dict[str, Any]) -> str:

@@ -101,15 +101,25 @@ def test_a_notebook_becomes_a_page(tmp_path, monkeypatch):
         {"output_type": "execute_result", "data": {"text/html": "<style scoped>x</style>\n<b>1</b>\n\n<i>2</i>"}},
     ]
     cells = [
-        {"cell_type": "markdown", "source": ["# Title\n", "see [other](30_x.ipynb) and [data](../data/README.ipynb)"]},
+        {
+            "cell_type": "markdown",
+            "source": [
+                "# Title\n",
+                "see [other](30_x.ipynb) and [data](../data/README.ipynb), [words](../docs/glossary.md)",
+            ],
+        },
         {"cell_type": "code", "source": ["print(1)"], "outputs": outputs},
+        {"cell_type": "code", "metadata": {"tags": ["solution"]}, "source": ["check(1)"], "outputs": outputs[:1]},
     ]
     path = tmp_path / "one.ipynb"
     path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
     assert markdown(path).split("\n\n") == [
-        "# Title\nsee [other](30_x.md) and [data](../data/README.md)",
+        "# Title\nsee [other](30_x.md) and [data](../data/README.md), [words](../glossary.md)",
         "````python\nprint(1)\n````",
         "````text\nbold\n````",
         '<div class="output"><img alt="" src="data:image/png;base64,aGk="></div>',
         '<div class="output"><b>1</b>\n<i>2</i></div>',
+        '??? note "Solution"',
+        "    ````python\n    check(1)\n    ````",
+        "    ````text\n    bold\n    ````",
     ]

@@ -420,7 +420,7 @@ def test_groups_of_a_coarse_graph_on_the_whole_graph():
     )  # fmt: skip
     assert coarse.n < whole.n
     for drawn, ops in ((coarse, coarse.n), (whole, whole.n)):
-        texts = [text for trace in viz.groups(drawn, placed, most=coarse.n).data for text in trace.hovertext]
+        texts = [text for trace in viz.groups(drawn, placed, most=coarse.n).data for text in trace.hovertext or ()]
         assert len(texts) <= 24
         held = [re.search(r"<br>([\d,]+) ops", text) for text in texts]
         assert sum(int(found[1].replace(",", "")) if found else 1 for found in held) == ops
