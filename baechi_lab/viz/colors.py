@@ -50,6 +50,15 @@ def series_colors(count: int) -> list[str]:
     return _shades(SERIES, count)
 
 
+def class_colors(count: int) -> list[str]:
+    """One `#RRGGBB` per class of ops on a timeline; none is a device's.
+
+    >>> class_colors(1), len(set(class_colors(12)))
+    (['#8C9FDB'], 12)
+    """
+    return _shades(CLASSES, count)
+
+
 def _shades(base: Sequence[str], count: int) -> list[str]:
     return [_darker(base[i % len(base)], 0.7 ** (i // len(base))) for i in range(count)]
 

@@ -13,7 +13,7 @@ from ..errors import InvalidInput
 from ..graph import Timeline
 from ..graph.units import format_bytes, format_us
 from .bars import Bars, merged
-from .colors import LIMIT, device_colors, faded, series_colors, text_on
+from .colors import LIMIT, OTHER, class_colors, device_colors, faded, text_on
 from .layout import scale, styled
 
 COLOR_BY = ("device", "micro-batch")
@@ -117,8 +117,8 @@ def _traces(
 def _by_micro_batch(timeline: Timeline, rows: Any) -> list[str]:
     """A colour per micro-batch, grey for what is done once."""
     batch = np.asarray(timeline.info["micro_batch"])[timeline.op[rows]]
-    colors = series_colors(int(batch.max(initial=0)) + 1)
-    return ["#b0b0b0" if b < 0 else colors[b] for b in batch.tolist()]
+    colors = class_colors(int(batch.max(initial=0)) + 1)
+    return [OTHER if b < 0 else colors[b] for b in batch.tolist()]
 
 
 def _names(timeline: Timeline, rows: Any, shades: list[str]) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def placement(graph: OpGraph, cluster: Cluster, at_most_us: float | None = None,
         for name, device in zip(graph.names, given, strict=True):
             if isinstance(device, bool) or not isinstance(device, (int, np.integer)) or not 0 <= device < cluster.n:
                 return f"op {name!r} is on {device!r}; devices are 0 to {cluster.n - 1}"
-        timeline = simulate(graph, cluster, Placement(device=list(given)), scheduler)
+        timeline = simulate(graph, cluster, Placement(device=np.array(given)), scheduler)
         if timeline.violations:
             return str(timeline.violations[0].message)
         limit = best_us(graph, cluster, scheduler) if at_most_us is None else at_most_us
@@ -153,7 +153,7 @@ def best_us(graph: OpGraph, cluster: Cluster, scheduler: str | None = None) -> f
     3.0
     """
     every = product(range(cluster.n), repeat=graph.n)
-    return min(simulate(graph, cluster, Placement(device=list(d)), scheduler).makespan_us for d in every)
+    return min(simulate(graph, cluster, Placement(device=np.array(d)), scheduler).makespan_us for d in every)
 
 
 def function(right: Callable[..., Any], cases: Callable[[], Sequence[tuple[Any, ...]]]) -> Check:

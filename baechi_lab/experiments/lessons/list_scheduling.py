@@ -9,7 +9,7 @@ from .exercise import function, number, placement
 
 EDGES = ("ab1", "ac1", "ad1", "be1", "ce2", "cf2", "dg1", "eh2", "fh2", "fi2", "gi1", "hj1", "ij2")
 TEN = OpGraph.from_edges(
-    [6, 6, 3, 4, 4, 5, 4, 2, 6, 5], [(ord(x) - 97, ord(y) - 97, int(size)) for x, y, size in EDGES],
+    [6, 6, 3, 4, 4, 5, 4, 2, 6, 5], [(ord(edge[0]) - 97, ord(edge[1]) - 97, int(edge[2])) for edge in EDGES],
     persistent_bytes=[10] * 10, names=list("abcdefghij"), name="ten",
 )  # fmt: skip
 """The graph of the lesson: microseconds, and a byte takes one microsecond between devices."""
