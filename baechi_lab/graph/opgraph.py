@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 CONTROL_BYTES = 4
 """Size of the tensor that stands for a control dependency (docs/simulated-time.md)."""
 
-OWN, OVERWRITES, VIEW = range(3)
+OWN, OVERWRITES, VIEW, GROWS = range(4)
 """What `OpGraph.reuse` says of an op's outputs: they have bytes of their own; they are written over an input of their size
 where no other op needs it any more; they lie in an input that is as large or larger, and where there is none in persistent
-bytes (a variable that is read)."""
+bytes (a variable that is read). An op that grows takes its persistent bytes when it starts: they are not there before, as the
+gradients of parameters that a step makes anew."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,8 +58,8 @@ class OpGraph(Travelling):
             belongs to, and `key` of the micro-batch's graph; a placement of that one is a placement of this one.
         micro_batch: for an unrolled graph, int32[n], the micro-batch of each op, -1 for what is done once
             (-1 - k on the k-th replica of its stage).
-        reuse: int8[n], how the op comes by the memory of its outputs, where known: `OWN`, `OVERWRITES` or `VIEW`. By default
-            every tensor has bytes of its own.
+        reuse: int8[n], how the op comes by the memory of its outputs, where known: `OWN`, `OVERWRITES`, `VIEW` or `GROWS`. By
+            default every tensor has bytes of its own.
 
     Raises:
         CostError: a duration or size that is negative, NaN or infinite.

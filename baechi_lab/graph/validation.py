@@ -134,10 +134,10 @@ def _validate_groups(graph: OpGraph) -> None:
     _validate_copies(graph)
     if graph.reuse is not None:
         _check_length("reuse", graph.reuse, n, "op")
-        unknown = np.flatnonzero((graph.reuse < 0) | (graph.reuse > 2))
+        unknown = np.flatnonzero((graph.reuse < 0) | (graph.reuse > 3))
         if len(unknown):
             op = int(unknown[0])
-            raise InvalidInput(f"reuse of op {graph.names[op]!r} is {graph.reuse[op]}; it must be 0, 1 or 2")
+            raise InvalidInput(f"reuse of op {graph.names[op]!r} is {graph.reuse[op]}; it must be 0, 1, 2 or 3")
     _check_colocated_allowed(graph)
 
 

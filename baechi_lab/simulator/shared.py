@@ -8,6 +8,7 @@ counted once per *buffer*, and a buffer is given back with the last of the tenso
   the persistent bytes.
 - An op that `OVERWRITES` takes over the buffer of an input of the same size where it is the only one that still needs it
   when it starts.
+- An op that `GROWS` takes its persistent bytes when it starts, not at the start of the step.
 
 Placers count by the plain rules. Their peak is lower only where a view is smaller than what it keeps. What is held does
 not change when ops run, so this is a view of a finished timeline, O((ops + edges + transfers) log).
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..graph import Cluster, MemoryLog, OpGraph, Timeline, Violation
-from ..graph.opgraph import OVERWRITES, VIEW
+from ..graph.opgraph import GROWS, OVERWRITES, VIEW
 from ..graph.timeline import MEMORY_CATEGORIES
 from ..graph.units import format_bytes, format_us
 
@@ -84,7 +85,7 @@ class _Walk:
         return MemoryLog(*(np.array(c) for c in columns))
 
     def _persistent(self) -> None:
-        for op in np.flatnonzero(self.graph.persistent_bytes).tolist():
+        for op in np.flatnonzero((self.graph.persistent_bytes > 0) & (self.graph.reuse != GROWS)).tolist():
             self.rows.append((self.place[op], 0.0, _PERSISTENT, int(self.graph.persistent_bytes[op]), op))
 
     def _events(self) -> list[tuple[float, int, int]]:
@@ -106,6 +107,8 @@ class _Walk:
         here, reuse = self.place[op], int(self.graph.reuse[op])  # type: ignore[index]
         if temporary := int(self.graph.temp_bytes[op]):
             self.rows.append((here, time, _TEMPORARY, temporary, op))
+        if reuse == GROWS and (growth := int(self.graph.persistent_bytes[op])):
+            self.rows.append((here, time, _PERSISTENT, growth, op))
         first, end = (int(x) for x in self.graph.output_ptr[op : op + 2])
         for t in range(first, end):
             readers = self.graph.tensor_consumers(t).tolist()

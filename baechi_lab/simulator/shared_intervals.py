@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph, Placement, Transfers
-from ..graph.opgraph import VIEW
+from ..graph.opgraph import OVERWRITES, VIEW
 
 
 def shared_intervals(
@@ -31,7 +31,9 @@ def shared_intervals(
     members: list[list[int] | None] = [[k] for k in range(len(size))]  # what lies where k does; None: persistent bytes
     tensors, size, back = graph.tensor_bytes, size.copy(), back.copy()
     reuse, (pointer, read) = np.asarray(graph.reuse), graph.inputs
-    for op in sorted(np.flatnonzero(reuse).tolist(), key=lambda i: (start[i], graph.position[i])):
+    for op in sorted(
+        np.flatnonzero((reuse == VIEW) | (reuse == OVERWRITES)).tolist(), key=lambda i: (start[i], graph.position[i])
+    ):
         for t in graph.outputs(op):
             inputs = [
                 u for u in read[pointer[op] : pointer[op + 1]].tolist() if members[row[u, device[op]]] is not None

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..graph import HOST, Cluster, OpGraph, Placement, Timeline, Violation, allowed_devices, durations
 from ..graph.arguments import check_records
+from ..graph.opgraph import GROWS
 from .shared_intervals import shared_intervals
 
 _TOLERANCE = 1e-9  # relative to the makespan: sums of microseconds are floating point
@@ -353,6 +354,7 @@ def _memory(
         [np.arange(graph.n), np.arange(graph.n), graph.tensor_producer, graph.tensor_producer[sent.tensor]]
     )
     if graph.reuse is not None:
+        taken[: graph.n][graph.reuse == GROWS] = start[graph.reuse == GROWS]
         first = 2 * graph.n
         size[first:], back[first:] = shared_intervals(graph, placed, sent, (start, end), size[first:], back[first:])
     for d in range(cluster.n):

@@ -60,6 +60,8 @@ class Trace:
     training: bool
     results: tuple[int, ...] = ()
     """Calls that make the model's outputs."""
+    returned: dict[int, int] = field(default_factory=dict)
+    """Value that the model returns -> its first position among the tensors of the outputs."""
     fixed: dict[int, str] = field(default_factory=dict)
     """Calls that keep their place in the code, with the reason; see `baechi_lab.torch.keeping`."""
     info: dict[str, Any] = field(default_factory=dict)

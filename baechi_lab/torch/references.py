@@ -65,7 +65,7 @@ class Pipelining(Placer):
 
 def forward_calls(graph: OpGraph) -> NDArray[np.int64]:
     """The forward ops, in code order."""
-    update = np.array([t == "Update" for t in graph.op_types], dtype=np.bool_)
+    update = np.array([t in ("Update", "Loss") for t in graph.op_types], dtype=np.bool_)
     return np.flatnonzero((graph.forward_of < 0) & ~update)
 
 

@@ -97,6 +97,7 @@ class Tracer(Handler):
         self.readers: dict[int, list[int]] = {}  # storage -> calls that read it since
         self.storages: dict[int, int] = {}
         self.results: tuple[int, ...] = ()
+        self.returned: dict[int, int] = {}
         self.calls_of: dict[str, list[int]] = {}
         self.model, self.training = model, model.training
         self.groups: list[tuple[int, ...]] = []
@@ -129,6 +130,7 @@ class Tracer(Handler):
     def end(self, frame: Frame, outputs: Any) -> Any:
         made = {self._producer(t) for t in tensors(outputs) if id(t) in self.known}
         self.results = tuple(sorted(made - {-1}))
+        self.returned = self._read(list(tensors(outputs)), -1)
         return outputs
 
     def call(
@@ -407,7 +409,7 @@ class Tracer(Handler):
         shared = [tuple(u) for u in users.values() if len(u) > 1]
         groups = merge(len(self.calls), [*self.groups, *shared])
         return Trace(tuple(layers), tuple(self.calls), tuple(self.values), groups, dict(self.parameter_bytes), self.training,
-                     self.results, self.keeping.reasons)  # fmt: skip
+                     self.results, self.returned, self.keeping.reasons)  # fmt: skip
 
 
 def merge(n: int, groups: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:

@@ -7,6 +7,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.experiments import memory
+from baechi_lab.experiments.memory.__main__ import NAMES
 from baechi_lab.experiments.memory.predicting import in_both_orders
 
 STORED = Path(bl.__file__).parent / "experiments" / "results" / "memory.json"
@@ -33,3 +34,23 @@ def test_the_two_orders_hold_different_amounts():
     assert [first.op_names[i] for i in first.op[first.start_us.argsort()]] == ["a", "b", "ra", "rb", "end"]
     assert [last.op_names[i] for i in last.op[last.start_us.argsort()]] == ["b", "rb", "a", "ra", "end"]
     assert (first.peak_bytes[0], last.peak_bytes[0]) == (81, 42)
+
+
+def test_the_stored_study_of_pytorch_meets_the_target():
+    document = json.loads(STORED.with_name("memory_torch.json").read_text())
+    rows = [memory.Row(**{key: row[key] for key in FIELDS}) for row in document["rows"]]
+    assert {row.model for row in rows} == set(NAMES)
+    assert all({row.placement for row in rows if row.model == name} == {"single", "m-etf", "random"} for name in NAMES)
+    assert all(sum(row.parts) == row.measured and sum(row.simulated_parts) == row.simulated for row in rows)
+    found = memory.summarize_rows(rows)
+    assert found.met and found.mean_error == pytest.approx(document["summary"]["mean_error"])
+
+
+def test_peaks_of_a_small_gnmt_follow_what_pytorch_holds():
+    pytest.importorskip("torch")
+    from baechi_lab.experiments.memory.torch_study import torch_study
+
+    rows = torch_study(["gnmt"], ["single", "random"])
+    assert len(rows) == 3 and sum(row.parts[3] for row in rows) > 0  # copies between devices
+    assert all(-0.05 <= row.error <= 0.25 for row in rows)
+    assert rows[0].parts[0] == rows[0].simulated_parts[0]

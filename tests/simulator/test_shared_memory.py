@@ -5,7 +5,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.graph import OpGraph
-from baechi_lab.graph.opgraph import OVERWRITES, OWN, VIEW
+from baechi_lab.graph.opgraph import GROWS, OVERWRITES, OWN, VIEW
 
 ONE, TWO = bl.Cluster.uniform(1), bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0), comm="parallel")
 
@@ -73,6 +73,18 @@ def test_a_received_copy_is_written_over():
     assert peaks(graph, TWO, [0, 1, 1]) == [30, 30]
 
 
+def test_an_op_that_grows_takes_its_persistent_bytes_when_it_starts():
+    # 30 of op 0 while it runs; op 1 reads them and keeps 50 (80); op 2 keeps on: 50 + 40.
+    graph = bl.OpGraph.from_edges(
+        [1, 1, 1], [(0, 1, 30), (1, 2, 1)], persistent_bytes=[0, 50, 0], temp_bytes=[0, 0, 40]
+    )
+    assert peaks(graph) == [50 + 1 + 40]
+    assert peaks(graph.replace(reuse=[OWN, GROWS, OWN])) == [50 + 1 + 40]
+    early = graph.replace(temp_bytes=[60, 0, 0])  # 60 + 30 beside 50 that are there, or not yet
+    assert peaks(early) == [50 + 60 + 30]
+    assert peaks(early.replace(reuse=[OWN, GROWS, OWN])) == [60 + 30]
+
+
 def test_a_violation_names_the_op():
     chain = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)], reuse=[OWN, OVERWRITES, OWN])
     small = bl.Cluster.uniform(1, memory_bytes=20)
@@ -89,7 +101,7 @@ def random_case(seed):
     size = rng.choice([8, 16, 24], n)
     graph = bl.OpGraph.from_edges(
         rng.integers(1, 9, n) + rng.random(n), [(i, j, int(size[i])) for i, j in edges],
-        temp_bytes=rng.integers(0, 9, n), persistent_bytes=rng.integers(0, 3, n) * 8, reuse=rng.integers(0, 3, n),
+        temp_bytes=rng.integers(0, 9, n), persistent_bytes=rng.integers(0, 3, n) * 8, reuse=rng.integers(0, 4, n),
     )  # fmt: skip
     cluster = bl.Cluster.uniform(
         3, link=bl.Link(float(rng.random()), 0.1), comm=str(rng.choice(["parallel", "sequential", "duplex"]))
@@ -118,7 +130,7 @@ def test_it_survives_a_file(tmp_path):
     assert bl.OpGraph.from_networkx(graph.to_networkx()) == graph
 
 
-@pytest.mark.parametrize("bad", [[0, 3], [-1, 0], [0]])
+@pytest.mark.parametrize("bad", [[0, 4], [-1, 0], [0]])
 def test_bad_columns_are_refused(bad):
     with pytest.raises(bl.InvalidInput, match="reuse"):
         bl.OpGraph.from_edges([1, 1], [(0, 1, 8)], reuse=bad)

@@ -1,10 +1,12 @@
 """Measured memory of PyTorch steps on CPU devices: storages that are alive, by hand."""
 
+import numpy as np
 import torch
 from torch import nn
 
 import baechi_lab as bl
 from baechi_lab.executors.torch.storages import Storages
+from baechi_lab.graph.opgraph import GROWS
 from baechi_lab.torch.step import TorchStep
 
 
@@ -45,7 +47,7 @@ def test_peak_of_two_layers():
     line, weights, rows = run.timeline, 2 * 64 * 64 * 4, 32 * 64 * 4
     assert line.info["peak"] == "storages alive" and len(run.outputs) == 3 + 1 + 1
     _, levels = line.memory.levels(0)
-    assert levels[-1, 0] == weights  # persistent: the gradients of the step before are no part of it
+    assert levels[0, 0] < levels[-1, 0] == 2 * weights + rows  # the gradients come with the backward pass
     assert 2 * weights + rows <= line.peak_bytes[0] <= 2 * weights + 8 * rows
 
 
@@ -54,5 +56,79 @@ def test_layers_hold_their_own():
     run = bl.torch.execute(step, bl.Placement(device=[0, 1]), 1, cluster=bl.Cluster.uniform(2, kind="cpu"))
     for device in (0, 1):
         _, levels = run.timeline.memory.levels(device)
-        assert levels[-1, 0] == 64 * 64 * 4
-    assert run.timeline.memory.delta[run.timeline.memory.category == 3].sum() == 0
+        batch = 32 * 64 * 4 if device == 0 else 0
+        assert levels[-1, 0] == 2 * 64 * 64 * 4 + batch
+
+
+def test_the_graph_of_a_step_has_loss_batch_and_gradients():
+    """Weights 64 x 64 x 4 = 16384 each; the batch 32 x 64 x 4 = 8192, as every output and the loss's gradient of it."""
+    step = TorchStep("two", linear, (torch.ones(32, 64),), loss=lambda y: y.square().mean())
+    graph = bl.torch.profile(step, runs=1, warmup=0)
+    assert graph.names == ("0", "1", "1/backward", "0/backward", "loss", "loss/backward")
+    assert graph.persistent_bytes.tolist() == [16384 + 8192, 16384, 16384, 16384, 0, 0]
+    assert graph.reuse.tolist() == [0, 0, GROWS, GROWS, 0, 0]
+    back = graph.index["loss/backward"]
+    assert graph.colocation[back] == graph.colocation[graph.index["1"]] and graph.forward_of[back] == back - 1
+    (gradient,) = [t for t in graph.outputs(back) if graph.tensor_bytes[t] > 4]
+    assert graph.tensor_bytes[gradient] == 8192 and graph.tensor_consumers(gradient).tolist() == [2]
+    estimated = bl.torch.profile(step, hardware="a100")
+    assert estimated.names == graph.names and estimated.persistent_bytes.tolist() == graph.persistent_bytes.tolist()
+
+
+def test_a_loss_that_the_model_returns_is_no_op_of_its_own():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return {"loss": self.layer(x).square().mean(), "other": x}
+
+    graph = bl.torch.profile(TorchStep("own", Own, (torch.ones(2, 4),)), runs=1, warmup=0)
+    assert not any(name.startswith("loss") for name in graph.names)
+
+
+def test_an_output_that_the_loss_ignores_gets_no_gradient():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 8)
+
+        def forward(self, x):
+            return self.a(x), self.b(x)
+
+    step = TorchStep("two", Two, (torch.ones(2, 4),), loss=lambda outputs: outputs[0].sum())
+    graph = bl.torch.profile(step, runs=1, warmup=0)
+    back = graph.index["loss/backward"]
+    readers = {graph.names[r] for t in graph.outputs(back) for r in graph.tensor_consumers(t)}
+    assert readers == {"a/backward"}
+
+
+def test_copies_between_cpu_devices_are_made_once_and_gradients_come_back():
+    """y = 1(0(x)), z = 2(0(x)): device 1 reads the 8192 bytes of layer 0's output in both; one copy, one gradient back."""
+
+    class Fork(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.left, self.right = (nn.Linear(64, 64, bias=False) for _ in range(3))
+
+        def forward(self, x):
+            y = self.first(x)
+            return self.left(y) + self.right(y)
+
+    step = TorchStep("fork", Fork, (torch.ones(32, 64),), loss=lambda y: y.square().mean())
+    graph = bl.torch.profile(step, runs=1, warmup=0)
+    placed = bl.Placement(device=np.where([n.startswith("first") for n in graph.names], 0, 1), graph_key=graph.key)
+    run = bl.torch.execute(step, placed, 1, cluster=bl.Cluster.uniform(2, kind="cpu"), graph=graph)
+    memory = run.timeline.memory
+    for device in (0, 1):
+        received = memory.delta[(memory.category == 3) & (memory.device == device) & (memory.delta > 0)]
+        assert received.tolist() == [8192]
+
+
+def test_scratch_of_a_kernel_is_held_while_it_runs():
+    following = Storages()
+    x, kernel = torch.ones(1, 64, 32, 32), torch.ones(64, 64, 3, 3)
+    with following.scratch(), following.mode(), torch.backends.mkldnn.flags(enabled=False):
+        y = torch.nn.functional.conv2d(x, kernel, padding=1)
+    assert max(held.size for held in following.held) > 2 * y.untyped_storage().nbytes()  # columns of all patches

@@ -425,7 +425,7 @@ def test_bl_profile_takes_steps_and_modules_of_torch():
     assert bl.profile(model, x, runs=1).names == ("0", "1", "1/backward", "0/backward")
     step = bl.torch.TorchStep("tiny", lambda: nn.Linear(4, 2), (x,))
     graph, report = profile_with_report(step, runs=1)
-    assert (report.ops, report.backward_ops, report.paired_share) == (graph.n, 1, 1.0)
+    assert (report.ops, report.backward_ops, report.paired_share) == (graph.n, 2, 1.0)  # the layer's and the loss's
     assert bl.profile(step, mode="estimated").names == graph.names
     with pytest.raises(bl.InvalidInput, match="2 inputs"):
         bl.profile(model, x, x)

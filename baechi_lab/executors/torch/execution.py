@@ -275,7 +275,10 @@ class _Running:
             if measurement is not None:
                 measurement.micro_batch = k
             args, kwargs = part.arguments
-            loss = part.loss_of(self.model(*args, **kwargs))
+            if measurement is None:
+                loss = part.loss_of(self.model(*args, **kwargs))
+            else:
+                loss = measurement.computed(part.loss_of, self.model(*args, **kwargs))
             if self.mean and len(self.parts) > 1:
                 loss = loss / len(self.parts)
             losses.append(loss.detach())
@@ -314,18 +317,19 @@ def known_graph(
     from ...profilers.torch.profile import profile_layers
 
     if graph is None:
-        graph = profile_layers(model, step.inputs, warmup=0, runs=1, traced=found).graph(
-            optimizer_states=step.optimizer_states
-        )
+        graph = profile_layers(
+            model, step.inputs, warmup=0, runs=1, traced=found, loss=step.loss_of, batch=(step.inputs, step.targets)
+        ).graph(optimizer_states=step.optimizer_states)
     calls = len(found.calls)
     if placement.n == calls and placement.graph_key is None and placement.group_of is None and graph.n != calls:
         back = list(backward_ops(found))
         rank = (
             None
             if placement.rank is None
-            else np.r_[placement.rank, placement.rank.max(initial=0) + 1 + np.arange(len(back))]
+            else np.r_[placement.rank, placement.rank.max(initial=0) + 1 + np.arange(graph.n - calls)]
         )
+        home = [placement.device[found.results[0]]] * (graph.n - calls - len(back)) if found.results else []
         return graph, placement.replace(
-            device=np.r_[placement.device, placement.device[back]], order=rank, priority=None
+            device=np.r_[placement.device, placement.device[back], home].astype(np.int32), order=rank, priority=None
         )
     return graph, placement.on(graph)

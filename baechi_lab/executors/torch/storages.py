@@ -1,9 +1,10 @@
 """What is alive in memory while a step runs: storages, followed from the op that makes them to the last reference.
 
 A dispatch mode sees every tensor that an operator of torch returns, in the backward pass too; a weak reference tells when
-its storage goes. Counted are the bytes of storages, each once however many views it has; not the scratch of kernels,
-which never becomes a tensor, nor the allocator's rounding. A storage belongs to the device whose call runs in the thread
-that makes it; what is made outside of calls (the loss, the update of parameters) belongs to `home`.
+its storage goes. Counted are the bytes of storages, each once however many views it has, not the allocator's rounding.
+Scratch of kernels, which never becomes a tensor, is read from the events of the CPU's allocator (`scratch`). A storage
+belongs to the device whose call runs in the thread that makes it; what is made outside of calls (the update of
+parameters) belongs to `home`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,21 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...profilers.torch.memory import windows
 from ...torch.runtime.tree import tensors
+
+_LABEL = "baechi operator "
 
 
 @dataclass
@@ -32,6 +39,8 @@ class Held:
     start_ns: int
     end_ns: int = -1
     persistent: bool = False
+    received: bool = False
+    label: int = -1
 
 
 class Storages:
@@ -52,6 +61,32 @@ class Storages:
         self.lock = threading.RLock()
         self.local = threading.local()
         self.alive: dict[int, tuple[Any, Held]] = {}
+        self.ran: list[Held] = []
+
+    @contextmanager
+    def scratch(self) -> Iterator[None]:
+        """Around what is to be followed: the most that each operator of this thread took is held while it runs."""
+        # acc_events avoids a warning of recent versions about dropping events between cycles
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+            yield
+        for k, changes in windows(profiler, _LABEL):
+            peak = max(0, *accumulate(changes, initial=0))
+            if peak > max(sum(changes), 0):
+                self.ran[k].size = peak
+                self.held.append(self.ran[k])
+
+    def keep(self, kept: Iterable[torch.Tensor]) -> None:
+        """What is followed and alive becomes persistent, from when it was made."""
+        for tensor in kept:
+            if _has_storage(tensor) and (known := self.alive.get(tensor.untyped_storage()._cdata)) is not None:
+                known[1].persistent = True
+
+    def running(self) -> Held:
+        """An operator that starts now; its place in `ran` is its label."""
+        op, device = getattr(self.local, "op", -1), getattr(self.local, "device", self.home)
+        with self.lock:
+            self.ran.append(Held(device, 0, op, time.perf_counter_ns(), label=len(self.ran)))
+            return self.ran[-1]
 
     def mode(self) -> TorchDispatchMode:
         """A mode to enter around what is to be followed, once per thread."""
@@ -61,7 +96,13 @@ class Storages:
         """Calls of `op` on `device` run in this thread from now on; -1 for none."""
         self.local.op, self.local.device = op, device
 
-    def add(self, made: Iterable[torch.Tensor], device: int | None = None, persistent: bool = False) -> None:
+    def add(
+        self,
+        made: Iterable[torch.Tensor],
+        device: int | None = None,
+        persistent: bool = False,
+        received: bool = False,
+    ) -> None:
         """Follow the storages of tensors that are not followed yet."""
         op, here = getattr(self.local, "op", -1), getattr(self.local, "device", self.home)
         for tensor in made:
@@ -74,8 +115,9 @@ class Storages:
                 if known is not None and known[0]() is not None:
                     continue
                 held = Held(
-                    here if device is None else device, storage.nbytes(), op, time.perf_counter_ns(), -1, persistent
-                )
+                    here if device is None else device, storage.nbytes(), op, time.perf_counter_ns(), -1, persistent,
+                    received,
+                )  # fmt: skip
                 self.held.append(held)
                 self.alive[key] = weakref.ref(storage, partial(_gone, held)), held
 
@@ -90,7 +132,10 @@ class _Following(TorchDispatchMode):
         self.storages = storages
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        outputs = func(*args, **(kwargs or {}))
+        held = self.storages.running()
+        with record_function(f"{_LABEL}{held.label}"):
+            outputs = func(*args, **(kwargs or {}))
+        held.end_ns = time.perf_counter_ns()
         self.storages.add(tensors(outputs))
         return outputs
 

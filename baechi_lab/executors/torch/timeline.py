@@ -6,9 +6,9 @@ step against one event per GPU that was recorded at its start; on the CPU they a
 CPU devices move nothing and take no time.
 
 Memory of CPU devices is that of the storages alive in one more step (`storages`), whose times are brought to those of this
-one, op by op. Nothing is copied between CPU devices, so none holds received copies. On GPUs it is accounted: persistent
-bytes, outputs from their call to the end of its backward call, and received copies; where every device is a GPU of its
-own, the peak is the allocator's.
+one, op by op. In that step tensors are copied between CPU devices as if each had memory of its own (`copying`). On GPUs it is
+accounted: persistent bytes, outputs from their call to the end of its backward call, and received copies; where every
+device is a GPU of its own, the peak is the allocator's.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...graph import MEMORY_CATEGORIES, Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
-from ...profilers.torch.graph import backward_ops
+from ...profilers.torch.graph import LOSS, backward_ops
 from ...torch.assigner import distribution
 from ...torch.recomputing import copies
 from ...torch.records import Trace
 from ...torch.runtime.intercept import Interceptor
 from ...torch.runtime.sequence import inputs_of, nodes_between
 from ...torch.runtime.session import Observer
-from ...torch.runtime.transport import StreamTransport
+from ...torch.runtime.transport import HostTransport, StreamTransport
 from ...torch.runtime.tree import tensors
+from .copying import CopyingTransport
 from .storages import Storages
 
 Mark = Any
@@ -55,6 +56,7 @@ class Measurement(Observer):
         self.micro_batch = 0
         self.number = np.broadcast_to(np.arange(graph.n), (1, graph.n))
         self.copies = copies(len(found.calls), graph)
+        per_batch = graph
         if whole is not None and whole is not graph:
             self.number = _copies(graph, whole)
             graph, placement = whole, placement.on(whole)
@@ -62,6 +64,9 @@ class Measurement(Observer):
         self.model, self.distribution = model, distribution(model)
         self.session = self.distribution.session
         self.backward = backward_ops(found) if self.number.shape[1] > len(found.calls) else {}
+        self.loss = next((op for op, kind in enumerate(per_batch.op_types) if kind == LOSS), None)
+        if self.loss is not None:
+            self.backward = {**self.backward, self.loss: self.loss + 1}
         self.start_marks: dict[int, Mark] = {}
         self.stop_marks: dict[int, Mark] = {}
         self.sent: list[tuple[int, int, int, int, Mark, Mark]] = []
@@ -70,6 +75,10 @@ class Measurement(Observer):
         self.bases: dict[int, torch.cuda.Event] = {}
         self.base_ns = 0
         self.session.observer = self
+        self.transport, self.plain = self.session.transport, self.session.plain
+        if storages is not None and type(self.transport) is HostTransport:
+            self.session.transport = CopyingTransport(self.session.plan.devices, storages)
+            self.session.plain = False
         self.extra: Interceptor | None = None
         if self.distribution.interceptor is None:  # everything on one device: nothing is intercepted, so do it now
             self.extra = Interceptor(model, found.layers, self.session).install()
@@ -79,6 +88,7 @@ class Measurement(Observer):
     def remove(self) -> None:
         """Stop observing."""
         self.session.observer = None
+        self.session.transport, self.session.plain = self.transport, self.plain
         if self.extra is not None:
             self.extra.remove()
         if isinstance(self.session.transport, StreamTransport):
@@ -93,6 +103,8 @@ class Measurement(Observer):
         """The step starts now; the optimizer and the batch are told for what they hold in memory."""
         if self.storages is not None:
             self._hold(self.storages, optimizer, batch)
+            if not self.on_gpus:
+                self.modes.enter_context(self.storages.scratch())
             self.modes.enter_context(self.storages.mode())
         for device in {torch.device(d) for d in self.session.plan.devices if d.startswith("cuda")}:
             index = device.index or 0
@@ -103,17 +115,21 @@ class Measurement(Observer):
 
     def _hold(self, storages: Storages, optimizer: torch.optim.Optimizer | None, batch: Any) -> None:
         """What is there when the step starts."""
+        calls = self.session.plan.device
+        first = calls[0] if calls else 0
         home, states = self.session.plan.parameters, {} if optimizer is None else optimizer.state
         for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
-            device = home.get(name, storages.home)
+            device = home.get(name, first)
             storages.add([tensor, *tensors(dict(states.get(tensor, {})))], device, persistent=True)
             if tensor.grad is not None:
                 storages.add([tensor.grad], device)
-        storages.add(tensors(batch), self.session.plan.device[0] if self.session.plan.device else 0)
+        storages.add(tensors(batch), first, persistent=True)
 
     def finish(self) -> None:
-        """The step is over."""
+        """The step is over: gradients that are there belong to their parameters."""
         self.modes.close()
+        if self.storages is not None:
+            self.storages.keep(p.grad for p in self.model.parameters() if p.grad is not None)
 
     # -- the observer --------------------------------------------------------------------------------
 
@@ -121,10 +137,24 @@ class Measurement(Observer):
         self.local.stop = inputs_of(taken) if torch.is_grad_enabled() else set()
         self.start_marks[self._row(op)] = self._mark(op)
         if self.storages is not None:
-            self.storages.call(self._row(op), self.session.plan.device[op])
+            self.storages.call(self._row(op), self._device(op))
             self.local.mode = None if torch._C._len_torch_dispatch_stack() else self.storages.mode()
             if self.local.mode is not None:  # a thread of a waiting call
                 self.local.mode.__enter__()
+
+    def computed(self, loss_of: Callable[[Any], torch.Tensor], outputs: Any) -> torch.Tensor:
+        """The loss of what the model returned."""
+        if self.loss is None:
+            return loss_of(outputs)
+        self.start(self.loss, outputs)
+        loss = loss_of(outputs)
+        self.stop(self.loss, outputs, loss)
+        return loss
+
+    def _device(self, op: int) -> int:
+        """Of a call, or of the loss."""
+        calls = self.session.plan.device
+        return calls[op] if op < len(calls) else calls[self.found.results[0]]
 
     def _row(self, op: int) -> int:
         return int(self.number[self.micro_batch, op])
@@ -168,7 +198,7 @@ class Measurement(Observer):
             with self.lock:
                 self.start_marks.setdefault(back, self._mark(op))
             if self.storages is not None:
-                self.storages.call(back, self.session.plan.device[op])
+                self.storages.call(back, self._device(op))
 
         def after(into: Any, outof: Any) -> None:
             self.stop_marks[back] = self._mark(op)
@@ -177,7 +207,7 @@ class Measurement(Observer):
         node.register_hook(after)
 
     def _mark(self, op: int) -> Mark:
-        device = torch.device(self.session.plan.devices[self.session.plan.device[op]])
+        device = torch.device(self.session.plan.devices[self._device(op)])
         if device.type != "cuda":
             return time.perf_counter_ns()
         event = torch.cuda.Event(enable_timing=True)
@@ -303,11 +333,12 @@ class Measurement(Observer):
         def at(mark: int) -> float:
             return max(times._us(float(np.interp(mark, here, there))), 0.0)
 
-        persistent, outputs, temporary, _ = range(len(MEMORY_CATEGORIES))
+        persistent, outputs, temporary, copies = range(len(MEMORY_CATEGORIES))
         rows = []
         for held in self.storages.held if self.storages is not None else ():
             ended = self.stop_marks.get(held.op, -1)
-            category = persistent if held.persistent else temporary if 0 <= held.end_ns <= ended else outputs
+            brief = 0 <= held.end_ns <= ended
+            category = persistent if held.persistent else copies if held.received else temporary if brief else outputs
             rows.append((held.start_ns, 1, held.device, category, held.size, held.op))
             if held.end_ns >= 0:
                 rows.append((held.end_ns, 0, held.device, category, -held.size, held.op))

@@ -1,9 +1,10 @@
-"""`python -m baechi_lab.experiments.memory -o memory.json`: simulated against measured peaks of TensorFlow steps."""
+"""`python -m baechi_lab.experiments.memory -o memory.json`: simulated against measured peaks of memory."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -13,11 +14,17 @@ from ..fidelity.study import MODELS
 from .report import Row, summarize_rows
 from .study import study
 
+NAMES = (
+    "inception_v3", "resnet50", "gnmt", "transformer", "bert", "gpt2", "llama", "t5", "vit", "convnext",
+)  # fmt: skip
+"""Of `torch_steps`, which loads PyTorch."""
+
 
 def main() -> None:
     """Study, print, and store after every model."""
     parser = argparse.ArgumentParser(prog="python -m baechi_lab.experiments.memory", description=__doc__)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--torch", action="store_true", help="ten PyTorch models instead of TensorFlow's")
+    parser.add_argument("--models", nargs="+", choices=(*MODELS, *(n for n in NAMES if n not in MODELS)))
     parser.add_argument("--seed", type=int, default=0, help="of the random placement")
     parser.add_argument("-o", "--output", help="a .json file to write")
     given = parser.parse_args()
@@ -30,7 +37,12 @@ def main() -> None:
         if given.output:
             write_atomically(given.output, (json.dumps(document(rows, given.seed), indent=1) + "\n").encode())
 
-    rows = study({name: MODELS[name] for name in given.models}, seed=given.seed, on_model=keep)
+    if given.torch:
+        from .torch_study import torch_study
+
+        rows = torch_study(given.models or NAMES, seed=given.seed, on_model=keep)
+    else:
+        rows = study({name: MODELS[name] for name in given.models or MODELS}, seed=given.seed, on_model=keep)
     print(summarize_rows(rows))
 
 
@@ -39,6 +51,7 @@ def document(rows: Sequence[Row], seed: int) -> dict[str, object]:
     found = summarize_rows(rows)
     made = provenance(seed=seed)
     made["command"] = made["command"].replace("__main__.py", "python -m baechi_lab.experiments.memory")
+    made["machine"] = f"{os.cpu_count()} cores"
     return {
         **made,
         "summary": {**asdict(found), "met": found.met},

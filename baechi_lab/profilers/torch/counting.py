@@ -9,7 +9,7 @@ measured profile; scratch memory within kernels is not seen.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from ...torch.runtime.tree import tensors
 from ..roofline import Kernel
 from .faking import Watching
 from .kernels import kernel_of
-from .memory import MemoryWatch, temporary_peak
+from .memory import LOSS_KEY, MemoryWatch, temporary_peak
 
 _NOT_RUN = frozenset({"detach", "alias"})
 """What autograd does to tensors that it keeps; interception as well."""
@@ -70,6 +70,15 @@ class WorkWatch(MemoryWatch):
     def __init__(self, found: Trace, training: bool, counter: Counter):
         super().__init__(found, training, cuda=False)
         self.counter = counter
+        self.loss_of: tuple[int, ...] | None = None
+
+    def call(self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: Any) -> Any:
+        outputs = super().call(frame, key, run, args, kwargs, module)
+        if key == LOSS_KEY:
+            from .profile import reached
+
+            self.loss_of = reached(list(tensors(args)), outputs)
+        return outputs
 
     def end(self, frame: Frame, outputs: Any) -> Any:
         """What runs until the backward pass reaches a call belongs to none."""
@@ -84,3 +93,5 @@ class WorkWatch(MemoryWatch):
         yield
         column = self.forward if phase == "f" else self.backward
         column[op] = max(column[op], temporary_peak(counter.changes[start:]))
+        if phase == "b":
+            self.spanned(op, start, len(counter.changes))

@@ -19,14 +19,16 @@ from torch import nn
 from ...errors import UnknownNameError
 from ...graph import OpGraph
 from ...torch.runtime.intercept import Interceptor
-from ...torch.runtime.tree import as_arguments
+from ...torch.runtime.storage import tensor_bytes
+from ...torch.runtime.tree import as_arguments, tensors
+from ...torch.step import TorchStep
 from ...torch.tracing import trace
 from ..hardware import Hardware
 from ..roofline import Kernel, estimated_us, work_of
 from .counting import Counter, WorkWatch
 from .faking import faked, named_dtype
-from .graph import LayerProfile, durations, layer_graph
-from .profile import call_bytes, in_mode, mode_of, run_once
+from .graph import LayerProfile, Loss, durations, layer_graph
+from .profile import call_bytes, in_mode, mode_of, run_once, seen
 
 OPTIMIZERS = {
     "sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "lion": 1, "adam": 2, "adamw": 2, "adamax": 2, "nadam": 2,
@@ -63,8 +65,8 @@ class LayerEstimate:
         return sum(kernel.flops for _, kernel in self.kernels if kernel.matrix)
 
     def microseconds(self, hardware: Hardware) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """float64[calls] each: forward and backward."""
-        n = len(self.layers.trace.calls)
+        """float64[calls + 1] each: forward and backward, of the loss last."""
+        n = len(self.layers.trace.calls) + 1  # the loss comes last
         done = work_of(2 * n, ((n * (phase == "b") + call, kernel) for (phase, call), kernel in self.kernels))
         total = estimated_us(done, hardware)
         return total[:n], total[n:]
@@ -80,20 +82,23 @@ class LayerEstimate:
     def _on(self, hardware: Hardware, states: int | None) -> LayerProfile:
         """The layers with times; an update reads parameters, gradients and states and writes all but gradients."""
         forward, backward = self.microseconds(hardware)
+        loss = self.layers.loss
+        if loss is not None:
+            loss = replace(loss, forward_us=float(forward[-1]), backward_us=float(backward[-1]))
         update = None
         if states is not None:
             moved = self.layers.parameter_gradients * (3.0 + 2 * states)
             done = self.layers.parameter_gradients / 2.0 * (1 + states)  # of 4 bytes: two per element and state
             rows = enumerate(Kernel(flops=f, moved_bytes=m) for f, m in zip(done, moved, strict=True))
             update = estimated_us(work_of(len(moved), rows), hardware)
-        return replace(self.layers, forward_us=forward, backward_us=backward, update_us=update)
+        return replace(self.layers, forward_us=forward[:-1], backward_us=backward[:-1], update_us=update, loss=loss)
 
 
 def estimate_layers(
     model: nn.Module, sample_inputs: Any, *, mode: str | None = None, atomic: Collection[str | type] = (),
-    dtype: Any = None, autocast: Any = None,
+    dtype: Any = None, autocast: Any = None, step: TorchStep | None = None,
 ) -> LayerEstimate:  # fmt: skip
-    """The numbers behind an estimated profile; parameters as in `bl.torch.profile`.
+    """The numbers behind an estimated profile; parameters as in `bl.torch.profile`. `step` says the loss and its targets.
 
     >>> import torch
     >>> found = estimate_layers(nn.Linear(16, 4, device="meta"), torch.empty(8, 16), mode="training")
@@ -104,21 +109,28 @@ def estimate_layers(
     counter = Counter()
     kinds = {"dtype": named_dtype(dtype), "autocast": named_dtype(autocast, "autocast")}
     args, kwargs = as_arguments(sample_inputs)
-    with in_mode(model, training), faked(model, (args, kwargs), watching=counter, **kinds) as (args, kwargs):
+    batch = (args, kwargs, () if step is None else step.targets)
+    with in_mode(model, training), faked(model, batch, watching=counter, **kinds) as batch:
+        args, kwargs, targets = batch
         found = trace(model, (args, kwargs), atomic=atomic)
         watch = WorkWatch(found, training, counter)
         interceptor = Interceptor(model, found.layers, watch).install()
         try:
-            run_once(model, args, kwargs, training)
+            loss_of = None if step is None else replace(step, targets=targets).loss_of
+            run_once(model, args, kwargs, training, loss=seen(interceptor, loss_of))
         finally:
             interceptor.remove()
         counter.owner = None
+        watch.read_spans(counter.changes)
         memory = watch.result()
+        loss = None
+        if watch.loss_of is not None and training and found.results:
+            loss = Loss(found.results[0], 0.0, 0.0, memory[-1], watch.loss_of)
         columns = call_bytes(model, found, training)
     again = [
         (("b", call), kernel)
         for (phase, call), kernel in counter.rows
-        if phase == "f"
+        if phase == "f" and call < len(found.calls)
         for _ in range(found.calls[call].recomputed)
     ]
     zeros = np.zeros(len(found.calls))
@@ -132,7 +144,9 @@ def estimate_layers(
         b,
         c,
         d,
-        memory,
+        memory[:-1],
         name=type(model).__name__.lower(),
+        loss=loss,
+        batch_bytes=0 if step is None else sum(tensor_bytes(t) for t in tensors(batch)),
     )
     return LayerEstimate(layers, (*counter.rows, *again))

@@ -10,7 +10,11 @@ call with trained parameters of its own has an update op, after the backward ops
 Where a profile has timed the halves of backward passes apart, a call with parameters has a second backward op for their
 gradients. It reads what the first one reads, and nobody waits for it.
 
-Persistent memory is parameters, buffers, gradients and optimizer states (the paper's a and c).
+A step whose loss is known has two more ops at the end, the loss and its backward op: where the loss is computed, it reads
+what the model returns, and its backward op sends the gradients to those that made it.
+
+Persistent memory is parameters, buffers, gradients and optimizer states (the paper's a and c). A step makes its gradients
+anew: they belong to the backward op that is the first to run of those that use the parameters, which `GROWS`.
 """
 
 from __future__ import annotations
@@ -21,9 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import CONTROL_BYTES, OpGraph
+from ...graph.opgraph import GROWS, OWN, VIEW
 from ...graph.tensors import TensorTable
 from ...torch.records import Trace
 from .memory import CallMemory
+
+LOSS = "Loss"
+"""Type of the op that computes the loss."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +44,28 @@ class Halves:
 
 
 @dataclass(frozen=True, eq=False)
+class Loss:
+    """What computing the loss takes, forward and backward, in microseconds, and its memory.
+
+    `call` says where it is computed, `outputs` for which tensors of the model's outputs it has gradients.
+    """
+
+    call: int
+    forward_us: float
+    backward_us: float
+    memory: CallMemory
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class LayerProfile:
     """Times and bytes per call of `trace`; arrays have one entry per call.
 
     `parameters`, `outputs`, `parameter_gradients`, `upstream_gradients`, `temporaries` (forward) and
     `backward_temporaries` are int64 bytes, the paper's classes a to e; `saved` holds, per call, the values it saves
     for its backward pass and the bytes of what else it saves. `update_us`, where the optimizer's update is part of the
-    step, are the microseconds that it takes for the parameters that each call is the first to use.
+    step, are the microseconds that it takes for the parameters that each call is the first to use. `batch_bytes` are the
+    inputs and targets where the step is known; they wait with the first call.
     """
 
     trace: Trace
@@ -57,6 +80,8 @@ class LayerProfile:
     name: str = "model"
     update_us: NDArray[np.float64] | None = None
     halves: Halves | None = None
+    loss: Loss | None = None
+    batch_bytes: int = 0
 
     @property
     def temporaries(self) -> NDArray[np.int64]:
@@ -91,7 +116,9 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int = 0) -> OpGraph:
     weights = weight_ops(profile, backward)
     later = [*backward, *weights]
     updates = _update_ops(profile, n + len(later))
-    forward_of = [-1] * n + later + [-1] * len(updates)
+    first = n + len(later) + len(updates)
+    loss = {} if profile.loss is None else {first: first + 1}  # the loss -> its backward op
+    forward_of = [-1] * n + later + [-1] * len(updates) + [k for op in loss for k in (-1, op)]
     names, types = [c.key for c in trace.calls], [c.op_type for c in trace.calls]
     # A trailing underscore says "in place", as in the names of PyTorch's functions.
     forward_types = [f"{c.op_type}_" if c.inplace and c.module is not None else c.op_type for c in trace.calls]
@@ -99,21 +126,29 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int = 0) -> OpGraph:
     _forward_tensors(table, profile, backward, weights)
     _backward_tensors(table, trace, backward, weights)
     _update_tensors(table, trace, backward, weights, updates)
-    colocation, groups = _groups(trace, (backward, weights, updates), len(forward_of))
-    gradients = profile.parameter_gradients
-    zeros, none = np.zeros(len(later), dtype=np.int64), np.zeros(len(updates), dtype=np.int64)
-    back = np.array(later, dtype=np.int64)
+    for op, back in loss.items():
+        _loss_tensors(table, profile, op, back, backward, weights)
+    colocation, groups = _groups(trace, (backward, weights, updates), len(forward_of), profile.loss)
+    temporary, persistent, reuse = _bytes(profile, backward, weights, table, optimizer_states)
+    none = np.zeros(len(updates), dtype=np.int64)
     return OpGraph(
         names=(
             *names,
             *(f"{names[i]}/backward" for i in backward),
             *(f"{names[i]}/backward_weights" for i in weights),
             *(f"{names[i]}/update" for i in updates),
+            *_loss_names(names, loss),
         ),
-        op_types=(*forward_types, *(f"{types[i]}Backward" for i in later), *("Update" for _ in updates)),
+        op_types=(
+            *forward_types,
+            *(f"{types[i]}Backward" for i in later),
+            *("Update" for _ in updates),
+            *([LOSS, f"{LOSS}Backward"] if loss else []),
+        ),
         duration_us=durations(profile),
-        temp_bytes=np.r_[profile.temporaries, profile.backward_temporaries[back], none],
-        persistent_bytes=np.r_[profile.parameters + gradients * (1 + optimizer_states), zeros, none],
+        temp_bytes=np.r_[temporary, none, _loss_temporary(profile, table, loss)],
+        persistent_bytes=np.r_[persistent, none, [0] * 2 * len(loss)],
+        reuse=np.r_[reuse, none, [0] * 2 * len(loss)] if profile.mode == "training" else None,
         colocation=colocation,
         colocation_names=groups,
         forward_of=np.array(forward_of),
@@ -127,7 +162,8 @@ def durations(profile: LayerProfile) -> NDArray[np.float64]:
     backward = backward_ops(profile.trace) if profile.mode == "training" else {}
     update = np.zeros(0) if profile.update_us is None else profile.update_us[list(_update_ops(profile, 0))]
     later = _backward_us(profile, list(backward), list(weight_ops(profile, backward)))
-    return np.r_[profile.forward_us, later, update]
+    loss = [] if profile.loss is None else [profile.loss.forward_us, profile.loss.backward_us]
+    return np.r_[profile.forward_us, later, update, loss]
 
 
 def backward_ops(trace: Trace) -> dict[int, int]:
@@ -187,6 +223,88 @@ def _forward_tensors(
         table.add(i, "control", CONTROL_BYTES, ends)
 
 
+def _loss_names(names: list[str], loss: dict[int, int]) -> list[str]:
+    name = "loss"
+    while name in names:
+        name += "'"
+    return [name, f"{name}/backward"] if loss else []
+
+
+def _loss_tensors(
+    table: TensorTable, profile: LayerProfile, op: int, back: int, backward: dict[int, int], weights: dict[int, int]
+) -> None:
+    trace, memory = profile.trace, profile.loss.memory  # type: ignore[union-attr]
+    same: dict[tuple[int, int, int], int] = {}
+    for k, value in enumerate(trace.values):
+        same.setdefault((value.producer, value.storage, value.size_bytes), k)
+    for k, position in trace.returned.items():
+        value = trace.values[k]
+        first = same[value.producer, value.storage, value.size_bytes]
+        kept = position in memory.saves_inputs
+        table.add(value.producer, f"value:{first}", value.size_bytes, [op, back] if kept else [op])
+        if position in profile.loss.outputs and value.producer in backward:  # type: ignore[union-attr]
+            table.add(back, f"gradient:{k}", value.size_bytes, _both(value.producer, backward, weights))
+    if memory.saved_bytes:
+        table.add(op, "saved", memory.saved_bytes, [back])
+    table.add(op, "control", CONTROL_BYTES, [back])
+
+
+def _loss_temporary(profile: LayerProfile, table: TensorTable, loss: dict[int, int]) -> list[int]:
+    if profile.loss is None:
+        return []
+    (back,) = loss.values()
+    memory = profile.loss.memory
+    return [memory.forward_temp, max(0, memory.backward_peak - _made(table).get(back, 0))]
+
+
+def _made(table: TensorTable) -> dict[int, int]:
+    """Op -> bytes of its outputs."""
+    made: dict[int, int] = {}
+    for (producer, _), (size, _) in table.rows.items():
+        made[producer] = made.get(producer, 0) + size
+    return made
+
+
+def _bytes(
+    profile: LayerProfile, backward: dict[int, int], weights: dict[int, int], table: TensorTable, optimizer_states: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int8]]:
+    """Temporary and persistent bytes and `OpGraph.reuse` of calls and their backward ops.
+
+    A backward op holds its peak: what is no gradient is temporary. A call that makes no memory returns a view, or what it
+    was given and wrote into; a backward pass that takes none hands its gradient on.
+    """
+    n, ops = len(profile.trace.calls), len(profile.trace.calls) + len(backward) + len(weights)
+    persistent, reuse = np.zeros(ops, dtype=np.int64), np.full(ops, OWN, dtype=np.int8)
+    persistent[:n] = profile.parameters + profile.parameter_gradients * optimizer_states
+    persistent[:1] += profile.batch_bytes if n else 0
+    users: dict[str, int] = {}
+    for i in backward:
+        for name in profile.trace.calls[i].parameters:
+            users[name] = max(users.get(name, -1), i)
+    for i in np.flatnonzero(profile.parameter_gradients).tolist():
+        user = max((users.get(name, -1) for name in profile.trace.calls[i].parameters), default=-1)
+        op = weights.get(user, backward.get(user, i))
+        persistent[op] += profile.parameter_gradients[i]
+        if op != i:
+            reuse[op] = GROWS
+    made, temporary = _made(table), np.zeros(ops, dtype=np.int64)
+    temporary[:n] = profile.temporaries
+    for i, call in enumerate(profile.trace.calls):
+        if call.output_bytes == 0 and profile.memory[i].saved_bytes == 0:
+            reuse[i] = VIEW
+    for of in (backward, weights):
+        for i, op in of.items():
+            memory = profile.memory[i]
+            temporary[op] = max(
+                0,
+                memory.backward_peak - made.get(op, 0) - persistent[op],
+                memory.forward_temp * (profile.trace.calls[i].recomputed > 0),
+            )
+            if memory.backward_peak == 0 and reuse[op] == OWN and made.get(op, 0) > CONTROL_BYTES:
+                reuse[op] = VIEW
+    return temporary, persistent, reuse
+
+
 def _both(call: int, backward: dict[int, int], weights: dict[int, int]) -> list[int]:
     """The backward ops of a call."""
     return [ops[call] for ops in (backward, weights) if call in ops]
@@ -232,13 +350,18 @@ def _update_tensors(
             table.add(weights.get(j, backward[j]), "control", CONTROL_BYTES, [op])
 
 
-def _groups(trace: Trace, later: tuple[dict[int, int], ...], ops: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    """A call, its backward ops and its update share a device; so do the calls of one group of the trace."""
+def _groups(
+    trace: Trace, later: tuple[dict[int, int], ...], ops: int, loss: Loss | None
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """A call, its backward ops and its update share a device; so do the calls of one group of the trace, and the loss."""
     colocation = np.full(ops, -1, dtype=np.int32)
     names: list[str] = []
-    grouped = [*trace.groups, *((i,) for i in sorted(set().union(*later) - {m for g in trace.groups for m in g}))]
+    alone = set().union(*later, () if loss is None else [loss.call]) - {m for g in trace.groups for m in g}
+    grouped = [*trace.groups, *((i,) for i in sorted(alone))]
     for group in sorted(grouped):
         members = [*group, *(of[i] for of in later for i in group if i in of)]
         colocation[members] = len(names)
         names.append(trace.calls[group[0]].key)
+    if loss is not None:
+        colocation[-2:] = colocation[loss.call]
     return colocation, tuple(names)

@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -28,13 +29,17 @@ from ...torch.runtime.tree import tensors
 
 _LABEL = "baechi call "
 
+LOSS_KEY = "\0loss"
+"""Key of the call that computes the loss; no call of a model has it."""
+
 
 @dataclass(frozen=True)
 class CallMemory:
     """Bytes of one call: temporaries forward and backward, and what it saves.
 
     `saves_inputs` are positions among the tensors passed in, `saves_outputs` says whether it saves its own outputs,
-    `saved_bytes` is what else it saves (dropout masks, statistics; parameters excluded).
+    `saved_bytes` is what else it saves (dropout masks, statistics; parameters excluded). `backward_peak` is the most that
+    its backward pass holds beyond what is there when it begins, the gradients that it makes included.
     """
 
     forward_temp: int = 0
@@ -42,6 +47,7 @@ class CallMemory:
     saves_inputs: tuple[int, ...] = ()
     saves_outputs: bool = False
     saved_bytes: int = 0
+    backward_peak: int = 0
 
 
 def measure_memory(
@@ -70,12 +76,16 @@ class MemoryWatch(Handler):
     """The handler that watches allocations."""
 
     def __init__(self, found: Trace, training: bool, cuda: bool):
-        self.index, self.training = found.index, training
-        self.again = [call.recomputed for call in found.calls]
-        n = len(found.calls)
+        self.index, self.training = {**found.index, LOSS_KEY: len(found.calls)}, training
+        self.again = [*(call.recomputed for call in found.calls), 0]
+        n = len(found.calls) + 1  # the loss comes last
         self.forward, self.backward, self.saved_bytes = [0] * n, [0] * n, [0] * n
         self.inputs: list[tuple[int, ...]] = [()] * n
         self.own = [False] * n
+        self.peaks = [0] * n
+        self.spans: dict[
+            int, tuple[int, int]
+        ] = {}  # backward pass of a call -> begin of its first window, end of its last
         self.cuda = cuda
         # calls of the Function that is running: call, storages that it took with their positions, and that it made
         self.called: list[tuple[int, dict[int, int], set[int]]] = []
@@ -183,6 +193,19 @@ class MemoryWatch(Handler):
             yield
         column = self.forward if phase == "f" else self.backward
         column[op] = max(column[op], self._after(before))
+        if phase == "b" and self.cuda:
+            first = self.spans.setdefault(op, (before, 0))[0]
+            self.peaks[op] = max(self.peaks[op], int(torch.cuda.max_memory_allocated()) - first)
+
+    def spanned(self, op: int, start: int, end: int) -> None:
+        """A window of a call's backward pass, in places of the list of changes."""
+        known = self.spans.get(op, (start, end))
+        self.spans[op] = min(known[0], start), max(known[1], end)
+
+    def read_spans(self, changes: list[int]) -> None:
+        """The peaks of backward passes: what lies between their first and last node, the release of its gradients too."""
+        for op, (start, end) in self.spans.items():
+            self.peaks[op] = max(0, *accumulate(changes[start:end], initial=0))
 
     def _before(self) -> int:
         if not self.cuda:
@@ -199,26 +222,45 @@ class MemoryWatch(Handler):
 
     def read_events(self, profiler: Any) -> None:
         """CPU: the peak of every window, from the allocator's events."""
-        events = profiler.profiler.kineto_results.events()
-        changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-        times = [t for t, _ in changes]
-        for event in events:
-            if not event.name().startswith(_LABEL):
-                continue
-            kind, op = event.name()[len(_LABEL)], int(event.name()[len(_LABEL) + 1 :])
-            window = changes[
-                bisect_left(times, event.start_ns()) : bisect_right(times, event.start_ns() + event.duration_ns())
-            ]
+        changes, marked = marks(profiler, _LABEL)
+        for label, start, end in marked:
+            kind, op = label[0], int(label[1:])
             column = self.forward if kind == "f" else self.backward
-            column[op] = max(column[op], temporary_peak([size for _, size in window]))
+            column[op] = max(column[op], temporary_peak(changes[start:end]))
+            if kind == "b":
+                self.spanned(op, start, end)
+        self.read_spans(changes)
 
     def result(self) -> tuple[CallMemory, ...]:
         """One record per call; the backward op of one that is recomputed has its forward temporaries too."""
         backward = [
             max(b, f) if twice else b for f, b, twice in zip(self.forward, self.backward, self.again, strict=True)
         ]
-        rows = zip(self.forward, backward, self.inputs, self.own, self.saved_bytes, strict=True)
+        rows = zip(self.forward, backward, self.inputs, self.own, self.saved_bytes, self.peaks, strict=True)
         return tuple(CallMemory(*row) for row in rows)
+
+
+def marks(profiler: Any, label: str) -> tuple[list[int], list[tuple[str, int, int]]]:
+    """The CPU allocator's changes in bytes, and for each record under `label` the rest of its name and its part of them."""
+    events = profiler.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    times = [t for t, _ in changes]
+    marked = [
+        (
+            event.name()[len(label) :],
+            bisect_left(times, event.start_ns()),
+            bisect_right(times, event.start_ns() + event.duration_ns()),
+        )
+        for event in events
+        if event.name().startswith(label)
+    ]
+    return [size for _, size in changes], marked
+
+
+def windows(profiler: Any, label: str) -> Iterator[tuple[int, list[int]]]:
+    """The number of each record under `label`, and what the CPU's allocator gave and took back within it."""
+    changes, marked = marks(profiler, label)
+    return ((int(number), changes[start:end]) for number, start, end in marked)
 
 
 def temporary_peak(changes: list[int]) -> int:

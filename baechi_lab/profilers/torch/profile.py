@@ -38,15 +38,17 @@ from ...torch.runtime.context import in_backward, kept_activations
 from ...torch.runtime.intercept import Frame, Handler, Interceptor
 from ...torch.runtime.launch import move
 from ...torch.runtime.sequence import inputs_of, nodes_between
-from ...torch.runtime.storage import tensor_bytes
+from ...torch.runtime.storage import storage_key, tensor_bytes
 from ...torch.runtime.tree import as_arguments, map_tensors, tensors
 from ...torch.snapshot import untouched
 from ...torch.step import TorchStep
 from ...torch.tracing import trace
 from ..hardware import Hardware, HardwareChoice, by_kind
-from .graph import Halves, LayerProfile
+from .graph import Halves, LayerProfile, Loss
 from .halves import HalvesTimer
-from .memory import CallMemory, measure_memory
+from .memory import LOSS_KEY, CallMemory, measure_memory
+
+LossOf = Callable[[Any], torch.Tensor]
 
 MODES = ("training", "inference")
 GRANULARITIES = ("layer", "operator")
@@ -102,20 +104,23 @@ def profile(
     >>> graph.names, int(graph.persistent_bytes.sum()) // (16 * 10**9)    # weight, gradient and two states of 4 bytes
     (('linear', 'linear/backward', 'linear/update'), 10)
     """
+    loss: LossOf | None = None
+    batch, step = None, None
     if isinstance(model, TorchStep):
         step, model = model, model.model()
+        loss, batch = step.loss_of, (step.inputs, step.targets)
         sample_inputs, atomic, optimizer_states = step.inputs, step.atomic, optimizer_states or step.optimizer_states
     if granularity not in GRANULARITIES:
         raise InvalidInput(f"granularity is {granularity!r}; it must be one of {', '.join(GRANULARITIES)}")
     if hardware is not None:
         return _estimate(model, sample_inputs, by_kind(hardware), granularity, optimizer, optimizer_states,
-                         {"mode": mode, "atomic": atomic, "dtype": dtype, "autocast": autocast})  # fmt: skip
+                         {"mode": mode, "atomic": atomic, "dtype": dtype, "autocast": autocast}, step)  # fmt: skip
     for field, value in (("granularity", granularity != "layer"), ("dtype", dtype), ("autocast", autocast)):
         if value:
             raise InvalidInput(f"{field} is for estimates; name the hardware that they are for")
     layers = profile_layers(
         model, sample_inputs, mode=mode, warmup=warmup, runs=runs, atomic=atomic, device=device,
-        split_backward=split_backward, accumulate=accumulate,
+        split_backward=split_backward, accumulate=accumulate, loss=loss, batch=batch,
     )  # fmt: skip
     if optimizer is not None:
         from .estimated import optimizer_states as states_of
@@ -126,22 +131,24 @@ def profile(
 
 def _estimate(
     model: nn.Module, inputs: Any, kinds: dict[str, Hardware], granularity: str, optimizer: str | None, states: int,
-    options: dict[str, Any],
+    options: dict[str, Any], step: TorchStep | None,
 ) -> OpGraph:  # fmt: skip
     from .estimated import estimate_layers
     from .operators import profile_operators
 
     if granularity == "layer":
-        return estimate_layers(model, inputs, **options).graph(kinds, optimizer=optimizer, states=states)
+        return estimate_layers(model, inputs, step=step, **options).graph(kinds, optimizer=optimizer, states=states)
     return profile_operators(model, inputs, kinds, optimizer=optimizer, states=states, **options)
 
 
 def profile_layers(
     model: nn.Module, sample_inputs: Any, *, mode: str | None = None, warmup: int = 2, runs: int = 5,
     atomic: Collection[str | type] = (), traced: Trace | None = None, device: str | None = None,
-    split_backward: bool = False, accumulate: bool = False,
+    split_backward: bool = False, accumulate: bool = False, loss: LossOf | None = None,
+    batch: Any = None,
 ) -> LayerProfile:  # fmt: skip
-    """The numbers behind `profile`, per layer; parameters as there."""
+    """The numbers behind `profile`, per layer; parameters as there. `loss` makes a loss of the model's outputs,
+    `batch` is all that the step is given."""
     training = mode_of(model, mode)
     if warmup < 0 or runs < 1:
         raise InvalidInput(f"warmup is {warmup} and runs is {runs}; warmup must be at least 0 and runs at least 1")
@@ -156,8 +163,13 @@ def profile_layers(
             try:
                 for k in range(warmup + runs):
                     timer.measuring = k >= warmup
-                    run_once(model, args, kwargs, training, keep=accumulate)
-                memory = measure_memory(found, interceptor, lambda: run_once(model, args, kwargs, training), training)
+                    run_once(model, args, kwargs, training, keep=accumulate, loss=seen(interceptor, loss))
+                memory = measure_memory(
+                    found,
+                    interceptor,
+                    lambda: run_once(model, args, kwargs, training, loss=seen(interceptor, loss)),
+                    training,
+                )
                 if split_backward and training:
                     interceptor.handler = halves
                     for k in range(warmup + runs):
@@ -166,9 +178,14 @@ def profile_layers(
             finally:
                 interceptor.remove()
     again = np.array([call.recomputed for call in found.calls], dtype=np.int64)
-    forward = timer.forward / runs
-    added = timer.added / runs if accumulate else np.zeros(len(found.calls))
-    made = _profile(model, found, training, forward, timer.backward / runs + forward * again + added, memory)
+    forward, backward = timer.forward[:-1] / runs, timer.backward[:-1] / runs
+    added = timer.added[:-1] / runs if accumulate else np.zeros(len(found.calls))
+    made = _profile(model, found, training, forward, backward + forward * again + added, memory[:-1])
+    if batch is not None:
+        made = replace(made, batch_bytes=sum(tensor_bytes(t) for t in tensors(batch)))
+    if loss is not None and training and found.results and timer.loss_of is not None:
+        us = timer.forward[-1] / runs, timer.backward[-1] / runs
+        made = replace(made, loss=Loss(found.results[0], *us, memory[-1], timer.loss_of))
     if not halves.split.any():
         return made
     inputs_us = halves.inputs_us / runs + np.where(halves.split, forward * again, 0.0)
@@ -179,10 +196,11 @@ class Timer(Handler):
     """The handler that times calls and their autograd nodes, in microseconds summed over runs."""
 
     def __init__(self, traced: Trace, training: bool):
-        self.index, self.training = traced.index, training
-        self.forward = np.zeros(len(traced.calls))
-        self.backward = np.zeros(len(traced.calls))
-        self.added = np.zeros(len(traced.calls))  # what adding to the gradients of parameters takes
+        self.index, self.training = {**traced.index, LOSS_KEY: len(traced.calls)}, training
+        self.forward, self.backward, self.added = np.zeros((3, len(traced.calls) + 1))  # the loss comes last
+        """`added` is what adding to the gradients of parameters takes."""
+        self.loss_of: tuple[int, ...] | None = None
+        """Positions of the outputs that the loss has gradients for; None where it is one of them."""
         self.measuring = False
         self.called: list[int] = []  # calls of the Function that is running
 
@@ -201,6 +219,8 @@ class Timer(Handler):
             start = now_us()
             outputs = run(*args, **kwargs)
             self.forward[op] += now_us() - start
+        if key == LOSS_KEY:
+            self.loss_of = reached(list(tensors(args)), outputs)
         self.called.append(op)
         if self.training:
             nodes = nodes_between(outputs, stop)
@@ -243,6 +263,14 @@ class Timer(Handler):
         node.register_hook(after)
 
 
+def reached(given: list[torch.Tensor], loss: torch.Tensor) -> tuple[int, ...] | None:
+    """Positions of the outputs that a loss has gradients for; None where it is one of them."""
+    if storage_key(loss) in {storage_key(t) for t in given}:
+        return None
+    behind = {into for node in nodes_between(loss, inputs_of(given)) for into, _ in node.next_functions}
+    return tuple(k for k, t in enumerate(given) if t.requires_grad and t.grad_fn in behind)
+
+
 def _adds(node: Any) -> bool:
     return type(node).__name__ == "AccumulateGrad"
 
@@ -254,19 +282,31 @@ def now_us() -> float:
     return time.perf_counter_ns() / 1e3
 
 
-def run_once(model: nn.Module, args: Any, kwargs: Any, training: bool, *, keep: bool = False) -> None:
+def seen(interceptor: Interceptor, loss: LossOf | None) -> LossOf | None:
+    """The loss as a call that the handler sees."""
+    if loss is None:
+        return None
+    return lambda outputs: interceptor.handler.call(Frame(), LOSS_KEY, loss, (outputs,), {}, None)
+
+
+def run_once(
+    model: nn.Module, args: Any, kwargs: Any, training: bool, *, keep: bool = False, loss: LossOf | None = None
+) -> None:
     """A forward pass, and in training a backward pass from the loss, or all outputs that have gradients.
 
-    A model that makes its own loss returns it under that name, as those of Hugging Face do. `keep` leaves the
-    gradients.
+    A model that makes its own loss returns it under that name, as those of Hugging Face do. `loss` computes it of the
+    outputs. `keep` leaves the gradients.
     """
     if not training:
         with torch.no_grad():
             model(*args, **kwargs)
         return
     made = model(*args, **kwargs)
-    loss = made.get("loss") if isinstance(made, Mapping) else None
-    outputs = [t for t in tensors(made if loss is None else loss) if t.requires_grad]
+    if loss is not None:
+        made = loss(made)
+    own = made.get("loss") if isinstance(made, Mapping) else None
+    outputs = [t for t in tensors(made if own is None else own) if t.requires_grad]
+    del made, own
     torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
     if not keep:
         for parameter in model.parameters():
@@ -323,10 +363,13 @@ def call_bytes(model: nn.Module, found: Trace, training: bool) -> tuple[NDArray[
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     counted: set[str] = set()
     columns = np.zeros((4, len(found.calls)), dtype=np.int64)
+    used = {name for call in found.calls for name in (*call.parameters, *call.buffers)}
+    if found.calls:  # what no call uses lies with the first
+        columns[0, 0] = sum(size[name] for name in size.keys() - used)
     for i, call in enumerate(found.calls):
         own = {*call.parameters, *call.buffers} - counted  # shared ones count where they are used first
         counted |= own
-        columns[0, i] = sum(size[name] for name in own)
+        columns[0, i] += sum(size[name] for name in own)
         columns[1, i] = call.output_bytes
         columns[2, i] = sum(size[name] for name in own & trained) if training else 0
         columns[3, i] = call.output_bytes if training and call.requires_grad else 0
