@@ -20,7 +20,7 @@ _STATISTICS = re.compile(r"batch_?norm", re.IGNORECASE)
 _EFFECTS = re.compile(
     r"Assign|Apply[A-Z]|^(Resource|Read|Variable|VarHandle|Placeholder|Iterator|Print|Assert|Save|Restore|Queue|Stack(Push|Pop|V2)|"
     r"Barrier|TensorArray|Lookup|HashTable|Mutable|Stateful|PyFunc|EagerPyFunc|Write|Summary|_?Send|_?Recv|_?HostSend|"
-    r"_?HostRecv|Collective|Nccl|While|If$|For$|Case$|Enter|Exit|NextIteration|LoopCond|PartitionedCall)|"
+    r"_?HostRecv|Collective|Nccl|While|If$|For$|Loss$|Case$|Enter|Exit|NextIteration|LoopCond|PartitionedCall)|"
     r"(Enqueue|Dequeue|Summary)|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)$"
 )
 _INPLACE = re.compile(r"[^_]_$|^__i(add|sub|mul|truediv|pow|and|or|xor|matmul)__$")
