@@ -4,7 +4,9 @@ import pytest
 from fuzzing.run import CASES, run
 
 
-@pytest.mark.parametrize(("what", "count"), [("graphs", 300), ("files", 300), ("commands", 100), ("traces", 200)])
+@pytest.mark.parametrize(
+    ("what", "count"), [("graphs", 300), ("files", 300), ("commands", 100), ("traces", 200), ("configs", 60)]
+)
 def test_every_answer_is_a_result_or_one_sentence(what, count):
     refused, taken, failures = run(CASES[what](count, seed=0))
     assert not failures, "\n".join(failures)

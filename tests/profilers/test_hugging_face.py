@@ -142,6 +142,8 @@ def without(name, field):
         ({**CONFIGS["llama"], "hidden_size": 63}, (), "config.json"),
         ({**CONFIGS["llama"], "num_attention_heads": 0}, (), "config.json"),
         ({**CONFIGS["bert"], "architectures": ["LlamaForCausalLM"]}, (), "config.json"),
+        ({**CONFIGS["llama"], "num_hidden_layers": 2**31}, (), "field 'num_hidden_layers' of"),
+        ({**CONFIGS["llama"], "model_type": {"a": ["llama"] * 500}}, (), "unknown model_type"),
         (CONFIGS["llama"], ("--sequence-length", "65"), "sequence_length is 65; the model has 64 positions"),
         (CONFIGS["llama"], ("--sequence-length", "0"), "--sequence-length is 0; it must be at least 1"),
         (CONFIGS["llama"], ("--batch-size", "two"), "--batch-size is 'two'"),

@@ -160,6 +160,10 @@ def test_files_of_onnx(tmp_path):
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(FormatError, match="cut off"):
         bl.profile_program(path)
+    onnx.save(two_layers(4), path)
+    path.write_bytes(path.read_bytes().replace(b"MatMul", b"Mat\xcdul"))
+    with pytest.raises(FormatError, match=r"the name b'Mat\\xcdul' is no UTF-8 text"):
+        bl.profile_program(path)
     path.write_bytes(b"\x08\x09")
     with pytest.raises(FormatError, match="no ir_version or no operators"):
         bl.profile_program(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ...errors import FormatError, MissingPackage
@@ -44,6 +44,9 @@ def load_model(path: PathLike) -> Any:
         ) from error
     if not model.ir_version or not model.graph.node:
         raise FormatError(f"{name_of(path)}: not an ONNX model: it has no ir_version or no operators")
+    broken = next((text for text in _names(model.graph) if isinstance(text, bytes)), None)
+    if broken is not None:
+        raise FormatError(f"{name_of(path)}: the name {broken!r:.80} is no UTF-8 text; the file is damaged")
     if model.ir_version > onnx.IR_VERSION:
         raise FormatError(
             f"{name_of(path)}: ir_version is {model.ir_version}; onnx {onnx.__version__}, which is installed, reads up to "
@@ -57,6 +60,16 @@ def load_model(path: PathLike) -> Any:
                 f"{name_of(path)}: the weights of {tensor.name!r:.80} are in {file!r:.200}, which is not beside it"
             )
     return model
+
+
+def _names(graph: Any) -> Iterator[Any]:
+    """Everything that refers to something; the decoder leaves what is no text as bytes."""
+    for node in graph.node:
+        yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
+    for tensor in graph.initializer:
+        yield from (tensor.name, *(e.value for e in tensor.external_data))
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield value.name
 
 
 def inlined(model: Any) -> Any:

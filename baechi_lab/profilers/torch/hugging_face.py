@@ -29,6 +29,9 @@ _TOKENS = (
 )
 _CLASSES = ("ForSequenceClassification", "ForImageClassification")
 LARGEST_CONFIG = 1 << 24
+MOST_MODULES = 10_000
+"""Of layers, blocks or experts in one model."""
+_COUNTS = ("layers", "n_layer", "depth", "num_block", "experts", "num_stage")
 IMAGE_SIZE = 224
 """Pixels on a side, where a model takes images of any size."""
 
@@ -108,8 +111,10 @@ def _configuration(transformers: Any, fields: dict[str, Any], where: str) -> Any
     if kind is None:
         raise InvalidInput(f"{where} has no field 'model_type'; it names the architecture, such as 'llama'")
     if not isinstance(kind, str) or kind not in kinds:
-        near = UnknownNameError.of("model_type", kind, kinds.keys())
+        shown = kind if isinstance(kind, str) and len(kind) <= 80 else f"{kind!r:.80}"
+        near = UnknownNameError.of("model_type", shown, kinds.keys())
         raise UnknownNameError(f"{where}: {str(near).partition(' (known')[0]}: transformers {transformers.__version__}")
+    _check_counts(fields, where)
     try:
         made = kinds[kind].from_dict(fields)
     except Exception as error:  # its checks raise what they like, validators of huggingface_hub among it
@@ -120,6 +125,15 @@ def _configuration(transformers: Any, fields: dict[str, Any], where: str) -> Any
             shown = " or ".join(repr(n) for n in sorted(names))
             raise InvalidInput(f"{where} has no field {shown}; without it the model's size is not known")
     return made
+
+
+def _check_counts(fields: Mapping[str, Any], where: str) -> None:
+    """Refuse more modules than any model has, which would be made one by one without end."""
+    for key, value in fields.items():
+        if isinstance(value, Mapping):
+            _check_counts(value, where)
+        elif isinstance(value, int) and value > MOST_MODULES and any(word in key for word in _COUNTS):
+            raise InvalidInput(f"field {key!r:.80} of {where} is {value!r:.40}; it must be at most {MOST_MODULES}")
 
 
 def _architecture(transformers: Any, fields: dict[str, Any], where: str) -> Any:

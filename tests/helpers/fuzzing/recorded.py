@@ -68,11 +68,44 @@ def traces():
     model = helper.make_model(helper.make_graph(nodes, "g", value[:1], value[1:], [weight]))
     text = 'step_stats { dev_stats { device: "/device:CPU:0" node_stats { node_name: "a" op_end_rel_micros: 3 } } }'
     return {
+        "pair.json": json.dumps(execution_trace()).encode(),
         "t.et": plan.files[".0.et"], "t.json": json.dumps(kineto).encode(),
         "chakra.json": plan.text.split('{"rank": 1')[0].encode(),
         "t.pb": step.SerializeToString(), "t.pbtxt": text.encode(), "t.xplane.pb": space.SerializeToString(),
         "t.onnx": model.SerializeToString(), "t.pt2": exported(),
     }  # fmt: skip
+
+
+def execution_trace():
+    """The tensors of the two products of the Kineto trace: the second one reads what the first one made."""
+
+    def node(k, reads, makes):
+        tensors = lambda storages: [[10 + s, s, 0, 6, 4, "cpu"] for s in storages]  # noqa: E731
+        schema = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
+        attrs = [{"name": "rf_id", "value": k}, {"name": "op_schema", "value": schema}]
+        values = {"inputs": {"values": tensors(reads)}, "outputs": {"values": tensors(makes)}}
+        return {"id": k, "name": "aten::mm", "attrs": attrs, **values}
+
+    return {"schema": "1.1.1-chakra.0.0.4", "nodes": [node(1, (1, 2), (3,)), node(2, (3, 2), (4,))]}
+
+
+CONFIGS = [
+    {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16, "intermediate_size": 32,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 32,
+        "max_position_embeddings": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "hidden_act": "silu",
+    },
+    {
+        "model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 16, "intermediate_size": 32,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 32, "max_position_embeddings": 16,
+        "hidden_dropout_prob": 0.1, "torch_dtype": "float32", "tie_word_embeddings": True,
+    },
+    {
+        "model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 16, "intermediate_size": 32,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8, "id2label": {"0": "a", "1": "b"},
+    },
+]  # fmt: skip
+"""Small Hugging Face models by configuration."""
 
 
 def exported():

@@ -6,6 +6,7 @@ At any length, in the folder tests/helpers:
     python -m fuzzing.run files 50000 --seed 1
     python -m fuzzing.run commands 1000 --seed 1
     python -m fuzzing.run traces 10000 --seed 1
+    python -m fuzzing.run configs 2000 --seed 1
 
 Each prints how many cases were refused, how many were taken, and every failure with the seed that makes it again.
 """
@@ -129,7 +130,8 @@ def use_trace(path, folder):
             graph = bl.profile_program(path, hardware="a100")
         repr(graph), bl.save_graph(graph, folder / "again.json")
         return
-    made = bl.load_trace(path)
+    pair = path.name == "pair.json"  # an execution trace, which goes with the Kineto trace of the same run
+    made = bl.load_trace(folder / "whole.json", execution_trace=path) if pair else bl.load_trace(path)
     repr(made), made.graph.content_key
     timeline = bl.simulate(made.graph, made.cluster, made.placement)
     bl.check(made.graph, made.cluster, made.placement, timeline)
@@ -140,13 +142,14 @@ def trace_cases(count, seed):
     """Traces and programs: of JSON the tree is changed, of what is binary the bytes."""
     files = recorded.traces()
     with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "whole.json").write_bytes(files["t.json"])
         for kind, data in files.items():  # what is imported on first use must not count for the first case
             (Path(name) / kind).write_bytes(data)
             use_trace(Path(name) / kind, Path(name))
         for k in range(count):
             rng = np.random.default_rng([seed, k])
             kind = sorted(files)[rng.integers(len(files))]
-            if kind == "t.json":
+            if kind in ("t.json", "pair.json"):
                 data = mutations.mutated_json(json.loads(files[kind]), rng)
             elif kind == "t.pt2" and rng.random() < 0.8:
                 data = recorded.mutated_pt2(files[kind], rng)
@@ -155,6 +158,26 @@ def trace_cases(count, seed):
             path = Path(name) / kind
             path.write_bytes(data)
             yield f"{kind} {seed}/{k}", lambda path=path: use_trace(path, Path(name))
+
+
+def use_config(path, folder):
+    """A model by configuration, estimated."""
+    model, inputs = bl.torch.hugging_face(path, batch_size=2, sequence_length=8)
+    repr(bl.torch.profile(model, inputs, hardware="a100"))
+
+
+def config_cases(count, seed):
+    """Configurations of small Hugging Face models."""
+    use = lambda path: lambda: use_config(path, path.parent)  # noqa: E731
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "config.json"
+        for document in recorded.CONFIGS:
+            path.write_text(json.dumps(document))
+            use(path)()
+        for k in range(count):
+            rng = np.random.default_rng([seed, k])
+            path.write_bytes(mutations.mutated_json(recorded.CONFIGS[rng.integers(len(recorded.CONFIGS))], rng))
+            yield f"config {seed}/{k}", use(path)
 
 
 def run(cases):
@@ -188,7 +211,13 @@ def other_cases(count, seed):
     return file_cases(["placement", "timeline", "cluster"], count, seed)
 
 
-CASES = {"graphs": graph_cases, "files": other_cases, "commands": command_lines.cases, "traces": trace_cases}
+CASES = {
+    "graphs": graph_cases,
+    "files": other_cases,
+    "commands": command_lines.cases,
+    "traces": trace_cases,
+    "configs": config_cases,
+}
 
 
 def main():
