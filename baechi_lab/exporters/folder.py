@@ -12,6 +12,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import ExecutionError, InvalidInput
+from ..graph.formats.leftovers import RANDOM, clear, lock
 
 Writer = Callable[[BinaryIO], None]
 
@@ -31,7 +33,8 @@ def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str
     """Write `files` (name -> content, or a function that writes it) as `folder`, with the list of their hashes.
 
     An existing folder is replaced only when it is empty, or holds exactly what an earlier export wrote. A kill at any
-    moment leaves the earlier or the new one (on Linux and macOS; elsewhere, at one moment, the earlier one beside).
+    moment leaves the earlier or the new one (on Linux and macOS; elsewhere, at one moment, the earlier one beside); what
+    it leaves beside is removed by the next export to that place.
 
     Raises:
         InvalidInput: the folder's place is taken by something else, or its parent does not exist.
@@ -39,10 +42,12 @@ def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str
     """
     target = Path(os.path.abspath(folder))
     _check_place(target)
+    clear(target.parent, rf"\.{re.escape(target.name)}\.partial-{RANDOM}", _remove_leftover)
     try:
         partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
     except OSError as error:
         raise ExecutionError(f"cannot write beside {target}: {error.strerror or error}") from error
+    held = lock(partial)
     try:
         _fill(partial, files)
         earlier = _put(partial, target)
@@ -52,9 +57,18 @@ def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str
     except BaseException:
         _remove(partial)
         raise
+    finally:
+        if held is not None:
+            os.close(held)
     if earlier is not None:
         _remove(earlier)
     return target
+
+
+def _remove_leftover(folder: Path) -> None:
+    """Remove what a killed export left: plain files of its own, the earlier export only as it was."""
+    if all(path.is_file() and not path.is_symlink() for path in folder.iterdir()):
+        _remove(folder)
 
 
 def _fill(partial: Path, files: Mapping[str, bytes | str | Writer]) -> None:

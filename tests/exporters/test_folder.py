@@ -2,12 +2,14 @@
 
 import json
 import os
+import time
 
 import pytest
 
 import baechi_lab as bl
 from baechi_lab.exporters import folder as module
 from baechi_lab.exporters.folder import LIST, write_folder
+from baechi_lab.graph.formats import leftovers
 
 OLD = {"train.py": "print('old')\n", "values.bin": b"\0" * 5000}
 NEW = {"train.py": "print('new')\n", "other.bin": b"\1" * 7000}
@@ -150,7 +152,8 @@ def _killed_at(moment, out):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc"), reason="exchange of two names as on Linux")
-def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path):
+def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path, monkeypatch):
+    monkeypatch.setattr(leftovers, "OLD", 0.0)
     seen = set()
     for moment in range(1000):
         out = write_folder(tmp_path / str(moment), OLD)
@@ -160,6 +163,40 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path):
         seen.add("old" if found == as_bytes(OLD) else "new")
         write_folder(out, OLD)  # and the next export replaces either
         assert content(out) == as_bytes(OLD)
+        assert not [name for name in os.listdir(tmp_path) if name.startswith(f".{moment}.")], moment
         if code == 0:
             break
     assert code == 0 and moment > 15 and seen == {"old", "new"}
+
+
+def _leftover(tmp_path, name, files=("train.py",), age=3600.0):
+    path = tmp_path / name
+    path.mkdir()
+    for file in files:
+        (path / file).write_text("half")
+    os.utime(path, (time.time() - age,) * 2)
+    return path
+
+
+def test_only_what_a_killed_export_of_this_folder_left_is_removed(tmp_path):
+    _leftover(tmp_path, ".out.partial-abcdefgh")
+    kept = [
+        _leftover(tmp_path, ".out.partial-ijklmnop", age=0.0),  # one that is just being written
+        _leftover(tmp_path, ".out.partial-of-my-own"),
+        _leftover(tmp_path, ".other.partial-abcdefgh"),
+        _leftover(tmp_path, ".out.earlier-abcdefgh"),
+    ]
+    (_leftover(tmp_path, ".out.partial-qrstuvwx") / ".git").mkdir()  # which no export writes
+    os.utime(tmp_path / ".out.partial-qrstuvwx", (1.0, 1.0))
+    write_folder(tmp_path / "out", NEW)
+    assert sorted(os.listdir(tmp_path)) == sorted([*(path.name for path in kept), ".out.partial-qrstuvwx", "out"])
+
+
+def test_what_a_living_export_writes_is_left_alone(tmp_path):
+    mine = _leftover(tmp_path, ".out.partial-abcdefgh")
+    held = leftovers.lock(mine)
+    write_folder(tmp_path / "out", NEW)
+    assert mine.exists() and leftovers.lock(mine) is None
+    os.close(held)
+    write_folder(tmp_path / "out", OLD)
+    assert os.listdir(tmp_path) == ["out"]

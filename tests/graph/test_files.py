@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import baechi_lab as bl
 from baechi_lab.graph import generators
+from baechi_lab.graph.formats import leftovers
 from baechi_lab.graph.formats.files import load_cluster, load_placement, load_timeline, save, write_atomically
 from baechi_lab.graph.formats.json_format import from_document, schema, to_document
 
@@ -245,3 +246,22 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(bl.FormatError, match="cannot be written"):
         write_atomically(tmp_path / "none" / "g.json", b"")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a process that is killed")
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(leftovers, "OLD", 0.0)
+    target, other = tmp_path / "g.json", tmp_path / ".g.json.mine.part"
+    other.write_text("of another program")
+    child = os.fork()
+    if child == 0:
+        os.replace = lambda *names: os._exit(9)
+        write_atomically(target, b"half")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    (left,) = (path for path in tmp_path.iterdir() if path != other)
+    held = leftovers.lock(left)
+    write_atomically(target, b"whole")
+    assert left.exists() and target.read_bytes() == b"whole"  # somebody holds it
+    os.close(held)
+    write_atomically(target, b"again")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "g.json"]

@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from ..placement import Placement
 from ..timeline import Timeline
 from .dnn_partitioning import graph_from_partitioning, looks_like_partitioning
 from .json_format import FORMAT, Record, from_document, to_document
+from .leftovers import RANDOM, clear, lock
 from .pipedream import PEEK, graph_from_pipedream, looks_like_pipedream
 from .reading import PathLike, located, name_of, parse, program_kind, read, stem, text_of
 from .stg import graph_from_stg
@@ -137,13 +139,19 @@ def save(record: Record, path: PathLike) -> None:
 
 
 def write_atomically(path: PathLike, data: bytes) -> None:
-    """Write beside, then rename; parents must exist. Raises `FormatError` when the place cannot be written."""
+    """Write beside, then rename; parents must exist. What a killed writer of this file left there is removed.
+
+    Raises `FormatError` when the place cannot be written.
+    """
     target = Path(name_of(path))
+    clear(target.parent, rf"\.{re.escape(target.name[:50])}\.{RANDOM}\.part", os.unlink)
+    held = None
     try:
         handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:50]}.", suffix=".part")
     except (OSError, ValueError) as error:
         raise FormatError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
     try:
+        held = lock(beside)
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
         mask = os.umask(0)
@@ -155,6 +163,8 @@ def write_atomically(path: PathLike, data: bytes) -> None:
     finally:
         if os.path.exists(beside):
             os.unlink(beside)
+        if held is not None:
+            os.close(held)
 
 
 def encode(document: dict[str, Any]) -> bytes:
