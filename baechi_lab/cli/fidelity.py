@@ -2,25 +2,33 @@
 
 Runs every model under every placement on single-threaded TensorFlow workers, and says how far the simulator was off
 and where the error comes from; then measures a step of GNMT on all workers against the same step on one of them.
-Meant for an otherwise idle machine: other work is seen and reported. -o keeps the results, after every model.
+It waits for other programs to end, and refuses to measure beside them. -o keeps the results, after every model.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UnknownNameError
+from ..errors import InvalidInput, UnknownNameError
+from ..graph import Step
 from . import options, output
+from .steps import check_model, step_of_file
 
 if TYPE_CHECKING:
     from ..executors.tensorflow.calibration import Calibration
-    from ..experiments.fidelity import Report
+    from ..experiments.fidelity import Case, Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--models", metavar="NAME[,NAME...]", help="(inception_v3,gnmt,resnet50,transformer)")
+    parser.add_argument(
+        "--models",
+        metavar="NAME[,NAME...]",
+        help="models of the study, and steps of one's own as FILE.py:FUNCTION (inception_v3,gnmt,resnet50,transformer)",
+    )
     parser.add_argument(
         "--placements", default="single,m-topo,m-etf,m-sct,random", metavar="NAME[,NAME...]", help="(%(default)s)"
     )
@@ -30,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", default="2", metavar="N", help="workers, one core each (2)")
     parser.add_argument("--steps", default="5", metavar="N", help="measured steps per round (5)")
     parser.add_argument("--rounds", default="3", metavar="N", help="rounds through all placements (3)")
+    parser.add_argument("--wait", default="60", metavar="S", help="seconds to wait for a quiet machine (60)")
+    parser.add_argument("--busy", action="store_true", help="measure beside other programs too; stored as not quiet")
     parser.add_argument("--seed", default="0", metavar="N", help="of the random placement (0)")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="keep the results in a file, other parts in it stay (.json)"
@@ -44,7 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_output(arguments.output, (".json",))
     parts = [options.one_of(p, "--parts", ("study", "speed-up")) for p in options.names(arguments.parts, "--parts")]
     names = options.names(arguments.models, "--models") if arguments.models else list(MODELS)
-    unknown = [name for name in names if name not in MODELS]
+    for name in names:
+        if ".py:" in name:
+            check_model(name)
+    unknown = [name for name in names if name not in MODELS and ".py:" not in name]
     if unknown:
         raise UnknownNameError.of("model of the fidelity study", unknown[0], MODELS)
     for placement in options.names(arguments.placements, "--placements"):
@@ -56,21 +69,40 @@ def run(arguments: argparse.Namespace) -> int:
         "rounds": options.whole(arguments.rounds, "--rounds", lowest=1),
         "seed": options.whole(arguments.seed, "--seed", lowest=0),
     }
+    wait = options.number(arguments.wait, "--wait")
+    wait = None if arguments.busy else wait
     printed: dict[str, Any] = {}
     costs = None
     if "study" in parts:
-        report = _study(arguments, {name: MODELS[name] for name in names}, settings)
+        report = _study(arguments, names, settings, wait)
         printed, costs = report.to_dict(), report.calibration
     if "speed-up" in parts:
-        printed["speed_up"] = _speed_up(arguments, settings, costs)
+        printed["speed_up"] = _speed_up(arguments, settings, costs, wait)
     if arguments.json:
         output.print_json(printed)
     return 0
 
 
-def _study(arguments: argparse.Namespace, models: dict[str, Any], settings: dict[str, Any]) -> Report:
-    from ..experiments.fidelity import provenance, store, study
+def _cases(names: list[str]) -> Iterator[Case]:
+    """Every model when its turn comes; a step of one's own goes by its function's name."""
+    from ..experiments.fidelity import Case
+    from ..experiments.fidelity.study import MODELS, cases_of
 
+    for name in names:
+        if ".py:" not in name:
+            yield from cases_of({name: MODELS[name]})
+            continue
+        step = step_of_file(name)
+        if not isinstance(step, Step):
+            raise InvalidInput(f"{name} returned a {type(step).__name__}; the study runs TensorFlow steps")
+        yield Case(name.rpartition(":")[2], step)
+
+
+def _study(arguments: argparse.Namespace, names: list[str], settings: dict[str, Any], wait: float | None) -> Report:
+    from ..experiments.fidelity import provenance, store, study
+    from ..experiments.fidelity.study import MODELS
+
+    models = {Path(name).name: MODELS.get(name, {}) for name in names}
     placements = options.names(arguments.placements, "--placements")
     about = provenance(models=models, **settings)
 
@@ -78,13 +110,15 @@ def _study(arguments: argparse.Namespace, models: dict[str, Any], settings: dict
         if arguments.output:
             store(arguments.output, "study", output.plain({**about, **report.to_dict()}))
 
-    report = study(models, placements, progress=not arguments.json, on_model=keep, **settings)
+    report = study(_cases(names), placements, progress=not arguments.json, on_model=keep, wait=wait, **settings)
     if not arguments.json:
         print(report)
     return report
 
 
-def _speed_up(arguments: argparse.Namespace, settings: dict[str, Any], costs: Calibration | None) -> list[Any]:
+def _speed_up(
+    arguments: argparse.Namespace, settings: dict[str, Any], costs: Calibration | None, wait: float | None
+) -> list[Any]:
     from dataclasses import asdict
 
     from ..experiments.fidelity import Case, provenance, speed_up, store
@@ -94,7 +128,7 @@ def _speed_up(arguments: argparse.Namespace, settings: dict[str, Any], costs: Ca
     name, size = SPEED_UP
     counts = {key: settings[key] for key in ("workers", "steps", "rounds")}
     about = provenance(model=name, size=size, **counts)
-    found, costs = speed_up(Case(name, build(name, **size)), calibration=costs, **counts)
+    found, costs = speed_up(Case(name, build(name, **size)), calibration=costs, wait=wait, **counts)
     if not arguments.json:
         for one in found:
             print(one)

@@ -28,7 +28,7 @@ def step_from(arguments: argparse.Namespace) -> Step:
     """Build or load, and trace."""
     given = check_parameters(arguments)
     if ".py:" in arguments.model:
-        return _from_file(arguments.model)
+        return step_of_file(arguments.model)
     from .. import models
 
     return models.build(arguments.model, **given)
@@ -65,7 +65,11 @@ def check_model(name: str) -> None:
     model_class(name)
 
 
-def _from_file(spec: str) -> Step:
+def step_of_file(spec: str) -> Step:
+    """The step that FILE.py:FUNCTION returns, traced.
+
+    Raises `FormatError`, `UnknownNameError`, `InvalidInput`: no such file or function, or whatever the function raised.
+    """
     path, _, function = spec.rpartition(":")
     loaded = importlib.util.spec_from_file_location(Path(path).stem, path)
     if loaded is None or loaded.loader is None or not Path(path).is_file():

@@ -1,5 +1,6 @@
 """Overheads in the simulator's inputs, the report's figures by hand, and one small study for real."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.errors import ExecutionError
 from baechi_lab.executors.tensorflow import calibration
 from baechi_lab.executors.tensorflow.calibration import (
     Calibration,
@@ -21,8 +23,8 @@ from baechi_lab.executors.tensorflow.calibration import (
     message_step,
     process_seconds,
 )
-from baechi_lab.experiments.fidelity import Case, charged_graph, predicted_us, study, summarize_rows
-from baechi_lab.experiments.fidelity.others import Others, own_processes
+from baechi_lab.experiments.fidelity import Case, charged_graph, others, predicted_us, study, summarize_rows
+from baechi_lab.experiments.fidelity.others import Others, own_processes, wait_for_quiet
 from baechi_lab.experiments.fidelity.report import Report, Row
 
 COSTS = Calibration(1.0, 100.0, bl.Link(5.0, 0.5), bl.Link(2.0, 0.25), bl.Link(10.0, 1.0), 1.0)
@@ -190,7 +192,9 @@ def test_a_small_study():
 
     step = bl.trace(train, np.ones((32, 64), np.float32))
     costs = replace(COSTS, step_us=500.0)
-    report = study([Case("tiny", step)], ["single", "random"], steps=2, rounds=2, calibration=costs, progress=False)
+    report = study(
+        [Case("tiny", step)], ["single", "random"], steps=2, rounds=2, calibration=costs, progress=False, wait=None
+    )
     single, random = report.rows
     assert (single.placement, single.transfers) == ("single", 0)
     assert random.transfers > 0 and random.predicted_us > single.predicted_us
@@ -230,3 +234,47 @@ def test_cpu_time_of_other_programs_is_counted_and_ones_own_is_not():
     used = 0.5 / (time.monotonic() - theirs.began)
     assert noticed > 0.5 * used  # /proc/stat counts in hundredths of a second
     assert noticed - ignored > 0.5 * used
+
+
+study_module = importlib.import_module("baechi_lab.experiments.fidelity.study")
+
+
+class Machine:
+    """Other programs use so much of a core while one waits: a share per look, the last for ever."""
+
+    def __init__(self, monkeypatch, shares):
+        self.shares, self.now, self.busy = list(shares), 100.0, 0.0
+        monkeypatch.setattr(others, "busy_seconds", lambda: self.busy)
+        monkeypatch.setattr(others.time, "monotonic", lambda: self.now)
+
+    def sleep(self, seconds):
+        share = self.shares.pop(0) if len(self.shares) > 1 else self.shares[0]
+        self.now += seconds
+        self.busy += share * seconds
+
+
+def test_a_study_waits_until_the_machine_is_quiet(monkeypatch):
+    machine = Machine(monkeypatch, [0.9, 0.4, 0.1])
+    assert wait_for_quiet(lambda: 0.0, 60.0, machine.sleep) == pytest.approx(0.1)
+    assert machine.now == 100.0 + 3 * others.LOOK
+
+
+def test_a_machine_that_stays_busy_is_refused_after_a_bounded_wait(monkeypatch):
+    machine = Machine(monkeypatch, [0.6])
+    with pytest.raises(ExecutionError, match=r"other programs use 0.60 of a core after a wait of 10 s.*--busy"):
+        wait_for_quiet(lambda: 0.0, 10.0, machine.sleep)
+    assert 110.0 <= machine.now <= 110.0 + others.LOOK
+    own = Machine(monkeypatch, [0.6])  # the measured processes themselves disturb nobody
+    assert wait_for_quiet(lambda: own.busy, 0.0, own.sleep) == 0.0
+
+
+@pytest.mark.parametrize(("shares", "counted"), [([0.5, 0.1], 1), ([0.5, 0.5], None), ([0.0], 0)])
+def test_a_model_that_was_disturbed_is_measured_once_more(monkeypatch, shares, counted):
+    monkeypatch.setattr(study_module, "wait_for_quiet", lambda own, limit: 0.0)
+    measured = [[_row("single", 1.0, share)] for share in shares]
+    if counted is None:
+        with pytest.raises(ExecutionError, match=r"0\.50 of a core during 2 measurements of 'm'"):
+            study_module._undisturbed(60.0, None, lambda: measured.pop(0))
+    else:
+        assert study_module._undisturbed(60.0, None, lambda: measured.pop(0))[0].others_share == shares[counted]
+    assert study_module._undisturbed(None, None, lambda: "as it is") == "as it is"

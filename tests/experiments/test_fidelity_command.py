@@ -33,7 +33,19 @@ def test_both_parts_are_printed_and_stored(small, tmp_path, capsys):
     pytest.importorskip("tensorflow")
     path = tmp_path / "found.json"
     code = main(
-        ["fidelity", "--placements", "single,random", "--steps", "2", "--rounds", "1", "-o", str(path), "--json"]
+        [
+            "fidelity",
+            "--placements",
+            "single,random",
+            "--steps",
+            "2",
+            "--rounds",
+            "1",
+            "-o",
+            str(path),
+            "--json",
+            "--busy",
+        ]
     )
     printed = json.loads(capsys.readouterr().out)
     assert code == 0
@@ -52,6 +64,42 @@ def test_both_parts_are_printed_and_stored(small, tmp_path, capsys):
     assert table["passes"].tolist() == ["colocation, fusion"] * 2 + ["colocation, coplacement, fusion"]
     assert (table["low"] <= table["times_faster"]).all() and (table["times_faster"] <= table["high"]).all()
     assert (table["one_device_ms"] / table["all_devices_ms"]).tolist() == pytest.approx(table["times_faster"].tolist())
+
+
+OWN = """
+import numpy as np
+import tensorflow as tf
+
+def dense():
+    w = tf.Variable(np.ones((8, 8), np.float32))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.matmul(x, w)))
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        return loss
+
+    return step, np.ones((4, 8), np.float32)
+"""
+
+
+@pytest.mark.tensorflow
+@pytest.mark.subprocess
+@pytest.mark.slow
+def test_a_step_of_ones_own(small, tmp_path, capsys):
+    pytest.importorskip("tensorflow")
+    path = tmp_path / "mine.py"
+    path.write_text(OWN)
+    command = ["fidelity", "--models", f"{path}:dense", "--placements", "single", "--parts", "study"]
+    assert main([*command, "--steps", "2", "--rounds", "1", "--busy", "--json", "-o", str(tmp_path / "o.json")]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [(row["model"], row["placement"]) for row in printed["rows"]] == [("dense", "single")]
+    assert load(tmp_path / "o.json")["study"]["models"] == {"mine.py:dense": {}}
+
+
+def test_files_that_are_not_there(capsys):
+    assert main(["fidelity", "--models", "missing.py:step"]) == 2
+    assert "missing.py: no such file" in capsys.readouterr().err
 
 
 def test_parts_are_written_apart(tmp_path):

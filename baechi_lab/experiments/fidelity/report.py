@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .others import MOST
+
 if TYPE_CHECKING:
     import pandas
 
@@ -18,8 +20,6 @@ TARGET_ERROR = 0.15
 """Mean error that the study aims at."""
 CLEAR = 0.10
 """Placements whose measured times differ by more than this must be ranked right."""
-OTHERS = 0.15
-"""CPU seconds per second that other programs may use: services of an idle machine stay far below."""
 QUIET = 0.8
 """Share of the CPU below which a worker was disturbed too much for its times to count."""
 
@@ -182,7 +182,7 @@ def summarize_rows(rows: Sequence[Row], calibrated_share: float = 1.0) -> Summar
                     right += (a.predicted_us < b.predicted_us) == (a.measured_us < b.measured_us)
     # Only a placement on one device never waits for messages; elsewhere a low share of its own says nothing.
     alone = [row.busy_share for row in rows if row.placement == "single" or row.transfers == 0]
-    quiet = min([calibrated_share, *alone]) >= QUIET and all(row.others_share <= OTHERS for row in rows)
+    quiet = min([calibrated_share, *alone]) >= QUIET and all(row.others_share <= MOST for row in rows)
     mean, worst = (float(np.mean(errors)), float(np.max(errors))) if errors else (0.0, 0.0)
     return Summary(mean, worst, clear, right, correlation, quiet)
 

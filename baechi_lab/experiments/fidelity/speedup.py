@@ -15,7 +15,8 @@ from ...executors.tensorflow.cluster import LocalCluster
 from ...graph import Placement, Run
 from ...workers.client import Worker
 from .charging import predicted_us
-from .study import Case, measured_graph, place_for, run_placed
+from .others import own_processes, wait_for_quiet
+from .study import WAIT, Case, measured_graph, place_for, run_placed
 
 SPEED_UP: tuple[str, dict[str, Any]] = (
     "gnmt",
@@ -71,13 +72,17 @@ def speed_up(
     steps: int = 5,
     rounds: int = 5,
     calibration: Calibration | None = None,
+    wait: float | None = WAIT,
 ) -> tuple[tuple[SpeedUp, ...], Calibration]:
     """Measure placements of a step on a local cluster against one of its workers; one `SpeedUp` per placer and passes.
 
     Each round runs both for `steps` steps, the order turning from round to round. Placers see what a message costs in
-    all. Raises `ExecutionError` when a step does not run, `InvalidInput` for bad counts.
+    all. `wait`: seconds to wait for a quiet machine, None measures all the same. Raises `ExecutionError` when a step does not
+    run or the machine stays busy, `InvalidInput` for bad counts.
     """
     with LocalCluster(workers) as local, Worker() as worker:
+        if wait is not None:
+            wait_for_quiet(own_processes([*local.pids, worker.pid]), wait)
         costs = calibration or calibrate(local)
         graph = measured_graph(case.step, local, worker)
         alone = Placement(device=np.zeros(graph.n, dtype=np.int32))
