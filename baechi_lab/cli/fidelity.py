@@ -69,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
         "rounds": options.whole(arguments.rounds, "--rounds", lowest=1),
         "seed": options.whole(arguments.seed, "--seed", lowest=0),
     }
-    wait = options.number(arguments.wait, "--wait")
-    wait = None if arguments.busy else wait
+    limit = options.number(arguments.wait, "--wait")
+    wait = None if arguments.busy else limit
     printed: dict[str, Any] = {}
     costs = None
     if "study" in parts:
