@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from torch import nn  # noqa: E402
 from torch_cases import same  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
+from baechi_lab.errors import CodeOrderKept  # noqa: E402
 from baechi_lab.torch.assigner import distribution  # noqa: E402
 from baechi_lab.torch.runtime.tree import as_arguments, tensors  # noqa: E402
 
@@ -258,3 +260,38 @@ def test_generate_with_a_cache_gives_the_same_tokens():
     expected = model.generate(ids, max_new_tokens=3, do_sample=False)
     spread(model, {"input_ids": ids})
     assert torch.equal(model.generate(ids, max_new_tokens=3, do_sample=False), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
+def test_a_llama_that_recomputes_trains_bit_for_bit():
+    """From the second step on layers would wait, were they not in checkpointed regions; m-sct's order asks them to."""
+    config, transformers = _llama()
+    model, ids = transformers.LlamaForCausalLM(config).train(), torch.arange(8).reshape(2, 4)
+    model.gradient_checkpointing_enable()
+    twin, graph = copy.deepcopy(model), bl.torch.profile(model, {"input_ids": ids}, warmup=0, runs=1)
+    with pytest.warns(CodeOrderKept, match=r"checkpointing \(\d+"):
+        bl.torch.distribute(model, {"input_ids": ids}, TWO, bl.place(graph, TWO, "m-sct"))
+    for _ in range(3):
+        losses = []
+        for one in (model, twin):
+            one.zero_grad()
+            losses.append(one(input_ids=ids, labels=ids, use_cache=False).loss)
+            losses[-1].backward()
+            with torch.no_grad():
+                [p.sub_(0.1 * p.grad) for p in one.parameters()]
+        assert torch.equal(*losses)
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.mark.slow
+def test_a_distributed_llama_may_be_compiled():
+    """It runs uncompiled within, with the same outputs and gradients."""
+    config, transformers = _llama()
+    model, ids = transformers.LlamaForCausalLM(config), torch.arange(8).reshape(2, 4)
+    twin = copy.deepcopy(model)
+    spread(model, {"input_ids": ids})
+    compiled = torch.compile(model, backend="aot_eager")
+    for one in (compiled, twin):
+        one(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
