@@ -18,6 +18,7 @@ import threading
 from typing import Any, BinaryIO
 
 from ..errors import BaechiLabError, FormatError
+from .bare import import_tensorflow
 from .isolated import die_with_parent
 from .messages import Message, Send, read_message, write_message
 
@@ -72,8 +73,7 @@ def _read_requests(stream: BinaryIO, requests: queue.Queue[Message]) -> None:
 
 def handle(request: Message, send: Send) -> None:
     """Answer one request; what goes wrong becomes a `failed` message with a status."""
-    import tensorflow as tf
-
+    tf = import_tensorflow()
     from .failures import first_line
 
     try:

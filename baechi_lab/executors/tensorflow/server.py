@@ -20,6 +20,7 @@ import sys
 import threading
 
 from ...errors import ExecutionError, InvalidInput
+from ...workers.bare import import_tensorflow
 from . import tunnel
 from .loopback import REFUSAL, is_loopback, keep_to_loopback
 from .secret import check_secret
@@ -62,8 +63,7 @@ def start(
     inside = free if secret is None else _free_port(LOOPBACK, 0)
     # Otherwise a session that this worker leads waits for ever for another worker that died.
     os.environ.setdefault("GRPC_FAIL_FAST", "true")
-    import tensorflow as tf
-
+    tf = import_tensorflow()
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads, intra_op_parallelism_threads=threads)
     config.gpu_options.allow_growth = True
     address = f"{host}:{free}"
