@@ -39,7 +39,9 @@ class TimelineView(CanvasView):
     >>> view.show(g, [simulate(g, Cluster.uniform(2), Placement(device=[0, 1]))])
     """
 
-    _esm = source("js", "time_axis", "timeline_data", "timeline_strip", "timeline_parts", "timeline_draw", "timeline_view")
+    _esm = source(
+        "js", "time_axis", "timeline_data", "timeline_strip", "timeline_parts", "timeline_draw", "timeline_view"
+    )
     _css = source("css", "timeline_view")
     bars = traitlets.Dict().tag(sync=True)
     waits = traitlets.Dict().tag(sync=True)
