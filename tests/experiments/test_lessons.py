@@ -39,6 +39,8 @@ def test_solutions_are_folded(name):
     for cell in cells:
         if "check.solution" in "".join(cell["source"]):
             assert cell["metadata"]["jupyter"]["source_hidden"] is True
+            # JupyterLab shows the first line of a folded cell.
+            assert cell["source"][0] == "# Solution\n"
 
 
 @pytest.mark.parametrize(("name", "exercise"), ALL)
