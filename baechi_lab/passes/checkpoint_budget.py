@@ -18,6 +18,7 @@ from ..graph.kernels.csr import inverse
 from ..graph.units import format_bytes
 from .checkpoint_chain import Chain, Table
 from .checkpoint_exact import Search, States
+from .checkpoint_milp import Program
 from .checkpoints import boundaries, segments
 from .peak import readiness_order, readiness_peak
 from .recompute import with_copies
@@ -33,14 +34,16 @@ MOST_ENUMERATED = 7
 """Ops that may be repeated of which all subsets are tried, in the order of readiness."""
 
 
-def within(graph: OpGraph, budget: int) -> OpGraph:
+def within(graph: OpGraph, budget: int, ordered: bool = False, time_limit: float | None = None) -> OpGraph:
     """The graph that repeats least work among those whose peak on one device is at most `budget` bytes.
+
+    With `ordered`, control dependencies keep the order of the plan in any case; `time_limit` is for `passes.checkpoint_milp`.
 
     Raises:
         InfeasiblePlacement: no plan needs so little; `needed_bytes` is the least of those found.
     """
     plans = plans_of(graph)
-    found = plans.best(budget)
+    found = plans.best(budget, ordered, time_limit)
     if found is not None:
         return found
     least, proof = plans.least, plans.lower_bound
@@ -111,23 +114,30 @@ class Plans:
                 break
         return found
 
-    def best(self, budget: int) -> OpGraph | None:
+    def best(self, budget: int, ordered: bool = False, time_limit: float | None = None) -> OpGraph | None:
         """The graph of the best plan within the budget, None if there is none."""
         found = [(work, 0, runs) for work, peak, runs in self.ready if peak <= budget][:1]
         if found and found[0][0] == 0.0:
-            return with_copies(found[0][2])
+            return with_copies(found[0][2], ordered and found[0][2].peak <= budget)
         if self.states.few:
             search = Search(self.states, budget)
             plans = [Runs(self.parts, search.sequence())] if np.isfinite(search.best) else []
         else:
             plans = [runs for runs, peak in self.simple if peak <= budget]
             plans += [runs for table in self.chains if (runs := self.of_chain(table, budget))]
+            if time_limit is not None and (solved := self.program.solve(budget, time_limit).runs):
+                plans.append(solved)
         found += [(runs.work_us, 1, runs) for runs in plans]
         if not found:
             return None
         runs = min(found, key=lambda plan: plan[:2])[2]
-        graph = with_copies(runs)
+        graph = with_copies(runs, ordered and runs.peak <= budget)
         return graph if readiness_peak(graph) <= budget else with_copies(runs, ordered=True)
+
+    @cached_property
+    def program(self) -> Program:
+        """The integer program, for graphs that are no chains."""
+        return Program(self.parts)
 
     def of_chain(self, table: Table, budget: int) -> Runs | None:
         """The plan of least work of a chain whose peak keeps within the budget."""

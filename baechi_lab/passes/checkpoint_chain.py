@@ -44,10 +44,13 @@ MOST_UNITS = 1000
 
 
 class Chain:
-    """The groups, the stages of late ops, and what runs and is held, in bytes and microseconds."""
+    """The groups, the stages of late ops, and what runs and is held, in bytes and microseconds.
 
-    def __init__(self, parts: Parts, most: int = MOST_GROUPS):
-        self.parts, graph = parts, parts.graph
+    With `pin=False` no value is held throughout for being read further down, and there are no tables: then it is no chain.
+    """
+
+    def __init__(self, parts: Parts, most: int = MOST_GROUPS, *, pin: bool = True):
+        self.parts, graph, self.pin = parts, parts.graph, pin
         self.ops = self._repeated()
         place = np.full(graph.n, -1, dtype=np.int64)
         place[self.ops] = np.arange(len(self.ops))
@@ -101,11 +104,13 @@ class Chain:
         self.pinned = np.zeros(len(self.ops), dtype=np.bool_)
         for stage, positions in zip(self.stage.tolist(), read, strict=True):
             for p in positions:
-                self.pinned[p] |= self.group[p] < stage - 1
+                self.pinned[p] |= self.pin and self.group[p] < stage - 1
                 self.input_read[stage] |= self.group[p] == stage - 1
         self.own &= ~self.pinned
+        self.read = read
         self._late_bytes()
-        self._tables()
+        if self.pin:
+            self._tables()
 
     def _late_bytes(self) -> None:
         """int64[m] each: bytes of late outputs and of values held throughout when a stage is due, and at most in it."""

@@ -36,6 +36,8 @@ def recompute(
     *,
     drop: Iterable[str] | None = None,
     budget: int | None = None,
+    ordered: bool = False,
+    time_limit: float | None = None,
 ) -> OpGraph:
     """The graph of a step that computes dropped outputs of forward ops again before the backward pass reads them.
 
@@ -64,6 +66,11 @@ def recompute(
             (`passes.checkpoint_exact`) and on chains (`passes.checkpoint_chain`), else in groups. Where the order of
             readiness would take more, control dependencies keep the order of the plan. A smaller budget never
             gives less work.
+        ordered: control dependencies keep one device to the order of the plan, whatever its scheduler: TensorFlow's executor
+            promises no order, and may run copies earlier than they are due. For steps on one device.
+        time_limit: seconds for an integer program over groups of ops besides (`passes.checkpoint_milp`), whose plan is
+            taken where it repeats less within the budget. Then a smaller budget may give less work, and a slower
+            machine another plan.
 
     Returns:
         The new graph; the given one when nothing is computed again.
@@ -81,7 +88,7 @@ def recompute(
     >>> recompute(graph, drop=["a"]).names
     ('x', 'a', 'b', 'loss', 'b_grad', 'a_grad', 'a/again')
     """
-    chosen = Recompute(_names_or_choice("keep", keep), _names_or_choice("drop", drop), budget)
+    chosen = Recompute(_names_or_choice("keep", keep), _names_or_choice("drop", drop), budget, ordered, time_limit)
     chosen.check()
     return chosen.apply(graph)
 
@@ -106,6 +113,8 @@ class Recompute(Pass):
     keep: str | tuple[str, ...] | None = None
     drop: tuple[str, ...] | None = None
     budget: int | None = None
+    ordered: bool = False
+    time_limit: float | None = None
 
     def validate(self) -> None:
         given = [key for key in ("keep", "drop", "budget") if getattr(self, key) is not None]
@@ -117,6 +126,10 @@ class Recompute(Pass):
             raise InvalidInput(f"drop is {self.drop!r}; it must be a list of op names, for example [{self.drop!r}]")
         if self.budget is not None and self.budget < 0:
             raise InvalidInput(f"budget is {self.budget!r}; it must be a number of bytes of at least 0")
+        if self.time_limit is not None and self.budget is None:
+            raise InvalidInput(f"time_limit is {self.time_limit!r} and budget is None; only a budget is searched for")
+        if self.time_limit is not None and not self.time_limit > 0:
+            raise InvalidInput(f"time_limit is {self.time_limit!r}; it must be a number of seconds above 0")
 
     def apply(self, graph: OpGraph) -> OpGraph:
         if not isinstance(graph, OpGraph):
@@ -126,9 +139,9 @@ class Recompute(Pass):
         if self.budget is not None:
             from .checkpoint_budget import within
 
-            return within(graph, self.budget)
+            return within(graph, self.budget, self.ordered, self.time_limit)
         parts, before = Parts(graph), readiness_peak(graph)
-        choices = (with_copies(runs_of(parts, kept)) for kept in kept_ops(parts, self.keep, self.drop))
+        choices = (with_copies(runs_of(parts, kept), self.ordered) for kept in kept_ops(parts, self.keep, self.drop))
         first = next(choices)
         if first is graph or (peak := readiness_peak(first)) < before:
             return first

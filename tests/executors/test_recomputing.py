@@ -89,6 +89,17 @@ def test_nothing_is_rewritten_away(case):
     assert recomputed_step(step, graph) is step
 
 
+def test_a_plan_in_its_own_order_runs(case, worker):
+    """Control dependencies between all ops, those that read nothing included; variables are set without them."""
+    step, graph, _ = case
+    again = bl.recompute(graph, "sqrt", ordered=True)
+    plain, ordered = runs_on((step, graph, again), 1, worker)
+    assert [float(o[0]) for o in ordered.outputs] == [float(o[0]) for o in plain.outputs]
+    alone, one = bl.Placement(device=[0] * again.n), bl.Cluster.uniform(1, kind="cpu")
+    simulated = int(bl.simulate(again, one, alone).peak_bytes[0])
+    assert abs(int(ordered.timeline.peak_bytes[0]) - simulated) <= 0.1 * simulated
+
+
 def test_an_export_has_the_copies(case, tmp_path):
     step, _, again = case
     folder = bl.export(step, bl.Placement(device=[0] * again.n), tmp_path / "placed", graph=again)

@@ -50,6 +50,8 @@ def recomputed_step(step: Step, graph: OpGraph) -> Step:
             made.attr.pop("_class", None)
         else:
             made = nodes[name]
+        if made.op == "VarHandleOp":
+            continue  # setting a variable between steps must not wait for ops of a step
         del made.input[:]
         made.input.extend(_inputs(graph, op, templates[first][1], origin))
     return replace(step, graph_def=definition.SerializeToString(deterministic=True))

@@ -14,15 +14,15 @@ from ...profilers import trace
 
 def gpt_step(
     *, batch_size: int, layers: int = 4, units: int = 128, heads: int = 4, words: int = 64, vocabulary: int = 1000,
-    seed: int = 0,
+    seed: int = 0, causal: bool = True,
 ) -> Step:  # fmt: skip
-    """The traced training step: mean cross entropy of the next word, SGD."""
+    """The traced training step: mean cross entropy of the next word, SGD; words also see later ones where not `causal`."""
     make = Weights(seed)
     table, places = make.matrix("embedding/table", vocabulary, units), make.matrix("embedding/places", words, units)
     shapes = {"qkv": (units, 3 * units), "out": (units, units), "up": (units, 4 * units), "down": (4 * units, units)}
     kernels = [{k: make.matrix(f"layer{i}/{k}", *shape) for k, shape in shapes.items()} for i in range(layers)]
     head = make.matrix("projection/kernel", units, vocabulary)
-    mask = np.triu(np.full((words, words), -1e9, np.float32), k=1)
+    mask = np.triu(np.full((words, words), -1e9 if causal else 0.0, np.float32), k=1)
 
     def attention(x: Any, kernel: dict[str, Any]) -> Any:
         parts = tf.reshape(tf.matmul(x, kernel["qkv"]), [batch_size, words, 3, heads, units // heads])
@@ -45,7 +45,7 @@ def gpt_step(
 
     text = np.random.default_rng(seed + 1).integers(0, vocabulary, (batch_size, words + 1), dtype=np.int32)
     made = make_step("gpt", loss, make.made, (text[:, :-1].copy(), text[:, 1:].copy()), ("given", "wanted"), "sgd")
-    return trace(made.function, *made.inputs, name="gpt")
+    return trace(made.function, *made.inputs, name="gpt" if causal else "bert")
 
 
 def _normal(x: Any) -> Any:
