@@ -42,7 +42,7 @@ def content(value: Any) -> Hashable:
     if isinstance(value, Placement):
         rank = value.rank
         columns = [a for a in (value.device, rank, value.group_of) if a is not None]
-        return "Placement", value.graph_key, value.source_key, rank is None, _digest(*columns)
+        return "Placement", value.graph_key, value.source_key, rank is None, value.replicas, _digest(*columns)
     if isinstance(value, np.ndarray):
         return "array", _digest(value)
     if isinstance(value, Mapping):

@@ -149,7 +149,7 @@ def cells(
     for b, m in product(sizes, steps.micro_batches):
         size, error = _micro_batch(b, m, len(steps.micro_batches) > 1)
         for d, held, p, r, order in product(counts, memory, names, steps.replicas, steps.schedule):
-            why = error or _unshared(d, r, m)
+            why = error or unshared(d, r, m)
             yield Cell(size, equal_devices(template, d, held), p, b, m, order, r, why)
 
 
@@ -167,7 +167,7 @@ def _micro_batch(samples: int | None, count: int | None, several: bool) -> tuple
         return None, str(error)
 
 
-def _unshared(devices: int, replicas: int, micro_batches: int | None) -> str:
+def unshared(devices: int, replicas: int, micro_batches: int | None) -> str:
     """Why so many devices cannot hold so many replicas; empty if they can."""
     if devices % replicas:
         return f"replicas is {replicas}; the {devices} devices cannot be divided among so many"

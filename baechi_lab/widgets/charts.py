@@ -1,62 +1,43 @@
-"""The plotly charts of the panels; drawn without a background, so that they fit a light and a dark page."""
+"""The charts of the panels, as what `ChartView` draws."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
 
-from ..viz.colors import LIMIT, OKABE_ITO, device_colors
+from ..graph.units import format_bytes, format_us
+from ..viz.colors import LIMIT, device_colors
 from ..viz.layout import BYTES, UNITS, scale
+from .views.chart_view import bars, curves, rule, series
 
 if TYPE_CHECKING:
     import pandas
 
     from .running import LiveRun
 
-INK = "#858585"
-"""A grey that can be read on white and on black; a bar that belongs to no device has it."""
 MEASURED = "#C2B280"
 """Measured bars beside simulated ones: a sand that is no device's colour."""
+CURVES = ("#4477AA", "#EE6677", "#228833", "#AA3377", "#66CCEE", "#CCBB44")
+"""Curves that belong to no device: Paul Tol's bright scheme (SRON/EPS/TN/09-002)."""
 
 
-def plain(figure: go.Figure, height: int = 280, **layout: Any) -> go.Figure:
-    """The panels' common look."""
-    figure.update_layout(
-        template="none", paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"color": INK, "size": 11},
-        height=height, margin={"l": 62, "r": 14, "t": 30, "b": 42}, title_font_size=12,
-        **{"legend": {"orientation": "h", "y": 1.14, "x": 0}, **layout},
-    )  # fmt: skip
-    figure.update_xaxes(gridcolor="rgba(133,133,133,0.25)", zeroline=False, linecolor=INK)
-    figure.update_yaxes(gridcolor="rgba(133,133,133,0.25)", zeroline=False, linecolor=INK, rangemode="tozero")
-    return figure
-
-
-def times_figure(table: pandas.DataFrame) -> go.Figure:
-    """Step time by placer: simulated (hatched where it does not fit), measured beside it, lower bound as a line."""
-    feasible = table["feasible"].astype(bool)
+def times_chart(table: pandas.DataFrame) -> Any:
+    """Step time by placer: simulated (hollow where it does not fit), measured beside it, the lower bound as a line."""
     factor, unit = scale(_largest(table["makespan_us"], table["measured_us"]), UNITS)
-    figure = go.Figure(
-        go.Bar(
-            x=table["placer"], y=table["makespan_us"] / factor, name="simulated",
-            marker={"color": INK, "pattern": {"shape": ["" if ok else "/" for ok in feasible]}},
-        )
-    )  # fmt: skip
+    hollow = [not ok for ok in table["feasible"].astype(bool)]
+    parts = [series(table["makespan_us"] / factor, "simulated", hollow=hollow, tips=_tips(table, "makespan_us"))]
     if table["measured_us"].notna().any():
-        figure.add_bar(
-            x=table["placer"], y=table["measured_us"].astype(float) / factor, name="measured", marker_color=MEASURED
-        )
+        tips = _tips(table, "measured_us")
+        parts.append(series(table["measured_us"].astype(float) / factor, "measured", MEASURED, tips=tips))
     bound = float(table["lower_bound_us"].max()) if len(table) else float("nan")
-    if bound == bound:
-        figure.add_hline(
-            y=bound / factor,
-            line={"color": LIMIT, "dash": "dash"},
-            annotation_text="lower bound",
-            annotation_position="top left",
-        )
-    figure.update_yaxes(title_text=f"step time ({unit})")
-    return plain(figure, showlegend=True)
+    rules = [rule(bound / factor, "lower bound", LIMIT)] if bound == bound else []
+    return bars(table["placer"], f"step time ({unit})", parts, rules)
+
+
+def _tips(table: pandas.DataFrame, column: str) -> list[str]:
+    pairs = zip(table["placer"], table[column], strict=True)
+    return [f"{name}: {format_us(float(us))}" if us is not None and us == us else "" for name, us in pairs]
 
 
 def _largest(*columns: pandas.Series) -> float:
@@ -64,85 +45,154 @@ def _largest(*columns: pandas.Series) -> float:
     return max(found, default=0.0)
 
 
-def peaks_figure(table: pandas.DataFrame, device_names: tuple[str, ...], limits: Any) -> go.Figure:
+def peaks_chart(table: pandas.DataFrame, device_names: tuple[str, ...], limits: Any) -> Any:
     """Peak memory by placer, one bar per device in the device's colour, limits as a line."""
-    figure = go.Figure()
     known = table[table["device_peak_bytes"].notna()]
-    largest = max((max(row) for row in known["device_peak_bytes"]), default=0)
+    rows = list(known["device_peak_bytes"])
+    largest = max((max(row) for row in rows), default=0)
     factor, unit = scale(float(largest), BYTES)
-    for d, (name, color) in enumerate(zip(device_names, device_colors(device_names), strict=True)):
-        figure.add_bar(
-            x=known["placer"], y=[row[d] / factor for row in known["device_peak_bytes"]], name=name, marker_color=color
-        )
-    for limit in sorted({int(x) for x in limits}):
-        if limit <= 3 * largest:
-            figure.add_hline(y=limit / factor, line={"color": LIMIT, "dash": "dash"}, annotation_text="limit")
-    figure.update_yaxes(title_text=f"peak memory ({unit})")
-    return plain(figure, barmode="group", showlegend=True)
+    parts = [
+        series([row[d] / factor for row in rows], name, color, tips=[f"{name}: {format_bytes(row[d])}" for row in rows])
+        for d, (name, color) in enumerate(zip(device_names, device_colors(device_names), strict=True))
+    ]
+    shown = [x for x in sorted({int(x) for x in limits}) if x <= 3 * largest]
+    return bars(
+        known["placer"], f"peak memory ({unit})", parts, [rule(x / factor, "memory of a device", LIMIT) for x in shown]
+    )
 
 
-MEASURES = {
-    "step time (ms)": ("makespan_us", 1e-3),
-    "samples per second": ("samples_per_second", 1.0),
-    "peak memory (GB)": ("peak_bytes", 1e-9),
-}
-AXES = {"batch size": "batch_size", "devices": "devices", "memory (GB)": "memory_bytes"}
-
-
-def sweep_figure(table: pandas.DataFrame, axis: str = "batch size", measure: str = "samples per second") -> go.Figure:
-    """A sweep's rows as curves over one axis, a curve per combination of the others; hollow marks do not fit."""
-    column, factor = MEASURES[measure]
-    along = AXES[axis]
-    others = [c for c in (*AXES.values(), "placer") if c != along and table[c].nunique(dropna=False) > 1]
-    figure = go.Figure()
-    groups = table.groupby(others, dropna=False, sort=False) if others else [((), table)]
-    for k, (values, rows) in enumerate(groups):
-        shown = rows.sort_values(along, kind="stable")
-        color = OKABE_ITO[k % len(OKABE_ITO)]
-        marks = {"symbol": ["circle" if ok else "x-open" for ok in shown["feasible"].astype(bool)], "size": 8}
-        figure.add_scatter(
-            x=_scaled(shown[along], along), y=shown[column].astype(float) * factor, name=_name(others, values),
-            mode="lines+markers", marker={"color": color, **marks}, line={"color": color},
-        )  # fmt: skip
-    figure.update_xaxes(title_text=axis)
-    figure.update_yaxes(title_text=measure)
-    return plain(figure, 320, showlegend=bool(others), legend={"orientation": "v", "x": 1.01, "y": 1.0})
-
-
-def _scaled(values: pandas.Series, column: str) -> Any:
-    return values / 1e9 if column == "memory_bytes" else values
-
-
-def _name(columns: list[str], values: Any) -> str:
-    each = values if isinstance(values, tuple) else (values,)
-    words: dict[str, Any] = {
-        "devices": lambda v: f"{v} device" + ("s" if v != 1 else ""), "memory_bytes": lambda v: f"{v / 1e9:g} GB",
-        "batch_size": lambda v: f"batch {v}", "placer": str,
-    }  # fmt: skip
-    return ", ".join(words[c](v) for c, v in zip(columns, each, strict=True))
-
-
-def run_figure(live: LiveRun) -> go.Figure:
+def run_chart(live: LiveRun) -> Any:
     """Measured step times in the order in which they came, their median with its interval, and the simulated time."""
     times = np.array(live.seconds) * 1e6
     factor, unit = scale(max(float(times.max(initial=0.0)), live.simulated_seconds * 1e6), UNITS)
-    times = times / factor
-    figure = go.Figure(
-        go.Scatter(
-            x=np.arange(1, len(times) + 1), y=times, mode="lines+markers", name="measured", line_color=OKABE_ITO[0]
-        )
-    )
-    if len(times):
-        low, high = live.interval()
-        figure.add_hline(y=live.median * 1e6 / factor, line_color=OKABE_ITO[0], annotation_text="median")
-        figure.add_hrect(
-            y0=low * 1e6 / factor, y1=high * 1e6 / factor, fillcolor=OKABE_ITO[0], opacity=0.15, line_width=0
-        )
-    figure.add_hline(
-        y=live.simulated_seconds * 1e6 / factor,
-        line={"color": OKABE_ITO[1], "dash": "dash"},
-        annotation_text="simulated",
-    )
-    figure.update_xaxes(title_text="step")
-    figure.update_yaxes(title_text=f"step time ({unit})")
-    return plain(figure, 240, showlegend=False)
+    count = len(times)
+    tips = [f"step {k + 1}: {format_us(float(us))}" for k, us in enumerate(times)]
+    promised = f"simulated for {live.costs}" if live.costs else "simulated"
+    rules = [rule(live.simulated_seconds * 1e6 / factor, promised, CURVES[1])]
+    if count:
+        low, high = (bound * 1e6 / factor for bound in live.interval())
+        median = live.median * 1e6 / factor
+        rules += [rule(low, to=high, color=CURVES[0]), rule(median, "median", CURVES[0], dash=False)]
+    part = series(times / factor, "measured", CURVES[0], np.arange(1, count + 1), tips=tips)
+    return curves("step", f"step time ({unit})", [part], rules)
+
+
+def progress_chart(points: list[tuple[float, float]], limit_seconds: float | None) -> Any:
+    """Best step time so far over the seconds of a search, as `(seconds, microseconds)`, up to its limit."""
+    known = [(s, us) for s, us in points if np.isfinite(us)]
+    factor, unit = scale(max((us for _, us in known), default=0.0), UNITS)
+    part = series(
+        [us / factor for _, us in known], "best so far", CURVES[0], [s for s, _ in known],
+        tips=[f"after {s:.1f} s: {format_us(us)}" for s, us in known],
+    )  # fmt: skip
+    ends: dict[str, Any] = {"from": 0.0} | ({} if limit_seconds is None else {"to": float(limit_seconds)})
+    return curves("seconds", f"step ({unit})", [part], steps=True, **ends)
+
+
+MEASURES = {
+    "samples per second": ("samples_per_second", 1.0), "step time (ms)": ("makespan_us", 1e-3),
+    "bubble (idle share)": ("bubble", 1.0), "peak memory (GB)": ("peak_bytes", 1e-9),
+}  # fmt: skip
+AXES = {
+    "batch size": "batch_size", "micro-batches": "micro_batches", "devices": "devices", "memory (GB)": "memory_bytes",
+    "replicas": "replicas", "placer": "placer", "schedule": "schedule",
+}  # fmt: skip
+WORDS = ("placer", "schedule")
+MOST_CURVES = 6
+
+
+def asked(table: pandas.DataFrame) -> list[str]:
+    """The names of the axes along which a sweep has more than one value, in the order of `AXES`."""
+    return [name for name, column in AXES.items() if table[column].nunique(dropna=False) > 1]
+
+
+def sweep_chart(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple[Any, str]:
+    """A sweep's answer to one question: `measure` along `axis`, a curve for each value of `by` (empty: one curve).
+
+    What else varies is taken at its best; crosses mark where nothing fits. At most a handful of curves is drawn, the best.
+
+    Returns:
+        the chart, and a sentence on what is not drawn.
+    """
+    column, factor = MEASURES[measure]
+    along, other = AXES[axis], AXES.get(by, "")
+    points = _best_points(table, along, other, column)
+    found = sorted(points.groupby("_by", sort=False), key=lambda pair: _rank(pair[1], column))
+    shown = sorted(found[:MOST_CURVES], key=lambda pair: list(points["_by"]).index(pair[0]))
+    left_out = [name for name in asked(table) if name not in (axis, by)]
+    said = [f"Each point is the best over {', '.join(left_out)}."] if left_out else []
+    if len(found) > MOST_CURVES:
+        said.append(f"{len(found) - MOST_CURVES} weaker curves are left out; the table has every row.")
+    parts = [_curve(rows, along, column, factor, _word(other, name), k) for k, (name, rows) in enumerate(shown)]
+    if along in WORDS:
+        labels = list(dict.fromkeys(points[along].astype(str)))
+        parts = [_on(labels, rows, along, part) for (_, rows), part in zip(shown, parts, strict=True)]
+        return bars(labels, measure, parts), " ".join(said)
+    ticks = sorted({float(x) for part in parts for x in part["x"]})
+    marks: dict[str, Any] = {"ticks": ticks} if len(ticks) <= 12 else {}
+    return curves(axis, measure, parts, **marks), " ".join(said)
+
+
+def _better(column: str) -> float:
+    """The sign that makes the better value of a measure the smaller."""
+    return -1.0 if column == "samples_per_second" else 1.0
+
+
+def _rank(rows: pandas.DataFrame, column: str) -> float:
+    """How good a curve is: its best point that fits."""
+    fits = rows[rows["feasible"].astype(bool)]
+    values = fits[column].astype(float) * _better(column)
+    return float(values.min()) if len(values.dropna()) else float("inf")
+
+
+def _best_points(table: pandas.DataFrame, along: str, other: str, column: str) -> pandas.DataFrame:
+    """One row for each value of the axis and of what curves are for: of those that fit, the best."""
+    rows = table.assign(
+        _by=table[other].astype(object) if other else "", _broken=~table["feasible"].astype(bool),
+        _cost=table[column].astype(float) * _better(column),
+    )  # fmt: skip
+    rows = rows.sort_values(["_broken", "_cost"], kind="stable", na_position="last")
+    best = rows.drop_duplicates([along, "_by"]).sort_index()
+    return best if along in WORDS else best[best[along].notna()]
+
+
+def _curve(rows: pandas.DataFrame, along: str, column: str, factor: float, name: str, number: int) -> Any:
+    shown = rows if along in WORDS else rows.sort_values(along, kind="stable")
+    x = range(len(shown)) if along in WORDS else shown[along].astype(float) * (1e-9 if along == "memory_bytes" else 1)
+    tips = [_tip(row, column, factor) for _, row in shown.iterrows()]
+    hollow = [not ok for ok in shown["feasible"].astype(bool)]
+    values = shown[column].astype(float) * factor
+    return series(values, name, CURVES[number % len(CURVES)], x, hollow, tips)
+
+
+def _on(labels: list[str], rows: pandas.DataFrame, along: str, part: Any) -> Any:
+    """The values of a curve at the labels that all curves share."""
+    at = {label: k for k, label in enumerate(rows[along].astype(str))}
+    empty: dict[str, Any] = {"y": None, "hollow": True, "tips": ""}
+    columns = {key: [part[key][at[x]] if x in at else none for x in labels] for key, none in empty.items()}
+    return {**part, **columns}
+
+
+def _tip(row: Any, column: str, factor: float) -> str:
+    """A row of a sweep in words: its setting, its value, and why it does not fit."""
+    setting = ", ".join(_word(c, row[c]) for c in AXES.values() if _known(row[c]))
+    value = f": {float(row[column]) * factor:.4g}" if _known(row[column]) else ""
+    why = "" if row["feasible"] else f" (does not fit{': ' + str(row['error']) if row['error'] else ''})"
+    return setting + value + why
+
+
+def _known(value: Any) -> bool:
+    return value is not None and value == value and value != ""
+
+
+def _word(column: str, value: Any) -> str:
+    """A value of an axis in words; empty for the values that are not given."""
+    if not column or not _known(value):
+        return "" if not column else f"no {column.replace('_', ' ')}"
+    plural = "" if value == 1 else "s"
+    words: dict[str, Any] = {
+        "devices": lambda v: f"{int(v)} device{plural}", "memory_bytes": lambda v: f"{v / 1e9:.4g} GB",
+        "batch_size": lambda v: f"batch {int(v)}", "micro_batches": lambda v: f"{int(v)} micro-batch{'es' if v > 1 else ''}",
+        "replicas": lambda v: f"{int(v)} replica{plural}",
+    }  # fmt: skip
+    return str(words.get(column, str)(value))

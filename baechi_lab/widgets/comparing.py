@@ -13,8 +13,7 @@ from ..comparison import COLUMNS, DEFAULT_PLACERS, ROW_ERRORS, summary, winner_o
 from ..errors import BaechiLabError
 from ..memo import Memo
 from ..verdicts import notes_on
-from .compute import Outcome, Report, bounded, optimized, placed, silent, simulated
-from .moves import move
+from .compute import Outcome, Report, laid_out, optimized, placed, silent, simulated
 
 if TYPE_CHECKING:
     import pandas
@@ -66,8 +65,7 @@ def _row(outcome: Outcome, memo: Memo, placer: str, report: Report) -> dict[str,
     setting = outcome.setting.replace(placer=placer, params=own, moves=())
     try:
         base = placed(setting, optimized(setting, outcome.graph, memo), memo, report)
-        timeline = simulated(setting, outcome.graph, move(base, outcome.graph, setting.cluster, ()), memo)
-        bounded(setting, outcome.graph, memo)
+        timeline = simulated(setting, outcome.graph, laid_out(setting, outcome.graph, base), memo)
     except ROW_ERRORS as error:
         text = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
         return {"feasible": False, "error": text}

@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import InfeasiblePlacement, InvalidInput
 from ..graph import Cluster, OpGraph, Placement, Step, Timeline, load_graph
 from ..memo import Memo
+from ..passes.unroll import unroll
 from ..placers.registry import placer_class
 from ..stages import Optimize, Place, Profile, Simulate
+from ..sweeps.work import side_by_side
 from ..verdicts import one_device
 from .moves import move
 from .schedule import Chain, critical_chain
@@ -24,7 +29,11 @@ Report = Callable[[str, float], None]
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Everything that one setting gives: `base` is the placer's placement, `placement` the one after moves."""
+    """Everything that one setting gives: `base` is the placer's placement, `placement` the one after moves.
+
+    `ran` is the graph whose ops the timeline has: `graph`, or with micro-batches the unrolled one. `once` is the timeline
+    of `graph` itself, one micro-batch: where its ops are and what moves between them.
+    """
 
     setting: Setting
     step: Step | None
@@ -32,7 +41,9 @@ class Outcome:
     coarse: OpGraph
     base: Placement
     placement: Placement
+    ran: OpGraph
     timeline: Timeline
+    once: Timeline
     bounds: Mapping[str, float]
     chain: Chain
     one_device: Timeline | None
@@ -46,9 +57,33 @@ class Outcome:
     @property
     def samples(self) -> int | None:
         """Samples of a step, where that is known."""
+        if self.setting.batch_size is not None:
+            return self.setting.batch_size
         told = {} if self.step is None else self.step.info.get("params", {})
-        size = self.setting.batch_size or told.get("batch_size")
-        return int(size) if isinstance(size, int) and size > 0 else None
+        size = told.get("batch_size")
+        return size * (self.setting.micro_batches or 1) if isinstance(size, int) and size > 0 else None
+
+    @property
+    def bubble(self) -> float:
+        """Idle share of all devices, NaN for a step of no length."""
+        span = self.timeline.makespan_us * self.setting.cluster.n
+        return 1.0 - float(self.timeline.busy_us.sum()) / span if span > 0 else float("nan")
+
+    def originals(self, ran_ops: Any) -> NDArray[np.int64]:
+        """Ops of `graph`, ascending, for ops of the timeline."""
+        ops = np.asarray(ran_ops, dtype=np.int64)
+        return np.unique(ops if self.ran is self.graph else np.asarray(self.ran.copy_of, dtype=np.int64)[ops])
+
+    @property
+    def critical(self) -> NDArray[np.int64]:
+        """Ops of `graph` on the critical path of the timeline, in order of time."""
+        ops = self.chain.ops
+        return ops if self.ran is self.graph else np.asarray(self.ran.copy_of, dtype=np.int64)[ops]
+
+    def copies(self, ops: Any) -> NDArray[np.int64]:
+        """Ops of the timeline for ops of `graph`: those of every micro-batch."""
+        chosen = np.asarray(ops, dtype=np.int64)
+        return chosen if self.ran is self.graph else np.flatnonzero(np.isin(np.asarray(self.ran.copy_of), chosen))
 
     @property
     def lower_bound_us(self) -> float:
@@ -81,15 +116,34 @@ def compute(setting: Setting, subject: Step | OpGraph | None, memo: Memo, report
     coarse = optimized(setting, graph, memo, report)
     report(f"placing {coarse.n} {'groups' if coarse is not graph else 'ops'} with {setting.placer}", 0.5)
     base = placed(setting, coarse, memo, report)
-    placement = move(base, graph, setting.cluster, setting.moves)
+    placement = laid_out(setting, graph, base)
     report("simulating", 0.85)
     timeline = simulated(setting, graph, placement, memo)
-    chain = _CHAINS.get(timeline) or _CHAINS.setdefault(timeline, critical_chain(graph, timeline))
+    ran = unrolled(setting, graph, placement, memo)
+    once = (
+        timeline
+        if ran is graph
+        else simulated(setting.once, graph, move(base, graph, setting.share, setting.moves), memo)
+    )
+    chain = _CHAINS.get(timeline) or _CHAINS.setdefault(timeline, critical_chain(ran, timeline))
     report("bounds", 0.95)
-    limits = bounded(setting, graph, memo)
-    alone = memo.recall("one device", one_device, graph, setting.cluster)[0]
+    limits = bounded(setting, graph, memo, placement)
+    alone = memo.recall("one device", _alone, graph, setting.cluster, setting.pipeline)[0]
     seconds = time.perf_counter() - began
-    return Outcome(setting, step, graph, coarse, base, placement, timeline, limits, chain, alone, seconds)
+    return Outcome(setting, step, graph, coarse, base, placement, ran, timeline, once, limits, chain, alone, seconds)
+
+
+def laid_out(setting: Setting, graph: OpGraph, base: Placement) -> Placement:
+    """A placer's placement after the moves of the setting, and side by side for each replica."""
+    moved = move(base, graph, setting.share, setting.moves)
+    return moved if setting.replicas == 1 else side_by_side(moved, setting.share.n, setting.replicas)
+
+
+def unrolled(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo) -> OpGraph:
+    """The graph whose ops the timeline has."""
+    if not setting.pipeline:
+        return graph
+    return memo.recall("unroll", unroll, graph, setting.micro_batches or 1, placement)[0]  # type: ignore[no-any-return]
 
 
 def source(
@@ -123,9 +177,10 @@ def _load(path: str, modified: float) -> OpGraph:
 def given_step(setting: Setting, subject: Step | OpGraph | None, memo: Memo, report: Report = silent) -> Step | None:
     """The step of the setting: built for a model or another batch size, or the given one."""
     name, params = setting.model, dict(setting.model_params)
-    if not name and isinstance(subject, Step) and setting.batch_size is not None:
+    size = setting.built_batch
+    if not name and isinstance(subject, Step) and size is not None:
         made_for = subject.info.get("params", {})
-        if made_for.get("batch_size") == setting.batch_size:
+        if made_for.get("batch_size") == size:
             return subject
         if "model" not in subject.info:
             raise InvalidInput(
@@ -134,8 +189,8 @@ def given_step(setting: Setting, subject: Step | OpGraph | None, memo: Memo, rep
         name, params = subject.info["model"], {k: v for k, v in made_for.items() if k != "batch_size"}
     if not name:
         return subject if isinstance(subject, Step) else None
-    if setting.batch_size is not None:
-        params["batch_size"] = setting.batch_size
+    if size is not None:
+        params["batch_size"] = size
     report(f"building the training step of {name} (TensorFlow)", 0.05)
     return memo.recall("build", _build, name, params)[0]  # type: ignore[no-any-return]
 
@@ -152,7 +207,7 @@ def optimized(setting: Setting, graph: OpGraph, memo: Memo, report: Report = sil
         return graph
     report(f"optimizing {graph.n} ops", 0.4)
     stage = Optimize(passes=setting.passes, forward_only=setting.forward_only)
-    return memo.recall("optimize", stage, graph, setting.cluster)[0]  # type: ignore[no-any-return]
+    return memo.recall("optimize", stage, graph, setting.share)[0]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -182,20 +237,35 @@ class Placing:
 
 def placed(setting: Setting, coarse: OpGraph, memo: Memo, report: Report = silent) -> Placement:
     """The placer's placement of the coarse graph."""
-    stage = Placing(Place(setting.placer, **setting.params), report)
-    return memo.recall("place", stage, coarse, setting.cluster)[0]  # type: ignore[no-any-return]
+    stage = Placing(Place(setting.placer, **setting.placer_params), report)
+    return memo.recall("place", stage, coarse, setting.share)[0]  # type: ignore[no-any-return]
 
 
 def simulated(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo) -> Timeline:
     """The timeline of a placement on the full graph."""
-    return memo.recall("simulate", Simulate(setting.scheduler), graph, setting.cluster, placement)[0]  # type: ignore[no-any-return]
+    stage = Simulate(setting.scheduler, **setting.pipeline)
+    return memo.recall("simulate", stage, graph, setting.cluster, placement)[0]  # type: ignore[no-any-return]
 
 
-def bounded(setting: Setting, graph: OpGraph, memo: Memo) -> Mapping[str, float]:
+def bounded(setting: Setting, graph: OpGraph, memo: Memo, placement: Placement | None = None) -> Mapping[str, float]:
     """The named lower bounds, none where no device may run some op."""
-    from ..simulator.bounds import bounds
-
+    own = placement if placement is not None and placement.replicas else None  # other bounds are for one device per op
     try:
-        return memo.recall("bounds", bounds, graph, setting.cluster)[0]  # type: ignore[no-any-return]
+        return memo.recall("bounds", _bounds, graph, setting.cluster, setting.micro_batches, own)[0]  # type: ignore[no-any-return]
     except InfeasiblePlacement:
         return {}
+
+
+def _bounds(
+    graph: OpGraph, cluster: Cluster, micro_batches: int | None, placement: Placement | None
+) -> Mapping[str, float]:
+    from ..simulator.bounds import bounds
+
+    return bounds(graph, cluster, micro_batches=micro_batches, placement=placement)
+
+
+def _alone(graph: OpGraph, cluster: Cluster, pipeline: Mapping[str, Any]) -> Timeline | None:
+    """The step of one device; one stage alone cannot follow a schedule of several."""
+    return one_device(
+        graph, cluster, **{"micro_batches": pipeline["micro_batches"]} if "micro_batches" in pipeline else {}
+    )

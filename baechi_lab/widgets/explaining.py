@@ -90,20 +90,20 @@ def explain(outcome: Outcome) -> Log:
     """The decision log of the outcome's placement, before moves by hand: the placer's own if it has one, else a replay."""
     setting, coarse = outcome.setting, outcome.coarse
     if tells(setting.placer) and coarse.n <= MOST_OPS:
-        told = Place(setting.placer, **{**setting.params, "explain": True})(coarse, setting.cluster)
+        told = Place(setting.placer, **{**setting.placer_params, "explain": True})(coarse, setting.share)
         decisions = told.info.get("decisions", ())
         # A plan that was repaired to fit memory is not what its decisions led to.
         if len(decisions) == coarse.n and np.array_equal(told.device, outcome.base.device):
             order = np.array([d.chosen.op for d in decisions], dtype=np.int64)
-            return Log(told, coarse, decisions, order, setting.cluster.names)
+            return Log(told, coarse, decisions, order, setting.share.names)
     order = schedule_order(outcome)
-    log = Replay(coarse, setting.cluster, outcome.base, order)
-    return Log(outcome.base, coarse, log, order, setting.cluster.names, told=False)
+    log = Replay(coarse, setting.share, outcome.base, order)
+    return Log(outcome.base, coarse, log, order, setting.share.names, told=False)
 
 
 def schedule_order(outcome: Outcome) -> NDArray[np.int64]:
     """int64[n]: groups in the order in which they start when the placement of the coarse graph is simulated."""
     coarse = outcome.coarse
-    timeline = simulate(coarse, outcome.setting.cluster, outcome.base, outcome.setting.scheduler)
+    timeline = simulate(coarse, outcome.setting.share, outcome.base, outcome.setting.scheduler)
     rows = np.lexsort((coarse.position[timeline.op], timeline.end_us, timeline.start_us))
     return np.asarray(timeline.op[rows], dtype=np.int64)

@@ -30,7 +30,7 @@ from .compute import Outcome, Report, compute, silent, source
 from .guard import Guard, Problem
 from .history import History
 from .moves import move, shortest_names
-from .remedies import Remedy, mended, remedy_of
+from .remedies import SINGLE_OPS, Remedy, mended, remedy_of
 from .setting import GIVEN, Setting
 
 DELAY = 0.25
@@ -159,6 +159,10 @@ class WorkbenchModel:
             outcome = compute(setting, self.subject, self.memo, report)
         except InfeasiblePlacement as error:
             raise mended(error, setting, self.subject, self.memo, report) from error
+        except InvalidInput as error:
+            if setting.schedule and setting.passes:  # groups of ops need not form a pipeline
+                error.remedy = SINGLE_OPS  # type: ignore[attr-defined]
+            raise
         return outcome, remedy_of(outcome, self.memo, report)
 
     def _arrived(self, found: tuple[Outcome, Remedy | None]) -> None:
@@ -205,12 +209,17 @@ class WorkbenchModel:
         outcome, chosen = self.outcome, [int(i) for i in ops]
         if outcome is None or not chosen:
             raise InvalidInput("select the ops to move first")
-        target = self.setting.cluster.names[device]
+        share = self.setting.share
+        if device >= share.n:
+            raise InvalidInput(
+                f"{self.setting.cluster.names[device]} holds a replica: move what is on the first {share.n} devices"
+            )
+        target = share.names[device]
         names = shortest_names(outcome.graph, chosen, scope, outcome.base.group_of)
         kept = tuple(m for m in self.setting.moves if m[0] not in names)
         moves = (*kept, *((name, target) for name in names))
         # Refused moves must not enter the history: try them before.
-        move(outcome.base, outcome.graph, self.setting.cluster, moves)
+        move(outcome.base, outcome.graph, share, moves)
         self.change(moves=moves)
 
     # -- code ------------------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ from ..memo import Memo
 from ..passes.optimize import PASSES
 from ..placers.auto import Auto
 from ..verdicts import AT_THE_BOUND, SLOWER, WELL_DIVIDED, against_one_device, coarse_in_words, finer, too_coarse
-from .compute import Outcome, Report, optimized, placed, silent, simulated, source
-from .moves import move
+from .compute import Outcome, Report, laid_out, optimized, placed, silent, simulated, source
 from .setting import Setting
 
 QUICK = ("single", "m-topo", "m-etf", "contiguous")
@@ -28,6 +27,9 @@ class Remedy:
     sentence: str
     button: str
     changes: Mapping[str, Any]
+
+
+SINGLE_OPS = Remedy("groups of ops need not form a pipeline, single ops do", "Place single ops", {"passes": ()})
 
 
 class Mendable(InfeasiblePlacement):
@@ -88,7 +90,7 @@ def fitting_passes(setting: Setting, graph: OpGraph, memo: Memo, report: Report 
         report(f"does it fit with {', '.join(passes) or 'no passes'}?", 0.6)
         try:
             base = placed(changed, optimized(changed, graph, memo), memo, report)
-            line = simulated(changed, graph, move(base, graph, setting.cluster, ()), memo)
+            line = simulated(changed, graph, laid_out(changed.replace(moves=()), graph, base), memo)
         except BaechiLabError:  # this one does not fit either
             continue
         if line.feasible:

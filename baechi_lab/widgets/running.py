@@ -17,9 +17,13 @@ from .compute import Outcome
 
 @dataclass
 class LiveRun:
-    """Step times so far, in seconds, and the Run once it is over; `simulated_seconds` is what was promised."""
+    """Step times so far, in seconds, and the Run once it is over; `simulated_seconds` is what was promised.
+
+    `costs` names other hardware that the promise was made for; empty if it was measured here.
+    """
 
     simulated_seconds: float
+    costs: str = ""
     seconds: list[float] = field(default_factory=list)
     phase: str = "starting"
     run: Run | None = None
@@ -50,6 +54,10 @@ class LiveRun:
         return found.low, found.high
 
 
+def _other_costs(outcome: Outcome) -> str:
+    return "" if outcome.setting.profile == "measured" else outcome.setting.hardware
+
+
 class Runner:
     """Runs an outcome beside the interface; `changed(live)` is called on the interface's thread after every step."""
 
@@ -68,7 +76,7 @@ class Runner:
         if step_to_run is None:
             raise InvalidInput("a stored graph cannot be run: choose a model, or open the workbench with a step")
         self._stop = stop = threading.Event()
-        self.live = live = LiveRun(outcome.timeline.makespan_us / 1e6)
+        self.live = live = LiveRun(outcome.timeline.makespan_us / 1e6, _other_costs(outcome))
 
         def arrived(step: Any) -> None:
             self.worker.deliver(lambda: self._arrived(live, step))

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link
 from ..passes.optimize import PASSES
@@ -39,6 +40,8 @@ class Setting:
         passes, forward_only: see `bl.optimize`; no passes means the graph is placed as it is.
         placer, params: see `bl.place`.
         scheduler: see `bl.simulate`.
+        micro_batches, schedule: see `bl.simulate`; a model is then built with the batch of one micro-batch.
+        replicas: so many copies of the placement side by side, each on its share of the devices, as in `bl.sweep`.
         moves: `(what, device name)` pairs: changes made by hand, in order, see `bl.move`.
     """
 
@@ -53,6 +56,9 @@ class Setting:
     placer: str = "m-etf"
     params: Mapping[str, Any] = field(default_factory=dict)
     scheduler: str | None = None
+    micro_batches: int | None = None
+    schedule: str | None = None
+    replicas: int = 1
     moves: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
@@ -63,6 +69,52 @@ class Setting:
         kind, _, name = self.source.partition(":")
         if not (self.source == GIVEN or (kind in ("model", "file") and name)):
             raise InvalidInput(f"source is {self.source!r}; it must be 'given', 'model:NAME' or 'file:PATH'")
+        self._check_pipeline()
+
+    def _check_pipeline(self) -> None:
+        """Refuse a schedule that does not exist, a batch that does not divide, and devices that cannot be shared out."""
+        from ..simulator.pipelined import checked_pipeline
+        from ..sweeps.grid import unshared
+
+        checked_pipeline(self.micro_batches, self.schedule)
+        self.built_batch  # noqa: B018  (raises where the batch does not divide)
+        check_whole("replicas", self.replicas)
+        if why := unshared(self.cluster.n, self.replicas, self.micro_batches):
+            raise InvalidInput(why)
+
+    @property
+    def built_batch(self) -> int | None:
+        """The batch size with which a model is built: that of one micro-batch."""
+        from ..passes.unroll import micro_batch_size
+
+        if self.batch_size is None or self.micro_batches is None:
+            return self.batch_size
+        return micro_batch_size(self.batch_size, self.micro_batches)
+
+    @property
+    def pipeline(self) -> dict[str, Any]:
+        """What is given of `micro_batches` and `schedule`, for `bl.simulate`."""
+        both = {"micro_batches": self.micro_batches, "schedule": self.schedule}
+        return {key: value for key, value in both.items() if value is not None}
+
+    @property
+    def once(self) -> Setting:
+        """The same for one micro-batch alone."""
+        return replace(self, batch_size=None, micro_batches=None, schedule=None, replicas=1)
+
+    @property
+    def share(self) -> Cluster:
+        """The devices of one replica: what is placed on."""
+        from ..sweeps.grid import equal_devices
+
+        if self.replicas == 1:
+            return self.cluster
+        return equal_devices(self.cluster, self.cluster.n // self.replicas, int(self.cluster.memory_bytes[0]))
+
+    @property
+    def placer_params(self) -> dict[str, Any]:
+        """The placer's parameters; with micro-batches, one that can be told so places for a step of them."""
+        return {**told_pipeline(self.placer, self.pipeline), **self.params}
 
     @property
     def model(self) -> str:
@@ -85,9 +137,22 @@ class Setting:
             return made
         fresh = any(
             getattr(made, k) != getattr(self, k)
-            for k in ("source", "batch_size", "model_params", "passes", "forward_only", "placer", "params")
+            for k in ("source", "batch_size", "model_params", "passes", "forward_only", "placer", "params", "replicas")
         )
         return replace(made, moves=() if fresh else tuple(m for m in made.moves if m[1] in made.cluster.names))
+
+
+def told_pipeline(placer: str, pipeline: Mapping[str, Any]) -> dict[str, Any]:
+    """What a placer can be told of a step of micro-batches, among it that the step is what counts.
+
+    >>> told_pipeline("contiguous", {"micro_batches": 4}), told_pipeline("m-etf", {"micro_batches": 4})
+    ({'objective': 'step', 'micro_batches': 4}, {})
+    """
+    from ..placers.registry import placer_class
+
+    known = placer_class(placer).__dataclass_fields__
+    told = {"objective": "step", **pipeline} if pipeline.get("micro_batches", 1) > 1 else {}
+    return {key: value for key, value in told.items() if key in known}
 
 
 def resized(cluster: Cluster, count: int) -> Cluster:

@@ -17,6 +17,7 @@ from .explaining import Log, explain
 from .guard import Problem
 from .model import WorkbenchModel
 from .running import Runner
+from .setting import Setting, told_pipeline
 
 if TYPE_CHECKING:
     import pandas
@@ -141,7 +142,7 @@ class Tasks:
             return {}
         found: dict[str, tuple[str, float]] = {}
         for key, said, other in (("before", "before", self.model.before), ("held", "held", self.held)):
-            if other is not None and other is not now and other.graph.names == now.graph.names:
+            if other is not None and other is not now and other.ran.names == now.ran.names:
                 found[key] = f"{said}: {name_of(other)}", other.timeline.makespan_us
         if self.table is not None and self.table_of is not None and _alike(self.table_of, now):
             rows = self.table[self.table["makespan_us"].notna() & (self.table["placer"] != CURRENT)]
@@ -183,8 +184,12 @@ class Tasks:
         step, `run` at the end.
         """
         outcome = self.outcome()
+        setting = outcome.setting
+        if setting.micro_batches is None and setting.schedule:
+            raise InvalidInput("a schedule without micro-batches cannot be run: say how many")
         self._begin(RUN)
-        options: dict[str, Any] = ({} if kind == "auto" else {"kind": kind}) | ({"native": True} if native else {})
+        options: dict[str, Any] = {**({} if kind == "auto" else {"kind": kind}), **setting.pipeline}
+        options |= {"native": True} if native else {}
         self.runner.start(outcome, steps, warmup, lambda run: self._ran(outcome, run), **options)
 
     def _ran(self, outcome: Outcome, run: Run) -> None:
@@ -245,7 +250,7 @@ class Tasks:
             from ..exporters import export
 
             ticket.report(f"writing {folder}")
-            return export(step, outcome.placement, folder, graph=outcome.graph)
+            return export(step, outcome.placement, folder, graph=outcome.graph, **outcome.setting.pipeline)
 
         self._start("the export", work, lambda path: self.model.emit("written", path))
 
@@ -266,7 +271,8 @@ class Tasks:
         rows: list[dict[str, Any]] = []
         options: dict[str, Any] = {
             "cluster": setting.cluster, "passes": setting.passes, "forward_only": setting.forward_only,
-            "scheduler": setting.scheduler, "params": {setting.placer: dict(setting.params)} if setting.params else {},
+            "scheduler": None if grid.get("schedule") else setting.scheduler,
+            "params": _placer_params(setting, grid),
             "profile": setting.profile, "hardware": setting.hardware, "model_params": dict(setting.model_params),
             "path": path, "cancel": stop, "progress": False,
         }  # fmt: skip
@@ -303,6 +309,21 @@ def _alike(first: Outcome, second: Outcome) -> bool:
     """Of one setting, but for the placer and what was moved by hand."""
     a, b = (o.setting.replace(placer="", params={}, moves=()) for o in (first, second))
     return a == b and first.graph is second.graph
+
+
+def _placer_params(setting: Setting, grid: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The parameters of each placer of a sweep, as the setting itself would have them."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in grid["placer"]:
+        # The counts themselves are told by the sweep, row by row.
+        told = {"objective": "step"} if "objective" in told_pipeline(name, _pipelined(grid)) else {}
+        given = {**told, **(setting.params if name == setting.placer else {})}
+        found |= {name: given} if given else {}
+    return found
+
+
+def _pipelined(grid: dict[str, Any]) -> dict[str, Any]:
+    return {"micro_batches": max(grid["micro_batches"])} if grid.get("micro_batches") else {}
 
 
 def same_placement(first: Outcome, second: Outcome) -> bool:

@@ -21,14 +21,22 @@ from .panels.explore_panel import ExplorePanel
 from .panels.export_panel import ExportPanel
 from .panels.fit_panel import FitPanel
 from .panels.header import Header, facts_of
-from .panels.parts import WIDE, heading
+from .panels.parts import WIDE, button, heading, row
 from .panels.run_panel import RunPanel
 from .panels.setting_panel import SettingPanel
+from .panels.tabs import Tabs
 from .pictures import graph_picture, memory_picture, page, text_picture, timeline_picture
 from .tasks import Tasks
 from .views import GraphView, MemoryView, TimelineView
 from .views.base import PICTURE, Pictured
 
+TABS = {
+    "Graph": "the graph; on a high screen timeline and memory below it", "Timeline": "timeline and memory",
+    "Compare": "placers side by side", "Run": "the placement on real devices, beside the timeline",
+    "Explore": "sweeps: batch, micro-batches, devices, memory, placer, schedule",
+    "Explain": "the placer's decisions, beside the graph", "Fit": "will it fit, and the ways to make it fit",
+    "Export": "the training script, and this state as code",
+}  # fmt: skip
 STYLE = (Path(__file__).parent / "panels" / "style.css").read_text(encoding="utf-8")
 
 
@@ -64,8 +72,11 @@ class Workbench(Pictured, ipywidgets.VBox):
         self.export, self.fit = ExportPanel(self.tasks), FitPanel(self.tasks)
         self._connect()
         self._open()
-        parts = [ipywidgets.HTML(f"<style>{STYLE}</style>"), self.header.widget, self._body(), self._tabs()]
-        super().__init__(parts, layout=WIDE)
+        style, body = ipywidgets.HTML(f"<style>{STYLE}</style>"), self._body()
+        style.add_class("bl-style")
+        strip = row(self.fold, self.tabs, self.header.buttons)
+        strip.add_class("bl-strip")
+        super().__init__([style, self.header.widget, strip, body], layout=WIDE)
         self.add_class("bl-workbench")
 
     def _open(self) -> None:
@@ -78,25 +89,31 @@ class Workbench(Pictured, ipywidgets.VBox):
             self.model.fail(Problem.of(error))
 
     def _body(self) -> ipywidgets.HBox:
-        views = [
-            heading("Graph", "scopes and ops, coloured by device; double-click opens a box in place; ∇ is the backward pass"),
-            self.graph,
-            heading("Timeline", "what each device computes, sends (upper half) and receives (lower half)"),
-            self.timeline,
-            heading("Memory", "bytes held on each device, after a run also as measured; the triangle marks the peak and its op"),
-            self.memory,
-            self.fit.widget,
-        ]  # fmt: skip
-        right = ipywidgets.VBox(views, layout=ipywidgets.Layout(flex="1 1 0", min_width="0", padding="0 0 0 10px"))
-        return ipywidgets.HBox([self.setting.widget, right], layout=WIDE)
-
-    def _tabs(self) -> ipywidgets.Tab:
-        panels: dict[str, Any] = {
-            "Compare": self.compare, "Run": self.run, "Explore": self.explore, "Explain": self.explain,
-            "Export": self.export,
+        """The setting, and beside it what the tab of the header shows: views, panels, or a panel beside views."""
+        graph = [heading("Graph", "double-click opens a box in place; ∇ is the backward pass"), self.graph]
+        memory = [heading("Memory", "bytes held on each device; the triangle marks the peak and its op"), self.memory]
+        panes = {
+            "graph": graph, "timeline": [heading("Timeline", "what each device computes, sends and receives"), self.timeline],
+            "memory": memory, "compare": [self.compare.widget], "run": [self.run.widget], "explore": [self.explore.widget],
+            "explain": [self.explain.widget], "fit": [self.fit.widget], "export": [self.export.widget],
         }  # fmt: skip
-        self.tabs = ipywidgets.Tab([p.widget for p in panels.values()], titles=tuple(panels), layout=WIDE)
-        return self.tabs
+        made = [ipywidgets.VBox(inside) for inside in panes.values()]
+        for name, pane in zip(panes, made, strict=True):
+            for mark in ("bl-pane", f"bl-pane-{name}"):
+                pane.add_class(mark)
+        self.panes = ipywidgets.HBox(made)
+        self.panes.add_class("bl-panes")
+        self.tabs = Tabs(TABS, self.panes)
+        body = ipywidgets.HBox([self.setting.widget, self.panes])
+        body.add_class("bl-body")
+        self.fold = button("Setting", "fold the setting away, or show it", lambda: self._fold(body))
+        self.fold.add_class("bl-tab")
+        return body
+
+    def _fold(self, body: ipywidgets.HBox) -> None:
+        """Hide the setting, or show it."""
+        folded = "bl-folded" in body._dom_classes
+        body.remove_class("bl-folded") if folded else body.add_class("bl-folded")
 
     # -- wiring ----------------------------------------------------------------------------------------
 
@@ -123,7 +140,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         if self.graph.graph is not outcome.graph:
             self.graph.show_graph(outcome.graph, coarse)
         self.graph.show_groups(coarse)
-        self.graph.show_timeline(outcome.timeline, outcome.chain.ops)
+        self.graph.show_timeline(outcome.once, outcome.critical)
         if not outcome.setting.moves:
             self.graph.status = ""  # what it said of a move no longer holds
         self._offer()
@@ -133,7 +150,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         titles = [name_of(outcome), *(f"{name_of(outcome)}, {t.origin}" for t in timelines[1:])]
         beside = [] if other is None else [other.timeline]
         self.timeline.show(
-            outcome.graph, [*timelines, *beside], outcome.chain,
+            outcome.ran, [*timelines, *beside], outcome.chain,
             () if other is None else [*titles, self.tasks.beside()[self.timeline.against][0]],
             -1 if other is None else len(timelines),
         )  # fmt: skip
@@ -166,6 +183,8 @@ class Workbench(Pictured, ipywidgets.VBox):
         if self._listening and self.graph.graph is not None:
             with Guard(self.model.fail):
                 asked = [int(op) for op in ops()]
+                if origin is not self.graph and self.model.outcome is not None:
+                    asked = self.model.outcome.originals(asked).tolist()
                 if origin is not self.graph:
                     self.graph.choose(asked)
                 self._origin = origin if len(asked) == len(self.graph.selected_ops) else None
@@ -179,9 +198,11 @@ class Workbench(Pictured, ipywidgets.VBox):
         self._listening = False
         if self.graph.selected_ops != list(ops):
             self.graph.select_ops(ops)
+        outcome = self.model.outcome
+        copies = list(ops) if outcome is None else outcome.copies(ops).tolist()
         for view in (self.timeline, self.memory):
             if self._origin is not view:
-                view.selected = list(ops)
+                view.selected = copies
         self._listening = True
 
     def _command(self, name: str, content: dict[str, Any]) -> None:
@@ -208,7 +229,8 @@ class Workbench(Pictured, ipywidgets.VBox):
         """One step of the decision log: what is placed so far is lit, what is placed now is selected."""
         decided = log.decided(step)
         self.graph.dim_all_but(decided)
-        self.timeline.dim_all_but(decided)
+        outcome = self.model.outcome
+        self.timeline.dim_all_but(decided if outcome is None else outcome.copies(decided))
         self.model.select(log.ops(step).tolist())
 
     def _end_decisions(self) -> None:

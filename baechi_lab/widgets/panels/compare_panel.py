@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,21 +10,23 @@ import ipywidgets
 
 from ...comparison import DEFAULT_PLACERS
 from ...graph.units import format_bytes, format_us
-from ..charts import peaks_figure, times_figure
+from ..charts import peaks_chart, times_chart
 from ..comparing import CURRENT, best_first, difference
 from ..compute import Outcome
 from ..guard import Guard
 from ..tasks import Tasks
-from .chart import Chart
-from .parts import WIDE, button, note, row, say, table
+from ..views.chart_view import ChartView
+from .parts import WIDE, Fold, button, note, row, say, table
 
 if TYPE_CHECKING:
     import pandas
 
-HEAD = (
-    "placer", "step", "one device", "lower bound", "gap", "peak memory", "bytes moved", "balance", "placing took", "measured", "",
-    "", "",
-)  # fmt: skip
+HEAD = {
+    "placer": "", "step": "simulated", "against one device": "the step beside that of one device alone", "gap":
+    "how far the step is above the largest lower bound", "peak memory": "the most that any device holds; ✗: more than it has",
+    "moved": "bytes sent between devices in a step", "balance": "mean busy time of devices over that of the busiest; 1 is even",
+    "placing took": "", "measured": "median of a real run of this placement", "": "", " ": "", "  ": "",
+}  # fmt: skip
 MOST_GROUPS = 60
 
 
@@ -47,19 +50,22 @@ class ComparePanel:
         self.hold = button("Hold current", "keep the current placement to compare others with it", self._hold)
         self.rows = ipywidgets.VBox([], layout=WIDE)
         self.grid: Any = None
-        self.times, self.peaks = Chart(), Chart()
-        self.times.widget.layout.width = self.peaks.widget.layout.width = "50%"
-        self.state = note("Tick placers and press Compare: each places the graph under the current setting.")
+        self.times, self.peaks = ChartView(height=190), ChartView(height=190)
+        self.state = note("Each ticked placer places the graph under the current setting.")
         self.notes = note()
         self.held = ipywidgets.HTML(layout=WIDE)
         self.show_moved = button("Select the moved ops", "select what differs, in every view", self._select_moved)
         self.back = button("Make the held one current", "take over the held setting", self._take_held)
         self.release = button("Release", "hold nothing any more", tasks.release)
         self.held_buttons = row(self.show_moved, self.back, self.release)
+        chosen = row(*self.boxes.values())
+        chosen.add_class("bl-choices")
+        charts = ipywidgets.HBox([self.times, self.peaks], layout=WIDE)
+        charts.add_class("bl-charts")
         self.widget = ipywidgets.VBox(
             [
-                row(*self.boxes.values()), row(self.compare, self.hold), self.state, self.rows, self.notes,
-                ipywidgets.HBox([self.times.widget, self.peaks.widget], layout=WIDE), self.held, self.held_buttons,
+                Fold("Placers", [chosen]), row(self.compare, self.hold, self.state), self.rows, self.notes, charts,
+                self.held, self.held_buttons,
             ],
             layout=WIDE,
         )  # fmt: skip
@@ -102,27 +108,28 @@ class ComparePanel:
             return
         compared, notes = best_first(compared), compared.attrs.get("notes", ())
         say(self.notes, ". ".join(notes), "bad")
-        cells: list[Any] = [ipywidgets.HTML(f"<b>{h}</b>") for h in HEAD]
+        cells: list[Any] = [ipywidgets.HTML(f'<b title="{html.escape(why)}">{h}</b>') for h, why in HEAD.items()]
         for k, values in compared.iterrows():
             cells += self._row(values, best=k == 0)
-        columns = "minmax(90px, auto) " + " ".join(["auto"] * (len(HEAD) - 1))
-        layout = ipywidgets.Layout(grid_template_columns=columns, grid_gap="0 12px", align_items="center", width="auto")
+        columns = "max-content " * (len(HEAD) - 1) + "minmax(90px, 1fr)"
+        layout = ipywidgets.Layout(grid_template_columns=columns, grid_gap="0 12px", align_items="center", width="100%")
         self.grid = ipywidgets.GridBox(cells, layout=layout)
+        self.grid.add_class("bl-grid")
         self.rows.children = [self.grid]
-        self.times.show(times_figure(compared))
+        self.times.show(times_chart(compared))
         limits = outcome.setting.cluster.memory_bytes.tolist()
-        self.peaks.show(peaks_figure(compared, outcome.setting.cluster.names, limits))
+        self.peaks.show(peaks_chart(compared, outcome.setting.cluster.names, limits))
         self._refresh()
 
     def _row(self, values: Any, best: bool) -> list[Any]:
         name = str(values["placer"])
         known = values["makespan_us"] == values["makespan_us"]
-        shown = row_texts(values) if known else [name, "no placement", *[""] * 8]
+        shown = row_texts(values) if known else [name, "no placement", *[""] * 7]
         current = name in (self.model.setting.placer, CURRENT)
         cells: list[Any] = [ipywidgets.HTML(f"<b>{t}</b>" if k == 0 and current else t) for k, t in enumerate(shown)]
         if best and values["feasible"]:
             cells[1].value = f'<span class="bl-good"><b>{shown[1]}</b> best</span>'
-        last = note(f"took the answer of {values['winner']}" if values["winner"] else "")
+        last = note(f"{values['winner']}'s answer" if values["winner"] else "")
         if values["error"]:
             say(last, str(values["error"]), "bad")
         usable = known and name != CURRENT
@@ -161,15 +168,37 @@ class ComparePanel:
         ]
         summary = table(("", "held", "current"), side_by_side(held, now))
         title = f"<b>{len(rows)} of {held.coarse.n} groups are elsewhere</b>"
-        shown = table(("group", "moved", "time"), rows[:MOST_GROUPS], empty="the two placements are the same")
+        shown = table(("group", "moved", "time"), rows[:MOST_GROUPS], empty=same_in_words(held, now))
         self.held.value = f'{summary}<div class="bl-note">{title}</div>{shown}'
+
+
+def same_in_words(held: Outcome, now: Outcome) -> str:
+    """Two placements with every op on the same device, which need not take the same time."""
+    if held.timeline.makespan_us == now.timeline.makespan_us:
+        return "the two placements are the same"
+    before, after = scheduled(held), scheduled(now)
+    why = f"{before} against {after}" if before != after else "each has an order of its own"
+    return (
+        f"every op is on the same device; the steps differ by the order in which devices work ({why}): "
+        f"{format_us(held.timeline.makespan_us)} and {format_us(now.timeline.makespan_us)}"
+    )
+
+
+def scheduled(outcome: Outcome) -> str:
+    """What orders the ops of a device."""
+    setting = outcome.setting
+    if setting.schedule:
+        return f"schedule {setting.schedule}"
+    if setting.scheduler:
+        return f"scheduler {setting.scheduler}"
+    return "fifo" if outcome.placement.rank is None else f"the order that {setting.placer} planned"
 
 
 def row_texts(values: Any) -> list[str]:
     """The numbers of a row as the table shows them."""
     measured = values["measured_us"]
     return [
-        str(values["placer"]), format_us(values["makespan_us"]), _versus(values), format_us(values["lower_bound_us"]),
+        str(values["placer"]), format_us(values["makespan_us"]), _versus(values),
         f"{values['gap']:.1%}", format_bytes(values["peak_bytes"]) + ("" if values["feasible"] else " ✗"),
         format_bytes(values["moved_bytes"]), f"{values['balance']:.2f}", f"{values['place_seconds']:.3g} s",
         format_us(measured) if measured == measured and measured is not None else "",
@@ -189,9 +218,9 @@ def side_by_side(held: Outcome, now: Outcome) -> list[list[str]]:
         by = o.setting.placer + (f" + {len(o.setting.moves)} moves" if o.setting.moves else "")
         fits = "yes" if line.feasible else "no"
         return [
-            by, format_us(line.makespan_us), format_bytes(int(line.peak_bytes.max(initial=0))),
+            by, scheduled(o), format_us(line.makespan_us), format_bytes(int(line.peak_bytes.max(initial=0))),
             format_bytes(line.moved_bytes), fits,
         ]  # fmt: skip
 
-    labels = ["placed by", "step", "peak memory", "bytes moved", "fits"]
+    labels = ["placed by", "devices work by", "step", "peak memory", "bytes moved", "fits"]
     return [list(r) for r in zip(labels, column(held), column(now), strict=True)]

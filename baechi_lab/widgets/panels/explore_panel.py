@@ -1,4 +1,4 @@
-"""Part 7, Explore: sweeps over batch size, devices, memory and placer, as curves, with the best setting that fits."""
+"""Part 7, Explore: sweeps over batch size, micro-batches, devices, memory, placer and schedule, one question at a time."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from ...errors import InfeasiblePlacement, InvalidInput
 from ...graph import Step
 from ...graph.units import format_bytes, format_us
 from ...sweeps import best
-from ..charts import AXES, MEASURES, sweep_figure
+from ..charts import AXES, MEASURES, asked, sweep_chart
 from ..guard import Guard
 from ..setting import resized
+from ..sweep_reasons import surprises
 from ..tasks import Tasks
-from .chart import Chart
+from ..views.chart_view import ChartView
 from .parts import WIDE, button, note, row, say, table
 
 if TYPE_CHECKING:
     import pandas
 
-STYLE = {"description_width": "80px"}
+STYLE = {"description_width": "84px"}
+RATE, TIME = "samples per second", "step time (ms)"
 
 
 class ExplorePanel:
@@ -28,29 +30,44 @@ class ExplorePanel:
 
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
-        self.batches = self._text("batch sizes", "32, 64, 128")
-        self.devices = self._text("devices", "1, 2, 4")
-        self.memory = self._text("memory", "4GB, 8GB")
-        self.placers = self._text("placers", "m-etf, m-topo")
-        self.file = self._text("file", "", "optional: sweep.sqlite, to resume later")
+        self.batches = _text("batch sizes", "32, 64, 128", "samples of a step")
+        self.micro = _text("micro-batches", "", "empty: the batch whole; or 4, 8, 16")
+        self.schedules = _text("schedules", "", "empty, or gpipe, 1f1b, zb-h1")
+        self.replicas = _text("replicas", "1", "copies of the placement side by side")
+        self.devices = _text("devices", "1, 2, 4")
+        self.memory = _text("memory", "4GB, 8GB", "of each device")
+        self.placers = _text("placers", "m-etf, contiguous")
+        self.file = _text("file", "", "optional: sweep.sqlite, to resume later")
         self.start = button("Sweep", "compute every combination", self._start, style="primary")
         self.stop = button("Stop", "end early; finished rows are kept", tasks.cancel)
         self.axis = ipywidgets.Dropdown(description="along", options=list(AXES), style=STYLE)
-        self.measure = ipywidgets.Dropdown(
-            description="show", options=list(MEASURES), value="samples per second", style=STYLE
-        )
-        self.chart, self.rows = Chart(), ipywidgets.HTML(layout=WIDE)
+        self.by = ipywidgets.Dropdown(description="curves for", options=[("nothing", ""), *AXES], value="", style=STYLE)
+        self.measure = ipywidgets.Dropdown(description="show", options=list(MEASURES), style=STYLE)
+        for control in (self.axis, self.by, self.measure):
+            control.layout.width = "250px"
+        self.chart, self.rows, self.reading = ChartView(height=270), ipywidgets.HTML(layout=WIDE), note()
         self.state, self.verdict = note("Every combination of these values is placed and simulated."), note()
-        self.take = button("Use the best", "take over its devices, memory, placer and batch size", self._take)
+        self.reasons = note()
+        self.take = button("Use the best", "take over its devices, memory, placer, batch and micro-batches", self._take)
         self.take.layout.display = "none"
         self.table: pandas.DataFrame | None = None
-        for control in (self.axis, self.measure):
+        self.fresh = True
+        for control in (self.axis, self.by, self.measure):
             control.observe(lambda _: self._draw(), "value")
+        lists = [
+            self.batches,
+            self.micro,
+            self.schedules,
+            self.replicas,
+            self.devices,
+            self.memory,
+            self.placers,
+            self.file,
+        ]
         self.widget = ipywidgets.VBox(
             [
-                row(self.batches, self.devices, self.memory, self.placers), row(self.file, self.start, self.stop),
-                self.state, row(self.axis, self.measure), self.chart.widget, row(self.verdict, self.take, wrap=False),
-                self.rows,
+                row(*lists, self.start, self.stop), self.state, row(self.axis, self.by, self.measure), self.chart,
+                self.reading, row(self.verdict, self.take, wrap=False), self.reasons, self.rows,
             ],
             layout=WIDE,
         )  # fmt: skip
@@ -59,20 +76,13 @@ class ExplorePanel:
         self.model.on("setting", lambda _: self._ready())
         self._ready()
 
-    @staticmethod
-    def _text(label: str, value: str, hint: str = "") -> ipywidgets.Text:
-        made = ipywidgets.Text(value=value, description=label, placeholder=hint, style=STYLE)
-        made.layout.width = "270px"
-        return made
-
     def _ready(self) -> None:
         """Batch sizes can only be swept where there is a model to build."""
         setting, subject = self.model.setting, self.model.subject
         step = setting.source == "given" and isinstance(subject, Step) and "model" in subject.info
         self.batches.disabled = not (setting.model or step)
-        if self.batches.disabled:
-            self.axis.value = "devices" if self.axis.value == "batch size" else self.axis.value
-            self.measure.value = "step time (ms)" if self.measure.value == "samples per second" else self.measure.value
+        if self.batches.disabled and self.measure.value == RATE:
+            self.measure.value = TIME
 
     def grid(self) -> dict[str, Any]:
         """What the texts say, as arguments of `bl.sweep`."""
@@ -82,17 +92,26 @@ class ExplorePanel:
         }  # fmt: skip
         if not self.batches.disabled:
             made["batch_size"] = _whole("batch sizes", self.batches.value)
+        if self.micro.value.strip():
+            made["micro_batches"] = _whole("micro-batches", self.micro.value)
+        if self.schedules.value.strip():
+            made["schedule"] = _words("schedules", self.schedules.value)
+        if self.replicas.value.strip() not in ("", "1"):
+            made["replicas"] = _whole("replicas", self.replicas.value)
         return made
 
     def _start(self) -> None:
         with Guard(self.model.fail):
             self.tasks.sweep(self.grid(), self.file.value.strip() or None)
+            self.fresh = True
 
     def show(self, rows: pandas.DataFrame) -> None:
         """Rows so far."""
         self.table = rows
+        self._ask(rows)
         self._draw()
         say(self.state, f"{len(rows)} combinations computed, {int(rows['feasible'].astype(bool).sum())} of them fit.")
+        say(self.reasons, " ".join(surprises(rows)), "bad")
         try:
             say(self.verdict, "Best that fits: " + described(best(rows)), "good")
             self.take.layout.display = "inline-flex"
@@ -100,51 +119,86 @@ class ExplorePanel:
             say(self.verdict, str(error), "bad")
             self.take.layout.display = "none"
 
+    def _ask(self, rows: pandas.DataFrame) -> None:
+        """Until somebody asks otherwise: along the first thing that varies, with a curve for each value of the second."""
+        varied = asked(rows)
+        if self.fresh and self.axis.value not in varied and varied:
+            self.axis.value = varied[0]
+        if self.fresh and (self.by.value not in varied or self.by.value == self.axis.value):
+            rest = [name for name in varied if name != self.axis.value]
+            self.by.value = rest[0] if rest else ""
+
     def _draw(self) -> None:
         if self.table is None or len(self.table) == 0:
             return
-        self.chart.show(sweep_figure(self.table, self.axis.value, self.measure.value))
-        head = ("batch", "devices", "memory", "placer", "step", "samples/s", "peak", "fits", "")
-        self.rows.value = table(head, [_cells(r) for _, r in self.table.iterrows()])
+        by = "" if self.by.value == self.axis.value else self.by.value
+        spec, said = sweep_chart(self.table, self.axis.value, by, self.measure.value)
+        self.chart.show(spec)
+        say(self.reading, said)
+        self.rows.value = table(HEAD, [_cells(r) for _, r in self.table.iterrows()])
 
     def _take(self) -> None:
         with Guard(self.model.fail):
             if self.table is None:
                 raise InvalidInput("sweep first")
-            chosen = best(self.table)
-            cluster = resized(self.model.setting.cluster, int(chosen["devices"]))
-            changes: dict[str, Any] = {
-                "cluster": cluster.with_memory(int(chosen["memory_bytes"])), "placer": str(chosen["placer"]),
-            }  # fmt: skip
-            if chosen["placer"] != self.model.setting.placer:
-                changes["params"] = {}
-            if chosen["batch_size"] == chosen["batch_size"] and chosen["batch_size"] is not None:
-                changes["batch_size"] = int(chosen["batch_size"])
-            self.model.change(**changes)
+            self.model.change(**taken(best(self.table), self.model.setting))
+
+
+def taken(chosen: Any, setting: Any) -> dict[str, Any]:
+    """The changes of a setting that make it that of a sweep's row."""
+    cluster = resized(setting.cluster, int(chosen["devices"]))
+    changes: dict[str, Any] = {
+        "cluster": cluster.with_memory(int(chosen["memory_bytes"])), "placer": str(chosen["placer"]),
+        "micro_batches": int(chosen["micro_batches"]) if _there(chosen["micro_batches"]) else None,
+        "schedule": str(chosen["schedule"]) if _there(chosen["schedule"]) else None,
+        "replicas": int(chosen["replicas"]) if _there(chosen["replicas"]) else 1,
+    }  # fmt: skip
+    if chosen["placer"] != setting.placer:
+        changes["params"] = {}
+    if setting.batch_size is not None and _there(chosen["batch_size"]):
+        changes["batch_size"] = int(chosen["batch_size"])
+    return changes
 
 
 def described(values: Any) -> str:
     """A row of a sweep in a sentence."""
-    size = values["batch_size"]
-    batch = f"batch size {int(size)}, " if size == size and size is not None else ""
-    rate = values["samples_per_second"]
-    speed = f", {format_rate(rate)} samples per second" if rate == rate and rate is not None else ""
-    count = int(values["devices"])
+    size, rate, count = values["batch_size"], values["samples_per_second"], int(values["devices"])
+    batch = f"batch size {int(size)}, " if _there(size) else ""
+    micro, order, copies = values.get("micro_batches"), values.get("schedule"), values.get("replicas")
+    batch += f"{int(micro)} micro-batches{f' under {order}' if _there(order) else ''}, " if _there(micro) else ""
+    batch += f"{int(copies)} replicas, " if _there(copies) and copies > 1 else ""
+    speed = f", {format_rate(rate)} samples per second" if _there(rate) else ""
     where = f"{count} device{'s' if count > 1 else ''} of {format_bytes(values['memory_bytes'])}"
     return f"{batch}{where}, {values['placer']}: step {format_us(values['makespan_us'])}{speed}"
 
 
+HEAD = (
+    "batch", "micro-batches", "schedule", "replicas", "devices", "memory", "placer", "step", "samples/s", "bubble", "peak",
+    "fits", "",
+)  # fmt: skip
+
+
 def _cells(values: Any) -> list[str]:
-    def shown(value: Any, text: Any) -> str:
-        return text(value) if value == value and value is not None else ""
+    def shown(key: str, text: Any) -> str:
+        return text(values[key]) if key in values and _there(values[key]) else ""
 
     return [
-        shown(values["batch_size"], lambda v: str(int(v))), str(values["devices"]),
-        format_bytes(values["memory_bytes"]), str(values["placer"]),
-        shown(values.get("makespan_us"), format_us),
-        shown(values.get("samples_per_second"), format_rate), shown(values.get("peak_bytes"), format_bytes),
-        "yes" if values["feasible"] else "no", str(values["error"] or ""),
+        shown("batch_size", lambda v: str(int(v))), shown("micro_batches", lambda v: str(int(v))), shown("schedule", str),
+        shown("replicas", lambda v: str(int(v))), str(values["devices"]), format_bytes(values["memory_bytes"]),
+        str(values["placer"]), shown("makespan_us", format_us), shown("samples_per_second", format_rate),
+        shown("bubble", lambda v: f"{v:.0%}"), shown("peak_bytes", format_bytes), "yes" if values["feasible"] else "no",
+        str(values["error"] or ""),
     ]  # fmt: skip
+
+
+def _there(value: Any) -> bool:
+    return value is not None and value == value and value != ""
+
+
+def _text(label: str, value: str, hint: str = "") -> ipywidgets.Text:
+    made = ipywidgets.Text(value=value, description=label, placeholder=hint, tooltip=hint, style=STYLE)
+    made.layout.width = "250px"
+    return made
 
 
 def _words(what: str, text: str) -> list[str]:

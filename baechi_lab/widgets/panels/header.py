@@ -18,7 +18,7 @@ from .parts import WIDE, button, row, say
 
 
 class Header:
-    """Facts of the outcome, buttons for the history, a progress bar with cancel, and problems that unfold."""
+    """Facts of the outcome, and problems that unfold; `buttons` for the history, and progress with cancel, stand elsewhere."""
 
     def __init__(self, model: WorkbenchModel, tasks: Tasks):
         self.model, self.tasks = model, tasks
@@ -35,12 +35,14 @@ class Header:
         self.problem = ipywidgets.HTML(layout=WIDE)
         self.dismiss = button("Dismiss", "hide this message", model.clear_problem)
         self.problem_row = row(self.problem, self.dismiss, wrap=False)
-        buttons = row(self.undo, self.redo, self.again, self.mark, self.progress)
+        self.buttons = row(self.undo, self.redo, self.again, self.mark, self.progress)
+        self.buttons.layout = ipywidgets.Layout(flex="1 1 0", align_items="center", margin="0 0 0 14px", width="auto")
         self.advice = ipywidgets.HTML()
         self.mend = button("", "change the setting so", self._mend, style="info")
         self.advice_row = row(self.advice, self.mend)
         self._remedy: Remedy | None = None
-        self.widget = ipywidgets.VBox([self.facts, self.advice_row, buttons, self.problem_row], layout=WIDE)
+        self.widget = ipywidgets.VBox([self.facts, self.advice_row, self.problem_row], layout=WIDE)
+        self.widget.add_class("bl-header")
         for event, call in (
             ("outcome", self.show), ("stale", self._stale), ("progress", self._progress), ("problem", self._problem),
             ("history", self._history), ("task", self._progress), ("remedy", self._advise),
@@ -117,6 +119,7 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
         ("", _with_memory(against_one_device(step, outcome.one_device_us), outcome)),
         ("against the setting before", change_in_words(step, before.timeline.makespan_us) if same and before else ""),
         ("", _rate(outcome.samples * 1e6 / step) if outcome.samples and step > 0 else ""),
+        ("bubble", f"{outcome.bubble:.0%}" if setting.pipeline else ""),
         ("lower bound", format_us(outcome.lower_bound_us) if outcome.bounds else "none"),
         ("gap", f"{outcome.gap:.1%}" if not math.isnan(outcome.gap) else "unknown"),
         ("peak memory", format_bytes(int(line.peak_bytes.max(initial=0)))),

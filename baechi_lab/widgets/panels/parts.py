@@ -33,7 +33,10 @@ def say(target: ipywidgets.HTML, text: str, kind: str = "note") -> None:
 def button(text: str, tooltip: str, call: Callable[[], Any], width: str = "auto", style: str = "") -> ipywidgets.Button:
     """A button with an explanation; `call` takes no argument."""
     made = ipywidgets.Button(
-        description=text, tooltip=tooltip, button_style=style, layout=ipywidgets.Layout(width=width, margin="1px 2px")
+        description=text,
+        tooltip=tooltip,
+        button_style=style,
+        layout=ipywidgets.Layout(width=width, margin="1px 2px", flex="0 0 auto"),
     )
     made.on_click(lambda _: call())
     return made
@@ -57,6 +60,32 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], marked: int = -1, 
         for k, cells in enumerate(rows)
     )
     return f'<div class="bl-scroll"><table class="bl-table"><tr>{top}</tr>{body}</table></div>'
+
+
+class Fold(ipywidgets.VBox):
+    """Children below a title that folds them away and back.
+
+    >>> part = Fold("Cluster", [ipywidgets.HTML()])
+    >>> part.title.click()
+    >>> part.open, part.title.description
+    (False, '▸ Cluster')
+    """
+
+    def __init__(self, title: str, children: Sequence[Any], open: bool = True):
+        self.name, self.open = title, open
+        self.title = button("", "fold or unfold this part", self._turn)
+        self.title.add_class("bl-fold")
+        self.inside = ipywidgets.VBox(list(children), layout=WIDE)
+        super().__init__([self.title, self.inside], layout=WIDE)
+        self._show()
+
+    def _turn(self) -> None:
+        self.open = not self.open
+        self._show()
+
+    def _show(self) -> None:
+        self.title.description = f"{'▾' if self.open else '▸'} {self.name}"
+        self.inside.layout.display = "flex" if self.open else "none"
 
 
 class Quiet:

@@ -9,12 +9,12 @@ import ipywidgets
 
 from ...graph import Run
 from ...graph.units import format_us
-from ..charts import run_figure
+from ..charts import run_chart
 from ..compute import Outcome
 from ..guard import Guard
 from ..running import LiveRun
 from ..tasks import Tasks
-from .chart import Chart
+from ..views.chart_view import ChartView
 from .parts import WIDE, button, note, row, say
 
 STYLE = {"description_width": "60px"}
@@ -37,17 +37,25 @@ class RunPanel:
         self.stop = button("Stop", "end the run; what was measured is kept", self._stop)
         self.stop.disabled = True
         self.state = note()
-        self.numbers = ipywidgets.HTML(layout=WIDE)
-        self.chart = Chart()
+        self.numbers, self.told = ipywidgets.HTML(layout=WIDE), note()
+        self.likeness = ipywidgets.HTML()
+        self.profile = button(
+            "Profile here first", "measure the ops on this machine, and simulate with that", self._profile
+        )
+        self.profile.button_style = "info"
+        self.likeness_row = row(self.likeness, self.profile)
+        self.chart = ChartView(height=210)
         self.widget = ipywidgets.VBox(
             [
                 row(self.kind, self.steps, self.native, self.start, self.stop),
+                self.likeness_row,
                 self.state,
                 self.numbers,
-                self.chart.widget,
+                self.told,
+                self.chart,
             ],
             layout=WIDE,
-        )
+        )  # fmt: skip
         self.model.on("live", self.show)
         self.model.on("run", self._done)
         self.model.on("outcome", lambda _: self._ready())
@@ -58,6 +66,9 @@ class RunPanel:
         outcome = self.model.outcome
         runnable = outcome is not None and outcome.step is not None
         running = self._running
+        other = foreign(outcome) if runnable and outcome is not None else ""
+        say(self.likeness, other, "bad")
+        self.likeness_row.layout.display = "flex" if other else "none"
         self.start.disabled = not runnable or running
         if running:
             return
@@ -68,6 +79,10 @@ class RunPanel:
             )
         elif self.tasks.run_of(outcome) is None:
             say(self.state, f"Simulated: {format_us(outcome.timeline.makespan_us)}. Not run yet.")  # type: ignore[union-attr]
+
+    def _profile(self) -> None:
+        with Guard(self.model.fail):
+            self.model.change(profile="measured")
 
     @property
     def _running(self) -> bool:
@@ -97,19 +112,20 @@ class RunPanel:
         facts = [
             ("median", f"{format_us(live.median * 1e6)}" if count else "..."),
             ("95% interval", f"{format_us(low * 1e6)} to {format_us(high * 1e6)}" if count else "..."),
-            ("simulated", format_us(live.simulated_seconds * 1e6)),
-            ("measured / simulated", f"{live.median / live.simulated_seconds:.2f}" if count else "..."),
+            (f"simulated{f' for {live.costs}' if live.costs else ''}", format_us(live.simulated_seconds * 1e6)),
+            ("measured / simulated", f"{live.median / live.simulated_seconds:.2f}" if count and not live.costs else ""),
             ("steps", str(count)),
         ]
         for own in live.native:
             facts.append((own.name, format_us(own.median_seconds * 1e6) if len(own.step_seconds) else own.message))
         if live.run is not None and live.run.native_ratio == live.run.native_ratio:
             facts.append(("measured / native", f"{live.run.native_ratio:.2f}"))
-        shown = "".join(f"<span>{k} <b>{html.escape(v)}</b></span>" for k, v in facts)
+        shown = "".join(f"<span>{html.escape(k)} <b>{html.escape(v)}</b></span>" for k, v in facts if v)
         self.numbers.value = f'<div class="bl-facts">{shown}</div>'
         if live.run is None:
             say(self.state, f"Running: {live.phase} steps" if live.phase != "starting" else "Starting TensorFlow ...")
-        self.chart.show(run_figure(live))
+        say(self.told, traced_in_words(live))
+        self.chart.show(run_chart(live))
 
     def _done(self, finished: tuple[Outcome, Run]) -> None:
         _, run = finished
@@ -119,3 +135,24 @@ class RunPanel:
         why = f" {run.message}" if run.message and run.status != "ok" else ""
         ended: Any = {"ok": "Done.", "cancelled": "Stopped."}.get(run.status, f"Ended: {run.status}.")
         say(self.state, f"{ended}{moved}{why} The measured timeline is below the simulated one.")
+
+
+def foreign(outcome: Outcome) -> str:
+    """Why the simulated step is not what a run here measures; empty if it is."""
+    if outcome.setting.profile == "measured":
+        return ""
+    return (
+        f"The simulated step is an estimate for {outcome.setting.hardware}; a run measures this machine. "
+        "The two are no comparison."
+    )
+
+
+def traced_in_words(live: LiveRun) -> str:
+    """That the timeline shows one step of its own, run under a trace; empty until there is one."""
+    timeline = None if live.run is None else live.run.timeline
+    if timeline is None or not live.seconds:
+        return ""
+    return (
+        f"The timeline shows one traced step of {format_us(timeline.makespan_us)}, run apart from the {len(live.seconds)} "
+        f"measured ones, whose median is {format_us(live.median * 1e6)}: tracing takes time of its own."
+    )

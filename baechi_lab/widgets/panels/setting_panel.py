@@ -16,12 +16,17 @@ from ..model import WorkbenchModel
 from ..setting import GIVEN, LINKS, Setting, link_name, resized, stored_graphs, with_speeds
 from ..tasks import Tasks
 from .params_form import ParamsForm
-from .parts import WIDE, Quiet, button, heading, note, say
+from .parts import WIDE, Fold, Quiet, button, note, say
 
 STYLE = {"description_width": "96px"}
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 MOST_DEVICES = 16
-PLANNED = "as planned"
+PLANNED, FREE = "as planned", "what is ready first"
+PASS_HINTS = {
+    "colocation": "ops that TensorFlow requires on one device become one group",
+    "coplacement": "an op whose output has one reader goes where that is",
+    "fusion": "neighbours are merged where that saves a transfer and makes no cycle",
+}
 
 
 class SettingPanel:
@@ -32,7 +37,9 @@ class SettingPanel:
         self._make_controls()
         self.params = ParamsForm(lambda values: self._change(params=values))
         self.batch_note = note()
-        self.widget = ipywidgets.VBox(self._layout(), layout=ipywidgets.Layout(width="310px", min_width="310px"))
+        self.widget = ipywidgets.VBox(
+            self._layout(), layout=ipywidgets.Layout(width="310px", min_width="310px", flex="0 0 auto")
+        )
         self.widget.add_class("bl-setting")
         self._bind()
         model.on("setting", self.show)
@@ -44,6 +51,7 @@ class SettingPanel:
         from ...placers import placer_names
         from ...profilers.hardware import HARDWARE
         from ...simulator.schedulers import SCHEDULERS
+        from ...simulator.schedules import RULES
 
         def drop(label: str, options: Any) -> ipywidgets.Dropdown:
             return ipywidgets.Dropdown(description=label, options=options, layout=WIDE, style=STYLE)
@@ -70,13 +78,34 @@ class SettingPanel:
         )
         self.comm = drop("transfers", list(COMMUNICATION_MODES))
         self.passes = {
-            name: ipywidgets.Checkbox(description=name, indent=False, layout=ipywidgets.Layout(width="auto"))
+            name: ipywidgets.Checkbox(
+                description=name, indent=False, tooltip=PASS_HINTS[name], layout=ipywidgets.Layout(width="auto")
+            )
             for name in PASSES
         }
         self.forward = drop("forward only", [("auto", "auto"), ("yes", True), ("no", False)])
         self.placer = drop("placer", placer_names())
         self.placer_note = note()
         self.scheduler = drop("scheduler", [(PLANNED, ""), *((s, s) for s in SCHEDULERS.names())])
+        self.micro = text("micro-batches", "empty: the batch whole")
+        self.schedule = drop("schedule", [(FREE, ""), *((s, s) for s in RULES)])
+        self.replicas = text("replicas", "1")
+        hints = (
+            (self.comm, "sequential: a device sends or receives one tensor at a time; parallel: any number at once"),
+            (
+                self.forward,
+                "place forward ops only, their backward ops go with them; auto: where the model fits one device",
+            ),
+            (
+                self.scheduler,
+                "the order in which a device takes ops that are ready; as planned: the placer's own order",
+            ),
+            (self.micro, "the batch is cut into so many parts that follow each other through the devices"),
+            (self.schedule, "the order in which devices work on micro-batches, forward and backward"),
+            (self.replicas, "copies of the placement side by side, each on its share of the devices and micro-batches"),
+        )
+        for control, hint in hints:
+            control.tooltip = hint
 
     def _sources(self) -> list[tuple[str, str]]:
         from ...models.registry import model_names
@@ -89,12 +118,12 @@ class SettingPanel:
     def _layout(self) -> list[Any]:
         passes = ipywidgets.HBox(list(self.passes.values()), layout=ipywidgets.Layout(flex_flow="row wrap"))
         return [
-            heading("Setting", "every change is computed at once"),
-            self.source, self.file, self.batch, self.batch_note, self.hardware,
-            heading("Cluster"), self.devices, self.memory, self.speeds, self.link, self.measure, self.comm,
-            heading("Optimization passes"), passes, self.forward,
-            heading("Placer"), self.placer, self.placer_note, self.params.widget, self.scheduler,
-        ]  # fmt: skip
+            Fold("Setting", [self.source, self.file, self.batch, self.batch_note, self.hardware]),
+            Fold("Cluster", [self.devices, self.memory, self.speeds, self.link, self.measure, self.comm]),
+            Fold("Optimization passes", [passes, self.forward]),
+            Fold("Placer", [self.placer, self.placer_note, self.params.widget, self.scheduler]),
+            Fold("Micro-batches", [self.micro, self.schedule, self.replicas]),
+        ]
 
     def _bind(self) -> None:
         def cluster() -> Cluster:
@@ -123,6 +152,9 @@ class SettingPanel:
         changes(self.forward, lambda v: {"forward_only": v})
         changes(self.placer, lambda v: {"placer": v, "params": {}})
         changes(self.scheduler, lambda v: {"scheduler": v or None})
+        changes(self.micro, lambda v: {"micro_batches": _count("micro-batches", v)})
+        changes(self.schedule, lambda v: {"schedule": v or None, **({"scheduler": None} if v else {})})
+        changes(self.replicas, lambda v: {"replicas": _count("replicas", v) or 1})
 
     def _changed(self, make: Any) -> None:
         if self.quiet.active:
@@ -179,6 +211,11 @@ class SettingPanel:
             self.forward.value = setting.forward_only
             self._show_placer(setting)
             self.scheduler.value = setting.scheduler or ""
+            self.micro.value = "" if setting.micro_batches is None else str(setting.micro_batches)
+            if setting.schedule and setting.schedule not in [value for _, value in self.schedule.options]:
+                self.schedule.options = [*self.schedule.options, (f"{setting.schedule[:24]}...", setting.schedule)]
+            self.schedule.value = setting.schedule or ""
+            self.replicas.value = str(setting.replicas)
 
     def _show_source(self, setting: Setting) -> None:
         if setting.source not in [value for _, value in self.source.options]:
@@ -217,10 +254,6 @@ def other_link(cluster: Cluster) -> str:
     )
 
 
-def _costs(choice: str) -> dict[str, str]:
-    return {"profile": "measured"} if choice == "measured" else {"profile": "estimated", "hardware": choice}
-
-
 def exact_bytes(size: int) -> str:
     """A size as people write it, in the largest unit that loses nothing.
 
@@ -243,6 +276,16 @@ def _numbers(value: str) -> list[float]:
         return [float(p) for p in value.split(",") if p.strip()] or [1.0]
     except ValueError as error:
         raise InvalidInput(f"speeds: {value!r} is not a list of numbers; write for example 1, 1, 0.5") from error
+
+
+def _count(what: str, value: str) -> int | None:
+    """A whole number; None of an empty text."""
+    if not value.strip():
+        return None
+    try:
+        return int(value)
+    except ValueError as error:
+        raise InvalidInput(f"{what} is {value!r}; it must be a whole number of at least 1") from error
 
 
 def _joined(texts: list[str]) -> str:

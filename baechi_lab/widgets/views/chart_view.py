@@ -1,0 +1,67 @@
+"""Small charts of the panels: bars by name, or curves over numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import anywidget
+import traitlets
+
+from .base import source
+
+
+class ChartView(anywidget.AnyWidget):
+    """Draws what `bars` or `curves` made as SVG, as wide as its place, in the colours of the page.
+
+    `show(None)` empties it. A chart in a part that is not shown is drawn as soon as it is.
+    """
+
+    _esm = source("js", "chart_view")
+    _css = source("css", "chart_view")
+    spec = traitlets.Dict().tag(sync=True)
+    height = traitlets.Int(250).tag(sync=True)
+
+    def show(self, spec: Mapping[str, Any] | None) -> None:
+        """Draw `spec` in place of what is there."""
+        self.spec = dict(spec or {})
+
+
+def rule(y: float, text: str = "", color: str = "currentColor", dash: bool = True, to: float | None = None) -> Any:
+    """A horizontal line at `y` with a text, or a band from `y` to `to`."""
+    return {"y": y, "text": text, "color": color, "dash": dash, **({} if to is None else {"to": to})}
+
+
+def series(
+    y: Iterable[Any],
+    name: str = "",
+    color: str = "",
+    x: Iterable[float] = (),
+    hollow: Sequence[bool] = (),
+    tips: Sequence[str] = (),
+) -> dict[str, Any]:
+    """One kind of bars, or one curve. Unknown values (None, NaN) are left out; an empty colour is the text's.
+
+    >>> series([1.0, float("nan")])["y"]
+    [1.0, None]
+    """
+    values = [None if v is None or not math.isfinite(v) else float(v) for v in y]
+    return {
+        "name": name, "color": color, "x": [float(v) for v in x], "y": values, "hollow": [bool(h) for h in hollow],
+        "tips": [str(t) for t in tips],
+    }  # fmt: skip
+
+
+def bars(labels: Iterable[str], y: str, parts: Iterable[Any], rules: Iterable[Any] = (), title: str = "") -> Any:
+    """Bars side by side at every label; hollow ones mark what does not fit."""
+    shown = {"kind": "bars", "labels": [str(label) for label in labels], "x": "", "y": y, "title": title}
+    return {**shown, "series": list(parts), "rules": list(rules)}
+
+
+def curves(
+    x: str, y: str, parts: Iterable[Any], rules: Iterable[Any] = (), title: str = "", steps: bool = False, **ends: Any
+) -> Any:
+    """Curves named at their ends; crosses mark what does not fit. `ends`: `from`, `to` and `ticks` of the x axis."""
+    shown = {"kind": "lines", "labels": [], "x": x, "y": y, "title": title, "steps": steps, **ends}
+    return {**shown, "series": list(parts), "rules": list(rules)}
