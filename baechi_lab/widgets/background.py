@@ -21,13 +21,20 @@ class Ticket:
     """What a job gets: a way to say how far it is, and to learn that nobody waits for it any more."""
 
     def __init__(self, tell: Callable[[str, float], None]):
-        self.cancelled = threading.Event()
+        self.cancelled, self.enough = threading.Event(), threading.Event()
+        self.points: list[tuple[float, float]] = []
         self._tell = tell
 
-    def report(self, text: str, share: float = -1.0) -> None:
-        """Say what is being done and, where known, which share is done (0..1). Raises `Cancelled` when it is over."""
+    def report(self, text: str, share: float = -1.0, point: tuple[float, float] | None = None) -> bool:
+        """Say what is being done and, where known, which share is done (0..1), and a point of the curve of the best so far.
+
+        Returns True when what there is so far is enough. Raises `Cancelled` when nobody waits any more.
+        """
         self.check()
+        if point is not None:
+            self.points.append(point)
         self._tell(text, share)
+        return self.enough.is_set()
 
     def check(self) -> None:
         """Raise `Cancelled` when nobody waits for the result."""
@@ -60,6 +67,18 @@ class Background:
     def busy(self) -> bool:
         """A job is waiting or running."""
         return self._ticket is not None
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """The best so far of the running job over its seconds, where it tells."""
+        ticket = self._ticket
+        return [] if ticket is None else list(ticket.points)
+
+    def enough(self) -> None:
+        """Ask the running job to end with the best it has; one that cannot goes on."""
+        ticket = self._ticket
+        if ticket is not None:
+            ticket.enough.set()
 
     def deliver(self, call: Callable[[], None]) -> None:
         """Run `call` on the interface's thread."""

@@ -24,7 +24,8 @@ from .moves import move
 from .schedule import Chain, critical_chain
 from .setting import Setting
 
-Report = Callable[[str, float], None]
+Report = Callable[..., Any]
+"""`report(text, share, point)`: what is being done, the share that is done, `(seconds, best so far in us)`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +102,7 @@ _CHAINS: WeakKeyDictionary[Timeline, Chain] = WeakKeyDictionary()
 """The chain of every timeline that somebody still holds: cheaper than remembering it by the timeline's content."""
 
 
-def silent(text: str, share: float = -1.0) -> None:
+def silent(text: str, share: float = -1.0, point: tuple[float, float] | None = None) -> None:
     """A report that nobody reads."""
 
 
@@ -229,10 +230,36 @@ class Placing:
             params["callback"] = self._tell
         return Place(name, **params)(graph, cluster)
 
-    def _tell(self, *progress: Any) -> None:
+    def _tell(self, *progress: Any) -> bool:
+        """Tell how far the placer is; True when its best so far is enough."""
         report: Report = getattr(self, "_report")  # noqa: B009  (set past the frozen fields)
-        said = f"{progress[0]} of {progress[1]} answers" if len(progress) == 2 else str(progress[0])
-        report(f"{self.stage.placer}: {said}", -1.0)
+        if len(progress) == 2:
+            said, share, point = f"{progress[0]} of {progress[1]} answers", progress[0] / max(progress[1], 1), None
+        else:
+            said, point = str(progress[0]), (float(progress[0].seconds), best_us(progress[0]))
+            limit = time_limit(str(self.stage.placer), self.stage.params)
+            share = -1.0 if not limit else min(point[0] / limit, 1.0)
+            said += f" of at most {limit:g} s" if limit else ""
+        return report(f"{self.stage.placer}: {said}", share, point) is True
+
+
+def best_us(progress: Any) -> float:
+    """The best step so far of what an anytime placer tells, in microseconds; infinite before the first."""
+    if hasattr(progress, "makespan_us"):
+        return float(progress.makespan_us)
+    return float(progress.best_seconds) * 1e6
+
+
+def time_limit(placer: str, params: Mapping[str, Any]) -> float | None:
+    """Seconds after which an anytime placer ends by itself; None where nothing says so.
+
+    >>> time_limit("search", {}), time_limit("search", {"time_limit": 3}), time_limit("m-etf", {})
+    (10.0, 3.0, None)
+    """
+    found = placer_class(placer)
+    field = found.__dataclass_fields__.get("time_limit")
+    limit = params.get("time_limit", None if field is None else field.default)
+    return float(limit) if found.anytime and isinstance(limit, (int, float)) else None
 
 
 def placed(setting: Setting, coarse: OpGraph, memo: Memo, report: Report = silent) -> Placement:

@@ -9,6 +9,7 @@ Views subscribe with `on(event, call)` and are told what changed:
 | `remedy` | a Remedy for the outcome that comes next, or None |
 | `stale` | True while the outcome shown is older than the setting |
 | `progress` | `(text, share)`; an empty text when nothing is under way |
+| `waiting` | why an anytime placer has not started yet |
 | `problem` | a Problem, or None when it is gone |
 | `selection` | the selected ops of the graph, ascending |
 | `history` | `(can undo, can redo)` |
@@ -24,9 +25,10 @@ from typing import Any
 from ..errors import InfeasiblePlacement, InvalidInput
 from ..graph import Cluster, OpGraph, Step
 from ..memo import Memo
+from ..placers.registry import placer_class
 from .background import Background, Ticket
 from .codegen import from_code, to_code
-from .compute import Outcome, Report, compute, silent, source
+from .compute import Outcome, Report, compute, silent, source, time_limit
 from .guard import Guard, Problem
 from .history import History
 from .moves import move, shortest_names
@@ -63,6 +65,7 @@ class WorkbenchModel:
         self.stale = False
         self.problem: Problem | None = None
         self.selection: tuple[int, ...] = ()
+        self._agreed = (setting.placer, setting.params)
         self._listeners: dict[str, list[Callable[[Any], None]]] = defaultdict(list)
         self.worker = Background(self.fail, self._progress, DELAY)
 
@@ -133,12 +136,35 @@ class WorkbenchModel:
         self.clear_problem()
         self.emit("setting", self.setting)
         self.emit("history", (self.history.can_undo, self.history.can_redo))
-        self.refresh()
+        if self._asks_first():
+            self._wait()
+        else:
+            self.refresh()
+
+    def _asks_first(self) -> bool:
+        """An anytime placer takes as long as its limit says: that is shown before it starts."""
+        setting = self.setting
+        known = (setting.placer, setting.params) == self._agreed
+        return not (self.inline or known) and placer_class(setting.placer).anytime
+
+    def _wait(self) -> None:
+        """Leave the setting uncomputed until `refresh`."""
+        self.worker.cancel()
+        self._set_stale(self.outcome is not None)
+        self._progress("", -1.0)
+        limit = time_limit(self.setting.placer, self.setting.params)
+        ends = "until it is stopped" if limit is None else f"up to {limit:g} s, or until it is stopped"
+        self.emit("waiting", f"{self.setting.placer} works {ends}: set its limits, then press Compute")
+
+    def enough(self) -> None:
+        """End the placer that is at work with the best it has found."""
+        self.worker.enough()
 
     # -- computing -------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
         """Compute the outcome of the setting; until it is there, the last one stays and counts as stale."""
+        self._agreed = (self.setting.placer, self.setting.params)
         self._set_stale(self.outcome is not None)
         if self.inline:
             with Guard(self.fail):

@@ -23,10 +23,10 @@ class LiveRun:
     """
 
     simulated_seconds: float
-    costs: str = ""
     seconds: list[float] = field(default_factory=list)
     phase: str = "starting"
     run: Run | None = None
+    costs: str = ""
 
     def add(self, step: Any) -> None:
         """Take in a step's result; only measured steps count."""
@@ -76,7 +76,7 @@ class Runner:
         if step_to_run is None:
             raise InvalidInput("a stored graph cannot be run: choose a model, or open the workbench with a step")
         self._stop = stop = threading.Event()
-        self.live = live = LiveRun(outcome.timeline.makespan_us / 1e6, _other_costs(outcome))
+        self.live = live = LiveRun(outcome.timeline.makespan_us / 1e6, costs=_other_costs(outcome))
 
         def arrived(step: Any) -> None:
             self.worker.deliver(lambda: self._arrived(live, step))

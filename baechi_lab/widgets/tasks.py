@@ -110,6 +110,8 @@ class Tasks:
         """Make a row of the table current."""
         if placer != self.model.setting.placer:
             self.model.change(placer=placer, params={})
+            if not self.model.worker.busy and self.model.stale:
+                self.model.refresh()  # an anytime placer that has answered already is not asked twice
         elif self.model.setting.moves:
             self.model.change(moves=())
 

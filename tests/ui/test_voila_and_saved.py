@@ -94,7 +94,7 @@ def test_the_whole_gnmt_opens_collapsed(tmp_path):
             "() => { const d = document.querySelector('canvas[aria-label=\"Graph\"]')?.dataset; "
             "return Number(d?.frames) > 0 && Number(d?.nodes) > 5 && Number(d?.nodes) < 300; }"
         )
-        page.click('.bl-workbench .lm-TabBar-tab:has-text("Explain")')
-        page.click('button:text-is("Explain")')
+        page.click('.bl-workbench .bl-tab:text-is("Explain")')
+        page.click('.bl-pane button:text-is("Explain")')
         page.wait_for_selector(f'.bl-note:has-text("step 1 of {graph.n}")', timeout=60_000)
         shot(page, "13-gnmt")

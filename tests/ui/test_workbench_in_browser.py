@@ -39,7 +39,7 @@ cluster = bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu")
 ]
 
 
-ENABLED = "(text) => [...document.querySelectorAll('button')].some((b) => b.textContent === text && !b.disabled)"
+ENABLED = "(text) => [...document.querySelectorAll('button')].some((b) => b.textContent === text && !b.disabled && !b.classList.contains('bl-tab'))"
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +98,14 @@ def shot(page, name):
 def shows(page, text, timeout=30_000):
     """Wait until the facts above the views hold `text`, and are not out of date."""
     page.wait_for_function(
-        "(text) => { const f = document.querySelector('.bl-facts'); return f && f.textContent.includes(text) "
+        "(text) => { const f = document.querySelector('.bl-header .bl-facts'); return f && f.textContent.includes(text) "
         "&& !document.querySelector('.bl-stale'); }",
         arg=text, timeout=timeout,
     )  # fmt: skip
 
 
 def tab(page, name):
-    page.click(f'.bl-workbench .lm-TabBar-tab:has-text("{name}")')
+    page.click(f'.bl-workbench .bl-tab:text-is("{name}")')
 
 
 def control(page, label):
@@ -408,7 +408,7 @@ def test_the_setting_before_lies_below_on_one_axis(page, expected):
 
 def test_compare_shows_bl_compare(page, expected):
     tab(page, "Compare")
-    page.click('button:text-is("Compare")')
+    page.click('.bl-pane button:text-is("Compare")')
     page.wait_for_selector('.bl-workbench button:text-is("Hold") >> nth=3', timeout=60_000)
     cluster = bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu")
     table = bl.compare(
@@ -417,7 +417,7 @@ def test_compare_shows_bl_compare(page, expected):
     text = page.locator(".widget-gridbox").inner_text()
     for value in table["makespan_us"]:
         assert format_us(value) in text
-    page.wait_for_selector(".bl-workbench .js-plotly-plot", timeout=60_000)
+    page.wait_for_selector(".bl-pane-compare .bl-chart rect", timeout=60_000)
     page.wait_for_timeout(1000)
     shot(page, "04-compare")
 
@@ -427,7 +427,7 @@ def test_a_real_run_arrives_live(page, expected):
     page.locator('.widget-inline-hbox:has(label:text-is("steps")) input').fill("5")
     page.click('.bl-workbench button:text-is("Start")')
     page.wait_for_selector('.bl-note:has-text("Done.")', timeout=120_000)
-    text = page.locator(".bl-facts >> nth=1").inner_text()
+    text = page.locator(".bl-pane-run .bl-facts").inner_text()
     assert "median" in text and re.search(r"steps\s*5", text)
     title = page.locator(".bl-title >> nth=0").inner_text()
     assert "simulated" in title and "measured" in title
@@ -445,7 +445,7 @@ def test_explain_steps_through_decisions(page, expected):
     control(page, "placer").locator("select").select_option("m-etf")
     shows(page, f"step {format_us(expected.timeline(placer='m-etf').makespan_us)}")
     tab(page, "Explain")
-    button = page.locator('button:text-is("Explain")')
+    button = page.locator('.bl-pane button:text-is("Explain")')
     page.wait_for_function(ENABLED, arg="Explain")
     button.click()
     page.wait_for_selector('.bl-table:has-text("chosen")', timeout=30_000)
@@ -467,12 +467,18 @@ def test_cancel_in_the_middle_of_a_search(page, expected):
     # The run of this placement, measured before the setting went elsewhere, is shown again.
     page.wait_for_selector('.bl-title:has-text("measured")', timeout=10_000)
     placers.select_option("search")
+    page.wait_for_selector('.bl-note:has-text("search works up to 10 s")')  # its limits, before it starts
+    page.click('button:text-is("Compute")')
     page.wait_for_selector('.bl-note:has-text("simulations")', timeout=60_000)
+    page.wait_for_selector('.bl-setting .bl-chart:has-text("best so far")')
     page.click('button:text-is("Cancel")')
     page.wait_for_selector('.bl-note:has-text("out of date")')
     assert format_us(expected.timeline().makespan_us) in page.locator(".bl-facts").first.inner_text()
     page.wait_for_selector('button:text-is("Compute")', state="visible")
     shot(page, "10-cancelled")
+    page.click('button:text-is("Compute")')
+    page.click('button:text-is("Keep the best")', timeout=60_000)
+    page.wait_for_selector('.bl-header .bl-facts:has-text("placed by search in")', timeout=20_000)
     page.click('button:text-is("Undo")')
     shows(page, f"step {format_us(expected.timeline().makespan_us)}")
     assert page.problems == []
@@ -481,7 +487,7 @@ def test_cancel_in_the_middle_of_a_search(page, expected):
 def test_any_placer_can_be_explained(page, expected):
     tab(page, "Explain")
     page.wait_for_function(ENABLED, arg="Explain")
-    page.click('button:text-is("Explain")')
+    page.click('.bl-pane button:text-is("Explain")')
     page.wait_for_selector('.bl-table:has-text("chosen")', timeout=30_000)
     said = page.locator('.bl-good:has-text("step 1 of")').inner_text()
     assert "of its cap of" in said  # m-topo tells how full the device is

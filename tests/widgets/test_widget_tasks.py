@@ -234,7 +234,7 @@ def test_a_slow_placer_stops_in_the_middle(placer):
     graph, cluster = bl.generators.random_dag(26, seed=6), bl.Cluster.uniform(4)
     told = []
 
-    def report(text, share):
+    def report(text, *_):
         told.append(text)
         if len(told) == 3:
             raise Cancelled
@@ -251,7 +251,12 @@ def test_cancelling_a_slow_placer_ends_its_thread_and_keeps_the_last_result():
     made = WorkbenchModel(graph, Setting(bl.Cluster.uniform(4), passes=()))
     first = made.compute_now()
     made.on("progress", lambda said: began.set() if "simulations" in said[0] else None)
+    waiting = []
+    made.on("waiting", waiting.append)
     made.change(placer="search", params={"time_limit": 3600.0})
+    assert waiting == ["search works up to 3600 s, or until it is stopped: set its limits, then press Compute"]
+    assert not made.worker.busy and made.stale  # it starts when its limits were seen
+    made.refresh()
     assert began.wait(120)
     made.cancel()
     assert not made.worker.busy  # the interface is free at once,
@@ -262,11 +267,29 @@ def test_cancelling_a_slow_placer_ends_its_thread_and_keeps_the_last_result():
     assert made.outcome.placement.placer == "m-topo" and not made.stale
 
 
+def test_stopping_an_anytime_placer_keeps_its_best():
+    import threading
+
+    graph, best = bl.generators.random_dag(200, seed=6), threading.Event()
+    made = WorkbenchModel(graph, Setting(bl.Cluster.uniform(4), passes=()))
+    made.compute_now()
+    made.on("progress", lambda said: best.set() if np.isfinite([us for _, us in made.worker.points]).any() else None)
+    made.change(placer="search", params={"time_limit": 3600.0})
+    made.refresh()
+    assert best.wait(120)
+    points = made.worker.points
+    made.enough()
+    assert made.worker.wait(60) and not made.stale  # long before its hour is over
+    assert made.outcome.placement.placer == "search"
+    found = [us for _, us in points if np.isfinite(us)]
+    assert made.outcome.timeline.makespan_us <= found[0] * (1 + 1e-9) and sorted(found, reverse=True) == found
+
+
 def test_a_cancelled_comparison_has_no_row_for_the_cancellation(tasks):
     from baechi_lab.widgets.background import Cancelled
     from baechi_lab.widgets.comparing import compare_placers
 
-    def report(text, share):
+    def report(text, *_):
         if "simulations" in text:
             raise Cancelled
 
@@ -280,9 +303,9 @@ def test_what_a_placer_reports_does_not_count_in_what_is_remembered(graph):
 
     memo, setting = Memo(), Setting(bl.Cluster.uniform(2), placer="auto", passes=())
     told = []
-    first = placed(setting, graph, memo, lambda text, share: told.append(text))
+    first = placed(setting, graph, memo, lambda text, *_: told.append(text))
     count = len(told)
-    assert count > 0 and placed(setting, graph, memo, lambda text, share: told.append(text)) is first
+    assert count > 0 and placed(setting, graph, memo, lambda text, *_: told.append(text)) is first
     assert len(told) == count
 
 

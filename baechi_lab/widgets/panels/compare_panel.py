@@ -129,7 +129,7 @@ class ComparePanel:
         cells: list[Any] = [ipywidgets.HTML(f"<b>{t}</b>" if k == 0 and current else t) for k, t in enumerate(shown)]
         if best and values["feasible"]:
             cells[1].value = f'<span class="bl-good"><b>{shown[1]}</b> best</span>'
-        last = note(f"{values['winner']}'s answer" if values["winner"] else "")
+        last = note(f"took the answer of {values['winner']}" if values["winner"] else "")
         if values["error"]:
             say(last, str(values["error"]), "bad")
         usable = known and name != CURRENT

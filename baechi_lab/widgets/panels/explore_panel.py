@@ -41,7 +41,9 @@ class ExplorePanel:
         self.start = button("Sweep", "compute every combination", self._start, style="primary")
         self.stop = button("Stop", "end early; finished rows are kept", tasks.cancel)
         self.axis = ipywidgets.Dropdown(description="along", options=list(AXES), style=STYLE)
-        self.by = ipywidgets.Dropdown(description="curves for", options=[("nothing", ""), *AXES], value="", style=STYLE)
+        self.by = ipywidgets.Dropdown(
+            description="curves for", options=[("nothing", ""), *((name, name) for name in AXES)], value="", style=STYLE
+        )
         self.measure = ipywidgets.Dropdown(description="show", options=list(MEASURES), style=STYLE)
         for control in (self.axis, self.by, self.measure):
             control.layout.width = "250px"

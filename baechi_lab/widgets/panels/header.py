@@ -28,9 +28,10 @@ class Header:
         self.bar = ipywidgets.FloatProgress(min=0.0, max=1.0, layout=ipywidgets.Layout(width="130px", height="14px"))
         self.doing = ipywidgets.HTML()
         self.cancel = button("Cancel", "stop; the last result stays", self._cancel)
+        self.keep = button("Keep the best", "end the search here with the best placement it has found", model.enough)
         self.again = button("Compute", "compute the result of the present setting", model.refresh, style="warning")
         self.mark = ipywidgets.HTML()  # beside the buttons: a line of its own would push the views down at every change
-        self.progress = row(self.bar, self.doing, self.cancel, wrap=False)
+        self.progress = row(self.bar, self.doing, self.keep, self.cancel, wrap=False)
         self.progress.layout.width = "auto"
         self.problem = ipywidgets.HTML(layout=WIDE)
         self.dismiss = button("Dismiss", "hide this message", model.clear_problem)
@@ -46,7 +47,7 @@ class Header:
         for event, call in (
             ("outcome", self.show), ("stale", self._stale), ("progress", self._progress), ("problem", self._problem),
             ("history", self._history), ("task", self._progress), ("remedy", self._advise),
-            ("setting", lambda _: self._advise(None)),
+            ("setting", lambda _: self._advise(None)), ("waiting", lambda text: say(self.mark, text)),
         ):  # fmt: skip
             model.on(event, call)
         self._history((False, False))
@@ -91,6 +92,7 @@ class Header:
         text, share = said
         self.progress.layout.visibility = "visible" if text else "hidden"
         self.bar.value = max(share, 0.0)
+        self.keep.layout.display = "inline-flex" if text and self.model.worker.points else "none"
         self.doing.value = f'<span class="bl-note">{html.escape(text)}</span>'
         # After a cancelled computation nothing but a change would ever bring the result up to date.
         self.again.layout.display = "none" if text or not self.model.stale else "inline-flex"

@@ -67,12 +67,12 @@ class Fold(ipywidgets.VBox):
 
     >>> part = Fold("Cluster", [ipywidgets.HTML()])
     >>> part.title.click()
-    >>> part.open, part.title.description
+    >>> part.unfolded, part.title.description
     (False, '▸ Cluster')
     """
 
-    def __init__(self, title: str, children: Sequence[Any], open: bool = True):
-        self.name, self.open = title, open
+    def __init__(self, title: str, children: Sequence[Any], unfolded: bool = True):
+        self.name, self.unfolded = title, unfolded
         self.title = button("", "fold or unfold this part", self._turn)
         self.title.add_class("bl-fold")
         self.inside = ipywidgets.VBox(list(children), layout=WIDE)
@@ -80,12 +80,12 @@ class Fold(ipywidgets.VBox):
         self._show()
 
     def _turn(self) -> None:
-        self.open = not self.open
+        self.unfolded = not self.unfolded
         self._show()
 
     def _show(self) -> None:
-        self.title.description = f"{'▾' if self.open else '▸'} {self.name}"
-        self.inside.layout.display = "flex" if self.open else "none"
+        self.title.description = f"{'▾' if self.unfolded else '▸'} {self.name}"
+        self.inside.layout.display = "flex" if self.unfolded else "none"
 
 
 class Quiet:

@@ -11,10 +11,13 @@ from ...errors import InvalidInput
 from ...graph import Cluster, Link, Step
 from ...graph.cluster import COMMUNICATION_MODES
 from ...passes.optimize import PASSES
+from ..charts import progress_chart
+from ..compute import time_limit
 from ..guard import Guard
 from ..model import WorkbenchModel
 from ..setting import GIVEN, LINKS, Setting, link_name, resized, stored_graphs, with_speeds
 from ..tasks import Tasks
+from ..views.chart_view import ChartView
 from .params_form import ParamsForm
 from .parts import WIDE, Fold, Quiet, button, note, say
 
@@ -43,6 +46,7 @@ class SettingPanel:
         self.widget.add_class("bl-setting")
         self._bind()
         model.on("setting", self.show)
+        model.on("progress", lambda _: self._progressed())
         self.show(model.setting)
 
     # -- controls --------------------------------------------------------------------------------------
@@ -85,7 +89,7 @@ class SettingPanel:
         }
         self.forward = drop("forward only", [("auto", "auto"), ("yes", True), ("no", False)])
         self.placer = drop("placer", placer_names())
-        self.placer_note = note()
+        self.placer_note, self.curve = note(), ChartView(height=130)
         self.scheduler = drop("scheduler", [(PLANNED, ""), *((s, s) for s in SCHEDULERS.names())])
         self.micro = text("micro-batches", "empty: the batch whole")
         self.schedule = drop("schedule", [(FREE, ""), *((s, s) for s in RULES)])
@@ -121,7 +125,7 @@ class SettingPanel:
             Fold("Setting", [self.source, self.file, self.batch, self.batch_note, self.hardware]),
             Fold("Cluster", [self.devices, self.memory, self.speeds, self.link, self.measure, self.comm]),
             Fold("Optimization passes", [passes, self.forward]),
-            Fold("Placer", [self.placer, self.placer_note, self.params.widget, self.scheduler]),
+            Fold("Placer", [self.placer, self.placer_note, self.params.widget, self.curve, self.scheduler]),
             Fold("Micro-batches", [self.micro, self.schedule, self.replicas]),
         ]
 
@@ -233,6 +237,14 @@ class SettingPanel:
         stepless = not setting.model and not (setting.source == GIVEN and isinstance(self.model.subject, Step))
         self.hardware.disabled = stepless
 
+    def _progressed(self) -> None:
+        """The curve of the best so far, which stays until something else is computed."""
+        setting, points = self.model.setting, self.model.worker.points
+        if points:
+            self.curve.show(progress_chart(points, time_limit(setting.placer, setting.params)))
+        elif self.model.worker.busy:
+            self.curve.show(None)
+
     def _show_placer(self, setting: Setting) -> None:
         from ...placers.registry import placer_class
 
@@ -240,7 +252,9 @@ class SettingPanel:
             raise InvalidInput(f"placer {setting.placer!r} is not registered here")
         self.placer.value = setting.placer
         cls = placer_class(setting.placer)
-        say(self.placer_note, (cls.__doc__ or "").strip().splitlines()[0])
+        limit = time_limit(setting.placer, setting.params)
+        limits = "" if limit is None else f" It ends after {limit:g} s."
+        say(self.placer_note, (cls.__doc__ or "").strip().splitlines()[0] + limits)
         self.params.show(cls, setting.params)
 
 
