@@ -39,7 +39,9 @@ cluster = bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu")
 ]
 
 
-ENABLED = "(text) => [...document.querySelectorAll('button')].some((b) => b.textContent === text && !b.disabled && !b.classList.contains('bl-tab'))"
+ENABLED = (
+    "(text) => [...document.querySelectorAll('.bl-pane button')].some((b) => b.textContent === text && !b.disabled)"
+)
 
 
 @pytest.fixture(scope="module")
