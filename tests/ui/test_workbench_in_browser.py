@@ -238,6 +238,7 @@ def test_moving_an_op_and_taking_it_back(page, expected):
     page.wait_for_selector(".bl-facts:has-text('moved by hand')")
     tab(page, "Export")
     code = page.locator(".bl-workbench textarea").input_value()
+    tab(page, "Graph")
     found = re.search(r"bl\.move\(placed, graph, cluster, (\[.*\])\)", code)
     moves = json.loads(found.group(1).replace("(", "[").replace(")", "]").replace("'", '"'))
     assert {device for _, device in moves} == {other}
@@ -466,6 +467,7 @@ def test_cancel_in_the_middle_of_a_search(page, expected):
     placers = control(page, "placer").locator("select")
     placers.select_option("m-topo")
     shows(page, f"step {format_us(expected.timeline().makespan_us)}")
+    tab(page, "Timeline")
     # The run of this placement, measured before the setting went elsewhere, is shown again.
     page.wait_for_selector('.bl-title:has-text("measured")', timeout=10_000)
     placers.select_option("search")
@@ -520,6 +522,7 @@ def test_export_writes_the_script(page, lab):
 
 
 def test_dark_theme(page):
+    tab(page, "Graph")
     page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })")
     page.wait_for_selector('body[data-jp-theme-light="false"]', state="attached")
     page.wait_for_timeout(1500)
