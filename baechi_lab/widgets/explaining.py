@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import OpGraph, Placement
+from ..graph import OpGraph, Placement, Timeline
 from ..graph.units import format_us
 from ..placers.list_scheduling.replay import Replay
 from ..placers.registry import placer_class
@@ -24,7 +24,7 @@ from .compute import Outcome
 
 MOST_OPS = 3000
 """A list scheduler's own log is made by its readable twin, whose cost grows with the square of the ops."""
-MOST_SHOWN = 40
+MOST_SHOWN, MOST_LOOKED = 40, 400
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +62,52 @@ class Log:
         name, device = self.coarse.names[d.chosen.op], self.device_names[d.chosen.device]
         start = "" if math.isnan(d.chosen.start_us) else f", starting at {format_us(d.chosen.start_us)}"
         return f"step {step + 1} of {len(self)}: {name} goes to {device}{start}. {d.reason}"
+
+    def tied(self, step: int) -> str:
+        """Candidates that could have started when the chosen one does, and what decided among them; empty for none."""
+        d = self.decisions[step]
+        same = [c for c in d.candidates if not c.excluded and c.start_us == d.chosen.start_us]
+        others = len({(c.op, c.device) for c in same} - {(d.chosen.op, d.chosen.device)})
+        if not others or math.isnan(d.chosen.start_us):
+            return ""
+        earliest = d.reason.startswith("earliest start")
+        rule = "the lower number of the op decides, then the device of its favourite parent, then the lower number of the device"
+        by = rule if earliest else "the placer's own rule decided"
+        return (
+            f"A tie: {others:,} other {'pair' if others == 1 else 'pairs'} of op and device could start then too; {by}."
+        )
+
+    def interesting(self, step: int) -> str:
+        """What makes a step worth a look: a device ruled out, memory refused, a favourite followed; empty for nothing."""
+        d = self.decisions[step]
+        why = [c.excluded for c in d.candidates if c.excluded and c.op == d.chosen.op]
+        if any("memory" in text or "bytes" in text for text in why):
+            return "memory refused"
+        if "favourite" in d.reason:
+            return "a favourite followed"
+        return "a device excluded" if why else ""
+
+    def next_interesting(self, step: int) -> int:
+        """The next step worth a look, from the first again after the last; `step` itself if there is no other."""
+        order = [*range(step + 1, len(self)), *range(step)]
+        looked = order if self.told else order[:MOST_LOOKED]  # a replay works each step out
+        return next((k for k in looked if self.interesting(k)), step)
+
+    def against_timeline(self, step: int, timeline: Timeline) -> str:
+        """Why the start of a decision is not that of the timeline; empty where it is."""
+        start, ops = self.decisions[step].chosen.start_us, self.ops(step)
+        rows = np.isin(timeline.op, ops)
+        if math.isnan(start) or not rows.any():
+            return ""
+        shown = float(timeline.start_us[rows].min())
+        if abs(shown - start) <= 1e-6 * max(timeline.makespan_us, 1.0):
+            return ""
+        why = (
+            "a group counts as one op while it is placed, and its ops start one by one when simulated"
+            if self.coarse.group_of is not None
+            else "the plan fills devices one op after the other, the simulation lets each device take what is ready"
+        )
+        return f"On the timeline it starts at {format_us(shown)}: {why}."
 
     def rows(self, step: int, most: int = MOST_SHOWN) -> list[list[str]]:
         """Candidates of a step: the chosen one, then the earliest, then those ruled out; op, device, start, and why.

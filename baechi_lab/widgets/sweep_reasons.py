@@ -34,9 +34,21 @@ def surprises(table: pandas.DataFrame, most: int = MOST) -> list[str]:
 
 
 def _sentence(row: pandas.Series, less: pandas.Series) -> str:
+    """Where the passes made other groups, they are the reason; else the rule itself."""
+    if row["groups"] != less["groups"]:
+        why = (
+            f"with more memory every device could hold the whole model, so the passes placed {int(row['groups']):,} groups of "
+            f"forward ops instead of {int(less['groups']):,} groups of all ops (forward only: no places them as with less)."
+        )
+        return f"{_both(row, less)}: {why}"
+    return (
+        f"{_both(row, less)}: this rule does not try all placements, and less memory led it to a better one, which fits here "
+        "too (placer auto compares more of them)."
+    )
+
+
+def _both(row: pandas.Series, less: pandas.Series) -> str:
     return (
         f"{row['placer']} on {int(row['devices'])} devices: {format_us(row['makespan_us'])} with "
-        f"{format_bytes(row['memory_bytes'])} each, {format_us(less['makespan_us'])} with "
-        f"{format_bytes(less['memory_bytes'])}: this rule does not choose among all placements, and less memory led it to a "
-        "better one; that one fits here too (use it, or placer auto, which compares)."
+        f"{format_bytes(row['memory_bytes'])} each, {format_us(less['makespan_us'])} with {format_bytes(less['memory_bytes'])}"
     )

@@ -299,8 +299,11 @@ class Tasks:
     def _sweep_row(self, rows: list[dict[str, Any]]) -> None:
         import pandas as pd
 
+        from ..sweeps.store import COLUMNS
+
         if self.worker.busy and self.job == SWEEP:
-            self.model.emit("sweep", pd.DataFrame(rows))
+            # The first rows may be errors, which have no numbers.
+            self.model.emit("sweep", pd.DataFrame(rows).reindex(columns=list(COLUMNS)))
 
     def _swept(self, table: pandas.DataFrame) -> None:
         self.rows = table

@@ -144,3 +144,108 @@ def test_a_handful_of_groups_for_many_devices_is_noticed(two):
     assert len(group_work(coarse)) == 20
     assert not too_coarse(graph, coarse, two) and too_coarse(graph, coarse, bl.Cluster.uniform(8))
     assert not too_coarse(graph, graph, bl.Cluster.uniform(8))
+
+
+def test_micro_batches_schedule_and_replicas_are_the_library_s():
+    graph = bl.generators.unrolled_rnn(2, 3)
+    cluster = bl.Cluster.uniform(2)
+    told = {"micro_batches": 4, "schedule": "1f1b"}
+    bench = bl.Workbench(graph, cluster, placer="contiguous", passes=(), **told)
+    placed = bl.place(graph, cluster, "contiguous", objective="step", **told)
+    line = bl.simulate(graph, cluster, placed, **told)
+    outcome = bench.outcome
+    assert outcome.timeline.makespan_us == line.makespan_us
+    assert outcome.bubble == pytest.approx(1 - float(line.busy_us.sum()) / (2 * line.makespan_us))
+    assert f"bubble <b>{outcome.bubble:.0%}</b>" in bench.header.facts.value
+    # An op selected in the graph is selected in every micro-batch of the timeline, and back.
+    op = int(np.flatnonzero(np.bincount(np.asarray(outcome.ran.copy_of)) == 4)[0])
+    bench.model.select([op])
+    assert len(bench.timeline.selected) == 4 and bench.graph.selected_ops == [op]
+    assert outcome.originals(bench.timeline.selected).tolist() == [op]
+    bench.model.inline = True
+    bench.setting.replicas.value = "2"
+    assert bench.model.setting.replicas == 2 and bench.outcome.placement.replicas == ((0, 1),)
+    rows = bl.sweep(
+        graph, devices=2, placer="contiguous", memory_bytes=int(cluster.memory_bytes[0]), cluster=cluster, passes=(),
+        replicas=2, progress=False, executor="here", params={"contiguous": {"objective": "step"}}, **told,
+    )  # fmt: skip
+    assert bench.outcome.timeline.makespan_us == rows["makespan_us"][0]
+    bench.setting.replicas.value = "3"
+    assert "cannot be divided" in bench.header.problem.value and bench.setting.replicas.value == "2"
+
+
+def sweep_rows(**columns):
+    import pandas as pd
+
+    rows = pd.DataFrame(columns)
+    known = {
+        "batch_size": None,
+        "micro_batches": None,
+        "schedule": None,
+        "replicas": 1,
+        "devices": 2,
+        "error": "",
+        "groups": 5,
+    }
+    return rows.assign(**{k: v for k, v in known.items() if k not in rows})
+
+
+def test_more_memory_and_a_longer_step_are_explained():
+    from baechi_lab.widgets.sweep_reasons import surprises
+
+    rows = sweep_rows(
+        placer=["contiguous"] * 3, memory_bytes=[2e9, 4e9, 8e9], makespan_us=[9.0, 5.0, 6.0], feasible=[True] * 3,
+        groups=[6088, 6088, 1111],
+    )  # fmt: skip
+    (said,) = surprises(rows)
+    assert said.startswith("contiguous on 2 devices: 6.00 us with 8.00 GB each, 5.00 us with 4.00 GB")
+    assert "1,111 groups of forward ops instead of 6,088" in said
+    assert "does not try all placements" in surprises(rows.assign(groups=7))[0]
+    assert surprises(rows[:2]) == []
+
+
+def test_a_sweep_s_chart_answers_one_question():
+    from baechi_lab.widgets.charts import asked, sweep_chart
+
+    rows = sweep_rows(
+        placer=["a", "a", "b", "b", "b"], memory_bytes=[2e9, 4e9, 2e9, 4e9, 4e9], devices=[1, 1, 1, 1, 2],
+        makespan_us=[float("nan"), 3000.0, 5000.0, 4000.0, 2000.0], feasible=[False, True, True, True, True],
+    )  # fmt: skip
+    assert asked(rows) == ["devices", "memory (GB)", "placer"]
+    spec, said = sweep_chart(rows, "memory (GB)", "placer", "step time (ms)")
+    curves = {s["name"]: (s["x"], s["y"], s["hollow"]) for s in spec["series"]}
+    assert curves == {
+        "a": ([2.0, 4.0], [None, 3.0], [True, False]),
+        "b": ([2.0, 4.0], [5.0, 2.0], [False, False]),  # on 4 GB the better of 1 and 2 devices
+    }
+    assert said == "Each point is the best over devices."
+
+
+def test_the_same_devices_in_another_order_are_not_called_the_same():
+    from types import SimpleNamespace
+
+    from baechi_lab.widgets.panels.compare_panel import same_in_words
+
+    def outcome(scheduler, step):
+        setting = SimpleNamespace(schedule=None, scheduler=scheduler, placer="single")
+        return SimpleNamespace(setting=setting, timeline=SimpleNamespace(makespan_us=step), placement=None)
+
+    assert same_in_words(outcome("fifo", 5.0), outcome("pct", 5.0)) == "the two placements are the same"
+    said = same_in_words(outcome("fifo", 5.0), outcome("pct", 7.0))
+    assert "every op is on the same device" in said and "scheduler fifo against scheduler pct" in said
+    assert said.endswith("5.00 us and 7.00 us")
+
+
+def test_explain_says_ties_jumps_and_holds_starts_against_the_timeline():
+    from baechi_lab.widgets.explaining import explain
+
+    # 9 bytes of parameters each: a device of 20 bytes holds two of the three.
+    graph = bl.OpGraph.from_edges([5, 7, 7], [(0, 1, 0), (0, 2, 0)], persistent_bytes=[9, 9, 9])
+    cluster = bl.Cluster.uniform(2, memory_bytes=20, link=bl.Link(100.0, 0.0))
+    bench = bl.Workbench(graph, cluster, placer="m-etf", passes=())
+    log = explain(bench.outcome)
+    assert log.tied(0).startswith("A tie: 1 other pair of op and device could start then too; the lower number")
+    assert log.against_timeline(0, bench.outcome.timeline) == ""
+    # b starts on the device of a at 5 us; c would start there at 12 us, but for the memory.
+    assert [log.interesting(k) for k in range(3)] == ["", "", "memory refused"]
+    assert log.next_interesting(0) == 2

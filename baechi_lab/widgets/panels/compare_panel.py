@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     import pandas
 
 HEAD = {
-    "placer": "", "step": "simulated", "against one device": "the step beside that of one device alone", "gap":
+    "placer": "", "step": "simulated", "one device": "the step beside that of one device alone", "gap":
     "how far the step is above the largest lower bound", "peak memory": "the most that any device holds; ✗: more than it has",
     "moved": "bytes sent between devices in a step", "balance": "mean busy time of devices over that of the busiest; 1 is even",
-    "placing took": "", "measured": "median of a real run of this placement", "": "", " ": "", "  ": "",
+    "took": "seconds of placing", "measured": "median of a real run of this placement", "": "", " ": "",
 }  # fmt: skip
 MOST_GROUPS = 60
 
@@ -111,7 +111,7 @@ class ComparePanel:
         cells: list[Any] = [ipywidgets.HTML(f'<b title="{html.escape(why)}">{h}</b>') for h, why in HEAD.items()]
         for k, values in compared.iterrows():
             cells += self._row(values, best=k == 0)
-        columns = "max-content " * (len(HEAD) - 1) + "minmax(90px, 1fr)"
+        columns = "max-content " * len(HEAD)
         layout = ipywidgets.Layout(grid_template_columns=columns, grid_gap="0 12px", align_items="center", width="100%")
         self.grid = ipywidgets.GridBox(cells, layout=layout)
         self.grid.add_class("bl-grid")
@@ -139,7 +139,8 @@ class ComparePanel:
             if usable
             else ipywidgets.HTML()
         )
-        return [*cells, use, hold, last]
+        last.layout.grid_column = "1 / -1"
+        return [*cells, use, hold, *([last] if last.value else [])]
 
     def _refresh(self) -> None:
         """Say whether the table still belongs to the setting."""

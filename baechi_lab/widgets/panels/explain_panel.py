@@ -31,11 +31,14 @@ class ExplainPanel:
         self.before = button("<", "one step back", lambda: self._go(self.slider.value - 2))
         self.after = button(">", "one step on", lambda: self._go(self.slider.value))
         self.slider = ipywidgets.IntSlider(
-            value=1, min=1, max=1, description="step", layout=ipywidgets.Layout(width="420px")
+            value=1, min=1, max=1, description="step", layout=ipywidgets.Layout(width="100%")
+        )
+        self.next = button(
+            "Next of interest", "where a device is excluded, a favourite followed or memory refused", self._interesting
         )
         self.find = button("To selection", "the step that placed the selected op", self._find)
         self.close = button("End", "show the whole placement again", self._end)
-        self.steps = row(self.first, self.before, self.slider, self.after, self.find, self.close)
+        self.steps = row(self.first, self.before, self.slider, self.after, self.next, self.find, self.close)
         self.sentence, self.candidates = note(), ipywidgets.HTML(layout=WIDE)
         self.slider.observe(lambda event: self._shown(event["new"] - 1), "value")
         self.widget = ipywidgets.VBox([row(self.start), self.steps, self.sentence, self.candidates], layout=WIDE)
@@ -55,6 +58,10 @@ class ExplainPanel:
 
     def _stale(self, stale: bool) -> None:
         self.start.disabled = stale
+
+    def _interesting(self) -> None:
+        if self.log is not None:
+            self._go(self.log.next_interesting(self.slider.value - 1))
 
     def _find(self) -> None:
         if self.log is not None and self.model.selection:
@@ -82,7 +89,10 @@ class ExplainPanel:
         if log is None or not len(log):
             return
         with Guard(self.model.fail):
-            say(self.sentence, log.sentence(step), "good" if log.told else "note")
+            said = [log.sentence(step), log.tied(step)]
+            if self.model.outcome is not None and self.model.outcome.ran is self.model.outcome.graph:
+                said.append(log.against_timeline(step, self.model.outcome.timeline))
+            say(self.sentence, " ".join(filter(None, said)), "good" if log.told else "note")
             rows = log.rows(step)
             chosen = next((k for k, r in enumerate(rows) if r[3] == "chosen"), -1)
             head = ("candidate", "device", "earliest start", "")

@@ -16,12 +16,12 @@ from ..setting import resized
 from ..sweep_reasons import surprises
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
-from .parts import WIDE, button, note, row, say, table
+from .parts import WIDE, Quiet, button, note, row, say, table
 
 if TYPE_CHECKING:
     import pandas
 
-STYLE = {"description_width": "84px"}
+STYLE = {"description_width": "94px"}
 RATE, TIME = "samples per second", "step time (ms)"
 
 
@@ -53,9 +53,9 @@ class ExplorePanel:
         self.take = button("Use the best", "take over its devices, memory, placer, batch and micro-batches", self._take)
         self.take.layout.display = "none"
         self.table: pandas.DataFrame | None = None
-        self.fresh = True
+        self.fresh, self.quiet = True, Quiet()
         for control in (self.axis, self.by, self.measure):
-            control.observe(lambda _: self._draw(), "value")
+            control.observe(lambda _: self._asked(), "value")
         lists = [
             self.batches,
             self.micro,
@@ -84,7 +84,8 @@ class ExplorePanel:
         step = setting.source == "given" and isinstance(subject, Step) and "model" in subject.info
         self.batches.disabled = not (setting.model or step)
         if self.batches.disabled and self.measure.value == RATE:
-            self.measure.value = TIME
+            with self.quiet:
+                self.measure.value = TIME
 
     def grid(self) -> dict[str, Any]:
         """What the texts say, as arguments of `bl.sweep`."""
@@ -121,14 +122,19 @@ class ExplorePanel:
             say(self.verdict, str(error), "bad")
             self.take.layout.display = "none"
 
+    def _asked(self) -> None:
+        """Somebody asks another question: it stays."""
+        if not self.quiet.active:
+            self.fresh = False
+            self._draw()
+
     def _ask(self, rows: pandas.DataFrame) -> None:
-        """Until somebody asks otherwise: along the first thing that varies, with a curve for each value of the second."""
+        """Until somebody asks otherwise: along the first thing that varies, with a curve for each value of the last."""
         varied = asked(rows)
-        if self.fresh and self.axis.value not in varied and varied:
-            self.axis.value = varied[0]
-        if self.fresh and (self.by.value not in varied or self.by.value == self.axis.value):
-            rest = [name for name in varied if name != self.axis.value]
-            self.by.value = rest[0] if rest else ""
+        if self.fresh and varied:
+            with self.quiet:
+                self.axis.value = varied[0]
+                self.by.value = varied[-1] if len(varied) > 1 else ""
 
     def _draw(self) -> None:
         if self.table is None or len(self.table) == 0:
