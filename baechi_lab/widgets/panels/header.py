@@ -90,6 +90,8 @@ class Header:
 
     def _progress(self, said: tuple[str, float]) -> None:
         text, share = said
+        if text:
+            self._stale(self.model.stale)  # what was said before it started is over
         self.progress.layout.visibility = "visible" if text else "hidden"
         self.bar.value = max(share, 0.0)
         self.keep.layout.display = "inline-flex" if text and self.model.worker.points else "none"
