@@ -443,3 +443,10 @@ def test_sweep_prints_why_a_row_failed(call, graph_file):
 
 def test_export_refuses_an_unknown_format_at_once(call):
     check_refused(call("export", "mlp", "--format", "dott"), "unknown value of --format: 'dott'; did you mean 'dot'?")
+
+
+def test_hardware_kinds_are_taken_in_any_case(call, tmp_path):
+    graph = bl.OpGraph.from_edges([1.0], duration_by_kind={"a100": [3.0]})
+    bl.save_graph(graph, tmp_path / "a100.json")
+    given = ("place", str(tmp_path / "a100.json"), "--devices", "2", "--placer", "single", "--kind")
+    assert call(*given, "A100")[0] == 0 and call(*given, "H100")[0] == 2

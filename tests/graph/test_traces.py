@@ -260,6 +260,7 @@ def test_execution_traces_of_another_run_or_version_are_refused(tmp_path):
         ({"schema": "1.0.0", "nodes": []}, "of another run"),
         ({"schema": "7", "nodes": []}, "versions 1.x.x"),
         ({"nodes": []}, "no fields schema"),
+        ({"schema": "1.0.0", "nodes": [{"attrs": 7}]}, "nodes\\[0\\].attrs is 7; it must be a list"),
     ):
         (tmp_path / "e.json").write_text(json.dumps(document))
         with pytest.raises(FormatError, match=match):

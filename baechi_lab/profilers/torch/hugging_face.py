@@ -111,7 +111,7 @@ def _configuration(transformers: Any, fields: dict[str, Any], where: str) -> Any
     if kind is None:
         raise InvalidInput(f"{where} has no field 'model_type'; it names the architecture, such as 'llama'")
     if not isinstance(kind, str) or kind not in kinds:
-        shown = kind if isinstance(kind, str) and len(kind) <= 80 else f"{kind!r:.80}"
+        shown = kind if len(repr(kind)) <= 80 else f"{kind!r:.80}"
         near = UnknownNameError.of("model_type", shown, kinds.keys())
         raise UnknownNameError(f"{where}: {str(near).partition(' (known')[0]}: transformers {transformers.__version__}")
     _check_counts(fields, where)

@@ -49,7 +49,10 @@ def accesses(document: Any) -> dict[int, Access]:
     for k, node in enumerate(document["nodes"]):
         if not isinstance(node, Mapping):
             raise FormatError(f"nodes[{k}] is {node!r:.60}; it must be an object")
-        said = {a.get("name"): a.get("value") for a in node.get("attrs") or () if isinstance(a, Mapping)}
+        attributes = node.get("attrs") or []
+        if not isinstance(attributes, list):
+            raise FormatError(f"nodes[{k}].attrs is {attributes!r:.60}; it must be a list")
+        said = {str(a.get("name")): a.get("value") for a in attributes if isinstance(a, Mapping)}
         number = said.get("rf_id")
         if isinstance(number, int):
             schema = said.get("op_schema")
