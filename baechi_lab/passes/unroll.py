@@ -38,6 +38,9 @@ Ints = NDArray[np.int64]
 ACCUMULATE = "Accumulate"
 """Type of the ops that add a micro-batch's gradient to the sum of those before it."""
 
+MOST_OPS = 100_000_000
+"""Ops that a step is unrolled to at most; it would fill the memory of most machines."""
+
 _STATISTICS = re.compile(r"batch_?norm", re.IGNORECASE)
 _ADDITIONS = frozenset({"AddN", "Add", "AddV2"})
 _HANDLES = frozenset({"VarHandleOp"})
@@ -115,6 +118,11 @@ class Unroll(Pass):
             raise InvalidInput(f"graph is a {type(graph).__name__}; it must be an OpGraph")
         if graph.copy_of is not None:
             raise InvalidInput(f"graph {graph.name!r} is unrolled already; unroll the graph of one micro-batch")
+        if self.micro_batches * graph.n > MOST_OPS:
+            raise InvalidInput(
+                f"micro_batches is {self.micro_batches}; a step of the {graph.n} ops of graph {graph.name!r} may have "
+                f"{MOST_OPS // graph.n} at most, which are {MOST_OPS} ops"
+            )
         role = roles(graph)
         if self.micro_batches > 1:
             _warn_of_batch_statistics(graph, role)

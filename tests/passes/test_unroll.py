@@ -243,3 +243,11 @@ def test_a_batch_that_does_not_divide():
         micro_batch_size(30, 8)
     with pytest.raises(bl.InvalidInput, match="batch_size is 0"):
         micro_batch_size(0, 8)
+
+
+def test_a_step_that_would_fill_the_memory_is_refused():
+    chain = bl.OpGraph.from_edges([1.0, 2.0], [(0, 1, 4)])
+    with pytest.raises(
+        bl.InvalidInput, match=r"micro_batches is 10+; a step of the 2 ops .* may have 50000000 at most"
+    ):
+        bl.unroll(chain, 10**12)

@@ -1,11 +1,12 @@
 """The chains of a search together: trials, rounds that grow colder, and several searches where there is time for them."""
 
+import importlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from baechi_lab import Cluster, Link, place, simulate
+from baechi_lab import Cluster, Link, OpGraph, passes, place, simulate
 from baechi_lab.graph import generators
 from baechi_lab.placers.search.budget import Budget
 from baechi_lab.placers.search.chain import Chain
@@ -102,3 +103,22 @@ def test_the_first_rounds_are_hot_and_the_later_ones_cold_with_parts(monkeypatch
     assert rounds[0] == (SEARCH.levels, 0.0) and rounds[-1] == (SEARCH.late_levels, SEARCH.parts_share)
     assert max(hot for _, hot, _ in SEARCH.late_levels) <= min(cold for _, _, cold in SEARCH.levels)
     assert [levels for levels, _ in rounds].index(SEARCH.late_levels) == np.ceil(SEARCH.late_from * len(rounds))
+
+
+def test_what_would_last_too_long_is_not_begun(monkeypatch):
+    """A graph whose reduction would take far longer than there is time is neither optimized nor contracted."""
+    rule, begun = importlib.import_module("baechi_lab.placers.search.rule"), []
+    optimize = passes.optimize
+    monkeypatch.setattr(passes, "optimize", lambda *given, **more: begun.append(1) or optimize(*given, **more))
+    monkeypatch.setattr(rule, "contracted_graph", lambda *given: begun.append(2))
+    graph = OpGraph.from_edges([5.0] * 40, [(i // 2, i, 8) for i in range(1, 40)])
+    cluster = Cluster.uniform(2, link=Link(0.1, 0.0))
+    placed = place(graph, cluster, "search", time_limit=2.0, evaluations=50, workers=1)
+    assert 1 in begun and 2 in begun and placed.info["start_us"] < 200.0
+    begun.clear()
+    monkeypatch.setattr(rule, "REDUCING", 1e12)
+    monkeypatch.setattr(rule, "CONTRACTING", 1e12)
+    hurried = place(graph, cluster, "search", time_limit=2.0, evaluations=50, workers=1)
+    assert not begun and "on the raw graph" in hurried.info["start"] and hurried.info["evaluations"] > 1
+    place(graph, cluster, "search", time_limit=None, evaluations=50, workers=1)  # whose time is not limited
+    assert 1 in begun

@@ -49,7 +49,7 @@ from .islands import search_on_islands
 from .multistart import MultiStart
 from .parameters import SEARCH, SearchParameters
 from .period import search_period
-from .starts import Starts, choose, contracted_graph, restricted
+from .starts import CONTRACTING, REDUCING, Starts, choose, contracted_graph, restricted
 from .steps import search_step
 
 OBJECTIVES = ("makespan", "latency", "p90", "throughput", "step")
@@ -215,7 +215,9 @@ class _Run:
         self.parameters, samples = params.numbers or SEARCH, None
         if params.objective == "p90":
             samples = error_samples(graph, cluster, params.error, self.parameters.samples, params.seed)
+        before = budget.elapsed
         self.instance = Instance(graph, cluster, samples, self.parameters)
+        self.reading = budget.elapsed - before
         self.starts = Starts(self.instance, params.schedulers, params.seed)
         self.chains = MultiStart(self.instance, params.workers, params.seed, budget, self._tell)
         self.used_before, self.best, self.interrupted = 0, np.inf, False
@@ -268,16 +270,20 @@ class _Run:
             self.budget.seconds or np.inf
         )
 
+    def _lasts(self, times: float, share: float) -> bool:
+        """Whether what takes `times` as long as reading the graph did would end after `share` of the time."""
+        return self.budget.elapsed + times * self.reading > share * (self.budget.seconds or np.inf)
+
     def _candidates(self) -> list[Candidate]:
         if self.given is None:
-            return self.starts.from_rules(self._rules_took_long)
+            return self.starts.from_rules(self._rules_took_long, self._lasts(REDUCING, 0.5))
         first = self.starts.given(self.given)
         others = self.starts.measured(first.name, first.device)
         return [first, *sorted(others, key=lambda c: c.key)]
 
     def _coarse(self, candidates: list[Candidate]) -> list[Candidate]:
         """Search a large graph contracted, and project what is found there."""
-        if self.params.objective == "p90" or self.budget.spent(0) >= 1.0:
+        if self.params.objective == "p90" or self.budget.spent(0) >= 1.0 or self._lasts(CONTRACTING, 0.8):
             return []
         p = self.parameters
         found = contracted_graph(self.graph, self.cluster, p)

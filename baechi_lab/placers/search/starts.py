@@ -21,6 +21,13 @@ from .contract import contracted, short_us
 from .instance import Instance
 from .parameters import SEARCH, SearchParameters
 
+Rule = tuple[str, NDArray[np.int32], NDArray[np.float64] | None]
+"""What a rule says: its name, device and planned position of every op."""
+
+REDUCING, CONTRACTING = 15.0, 5.0
+"""What optimizing and contracting a graph take, in times of what making its `Instance` took: neither can be stopped, so a
+search asks beforehand whether there is time for it."""
+
 
 class Starts:
     """Candidates of `instance` under the allowed `schedulers` ("fifo", "planned")."""
@@ -53,14 +60,17 @@ class Starts:
         ]
         return [c for c in tried if c.overflow_bytes == 0 and np.isfinite(c.makespan_us)]
 
-    def from_rules(self, enough: Callable[[], bool]) -> list[Candidate]:
-        """Feasible candidates, best first; stops once `enough` (asked after every rule) and one is there."""
+    def from_rules(self, enough: Callable[[], bool], hurried: bool = False) -> list[Candidate]:
+        """Feasible candidates, best first; stops once `enough` (asked after every rule) and one is there.
+
+        `hurried`: on the graph as it is, the cheapest rules first.
+        """
         if self.instance.track:
             refuse_the_impossible(self.graph, self.cluster)
         found: list[Candidate] = []
         best = np.inf
         seen: set[bytes] = set()
-        for name, device, planned in self._rules():
+        for name, device, planned in self._rules(hurried):
             key = device.tobytes()
             if planned is None and key in seen:
                 continue
@@ -72,18 +82,25 @@ class Starts:
         found.sort(key=lambda c: c.key)
         return found or [self.repaired(None)]
 
-    def _rules(self) -> Iterator[tuple[str, NDArray[np.int32], NDArray[np.float64] | None]]:
+    def _rules(self, hurried: bool) -> Iterator[Rule]:
         """Every fast placer on the optimized graph and on the graph itself; METIS and cuts also on fewer devices."""
-        for what, graph in forms_of(self.graph, self.cluster).items():
-            for name, device in self._cuts(graph):
-                device = device if graph is self.graph or graph.group_of is None else device[graph.group_of]
-                yield f"{name} on the {what} graph", device, None
-            for name in fast_placers(graph):
-                try:
-                    placed = proposal(name, graph, self.graph, self.cluster)
-                except BaechiLabError:  # this rule finds nothing that fits; others may
-                    continue
-                yield f"{name} on the {what} graph", placed.device, placed.rank
+        for what, graph in forms_of(self.graph, self.cluster, optimized=not hurried).items():
+            ways = (self._cut_up, self._placed)
+            for way in ways[::-1] if hurried else ways:
+                yield from way(what, graph)
+
+    def _cut_up(self, what: str, graph: OpGraph) -> Iterator[Rule]:
+        for name, device in self._cuts(graph):
+            device = device if graph is self.graph or graph.group_of is None else device[graph.group_of]
+            yield f"{name} on the {what} graph", device, None
+
+    def _placed(self, what: str, graph: OpGraph) -> Iterator[Rule]:
+        for name in fast_placers(graph):
+            try:
+                placed = proposal(name, graph, self.graph, self.cluster)
+            except BaechiLabError:  # this rule finds nothing that fits; others may
+                continue
+            yield f"{name} on the {what} graph", placed.device, placed.rank
 
     def _cuts(self, graph: OpGraph) -> Iterator[tuple[str, NDArray[np.int32]]]:
         yield from contiguous_splits(graph, self.cluster)
