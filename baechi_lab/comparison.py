@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .checks import check_whole
-from .comparison_runs import measure_rows, split_cluster, where_to_run
+from .comparison_runs import measure_rows, memory_of, split_cluster, where_to_run
 from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from .graph import Cluster, OpGraph, Placement, Step, Timeline
 from .graph.arguments import check_records
@@ -30,7 +30,7 @@ ROW_ERRORS = (BaechiLabError, ArithmeticError, LookupError, MemoryError, Runtime
 COLUMNS = (
     "placer", "makespan_us", "lower_bound_us", "gap", "feasible", "peak_bytes", "device_peak_bytes", "moved_bytes",
     "transfers", "balance", "place_seconds", "measured_us", "measured_low_us", "measured_high_us", "error",
-    "one_device_us", "winner",
+    "one_device_us", "winner", "peak_parts", "measured_peak_bytes", "measured_device_peak_bytes", "measured_peak_parts",
 )  # fmt: skip
 
 
@@ -85,7 +85,10 @@ def compare(
         of the devices, 1 is perfect), `place_seconds`, `measured_us` (median step, NaN if not run) with its 95 %
         interval `measured_low_us` to `measured_high_us`, `error` (why a row has no placement, is not feasible or did
         not run), `one_device_us` (the step of one device alone, whether or not it fits there), `winner` (whose answer
-        `auto` took); with `native` also `native_ratio` (`measured_us` over that of the fastest native row).
+        `auto` took), `peak_parts` (persistent, outputs, temporary and received bytes of the fullest device at its peak) and,
+        where a placement ran, `measured_peak_bytes`, `measured_device_peak_bytes` and `measured_peak_parts` of one traced
+        step (what is not simulated: docs/memory.md); with `native` also `native_ratio` (`measured_us` over that of the
+        fastest native row).
         `table.attrs["notes"]`: sentences without which the table would mislead.
 
     Raises:
@@ -268,8 +271,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
     return {
         "makespan_us": timeline.makespan_us,
         "feasible": timeline.feasible,
-        "peak_bytes": int(timeline.peak_bytes.max(initial=0)),
-        "device_peak_bytes": timeline.peak_bytes.tolist(),
+        **memory_of(timeline),
         "moved_bytes": timeline.moved_bytes,
         "transfers": len(timeline.transfers),
         "balance": float(np.mean(timeline.busy_us)) / busiest if busiest > 0 else 1.0,

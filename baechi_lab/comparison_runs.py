@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import BaechiLabError, InvalidInput
-from .graph import Cluster, NativeRun, OpGraph, Placement, Run, Step
+from .graph import Cluster, NativeRun, OpGraph, Placement, Run, Step, Timeline
 
 if TYPE_CHECKING:
     from .executors import LocalCluster
@@ -63,6 +63,7 @@ def measure_rows(
     rows = [*placements, *ways]
     seconds: dict[int, list[Any]] = {row: [] for row in rows}
     failed: dict[int, str] = {}
+    held: dict[int, dict[str, Any]] = {}
     bar = tqdm(total=rounds * len(rows), desc="measuring", delay=1, disable=not progress, leave=False)
     with bar, _Runner(graph, step, where) as run:
         for turn in range(rounds):
@@ -72,14 +73,37 @@ def measure_rows(
                     continue
                 count = (steps + turn) // rounds
                 try:
-                    done: Run | NativeRun = ways[row](count) if row in ways else run(placements[row], count)
+                    done: Run | NativeRun
+                    done = ways[row](count) if row in ways else run(placements[row], count)
                 except BaechiLabError as error:
                     failed[row] = str(error)
                     continue
                 seconds[row].append(done.step_seconds)
+                if isinstance(done, Run) and done.timeline is not None and row not in held:
+                    held[row] = memory_of(done.timeline, "measured_")
                 if done.status != "ok":
                     failed[row] = done.message or done.status
-    return {row: _columns(seconds[row], failed.get(row, "")) for row in rows}
+    return {row: _columns(seconds[row], failed.get(row, "")) | held.get(row, {}) for row in rows}
+
+
+def memory_of(timeline: Timeline, prefix: str = "") -> dict[str, Any]:
+    """Columns of a timeline's peaks: of the fullest device, of each, and what the fullest held at its peak."""
+    peaks = timeline.peak_bytes
+    fullest = int(peaks.argmax()) if len(peaks) else 0
+    return {
+        f"{prefix}peak_bytes": int(peaks.max(initial=0)),
+        f"{prefix}device_peak_bytes": peaks.tolist(),
+        f"{prefix}peak_parts": timeline.peak_parts(fullest),
+    }
+
+
+def device_memory(timeline: Timeline) -> list[dict[str, Any]]:
+    """The peak of every device that held anything, with its parts."""
+    return [
+        {"device": name, "peak_bytes": int(timeline.peak_bytes[d]), "parts": timeline.peak_parts(d)}
+        for d, name in enumerate(timeline.device_names)
+        if timeline.peak_bytes[d]
+    ]
 
 
 class _Runner:
@@ -88,6 +112,13 @@ class _Runner:
     def __init__(self, graph: OpGraph, step: Step, where: Mapping[str, Any]) -> None:
         self._graph, self._step, self._where = graph, step, dict(where)
         self._worker: Any = None
+        self._traced: list[Placement] = []
+
+    def _first(self, placement: Placement) -> int:
+        """One traced step in the first turn of a placement, for what it holds in memory."""
+        known = any(placement is earlier for earlier in self._traced)
+        self._traced += [] if known else [placement]
+        return int(not known)
 
     def __call__(self, placement: Placement, steps: int) -> Run:
         from .executors import Worker, execute
@@ -101,7 +132,7 @@ class _Runner:
             self._step,
             placement,
             steps,
-            traced=0,
+            traced=self._first(placement),
             graph=self._graph,
             worker=self._worker,
             progress=False,

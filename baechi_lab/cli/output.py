@@ -72,7 +72,7 @@ def print_comparison(table: pandas.DataFrame) -> None:
         "balance",
         "placed in",
     ]
-    header += ["measured"] * measured + ["to native"] * ("native_ratio" in table)
+    header += ["measured", "peak, measured"] * measured + ["to native"] * ("native_ratio" in table)
     print_rows(header, [_comparison_row(row, measured) for row in rows])
     for row in rows:
         if row["error"]:
@@ -97,7 +97,8 @@ def _comparison_row(row: Mapping[str, Any], measured: bool) -> list[str]:
         cell("place_seconds", lambda s: f"{s:.3g} s"),
     ]  # fmt: skip
     ratio = [cell("native_ratio", lambda x: f"x {x:.2f}")] * ("native_ratio" in row)
-    return cells + [cell("measured_us", format_us)] * measured + ratio
+    run = [cell("measured_us", format_us), cell("measured_peak_bytes", format_bytes)] * measured
+    return cells + run + ratio
 
 
 def timeline_facts(timeline: Timeline, lower_bound_us: float, batch_size: int | None = None) -> dict[str, Any]:

@@ -171,6 +171,12 @@ class Timeline:
         """float64[devices]: time each device computed."""
         return np.bincount(self.device, self.end_us - self.start_us, minlength=len(self.device_names))
 
+    def peak_parts(self, device: int) -> dict[str, int]:
+        """Bytes by category (`MEMORY_CATEGORIES`) at the instant at which `device` held most; zeros without a log."""
+        _, levels = self.memory.levels(device)
+        held = levels[levels.sum(axis=1).argmax()].tolist() if len(levels) else [0] * len(MEMORY_CATEGORIES)
+        return dict(zip(MEMORY_CATEGORIES, held, strict=True))
+
     @property
     def idle_us(self) -> NDArray[Any]:
         """float64[devices]: time each device did not compute before the step ended."""

@@ -196,6 +196,7 @@ def coarse_graph(
         )
     colocation, colocation_names = _colocation(graph, label, count)
     return OpGraph(
+        reuse=None if graph.reuse is None else np.zeros(count, dtype=np.int8),  # they share memory unknown to groups
         names=tuple([graph.names[i] for i in leading.tolist()]),
         op_types=tuple([graph.op_types[i] for i in leading.tolist()]),
         duration_us=_sums(graph.duration_us, label, count),

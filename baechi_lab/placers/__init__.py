@@ -10,6 +10,8 @@ from ..graph.arguments import check_records
 from ..graph.kernels.compiling import working_seconds
 from ..lazy import lazy_names
 from .base import Placer
+from .exact.memory import memory_may_run_out
+from .memory.sharing import tried_out, with_shared_memory
 from .registry import list_placers, make_placer, placer_names
 
 if TYPE_CHECKING:
@@ -24,7 +26,9 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     """Place `graph` on `cluster` with a registered placer (parameters by keyword) or a placer object.
 
     On links with `overhead_us` placers count the processor time of a message as latency, and prove nothing. Where
-    `graph.reuse` says that outputs lie in the memory of others, they still give every output bytes of its own.
+    `graph.reuse` says that outputs lie in the memory of others, they still give every output bytes of its own: one that
+    refuses is asked again with larger limits, and what it finds must keep within the real ones when it is simulated
+    (`placers.memory.sharing`); where memory is short, nothing is proven.
 
     Args:
         graph: the ops to place; of `bl.profile`, or a coarse one of `bl.optimize`.
@@ -49,16 +53,16 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     made = make_placer(placer, **params)
     began = working_seconds()
     # What a message takes of the devices depends on the placement: placers see it as latency.
+    seen = cluster.without_overhead()
     try:
-        found = made.assign(graph, cluster.without_overhead())
+        found = made.assign(graph, seen)
     except InfeasiblePlacement as refused:
         if graph.reuse is None:
             raise
-        said = (
-            f"{refused}; no proof: every output was given bytes of its own, although some lie in the memory of others"
-        )
-        raise InfeasiblePlacement(said, refused.needed_bytes, refused.available_bytes) from refused
+        found = _shared(graph, seen, made, refused)
     if cluster.overhead_us.any():
+        found = found.replace(info={**_unproven(found.info), "overhead": "seen as latency"})
+    if graph.reuse is not None and memory_may_run_out(graph, seen):
         found = found.replace(info=_unproven(found.info))
     return found.replace(
         placer=made.name,
@@ -71,6 +75,17 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
 
 
 def _unproven(info: Any) -> dict[str, Any]:
-    """Without what was proven of costs that the cluster does not have."""
-    kept = {key: value for key, value in info.items() if key not in ("status", "gap", "bound_us")}
-    return {**kept, "overhead": "seen as latency"}
+    """Without what was proven of costs that the cluster, or of memory that the graph, does not have."""
+    return {key: value for key, value in info.items() if key not in ("status", "gap", "bound_us")}
+
+
+def _shared(graph: OpGraph, cluster: Cluster, made: Placer, refused: InfeasiblePlacement) -> Placement:
+    """A placement that fits because outputs lie in others, or the refusal, which proves nothing then."""
+    found = None
+    if getattr(made, "objective", "latency") in ("latency", "makespan") and graph.reuse.any():  # type: ignore[union-attr]
+        found = tried_out(graph, cluster) if made.name in ("auto", "search", "exact") else None
+        found = found or with_shared_memory(graph, cluster, made.assign)
+    if found is not None:
+        return found
+    said = f"{refused}; no proof: every output was given bytes of its own, although some lie in the memory of others"
+    raise InfeasiblePlacement(said, refused.needed_bytes, refused.available_bytes) from refused

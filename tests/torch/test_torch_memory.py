@@ -132,3 +132,16 @@ def test_scratch_of_a_kernel_is_held_while_it_runs():
     with following.scratch(), following.mode(), torch.backends.mkldnn.flags(enabled=False):
         y = torch.nn.functional.conv2d(x, kernel, padding=1)
     assert max(held.size for held in following.held) > 2 * y.untyped_storage().nbytes()  # columns of all patches
+
+
+def test_compare_shows_measured_beside_simulated_peaks():
+    """Two layers on one device: the peak is in the loss's backward pass, beside weights and the batch, before any gradient."""
+    step = TorchStep("two", linear, (torch.ones(32, 64),))
+    graph = bl.torch.profile(step, runs=1, warmup=0)
+    table = bl.compare(
+        graph, bl.Cluster.uniform(1, kind="cpu"), ["single"], step=step, measure=True, steps=1, progress=False
+    )
+    row = table.iloc[0]
+    assert row.peak_parts["persistent"] == row.measured_peak_parts["persistent"] == 2 * 64 * 64 * 4 + 32 * 64 * 4
+    assert sum(row.measured_peak_parts.values()) == row.measured_peak_bytes == row.measured_device_peak_bytes[0]
+    assert 0.95 <= row.peak_bytes / row.measured_peak_bytes <= 1.25

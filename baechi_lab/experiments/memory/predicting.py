@@ -43,5 +43,4 @@ def in_both_orders(graph: OpGraph, cluster: Cluster, placement: Placement) -> tu
 
 def parts_at_peak(timeline: Timeline, device: int) -> tuple[int, ...]:
     """Persistent, outputs, temporary and received bytes when a device held most; zeros where it held nothing."""
-    _, levels = timeline.memory.levels(device)
-    return tuple(levels[levels.sum(axis=1).argmax()].tolist()) if len(levels) else (0, 0, 0, 0)
+    return tuple(timeline.peak_parts(device).values())
