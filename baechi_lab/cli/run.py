@@ -44,8 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         "status": done.status, "steps": len(done.step_seconds), "measured_us": done.median_seconds * 1e6,
         "simulated_us": simulated, "moved_ops": list(done.moved_ops), "step_seconds": done.step_seconds,
     }  # fmt: skip
-    if done.timeline is not None:
-        facts["measured_memory"] = device_memory(done.timeline)
+    held = [] if done.timeline is None else device_memory(done.timeline)
+    facts["measured_memory"] = held
     if done.native:
         ways = {
             way: {"measured_us": own.median_seconds * 1e6, "message": own.message, **own.info}
@@ -58,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     lines = {"steps": str(facts["steps"]), "step, measured": format_us(done.median_seconds * 1e6) + " (median)"}
     if simulated is not None:
         lines["step, simulated"] = format_us(simulated)
-    for held in facts.get("measured_memory", ()):
-        lines[f"peak of {held['device']}, measured"] = format_bytes(held["peak_bytes"])
+    for of in held:
+        lines[f"peak of {of['device']}, measured"] = format_bytes(of["peak_bytes"])
     for own in done.native.values():
         lines[f"step, {own.name}"] = own.message or format_us(own.median_seconds * 1e6) + " (median, undivided)"
     if done.native_ratio == done.native_ratio:
