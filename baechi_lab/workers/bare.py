@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
+
+from ..absent import absent
 
 OPTIONAL = ("IPython", "h5py", "keras", "pandas", "rich")
 """Tables, notebooks and files of weights: a fifth of the time of importing TensorFlow, and nothing that serves needs them."""
@@ -15,12 +16,6 @@ def import_tensorflow() -> Any:
     >>> import_tensorflow().constant(1).shape
     TensorShape([])
     """
-    hidden = [name for name in OPTIONAL if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # what Python documents as "not importable"
-    try:
+    with absent(*OPTIONAL):
         import tensorflow
-    finally:
-        for name in hidden:
-            if sys.modules[name] is None:
-                del sys.modules[name]
     return tensorflow

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ...absent import absent
 from ...errors import FormatError
 from ..cluster import Cluster, Device, Link
 from ..opgraph import OpGraph, default_tensor_names
@@ -67,7 +68,9 @@ def check_schema(document: Any) -> None:
         raise FormatError(f"field version is {document.get('version')!r:.60}; this reader knows version {VERSION}")
     if not isinstance(document.get("kind"), str) or document["kind"] not in KINDS:
         raise FormatError(f"field kind is {document.get('kind')!r:.60}; it must be one of {', '.join(KINDS)}")
-    from jsonschema import Draft202012Validator
+    # Where Jupyter is installed, jsonschema builds grammars of addresses for a second; our schema has no addresses.
+    with absent("rfc3987_syntax"):
+        from jsonschema import Draft202012Validator
 
     part = {**schema()["$defs"][document["kind"]], "$defs": schema()["$defs"]}
     errors = sorted(Draft202012Validator(part).iter_errors(_cut(document)), key=lambda e: (len(e.path), str(e.path)))
