@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from types import FunctionType
 from typing import Any
 
 from ..errors import MissingPackage
@@ -37,7 +38,7 @@ class RayExecutor(Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """The future of a Ray task; cancelling it cancels the task."""
         if fn not in self._remote:
-            self._remote[fn] = self._ray.remote(**self._options)(fn)
+            self._remote[fn] = self._ray.remote(**self._options)(_plain(fn))
         reference = self._remote[fn].remote(*args, **kwargs)
         future: Future[Any] = reference.future()
 
@@ -51,3 +52,14 @@ class RayExecutor(Executor):
     def share(self, data: bytes) -> Any:
         """A reference to `data` in the object store, in whose place the function gets the bytes."""
         return self._ray.put(data)
+
+
+def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls `fn`: Ray takes no built-in functions and no other callables."""
+    if isinstance(fn, FunctionType):
+        return fn
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    return call

@@ -1,0 +1,32 @@
+"""Sweeps on Ray itself; `test_sweep_executors` has its interface without it."""
+
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.sweeps import RayExecutor
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
+
+GRAPH = bl.OpGraph.from_edges([1 + i % 7 for i in range(60)], [(i // 3, i, 4 + i) for i in range(1, 60)])
+SETTINGS = {"devices": [1, 2, 3, 4], "memory_bytes": ["1kB", "1MB"], "placer": ["single", "m-topo", "m-etf"]}
+
+
+def table(executor, **more):
+    rows = bl.sweep(GRAPH, executor=executor, progress=False, **SETTINGS, **more)
+    return rows.drop(columns="place_seconds")  # the only column that is measured
+
+
+@pytest.fixture(scope="module")
+def started():
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+    yield
+    ray.shutdown()
+
+
+def test_ray_as_it_comes(started):
+    assert table(RayExecutor()).equals(table("here"))
+
+
+def test_what_is_no_python_function(started):
+    assert RayExecutor().submit(max, 1, 2).result(60) == 2
