@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link
-from .setting import GIVEN, Setting
+from .setting import GIVEN, Setting, told_pipeline
 
 
 def to_code(setting: Setting, *, given: str = "graph", export: str = "") -> str:
@@ -23,17 +23,23 @@ def to_code(setting: Setting, *, given: str = "graph", export: str = "") -> str:
     placed = bl.place(coarse, cluster, 'm-etf')
     timeline = bl.simulate(graph, cluster, placed, scheduler=None)
     """
-    placed = "coarse" if setting.passes else "graph"
+    placed, devices = "coarse" if setting.passes else "graph", "cluster" if setting.replicas == 1 else "share"
     lines = ["import baechi_lab as bl", *_source_lines(setting, given), f"cluster = {cluster_code(setting.cluster)}"]
+    if setting.replicas > 1:
+        lines.append(f"share = {cluster_code(setting.share)}")
     if setting.passes:
         options = f"passes={setting.passes!r}, forward_only={setting.forward_only!r}"
-        lines.append(f"coarse = bl.optimize(graph, cluster, {options})")
-    lines.append(f"placed = bl.place({placed}, cluster, {setting.placer!r}{_keywords(setting.params)})")
+        lines.append(f"coarse = bl.optimize(graph, {devices}, {options})")
+    lines.append(f"placed = bl.place({placed}, {devices}, {setting.placer!r}{_keywords(setting.placer_params)})")
     if setting.moves:
-        lines.append(f"placed = bl.move(placed, graph, cluster, {list(setting.moves)!r})")
-    lines.append(f"timeline = bl.simulate(graph, cluster, placed, scheduler={setting.scheduler!r})")
+        lines.append(f"placed = bl.move(placed, graph, {devices}, {list(setting.moves)!r})")
+    if setting.replicas > 1:
+        copies = f"tuple(range(d, {setting.cluster.n}, {setting.share.n}))"
+        lines.append(f"placed = placed.replace(replicas=[{copies} for d in sorted(set(placed.device.tolist()))])")
+    pipeline = _keywords(setting.pipeline)
+    lines.append(f"timeline = bl.simulate(graph, cluster, placed, scheduler={setting.scheduler!r}{pipeline})")
     if export:
-        lines.append(f"bl.export(step, placed, {export!r}, graph=graph)")
+        lines.append(f"bl.export(step, placed, {export!r}, graph=graph{pipeline})")
     return "\n".join(lines)
 
 
@@ -42,7 +48,7 @@ def _source_lines(setting: Setting, given: str) -> list[str]:
     if setting.path:
         return [f"graph = bl.load_graph({setting.path!r})"]
     if setting.model:
-        size = {} if setting.batch_size is None else {"batch_size": setting.batch_size}
+        size = {} if setting.built_batch is None else {"batch_size": setting.built_batch}
         return [f"step = bl.models.build({setting.model!r}{_keywords({**size, **setting.model_params})})", profile]
     return [profile] if given == "step" else []
 
@@ -94,7 +100,20 @@ def from_code(text: str) -> Setting:
     if "placer" not in found:
         raise InvalidInput("no line places the graph (placed = bl.place(...))")
     found.setdefault("passes", ())
+    _of_the_whole_batch(found)
     return Setting(**found)
+
+
+def _of_the_whole_batch(found: dict[str, Any]) -> None:
+    """From the lines of one micro-batch and of one replica to the setting of all."""
+    if found.get("batch_size") is not None:
+        found["batch_size"] *= found.get("micro_batches") or 1
+    pipeline = {key: found[key] for key in ("micro_batches", "schedule") if found.get(key) is not None}
+    told = told_pipeline(found["placer"], pipeline)
+    found["params"] = {k: v for k, v in found["params"].items() if told.get(k) != v}
+    share = found.pop("share", None)
+    if share is not None:
+        found["replicas"] = found["cluster"].n // share.n
 
 
 def _read(line: ast.stmt, found: dict[str, Any]) -> None:
@@ -105,7 +124,10 @@ def _read(line: ast.stmt, found: dict[str, Any]) -> None:
         raise InvalidInput(f"line {line.lineno}: {ast.unparse(line)!r} is not a call that the workbench writes")
     name = _called(value)
     if name in ("Cluster", "Cluster.uniform"):
-        found["cluster"] = _value(value)
+        shared = isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "share"
+        found["share" if shared else "cluster"] = _value(value)
+        return
+    if name == "placed.replace":  # the replicas, which the share tells
         return
     reader = _READERS.get(name)
     if reader is None:
@@ -184,7 +206,7 @@ def _read_move(found: dict[str, Any], args: list[Any], options: dict[str, Any], 
 
 
 def _read_simulate(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
-    found["scheduler"] = options.get("scheduler")
+    found |= {key: options.get(key) for key in ("scheduler", "micro_batches", "schedule")}
 
 
 def _ignore(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:

@@ -331,5 +331,5 @@ def test_replicas_are_refused():
     from baechi_lab.torch.models import build
 
     step = build("gnmt", batch_size=1, length=2, vocabulary=7, width=4, layers=2)
-    with pytest.raises(bl.InvalidInput, match=r"replicas is \(\(0, 1\),\); a PyTorch plan runs every op on one device"):
+    with pytest.raises(bl.InvalidInput, match=r"replicas is \(\(0, 1\),\); bl.execute runs every op on one device"):
         bl.execute(step, bl.Placement(device=[0] * 19, replicas=[(0, 1)]), cluster=bl.Cluster.uniform(2, kind="cpu"))

@@ -35,6 +35,10 @@ SETTINGS = [
     Setting(
         bl.Cluster((bl.Device("x", "gpu", 5), bl.Device("y", "cpu", 7, 0.5)), [[bl.Link(0, 0), bl.Link(1, 2)]] * 2)
     ),
+    Setting(
+        bl.Cluster.uniform(4), source="model:gnmt", batch_size=64, placer="contiguous", params={"objective": "throughput"},
+        micro_batches=8, schedule="gpipe", replicas=2,
+    ),
 ]  # fmt: skip
 
 
@@ -50,6 +54,18 @@ def test_code_runs_and_gives_the_shown_numbers(diamond, pair):
     exec(made.code(), scope)
     assert scope["timeline"].makespan_us == made.outcome.timeline.makespan_us
     assert np.array_equal(scope["placed"].device, made.outcome.placement.device)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_code_of_micro_batches_runs_and_gives_the_shown_numbers(replicas):
+    graph = bl.generators.with_backward(bl.generators.chain(6, seed=1))
+    pipeline = {"micro_batches": 4, "schedule": "1f1b", "replicas": replicas}
+    made = model_of(graph, bl.Cluster.uniform(4, link=bl.Link(5.0, 0.0)), placer="contiguous", **pipeline)
+    scope = {"graph": graph}
+    exec(made.code(), scope)
+    assert scope["timeline"].makespan_us == made.outcome.timeline.makespan_us
+    assert scope["placed"] == made.outcome.placement
+    assert from_code(made.code()) == made.setting
 
 
 @pytest.mark.parametrize("matrix", [False, True])
