@@ -25,7 +25,7 @@ from ..exporters.plans import write_plan
 from ..graph import Cluster, Device, Link, OpGraph, Placement
 from ..placers import place
 from ..simulator import simulate
-from .results import store
+from .results import result, store
 
 PLACERS: dict[str, dict[str, Any]] = {
     "auto": {}, "contiguous": {}, "m-sct": {}, "search": {"time_limit": None, "evaluations": 5000, "seed": 0},
@@ -57,6 +57,22 @@ CONFIGURATIONS = (
     Configuration("t5", "inference", ("a100",) * 3, (1.0, 0.7, 0.5)),
     Configuration("vit", "training", ("l4", "h100"), (6.0, 8.0)),
 )
+
+
+SMALL_STEPS: dict[str, dict[str, Any]] = {
+    "bert": {"layers": 2, "width": 64, "heads": 4, "inner": 128, "length": 32, "vocabulary": 1000},
+    "gnmt": {"layers": 2, "width": 32, "length": 5, "vocabulary": 500},
+    "resnet50": {"image_size": 32, "width": 8, "blocks": (1, 1), "classes": 5},
+    "transformer": {"width": 64, "heads": 4, "inner": 128, "length": 16, "vocabulary": 1000},
+}
+"""Training steps of `bl.torch.models` that run here in milliseconds: their sizes."""
+MEASURED = (
+    ("bert", (0.8, 0.8)), ("bert", (0.9, 0.5)), ("bert", (0.6, 0.6, 0.6)),
+    ("gnmt", (0.8, 0.8)), ("gnmt", (0.9, 0.6)),
+    ("resnet50", (0.8, 0.8)), ("resnet50", (0.7, 0.6, 0.5)),
+    ("transformer", (0.8, 0.8)), ("transformer", (0.9, 0.5)), ("transformer", (0.7, 0.5, 0.5)),
+)  # fmt: skip
+"""What is run: a step, and what each device holds in shares of the step's peak on one device."""
 
 
 def build(name: str) -> tuple[Any, dict[str, Any]]:
@@ -198,10 +214,10 @@ def compared(chosen: Configuration) -> dict[str, Any]:
     return {**about, **counts, "accelerate": theirs(graph, cluster, model), "ours": ours(graph, cluster, model)}
 
 
-def measured(name: str, devices: int = 2, steps: int = 15, **size: Any) -> dict[str, Any]:
+def measured(name: str, shares: tuple[float, ...] = (0.8, 0.8), steps: int = 15) -> dict[str, Any]:
     """A small training step on logical CPU devices of this machine, under both maps and on one device: milliseconds per step.
 
-    A device holds 0.8 of what the step takes on one, so that neither map can stay there. Logical CPU devices share one
+    Each device holds a share of what the step takes on one, so that neither map can stay there. Logical CPU devices share one
     process and its thread, so no map can run anything side by side: what is compared is what the maps cost, apart from
     waiting. The maps take turns, three times. `measured_ms` is the least median of wall-clock times, to which whatever
     else the machine does adds; `processor_ms` the least processor time of one step, which waits for nobody.
@@ -213,15 +229,17 @@ def measured(name: str, devices: int = 2, steps: int = 15, **size: Any) -> dict[
     from ..torch.references import device_map
 
     torch.set_num_threads(1)
-    step = build_step(name, batch_size=8, **size)
+    step, devices = build_step(name, batch_size=8, **SMALL_STEPS[name]), len(shares)
     graph, model = profile(step, mode="training"), step.model()
     roomy = Cluster.uniform(devices, memory_bytes=1 << 34, link=Link(5.0, 1e-4))
     alone = simulate(graph, roomy, Placement(device=np.zeros(graph.n, dtype=np.int32))).peak_bytes[0]
-    cluster = roomy.with_memory(int(0.8 * alone))
-    found: dict[str, Any] = {"model": name, "devices": devices, "size": size, "memory_bytes": int(0.8 * alone)}
+    cluster = roomy.with_memory([int(share * alone) for share in shares])
+    found: dict[str, Any] = {
+        "model": name, "size": SMALL_STEPS[name], "memory_shares": shares, "memory_bytes": cluster.memory_bytes.tolist()
+    }  # fmt: skip
     mine = our_map(graph, cluster, model, QUICK)
     if mine is None:
-        raise InvalidInput(f"no placement of {name!r} fits {devices} devices of {int(0.8 * alone)} bytes")
+        raise InvalidInput(f"no placement of {name!r} fits {devices} devices of {cluster.memory_bytes.tolist()} bytes")
     maps = {"accelerate": device_map(model, cluster, whole=step.atomic), "ours": mine[0]}
     for key, chosen in maps.items():
         simulated = simulate(graph, cluster, read_back(graph, chosen))
@@ -250,9 +268,12 @@ def main() -> None:
     """Compare, print, store."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("-o", "--output", help="store the results as JSON")
+    parser.add_argument(
+        "--measured", action="store_true", help="run the small steps alone; keep the stored simulations"
+    )
     given = parser.parse_args()
-    rows = []
-    for chosen in CONFIGURATIONS:
+    rows = list(result("device_maps")["simulated"]) if given.measured else []
+    for chosen in () if given.measured else CONFIGURATIONS:
         rows.append(compared(chosen))
         a, b = rows[-1]["accelerate"], rows[-1]["ours"]
         print(
@@ -263,13 +284,10 @@ def main() -> None:
             b and (b["placer"], round(b["step_us"]), b["fits"]),
             flush=True,
         )
-    real = [
-        measured("bert", layers=2, width=64, heads=4, inner=128, length=32, vocabulary=1000),
-        measured("resnet50", image_size=32, width=8, blocks=(1, 1), classes=5),
-        measured("transformer", width=64, heads=4, inner=128, length=16, vocabulary=1000),
-    ]
-    for row in real:
-        print(row)
+    real = []
+    for name, shares in MEASURED:
+        real.append(measured(name, shares))
+        print(real[-1], flush=True)
     if given.output:
         store(
             given.output,
