@@ -40,6 +40,7 @@ def test_stored_maps_cover_every_parameter_and_keep_tied_ones_whole():
         # Within 3 % of accelerate's step everywhere, and never where accelerate's map does not fit.
         assert not theirs["fits"] or ours["step_us"] <= 1.03 * theirs["step_us"]
     assert [(row["model"], tuple(row["memory_shares"])) for row in result("device_maps")["measured"]] == list(MEASURED)
+    assert all(row["ours"]["fits"] for row in result("device_maps")["measured"])
     assert all(
         row[key]["measured_ms"] > 0 for row in result("device_maps")["measured"] for key in ("ours", "accelerate")
     )
