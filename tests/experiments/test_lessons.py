@@ -52,7 +52,9 @@ def test_unanswered_exercises_say_so(name, exercise):
 
 
 @pytest.mark.parametrize(("name", "exercise"), ALL)
-@pytest.mark.parametrize("nonsense", ["x", -1, [], [9.5], {}, float("nan"), True, object()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "nonsense", ["x", -1, [], [9.5], {}, float("nan"), True, object()], ids=lambda x: type(x).__name__
+)
 def test_nonsense_is_no_answer_and_gets_a_sentence(name, exercise, nonsense):
     verdict = lesson(name)(exercise, nonsense)
     assert verdict.right is False
