@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 
 PROGRAM = """
@@ -104,7 +102,6 @@ def run(blocked):
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
 def test_results_do_not_depend_on_numba_and_every_kernel_is_reached():
     without, with_it = run(True), run(False)
     assert without.pop("numba") is False

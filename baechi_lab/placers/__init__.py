@@ -10,8 +10,8 @@ from ..graph.arguments import check_records
 from ..graph.kernels.compiling import working_seconds
 from ..lazy import lazy_names
 from .base import Placer
-from .exact.memory import memory_may_run_out
 from .memory.sharing import tried_out, with_shared_memory
+from .problem import memory_may_run_out
 from .registry import list_placers, make_placer, placer_names
 
 if TYPE_CHECKING:

@@ -67,6 +67,12 @@ def output_bytes(graph: OpGraph) -> np.ndarray[Any, np.dtype[np.int64]]:
     return total
 
 
+def memory_may_run_out(graph: OpGraph, cluster: Cluster) -> bool:
+    """Whether some device could not hold everything at once."""
+    most = int(graph.persistent_bytes.sum() + graph.temp_bytes.sum() + graph.tensor_bytes.sum())
+    return bool(np.any(cluster.memory_bytes < most))
+
+
 def make_problem(graph: OpGraph, cluster: Cluster, *, limited: bool = True, reservation: bool = False) -> Problem:
     """Arrays of `graph` on `cluster`; `limited=False` leaves memory out (the classical algorithms)."""
     group, made = groups_of(graph), output_bytes(graph)

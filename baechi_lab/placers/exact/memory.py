@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...graph import Cluster, OpGraph
 from ..problem import output_bytes
 
 if TYPE_CHECKING:
@@ -17,12 +16,6 @@ if TYPE_CHECKING:
 
 UNITS = 10**6
 """Units that the largest device's memory is divided into."""
-
-
-def memory_may_run_out(graph: OpGraph, cluster: Cluster) -> bool:
-    """Whether some device could not hold everything at once."""
-    most = int(graph.persistent_bytes.sum() + graph.temp_bytes.sum() + graph.tensor_bytes.sum())
-    return bool(np.any(cluster.memory_bytes < most))
 
 
 def add_memory(m: ExactModel) -> None:

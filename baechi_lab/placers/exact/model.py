@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, allowed_devices
 from ...graph.kernels.csr import inverse
-from ..problem import groups_of
-from .memory import add_memory, memory_may_run_out
+from ..problem import groups_of, memory_may_run_out
+from .memory import add_memory
 from .strict import never_idle
 from .symmetry import devices_are_equal, first_numbering
 from .times import Times
