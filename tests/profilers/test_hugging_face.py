@@ -67,7 +67,9 @@ def test_architectures(name):
     assert found.flops == pytest.approx(wanted, rel=0.01)
     graph = bl.torch.profile(model, inputs, hardware=["h100", "a100"], dtype="bf16", optimizer="adamw")
     parameters = sum(p.numel() for p in model.parameters())
-    kept = sum(b.numel() * (2 if b.is_floating_point() else 8) for b in model.buffers())  # those read through a view too
+    kept = sum(
+        b.numel() * (2 if b.is_floating_point() else 8) for b in model.buffers()
+    )  # those read through a view too
     assert graph.persistent_bytes.sum() == parameters * 2 * 4 + kept
     cluster = bl.Cluster.uniform(2, kind="H100", link="nvlink")
     assert bl.simulate(graph, cluster, bl.place(graph, cluster, "m-etf")).makespan_us > 0
