@@ -198,9 +198,11 @@ class Program:
         """The best of several roundings of the relaxation that keeps within the budget."""
         found: list[Runs] = []
         for margin in MARGINS:
-            answer = self._build((budget - self.persistent) / self.unit * (1.0 - margin)).solve(
-                time_limit, integer=False
-            )
+            left = time_limit - seconds  # at least a second: without any, not even a bound is known
+            if margin and left <= 0:
+                break
+            room = (budget - self.persistent) / self.unit * (1.0 - margin)
+            answer = self._build(room).solve(max(left, 1.0), integer=False)
             seconds += answer.seconds
             if margin == 0.0:
                 bound = max(bound, answer.bound)
