@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..graph import OpGraph, Timeline
 from ..graph.units import format_bytes, format_us
+from .waiting import last_inputs
 
 SLACK = 1e-9
 """Share of the step below which two times are the same: sums of durations are rounded."""
@@ -34,7 +35,7 @@ class Cause:
 
 
 def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
-    """Why `op` of `graph` did not start earlier in `timeline`; None where it did not run. O(ops + inputs x transfers).
+    """Why `op` of `graph` did not start earlier in `timeline`; None where it did not run. O(rows log rows + inputs).
 
     On a tie of device and input the input is named, as `critical_chain` follows it.
 
@@ -72,20 +73,10 @@ def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
 
 def _last_input(graph: OpGraph, timeline: Timeline, op: int, device: int) -> tuple[float, int, int]:
     """When the last input was there, who made it, and the transfer that brought it; -1 for none."""
-    pointer, tensors = graph.inputs
-    moved, last = timeline.transfers, (-1.0, -1, -1)
-    for tensor in tensors[pointer[op] : pointer[op + 1]].tolist():
-        producer = int(graph.tensor_producer[tensor])
-        made = np.flatnonzero(timeline.op == producer)
-        sent = np.flatnonzero((moved.tensor == tensor) & (moved.target == device))
-        if len(sent):
-            found = (float(moved.end_us[sent[0]]), producer, int(sent[0]))
-        elif len(made):
-            found = (float(timeline.end_us[made[0]]), producer, -1)
-        else:
-            continue
-        last = max(last, found)
-    return last
+    there, _, _, producer, transfer = (
+        column.item() for column in last_inputs(graph, timeline, np.array([op]), np.array([device]))
+    )
+    return (there, producer, transfer) if producer >= 0 and there >= 0 else (-1.0, -1, -1)
 
 
 def _busy_until(timeline: Timeline, row: int, near: float) -> tuple[float, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,16 +56,16 @@ def waits(graph: OpGraph, timeline: Timeline) -> Waits:
     gaps = _gaps(timeline)
     op = _known(graph, timeline)[gaps["op"]]
     op[gaps["op"] < 0] = -1
-    there, source, begun, made = _last_inputs(graph, timeline, op, gaps["device"])
+    last = last_inputs(graph, timeline, op, gaps["device"])
     # What was missing first is what stands first in the gap.
-    cuts = np.stack([gaps["start"], made, begun, there, gaps["end"]], axis=1)
+    cuts = np.stack([gaps["start"], last.made_us, last.begun_us, last.there_us, gaps["end"]], axis=1)
     cuts = np.clip(np.maximum.accumulate(cuts, axis=1), gaps["start"][:, None], gaps["end"][:, None])
     rows = np.zeros((len(gaps), 4), dtype=_ROW)
     for k, kind in enumerate((OP, QUEUE, TRANSFER, ORDER)):
         rows["start"][:, k], rows["end"][:, k], rows["kind"][:, k] = cuts[:, k], cuts[:, k + 1], kind
     rows["kind"][gaps["op"] < 0, 3] = NOTHING
     rows["device"], rows["op"] = gaps["device"][:, None], op[:, None]
-    rows["source"] = np.where(rows["kind"] < ORDER, source[:, None], -1)
+    rows["source"] = np.where(rows["kind"] < ORDER, last.producer[:, None], -1)
     kept = rows.ravel()
     kept = kept[kept["end"] - kept["start"] > _near(timeline)]
     return Waits(*(np.ascontiguousarray(kept[name]) for name in _ROW.names or ()))
@@ -98,11 +98,26 @@ def _known(graph: OpGraph, timeline: Timeline) -> NDArray[np.int64]:
     return np.array([graph.index.get(name, -1) for name in timeline.op_names], dtype=np.int64)
 
 
-def _last_inputs(
-    graph: OpGraph, timeline: Timeline, op: NDArray[np.int64], device: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Of each op's last input to arrive: when it was there, its producer (-1: none), when its transfer began, when it
-    was made."""
+class LastInputs(NamedTuple):
+    """Of each op's last input to arrive: when it was there, when its transfer began and when it was made (0: no input),
+    its producer and the row of its transfer (-1: none)."""
+
+    there_us: NDArray[np.float64]
+    begun_us: NDArray[np.float64]
+    made_us: NDArray[np.float64]
+    producer: NDArray[np.int64]
+    transfer: NDArray[np.int64]
+
+
+def last_inputs(graph: OpGraph, timeline: Timeline, op: NDArray[np.int64], device: NDArray[np.int64]) -> LastInputs:
+    """The last inputs of ops (of the graph, -1: none) on devices. O(rows log rows + inputs).
+
+    >>> from baechi_lab import Cluster, Link, Placement, simulate
+    >>> g = OpGraph.from_edges([5.0, 10.0], [(0, 1, 8)])
+    >>> t = simulate(g, Cluster.uniform(2, link=Link(3.0, 0.0)), Placement(device=[0, 1]))
+    >>> last_inputs(g, t, np.array([1]), np.array([1])).there_us    # made at 5, sent in 3
+    array([8.])
+    """
     known = _known(graph, timeline)
     ended = np.full(graph.n, -1.0)
     inside = known[timeline.op] >= 0
@@ -122,11 +137,10 @@ def _last_inputs(
     there[sent] = moved.end_us[row[sent]]
     order = np.lexsort((producer, there, gap))
     last = order[np.flatnonzero(np.append(gap[order][1:] != gap[order][:-1], True))] if len(order) else order
-    out = np.zeros((3, len(op)))
-    source = np.full(len(op), -1, dtype=np.int64)
-    which = gap[last]
-    out[0, which], out[1, which], out[2, which], source[which] = there[last], begun[last], made[last], producer[last]
-    return out[0], source, out[1], out[2]
+    found = LastInputs(*np.zeros((3, len(op))), *np.full((2, len(op)), -1))
+    for column, values in zip(found, (there, begun, made, producer, row), strict=True):
+        column[gap[last]] = values[last]
+    return found
 
 
 def _transfers(
