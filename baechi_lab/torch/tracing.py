@@ -17,7 +17,7 @@ a parameter share a colocation group (the paper's limitation 3).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -25,14 +25,16 @@ import torch
 from torch import nn
 
 from ..errors import InvalidInput
+from .flow import Flow, merge
 from .keeping import Keeping, foreign, function_name, plainly, recomputes
-from .records import Call, Trace, Value
+from .records import Call, Trace
 from .runtime.context import kept_activations
 from .runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
 from .runtime.random import States, generator_states, same_states
-from .runtime.storage import storage_bytes, storage_key, tensor_bytes
+from .runtime.storage import storage_bytes, storage_key
 from .runtime.tree import as_arguments, map_tensors, tensors, understood
 from .snapshot import host_states, same_host_states, untouched
+from .state import State
 
 
 def trace(model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type] = ()) -> Trace:
@@ -88,35 +90,19 @@ class Tracer(Handler):
     """The handler that records."""
 
     def __init__(self, model: nn.Module):
+        self.model, self.training = model, model.training
         self.calls: list[Call] = []
-        self.values: list[Value] = []
-        # id -> the tensor, which keeps it alive, and its value; -1 for an input of the model
-        self.known: dict[int, tuple[torch.Tensor, int]] = {}
-        self.parameter_of: dict[int, tuple[torch.Tensor, str]] = {}
-        self.writer: dict[int, int] = {}  # storage -> call that wrote it last
-        self.readers: dict[int, list[int]] = {}  # storage -> calls that read it since
-        self.storages: dict[int, int] = {}
+        self.flow, self.keeping = Flow(model), Keeping()
+        self.state = State(model, self.keeping)
         self.results: tuple[int, ...] = ()
         self.returned: dict[int, int] = {}
-        self.calls_of: dict[str, list[int]] = {}
-        self.model, self.training = model, model.training
-        self.groups: list[tuple[int, ...]] = []
         self.parameter_bytes = {name: p.nbytes for name, p in model.named_parameters()}
-        for name, p in model.named_parameters():
-            self.parameter_of[id(p)] = (p, name)
         self.module_names = {id(m): name for name, m in model.named_modules()}
         self.name_of = {id(p): name for name, p in model.named_parameters()}
         self.buffer_of = {id(b): name for name, b in model.named_buffers()}
         self.buffer_names = {
             name: self.buffer_of[id(b)] for name, b in model.named_buffers(remove_duplicate=False)
         }  # a buffer may be replaced in the forward: then only its name is known
-        # storage of a parameter or buffer -> the calls that used it since it was written last, and who wrote it
-        self.state_of: dict[int, tuple[list[int], int]] = {
-            storage_key(t): ([], -1) for t in (*model.parameters(), *model.buffers())
-        }
-        self.seen_written: set[int] = set()
-        self.users_of: dict[int, set[int]] = {}  # the same, all calls; -1 for code between calls
-        self.keeping = Keeping()
         self.drawn = generator_states()
         self.recomputing = 0
 
@@ -124,13 +110,13 @@ class Tracer(Handler):
 
     def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
         for tensor in tensors((args, kwargs)):
-            self.known[id(tensor)] = (tensor, -1)
+            self.flow.known[id(tensor)] = (tensor, -1)
         return args, kwargs
 
     def end(self, frame: Frame, outputs: Any) -> Any:
-        made = {self._producer(t) for t in tensors(outputs) if id(t) in self.known}
+        made = {self.flow.producer(t) for t in tensors(outputs) if id(t) in self.flow.known}
         self.results = tuple(sorted(made - {-1}))
-        self.returned = self._read(list(tensors(outputs)), -1)
+        self.returned = self.flow.read(list(tensors(outputs)), -1)
         return outputs
 
     def call(
@@ -152,8 +138,8 @@ class Tracer(Handler):
         else:
             idle = not self._computes(taken, made, written, random)
         if idle:
-            self._touched_between(taken, written)
-            self._shunt(taken, made)
+            self.state.touched_between(taken, written)
+            self.flow.shunt(taken, made)
             return outputs
         if module is not None and not understood(outputs):
             raise InvalidInput(
@@ -190,7 +176,7 @@ class Tracer(Handler):
 
     def _computes(self, taken: list[torch.Tensor], made: list[torch.Tensor], written: set[int], random: bool) -> bool:
         """A function is an operator when it makes new data out of the model's, writes in place, or draws numbers."""
-        tracked = [t for t in taken if id(t) in self.known or id(t) in self.parameter_of]
+        tracked = self.flow.tracked(taken)
         if random or (written and tracked):
             return True
         old = {storage_key(t) for t in taken}
@@ -214,108 +200,46 @@ class Tracer(Handler):
         """The call before, so that nothing waits any more, and those that made what is taken, so that it is real."""
         self.keeping.fix([len(self.calls) - 1], why)
         for tensor in taken:
-            self.keeping.fix(self._behind(tensor), why)
-
-    def _behind(self, tensor: torch.Tensor) -> tuple[int, ...]:
-        """The calls that made a tensor and that wrote its data last."""
-        if id(tensor) not in self.known:
-            return ()
-        value = self.known[id(tensor)][1]
-        return (self.values[value].producer if value >= 0 else -1, self._producer(tensor))
-
-    def _touched_between(self, taken: list[torch.Tensor], written: set[int]) -> None:
-        """What is no operator runs as the code reaches it: state that calls write must be up to date then."""
-        for storage in {storage_key(t) for t in taken} & self.state_of.keys():
-            users, writer = self.state_of[storage]
-            self.users_of.setdefault(storage, set()).add(-1)
-            self.keeping.fix([writer, *(users if storage in written else ())], "state that is read between calls")
-        self.seen_written |= written & self.state_of.keys()
+            self.keeping.fix(self.flow.behind(tensor), why)
 
     def _carry(self, taken: list[torch.Tensor], made: list[torch.Tensor], start: int) -> None:
         """What a region returns carries the calls behind what it took, unless calls in it are known to have made it."""
-        self._shunt(taken, made)
-        latest = max((self._producer(t) for t in taken if id(t) in self.known), default=-1)
+        self.flow.shunt(taken, made)
+        latest = max((self.flow.producer(t) for t in taken if id(t) in self.flow.known), default=-1)
         for tensor in made:
-            if id(tensor) not in self.known and id(tensor) not in self.parameter_of:
-                self.known[id(tensor)] = (tensor, self._value(tensor, latest) if latest >= 0 else -1)
+            if not self.flow.tracked([tensor]):
+                self.flow.carried(tensor, latest)
         if any(t.requires_grad for t in made):  # calls within a Function build no graph; the Function has gradients
             for i in range(start, len(self.calls)):
                 self.calls[i] = replace(self.calls[i], requires_grad=True)
-            for k, value in enumerate(self.values):
+            for k, value in enumerate(self.flow.values):
                 if value.producer >= start and value.dtype.startswith(("float", "bfloat", "complex")):
-                    self.values[k] = replace(value, requires_grad=True)
+                    self.flow.values[k] = replace(value, requires_grad=True)
 
     def keep_order(self, kept: untouched) -> None:
         """After the forward, when nobody else should hold its tensors: fix the calls behind those that live on."""
-        self.keeping.outliving(self._let_go())
-        self.keeping.attributes(self.model, kept, [call.module for call in self.calls])
-        unseen = [s for s in map(storage_key, kept.written()) if s not in self.seen_written]
-        for storage in unseen:  # some kernels do not count what they write: the running statistics of a batch norm
-            if storage not in self.state_of:
-                self.keeping.fix(range(len(self.calls)), "the forward changes a tensor of the model or of its inputs")
-            elif not self._chained(self.users_of.get(storage, set())):
-                self.keeping.fix(self.users_of[storage], "state that the forward changes")
-
-    def _chained(self, users: set[int]) -> bool:
-        """Whether the order among calls that use one piece of state is kept anyway; see `_state`."""
-        if len(users) <= 1:
-            return True
-        modules = {self.calls[i].module if i >= 0 else None for i in users}
-        name = modules.pop()
-        return not modules and name is not None and next(self.model.get_submodule(name).buffers(), None) is not None
-
-    def _let_go(self) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
-        """The last references to the tensors of the forward, with the calls behind them."""
-        self.parameter_of.clear()
-        behind = {key: self._behind(tensor) for key, (tensor, value) in self.known.items() if value >= 0}
-        while self.known:
-            key, (tensor, _) = self.known.popitem()
-            if key in behind:
-                yield tensor, behind[key]
-
-    def _touch(self, index: int, used: set[int], written: set[int]) -> set[int]:
-        """Calls that must come before call `index` because of the parameters and buffers that both use."""
-        after: set[int] = set()
-        for storage in (used | written) & self.state_of.keys():
-            users, writer = self.state_of[storage]
-            self.users_of.setdefault(storage, set()).add(index)
-            if storage in written:
-                after.update(users, (writer,))
-                self.state_of[storage] = ([], index)
-            else:
-                after.add(writer)
-                users.append(index)
-        return after - {-1, index}
-
-    def _shunt(self, taken: list[torch.Tensor], made: list[torch.Tensor]) -> None:
-        """A view carries the call behind it; a constant carries none."""
-        for tensor in made:
-            base = next((t for t in taken if storage_key(t) == storage_key(tensor) and id(t) in self.known), None)
-            if base is not None and tensor is not base:
-                producer = self._producer(base)
-                self.known[id(tensor)] = (tensor, self._value(tensor, producer) if producer >= 0 else -1)
-            source = next(
-                (t for t in taken if storage_key(t) == storage_key(tensor) and id(t) in self.parameter_of), None
-            )
-            if source is not None and id(tensor) not in self.parameter_of:
-                self.parameter_of[id(tensor)] = (tensor, self.parameter_of[id(source)][1])
+        modules = [call.module for call in self.calls]
+        self.keeping.outliving(self.flow.let_go())
+        self.keeping.attributes(self.model, kept, modules)
+        self.state.unseen(kept.written(), modules)
 
     def _record(
         self, key: str, run: Any, module: nn.Module | None, taken: list[torch.Tensor], outputs: Any,
         made: list[torch.Tensor], written: set[int], own: set[int], random: bool,
     ) -> None:  # fmt: skip
         index = len(self.calls)
-        inputs = {storage_key(t) for t in taken if id(t) in self.known}
-        self.seen_written |= (written | own) & (self.state_of.keys() | inputs)
-        reads = self._read(taken, index)
-        after = self._write(written, index) | self._state(module, index)
+        flow, state = self.flow, self.state
+        inputs = {storage_key(t) for t in taken if id(t) in flow.known}
+        state.seen |= (written | own) & (state.latest.keys() | inputs)
+        reads = flow.read(taken, index)
+        after = flow.write(written, index) | state.called_again(module, self._name(module) or "", index)
         used = {storage_key(t) for t in taken}
         if module is not None:
             used |= {storage_key(t) for t in (*module.parameters(), *module.buffers())}
-        after |= self._touch(index, used, written | own)
+        after |= state.touch(index, used, written | own)
         old = {storage_key(t) for t in taken}
         fresh = {storage_key(t): storage_bytes(t) for t in made if storage_key(t) not in old}
-        names = [self.parameter_of[id(t)][1] for t in taken if id(t) in self.parameter_of]
+        names = [flow.parameter_of[id(t)][1] for t in taken if id(t) in flow.parameter_of]
         buffers = [self.buffer_of[id(t)] for t in taken if id(t) in self.buffer_of]
         if module is not None:
             names += [self.name_of[id(p)] for p in module.parameters() if id(p) in self.name_of]
@@ -331,7 +255,7 @@ class Tracer(Handler):
                 module=self._name(module),
                 reads=tuple(reads),
                 read_at=reads,
-                after=tuple(sorted(after - {self.values[v].producer for v in reads})),
+                after=tuple(sorted(after - {flow.values[v].producer for v in reads})),
                 parameters=tuple(dict.fromkeys(names)),
                 buffers=tuple(dict.fromkeys(buffers)),
                 random=random,
@@ -342,63 +266,14 @@ class Tracer(Handler):
             )
         )
         for position, tensor in enumerate(made):
-            if id(tensor) not in self.known or storage_key(tensor) in written:  # not handed through as it came
-                self.known[id(tensor)] = (tensor, self._value(tensor, index, position))
+            if id(tensor) not in flow.known or storage_key(tensor) in written:  # not handed through as it came
+                flow.made(tensor, index, position)
         for tensor in taken:
             if storage_key(tensor) in written and not any(tensor is t for t in made):
-                self.known[id(tensor)] = (tensor, self._value(tensor, index))
+                flow.made(tensor, index)
 
     def _name(self, module: nn.Module | None) -> str | None:
         return None if module is None else self.module_names[id(module)]
-
-    def _producer(self, tensor: torch.Tensor) -> int:
-        value = self.known[id(tensor)][1]
-        own = self.values[value].producer if value >= 0 else -1
-        return max(own, self.writer.get(storage_key(tensor), -1))
-
-    def _value(self, tensor: torch.Tensor, producer: int, position: int = -1) -> int:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        storage = self.storages.setdefault(storage_key(tensor), len(self.storages))
-        self.values.append(
-            Value(producer, tensor_bytes(tensor), dtype, tuple(tensor.shape), tensor.requires_grad, position, storage)
-        )
-        return len(self.values) - 1
-
-    def _read(self, taken: list[torch.Tensor], index: int) -> dict[int, int]:
-        reads: dict[int, int] = {}
-        for position, tensor in enumerate(taken):
-            if id(tensor) not in self.known:
-                continue
-            _, value = self.known[id(tensor)]
-            producer = self._producer(tensor)
-            if producer >= 0 and (value < 0 or self.values[value].producer != producer):
-                value = self._value(tensor, producer)  # written in place since: a new value of the same tensor
-                self.known[id(tensor)] = (tensor, value)
-            if value >= 0:
-                reads.setdefault(value, position)
-            self.readers.setdefault(storage_key(tensor), []).append(index)
-        return reads
-
-    def _write(self, written: set[int], index: int) -> set[int]:
-        """Calls that must come before an in-place write; the write is colocated with what made the data."""
-        after: set[int] = set()
-        for storage in written:
-            after |= {r for r in self.readers.get(storage, []) if r != index}
-            held = {self.values[v].producer for t, v in self.known.values() if v >= 0 and storage_key(t) == storage}
-            producers = held | ({self.writer[storage]} if storage in self.writer else set())
-            if producers:
-                self.groups.append(tuple(sorted({*producers, index})))
-            self.writer[storage] = index
-            self.readers[storage] = [index]
-        return after
-
-    def _state(self, module: nn.Module | None, index: int) -> set[int]:
-        """A module with buffers that is called again must be called in code order: its state passes from call to call."""
-        if module is None or next(module.buffers(), None) is None:
-            return set()
-        earlier = self.calls_of.setdefault(self._name(module) or "", [])
-        earlier.append(index)
-        return set(earlier[-2:-1])
 
     def finish(self, layers: Iterable[str]) -> Trace:
         """The record of what was seen."""
@@ -407,33 +282,9 @@ class Tracer(Handler):
             for name in {*call.parameters, *(f"buffer {b}" for b in call.buffers if call.module is not None)}:
                 users.setdefault(name, []).append(i)
         shared = [tuple(u) for u in users.values() if len(u) > 1]
-        groups = merge(len(self.calls), [*self.groups, *shared])
-        return Trace(tuple(layers), tuple(self.calls), tuple(self.values), groups, dict(self.parameter_bytes), self.training,
+        groups = merge(len(self.calls), [*self.flow.groups, *shared])
+        return Trace(tuple(layers), tuple(self.calls), tuple(self.flow.values), groups, dict(self.parameter_bytes), self.training,
                      self.results, self.returned, self.keeping.reasons)  # fmt: skip
-
-
-def merge(n: int, groups: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Join groups that overlap.
-
-    >>> merge(5, [(0, 1), (1, 3)])
-    ((0, 1, 3),)
-    """
-    root = list(range(n))
-
-    def find(i: int) -> int:
-        while root[i] != i:
-            root[i] = root[root[i]]
-            i = root[i]
-        return i
-
-    for group in groups:
-        for member in group[1:]:
-            a, b = sorted((find(group[0]), find(member)))
-            root[b] = a
-    members: dict[int, list[int]] = {}
-    for i in range(n):
-        members.setdefault(find(i), []).append(i)
-    return tuple(tuple(m) for m in members.values() if len(m) > 1)
 
 
 def _hands_through(taken: list[torch.Tensor], made: list[torch.Tensor]) -> bool:

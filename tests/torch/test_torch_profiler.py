@@ -20,7 +20,8 @@ import baechi_lab as bl  # noqa: E402
 from baechi_lab.profilers.tensorflow.profiling import profile_with_report  # noqa: E402
 from baechi_lab.profilers.torch.memory import temporary_peak  # noqa: E402
 from baechi_lab.profilers.torch.profile import profile, profile_layers  # noqa: E402
-from baechi_lab.torch.tracing import merge, trace  # noqa: E402
+from baechi_lab.torch.flow import merge  # noqa: E402
+from baechi_lab.torch.tracing import trace  # noqa: E402
 
 
 def case(name):

@@ -18,8 +18,9 @@ from torch_cases import SMALL, Branches, random_placement  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.torch.plan import make_plan  # noqa: E402
+from baechi_lab.torch.runtime.flight import Observer  # noqa: E402
 from baechi_lab.torch.runtime.intercept import Interceptor  # noqa: E402
-from baechi_lab.torch.runtime.session import Observer, Session  # noqa: E402
+from baechi_lab.torch.runtime.session import Session  # noqa: E402
 from baechi_lab.torch.runtime.transport import StreamTransport  # noqa: E402
 from baechi_lab.torch.runtime.tree import tensors  # noqa: E402
 from baechi_lab.torch.tracing import trace  # noqa: E402

@@ -29,9 +29,9 @@ from ...profilers.torch.graph import LOSS, backward_ops
 from ...torch.assigner import distribution
 from ...torch.recomputing import copies
 from ...torch.records import Trace
+from ...torch.runtime.flight import Observer
 from ...torch.runtime.intercept import Interceptor
 from ...torch.runtime.sequence import inputs_of, nodes_between
-from ...torch.runtime.session import Observer
 from ...torch.runtime.transport import HostTransport, StreamTransport
 from ...torch.runtime.tree import tensors
 from .copying import CopyingTransport

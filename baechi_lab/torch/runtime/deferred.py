@@ -16,6 +16,14 @@ import torch
 from ...errors import ExecutionError
 from .tree import map_tensors, tensors
 
+KNOWN = frozenset({
+    torch.Tensor.shape.__get__, torch.Tensor.dtype.__get__, torch.Tensor.device.__get__, torch.Tensor.ndim.__get__,
+    torch.Tensor.is_cuda.__get__, torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.__len__,
+    torch.Tensor.ndimension, torch.Tensor.nelement, torch.Tensor.is_floating_point, torch.Tensor.is_complex,
+    torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor, torch.Tensor.element_size,
+})  # fmt: skip
+"""What a stand-in can tell without data."""
+
 
 class Future:
     """The outputs of one deferred call, set once by its thread; `ops` are all waiting calls that they depend on."""

@@ -16,89 +16,28 @@ tensors (a cache), with hooks that the plan does not know, of a part of the mode
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future as Job
-from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-from ...errors import CodeOrderKept, ExecutionError, InvalidInput
+from ...errors import CodeOrderKept, InvalidInput
 from .again import Activations, Sources
 from .context import Context, ambient, autocast_state, function_modes, in_backward, ordinary
-from .deferred import Deferred, Future, defer, deferred, resolve, spec_of
+from .deferred import KNOWN, Deferred, Future, defer, deferred, resolve, spec_of
+from .flight import Flight, Learned, Observer, observed
 from .gate import Gate
 from .intercept import Frame, Handler, hooked
 from .plan import Plan
 from .random import generator_states, same_states
 from .sequence import count, inputs_of, renumber, set_aside
-from .storage import storage_key
+from .storage import only_views
 from .transport import HostTransport, make_transport
 from .tree import map_tensors, outline, tensors
-
-_KNOWN = frozenset({
-    torch.Tensor.shape.__get__, torch.Tensor.dtype.__get__, torch.Tensor.device.__get__, torch.Tensor.ndim.__get__,
-    torch.Tensor.is_cuda.__get__, torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.__len__,
-    torch.Tensor.ndimension, torch.Tensor.nelement, torch.Tensor.is_floating_point, torch.Tensor.is_complex,
-    torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor, torch.Tensor.element_size,
-})  # fmt: skip
-"""What a stand-in can tell without data."""
-
-
-SIGNATURES = 256
-"""How many input signatures are remembered; the oldest is forgotten, and learned again when it comes back."""
-
-
-class Observer:
-    """Sees every planned call of a forward; the measured timeline is one."""
-
-    def start(self, op: int, taken: Any) -> None:
-        """The call is about to run on its device, with its inputs there."""
-
-    def stop(self, op: int, taken: Any, outputs: Any) -> None:
-        """The call is submitted."""
-
-    def repeating(self) -> Callable[[int, int], contextlib.AbstractContextManager[Any]]:
-        """For a forward that begins: what to enter around a call of it that runs again, for the `run`-th time."""
-        return lambda op, run: contextlib.nullcontext()
-
-
-class Flight:
-    """The state of one forward."""
-
-    def __init__(self, learned: dict[str, tuple[Any, int]], gate: Gate | None):
-        self.learned, self.gate = learned, gate
-        self.futures: list[Future] = []
-        self.pending: list[Future] = []  # those of `futures` that nobody has waited for
-        self.held = 0  # how many regions are running in which nothing may wait
-        self.before: tuple[Any, ...] = ()
-        self.modes = 0
-        self.jobs: list[Job[None]] = []
-        self.error: BaseException | None = None
-        self.inplace_pending = False
-        self.ambient: dict[torch.device, Any] = {}
-        self.home: torch.device | None = None
-        self.order: list[int] = []
-        self.tags: list[Any] = []
-        self.adopted: list[torch.Tensor] = []
-        self.activations: Activations | None = None
-
-
-class WaitingCall(NamedTuple):
-    """A call that a thread makes when its turn comes: what it runs, what it promised, its sequence numbers and context."""
-
-    key: str
-    run: Callable[..., Any]
-    args: Any
-    kwargs: Any
-    spec: Any
-    first: int
-    numbers: int
-    context: Context
+from .waiting import Threads, WaitingCall
 
 
 class Session(Handler):
@@ -124,12 +63,12 @@ class Session(Handler):
         self.layer = {i: named[name] for i, key in enumerate(plan.keys) if (name := key.partition("#")[0]) in named}
         self.hooked = {name for name, module in self.modules if hooked(module)}
         self.told: set[str] = set()
-        self.learned: dict[Any, dict[str, tuple[Any, int]]] = {}
+        self.learned = Learned()
         self.observer: Observer | None = None
         self.allowed = {torch.device("cpu"), *self.transport.devices}
         self.threads_started = self.forced = 0
         self.submitted: list[int] = []
-        self.pool: ThreadPoolExecutor | None = None
+        self.threads = Threads(len(plan.keys))
 
     # -- one forward ---------------------------------------------------------------------------------
 
@@ -159,10 +98,7 @@ class Session(Handler):
             return
         flight.before, flight.modes = ambient(), function_modes() + 1
         key = (given, autocast_state(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), self.model.training)
-        known = key in self.learned
-        if not known and len(self.learned) >= SIGNATURES:
-            self.learned.pop(next(iter(self.learned)))
-        flight.learned = self.learned.setdefault(key, {})
+        known, flight.learned = self.learned.of(key)
         flight.gate = Gate(self.plan.order) if known else None
 
     def _unplanned_hooks(self) -> bool:
@@ -193,7 +129,7 @@ class Session(Handler):
         if flight.jobs:
             if flight.gate is not None and not all(flight.gate.reached):
                 flight.gate.release()  # the code took another path: some calls will never come
-            self._join(flight)
+            flight.join()
             outputs = resolve(outputs)
         self.submitted = [op for op in flight.order if op >= 0]
         flight.futures.clear()
@@ -210,7 +146,7 @@ class Session(Handler):
         if flight is not None and flight.gate is not None:
             flight.error = error
             flight.gate.release()
-            wait(flight.jobs)
+            flight.ended()
 
     def lone(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module) -> Any:
         here = torch.device(self.plan.devices[self.plan.layer_device.get(name, 0)])
@@ -266,14 +202,14 @@ class Session(Handler):
         if self.plain:
             if op < 0 or self.observer is None:
                 return run(*args, **kwargs)
-            return _observed(self.observer, op, run, args, kwargs)
+            return observed(self.observer, op, run, args, kwargs)
         device = self.plan.device[op] if op >= 0 else self.transport.home(flight, (args, kwargs))
         if device is None:
             return run(*args, **kwargs)
         args, kwargs = self.transport.arrive(flight, (args, kwargs), device)
         with self.transport.on(flight, device):
             if op >= 0 and self.observer is not None:
-                outputs = _observed(self.observer, op, run, args, kwargs)
+                outputs = observed(self.observer, op, run, args, kwargs)
             else:
                 outputs = run(*args, **kwargs)
         if op >= 0:
@@ -286,7 +222,7 @@ class Session(Handler):
         before, drawn = count(), generator_states()
         outputs = self._submit(flight, op, run, args, kwargs)
         # A call outside the plan may only be put off when it is a view: nothing is lost if it runs later.
-        spec = spec_of(outputs) if op >= 0 or _views(outputs, (args, kwargs)) else None
+        spec = spec_of(outputs) if op >= 0 or only_views(outputs, (args, kwargs)) else None
         if spec is not None or op >= 0 or same_states(drawn, generator_states()):
             flight.learned[key] = (spec, count() - before)
         flight.order.append(op)
@@ -295,64 +231,19 @@ class Session(Handler):
     # -- waiting calls -------------------------------------------------------------------------------
 
     def _start(
-        self,
-        flight: Flight,
-        key: str,
-        op: int,
-        run: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-        spec: Any,
+        self, flight: Flight, key: str, op: int, run: Callable[..., Any], args: Any, kwargs: Any, spec: Any,
         numbers: int,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Line 1 of Algorithm 1: a thread waits for the call's turn, the host goes on with stand-ins."""
         future = Future(flight.gate, op, (args, kwargs))
-        call = WaitingCall(key, run, args, kwargs, spec, set_aside(numbers), numbers, Context())
+        device = self.plan.devices[self.plan.device[op]]
+        call = WaitingCall(key, device, run, args, kwargs, spec, set_aside(numbers), numbers, Context())
         flight.futures.append(future)
         flight.pending.append(future)
         flight.inplace_pending |= op in self.plan.inplace
         self.threads_started += 1
-        flight.jobs.append(self._threads().submit(self._late, flight, future, call))
+        flight.jobs.append(self.threads.start(call, flight, future, self._submit))
         return defer(spec, future, self._function_of)
-
-    def _threads(self) -> ThreadPoolExecutor:
-        """Threads that are parked between steps: a new one is started only when none is free.
-
-        Starting them anew in every step would throw away what libraries keep per thread (prepared convolutions).
-        There may be one per call, so that none ever waits for a thread.
-        """
-        if self.pool is None:
-            self.pool = ThreadPoolExecutor(max(1, len(self.plan.keys)), thread_name_prefix="baechi")
-        return self.pool
-
-    def close(self) -> None:
-        """End the parked threads."""
-        if self.pool is not None:
-            self.pool.shutdown()
-            self.pool = None
-
-    def _late(self, flight: Flight, future: Future, call: WaitingCall) -> None:
-        gate: Gate = flight.gate  # type: ignore[assignment]
-        gate.wait(future.op)
-        try:
-            if flight.error is not None:
-                raise flight.error
-            with call.context.entered():
-                args, kwargs = resolve((call.args, call.kwargs))
-                stop = inputs_of((args, kwargs))
-                flight.order.append(future.op)
-                outputs = self._submit(flight, future.op, call.run, args, kwargs)
-                renumber(outputs, stop, call.first, call.numbers)
-            _check_promise(call.key, call.spec, outputs)
-            future.set(outputs)
-        except BaseException as error:  # noqa: BLE001 - whatever a layer raises reaches the caller through the future
-            if hasattr(error, "add_note") and not hasattr(error, "__notes__"):  # Python 3.11
-                error.add_note(
-                    f"raised in layer {call.key!r} on device {self.plan.devices[self.plan.device[future.op]]}"
-                )
-            future.fail(error)
-        finally:
-            gate.submit(future.op)
 
     def _unplanned(self, flight: Flight, key: str, run: Callable[..., Any], args: Any, kwargs: Any, held: bool) -> Any:
         """A view, a constant, or a call that the trace did not see; of one that no forward has learned nothing is known."""
@@ -380,7 +271,7 @@ class Session(Handler):
     def _function_of(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A function of a stand-in that reaches us directly: metadata is known, anything else needs the data."""
         with torch._C.DisableTorchFunction():
-            if run in _KNOWN:
+            if run in KNOWN:
                 return run(*args, **kwargs)
             args, kwargs = self._await((args, kwargs))
             return run(*args, **kwargs)
@@ -409,11 +300,9 @@ class Session(Handler):
             future.get()
         flight.pending.clear()
 
-    def _join(self, flight: Flight) -> None:
-        wait(flight.jobs)
-        failed = [f for f in flight.futures if f.error is not None]
-        if failed:
-            raise min(failed, key=lambda f: f.op).error  # type: ignore[misc]
+    def close(self) -> None:
+        """End the parked threads."""
+        self.threads.close()
 
     # -- checks --------------------------------------------------------------------------------------
 
@@ -423,20 +312,6 @@ class Session(Handler):
                 f"an input is on {tensor.device}; the model is distributed over {', '.join(dict.fromkeys(self.plan.devices))}: "
                 "put inputs on the CPU or on one of these devices"
             )
-
-
-def _observed(observer: Observer, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    observer.start(op, (args, kwargs))
-    outputs = run(*args, **kwargs)
-    observer.stop(op, (args, kwargs), outputs)
-    return outputs
-
-
-def _views(outputs: Any, taken: Any) -> bool:
-    """Whether every tensor of `outputs` shares its data with one of `taken`."""
-    old = {storage_key(t) for t in tensors(taken)}
-    made = list(tensors(outputs))
-    return bool(made) and all(storage_key(t) in old for t in made)
 
 
 def _writes(run: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
@@ -449,21 +324,3 @@ def _writes(run: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
         or (name.startswith("__i") and name not in ("__invert__", "__int__", "__index__"))
         or (kwargs.get("out") is not None)
     )
-
-
-def _check_promise(key: str, spec: Any, outputs: Any) -> None:
-    promised = [s for s in _flat(spec) if s is not None]
-    made = list(tensors(outputs))
-    if len(promised) != len(made) or not all(s.fits(t) for s, t in zip(promised, made, strict=True)):
-        raise ExecutionError(
-            f"layer {key!r} made other shapes than it did before for inputs of the same shape; shapes that depend on data "
-            "need reorder='none'"
-        )
-
-
-def _flat(spec: Any) -> list[Any]:
-    if isinstance(spec, (tuple, list)):
-        return [leaf for part in spec for leaf in _flat(part)]
-    if isinstance(spec, dict):
-        return [leaf for part in spec.values() for leaf in _flat(part)]
-    return [] if spec is None else [spec]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...errors import InvalidInput
+from .tree import tensors
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -38,6 +43,37 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
     (12, 40)
     """
     return sum(t.nbytes for t in _parts(tensor))
+
+
+def only_views(outputs: Any, taken: Any) -> bool:
+    """Whether every tensor in `outputs`, of which there is one at least, shares its data with one in `taken`."""
+    old = {storage_key(t) for t in tensors(taken)}
+    made = list(tensors(outputs))
+    return bool(made) and all(storage_key(t) in old for t in made)
+
+
+def storage_reference(tensor: torch.Tensor) -> StorageWeakRef:
+    """The same for tensors that share memory, also after they are gone; its address is not given out again."""
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a part of a storage and nothing else."""
+    return (
+        type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+        and not tensor.is_conj() and not tensor.is_neg() and not tensor.is_quantized
+    )  # fmt: skip
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often a tensor was written in place; tensors of inference mode do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor's storage."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)  # type: ignore[call-overload,no-any-return]
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:

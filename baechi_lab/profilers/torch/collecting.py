@@ -1,0 +1,126 @@
+"""What the readers of `torch.export` programs share: ops while they are read, and open dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...errors import InvalidInput
+from ...torch.runtime.tree import tensors
+from ..programs.records import Program, ProgramOp
+from ..roofline import Kernel
+from .kernels import kernel_of
+
+
+class _Counting(TorchDispatchMode):
+    """Notes the kernel of every operator that runs under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: list[Kernel] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.kernels.append(kernel_of(func, args, kwargs or {}, out))
+        return out
+
+
+def _kernels(func: Any, args: Any, kwargs: Any, made: Sequence[torch.Tensor]) -> tuple[tuple[Kernel, ...], str]:
+    """What a call computes, and why that is a guess, if it is one."""
+    if func is not None:
+        counting = _Counting()
+        with suppress(RuntimeError, TypeError, ValueError, IndexError, AssertionError), counting, torch.no_grad():
+            func(*args, **kwargs)
+            return tuple(k for k in counting.kernels if not k.metadata) or (Kernel(metadata=True),), ""
+    moved = sum(t.numel() * t.element_size() for t in (*tensors((args, kwargs)), *made))
+    return (Kernel(moved_bytes=float(moved)),), "an operator that does not run on meta tensors"
+
+
+class Collector:
+    """Ops while they are read."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.ops: list[ProgramOp] = []
+        self.size: dict[str, int] = {}
+        self.guessed: dict[int, str] = {}
+        self.taken: dict[str, int] = {}
+
+    def add(
+        self,
+        name: str,
+        module: str,
+        target: str,
+        call: tuple[Any, Any, Any],
+        reads: Sequence[str],
+        made: Mapping[str, Any],
+    ) -> None:
+        """One call: `call` is (function or None, arguments, keywords), `made` value -> meta tensor."""
+        if not made:  # a check of shapes or types
+            return
+        kernels, why = _kernels(*call, list(made.values()))
+        if why:
+            self.guessed[len(self.ops)] = why
+        label = f"{module}/{name}" if module else name
+        self.taken[label] = self.taken.get(label, 0) + 1
+        label = label if self.taken[label] == 1 else f"{label}#{self.taken[label]}"
+        self.ops.append(ProgramOp(label, target.removeprefix("torch.ops."), kernels, tuple(reads), tuple(made)))
+        self.size.update({v: t.numel() * t.element_size() for v, t in made.items()})
+
+    def program(self, parameters: Mapping[str, bool], outputs: Sequence[str]) -> Program:
+        """What was read."""
+        return Program(self.name, tuple(self.ops), self.size, parameters, tuple(outputs), guessed=self.guessed)
+
+
+def meta(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor without data."""
+    return torch.empty(tuple(shape), dtype=dtype, device="meta")
+
+
+class OpenSizes:
+    """Open dimensions and what is put in their place."""
+
+    def __init__(self, batch_size: int | None, sizes: Mapping[str, int]):
+        self.batch_size, self.sizes = batch_size, dict(sizes)
+        self.chosen: dict[str, int] = {}
+
+    def of(self, size: Any, value: str, position: int) -> int:
+        """A whole number for a size that may be a symbol or an expression of several."""
+        if isinstance(size, int):
+            return size
+        import sympy
+
+        expression = sympy.sympify(size.node.expr if hasattr(size, "node") else size)
+        return int(expression.subs({s: self.symbol(str(s), value, position) for s in expression.free_symbols}))
+
+    def symbol(self, label: str, value: str, position: int) -> int:
+        """What stands for a symbol: as named, else the batch size where it is first met as a first dimension."""
+        if label not in self.chosen:
+            if label in self.sizes:
+                self.chosen[label] = self.sizes[label]
+            elif position == 0 and self.batch_size is not None:
+                self.chosen[label] = self.batch_size
+            else:
+                how = (
+                    "give batch_size (--batch-size)"
+                    if position == 0
+                    else f"give sizes={{{label!r}: ...}} (-p {label}=...)"
+                )
+                raise InvalidInput(
+                    f"value {value!r:.80} has the open dimension {label!r:.80} at position {position}; {how}"
+                )
+        return self.chosen[label]
+
+
+def innermost(stack: Any) -> str:
+    """The innermost module of a call, by its path in the model."""
+    if isinstance(stack, Mapping) and stack:
+        return str(list(stack.values())[-1][0])
+    if isinstance(stack, str) and stack:
+        last = stack.split(";")[-1].split(",")
+        return last[1] if len(last) > 1 else ""
+    return ""

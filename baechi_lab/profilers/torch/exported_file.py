@@ -1,0 +1,221 @@
+"""The JSON in a `.pt2` file of `torch.export` -> `Program`.
+
+`torch.export.load` reads weights, constants and sample inputs that may be pickles, which can run any code. None of them is
+needed for an estimate, so only `models/*.json` of the archive is read here: operators, their arguments, and shape and type
+of every tensor.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ...errors import FormatError
+from ...graph.formats.reading import MOST_FILE_BYTES, parse
+from ..programs.records import Program
+from .collecting import Collector, OpenSizes, innermost, meta
+from .symbols import evaluated
+
+SCHEMA_VERSIONS = range(7, 9)
+"""Major versions of the program's schema that are read."""
+
+# torch._export.serde.schema: ScalarType
+_TYPES = (
+    None, "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64", "complex128",
+    "bool", "bfloat16",
+)  # fmt: skip
+_MOST_ELEMENTS = 2**48
+
+
+def _operator(target: str) -> Any:
+    """`torch.ops.aten.mm.default`, or None for what is no operator of torch."""
+    parts = target.removeprefix("torch.ops.").split(".")
+    if len(parts) != 3 or parts[0] not in ("aten", "prims"):
+        return None
+    packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
+    return getattr(packet, parts[2], None)
+
+
+def read_document(data: bytes) -> Any:
+    """The JSON of the program in an archive.
+
+    Raises:
+        FormatError: no archive, cut off, or none or several programs in it.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            names = [n for n in archive.namelist() if "/models/" in n and n.endswith(".json")]
+            names = names or [
+                n for n in archive.namelist() if n.rpartition("/")[2] == "serialized_exported_program.json"
+            ]
+            if len(names) != 1:
+                raise FormatError(f"holds {len(names)} programs of torch.export; it must hold one (is it cut off?)")
+            if archive.getinfo(names[0]).file_size > MOST_FILE_BYTES:
+                raise FormatError(f"the program is larger than {MOST_FILE_BYTES} bytes")
+            with archive.open(names[0]) as stream:
+                return parse(stream.read(MOST_FILE_BYTES))
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError("not an archive of torch.export (.pt2), or cut off") from error
+    except zlib.error as error:
+        raise FormatError("the archive is damaged") from error
+
+
+def read_program(document: Any, name: str, batch_size: int | None, sizes: Mapping[str, int]) -> Program:
+    """The program in a document.
+
+    Raises:
+        FormatError: another version, or what no program has.
+        InvalidInput: an open dimension without a size.
+    """
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    major = version.get("major") if isinstance(version, dict) else None
+    if major not in SCHEMA_VERSIONS:
+        raise FormatError(
+            f"schema_version is {version!r:.80}; versions {SCHEMA_VERSIONS[0]} to {SCHEMA_VERSIONS[-1]} of torch.export are read"
+        )
+    try:
+        module = document["graph_module"]
+        return _Reader(module["graph"], name, OpenSizes(batch_size, sizes)).program(module["signature"])
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise FormatError(f"the program is damaged: {type(error).__name__} at {str(error)!r:.80}") from error
+
+
+def _entry(found: Any) -> tuple[str, Any]:
+    """Kind and value of an argument, which is an object of one field."""
+    if not isinstance(found, dict) or len(found) != 1:
+        raise FormatError(f"the program is damaged: an argument is {found!r:.80}; it must have one field")
+    return next(iter(found.items()))
+
+
+def _label(found: Any) -> str:
+    """The name of a tensor."""
+    if not isinstance(found["name"], str):
+        raise FormatError(f"the program is damaged: a tensor is named {found['name']!r:.80}; it must be a text")
+    return found["name"]
+
+
+class _Reader:
+    """The JSON of a graph, read."""
+
+    def __init__(self, graph: Any, name: str, open_sizes: OpenSizes):
+        self.graph, self.open_sizes = graph, open_sizes
+        self.made = Collector(name)
+        self.value: dict[str, torch.Tensor] = {}
+        self.symbols = graph.get("sym_int_values", {})
+
+    def program(self, signature: Any) -> Program:
+        """The program."""
+        parameters = {}
+        for spec in signature["input_specs"]:
+            for kind, trained in (("parameter", True), ("buffer", False), ("tensor_constant", False)):
+                if kind in spec:
+                    label = _label(spec[kind]["arg"])
+                    parameters[label] = trained and self.graph["tensor_values"][label]["requires_grad"] is True
+        # Inputs first: their open dimensions have positions, those of inner values only names.
+        for entry in self.graph["inputs"]:
+            for label in self.labels(entry):
+                self.tensor(label)
+        for node in self.graph["nodes"]:
+            self.call(node)
+        outputs = [label for entry in self.graph["outputs"] for label in self.labels(entry)]
+        return self.made.program(parameters, outputs)
+
+    def call(self, node: Any) -> None:
+        """One operator."""
+        target = str(node["target"])
+        func = _operator(target)
+        known = {a.name: a.kwarg_only for a in func._schema.arguments} if func is not None else {}
+        args, kwargs, reads = [], {}, []
+        for entry in node["inputs"]:
+            reads += list(self.labels(entry["arg"]))
+            if known.get(entry["name"], False):
+                kwargs[entry["name"]] = self.argument(entry["arg"])
+            else:
+                args.append(self.argument(entry["arg"]))
+        labels = [label for entry in node["outputs"] for label in self.labels(entry)]
+        if target.endswith("getitem>") or (not labels and not reads):
+            return
+        made = {label: self.tensor(label) for label in labels}
+        first = str(node.get("name") or (labels[0] if labels else target.split(".")[-2]))
+        module = innermost((node.get("metadata") or {}).get("nn_module_stack"))
+        self.made.add(first, module, target, (func, args, kwargs), reads, made)
+
+    def tensor(self, label: str) -> torch.Tensor:
+        """A meta tensor of the shape and type that the graph notes for a value."""
+        if label not in self.value:
+            noted = self.graph["tensor_values"][label]
+            number = noted["dtype"]
+            if type(number) is not int or not 0 < number < len(_TYPES):
+                raise FormatError(f"value {label!r:.80} has the data type {number!r:.40}, which is not known")
+            shape = [self.size(d, label, k) for k, d in enumerate(noted["sizes"])]
+            elements = 1
+            for d in shape:
+                elements *= d
+            if any(d < 0 for d in shape) or elements > _MOST_ELEMENTS:
+                raise FormatError(f"value {label!r:.80} has the shape {shape!r:.120}; no tensor has it")
+            self.value[label] = meta(shape, getattr(torch, _TYPES[number]))  # type: ignore[arg-type]
+            self.made.size[label] = self.value[label].numel() * self.value[label].element_size()
+        return self.value[label]
+
+    def size(self, found: Any, label: str, position: int) -> int:
+        """A size: a whole number, or an expression of symbols."""
+        if "as_int" in found:
+            if type(found["as_int"]) is not int:
+                raise FormatError(f"value {label!r:.80} has the size {found['as_int']!r:.40}")
+            return int(found["as_int"])
+        return self.expression(str((found.get("as_expr") or {}).get("expr_str", "?")), label, position)
+
+    def expression(self, text: str, label: str, position: int) -> int:
+        """The value of an expression such as `2*s0`; only symbols, numbers and arithmetic are read."""
+        return evaluated(text, lambda symbol: self.open_sizes.symbol(symbol, label, position))
+
+    def labels(self, found: Any) -> Iterator[str]:
+        """The tensors that an argument names."""
+        kind, value = _entry(found)
+        if kind == "as_tensor":
+            yield _label(value)
+        elif kind == "as_tensors":
+            for entry in value:
+                yield _label(entry)
+        elif kind == "as_optional_tensors":
+            for entry in value:
+                if "as_tensor" in entry:
+                    yield _label(entry["as_tensor"])
+
+    def argument(self, found: Any) -> Any:
+        """An argument of a call."""
+        kind, value = _entry(found)
+        if kind == "as_tensor":
+            return self.tensor(value["name"])
+        if kind == "as_tensors":
+            return [self.tensor(entry["name"]) for entry in value]
+        if kind == "as_optional_tensors":
+            return [self.tensor(entry["as_tensor"]["name"]) if "as_tensor" in entry else None for entry in value]
+        if kind in ("as_sym_int", "as_sym_float", "as_sym_bool"):
+            return self.symbolic(value)
+        if kind in ("as_sym_ints", "as_sym_floats"):
+            return [self.symbolic(entry) for entry in value]
+        if kind == "as_scalar_type":
+            return getattr(torch, _TYPES[value])  # type: ignore[arg-type]
+        if kind == "as_device":
+            return torch.device("meta")
+        if kind in ("as_none", "as_layout", "as_memory_format"):
+            return None
+        return value
+
+    def symbolic(self, found: Any) -> Any:
+        """A number that may be named."""
+        kind, value = _entry(found)
+        if kind != "as_name":
+            return value
+        noted = self.symbols.get(value, {})
+        return self.size(
+            noted if "as_expr" in noted or "as_int" in noted else {"as_expr": {"expr_str": value}}, value, 0
+        )

@@ -1,0 +1,84 @@
+"""What is known of one forward while it runs, and who looks on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future as Job
+from concurrent.futures import wait
+from typing import Any
+
+import torch
+
+from .again import Activations
+from .deferred import Future
+from .gate import Gate
+
+
+class Observer:
+    """Sees every planned call of a forward; the measured timeline is one."""
+
+    def start(self, op: int, taken: Any) -> None:
+        """The call is about to run on its device, with its inputs there."""
+
+    def stop(self, op: int, taken: Any, outputs: Any) -> None:
+        """The call is submitted."""
+
+    def repeating(self) -> Callable[[int, int], contextlib.AbstractContextManager[Any]]:
+        """For a forward that begins: what to enter around a call of it that runs again, for the `run`-th time."""
+        return lambda op, run: contextlib.nullcontext()
+
+
+class Flight:
+    """The state of one forward."""
+
+    def __init__(self, learned: dict[str, tuple[Any, int]], gate: Gate | None):
+        self.learned, self.gate = learned, gate
+        self.futures: list[Future] = []
+        self.pending: list[Future] = []  # those of `futures` that nobody has waited for
+        self.held = 0  # how many regions are running in which nothing may wait
+        self.before: tuple[Any, ...] = ()
+        self.modes = 0
+        self.jobs: list[Job[None]] = []
+        self.error: BaseException | None = None
+        self.inplace_pending = False
+        self.ambient: dict[torch.device, Any] = {}
+        self.home: torch.device | None = None
+        self.order: list[int] = []
+        self.tags: list[Any] = []
+        self.adopted: list[torch.Tensor] = []
+        self.activations: Activations | None = None
+
+    def ended(self) -> None:
+        """Wait until no call waits any more."""
+        wait(self.jobs)
+
+    def join(self) -> None:
+        """The same, and raise the error of the first call that failed."""
+        self.ended()
+        failed = [f for f in self.futures if f.error is not None]
+        if failed:
+            raise min(failed, key=lambda f: f.op).error  # type: ignore[misc]
+
+
+class Learned:
+    """What stand-ins must look like, by the signature of a forward; the oldest is forgotten and learned again."""
+
+    def __init__(self, most: int = 256):
+        self.most = most
+        self.signatures: dict[Any, dict[str, tuple[Any, int]]] = {}
+
+    def of(self, signature: Any) -> tuple[bool, dict[str, tuple[Any, int]]]:
+        """Whether a signature is known, and what is learned of each call by its key."""
+        known = signature in self.signatures
+        if not known and len(self.signatures) >= self.most:
+            self.signatures.pop(next(iter(self.signatures)))
+        return known, self.signatures.setdefault(signature, {})
+
+
+def observed(observer: Observer, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Run a call before the eyes of an observer."""
+    observer.start(op, (args, kwargs))
+    outputs = run(*args, **kwargs)
+    observer.stop(op, (args, kwargs), outputs)
+    return outputs

@@ -1,0 +1,94 @@
+"""Calls that wait for their turn, each in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future as Job
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from ...errors import ExecutionError
+from .context import Context
+from .deferred import Future, resolve
+from .flight import Flight
+from .gate import Gate
+from .sequence import inputs_of, renumber
+from .tree import tensors
+
+
+class WaitingCall(NamedTuple):
+    """A call that a thread makes when its turn comes: what it runs, what it promised, its sequence numbers and context."""
+
+    key: str
+    device: str
+    run: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    spec: Any
+    first: int
+    numbers: int
+    context: Context
+
+    def make(self, flight: Flight, future: Future, submit: Callable[..., Any]) -> None:
+        """Wait for the turn of `future`'s op, submit the call, and give `future` what it returns or raises."""
+        gate: Gate = flight.gate  # type: ignore[assignment]
+        gate.wait(future.op)
+        try:
+            if flight.error is not None:
+                raise flight.error
+            with self.context.entered():
+                args, kwargs = resolve((self.args, self.kwargs))
+                stop = inputs_of((args, kwargs))
+                flight.order.append(future.op)
+                outputs = submit(flight, future.op, self.run, args, kwargs)
+                renumber(outputs, stop, self.first, self.numbers)
+            _check_promise(self.key, self.spec, outputs)
+            future.set(outputs)
+        except BaseException as error:  # noqa: BLE001 - whatever a layer raises reaches the caller through the future
+            if hasattr(error, "add_note") and not hasattr(error, "__notes__"):  # Python 3.11
+                error.add_note(f"raised in layer {self.key!r} on device {self.device}")
+            future.fail(error)
+        finally:
+            gate.submit(future.op)
+
+
+class Threads:
+    """Threads that are parked between steps: a new one is started only when none is free.
+
+    Starting them anew in every step would throw away what libraries keep per thread (prepared convolutions).
+    There may be `most`, one per call, so that none ever waits for a thread.
+    """
+
+    def __init__(self, most: int):
+        self.most = max(1, most)
+        self.pool: ThreadPoolExecutor | None = None
+
+    def start(self, call: WaitingCall, flight: Flight, future: Future, submit: Callable[..., Any]) -> Job[None]:
+        """Let a thread make the call."""
+        if self.pool is None:
+            self.pool = ThreadPoolExecutor(self.most, thread_name_prefix="baechi")
+        return self.pool.submit(call.make, flight, future, submit)
+
+    def close(self) -> None:
+        """End the parked threads."""
+        if self.pool is not None:
+            self.pool.shutdown()
+            self.pool = None
+
+
+def _check_promise(key: str, spec: Any, outputs: Any) -> None:
+    promised = [s for s in _flat(spec) if s is not None]
+    made = list(tensors(outputs))
+    if len(promised) != len(made) or not all(s.fits(t) for s, t in zip(promised, made, strict=True)):
+        raise ExecutionError(
+            f"layer {key!r} made other shapes than it did before for inputs of the same shape; shapes that depend on data "
+            "need reorder='none'"
+        )
+
+
+def _flat(spec: Any) -> list[Any]:
+    if isinstance(spec, (tuple, list)):
+        return [leaf for part in spec for leaf in _flat(part)]
+    if isinstance(spec, dict):
+        return [leaf for part in spec.values() for leaf in _flat(part)]
+    return [] if spec is None else [spec]
