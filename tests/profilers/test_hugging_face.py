@@ -132,7 +132,7 @@ def without(name, field):
         ("[1]", (), "config.json: holds a list; a configuration is a JSON object"),
         ("\x00\xff", (), "config.json: not JSON"),
         (without("llama", "model_type"), (), "config.json has no field 'model_type'"),
-        ({**CONFIGS["llama"], "model_type": "lama"}, (), "unknown model_type 'lama'; did you mean 'llama'"),
+        ({**CONFIGS["llama"], "model_type": "lama"}, (), "has no architecture of that name; did you mean 'llama'?"),
         ({**CONFIGS["llama"], "model_type": 3}, (), "unknown model_type 3"),
         (without("llama", "architectures"), (), "has no field 'architectures'"),
         ({**CONFIGS["llama"], "architectures": ["LamaForCausalLM"]}, (), "unknown architecture 'LamaForCausalLM'"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +112,12 @@ def _configuration(transformers: Any, fields: dict[str, Any], where: str) -> Any
     if kind is None:
         raise InvalidInput(f"{where} has no field 'model_type'; it names the architecture, such as 'llama'")
     if not isinstance(kind, str) or kind not in kinds:
-        shown = kind if len(repr(kind)) <= 80 else f"{kind!r:.80}"
-        near = UnknownNameError.of("model_type", shown, kinds.keys())
-        raise UnknownNameError(f"{where}: {str(near).partition(' (known')[0]}: transformers {transformers.__version__}")
+        near = get_close_matches(str(kind), kinds.keys(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UnknownNameError(
+            f"{where}: unknown model_type {kind!r:.80}; transformers {transformers.__version__} has no architecture of that "
+            f"name{hint}"
+        )
     _check_counts(fields, where)
     try:
         made = kinds[kind].from_dict(fields)
@@ -143,7 +147,7 @@ def _architecture(transformers: Any, fields: dict[str, Any], where: str) -> Any:
     kind = getattr(transformers, named[0], None)
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise UnknownNameError(
-            f"{where}: unknown architecture {named[0]!r}; transformers {transformers.__version__} has no model of that name"
+            f"{where}: unknown architecture {named[0]!r:.80}; transformers {transformers.__version__} has no model of that name"
         )
     return kind
 
