@@ -239,6 +239,7 @@ def test_dependencies_from_storages(tmp_path):
 @pytest.mark.parametrize(
     ("document", "match"),
     [
+        ({"schemaVersion": 2, "traceEvents": []}, "schemaVersion is 2; version 1 is read"),
         ({"traceEvents": 3}, "traceEvents is int"),
         ({"traceEvents": []}, "no op of PyTorch"),
         ({"traceEvents": [event("cpu_op", "aten::mm", 0, -1)]}, "dur is -1"),

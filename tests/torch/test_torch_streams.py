@@ -23,6 +23,7 @@ from baechi_lab.torch.runtime.intercept import Interceptor  # noqa: E402
 from baechi_lab.torch.runtime.session import Session  # noqa: E402
 from baechi_lab.torch.runtime.transport import StreamTransport  # noqa: E402
 from baechi_lab.torch.runtime.tree import tensors  # noqa: E402
+from baechi_lab.torch.runtime.waiting import WaitingCall  # noqa: E402
 from baechi_lab.torch.tracing import trace  # noqa: E402
 
 
@@ -172,11 +173,10 @@ def run(monkeypatch, name, devices, seed, *, transport=Checked, reorder=True, st
         fake_gpus(model, {n: devices[plan.parameters.get(n, 0)] for n in names})
         session = Session(model, plan, transport=transport(devices))
         session.transport.gpus, session.observer = gpus, gpus
-        late = session._late
 
         def in_fake_mode(*work):  # modes are per thread
             with fake:
-                late(*work)
+                MAKE(*work)
 
         submit, one_at_a_time = session._submit, threading.Lock()
 
@@ -184,7 +184,8 @@ def run(monkeypatch, name, devices, seed, *, transport=Checked, reorder=True, st
             with one_at_a_time:
                 return submit(*work)
 
-        session._late, session._submit = in_fake_mode, submit_alone
+        monkeypatch.setattr(WaitingCall, "make", in_fake_mode)
+        session._submit = submit_alone
         Interceptor(model, plan.layers, session).install()
         given = tuple(torch.empty(t.shape, dtype=t.dtype, device=devices[0]) for t in inputs)
         for tensor in given:
@@ -196,6 +197,8 @@ def run(monkeypatch, name, devices, seed, *, transport=Checked, reorder=True, st
     session.close()
     return gpus, session
 
+
+MAKE = WaitingCall.make
 
 CLUSTERS = {
     "two GPUs": ["cuda:0", "cuda:1"],

@@ -60,8 +60,10 @@ def graph_from_kineto(document: Mapping[str, Any], execution_trace: Any, name: s
     """The step of a parsed trace, and of its execution trace where there is one.
 
     Raises:
-        FormatError: fields of the wrong type, no ops, or an execution trace of another run.
+        FormatError: another version, fields of the wrong type, no ops, or an execution trace of another run.
     """
+    if document.get("schemaVersion", 1) != 1:
+        raise FormatError(f"field schemaVersion is {document['schemaVersion']!r:.60}; version 1 is read")
     rows = document.get("traceEvents")
     if not isinstance(rows, list):
         raise FormatError(f"field traceEvents is {type(rows).__name__}; it must be a list")
