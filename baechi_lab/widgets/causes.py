@@ -73,10 +73,9 @@ def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
 
 def _last_input(graph: OpGraph, timeline: Timeline, op: int, device: int) -> tuple[float, int, int]:
     """When the last input was there, who made it, and the transfer that brought it; -1 for none."""
-    there, _, _, producer, transfer = (
-        column.item() for column in last_inputs(graph, timeline, np.array([op]), np.array([device]))
-    )
-    return (there, producer, transfer) if producer >= 0 and there >= 0 else (-1.0, -1, -1)
+    last = last_inputs(graph, timeline, np.array([op]), np.array([device]))
+    there, producer = float(last.there_us[0]), int(last.producer[0])
+    return (there, producer, int(last.transfer[0])) if producer >= 0 and there >= 0 else (-1.0, -1, -1)
 
 
 def _busy_until(timeline: Timeline, row: int, near: float) -> tuple[float, int]:
