@@ -200,6 +200,7 @@ def test_a_small_study():
     assert random.transfers > 0 and random.predicted_us > single.predicted_us
     assert all(r.measured_us > 0 and r.predicted_us > 500 for r in report.rows)
     assert all(r.measured_low_us <= r.measured_us <= r.measured_high_us for r in report.rows)
+    assert all(0.5 < r.simulated_peak_bytes / r.measured_peak_bytes < 2 for r in report.rows)
 
 
 def _row(placement, busy, others=0.0, transfers=3):

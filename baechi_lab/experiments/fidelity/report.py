@@ -31,7 +31,8 @@ class Row:
     `without_overheads_us` is what the simulator says from kernel times and wires alone; `compute_us` and
     `traced_compute_us` are the busiest device's kernels as profiled on worker 0 and as traced under the placement;
     `message_us` is the overhead charged; `busy_share` is the CPU time of the busiest worker per time that passed,
-    in the round where it was least; `others_share` that of all other programs, in the round where it was most.
+    in the round where it was least; `others_share` that of all other programs, in the round where it was most. Peaks are
+    those of the device that held most when measured, as in `experiments.memory`; 0 where they were not taken.
     """
 
     model: str
@@ -48,6 +49,8 @@ class Row:
     without_overheads_us: float
     busy_share: float
     others_share: float = 0.0
+    simulated_peak_bytes: int = 0
+    measured_peak_bytes: int = 0
 
     @property
     def error(self) -> float:
@@ -121,6 +124,8 @@ class Report:
                 "of_single": row.measured_us / self._single_us(row.model),
                 "busy_share": row.busy_share,
                 "others_share": row.others_share,
+                "simulated_peak_mb": row.simulated_peak_bytes / 1e6,
+                "measured_peak_mb": row.measured_peak_bytes / 1e6,
             }
             for row in self.rows
         )

@@ -75,8 +75,9 @@ def load_report(path: str | os.PathLike[str]) -> Report:
         costs: dict[str, Any] = {
             key: Link(**value) if isinstance(value, dict) else value for key, value in part["calibration"].items()
         }
+        later = ("others_share", "simulated_peak_bytes", "measured_peak_bytes")  # older files do not have them
         rows = tuple(
-            Row(**{key: row[key] for key in Row.__dataclass_fields__ if key in row or key != "others_share"})
+            Row(**{key: row[key] for key in Row.__dataclass_fields__ if key in row or key not in later})
             for row in part["rows"]
         )
         return Report(rows, Calibration(**costs))

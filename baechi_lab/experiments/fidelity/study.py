@@ -13,7 +13,7 @@ from ...errors import ExecutionError, InvalidInput
 from ...executors.statistics import summarize
 from ...executors.tensorflow.calibration import Calibration, calibrate, process_seconds
 from ...executors.tensorflow.cluster import LocalCluster
-from ...graph import OpGraph, Placement, Run, Step
+from ...graph import OpGraph, Placement, Run, Step, Timeline
 from ...graph.costs import allowed_devices
 from ...passes import optimize
 from ...placers import place
@@ -236,4 +236,17 @@ def _row(
         without_overheads_us=plain.makespan_us,
         busy_share=shares[0],
         others_share=shares[1],
+        **_peaks(graph, local, placed, timelines),
     )
+
+
+def _peaks(graph: OpGraph, local: LocalCluster, placed: Placement, timelines: Sequence[Timeline]) -> dict[str, int]:
+    """Simulated and measured peak of the device that held most; TensorFlow promises no order, so the larger of two counts."""
+    from ..memory.predicting import in_both_orders
+
+    measured = np.max([t.peak_bytes for t in timelines], axis=0)
+    device = int(measured.argmax())
+    simulated = max(
+        int(t.peak_bytes[device]) for t in in_both_orders(graph, local.cluster.replace(comm="parallel"), placed)
+    )
+    return {"simulated_peak_bytes": simulated, "measured_peak_bytes": int(measured[device])}
