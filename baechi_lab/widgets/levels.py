@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,19 +41,31 @@ def memory_rows(timelines: Sequence[Timeline]) -> tuple[Row, ...]:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most that a device held: when, and the op that took the last byte of it (-1 if nothing was held)."""
+    """The most that a device held: when, and the op that took the last byte of it (-1 if nothing was held).
+
+    `parts` are the bytes held then, by category. A simulated peak knows the measured one of its device and its parts; 0 and
+    none where the step was not measured.
+    """
 
     device: int
     bytes: int
     time_us: float
     op: int
     name: str
+    parts: tuple[int, ...] = ()
+    measured_bytes: int = 0
+    measured_parts: tuple[int, ...] = ()
 
 
 def peaks(rows: Sequence[Row]) -> tuple[Peak, ...]:
     """The peak of every row; `op` is an op of the first row's timeline, -1 where that does not have it."""
     index = {name: op for op, name in enumerate(rows[0].timeline.op_names)} if rows else {}
-    return tuple(_peak(row.timeline, row.device, index) for row in rows)
+    found = [_peak(row.timeline, row.device, index) for row in rows]
+    measured = {row.device: peak for row, peak in zip(rows, found, strict=True) if row.timeline.origin == "measured"}
+    for k, row in enumerate(rows):
+        if row.timeline.origin != "measured" and (other := measured.get(row.device)) is not None:
+            found[k] = replace(found[k], measured_bytes=other.bytes, measured_parts=other.parts)
+    return tuple(found)
 
 
 def _peak(timeline: Timeline, device: int, index: dict[str, int]) -> Peak:
@@ -65,7 +77,8 @@ def _peak(timeline: Timeline, device: int, index: dict[str, int]) -> Peak:
     at = int(mine[int(held.argmax())])
     op = int(log.op[at])
     name = timeline.op_names[op] if op >= 0 else ""
-    return Peak(device, int(held.max()), float(log.time_us[at]), index.get(name, -1), name)
+    parts = tuple(timeline.peak_parts(device).values())
+    return Peak(device, int(held.max()), float(log.time_us[at]), index.get(name, -1), name, parts)
 
 
 def steps(timeline: Timeline, device: int, most: int = MOST_ROWS) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

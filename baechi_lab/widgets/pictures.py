@@ -102,6 +102,10 @@ def memory_picture(timelines: Sequence[Timeline]) -> tuple[str, float]:
         if limit <= top:
             y = y0 + tall * (1 - limit / top)
             body.append(f'<path d="M{GUTTER} {y:.1f}H{WIDTH - 8}" stroke="{LIMIT}" stroke-dasharray="5 3"/>')
+        if peak.measured_bytes:
+            y = y0 + tall * (1 - peak.measured_bytes / top)
+            body.append(f'<path d="M{GUTTER} {y:.1f}H{WIDTH - 8}" stroke="black" stroke-dasharray="2 3"/>')
+            body.append(_text(WIDTH - 10, y - 3, "measured peak", size=9, anchor="end"))
     names = [name if name != "copies" else "received copies" for name in MEMORY_CATEGORIES]
     height = len(rows) * (tall + 10)
     legend = _legend(names, LEGEND)

@@ -153,7 +153,10 @@ def test_measured_memory_lies_beside_the_simulated_with_ops_matched_by_name(spli
     simulated, real = view.peaks[0], view.peaks[1]
     assert (real["bytes"], real["time_us"]) == (2 * simulated["bytes"], 2 * simulated["time_us"])
     assert (real["op"], real["name"]) == (simulated["op"], simulated["name"])  # numbers of the graph, whoever measured
-    assert view.picture().count(">measured<") == 2
+    assert (simulated["measured_bytes"], simulated["measured_parts"]) == (real["bytes"], real["parts"])
+    assert real["parts"] == tuple(2 * x for x in simulated["parts"]) and sum(real["parts"]) == real["bytes"]
+    assert real["measured_bytes"] == 0  # the mark is on the simulated row
+    assert view.picture().count(">measured<") == view.picture().count(">measured peak<") == 2
 
 
 def test_a_run_that_measured_no_memory_adds_no_rows(split):

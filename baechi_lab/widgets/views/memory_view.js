@@ -96,6 +96,7 @@ function render({ model, el }) {
     context.lineWidth = 1;
     context.strokeRect(MEMORY_GUTTER + 0.5, top + 0.5, width - MEMORY_GUTTER - 9, tall);
     drawLimit(context, limit, largest, yOf, width, theme);
+    drawMeasured(context, peak, yOf, width, theme);
     drawPeak(context, peak, yOf, top, width, theme);
     context.textAlign = "left";
     context.fillStyle = colours[d];
@@ -123,6 +124,32 @@ function render({ model, el }) {
     context.lineTo(width - 8, yOf(limit));
     context.stroke();
     context.setLineDash([]);
+  }
+
+  /** What the device held at most when the step ran, beside what it is simulated to hold. */
+  function drawMeasured(context, peak, yOf, width, theme) {
+    if (!(peak.measured_bytes > 0)) return;
+    const y = yOf(peak.measured_bytes);
+    context.strokeStyle = theme.text;
+    context.lineWidth = 1;
+    context.setLineDash([2, 3]);
+    context.beginPath();
+    context.moveTo(MEMORY_GUTTER, y);
+    context.lineTo(width - 8, y);
+    context.stroke();
+    context.setLineDash([]);
+    context.font = `10px ${theme.font}`;
+    context.textAlign = "right";
+    context.fillStyle = theme.text;
+    context.fillText("measured peak", width - 12, y + (peak.measured_bytes > peak.bytes ? 7 : -7));
+  }
+
+  /** A line per category of what is held at the peak, simulated and, where it ran, measured. */
+  function partsOf(peak) {
+    const measured = peak.measured_parts;
+    return peak.parts.map((bytes, k) => [
+      CATEGORY_TEXT[CATEGORIES[k]], formatBytes(bytes) + (measured.length ? `, measured ${formatBytes(measured[k])}` : ""),
+    ]);
   }
 
   function drawPeak(context, peak, yOf, top, width, theme) {
@@ -163,7 +190,11 @@ function render({ model, el }) {
     if (d < 0 || d >= devices.length) return showTooltip(view, 0, 0, "", []);
     const peak = model.get("peaks")[d];
     if (x < MEMORY_GUTTER) {
-      return showTooltip(view, x, y, rowName(d), [["peak", formatBytes(peak.bytes)], ["at", formatTime(peak.time_us)], ["caused by", peak.name], ["limit", formatBytes(model.get("limit_bytes")[d])]]);
+      return showTooltip(view, x, y, rowName(d), [
+        ["peak", formatBytes(peak.bytes) + (peak.measured_bytes > 0 ? `, measured ${formatBytes(peak.measured_bytes)}` : "")],
+        ...partsOf(peak),
+        ["at", formatTime(peak.time_us)], ["caused by", peak.name], ["limit", formatBytes(model.get("limit_bytes")[d])],
+      ]);
     }
     const row = lastChange(d, timeAt(x));
     if (row < levels.pointer[d]) return showTooltip(view, 0, 0, "", []);

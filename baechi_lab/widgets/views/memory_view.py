@@ -23,7 +23,8 @@ LIMIT_IN_VIEW = 3.0
 class MemoryView(CanvasView):
     """Draws the memory logs of a simulated and perhaps a measured `Timeline`; a click on a peak selects its op.
 
-    A row per device and timeline, all traits that are lists have one item per row.
+    A row per device and timeline, all traits that are lists have one item per row. A simulated row has a dotted line at its
+    device's measured peak.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> g = OpGraph.from_edges([5, 10], [(0, 1, 8)])
