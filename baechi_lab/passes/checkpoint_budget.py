@@ -30,6 +30,8 @@ Bools = NDArray[np.bool_]
 GROUPS = (200, 60, 20)
 """Groups of the chains that are tried; above `MANY_OPS` ops only the smaller ones."""
 MANY_OPS = 400
+MOST_LEVELS = 40
+"""Levels of a chain's table whose plans are read first, above `MANY_OPS` ops: reading one takes as long as a simulation."""
 MOST_ENUMERATED = 7
 """Ops that may be repeated of which all subsets are tried, in the order of readiness."""
 
@@ -106,7 +108,7 @@ class Plans:
     def chains(self) -> list[Table]:
         """A table per number of groups; one is enough where the groups are the ops of a chain."""
         found: list[Table] = []
-        for most in GROUPS if int(self.parts.may_repeat.sum()) <= MANY_OPS else GROUPS[1:]:
+        for most in GROUPS[1:] if self.many else GROUPS:
             chain = Chain(self.parts, most)
             if chain.count and (not found or chain.count < found[-1].chain.count):
                 found.append(Table(chain))
@@ -140,9 +142,25 @@ class Plans:
         return Program(self.parts)
 
     def of_chain(self, table: Table, budget: int) -> Runs | None:
-        """The plan of least work of a chain whose peak keeps within the budget."""
-        plans = (self._read(table, level) for level in table.levels())
-        return next((runs for runs in plans if runs.peak <= budget), None)
+        """The plan of least work of a chain whose peak keeps within the budget, of those first read and those just before it."""
+        levels, chosen = table.levels(), self._first_read(table)
+        for k, before in zip(chosen, [-1, *chosen], strict=False):
+            if (runs := self._read(table, levels[k])).peak <= budget:
+                plans = (self._read(table, level) for level in levels[before + 1 : k])
+                return next((less for less in plans if less.peak <= budget), runs)
+        return None
+
+    def _first_read(self, table: Table) -> list[int]:
+        """Places of the levels that are read first: all of them, or `MOST_LEVELS` that lie evenly, the last one included."""
+        count = len(table.levels())
+        if self.many and count > MOST_LEVELS:
+            return np.linspace(0, count - 1, MOST_LEVELS).astype(np.int64).tolist()
+        return list(range(count))
+
+    @property
+    def many(self) -> bool:
+        """Whether the graph is too large for everything to be tried."""
+        return int(self.parts.may_repeat.sum()) > MANY_OPS
 
     @cached_property
     def least(self) -> int:
@@ -151,7 +169,10 @@ class Plans:
         if self.states.few:
             return int(min([*peaks, Search(self.states).best]))
         peaks += [peak for _, peak in self.simple]
-        return min(peaks + [self._read(table, level).peak for table in self.chains for level in table.levels()])
+        for table in self.chains:
+            levels = table.levels()
+            peaks += [self._read(table, levels[k]).peak for k in self._first_read(table)]
+        return min(peaks)
 
     def _read(self, table: Table, level: int) -> Runs:
         key = (table.chain.count, level)

@@ -153,6 +153,9 @@ class Chain:
         m = self.count
         self.held, self.under_way = np.zeros((3, m, m), dtype=np.int64), np.zeros((3, m, m), dtype=np.int64)
         self.cost = np.zeros((3, m, m))
+        self.runs: tuple[list[NDArray[np.bool_]], ...] = ([], [], [])  # by mode and last group: what runs
+        self._pinned, self._size, self._us = self.pinned.tolist(), self.size.tolist(), self.us.tolist()
+        self._readers = [r.tolist() for r in self.readers]
         for k in range(m):
             for mode in range(3):
                 self._run(k, mode)
@@ -170,36 +173,35 @@ class Chain:
 
     def needed(self, first: int, k: int, mode: int) -> NDArray[np.bool_]:
         """bool[ops up to the end of group k]: which ops of groups first..k run for the targets."""
-        needed = self.targets(k, mode)
-        needed &= self.group[: len(needed)] >= first
-        for p in range(len(needed) - 1, -1, -1):
-            if self.group[p] < first:
-                break
-            readers = self.readers[p]
-            needed[p] |= not self.pinned[p] and bool(needed[readers[readers < len(needed)]].any())
-        return needed
+        found = self.runs[mode][k]
+        return found & (self.group[: len(found)] >= first)
 
     def _run(self, k: int, mode: int) -> None:
+        """Fills the tables for runs that end with group k; ops are walked through from the last to the first."""
         end = int(self.ends[k])
-        targets = self.targets(k, mode)
-        needed = targets.copy()
-        live = self.parts.graph.temp_bytes[self.ops[:end]].copy()
-        held, cost = 0, 0.0
-        for p in range(end - 1, -1, -1):
-            readers = self.readers[p]
-            readers = readers[readers < end]
-            readers = readers[needed[readers]]
-            needed[p] |= not self.pinned[p] and len(readers) > 0
-            if needed[p]:
-                last = end - 1 if targets[p] else int(readers.max(initial=p))
-                live[p : last + 1] += self.size[p]
-                held += int(self.size[p]) if targets[p] else 0
-                cost += float(self.us[p])
-            if p == 0 or self.group[p - 1] != self.group[p]:
-                first = int(self.group[p])
-                running = live[p:][needed[p:]]
-                self.held[mode, first, k], self.cost[mode, first, k] = held, cost
-                self.under_way[mode, first, k] = running.max(initial=0)
+        target = self.targets(k, mode).tolist()
+        needed, pinned, readers, size = list(target), self._pinned, self._readers, self._size
+        temp, cost, held = self.parts.graph.temp_bytes[self.ops[:end]], 0.0, 0
+        grows = np.zeros(end + 1, dtype=np.int64)  # bytes under way, as changes
+        top = end
+        for first in range(k, -1, -1):
+            start = int(self.ends[first - 1]) if first else 0
+            for p in range(top - 1, start - 1, -1):
+                last = p
+                for reader in readers[p]:
+                    if reader < end and needed[reader]:
+                        last = reader if reader > last else last
+                        needed[p] = needed[p] or not pinned[p]
+                if needed[p]:
+                    grows[p] += size[p]
+                    grows[end if target[p] else last + 1] -= size[p]
+                    held += size[p] if target[p] else 0
+                    cost += self._us[p]
+            running = (temp[start:] + np.cumsum(grows[start:end]))[np.array(needed[start:], dtype=np.bool_)]
+            self.held[mode, first, k], self.cost[mode, first, k] = held, cost
+            self.under_way[mode, first, k] = running.max(initial=0)
+            top = start
+        self.runs[mode].append(np.array(needed, dtype=np.bool_))
 
 
 KEEP_BOUNDARY, KEEP_GROUP, KEEP_OWN = range(3)

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from ..errors import InvalidInput
 from ..graph import CONTROL_BYTES, OpGraph
 from ..graph.kernels.csr import offsets
-from ..graph.units import format_bytes
+from ..graph.units import format_bytes, parse_bytes
 from .base import Pass
 from .checkpoints import KEEP, kept_ops
 from .peak import readiness_peak
 from .repeatable import Parts
-from .runs import Runs, runs_of, updates_of_what_is_read
+from .runs import Runs, runs_of
 
 Ints = NDArray[np.int64]
 
@@ -35,7 +35,7 @@ def recompute(
     keep: str | Iterable[str] | None = None,
     *,
     drop: Iterable[str] | None = None,
-    budget: int | None = None,
+    budget: int | str | None = None,
     ordered: bool = False,
     time_limit: float | None = None,
 ) -> OpGraph:
@@ -61,11 +61,11 @@ def recompute(
               another (Chen et al. 2016, section 4.1, arXiv:1604.06174).
             - names: these ops.
         drop: names of the ops whose outputs are dropped; all others are kept.
-        budget: most bytes on one device, as simulated: parameters, outputs, gradients and temporaries. The least work
-            that must be repeated is found, ops being computed again as often as that takes: exactly in small graphs
-            (`passes.checkpoint_exact`) and on chains (`passes.checkpoint_chain`), else in groups. Where the order of
-            readiness would take more, control dependencies keep the order of the plan. A smaller budget never
-            gives less work.
+        budget: most bytes on one device, a number or a text such as "3GB", as simulated: parameters, outputs, gradients
+            and temporaries. The least work that must be repeated is found, ops being computed again as often as that
+            takes: exactly in small graphs (`passes.checkpoint_exact`) and on chains (`passes.checkpoint_chain`), else in
+            groups. Where the order of readiness would take more, control dependencies keep the order of the plan. A
+            smaller budget never gives less work.
         ordered: control dependencies keep one device to the order of the plan, whatever its scheduler: TensorFlow's executor
             promises no order, and may run copies earlier than they are due. For steps on one device.
         time_limit: seconds for an integer program over groups of ops besides (`passes.checkpoint_milp`), whose plan is
@@ -112,7 +112,7 @@ class Recompute(Pass):
     name: ClassVar[str] = "recompute"
     keep: str | tuple[str, ...] | None = None
     drop: tuple[str, ...] | None = None
-    budget: int | None = None
+    budget: int | str | None = None
     ordered: bool = False
     time_limit: float | None = None
 
@@ -124,7 +124,7 @@ class Recompute(Pass):
         _names_or_choice("drop", self.drop)
         if isinstance(self.drop, str):
             raise InvalidInput(f"drop is {self.drop!r}; it must be a list of op names, for example [{self.drop!r}]")
-        if self.budget is not None and self.budget < 0:
+        if self.budget is not None and parse_bytes(self.budget, "budget") < 0:
             raise InvalidInput(f"budget is {self.budget!r}; it must be a number of bytes of at least 0")
         if self.time_limit is not None and self.budget is None:
             raise InvalidInput(f"time_limit is {self.time_limit!r} and budget is None; only a budget is searched for")
@@ -139,7 +139,7 @@ class Recompute(Pass):
         if self.budget is not None:
             from .checkpoint_budget import within
 
-            return within(graph, self.budget, self.ordered, self.time_limit)
+            return within(graph, parse_bytes(self.budget, "budget"), self.ordered, self.time_limit)
         parts, before = Parts(graph), readiness_peak(graph)
         choices = (with_copies(runs_of(parts, kept), self.ordered) for kept in kept_ops(parts, self.keep, self.drop))
         first = next(choices)
@@ -195,7 +195,7 @@ class _Copies:
             op, node, due = int(runs.ops[position]), int(runs.node[position]), runs.due[position]
             if not any(not runs.first[k] and runs.due[k] == due for k in reads.get(position, ())):
                 found.add((runs.trigger(int(due)), node))
-            found |= {(node, update) for update in updates_of_what_is_read(runs.parts, op)}
+            found |= {(node, update) for update in runs.parts.updates_read.get(op, ())}
         if self.ordered:
             for position in range(1, len(runs.ops)):
                 if position - 1 not in reads.get(position, ()):

@@ -52,8 +52,15 @@ class Parts:
 
     @cached_property
     def may_repeat(self) -> Bools:
-        """bool[n]: the ops that may be computed again."""
-        return np.array([not self.why_not(op) for op in range(self.graph.n)], dtype=np.bool_)
+        """bool[n]: the ops that may be computed again, those for which `why_not` says nothing."""
+        graph = self.graph
+        of_type = {name: (not _why_not_of_type(name), bool(_INPLACE.search(name))) for name in set(graph.op_types)}
+        able, in_place = np.array([of_type[name] for name in graph.op_types], dtype=np.bool_).reshape(-1, 2).T
+        able = able & ~(self.late | self.setup | self.update) & (np.diff(graph.inputs[0]) > 0)
+        hinders = (self.update & self.late) | in_place
+        data = graph.tensor_bytes[graph.edge_tensor] > CONTROL_BYTES
+        able[graph.edge_source[data & hinders[graph.consumers]]] = False
+        return able
 
     def why_not(self, op: int) -> str:
         """Why an op may not be computed again, as the end of a sentence; empty if it may."""
@@ -62,14 +69,8 @@ class Parts:
             return "it is no forward op"
         if read[op] == read[op + 1]:
             return "it reads nothing, so what it gives may differ the next time"
-        if _RANDOM.search(op_type):
-            return f"its type {op_type!r} is random, and the backward pass must see the same numbers"
-        if _STATISTICS.search(op_type):
-            return f"its type {op_type!r} would update the statistics of its batch twice"
-        if _EFFECTS.search(op_type):
-            return f"its type {op_type!r} has side effects, or reads what may change"
-        if _INPLACE.search(op_type):
-            return f"its type {op_type!r} writes in place"
+        if reason := _why_not_of_type(op_type):
+            return reason
         if any(_INPLACE.search(self.graph.op_types[k]) for k in self.readers(op).tolist()):
             return "an op that reads its output writes in place"
         if np.any(self.update[self.readers(op)] & self.late[self.readers(op)]):
@@ -93,9 +94,34 @@ class Parts:
         return int(candidates[self.rank[candidates].argmax()])
 
     @cached_property
+    def updates_read(self) -> dict[int, tuple[int, ...]]:
+        """Op -> the updates that read a variable (or what is computed from variables alone) which the op reads itself."""
+        graph, found = self.graph, {}  # type: OpGraph, dict[int, set[int]]
+        shared = np.flatnonzero(self.setup[graph.tensor_producer])
+        for tensor in shared.tolist():
+            readers = graph.tensor_consumers(tensor)
+            updates = set(readers[self.update[readers]].tolist())
+            for op in readers.tolist() if updates else ():
+                found.setdefault(op, set()).update(updates)
+        return {op: tuple(sorted(updates)) for op, updates in found.items()}
+
+    @cached_property
     def data_bytes(self) -> Ints:
         """int64[n]: bytes of the outputs of each op, without control dependencies."""
         size = np.where(self.graph.tensor_bytes > CONTROL_BYTES, self.graph.tensor_bytes, 0)
         total = np.zeros(self.graph.n, dtype=np.int64)
         np.add.at(total, self.graph.tensor_producer, size)
         return total
+
+
+def _why_not_of_type(op_type: str) -> str:
+    """Why no op of this type may be computed again; empty if they may."""
+    if _RANDOM.search(op_type):
+        return f"its type {op_type!r} is random, and the backward pass must see the same numbers"
+    if _STATISTICS.search(op_type):
+        return f"its type {op_type!r} would update the statistics of its batch twice"
+    if _EFFECTS.search(op_type):
+        return f"its type {op_type!r} has side effects, or reads what may change"
+    if _INPLACE.search(op_type):
+        return f"its type {op_type!r} writes in place"
+    return ""

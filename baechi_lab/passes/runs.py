@@ -125,7 +125,7 @@ def updates_last(parts: Parts, ops: Ints) -> Ints:
     np.maximum.at(end, ops, np.arange(len(ops)))
     moved = np.zeros(graph.n, dtype=np.bool_)
     for op in np.flatnonzero(end > start).tolist():
-        for update in updates_of_what_is_read(parts, op):
+        for update in parts.updates_read.get(op, ()):
             moved[update] |= start[update] < end[op]
     if not moved.any():
         return ops
@@ -134,18 +134,6 @@ def updates_last(parts: Parts, ops: Ints) -> Ints:
         if moved[op]:
             moved[successor[pointer[op] : pointer[op + 1]]] = True
     return np.concatenate([ops[~moved[ops]], ops[moved[ops]]])
-
-
-def updates_of_what_is_read(parts: Parts, op: int) -> list[int]:
-    """Updates that read a variable (or what is computed from variables alone) which `op` reads itself."""
-    graph = parts.graph
-    pointer, tensors = graph.inputs
-    found: list[int] = []
-    for tensor in tensors[pointer[op] : pointer[op + 1]].tolist():
-        if parts.setup[graph.tensor_producer[tensor]]:
-            readers = graph.tensor_consumers(tensor)
-            found += readers[parts.update[readers]].tolist()
-    return found
 
 
 def runs_of(parts: Parts, kept: Bools) -> Runs:

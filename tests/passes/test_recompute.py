@@ -165,6 +165,7 @@ def test_trained_networks(keep):
         graph = bl.generators.with_backward(forward)
         parts = Parts(graph)
         assert np.all(parts.rank[graph.edge_source] < parts.rank[graph.consumers])
+        assert parts.may_repeat.tolist() == [not parts.why_not(op) for op in range(graph.n)]
         again = bl.recompute(graph, keep)
         copies = np.arange(graph.n, again.n)
         assert np.all(roles(again)[copies] == BACKWARD)
@@ -193,6 +194,8 @@ def test_ops_that_are_never_repeated(op_type, reason):
     graph = training_chain([1000] * 3)
     graph = graph.replace(op_types=["x", "MatMul", op_type, *["MatMul"] * 5])
     assert "f2/again" not in bl.recompute(graph, keep=()).names
+    parts = Parts(graph)
+    assert parts.may_repeat.tolist() == [not parts.why_not(op) for op in range(graph.n)]
     with pytest.raises(bl.InvalidInput, match=f"'f2' in drop cannot be computed again.*{reason}"):
         bl.recompute(graph, drop=["f2"])
 
@@ -216,6 +219,8 @@ def test_bad_input():
     for budget in (-1, 2.5, True):
         with pytest.raises(bl.InvalidInput, match="budget"):
             bl.recompute(graph, budget=budget)
+    with pytest.raises(bl.InvalidInput, match="budget: '3 apples' is not an amount of memory; write for example 8GB"):
+        bl.recompute(graph, budget="3 apples")
     with pytest.raises(bl.InvalidInput, match="coarse"):
         bl.recompute(contract(graph, [0, 0, *range(1, graph.n - 1)]))
 
@@ -348,7 +353,8 @@ def test_budgets_down_to_the_least(kind):
 def test_many_ops_are_grouped(monkeypatch):
     monkeypatch.setattr(checkpoint_budget, "GROUPS", (30, 10))
     graph = graded_chain(120)
-    again = bl.recompute(graph, budget=30_000)
+    again = bl.recompute(graph, budget="30kB")
+    assert again == bl.recompute(graph, budget=30_000)
     assert on_one(again).peak_bytes[0] <= 30_000 and again.n < graph.n + 2 * 120
 
 
