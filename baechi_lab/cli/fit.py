@@ -51,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.json:
         facts: dict[str, Any] = {"fits": found.fits, "missing_bytes": found.missing_bytes, "answer": found.answer}
+        if found.proof is not None:
+            facts |= {"proof": str(found.proof), "least_bytes": found.proof.least_bytes}
         output.print_json({**facts, "ways": [way.row() for way in found.ways]})
     else:
         print(found)

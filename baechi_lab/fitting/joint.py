@@ -15,7 +15,7 @@ placing.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,11 @@ def choices(graph: OpGraph, cluster: Cluster, devices: int) -> Iterator[tuple[di
             yield keyword, found
 
 
+def words_of(keyword: Mapping[str, Any]) -> str:
+    """The arguments as code."""
+    return ", ".join(f"{k}={v!r}" for k, v in keyword.items())
+
+
 def _least(graph: OpGraph, needed: int) -> Iterator[tuple[dict[str, Any], OpGraph]]:
     """The least budget that there is a plan for, where that saves anything."""
     if 0 < needed < readiness_peak(graph):
@@ -84,7 +89,7 @@ def recompute_and_place(graph: OpGraph, cluster: Cluster, placing: Placing, devi
     found: list[Joint] = []
     start = placing.least_over(graph, cluster)
     for keyword, again in choices(graph, cluster, devices):
-        what = ", ".join(f"{k}={v!r}" for k, v in keyword.items())
+        what = words_of(keyword)
         best, _ = placing.fastest(again, cluster)
         if best is not None:
             found.append(Joint(keyword, what, again, *best))

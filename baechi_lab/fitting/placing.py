@@ -12,17 +12,18 @@ from ..graph import Cluster, OpGraph, Placement, Timeline, allowed_devices
 from ..graph.costs import hosts_beside
 from ..passes.optimize import optimize
 from ..placers import place
+from ..placers.memory.feasible import plans_alone
 from ..placers.memory.order import depth_first_order
 from ..placers.registry import placer_class
 from ..simulator import simulate
 
 MOST_RAW = 2000
-"""Ops of a graph that is also placed as it is: on larger ones repairs take minutes."""
+"""Ops of a graph for which every placer may repair its plan: on larger ones that takes minutes."""
 
 
 @dataclass(frozen=True)
 class Placing:
-    """How `bl.fit` places: every placer on the optimized graph, where none fits on the graph itself; then perhaps `search`.
+    """How `bl.fit` places: every placer on the optimized graph, and where none fits on the graph itself; then perhaps `search`.
 
     >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])
     >>> found, why = Placing(("single",)).fastest(graph, Cluster.uniform(2))
@@ -48,27 +49,45 @@ class Placing:
         """The fastest placement that keeps every rule, and its timeline; else None, and why the last placer found none."""
         if np.count_nonzero(~hosts_beside(cluster)) == 1:
             return on_one_device(graph, cluster)
+        found, why = self._asked(graph, cluster)
+        if not found:
+            return None, why
+        best = min(found, key=lambda pair: pair[1].makespan_us)
+        return self._searched(graph, cluster, best), ""
+
+    def _asked(self, graph: OpGraph, cluster: Cluster) -> tuple[list[tuple[Placement, Timeline]], str]:
+        """What placers find on the optimized graph; else on the graph itself, as groups may be too large for any device.
+
+        On large graphs they only plan at first, and what then does not fit is repaired once.
+        """
+        coarse = optimize(graph, cluster)
+        if graph.n <= MOST_RAW:
+            found, why = self._placed(graph, coarse, cluster, self.placers)
+            return (found, why) if found else self._placed(graph, graph, cluster, self.placers)
+        with plans_alone():
+            for form in (coarse, graph):
+                found, why = self._placed(graph, form, cluster, self.placers)
+                if found:
+                    return found, ""
+        return self._placed(graph, coarse, cluster, self.placers[-1:])
+
+    def _placed(
+        self, graph: OpGraph, form: OpGraph, cluster: Cluster, names: Sequence[str]
+    ) -> tuple[list[tuple[Placement, Timeline]], str]:
         found: list[tuple[Placement, Timeline]] = []
-        coarse, why = optimize(graph, cluster), ""
-        forms = (coarse, graph) if graph.n <= MOST_RAW else (coarse,)  # groups may be too large for any device
-        for form in forms:
-            for name in self.placers:
-                try:
-                    placed = place(form, cluster, name).on(graph)
-                    timeline = simulate(graph, cluster, placed)
-                except BaechiLabError as error:
-                    why = why or str(error)
-                    continue
-                if timeline.feasible:
-                    found.append(
-                        (placed.replace(info={**placed.info, "form": "raw" if form is graph else ""}), timeline)
-                    )
-                else:
-                    why = why or timeline.violations[0].message
-            if found:
-                best = min(found, key=lambda pair: pair[1].makespan_us)
-                return self._searched(graph, cluster, best), ""
-        return None, why
+        why = ""
+        for name in names:
+            try:
+                placed = place(form, cluster, name).on(graph)
+                timeline = simulate(graph, cluster, placed)
+            except BaechiLabError as error:
+                why = why or str(error)
+                continue
+            if timeline.feasible:
+                found.append((placed.replace(info={**placed.info, "form": "raw" if form is graph else ""}), timeline))
+            else:
+                why = why or timeline.violations[0].message
+        return found, why
 
     def _searched(
         self, graph: OpGraph, cluster: Cluster, best: tuple[Placement, Timeline]

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..graph import Cluster, OpGraph, Placement, Timeline
 from ..graph.units import format_bytes, format_us
+from .proof import Proof
 
 if TYPE_CHECKING:
     import pandas
@@ -34,7 +35,8 @@ class Way:
     """One way to run the step, simulated; without a timeline where nothing could be simulated, and `error` says why.
 
     Args:
-        way: "as it is", "more devices", "smaller batch", "micro-batches", "recomputation", "offloading".
+        way: "as it is", "more devices", "smaller batch", "micro-batches", "recomputation", "offloading", or two of them: "smaller
+            batch + recomputation", "micro-batches + recomputation", "recomputation + offloading".
         choice: what exactly, for example "4 devices".
         gives_up: what it costs besides time.
         command: the library's code that leads to the timeline.
@@ -104,11 +106,13 @@ class Fit:
     Args:
         ways: "as it is" first, then every other one that was tried.
         missing_bytes: what the fullest device lacks in the placement that exceeds the limits least; 0 where the step fits.
+        proof: what is proven about the memory that the step needs; None where it fits.
     """
 
     ways: tuple[Way, ...]
     missing_bytes: int = 0
     cluster: Cluster = field(default_factory=lambda: Cluster.uniform(1))
+    proof: Proof | None = None
 
     @property
     def fits(self) -> bool:
@@ -153,15 +157,16 @@ class Fit:
             return f"Yes: {best.choice}, {format_us(best.step_us)} per step, at most {held} per device."
         lacks = f"No: the fullest device lacks {format_bytes(self.missing_bytes)}." if self.missing_bytes else "No."
         if best is None:
-            return f"{lacks} No way that was tried fits."
+            return f"{lacks} No way that was tried fits. {self.proof or ''}".rstrip()
         return f"{lacks} The fastest way that fits is {best.way}: {best.choice}, {format_us(best.step_us)} per step."
 
     def __str__(self) -> str:
         rows: list[Sequence[str]] = [HEAD, *(way.texts() for way in self.ways)]
         widths = [min(max(len(r[k]) for r in rows), 60) for k in range(len(HEAD))]
         lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+        proof = ["", str(self.proof)] if self.proof is not None and self.best is not None else []
         commands = [f"{way.way}, {way.choice}: {way.command}" for way in self.cheapest if way.command]
-        return "\n".join([self.answer, "", *lines, *([""] if commands else []), *commands])
+        return "\n".join([self.answer, "", *lines, *proof, *([""] if commands else []), *commands])
 
     def __repr__(self) -> str:
         return f"<Fit: {self.answer}>"

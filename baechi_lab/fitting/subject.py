@@ -31,6 +31,11 @@ class Subject:
             raise InvalidInput(CANNOT)
         return self.rebuild(batch_size)
 
+    @property
+    def original(self) -> str:
+        """Code that makes the graph."""
+        return self.code if self.batch_size is None else self.code_at(self.batch_size)
+
     def code_at(self, batch_size: int) -> str:
         """Code that makes that graph."""
         return self.code.replace("BATCH", str(batch_size))

@@ -7,7 +7,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.cli import main
-from baechi_lab.fitting.fit import grown
+from baechi_lab.fitting.devices import grown
 from baechi_lab.fitting.joint import recompute_and_place
 from baechi_lab.fitting.placing import Placing
 

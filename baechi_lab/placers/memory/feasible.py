@@ -7,7 +7,9 @@ have, by what the last one exceeded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 
@@ -18,6 +20,28 @@ from .exhaustive import first_fitting
 from .packing import infeasible, refuse_the_impossible
 
 ATTEMPTS, MOST_ATTEMPTS = 4, 12
+
+_REPAIRS: ContextVar[bool] = ContextVar("repairs", default=True)
+
+
+@contextmanager
+def plans_alone() -> Iterator[None]:
+    """Within it rules only plan: what would have to be repaired, or tried out, is refused at once.
+
+    For those who ask many rules about many graphs (`bl.fit`), where one repair after all of them does as well.
+    """
+    before = _REPAIRS.set(False)
+    try:
+        yield
+    finally:
+        _REPAIRS.reset(before)
+
+
+def repaired(graph: OpGraph, cluster: Cluster, start: Placement | None) -> Placement | None:
+    """What a repair makes of a plan that does not fit, or None."""
+    from .repair import repair
+
+    return repair(graph, cluster, start) if _REPAIRS.get() else None
 
 
 def _attempts(graph: OpGraph) -> int:
@@ -48,14 +72,12 @@ def within_memory(graph: OpGraph, cluster: Cluster, attempt: Callable[[Cluster, 
         if number == 1:
             refuse_the_impossible(graph, cluster)
         limit = np.maximum(limit - over, 0)
-    return _repaired(graph, cluster, best)
+    return _mended(graph, cluster, best)
 
 
-def _repaired(graph: OpGraph, cluster: Cluster, start: Placement | None) -> Placement:
-    from .repair import repair
-
-    found = repair(graph, cluster, start)
+def _mended(graph: OpGraph, cluster: Cluster, start: Placement | None) -> Placement:
+    found = repaired(graph, cluster, start)
     if found is not None:
         return found.replace(info={**found.info, "attempts": _attempts(graph), "repaired": True})
-    why = first_fitting(graph, cluster)[1]
+    why = first_fitting(graph, cluster)[1] if _REPAIRS.get() else ""
     raise infeasible(why or "no placement that fits was found, which is no proof that none exists", graph, cluster)

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from ...errors import InfeasiblePlacement
 from ...graph import Cluster, OpGraph, allowed_devices
+from ...graph.opgraph import GROWS
 from ...graph.units import format_bytes
-from ..problem import groups_of, output_bytes
+from ..problem import groups_of
+from .needs import alone_bytes, most_across
 
 NODES = 200_000
 """Branches looked at before the question is left open."""
@@ -50,11 +52,13 @@ def best_fit(
     return home
 
 
-def packing_proof(graph: OpGraph, cluster: Cluster) -> str | None:
+def packing_proof(graph: OpGraph, cluster: Cluster, shared: bool = False) -> str | None:
     """One sentence that proves that no placement fits, or None where none was found.
 
     Proven from what holds for every placement and schedule: a group's persistent bytes share a device; an op runs
-    beside the persistent bytes of its own group, with its temporaries, its outputs and all of its inputs.
+    beside the persistent bytes of its own group, with its temporaries, its outputs and all of its inputs; and across an op the
+    devices hold what ops before it made and ops behind it read (`memory.needs`). Every output has bytes of its own, as
+    placers count; with `shared`, those that may lie in others have none.
     """
     if graph.n == 0:
         return None
@@ -62,8 +66,9 @@ def packing_proof(graph: OpGraph, cluster: Cluster) -> str | None:
     able = np.ones((len(need), cluster.n), dtype=np.bool_)
     np.logical_and.at(able, group, allowed_devices(graph, cluster))
     return (
-        _an_op_alone(graph, cluster, group, need, able)
+        _an_op_alone(graph, cluster, group, able, shared)
         or _too_much(graph, cluster, need, able)
+        or _too_much_at_once(graph, cluster, able, shared)
         or _no_packing(need, able, cluster)
     )
 
@@ -83,11 +88,9 @@ def infeasible(why: str, graph: OpGraph, cluster: Cluster) -> InfeasiblePlacemen
 
 
 def _an_op_alone(
-    graph: OpGraph, cluster: Cluster, group: NDArray[np.int32], need: NDArray[np.int64], able: NDArray[np.bool_]
+    graph: OpGraph, cluster: Cluster, group: NDArray[np.int32], able: NDArray[np.bool_], shared: bool
 ) -> str | None:
-    read = np.zeros(graph.n, dtype=np.int64)
-    np.add.at(read, graph.consumers, graph.tensor_bytes[graph.edge_tensor])
-    running = need[group] + graph.temp_bytes + output_bytes(graph) + read
+    running = alone_bytes(graph, shared) + beside(graph, shared)
     most = np.where(able, cluster.memory_bytes, -1).max(axis=1)[group]
     worst = int(np.argmax(running - most))
     if running[worst] <= most[worst]:
@@ -95,6 +98,28 @@ def _an_op_alone(
     return (
         f"op {graph.names[worst]!r} needs {format_bytes(int(running[worst]))} while it runs (its group's persistent "
         f"bytes, inputs, outputs and temporaries) and the largest device that it may use has {format_bytes(int(most[worst]))}"
+    )
+
+
+def beside(graph: OpGraph, shared: bool = False) -> NDArray[np.int64]:
+    """int64[n]: persistent bytes on an op's device while it runs: those of its group, as far as they do not grow later."""
+    group, grows = groups_of(graph), np.zeros(graph.n, dtype=np.bool_)
+    if shared and graph.reuse is not None:
+        grows = graph.reuse == GROWS
+    there = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.int64)
+    np.add.at(there, group, np.where(grows, 0, graph.persistent_bytes))
+    return there[group] + np.where(grows, graph.persistent_bytes, 0)
+
+
+def _too_much_at_once(graph: OpGraph, cluster: Cluster, able: NDArray[np.bool_], shared: bool) -> str | None:
+    room = int(cluster.memory_bytes[able.any(axis=0)].sum())
+    total, op = most_across(graph, shared)
+    if total <= room:
+        return None
+    return (
+        f"while op {graph.names[op]!r} runs, {format_bytes(total)} are held in any order and on any devices (persistent "
+        "bytes, and what ops before it made and it or ops behind it read), and the devices have "
+        f"{format_bytes(room)} together"
     )
 
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement
+from ..memory.feasible import repaired
 from ..memory.packing import infeasible, refuse_the_impossible
-from ..memory.repair import repair
 from .climb import climb, moves_allowed
 from .objective import Measured, Objective
 
@@ -85,7 +85,7 @@ def best_cut(
         least = min((found.over for found, _ in measured), key=lambda over: int(over.sum()))
         limits = limits.with_memory(np.maximum(limits.memory_bytes - least, 0).tolist())
     start = measured[0][1].placement().replace(replicas=()) if measured else None
-    mended = repair(graph, cluster, start) if objective.name != "step" else None
+    mended = repaired(graph, cluster, start) if objective.name != "step" else None
     if mended is None:
         raise infeasible("no cut into stages that fits was found, which is no proof that none exists", graph, cluster)
     us = objective.measure(graph, cluster, mended).us

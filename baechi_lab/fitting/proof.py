@@ -1,0 +1,86 @@
+"""What is proven where a step does not fit: of the step as it is, and of whatever is given up besides the batch.
+
+The bounds are those of `placers.memory.needs` and `placers.memory.packing`; they count outputs that may lie in the memory of
+others as nothing. Every order of every placement is only tried in small graphs (`placers.memory.exhaustive`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..graph import Cluster, OpGraph
+from ..graph.costs import hosts_beside
+from ..graph.units import format_bytes
+from ..placers.memory.exhaustive import first_fitting
+from ..placers.memory.needs import alone_bytes, most_across
+from ..placers.memory.packing import beside, packing_proof
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is proven about a step on devices.
+
+    Args:
+        least_bytes: no placement of the step as it is fits these devices if all of them have less than this.
+        least_devices: nor does any on fewer devices than this, as large as the largest; 0 where no number is enough.
+        as_it_is: why no placement of the step as it is fits, in a sentence; empty where that is not proven.
+        whatever: why neither more devices nor recomputation nor offloading help; empty where that is not proven.
+    """
+
+    least_bytes: int
+    least_devices: int
+    as_it_is: str = ""
+    whatever: str = ""
+
+    def __str__(self) -> str:
+        """
+        >>> str(Proof(7, 1))
+        'No proof that no placement fits: proven is only that a device needs at least 7 B.'
+        """
+        if self.whatever:
+            return f"Proven: {self.whatever}; only a smaller batch helps."
+        if self.as_it_is:
+            return f"Proven of the step as it is: {self.as_it_is}."
+        least = format_bytes(self.least_bytes)
+        return f"No proof that no placement fits: proven is only that a device needs at least {least}."
+
+
+def proof_of(graph: OpGraph, cluster: Cluster) -> Proof:
+    """What is proven about a step that did not fit, or was not found to.
+
+    >>> graph = OpGraph.from_edges([1, 1], [(0, 1, 40)], temp_bytes=[0, 20], persistent_bytes=[5, 5])
+    >>> found = proof_of(graph, Cluster.uniform(2, memory_bytes=50))
+    >>> found.least_bytes, found.least_devices, found.whatever
+    (65, 0, "op 'op1' reads, makes and uses 60 B while it runs, and no device has more than 50 B")
+    """
+    able = ~hosts_beside(cluster)
+    room, count = int(cluster.memory_bytes[able].max(initial=0)), max(int(able.sum()), 1)
+    alone = alone_bytes(graph, shared=True)
+    most, together = int((alone + beside(graph, shared=True)).max(initial=0)), most_across(graph, shared=True)[0]
+    together = max(together, int(graph.persistent_bytes.sum()))
+    enough = -(-together // room) if room else 0
+    return Proof(
+        max(most, -(-together // count)), int(enough if most <= room else 0), _as_it_is(graph, cluster),
+        _whatever(graph, alone, room),
+    )  # fmt: skip
+
+
+def _as_it_is(graph: OpGraph, cluster: Cluster) -> str:
+    shown = packing_proof(graph, cluster, shared=True)
+    if shown is None and graph.reuse is None:
+        found, shown = first_fitting(graph, cluster)
+        if found is not None:
+            return ""
+    return shown or ""
+
+
+def _whatever(graph: OpGraph, alone: np.ndarray[tuple[int], np.dtype[np.int64]], room: int) -> str:
+    if not graph.n or int(alone.max()) <= room:
+        return ""
+    op = int(alone.argmax())
+    return (
+        f"op {graph.names[op]!r} reads, makes and uses {format_bytes(int(alone[op]))} while it runs, and no device has more than "
+        f"{format_bytes(room)}"
+    )
