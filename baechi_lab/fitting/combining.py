@@ -14,7 +14,7 @@ from ..graph import Cluster
 from .attempt import computing
 from .joint import choices, words_of
 from .placing import Placing
-from .proof import proof_of
+from .proof import Proof, proof_of
 from .record import Way
 from .subject import Subject
 from .ways import in_micro_batches, micro_batch_counts, offloading, recomputation
@@ -25,12 +25,17 @@ MOVED = "recomputation + offloading"
 
 
 def combinations(
-    subject: Subject, cluster: Cluster, placing: Placing, alone: Sequence[Way], tell: Callable[[str], object]
+    subject: Subject,
+    cluster: Cluster,
+    placing: Placing,
+    alone: Sequence[Way],
+    tell: Callable[[str], object],
+    proof: Proof,
 ) -> Iterator[Way]:
-    """The pairs of which neither part is among the ways that fit alone."""
+    """The pairs of which neither part is among the ways that fit alone, but for what `proof` says is in vain."""
     able = {way.way for way in alone if way.fits}
     for name, pair in ((SMALLER, _smaller), (MICRO, _micro), (MOVED, _moved)):
-        if not able & set(name.split(" + ")):
+        if not able & set(name.split(" + ")) and not (name == MOVED and proof.whatever):
             tell(name)
             yield from pair(subject, cluster, placing)
 

@@ -80,7 +80,7 @@ def fit(
     for kind in (recomputation, offloading):
         tell(kind.__name__)
         ways += [Way(kind.__name__, "any", error=proof.whatever)] if proof.whatever else kind(subject, cluster, placing)
-    ways += combinations(subject, cluster, placing, ways, tell)
+    ways += combinations(subject, cluster, placing, ways, tell, proof)
     return Fit(tuple(ways), missing, cluster, None if first.fits else proof)
 
 

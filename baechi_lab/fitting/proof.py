@@ -40,7 +40,7 @@ class Proof:
         'No proof that no placement fits: proven is only that a device needs at least 7 B.'
         """
         if self.whatever:
-            return f"Proven: {self.whatever}; only a smaller batch helps."
+            return f"Proven: {self.whatever}; only smaller batches help."
         if self.as_it_is:
             return f"Proven of the step as it is: {self.as_it_is}."
         least = format_bytes(self.least_bytes)

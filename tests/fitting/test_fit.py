@@ -1,5 +1,6 @@
 """Does a step fit, and the ways to make it fit: each is simulated, and what is said of it is what the simulation says."""
 
+import itertools
 import json
 
 import numpy as np
@@ -7,9 +8,11 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.cli import main
+from baechi_lab.fitting import placing
 from baechi_lab.fitting.devices import grown
 from baechi_lab.fitting.joint import recompute_and_place
 from baechi_lab.fitting.placing import Placing
+from baechi_lab.fitting.proof import proof_of
 
 KINDS = ("more devices", "smaller batch", "micro-batches", "recomputation", "offloading")
 
@@ -64,6 +67,73 @@ def test_one_device_more_is_enough_and_no_fewer():
     assert answer.missing_bytes == 20  # two weights on a device
 
 
+def test_groups_that_fit_nowhere_do_not_end_the_search_for_devices(monkeypatch):
+    """Fusion makes a group of 100 bytes of each pair: no device of 90 holds it. Op by op six devices are enough.
+
+    Placers only plan, as they do on large graphs.
+    """
+    monkeypatch.setattr(placing, "MOST_RAW", 0)
+    edges = [(0, 1, 10), (2, 3, 10), (4, 5, 10)]
+    graph = bl.OpGraph.from_edges([1] * 6, edges, persistent_bytes=[50] * 6)
+    cluster = bl.Cluster.uniform(1, memory_bytes=90)
+    assert bl.optimize(graph, cluster).persistent_bytes.tolist() == [100] * 3
+    more = next(w for w in bl.fit(graph, cluster).ways if w.way == "more devices")
+    assert more.fits and more.choice == "6 devices"
+
+
+def test_two_ways_together_where_neither_fits():
+    """Masks of 3 kB each may not be made again, and the host holds one of them: 10 kB recomputed, one mask less on the host."""
+    graph = bl.generators.with_backward(bl.generators.chain(12, size_bytes=(1000, 1000), duration_us=(100, 100)))
+    masks = np.isin(np.arange(graph.n), (2, 7))
+    graph = graph.replace(
+        tensor_bytes=np.where(masks[graph.tensor_producer], 3000, graph.tensor_bytes),
+        op_types=["Dropout" if mask else "op" for mask in masks],
+    )
+    link = bl.Link(50.0, 0.0)
+    cluster = bl.Cluster.uniform(1, memory_bytes=9000, link=link).with_host(3500, link=link)
+    answer = bl.fit(graph, cluster)
+    assert {w.way for w in answer.ways if w.fits} == {"more devices", "recomputation + offloading"}
+    both = next(w for w in answer.ways if w.way == "recomputation + offloading")
+    placed = eval(both.command, {"bl": bl, "graph": graph, "cluster": cluster})  # noqa: S307 (our own text)
+    assert bl.simulate(both.graph, cluster, placed).makespan_us == both.step_us
+    assert bl.check(both.graph, cluster, both.placement, both.timeline) == ()
+
+
+def test_micro_batches_are_recomputed_where_they_do_not_fit():
+    """A micro-batch of 4 samples holds 9 values of 4 kB, 36 kB; within 20 kB five of them at once."""
+    answer = bl.fit(build, bl.Cluster.uniform(1, memory_bytes="20kB", link=LINK), batch_size=64)
+    both = [w for w in answer.ways if w.way == "micro-batches + recomputation"]
+    assert both[-1].fits and both[-1].choice.startswith("16 of 4") and not any(w.fits for w in both[:-1])
+    # 64 kB a value: what an op reads and makes, 192 kB, fits nowhere, so neither devices nor recomputation help the whole batch.
+    assert answer.proof.least_bytes == 576_000 and answer.proof.least_devices == 0
+    assert "only smaller batches help" in str(answer.proof)
+    assert not any(w.timeline for w in answer.ways if w.way in ("more devices", "recomputation", "offloading"))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_proven_holds_for_every_placement(seed):
+    """All placements of small graphs, in two orders: none needs less than proven, also where outputs lie in others."""
+    rng = np.random.default_rng(seed)
+    n = 5
+    edges = [(i, j, int(rng.integers(1, 40))) for j in range(n) for i in range(j) if rng.random() < 0.5]
+    graph = bl.OpGraph.from_edges(
+        rng.integers(1, 9, n), edges, temp_bytes=rng.integers(0, 30, n), persistent_bytes=rng.integers(0, 20, n),
+        reuse=rng.integers(0, 4, n) if seed % 2 else None,
+    )  # fmt: skip
+    cluster = bl.Cluster.uniform(2, memory_bytes=1 << 20, link=bl.Link(1.0, 0.1))
+    peaks = []
+    for home in itertools.product(range(2), repeat=n):
+        for order in (None, rng.random(n)):
+            peaks.append(bl.simulate(graph, cluster, bl.Placement(device=home, order=order)).peak_bytes)
+    least = min(int(peak.max()) for peak in peaks)
+    for memory in (least, least - 1, least // 2):
+        proof = proof_of(graph, cluster.with_memory(memory))
+        assert proof.least_bytes <= least
+        assert not (proof.as_it_is or proof.whatever) or memory < least
+        assert proof.least_devices <= 2 or memory < least
+        assert memory >= proof.least_bytes or proof.as_it_is
+
+
 def test_the_front_has_nothing_that_another_beats():
     answer = bl.fit(build, bl.Cluster.uniform(1, memory_bytes="400kB", link=LINK), batch_size=64)
     front = answer.pareto()
@@ -86,12 +156,12 @@ def test_code_of_a_way_gives_its_step():
 def test_recomputing_and_placing_is_never_worse_than_either():
     graph = build(64)
     cluster = bl.Cluster.uniform(2, memory_bytes="256kB", link=LINK)
-    placing = Placing(("m-topo", "m-etf"))
-    found = recompute_and_place(graph, cluster, placing, 2)
+    rules = Placing(("m-topo", "m-etf"))
+    found = recompute_and_place(graph, cluster, rules, 2)
     alone = []
     for keep in ("sqrt", "boundaries"):
         again = bl.recompute(graph, keep)
-        best, _ = placing.fastest(again, cluster)
+        best, _ = rules.fastest(again, cluster)
         alone += [] if best is None else [best[1].makespan_us]
     assert found and found[0].timeline.makespan_us <= min(alone, default=np.inf)
     assert all(joint.timeline.feasible for joint in found)
@@ -139,4 +209,11 @@ def test_the_command(tmp_path, capsys):
     assert "No: the fullest device lacks" in (said := capsys.readouterr().out) and "recomputation" in said
     assert main(["fit", path, "--memory", "8GB", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fits"] is True
+    assert main(["fit", path, "--memory", "20kB", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (
+        told["least_bytes"] == 576_000
+        and "only smaller batches help" in told["proof"]
+        and told["proof"] in told["answer"]
+    )
     assert main(["fit"]) == 2 and "give a graph file or --model NAME" in capsys.readouterr().err
