@@ -177,6 +177,8 @@ def _chosen(
 
     if isinstance(placers, str):
         raise InvalidInput(f"placers is the text {placers!r}; it must be a list, for example [{placers!r}]")
+    if not isinstance(placers, Iterable):
+        raise InvalidInput(f"placers is {placers!r:.60}; it must be a list of placers")
     objects: list[Any] = []
     for given in placers:
         if isinstance(given, str) or (isinstance(given, tuple) and len(given) == 2):

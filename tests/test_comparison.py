@@ -127,6 +127,7 @@ def test_no_placers_is_an_empty_table(graph, cluster):
     [
         (["m-etff"], {}, "did you mean 'm-etf'"),
         ("m-etf", {}, "must be a list"),
+        (3, {}, "placers is 3; it must be a list"),
         (["m-sct"], {"treshold": 1}, "did you mean 'threshold'"),
         (["m-sct"], {"params": {"m-topo": {}}}, "placer in params"),
         (["m-sct"], {"measure": True}, "give step="),

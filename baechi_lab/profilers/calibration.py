@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,8 @@ def calibrate(
     from scipy.optimize import least_squares
 
     begin = Hardware.named(hardware) if isinstance(hardware, str) else hardware
+    if not isinstance(begin, Hardware):
+        raise InvalidInput(f"hardware is {hardware!r:.60}; it must be a name or Hardware")
     chosen = _checked(measurements, fit, parameters)
     measured = np.array([us for _, us in measurements], dtype=np.float64)
 
@@ -115,6 +118,10 @@ def _checked(
     for key in parameters:
         if key not in RANGES:
             raise UnknownNameError.of("parameter of a calibration", key, RANGES)
+    if not isinstance(measurements, Sequence):
+        raise InvalidInput(
+            f"measurements is {measurements!r:.60}; it must be a list of pairs (prediction, microseconds)"
+        )
     chosen = np.arange(len(measurements)) if fit is None else np.asarray(fit, dtype=np.int64)
     if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(measurements)):
         raise InvalidInput(f"fit names row {chosen.max()}; there are rows 0..{len(measurements) - 1}")
@@ -122,7 +129,10 @@ def _checked(
         raise InvalidInput(
             f"fit has {len(set(chosen.tolist()))} rows; {len(parameters)} parameters need as many at least"
         )
-    for k, (_, us) in enumerate(measurements):
+    for k, row in enumerate(measurements):
+        if not (isinstance(row, (tuple, list)) and len(row) == 2 and callable(row[0]) and isinstance(row[1], Real)):
+            raise InvalidInput(f"measurements[{k}] is {row!r:.60}; it must be a pair (prediction, microseconds)")
+        us = row[1]
         if not (np.isfinite(us) and us > 0):
             raise InvalidInput(f"measurements[{k}] took {us} us; it must be finite and above 0")
     return chosen

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ..errors import InvalidInput
 from .flow import Flow, merge
@@ -36,6 +37,11 @@ from .runtime.tree import as_arguments, map_tensors, tensors, understood
 from .snapshot import host_states, same_host_states, untouched
 from .state import State
 
+_FAILURES = (
+    RuntimeError, TypeError, ValueError, LookupError, AttributeError, NameError, AssertionError, ArithmeticError, ImportError,
+)  # fmt: skip
+"""What the code of a model raises on inputs that it was not made for."""
+
 
 def trace(model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type] = ()) -> Trace:
     """Run the model once on `sample_inputs` (a tensor, a tuple, a dict of keywords, or both) and record its calls.
@@ -44,7 +50,8 @@ def trace(model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type
     were. `atomic` names module classes that are kept whole.
 
     Raises:
-        InvalidInput: a layer that failed on the sample inputs, or returns an object that may hide tensors, by name.
+        InvalidInput: a layer, or the model's own code, that failed on the sample inputs; a layer that returns an object
+            that may hide tensors, by name.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     >>> [call.key for call in trace(model, torch.ones(1, 4)).calls]
@@ -57,7 +64,7 @@ def trace(model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type
     with untouched(model, (args, kwargs)) as kept:
         interceptor = Interceptor(model, layers, tracer).install()
         try:
-            outputs = model(*args, **kwargs)
+            outputs = _run(type(model).__name__, model, args, kwargs, model)
         finally:
             interceptor.remove()
         # objects that might hide tensors stay alive, and with them what they hide
@@ -73,17 +80,23 @@ def check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
     for name, module in model.named_modules():
+        what = f"layer {name!r}" if name else "the model"
         if isinstance(module, torch.jit.ScriptModule):
             raise InvalidInput(
-                f"layer {name!r} is a TorchScript module, whose forward cannot be wrapped; use the Python module"
+                f"{what} is a TorchScript module, whose forward cannot be wrapped; use the Python module"
             )
         if type(module).__name__ == "OptimizedModule":
             raise InvalidInput(
-                f"layer {name!r} is compiled by torch.compile; distribute the module that was compiled, its `_orig_mod` "
+                f"{what} is compiled by torch.compile; distribute the module that was compiled, its `_orig_mod` "
                 "(a distributed model runs uncompiled)"
             )
         if isinstance(module.__dict__.get("forward"), Intercepted):
-            raise InvalidInput(f"layer {name!r} is already distributed; gather the model first")
+            raise InvalidInput(f"{what} is already distributed; gather the model first")
+        if any(map(is_lazy, module._parameters.values())):
+            raise InvalidInput(
+                f"{what} ({type(module).__name__}) is lazy, and has parameters without a shape; call the model once on the "
+                "sample inputs before"
+            )
 
 
 class Tracer(Handler):
@@ -298,6 +311,8 @@ def _run(key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.M
         return run(*args, **kwargs)
     except InvalidInput:
         raise
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError) as error:
+    except _FAILURES as error:
         what = f"layer {key!r} ({type(module).__name__})" if module is not None else f"function {key!r}"
-        raise InvalidInput(f"{what} failed on the sample inputs: {error}") from error
+        what = f"model {key}" if module is run else what
+        said = " ".join(str(error).split())
+        raise InvalidInput(f"{what} failed on the sample inputs: {type(error).__name__}: {said:.500}") from error

@@ -57,3 +57,5 @@ def test_compressed_and_refused(tmp_path, small_timeline):
     assert json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
     with pytest.raises(bl.FormatError, match="cannot be written"):
         small_timeline.to_chrome_trace(tmp_path / "no" / "t.json")
+    with pytest.raises(bl.InvalidInput, match="path is None"):
+        small_timeline.to_chrome_trace(None)

@@ -45,6 +45,7 @@ def test_parameters_are_code():
     [
         (lambda g: bl.optimize(g, passes=["fusoin"]), bl.UnknownNameError, "did you mean 'fusion'"),
         (lambda g: bl.optimize(g, passes="fusion"), bl.InvalidInput, "list of passes"),
+        (lambda g: bl.optimize(g, passes=None), bl.InvalidInput, "passes is None"),
         (lambda g: bl.optimize(g, forward_only="maybe"), bl.InvalidInput, "'maybe'"),
         (lambda g: bl.optimize(g, forward_only=1), bl.InvalidInput, "forward_only is 1"),
         (lambda g: bl.optimize(g, cluster=4), bl.InvalidInput, "cluster"),

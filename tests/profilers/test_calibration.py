@@ -45,6 +45,12 @@ def test_bad_input():
         calibrate("a100", [row])
     with pytest.raises(InvalidInput, match=r"measurements\[1\] took 0.0 us"):
         calibrate("a100", [row, (row[0], 0.0)], parameters=["launch_us"])
+    with pytest.raises(InvalidInput, match="measurements is None"):
+        calibrate("a100", None)
+    with pytest.raises(InvalidInput, match=r"measurements\[1\] is 3; it must be a pair"):
+        calibrate("a100", [row, 3], parameters=["launch_us"])
+    with pytest.raises(InvalidInput, match="hardware is None"):
+        calibrate(None, [row], parameters=["launch_us"])
     with pytest.raises(InvalidInput, match="fit names row 5"):
         calibrate("a100", [row], fit=[5], parameters=["launch_us"])
     with pytest.raises(UnknownNameError, match="bandwidth_share"):

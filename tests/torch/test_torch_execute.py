@@ -297,6 +297,20 @@ def test_exports_that_cannot_be_written_say_why(tmp_path, profiled):
     with pytest.raises(bl.InvalidInput, match=r"imports 'baechi_lab\.graph'; an exported model may import only torch"):
         bl.torch.export(foreign, bl.Placement(device=[0] * calls), tmp_path / "c")
     assert not list(tmp_path.glob(".*"))
+    bound = bl.torch.TorchStep("bound", nn.Linear(4, 2).requires_grad_, x)
+    with pytest.raises(bl.InvalidInput, match=r"build is 'Module\.requires_grad_'; an export needs"):
+        bl.torch.export(bound, one, tmp_path / "d")
+
+
+def test_bug_class_methods_that_a_class_inherits_were_named_after_their_home():
+    """As `AutoModelForCausalLM.from_config`, which stands in a class that knows no model."""
+    from baechi_lab.exporters.torch.sources import Sources
+
+    assert Sources().name(nn.EmbeddingBag.from_pretrained, "build") == "torch.nn.EmbeddingBag.from_pretrained"
+    own = type("Table", (nn.Embedding,), {"__module__": "torch.nn", "__qualname__": "Embedding"})
+    assert Sources().name(nn.Embedding.from_pretrained, "build") == "torch.nn.Embedding.from_pretrained"
+    with pytest.raises(bl.InvalidInput, match="does not offer by a public name"):
+        Sources().name(own.from_pretrained, "build")
 
 
 def test_a_plan_survives_json():

@@ -255,6 +255,13 @@ def test_bad_models_are_refused_by_layer():
         profile(Small(), torch.ones(3, 4), mode="fast")
     with pytest.raises(bl.InvalidInput, match="runs is 0"):
         profile(Small(), torch.ones(3, 4), runs=0)
+    for given in (None, "model"):
+        with pytest.raises(bl.InvalidInput, match="model is a"):
+            profile(given, torch.ones(3, 4))
+    with pytest.raises(bl.InvalidInput, match=r"model Bilinear failed on the sample inputs: TypeError: .* 'input2'"):
+        profile(nn.Bilinear(4, 4, 1), torch.ones(3, 4))
+    with pytest.raises(bl.InvalidInput, match=r"layer '0' \(LazyLinear\) is lazy"):
+        profile(nn.Sequential(nn.LazyLinear(4)), torch.ones(3, 4))
     scripted = nn.Sequential(torch.jit.script(nn.Linear(4, 4)))
     with pytest.raises(bl.InvalidInput, match="layer '0' is a TorchScript module"):
         profile(scripted, torch.ones(3, 4))

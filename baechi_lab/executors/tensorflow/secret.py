@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from ...errors import InvalidInput, MissingPackage
+from ...graph.formats.reading import name_of
 from .tunnel import context
 
 YEARS = 10
@@ -49,13 +50,14 @@ def make_secret(path: str | os.PathLike[str]) -> Path:
     text = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ) + certificate.public_bytes(serialization.Encoding.PEM)
+    path = name_of(path)
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
             stream.write(text)
     except FileExistsError:
-        raise InvalidInput(f"{os.fspath(path)} exists; a secret is never written over another file") from None
+        raise InvalidInput(f"{path} exists; a secret is never written over another file") from None
     except OSError as error:
-        raise InvalidInput(f"{os.fspath(path)} cannot be written: {error.strerror or error}") from error
+        raise InvalidInput(f"{path} cannot be written: {error.strerror or error}") from error
     return Path(path)
 
 

@@ -64,8 +64,11 @@ class Sources:
 
     def name(self, thing: Callable[..., Any], what: str) -> str:
         """How the script names a class or function."""
+        owner = getattr(thing, "__self__", None)
+        if inspect.ismethod(thing) and isinstance(owner, type):  # a class method, which subclasses inherit
+            return f"{self.name(owner, what)}.{thing.__name__}"
         text = getattr(thing, "__qualname__", "")
-        if not text or "<" in text:
+        if not text or "<" in text or inspect.ismethod(thing):
             raise InvalidInput(
                 f"{what} is {_label(thing)}; an export needs a class or function of a module, or functools.partial of one"
             )
@@ -134,7 +137,7 @@ def _imported_packages(text: str, what: str) -> set[str]:
             if name.startswith(".") or not (top == "torch" or top in sys.stdlib_module_names or is_installed(top)):
                 raise InvalidInput(
                     f"{what} imports {name!r}; an exported model may import only torch, Python's own modules "
-                    "and installed packages"
+                    "and installed packages: define it in a file of its own"
                 )
             if top != "torch" and top not in sys.stdlib_module_names:
                 packages.add(top)

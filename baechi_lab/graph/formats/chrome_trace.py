@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ...errors import FormatError
 from ..timeline import MEMORY_CATEGORIES, Timeline
 from .files import compressed, write_atomically
+from .reading import name_of
 
 _COMPUTE, _SEND, _RECEIVE = "compute", "send", "receive"
 _FIRST_LANE = {_COMPUTE: 0, _SEND: 1000, _RECEIVE: 2000}
@@ -36,8 +37,8 @@ def write_chrome_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None
     try:
         data = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
     except ValueError as error:
-        raise FormatError(f"{os.fspath(path)}: the timeline has a time that is not finite; a trace cannot") from error
-    write_atomically(path, compressed(data) if os.fspath(path).endswith(".gz") else data)
+        raise FormatError(f"{name_of(path)}: the timeline has a time that is not finite; a trace cannot") from error
+    write_atomically(path, compressed(data) if name_of(path).endswith(".gz") else data)
 
 
 def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,6 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.nn import functional
-from torch.nn.parameter import is_lazy
 from torch.overrides import handle_torch_function, has_torch_function, has_torch_function_unary
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -99,10 +98,6 @@ class _Maker:
         ] = {}  # keeps the originals alive, so that ids stay theirs
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        if is_lazy(tensor):
-            raise InvalidInput(
-                "the model has parameters whose shape is not known yet; run it once on real inputs first"
-            )
         if id(tensor) not in self.made:
             self.made[id(tensor)] = (tensor, self._make(tensor))
         return self.made[id(tensor)][1]

@@ -18,6 +18,7 @@ from torch import nn
 
 from ...checks import check_whole
 from ...errors import FormatError, InvalidInput, MissingPackage, UnknownNameError
+from ...graph.formats.reading import name_of
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _TOKENS = (
@@ -92,7 +93,7 @@ def _fields(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str
     """What a configuration holds, and what to call it."""
     if isinstance(config, Mapping):
         return dict(config), "the configuration"
-    path = Path(config)
+    path = Path(name_of(config))
     if not path.is_file():
         raise FormatError(f"{path}: no such file")
     if path.stat().st_size > LARGEST_CONFIG:

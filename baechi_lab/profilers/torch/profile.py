@@ -42,7 +42,7 @@ from ...torch.runtime.storage import storage_key, tensor_bytes
 from ...torch.runtime.tree import as_arguments, map_tensors, tensors
 from ...torch.snapshot import untouched
 from ...torch.step import TorchStep
-from ...torch.tracing import trace
+from ...torch.tracing import check_model, trace
 from ..hardware import Hardware, HardwareChoice, by_kind
 from .graph import Halves, LayerProfile, Loss
 from .halves import HalvesTimer
@@ -340,7 +340,8 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 def mode_of(model: nn.Module, mode: str | None) -> bool:
-    """Whether to run in training: as asked, by default as the model is."""
+    """Whether to run in training: as asked, by default as the model is. Refuses what is no model."""
+    check_model(model)
     if mode is None:
         return bool(model.training)
     if mode not in MODES:

@@ -68,8 +68,9 @@ def use_graph(path, folder):
         assert bl.load_graph(folder / "again.json") == graph
     cluster = mutations.clusters()[graph.n % 2]
     for one in (graph, bl.optimize(graph, cluster)):
-        placed = bl.place(one, cluster, "m-etf")
-        bl.check(graph, cluster, placed.on(graph), bl.simulate(graph, cluster, placed.on(graph)))
+        run = one if graph.group_of is not None else graph  # of a coarse graph, the coarser one is none of its ops
+        placed = bl.place(one, cluster, "m-etf").on(run)
+        bl.check(run, cluster, placed, bl.simulate(run, cluster, placed))
 
 
 def use_cluster(path, folder):
