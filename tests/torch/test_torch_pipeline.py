@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -36,13 +37,15 @@ from baechi_lab.workers.pool import Pool  # noqa: E402
 class Skipping(nn.Module):
     """Residual blocks, a mask made between layers, a view that is sent on, and the first layer's output read by the last."""
 
-    def __init__(self, width: int = 8, layers: int = 6) -> None:
+    def __init__(self, width: int = 8, layers: int = 6, tied: bool = False) -> None:
         super().__init__()
         self.embed = nn.Embedding(11, width)
         self.layers = nn.ModuleList(
             nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.GELU()) for _ in range(layers)
         )
         self.head = nn.Linear(width, 11)
+        if tied:
+            self.head.weight = self.embed.weight
 
     def forward(self, tokens):
         first = x = self.embed(tokens)
@@ -69,10 +72,10 @@ def tokens_loss(outputs, labels):
     return F.cross_entropy(outputs.flatten(0, 1), labels.flatten())
 
 
-def skipping(rows=8, loss=tokens_loss):
+def skipping(rows=8, loss=tokens_loss, tied=False, optimizer=None):
     generator = torch.Generator().manual_seed(0)
     tokens, labels = (torch.randint(11, (rows, 5), generator=generator) for _ in range(2))
-    return TorchStep("skipping", Skipping, (tokens,), loss, (labels,))
+    return TorchStep("skipping", partial(Skipping, tied=tied), (tokens,), loss, (labels,), optimizer)
 
 
 def profiled(step, micro_batches=4):
@@ -212,6 +215,21 @@ def test_what_a_program_cannot_repeat_is_refused():
     frozen = Frozen(nn.Linear(4, 4), nn.Linear(4, 4))
     with pytest.raises(InvalidInput, match="settings of its own"):
         record(frozen, (x,), trace(frozen, x))
+
+
+def test_what_a_later_stage_would_change_in_place_is_refused():
+    """A ReLU that writes into what the first stage made, and running statistics that two stages would update."""
+    x = torch.ones(2, 4)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4))
+    program = record(model, (x,), trace(model, x))
+    with pytest.raises(InvalidInput, match="stage 1 runs '1' and stage 0 '0', which it writes into; put both on one"):
+        cut(model, program, [0, 1, 1], 2)
+    assert len(cut(model, program, [0, 0, 1], 2)) == 2
+    norm = nn.BatchNorm1d(4)
+    twice = nn.Sequential(norm, nn.Linear(4, 4), norm)
+    with pytest.raises(InvalidInput, match=r"stage 1 runs '0' and stage 0 '0', which changes the same buffer '0\."):
+        cut(twice, record(twice, (x,), trace(twice, x)), [0, 0, 1], 2)
+    assert len(cut(twice.eval(), record(twice, (x,), trace(twice, x)), [0, 0, 1], 2)) == 2
 
 
 def test_bug_a_stage_without_calls_is_named():
@@ -376,7 +394,8 @@ SCHEDULES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_gives_the_gradients_of_the_undivided_batch(two_processes, schedule):
-    step = skipping()
+    """Also of the weight that the first and the last stage share, of which either process has a copy."""
+    step = skipping(tied=True)
     graph = profiled(step)
     placed = in_stages(graph, SCHEDULES[schedule])
     model, parts = step.model(), step.micro_batches(4)
@@ -422,7 +441,7 @@ def three_processes():
     ],
 )
 def test_replicas_of_stages_add_up_the_gradients_of_the_undivided_batch(three_processes, schedule, stages, replicas):
-    step = skipping()
+    step = skipping(tied=True)
     graph, cluster = profiled(step), cpus(3)
     placed = in_stages(graph, stages).replace(replicas=replicas)
     model, parts = step.model(), step.micro_batches(4)
@@ -485,8 +504,7 @@ def test_bug_a_gradient_that_is_not_contiguous_is_sent(two_processes):
 
 @pytest.mark.slow
 def test_the_pipeline_trains_as_one_process_does_and_its_timeline_lies_beside_the_simulated_one():
-    step = skipping()
-    step = TorchStep(step.name, step.build, step.inputs, step.loss, step.targets, torch.optim.Adam)
+    step = skipping(tied=True, optimizer=torch.optim.Adam)
     graph = profiled(step)
     cluster = cpus(2)
     seen = []
@@ -532,13 +550,10 @@ def losses_of(text):
     return [float(line.split("loss ")[1].split(",")[0]) for line in text.splitlines() if line.startswith("step ")]
 
 
-@pytest.fixture
-def exportable():
-    step = bl.torch.models.build("gnmt", **{**SMALL["gnmt"], "batch_size": 4, "dropout": 0.0})
-    graph = bl.torch.profile(step.micro_batches(2)[0], warmup=0, runs=1)
+def three_losses(step):
     model = step.model()
     optimizer = step.optimizer(model.parameters())
-    return step, graph, [float(step.run(model, optimizer).detach()) for _ in range(3)]
+    return [float(step.run(model, optimizer).detach()) for _ in range(3)]
 
 
 def environment(folder):
@@ -548,10 +563,14 @@ def environment(folder):
 
 
 @pytest.mark.slow
-def test_an_exported_pipeline_trains_under_torchrun_without_us(exportable, tmp_path):
-    """Two replicas of the first stage, and one of the second."""
-    step, graph, wanted = exportable
-    stage = [2 * int(name.startswith(("decoder", "head"))) for name in graph.names]
+def test_an_exported_pipeline_trains_under_torchrun_without_us(tmp_path):
+    """Two replicas of the encoder, and one of the decoder, which shares their table of words."""
+    step = bl.torch.models.build(
+        "transformer", **{**SMALL["transformer"], "layers": 1, "batch_size": 4, "dropout": 0.0}
+    )
+    graph, wanted = bl.torch.profile(step.micro_batches(2)[0], warmup=0, runs=1), three_losses(step)
+    target = ("decoder", "head", "loss", "embedding#1", "mul#1", "add#1")
+    stage = [2 * int(name.startswith(target)) for name in graph.names]
     placed = bl.Placement(device=stage, graph_key=graph.key, replicas=[(0, 1)])
     folder = bl.torch.export(step, placed, tmp_path / "out", graph=graph, micro_batches=2, schedule="zb-h1")
     for path in folder.glob("*.py"):
@@ -568,8 +587,9 @@ def test_an_exported_pipeline_trains_under_torchrun_without_us(exportable, tmp_p
 
 
 @pytest.mark.slow
-def test_an_exported_session_divides_the_batch(exportable, tmp_path):
-    step, graph, wanted = exportable
+def test_an_exported_session_divides_the_batch(tmp_path):
+    step = bl.torch.models.build("gnmt", **{**SMALL["gnmt"], "batch_size": 4, "dropout": 0.0})
+    graph, wanted = bl.torch.profile(step.micro_batches(2)[0], warmup=0, runs=1), three_losses(step)
     forward = np.flatnonzero(graph.forward_of < 0)
     device = np.arange(graph.n) % 2
     back = graph.forward_of >= 0

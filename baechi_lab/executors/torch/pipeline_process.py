@@ -27,6 +27,7 @@ class Job:
     stages: int
     schedule: str
     homes: list[list[int]]
+    tied: list[list[tuple[int, str]]]
     batches: list[tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]
     loss: Callable[..., torch.Tensor]
     template: Any
@@ -78,7 +79,7 @@ def run_process(packed: bytes, file: str) -> Report:
 def _train(job: Job) -> Report:
     pipeline = Pipeline(
         job.parts, job.stages, job.schedule, len(job.batches), loss=job.loss, template=job.template, homes=job.homes,
-        mean=job.mean, device=job.device,
+        mean=job.mean, device=job.device, tied=job.tied,
     )  # fmt: skip
     parameters = pipeline.parameters
     optimizer = job.optimizer(parameters) if job.optimizer is not None and parameters else None

@@ -39,7 +39,8 @@ _LOOK = 0.2
 class Cut:
     """A placed step as a pipeline: its stages as modules, and the order in which its processes run them.
 
-    `homes[s]`: the processes of stage s, which are its replicas; `processes`: the device of every process.
+    `homes[s]`: the processes of stage s, which are its replicas; `processes`: the device of every process. `tied`: the
+    (stage, name) pairs of every parameter that several processes use, unless all do as replicas of one stage.
     """
 
     parts: list[Part]
@@ -49,6 +50,7 @@ class Cut:
     micro_batches: int
     processes: tuple[int, ...]
     homes: list[list[int]]
+    tied: list[list[tuple[int, str]]]
 
     def of_process(self, rank: int) -> dict[int, Part]:
         """Stage -> part, of one process."""
@@ -79,7 +81,17 @@ def cut_step(
     parts = cut(model, program, stage, made.stages.count)
     groups = {group[0]: group for group in placed.on(graph).replicas}
     homes = [[made.line_device.index(d) for d in groups.get(first, (first,))] for first in made.stages.device.tolist()]
-    return Cut(parts, program, made.stages, made.schedule, micro_batches, made.line_device, homes)
+    tied = _tied(parts, homes)
+    return Cut(parts, program, made.stages, made.schedule, micro_batches, made.line_device, homes, tied)
+
+
+def _tied(parts: list[Part], homes: list[list[int]]) -> list[list[tuple[int, str]]]:
+    """Parameters of stages that lie in different processes; parts share the model's parameters, so one is the same object."""
+    users: dict[int, dict[int, str]] = {}
+    for s, part in enumerate(parts):
+        for name, parameter in part.module.named_parameters(remove_duplicate=False):
+            users.setdefault(id(parameter), {}).setdefault(s, name)
+    return [list(at.items()) for at in users.values() if len({tuple(homes[s]) for s in at}) > 1]
 
 
 def run_pipeline(
@@ -92,7 +104,7 @@ def run_pipeline(
         Job(
             rank, len(cut_up.processes), names[device],
             {s: (part.module, part.spec) for s, part in cut_up.of_process(rank).items()}, len(cut_up.parts),
-            str(cut_up.schedule), cut_up.homes, [(p.inputs, p.targets) for p in parts], step.loss or own_loss,
+            str(cut_up.schedule), cut_up.homes, cut_up.tied, [(p.inputs, p.targets) for p in parts], step.loss or own_loss,
             cut_up.program.template, mean, step.optimizer, step.seed, warmup, steps, gradients,
         )
         for rank, device in enumerate(cut_up.processes)

@@ -111,7 +111,7 @@ def _plan(cut: Cut, mean: bool, devices: tuple[str, ...]) -> dict[str, Any]:
     ]
     return {
         "schedule": str(cut.schedule), "micro_batches": cut.micro_batches, "mean": mean, "device": kinds.pop(),
-        "template": cut.program.template, "stages": stages,
+        "template": cut.program.template, "stages": stages, "tied": cut.tied,
     }  # fmt: skip
 
 

@@ -135,7 +135,7 @@ def pipeline(rank, device):
     return Pipeline(
         {s: (modules[s], plan) for s, plan in own.items()}, len(PLAN["stages"]), PLAN["schedule"], PLAN["micro_batches"],
         loss=<LOSS>, template=PLAN["template"], homes=[plan["processes"] for plan in PLAN["stages"]], mean=PLAN["mean"],
-        device=device,
+        device=device, tied=PLAN["tied"],
     )
 
 

@@ -40,9 +40,10 @@ class Part:
 def cut(model: nn.Module, program: Program, stage: Sequence[int], count: int) -> list[Part]:
     """The `count` stages of a program; `stage[i]` is that of call i, -1 where every stage that reads it makes it itself.
 
-    The parts share the model's parameters.
+    The parts share the model's parameters, also where several stages use one.
 
-    Raises `InvalidInput` for an empty stage, and where a call reads from a later stage, naming both.
+    Raises `InvalidInput` for an empty stage, where a call reads from a later stage, and where one changes in place what a
+    call of another stage made or uses, naming both.
 
     >>> from ..tracing import trace
     >>> from .recording import record
@@ -62,6 +63,7 @@ class _Cutter:
     def __init__(self, program: Program, stage: Sequence[int], count: int):
         self.program, self.count = program, count
         self.order = {node: k for k, node in enumerate(program.graph.nodes)}
+        stage = _together(program, list(stage))
         self.stage = {node: int(stage[call]) for node, call in program.call_of.items() if stage[call] >= 0}
         empty = sorted(set(range(count)) - set(self.stage.values()))
         if empty:
@@ -130,6 +132,24 @@ class _Cutter:
         return Part(
             module, tuple(str(node.target) for node in inputs), _specs(received[s]), _specs(received[s + 1])
         )  # fmt: skip
+
+
+def _together(program: Program, stage: list[int]) -> list[int]:
+    """`stage` where what is changed in place is made in the stage that changes it."""
+    key = {call: _called(node) for node, call in reversed(program.call_of.items())}
+    for maker, writer, why in program.together:
+        if stage[maker] < 0:
+            stage[maker] = stage[writer]
+        if stage[maker] != stage[writer]:
+            raise InvalidInput(
+                f"stage {stage[writer]} runs {key[writer]!r:.60} and stage {stage[maker]} {key[maker]!r:.60}, {why}; put "
+                "both on one stage"
+            )
+    return stage
+
+
+def _called(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else node.target.__name__
 
 
 def _free_of_devices(graph: fx.Graph) -> None:

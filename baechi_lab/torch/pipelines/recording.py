@@ -43,7 +43,8 @@ class Program:
     Other nodes are views and constants.
     `after`: nodes that write in place into what a node reads. `outputs` are the nodes of the model's output tensors,
     `template` how they make the output, as plain values that `worker.rebuilt` reads. `constants` are tensors that are
-    neither parameters nor buffers.
+    neither parameters nor buffers. `together` are pairs of calls of which the later changes what the earlier made or uses
+    (memory, or buffers of a layer), with the words for it: they must share a stage.
     """
 
     graph: fx.Graph
@@ -54,6 +55,7 @@ class Program:
     outputs: list[fx.Node] = field(default_factory=list)
     template: Any = None
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    together: list[tuple[int, int, str]] = field(default_factory=list)
 
 
 def record(model: nn.Module, inputs: tuple[torch.Tensor, ...], trace: Trace) -> Program:
@@ -88,6 +90,9 @@ class Recorder(Handler):
         # id -> the tensor, which keeps it alive, and its node
         self.known: dict[int, tuple[torch.Tensor, fx.Node]] = {}
         self.writers: dict[int, list[fx.Node]] = {}
+        self.maker: dict[int, int] = {}  # storage -> the call that made it
+        self.users: dict[int, list[int]] = {}  # id of a layer's buffer -> the calls of layers that use it
+        self.changed: dict[int, str] = {}  # buffers that calls change, with their names
         self.settings: Any = None
 
     # -- the handler ---------------------------------------------------------------------------------
@@ -112,7 +117,8 @@ class Recorder(Handler):
             )
         if getattr(run, "__name__", "") in READERS and module is None:
             raise InvalidInput(f"call {key!r} reads a tensor's values in Python; {_ELSE}")
-        versions = [(t, 0 if t.is_inference() else t._version) for t in taken]
+        state = [] if module is None else list(module.buffers())
+        versions = [(t, 0 if t.is_inference() else t._version) for t in [*taken, *state]]
         target = self._target(key, run, module)
         nodes = [self._node_of(t) for t in taken]
         behind = {w for t in taken for w in self.writers.get(storage_key(t), ())}
@@ -126,11 +132,23 @@ class Recorder(Handler):
         if key in self.index:
             self.program.calls.append(node)
             self.program.call_of[node] = self.index[key]
-        for t, version in versions:
-            if not t.is_inference() and t._version != version:
-                self.writers.setdefault(storage_key(t), []).append(node)
+            for buffer in state:
+                self.users.setdefault(id(buffer), []).append(self.index[key])
+        self._written(node, key, [t for t, version in versions if not t.is_inference() and t._version != version])
         self._outputs(node, outputs)
+        for t in made:
+            self.maker.setdefault(storage_key(t), self.index.get(key, -1))
         return outputs
+
+    def _written(self, node: fx.Node, key: str, tensors: list[torch.Tensor]) -> None:
+        """Note what a call has changed in place."""
+        for t in tensors:
+            self.writers.setdefault(storage_key(t), []).append(node)
+            maker = self.maker.get(storage_key(t), -1)
+            if maker >= 0 and key in self.index:
+                self.program.together.append((maker, self.index[key], "which it writes into"))
+            if id(t) in self.users:
+                self.changed[id(t)] = self.names.get(id(t), "")
 
     def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         name = f"the hooks of {what!r}" if isinstance(what, str) else f"the autograd Function {what.__name__}"
@@ -138,6 +156,9 @@ class Recorder(Handler):
 
     def end(self, frame: Frame, outputs: Any) -> Any:
         self.program.template = self._described(outputs)
+        for buffer, name in self.changed.items():
+            first, *others = self.users[buffer]
+            self.program.together += [(first, i, f"which changes the same buffer {name!r}") for i in others]
         self.known.clear()
         return outputs
 

@@ -6,7 +6,8 @@ gradient of inputs and W that of weights. Sends and receives are added here, and
 
 Several processes may share a stage as replicas: micro-batch k goes to the one at k modulo their number. Where torch takes
 one process per stage for granted, `_Runtime` and `_Stage` say otherwise. Once all units are done, replicas add up their
-gradients.
+gradients. So do processes whose stages share a parameter (tied weights), each of which has a copy: copies that begin equal
+and take the same gradients stay equal.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.pipelining._backward import stage_backward_weight
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 from torch.distributed.pipelining.stage import InferenceMode, PipelineStage
 
@@ -104,18 +106,23 @@ class Pipeline:
         loss: `(output, *targets) -> scalar`; the last stage's `template` says how its tensors make the output.
         mean: the loss of the batch is the mean of those of its micro-batches, else their sum.
         homes: the processes of every stage, replicas in the order in which they take micro-batches.
+        tied: parameters that stages of different processes share, each as the (stage, name) pairs of its copies; the same,
+            in the same order, on all processes.
     """
 
     def __init__(
         self, parts: Mapping[int, tuple[nn.Module, dict[str, Any]]], stages: int, text: str, micro_batches: int, *,
         loss: Callable[..., torch.Tensor], template: Any, homes: Sequence[Sequence[int]], mean: bool = True,
-        device: str = "cpu",
+        device: str = "cpu", tied: Sequence[Sequence[tuple[int, str]]] = (),
     ):  # fmt: skip
         self.count, self.device = micro_batches, torch.device(device)
-        self.replicas = _group([tuple(homes[s]) for s in range(stages)], tuple(homes[next(iter(parts))]))
+        holders = [tuple(sorted({rank for s, _ in copies for rank in homes[s]})) for copies in tied]
+        groups = _groups([*(tuple(homes[s]) for s in range(stages)), *holders])
+        self.replicas = groups.get(tuple(homes[next(iter(parts))]))
         self.inputs = {name for _, spec in parts.values() for name in spec["inputs"]}
         self.marks: Marks = []
         self.modules = {s: module.to(self.device) for s, (module, _) in parts.items()}
+        self.tied = self._copies(tied, [groups[ranks] for ranks in holders])
         made = []
         for s, (module, spec) in sorted(parts.items()):
             module.device = self.device  # type: ignore[assignment]
@@ -151,24 +158,45 @@ class Pipeline:
         targets = [tuple(t.to(self.device) for t in given) for _, given in batches] if last else None
         self.schedule.losses.clear()
         self.schedule._step_microbatches([()] * self.count, own, targets, None, return_outputs=False)
-        self._share([p.grad for p in self.parameters if p.grad is not None])
+        shared = {id(p) for p, _ in self.tied}
+        self._share([p.grad for p in self.parameters if p.grad is not None and id(p) not in shared], self.replicas)
+        for parameter, group in self.tied:
+            self._share_copies(parameter, group)
         if not last:
             return None
         total = torch.stack([loss.detach() for loss in self.schedule.losses.values()]).sum()
-        self._share([total])
+        self._share([total], self.replicas)
         return float(total)
 
-    def _share(self, sums: list[torch.Tensor]) -> None:
-        """Add up among replicas, types apart, and make means of sums, in place."""
-        for dtype in dict.fromkeys(t.dtype for t in sums if self.replicas is not None):
+    def _share(self, sums: list[torch.Tensor], group: Any) -> None:
+        """Add up among the processes of a group, types apart, and make means of sums, in place."""
+        for dtype in dict.fromkeys(t.dtype for t in sums if group is not None):
             mine = [t for t in sums if t.dtype == dtype]
             together = torch.cat([t.reshape(-1) for t in mine])
-            dist.all_reduce(together, group=self.replicas)
+            dist.all_reduce(together, group=group)
             for tensor, values in zip(mine, together.split([t.numel() for t in mine]), strict=True):
                 tensor.copy_(values.view(tensor.shape))
         for tensor in sums:
             if self.mean and self.count > 1:
                 tensor.div_(self.count)
+
+    def _share_copies(self, parameter: nn.Parameter, group: Any) -> None:
+        """Every copy gets the sum of all copies' gradients; none where no process made one."""
+        made = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
+        known = made.new_tensor([float(parameter.grad is not None)])
+        dist.all_reduce(known, group=group)
+        if known.item() > 0:
+            self._share([made], group)
+            parameter.grad = made
+
+    def _copies(self, tied: Sequence[Sequence[tuple[int, str]]], groups: list[Any]) -> list[tuple[nn.Parameter, Any]]:
+        """The tied parameters that this process has, each with the group of those that have one too."""
+        found = []
+        for copies, group in zip(tied, groups, strict=True):
+            own = [self.modules[s].get_parameter(name) for s, name in copies if s in self.modules]
+            if own and own[0].requires_grad:
+                found.append((own[0], group))
+        return found
 
     def _own(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         named = {f"input_{i}": tensor for i, tensor in enumerate(inputs)}
@@ -188,10 +216,9 @@ class Pipeline:
         return time.perf_counter()
 
 
-def _group(homes: Sequence[tuple[int, ...]], own: tuple[int, ...]) -> Any:
-    """The group of this process and its replicas, None where it has none; all processes make all groups."""
-    groups = {ranks: dist.new_group(list(ranks)) for ranks in sorted(set(homes)) if len(ranks) > 1}
-    return groups.get(own)
+def _groups(members: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
+    """Processes -> their group; one process alone has none. All processes make all groups."""
+    return {ranks: dist.new_group(list(ranks)) for ranks in sorted(set(members)) if len(ranks) > 1}
 
 
 class _Runtime(_PipelineScheduleRuntime):
@@ -267,6 +294,16 @@ class _Stage(PipelineStage):
 
         return self._marked("B", bwd_chunk_id, backward)
 
+    def backward_maybe_with_nosync(
+        self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        if backward_type == "weight":
+            groups = joined_groups(bwd_kwargs["param_groups"])
+            # From several nodes on one path the way leads through nodes of other groups, which must not be freed yet.
+            again = any(len(group["intermediates"]) > 1 for group in groups)
+            return stage_backward_weight(self.submod.parameters(), groups, retain_graph=again), None
+        return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
         return self._marked("W", bwd_chunk_id, super().backward_weight_one_chunk, bwd_chunk_id, last_backward)
 
@@ -275,6 +312,31 @@ class _Stage(PipelineStage):
         result = run(*args)
         self.pipeline.marks.append((self.stage_index, kind, k, start, self.pipeline.now()))
         return result
+
+
+def joined_groups(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of torch's groups that share parameters or nodes of the graph as one, without nodes that no gradient has reached.
+
+    Where groups overlap (a weight used in two places, branches that do not look at what the stage receives), torch may leave
+    them apart and count a gradient twice.
+
+    >>> groups = [{"params": {1}, "intermediates": ["a"], "grads": [5]}, {"params": {2}, "intermediates": ["b"], "grads": [6]}]
+    >>> both = {"params": {3}, "intermediates": ["b", "a"], "grads": [6, 5]}
+    >>> joined_groups([*groups, both])
+    [{'params': {1, 2, 3}, 'intermediates': ['b', 'a'], 'grads': [6, 5]}]
+    """
+    found: list[tuple[set[Any], dict[Any, Any]]] = []
+    for group in groups:
+        pairs = zip(group["intermediates"], group.get("grads") or (), strict=False)
+        params, grads = set(group["params"]), {node: grad for node, grad in pairs if grad is not None}
+        apart = []
+        for others, their in found:
+            if params & others or grads.keys() & their.keys():
+                params, grads = params | others, {**their, **grads}
+            else:
+                apart.append((others, their))
+        found = [*apart, (params, grads)]
+    return [{"params": p, "intermediates": list(g), "grads": list(g.values())} for p, g in found if g]
 
 
 class _Sending(nn.Module):
