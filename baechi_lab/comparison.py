@@ -66,7 +66,7 @@ def compare(
             first as in `bl.optimize`; groups are placed, the original graph is simulated. `()` places it as it is. None is
             those three where `placers` is not given either, else `()`.
         scheduler, micro_batches, schedule: as in `bl.simulate`; with micro-batches `graph` is one of them. Placers with
-            parameters of these names get them.
+            parameters of these names get them, and `objective="step"` where they know it.
         batch_size: samples of a whole step, which `micro_batches` must divide; adds the column `samples_per_second`.
         step, measure, steps: with `measure=True` every feasible placement of `step` is also run for `steps` steps, all
             of them in turns.
@@ -111,7 +111,7 @@ def compare(
     check_records(graph=graph, cluster=cluster)
     Simulate(scheduler)  # refuses an unknown name here, not in every row
     pipeline = _pipeline(micro_batches, schedule, batch_size)
-    chosen = _chosen(DEFAULT_PLACERS if placers is None else placers, params or {}, {**pipeline, **common})
+    chosen = _chosen(DEFAULT_PLACERS if placers is None else placers, params or {}, pipeline, common)
     prepared = _optimized(graph, cluster, _passes(passes, placers, micro_batches), forward_only)
     alone = one_device(graph, cluster, **pipeline)
     bound = _lower_bound(graph, cluster, pipeline.get("micro_batches"))
@@ -170,10 +170,13 @@ def _check_measuring(
 
 
 def _chosen(
-    placers: Iterable[Any], params: Mapping[str, Mapping[str, Any]], common: Mapping[str, Any]
+    placers: Iterable[Any],
+    params: Mapping[str, Mapping[str, Any]],
+    pipeline: Mapping[str, Any],
+    common: Mapping[str, Any],
 ) -> list[tuple[str, Any]]:
     """A label and a validated placer object per row; all names are checked before anything runs."""
-    from .placers.registry import make_placer, placer_class
+    from .placers.registry import make_placer, placer_class, told_pipeline
 
     if isinstance(placers, str):
         raise InvalidInput(f"placers is the text {placers!r}; it must be a list, for example [{placers!r}]")
@@ -185,13 +188,14 @@ def _chosen(
             name, own = (given, {}) if isinstance(given, str) else given
             known = placer_class(name).__dataclass_fields__
             shared = {key: value for key, value in common.items() if key in known}
-            objects.append(make_placer(name, **{**shared, **params.get(name, {}), **own}))
+            told = told_pipeline(name, pipeline)
+            objects.append(make_placer(name, **{**told, **shared, **params.get(name, {}), **own}))
         else:
             objects.append(make_placer(given))
     # A seed or time limit may be given whether or not one of these placers has a use for it.
     _check_used(
         "parameter",
-        set(common) - {"seed", "time_limit", "micro_batches", "schedule"},
+        set(common) - {"seed", "time_limit"},
         [key for placer in objects for key in placer.get_params()],
     )
     _check_used("placer in params:", params, [placer.name for placer in objects])

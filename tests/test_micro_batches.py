@@ -31,6 +31,37 @@ def test_compare(graph, cluster):
         bl.compare(graph, cluster, ["single"], micro_batches=4, schedule="1f2b", progress=False)
 
 
+def test_comparison_command_and_sweep_ask_for_the_shortest_step(tmp_path, capsys):
+    """Loads [21, 19, 5, 15] forward and twice that backward: 573 us for 8 micro-batches; the best single step is 180 us, of one
+    device, and 8 of them take 1440."""
+    layers = [8.0, 11.0, 2.0, 1.0, 18.0, 5.0, 4.0, 11.0]
+    graph = bl.generators.pipeline(layers, [2 * us for us in layers], output_bytes=4)
+    cluster = bl.Cluster.uniform(4, link=bl.Link(0.0, 0.0), comm="parallel")
+    told = {"micro_batches": 8, "schedule": "1f1b"}
+    found = bl.place(graph, cluster, "contiguous", objective="step", **told).info["step_us"]
+    assert found <= 573
+    assert bl.compare(graph, cluster, ["contiguous"], progress=False, **told)["makespan_us"].tolist() == [found]
+    latency = bl.compare(graph, cluster, ["contiguous"], progress=False, objective="latency", **told)
+    assert latency["makespan_us"][0] > found
+    rows = bl.sweep(
+        graph, devices=4, placer="contiguous", cluster=cluster, passes=(), progress=False, executor="here", **told
+    )
+    assert rows["makespan_us"].tolist() == [found]
+    bl.save_graph(graph, tmp_path / "g.json")
+    bl.save_cluster(cluster, tmp_path / "c.json")
+    given = [
+        "compare",
+        str(tmp_path / "g.json"),
+        "--cluster",
+        str(tmp_path / "c.json"),
+        "--placers",
+        "contiguous",
+        "--json",
+    ]
+    assert main([*given, "--micro-batches", "8", "--schedule", "1f1b"]) == 0
+    assert [row["makespan_us"] for row in json.loads(capsys.readouterr().out)] == [found]
+
+
 def test_sweep(graph):
     rows = bl.sweep(
         lambda size: graph, batch_size=[8, 16], devices=[1], placer=["single"], micro_batches=4, schedule="gpipe",

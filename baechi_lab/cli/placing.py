@@ -68,10 +68,8 @@ def pipeline(arguments: argparse.Namespace) -> dict[str, Any]:
 def _placer(arguments: argparse.Namespace) -> Place:
     """The placer of the command line; of micro-batches, the shortest step where it can look for that."""
     from ..pipeline import Place
-    from ..placers.registry import placer_class
+    from ..placers.registry import told_pipeline
 
     given = pipeline(arguments)
     name = arguments.placer or ("contiguous" if given else "m-sct")
-    known = placer_class(name).__dataclass_fields__
-    objective = {"objective": "step", **given} if given and "objective" in known else {}
-    return Place(name, **{key: value for key, value in objective.items() if key in known})
+    return Place(name, **told_pipeline(name, given))

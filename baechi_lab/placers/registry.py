@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..registry import Registry
@@ -54,6 +55,17 @@ def placer_names() -> list[str]:
 def make_placer(placer: str | Placer, /, **params: Any) -> Placer:
     """The parameter object for a name and its parameters, validated; an object passes through."""
     return PLACERS.make(placer, params)
+
+
+def told_pipeline(placer: str, pipeline: Mapping[str, Any]) -> dict[str, Any]:
+    """What a placer can be told of a step of micro-batches (as in `bl.simulate`), among it that the step is what counts.
+
+    >>> told_pipeline("contiguous", {"micro_batches": 4}), told_pipeline("m-etf", {"micro_batches": 4})
+    ({'objective': 'step', 'micro_batches': 4}, {})
+    """
+    known = placer_class(placer).__dataclass_fields__
+    told = {"objective": "step", **pipeline} if pipeline.get("micro_batches", 1) > 1 else pipeline
+    return {key: value for key, value in told.items() if key in known}
 
 
 def list_placers() -> dict[str, str]:

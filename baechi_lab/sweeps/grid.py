@@ -63,6 +63,13 @@ class Cell:
         return {key: value for key, value in both.items() if value is not None}
 
     @property
+    def told(self) -> dict[str, Any]:
+        """What the placer is told of that."""
+        from ..placers.registry import told_pipeline
+
+        return told_pipeline(self.placer, self.pipeline)
+
+    @property
     def columns(self) -> dict[str, Any]:
         """What a row says of its setting."""
         return {
@@ -73,7 +80,7 @@ class Cell:
 
     def key(self, graph_key: str, placing: Placing) -> str:
         """What identifies the row in a file."""
-        own = sorted(placing.of(self.placer).items())
+        own = sorted({**self.told, **placing.of(self.placer)}.items())
         what = (graph_key, self.cluster.content_key, self.placer, own, placing.passes, placing.forward_only)
         step = {**self.pipeline, **({"replicas": self.replicas} if self.replicas > 1 else {})}
         failed = [self.samples, self.error] if self.error else []

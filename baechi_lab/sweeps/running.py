@@ -63,7 +63,7 @@ def sweep(
         micro_batches, schedule: as in `bl.simulate`, one value or several. `batch_size` is that of a step, which
             `micro_batches` must divide (else the row says so; with one count, at once): the model is profiled at the
             size of one micro-batch. A model's name without `batch_size` has its own; a graph is one micro-batch. Placers
-            with parameters of these names get them.
+            with parameters of these names get them, and `objective="step"` where they know it.
         replicas: so many copies of the placement side by side, each on its share of the devices and with its share of the
             micro-batches; gradients are all-reduced. One value or several.
         profile, hardware, model_params: as in `bl.profile` and `bl.models.build`. Measured profiles are taken one after

@@ -58,7 +58,6 @@ def answer(data: bytes, cell: Cell, placing: Placing) -> dict[str, Any]:
 def _computed(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, Any]:
     from ..passes import optimize
     from ..placers import place
-    from ..placers.registry import placer_class
     from ..simulator import simulate
     from ..simulator.bounds import bounds
 
@@ -66,9 +65,7 @@ def _computed(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, Any]:
     share = equal_devices(cluster, cluster.n // cell.replicas, int(cluster.memory_bytes[0]))
     if placing.passes:
         coarse = optimize(graph, share, passes=placing.passes, forward_only=placing.forward_only)
-    known = placer_class(cell.placer).__dataclass_fields__
-    told = {key: value for key, value in cell.pipeline.items() if key in known}
-    placement = place(coarse, share, cell.placer, **{**told, **placing.of(cell.placer)})
+    placement = place(coarse, share, cell.placer, **{**cell.told, **placing.of(cell.placer)})
     if cell.replicas > 1:
         placement = side_by_side(placement, share.n, cell.replicas)
     timeline = simulate(graph, cluster, placement, placing.scheduler, **cell.pipeline)

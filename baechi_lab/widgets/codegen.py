@@ -7,7 +7,8 @@ from typing import Any
 
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link
-from .setting import GIVEN, Setting, told_pipeline
+from ..placers.registry import told_pipeline
+from .setting import GIVEN, Setting
 
 
 def to_code(setting: Setting, *, given: str = "graph", export: str = "") -> str:

@@ -114,6 +114,8 @@ class Setting:
     @property
     def placer_params(self) -> dict[str, Any]:
         """The placer's parameters; with micro-batches, one that can be told so places for a step of them."""
+        from ..placers.registry import told_pipeline
+
         return {**told_pipeline(self.placer, self.pipeline), **self.params}
 
     @property
@@ -140,19 +142,6 @@ class Setting:
             for k in ("source", "batch_size", "model_params", "passes", "forward_only", "placer", "params", "replicas")
         )
         return replace(made, moves=() if fresh else tuple(m for m in made.moves if m[1] in made.cluster.names))
-
-
-def told_pipeline(placer: str, pipeline: Mapping[str, Any]) -> dict[str, Any]:
-    """What a placer can be told of a step of micro-batches, among it that the step is what counts.
-
-    >>> told_pipeline("contiguous", {"micro_batches": 4}), told_pipeline("m-etf", {"micro_batches": 4})
-    ({'objective': 'step', 'micro_batches': 4}, {})
-    """
-    from ..placers.registry import placer_class
-
-    known = placer_class(placer).__dataclass_fields__
-    told = {"objective": "step", **pipeline} if pipeline.get("micro_batches", 1) > 1 else {}
-    return {key: value for key, value in told.items() if key in known}
 
 
 def resized(cluster: Cluster, count: int) -> Cluster:

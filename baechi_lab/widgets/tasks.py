@@ -17,7 +17,6 @@ from .explaining import Log, explain
 from .guard import Problem
 from .model import WorkbenchModel
 from .running import Runner
-from .setting import Setting, told_pipeline
 
 if TYPE_CHECKING:
     import pandas
@@ -274,7 +273,7 @@ class Tasks:
         options: dict[str, Any] = {
             "cluster": setting.cluster, "passes": setting.passes, "forward_only": setting.forward_only,
             "scheduler": None if grid.get("schedule") else setting.scheduler,
-            "params": _placer_params(setting, grid),
+            "params": {setting.placer: dict(setting.params)} if setting.placer in grid["placer"] else {},
             "profile": setting.profile, "hardware": setting.hardware, "model_params": dict(setting.model_params),
             "path": path, "cancel": stop, "progress": False,
         }  # fmt: skip
@@ -314,21 +313,6 @@ def _alike(first: Outcome, second: Outcome) -> bool:
     """Of one setting, but for the placer and what was moved by hand."""
     a, b = (o.setting.replace(placer="", params={}, moves=()) for o in (first, second))
     return a == b and first.graph is second.graph
-
-
-def _placer_params(setting: Setting, grid: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The parameters of each placer of a sweep, as the setting itself would have them."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in grid["placer"]:
-        # The counts themselves are told by the sweep, row by row.
-        told = {"objective": "step"} if "objective" in told_pipeline(name, _pipelined(grid)) else {}
-        given = {**told, **(setting.params if name == setting.placer else {})}
-        found |= {name: given} if given else {}
-    return found
-
-
-def _pipelined(grid: dict[str, Any]) -> dict[str, Any]:
-    return {"micro_batches": max(grid["micro_batches"])} if grid.get("micro_batches") else {}
 
 
 def same_placement(first: Outcome, second: Outcome) -> bool:
