@@ -132,8 +132,7 @@ class Auto(Placer):
 
     def _able(self) -> list[str]:
         """Placers that can be told what for; `search`, for so many evaluations that it answers at once."""
-        quick = [n for n in placers_of_objectives() if not placer_class(n).anytime]
-        return quick if self.replicas else [*quick, "search"]
+        return [*(n for n in placers_of_objectives() if not placer_class(n).anytime), "search"]
 
     def _jobs(self, graph: OpGraph, cluster: Cluster) -> list[Callable[[], list[tuple[Attempt, Placement | None]]]]:
         return [
@@ -208,7 +207,8 @@ def proposal(name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: O
             known["time_limit"] = SECONDS
         if name == "search":  # the same on any machine
             steps = moves_allowed(graph.n * goal.micro_batches)
-            known |= {"time_limit": None, "evaluations": MOVES if goal.name == "throughput" else steps, "workers": 1}
+            annealed = goal.name == "throughput" and not goal.replicas  # by loads, which takes microseconds
+            known |= {"time_limit": None, "evaluations": MOVES if annealed else steps, "workers": 1}
     placed = make_placer(name, **known).assign(form, cluster)
     placed = placed.replace(graph_key=form.key, group_of=form.group_of, source_key=form.source_key)
     return placed if form is graph else placed.on(graph)

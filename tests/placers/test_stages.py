@@ -9,9 +9,12 @@ import pytest
 
 from baechi_lab import Cluster, Device, Link, OpGraph, Placement, generators, load_graph, place, simulate, throughput
 from baechi_lab.errors import InfeasiblePlacement, InvalidInput, UnknownNameError
+from baechi_lab.placers.search.budget import Budget
+from baechi_lab.placers.search.shared import Candidate, SharedMoves, search_shared
 from baechi_lab.placers.stages.chain import make_chain
 from baechi_lab.placers.stages.closed_sets import closed_sets, cut_sets
 from baechi_lab.placers.stages.line_cuts import cut_line
+from baechi_lab.placers.stages.objective import Objective
 from baechi_lab.placers.stages.orders import device_orders
 from baechi_lab.placers.stages.units import make_units
 
@@ -172,8 +175,13 @@ def test_replicas_for_a_step_against_all_cuts(seed):
         3, memory_bytes=10**6, link=Link(0.2, 0.02), comm=("parallel", "sequential", "duplex")[seed % 3]
     )
     best = steps_of_all_cuts(graph, cluster, 4, count)
+    goal = {"objective": "step", "micro_batches": count}
+    single = place(graph, cluster, "contiguous", **goal).replace(info={})
+    annealed = place(
+        graph, cluster, "search", replicas=True, start=single, evaluations=300, time_limit=None, seed=seed, **goal
+    )
+    assert annealed.info["step_us"] == pytest.approx(best)
     for placer in ("contiguous", "ideals"):
-        goal = {"objective": "step", "micro_batches": count}
         found = place(graph, cluster, placer, replicas=True, **goal)
         shown = simulate(graph, cluster, found, micro_batches=count, schedule="1f1b")
         assert found.info["step_us"] == shown.makespan_us == pytest.approx(best)
@@ -181,11 +189,57 @@ def test_replicas_for_a_step_against_all_cuts(seed):
     assert shown.feasible
 
 
-def test_search_starts_from_no_replicas():
-    graph, cluster = OpGraph.from_edges([12.0, 4.0], [(0, 1, 2)]), Cluster.uniform(4)
+def test_search_finds_replicas():
+    """Three devices for 12 us and one for 4 us: from one stage on one device, and from the answer itself."""
+    graph, cluster = OpGraph.from_edges([12.0, 4.0], [(0, 1, 2)]), Cluster.uniform(4, link=Link(0.0, 0.0))
+    goal = {"objective": "throughput", "evaluations": 200, "time_limit": None}
     shared = place(graph, cluster, "ideals", replicas=True)
-    with pytest.raises(InvalidInput, match=r"replicas is .*; search runs every op on one device"):
-        place(graph, cluster, "search", objective="throughput", start=shared, evaluations=10, time_limit=None)
+    units = make_units(graph, cluster)
+    start = Candidate(np.zeros(2, dtype=np.int64), {0: (0,)})
+    found, us, used = search_shared(
+        graph,
+        cluster,
+        Objective("throughput", replicas=True),
+        start.placement(units),
+        Budget(None, 400),
+        0,
+        lambda *_: None,
+    )
+    assert (us, used) == (4.0, 400)
+    assert sorted(map(len, found.replicas)) in ([3], [4])  # or all four share both
+    found = place(graph, cluster, "search", replicas=True, start=shared, **goal)
+    assert found.info["period_us"] == 4.0 == throughput(graph, cluster, found).period_us
+    with pytest.raises(InvalidInput, match=r"replicas is .*; search without replicas=True runs every op on one device"):
+        place(graph, cluster, "search", start=shared, **goal)
+    with pytest.raises(
+        InvalidInput, match=r"replicas is True; 'exact' proves .*: 'ideals', 'contiguous', 'search' and 'auto'"
+    ):
+        place(graph, cluster, "exact", objective="step", replicas=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_moves_of_shared_stages_leave_pipelines(seed):
+    """Every edge of the units keeps its direction along the stages, and every device is in one group at most."""
+    rng = np.random.default_rng(seed)
+    graph = random_pipeline(rng, 8, True)
+    devices = [Device(f"d{k}", "gpu", 1000, speed=1.0 + k // 3) for k in range(5)]
+    cluster = Cluster(devices)
+    units = make_units(graph, cluster)
+    moves, now = SharedMoves(units, cluster, rng), Candidate(np.zeros(units.n, dtype=np.int64), {0: (0,)})
+    widths = set()
+    for _ in range(400):
+        moved = moves.any(now)
+        if moved is None:
+            continue
+        now = moved
+        members = [d for group in now.groups.values() for d in group]
+        assert len(set(members)) == len(members) and set(now.home.tolist()) == set(now.groups)
+        assert all(len({cluster.devices[d].speed for d in group}) == 1 for group in now.groups.values())
+        line = moves.shifts.line(now.home)
+        place_of = np.array([line.index(d) for d in now.home.tolist()])
+        assert (place_of[units.source] <= place_of[units.target]).all()
+        widths.add(tuple(sorted(map(len, now.groups.values()))))
+    assert len(widths) > 5
 
 
 def test_a_step_has_one_ring_and_replicas_only_where_they_pay():

@@ -48,6 +48,7 @@ class Exact(Placer):
         warm_start: share of the time that `search` may use for a first placement.
         objective: "latency" (one step), "throughput" (the period of endless micro-batches; `sum`: as in `bl.throughput`) or
             "step" (`micro_batches` under a `schedule`); for the last two see `exact/pipelines.py`.
+        replicas: must be False: the proofs are of stages on one device each.
         callback: called with an `ExactProgress` ten times a second; returning True ends the proof with what is known.
     """
 
@@ -60,6 +61,7 @@ class Exact(Placer):
     objective: str = "latency"
     micro_batches: int = 8
     schedule: str = "1f1b"
+    replicas: bool = False
     sum: bool = False
     callback: Callable[[ExactProgress], Any] | None = field(default=None, compare=False)
 
@@ -69,6 +71,11 @@ class Exact(Placer):
 
     def validate(self) -> None:
         self._goal.validate()
+        if self.replicas:
+            raise InvalidInput(
+                "replicas is True; 'exact' proves what stages on one device each can do: 'ideals', 'contiguous', 'search' and "
+                "'auto' let devices share a stage"
+            )
         for key, low, high in (("time_limit", 0.0, np.inf), ("warm_start", 0.0, 1.0)):
             value = getattr(self, key)
             if not isinstance(value, (int, float)) or not low <= value <= high or value == np.inf:

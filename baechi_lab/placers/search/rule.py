@@ -49,6 +49,7 @@ from .islands import search_on_islands
 from .multistart import MultiStart
 from .parameters import SEARCH, SearchParameters
 from .period import search_period
+from .shared import search_shared
 from .starts import CONTRACTING, REDUCING, Starts, choose, contracted_graph, restricted
 from .steps import search_step
 
@@ -84,6 +85,7 @@ class Search(Placer):
         objective: "makespan" (or "latency", the same), "p90": the 90th percentile under errors of the profile of `error`
             (0.2: +-20 %), "throughput": the period of endless micro-batches (`sum`: as in `bl.throughput`), or "step": of
             `micro_batches` under a `schedule`. The last two start from `contiguous`; `evaluations` are moves, and steps.
+        replicas: let equal devices share a stage ("throughput" and "step"); see `search.shared`.
         workers: threads; another number of them searches elsewhere.
         executor: search on `islands` that exchange what they find, on a `concurrent.futures.Executor`, a
             `dask.distributed.Client` or a `RayExecutor`; "here": one after the other in this process. Each island has the
@@ -104,6 +106,7 @@ class Search(Placer):
     error: float = 0.2
     micro_batches: int = 8
     schedule: str = "1f1b"
+    replicas: bool = False
     sum: bool = False
     workers: int = 2
     islands: int = 4
@@ -122,6 +125,11 @@ class Search(Placer):
             raise InvalidInput(f"objective is {self.objective!r}; it must be one of {', '.join(OBJECTIVES)}")
         if self.objective in PIPELINES:
             self._goal.validate()
+        elif self.replicas:
+            raise InvalidInput(
+                f"replicas is True with objective {self.objective!r}; replicas share micro-batches, of which 'throughput' and "
+                "'step' know"
+            )
         if not self.schedulers or not set(self.schedulers) <= {"fifo", "planned"}:
             raise InvalidInput(f"schedulers is {self.schedulers!r}; it must name 'fifo', 'planned' or both")
         check_whole("workers", self.workers)
@@ -146,14 +154,14 @@ class Search(Placer):
 
     @property
     def _goal(self) -> Objective:
-        return Objective(self.objective, self.micro_batches, self.schedule, self.sum)
+        return Objective(self.objective, self.micro_batches, self.schedule, self.sum, self.replicas)
 
     def _pipeline(self, graph: OpGraph, cluster: Cluster, budget: Budget, given: Placement | None) -> Placement:
         """For a period or a step of several micro-batches: annealed from the best start."""
         from ..registry import make_placer
 
         goal, starts = self._goal, [] if given is None else [given]
-        told = {k: v for k, v in goal._asdict().items() if k not in ("name", "replicas")}
+        told = {k: v for k, v in goal._asdict().items() if k != "name"}
         try:
             starts.append(make_placer("contiguous", objective=goal.name, **told).assign(graph, cluster))
         except InfeasiblePlacement:
@@ -176,7 +184,9 @@ class Search(Placer):
                 budget.stopped = self.callback(Progress(budget.elapsed, used, us, name)) is True
 
         numbers = self.numbers or SEARCH
-        if goal.name == "throughput":
+        if goal.replicas:
+            found = search_shared(graph, cluster, goal, starts[at], budget, self.seed, tell, numbers)
+        elif goal.name == "throughput":
             found = search_period(graph, cluster, goal, starts[at], budget, self.workers, self.seed, tell, numbers)
         else:
             found = search_step(graph, cluster, goal, starts[at], budget, self.seed, tell, numbers)
@@ -185,7 +195,9 @@ class Search(Placer):
             "start": name, "start_us": start_us, "evaluations": used, "seconds": budget.elapsed,
             "interrupted": budget.interrupted, "history": tuple(history), goal.key: us,
         }  # fmt: skip
-        return Placement(device=best.device, order=best.order, priority=best.priority, info=info)
+        return Placement(
+            device=best.device, replicas=best.replicas, order=best.order, priority=best.priority, info=info
+        )  # fmt: skip
 
     def _given(self, graph: OpGraph, cluster: Cluster) -> Placement | None:
         from ..registry import make_placer
@@ -193,7 +205,8 @@ class Search(Placer):
         if self.start is None:
             return None
         if isinstance(self.start, Placement):
-            refuse_replicas(self.start, "search")
+            if not self.replicas:
+                refuse_replicas(self.start, "search without replicas=True")
             return self.start.checked(graph, cluster.n)
         return make_placer(self.start).assign(graph, cluster)
 

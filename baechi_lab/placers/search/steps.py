@@ -32,7 +32,7 @@ def search_step(
     home = cost.home_of(start)
     if home is None:
         return best, us, used
-    moves, now = _Moves(units, cluster, rng), us
+    moves, now = Moves(units, cluster, rng), us
     hot, cold = numbers.step_heat
     try:
         while (gone := budget.spent(used)) < 1.0 and len(home) and cluster.n > 1:
@@ -89,7 +89,7 @@ class _Cost:
         return found.us if found.feasible else np.inf
 
 
-class _Moves:
+class Moves:
     """Random changes of an assignment that leave its stages a pipeline, if they were one."""
 
     def __init__(self, units: Units, cluster: Cluster, rng: np.random.Generator):
@@ -103,15 +103,20 @@ class _Moves:
 
     def one(self, home: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Another assignment; None where the draw changes nothing."""
-        line = self._line(home)
-        moved = home.copy()
         if self.rng.random() < 0.1 and self.devices > 1:
+            moved = home.copy()
             a, b = self.rng.choice(self.devices, 2, replace=False).tolist()
             moved[home == a], moved[home == b] = b, a
             return None if np.array_equal(moved, home) else moved
+        used = set(home.tolist())
+        return self.shifted(home, [d for d in range(self.devices) if d not in used])
+
+    def shifted(self, home: NDArray[np.int64], free: list[int]) -> NDArray[np.int64] | None:
+        """A unit to the stage before or behind, or to a device of `free`, with what must go along."""
+        line = self.line(home)
+        moved = home.copy()
         unit, later = int(self.rng.integers(self.units.n)), bool(self.rng.random() < 0.5)
         place = line.index(int(home[unit])) + (1 if later else -1)
-        free = [d for d in range(self.devices) if d not in line]
         if 0 <= place < len(line):
             to = line[place]
         elif free:
@@ -126,12 +131,19 @@ class _Moves:
                 waiting += [v for v in (self.after if later else self.before)[u] if moved[v] == home[unit]]
         return moved
 
-    def _line(self, home: NDArray[np.int64]) -> list[int]:
-        """The used devices by the mean place of their units, along which every edge of a pipeline runs."""
+    def line(self, home: NDArray[np.int64]) -> list[int]:
+        """The used devices in the order of their stages, along which every edge of a pipeline runs."""
         used = np.unique(home)
         order = np.zeros(self.devices)
         reach = np.zeros(len(home))
         for u in range(len(home)):  # stages before, as units are numbered along their edges
             reach[u] = max((reach[v] + (home[v] != home[u]) for v in self.before[u]), default=0.0)
         np.maximum.at(order, home, reach)
-        return sorted(used.tolist(), key=lambda d: (order[d], d))
+        a, b = home[self.units.source], home[self.units.target]
+        waits = {d: set(a[(b == d) & (a != d)].tolist()) for d in used.tolist()}
+        line: list[int] = []
+        while waits:  # no pipeline where none is ready: then by the stages before
+            ready = [d for d, others in waits.items() if others <= set(line)] or list(waits)
+            line.append(min(ready, key=lambda d: (order[d], d)))
+            del waits[line[-1]]
+        return line
