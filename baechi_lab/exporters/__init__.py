@@ -66,9 +66,9 @@ def export(
         )
     if not isinstance(cluster, Cluster) and cluster is not None:
         workers, cluster = cluster.addresses, cluster.cluster
-    refuse_replicas(placement, "bl.export")
     cut = None
     if micro_batches is None and schedule is None:
+        refuse_replicas(placement, "bl.export")
         graph = graph_of(step) if graph is None else graph
         step = recomputed_step(step, graph)
         placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)

@@ -70,13 +70,33 @@ def cases(worker):
 @pytest.mark.parametrize(
     ("model", "schedule"),
     [("mlp", s) for s in (*list_schedules(), None)]
-    + [("gnmt", s) for s in ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1")]
+    + [("gnmt", s) for s in ("1f1b", "interleaved-1f1b", "zb-h1")]
     + [("transformer", s) for s in ("gpipe", "1f1b", "zb-h1")],
 )
 def test_the_undivided_batch(cases, model, schedule):
     """Losses and variables of three steps, each micro-batch with its own data, to float32 rounding."""
     case = cases(model)
-    placed = case.placement(schedule)
+    run = _as_the_undivided(case, case.placement(schedule), schedule)
+    assert set(run.info["variables"]) == set(case.expected.info["variables"])
+
+
+@pytest.mark.parametrize(
+    ("model", "devices", "replicas", "schedule"),
+    [("mlp", [0, 2], [(0, 1)], "1f1b"), ("gnmt", [0, 0], [(0, 1, 2)], "gpipe")],  # a table's rows, and parts of three
+)
+def test_replicas_give_the_undivided_batch_and_stay_equal(cases, model, devices, replicas, schedule):
+    case = cases(model)
+    placed = bl.Placement(device=np.array(devices)[case.stages(2).device], replicas=replicas)
+    run = _as_the_undivided(case, placed, schedule, devices=3)
+    trained = run.info["variables"]
+    copies = [name for name in trained if "/replica" in name]
+    assert len(copies) >= len(replicas[0]) - 1
+    for name in copies:
+        first = name[: name.index("/replica")]
+        np.testing.assert_array_equal(trained[name], trained[first if first in trained else f"{first}:0"], err_msg=name)
+
+
+def _as_the_undivided(case, placed, schedule, devices=2):
     run = case.run(case.step, placed, micro_batches=M, schedule=schedule)
     assert run.status == "ok" and run.moved_ops == ()
     losses = [[float(o[0]) for o in r.outputs] for r in (run, case.expected)]
@@ -84,7 +104,7 @@ def test_the_undivided_batch(cases, model, schedule):
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
     for name, value in case.expected.info["variables"].items():
         np.testing.assert_allclose(run.info["variables"][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
-    cluster = bl.Cluster.uniform(2, kind="cpu")
+    cluster = bl.Cluster.uniform(devices, kind="cpu")
     simulated = bl.simulate(case.graph, cluster, placed, micro_batches=M, schedule=schedule)
     assert run.timeline.op_names == simulated.op_names
     at = np.zeros(len(simulated.op), dtype=int)
@@ -95,6 +115,7 @@ def test_the_undivided_batch(cases, model, schedule):
     if schedule is not None:
         assert run.timeline.info["schedule"] == simulated.info["schedule"]
         _in_order(run.timeline)
+    return run
 
 
 def _in_order(timeline):
@@ -135,7 +156,14 @@ def test_on_workers(cases):
     """On a LocalCluster, and on the same workers as machines that one names by address."""
     case = cases("mlp")
     placed = case.placement("1f1b")
+    both = bl.Placement(device=[0] * case.graph.n, replicas=[(0, 1)])
     with bl.LocalCluster(2) as local:
+        shared = bl.execute(
+            case.step, both, steps=2, warmup=0, traced=1, inputs=case.whole.example_inputs, micro_batches=M,
+            schedule="1f1b", graph=case.graph, return_variables=True, cluster=local,
+        )  # fmt: skip
+        for name, value in case.expected.info["variables"].items():
+            np.testing.assert_allclose(shared.info["variables"][name], value, rtol=1e-5, atol=1e-6)
         for where in ({"cluster": local}, {"cluster": local.cluster, "workers": local.addresses}):
             run = bl.execute(
                 case.step, placed, steps=2, warmup=0, traced=1, inputs=case.whole.example_inputs, micro_batches=M,

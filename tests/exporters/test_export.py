@@ -283,9 +283,15 @@ def test_script_of_micro_batches_trains_the_undivided_step(third, step, tmp_path
 
 def test_micro_batches_on_workers(third, step, tmp_path):
     workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    folder = bl.export(*third, tmp_path / "out", micro_batches=3, schedule="1f1b", workers=workers)
+    traced, placed = third
+    shared = placed.replace(device=np.zeros_like(placed.device), replicas=[(0, 1)])  # both run all of the step
+    folder = bl.export(traced, shared, tmp_path / "out", micro_batches=3, schedule="1f1b", workers=workers)
     feed_whole_batches(folder, step)
     train_on_workers(folder, workers, step)
+    with np.load(folder / "trained_values.npz") as trained:
+        assert len(trained.files) == 4 and all(
+            np.array_equal(trained[f"variable_{i}"], trained[f"variable_{i + 2}"]) for i in (0, 1)
+        )
 
 
 def test_cluster_export_trains_on_the_workers_that_its_readme_names(step, placement, tmp_path):

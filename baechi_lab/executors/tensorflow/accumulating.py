@@ -7,7 +7,7 @@ known by who reads them: an argument of a scattering or sparse update, directly 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -90,20 +90,28 @@ def _is_rows(op: str, label: str) -> bool:
 class Sums:
     """Adds to a GraphDef the ops that join one tensor of all micro-batches; every tensor once.
 
-    `named(op, output, k)`: the name that the unrolled graph has for the joining of micro-batch k, or None.
+    `divisor`: sums of floating-point numbers are divided by it, where it is above 1. `named(op, output, k)`: the name that the
+    unrolled graph has for the joining of micro-batch k, or None.
     """
 
-    def __init__(self, graph: Any, rows: set[Tensor], mean: bool, named: Any, prefix: str) -> None:
-        self.graph, self.rows, self.mean, self.named, self.prefix = graph, rows, mean, named, prefix
-        self._made: dict[Tensor, str] = {}
+    def __init__(self, graph: Any, rows: set[Tensor], divisor: int, named: Any, prefix: str) -> None:
+        self.graph, self.rows, self.divisor, self.named, self.prefix = graph, rows, divisor, named, prefix
+        self._made: dict[tuple[Tensor, str], str] = {}
+        self._means: dict[tuple[Tensor, str], str] = {}
 
     def of(self, tensor: Tensor, dtype: int, parts: list[str]) -> str:
         """The name of the joined tensor; `parts` are those of the micro-batches."""
-        if tensor not in self._made:
-            self._made[tensor] = self._joined(tensor, dtype, parts)
-        return self._made[tensor]
+        return self.mean_of(tensor, dtype, self.chain(tensor, dtype, list(enumerate(parts)), ""), "")
 
-    def _joined(self, tensor: Tensor, dtype: int, parts: list[str]) -> str:
+    def chain(
+        self, tensor: Tensor, dtype: int, parts: Sequence[tuple[int, str]], suffix: str, *, named: bool = True
+    ) -> str:
+        """The sum of `parts` (micro-batch, name), or the rows of all; `suffix` tells several of one tensor apart."""
+        if (tensor, suffix) not in self._made:
+            self._made[tensor, suffix] = self._joined(tensor, dtype, parts, suffix, named)
+        return self._made[tensor, suffix]
+
+    def _joined(self, tensor: Tensor, dtype: int, parts: Sequence[tuple[int, str]], suffix: str, named: bool) -> str:
         import tensorflow as tf
 
         kind = tf.dtypes.as_dtype(dtype)
@@ -112,26 +120,38 @@ class Sums:
                 f"an update reads tensor {tensor[0]}:{tensor[1]} of type {kind.name}, which differs from micro-batch to "
                 "micro-batch and cannot be added up; compute it after the gradients, or from numbers"
             )
-        base = f"{self.prefix}/{tensor[0]}/{tensor[1]}"
-        total = parts[0]
-        for k, part in enumerate(parts[1:], 1):
-            name = self.named(*tensor, k) or f"{base}/add{k}"
+        total = parts[0][1]
+        for k, part in parts[1:]:
+            name = (named and self.named(*tensor, k)) or f"{self._base(tensor)}{suffix}/add{k}"
             total = (
                 self._concat(name, dtype, total, part) if tensor in self.rows else self._add(name, dtype, total, part)
             )
-        if self.mean and len(parts) > 1 and (kind.is_floating or kind.is_complex):
-            share = constant(self.graph, f"{base}/share", tf.constant(1.0 / len(parts), tf.float64), kind)
-            total = _node(self.graph, "Mul", f"{base}/mean", [total, share], T=dtype)
         return total
 
+    def mean_of(self, tensor: Tensor, dtype: int, total: str, suffix: str) -> str:
+        """`total` divided, where sums of its type are; `suffix` as in `chain`."""
+        import tensorflow as tf
+
+        kind = tf.dtypes.as_dtype(dtype)
+        if self.divisor == 1 or not (kind.is_floating or kind.is_complex):
+            return total
+        if (tensor, suffix) not in self._means:
+            base = self._base(tensor)
+            share = constant(self.graph, f"{base}/share{suffix}", tf.constant(1.0 / self.divisor, tf.float64), kind)
+            self._means[tensor, suffix] = made_node(self.graph, "Mul", f"{base}/mean{suffix}", [total, share], T=dtype)
+        return self._means[tensor, suffix]
+
+    def _base(self, tensor: Tensor) -> str:
+        return f"{self.prefix}/{tensor[0]}/{tensor[1]}"
+
     def _add(self, name: str, dtype: int, a: str, b: str) -> str:
-        return _node(self.graph, "AddV2", name, [a, b], T=dtype)
+        return made_node(self.graph, "AddV2", name, [a, b], T=dtype)
 
     def _concat(self, name: str, dtype: int, a: str, b: str) -> str:
         import tensorflow as tf
 
         axis = constant(self.graph, f"{self.prefix}/axis/{name}", tf.constant(0), tf.int32)
-        made = _node(self.graph, "ConcatV2", name, [a, b, axis], T=dtype)
+        made = made_node(self.graph, "ConcatV2", name, [a, b, axis], T=dtype)
         node = self.graph.node[-1]
         node.attr["N"].i = 2
         node.attr["Tidx"].type = tf.int32.as_datatype_enum
@@ -148,7 +168,8 @@ def constant(graph: Any, name: str, value: Any, dtype: Any) -> str:
     return name
 
 
-def _node(graph: Any, op: str, name: str, inputs: list[str], **types: int) -> str:
+def made_node(graph: Any, op: str, name: str, inputs: Iterable[str], **types: int) -> str:
+    """An op with attributes that are types."""
     node = graph.node.add(op=op, name=name)
     node.input.extend(inputs)
     for key, dtype in types.items():

@@ -16,6 +16,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
+from ...passes.all_reduce import ALL_REDUCE
 from ...simulator.pipelined import Pipelined
 from ...simulator.stages import B
 
@@ -48,7 +49,9 @@ def waits_of(pipe: Pipelined) -> dict[int, list[int]]:
             continue
         for op in _ordered(ops, readers, missing, urgency):
             found[op], before = before, [op]
-    own = {(a, b) for a, b in zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True) if b in found}
+    ring = {op for op, kind in enumerate(graph.op_types) if kind == ALL_REDUCE}  # whose edges are not all TensorFlow's
+    edges = zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True)
+    own = {(a, b) for a, b in edges if b in found and a not in ring and b not in ring}
     left = {op: [k for k in waited if (k, op) not in own] for op, waited in found.items()}
     return {op: waited for op, waited in left.items() if waited}
 

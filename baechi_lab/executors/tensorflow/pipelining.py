@@ -57,6 +57,6 @@ def pipelined_step(
         graph = profile(step, mode="estimated", hardware="cpu-core").replace(duration_by_kind={})
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     kind = next(iter(graph.duration_by_kind), "gpu")
-    there = Cluster.uniform(int(placed.device.max(initial=0)) + 1, kind=kind) if cluster is None else cluster
+    there = Cluster.uniform(placed.devices, kind=kind) if cluster is None else cluster
     pipe = pipelined(graph, there, placed, count, schedule)
-    return PipelinedStep(unrolled_step(step, graph, pipe, reduction), pipe, count)
+    return PipelinedStep(unrolled_step(step, graph, placed, pipe, reduction), pipe, count)

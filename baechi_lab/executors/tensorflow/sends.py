@@ -69,7 +69,7 @@ def read_sends(metadata: Any, op_at: Mapping[str, int], device_at: Mapping[str, 
 def _producer(nodes: Mapping[str, Any], tensor: str, op_at: Mapping[str, int]) -> tuple[int, int]:
     """Op and output slot behind a Send's input; a control edge is sent as a constant that waits for the op."""
     name, _, slot = tensor.partition(":")
-    while name.startswith(SUMS) and name not in op_at and name in nodes:
+    while name.startswith(SUMS) and name not in op_at and name in nodes and nodes[name].input:
         name, _, slot = nodes[name].input[0].partition(":")  # a mean over micro-batches, sent in place of their sum
     if name in op_at:
         return op_at[name], int(slot or 0)

@@ -3,7 +3,7 @@
 The same ops under the same names as `bl.unroll` gives them: forward and backward ops once per micro-batch, variables and
 updates once, gradients accumulated. What a mean over the batch needs besides is added under `baechi_lab/`: sums of
 gradients are divided by the number of micro-batches. The order of a schedule is told to TensorFlow by control
-dependencies (see `ordering`).
+dependencies (see `ordering`). Replicas of a stage have variables and updates of their own; see `ringing`.
 
 What is assumed: the loss is a mean over the samples (`reduction="mean"`) or a sum over them ("sum"), every micro-batch
 has equally many, and ops look at one sample at a time; statistics of the batch are those of the micro-batch. Of a
@@ -20,13 +20,15 @@ from typing import Any
 import numpy as np
 
 from ...errors import UnknownNameError
-from ...graph import OpGraph
+from ...graph import OpGraph, Placement
 from ...graph.step import Step, TensorSpec
+from ...passes.all_reduce import ALL_REDUCE
 from ...passes.unroll import ACCUMULATE
 from ...profilers.tensorflow.nodes import data_inputs, join, output_types, split
 from ...simulator.pipelined import Pipelined
-from .accumulating import Sums, argument_names, constant, rows_tensors
+from .accumulating import Sums, Tensor, argument_names, constant, rows_tensors
 from .ordering import waits_of
+from .ringing import Rings, Shares
 from .sends import SUMS
 from .session import PREFIX, parse_graph
 
@@ -39,11 +41,12 @@ _STREAM = 0x27D4EB2F
 """Distance between the seeds of micro-batches: odd and large, so that counting seeds of steps do not meet them."""
 
 
-def unrolled_step(step: Step, graph: OpGraph, pipe: Pipelined, reduction: str = "mean") -> Step:
-    """The step that `pipe` makes of `step`, whose graph is `graph`.
+def unrolled_step(step: Step, graph: OpGraph, placed: Placement, pipe: Pipelined, reduction: str = "mean") -> Step:
+    """The step that `pipe` makes of `step`, whose graph is `graph`, placed as `placed`.
 
     Its inputs are those of micro-batch 0, then 1, ...; its outputs those of `step`: a float scalar is the mean (or sum)
-    over micro-batches, an integer scalar the sum, anything else is stacked with the micro-batch as first axis.
+    over micro-batches, an integer scalar the sum, anything else is stacked with the micro-batch as first axis. Behind its
+    variables come those of replicas (`w/replica1`).
 
     Raises:
         UnknownNameError: `reduction` is none.
@@ -51,13 +54,13 @@ def unrolled_step(step: Step, graph: OpGraph, pipe: Pipelined, reduction: str = 
     """
     if reduction not in REDUCTIONS:
         raise UnknownNameError.of("reduction", reduction, REDUCTIONS)
-    return _Unroller(step, graph, pipe, reduction).step()
+    return _Unroller(step, graph, placed, pipe, reduction).step()
 
 
 class _Unroller:
     """One step's copies; made and used once."""
 
-    def __init__(self, step: Step, graph: OpGraph, pipe: Pipelined, reduction: str) -> None:
+    def __init__(self, step: Step, graph: OpGraph, placed: Placement, pipe: Pipelined, reduction: str) -> None:
         self.source, self.graph, self.pipe, self.reduction = step, graph, pipe, reduction
         self.whole = pipe.graph
         self.origin = np.asarray(self.whole.copy_of).tolist()
@@ -70,12 +73,18 @@ class _Unroller:
             for i, k, kind in zip(self.origin, self.batch, self.whole.op_types, strict=True)
             if k >= 0 and kind != ACCUMULATE
         }
+        self.shares = Shares(graph, placed)
         self.made = type(self.read)()
         self.made.versions.CopyFrom(self.read.versions)
         self.made.library.CopyFrom(self.read.library)
         once = [name for name in self.nodes if name not in self.repeated]
         rows = rows_tensors(self.nodes, once, self.repeated)
-        self.sums = Sums(self.made, rows, reduction == "mean", self._sum_name, SUMS.rstrip("/"))
+        divisor = self.count if reduction == "mean" else 1
+        self.sums = Sums(self.made, rows, divisor, self._sum_name, SUMS.rstrip("/"))
+        self.rings = Rings(
+            self.made, graph, self.whole, self.shares, self.sums, self._gradients(once) if placed.replicas else {},
+            lambda name, output: [join(copy, output) for copy in self._names(name)], SUMS.rstrip("/"),
+        )  # fmt: skip
 
     def step(self) -> Step:
         """The unrolled step."""
@@ -90,14 +99,19 @@ class _Unroller:
             for k in range(self.count)
             for spec in old.inputs
         ]
+        copies = [
+            (TensorSpec(f"{name}:0", spec.dtype, spec.shape), value)
+            for spec, value in zip(old.variables, old.initial_values, strict=True)
+            for name in self._names(split(spec.name)[0])[1:]
+        ]
         return Step(
             name=self.whole.name,
             graph_def=self.made.SerializeToString(deterministic=True),
             inputs=tuple(inputs),
             outputs=outputs,
             example_inputs=old.example_inputs * self.count,
-            variables=old.variables,
-            initial_values=old.initial_values,
+            variables=(*old.variables, *(spec for spec, _ in copies)),
+            initial_values=(*old.initial_values, *(value for _, value in copies)),
             slots=old.slots,
             updates=tuple(name for update in old.updates for name in self._names(split(update)[0])),
             info={**old.info, "micro_batches": self.count},
@@ -106,15 +120,24 @@ class _Unroller:
     # -- names -------------------------------------------------------------------------------------------------------
 
     def _name(self, name: str, k: int) -> str:
-        """The copy of op `name` that micro-batch `k` uses; one micro-batch is the graph itself."""
-        return f"{name}/mb{k}" if self.count > 1 and name in self.repeated else name
+        """Copy `k` of op `name`: of micro-batch `k`, or on replica `k` what is done once; one of each is the graph itself."""
+        if name in self.repeated:
+            return f"{name}/mb{k}" if self.count > 1 else name
+        return f"{name}/replica{k}" if k > 0 else name
 
     def _names(self, name: str) -> list[str]:
-        return [self._name(name, k) for k in range(self.count if name in self.repeated else 1)]
+        """All copies."""
+        return [self._name(name, k) for k in range(self.count if name in self.repeated else self.shares.width(name))]
+
+    def _gradients(self, once: list[str]) -> dict[Tensor, int]:
+        """What ops that are done once read of every micro-batch of a stage with replicas, with its type."""
+        read = (tensor for name in once for tensor in data_inputs(self.nodes[name]) if tensor[0] in self.repeated)
+        shared = (tensor for tensor in read if self.shares.group(tensor[0]) >= 0)
+        return {(name, output): output_types(self.nodes[name])[output] for name, output in shared}
 
     def _tensor(self, reference: str, k: int) -> str:
         name, output = split(reference)
-        return f"{self._name(name, k)}:{max(output, 0)}"
+        return f"{self._name(name, k if name in self.repeated else 0)}:{max(output, 0)}"
 
     def _sum_name(self, name: str, output: int, k: int) -> str | None:
         """The accumulating op of the unrolled graph, for micro-batch `k`."""
@@ -129,7 +152,7 @@ class _Unroller:
     def _copy_all(self) -> dict[str, Any]:
         """Every op of the unrolled graph as a node, by name."""
         for name, kind, i, k in zip(self.whole.names, self.whole.op_types, self.origin, self.batch, strict=True):
-            if kind == ACCUMULATE:
+            if kind in (ACCUMULATE, ALL_REDUCE):
                 continue  # made with what reads it
             old = self.nodes[self.graph.names[i]]
             node = self.made.node.add()
@@ -144,23 +167,32 @@ class _Unroller:
         return {node.name: node for node in self.made.node}
 
     def _inputs(self, old: Any, k: int) -> Iterator[str]:
-        """The inputs of a copy; `k` -1 for an op that runs once."""
+        """The inputs of a copy; `k` is -1 - r for what replica r does once."""
         controls = []
         for reference in old.input:
             name, output = split(reference)
+            again = name in self.repeated
+            at = k if again else self.shares.replica(name, old.name, k)
             if output < 0:
-                controls += [self._name(name, k)] if k >= 0 else self._names(name)
-            elif k >= 0 or name not in self.repeated:
-                yield join(self._name(name, k), output)
+                controls += self._awaited(name, old.name, k) if again and k < 0 else [self._name(name, at)]
+            elif k >= 0 or not again:
+                yield join(self._name(name, at), output)
             else:
-                yield self._summed(name, output)
+                yield self._summed(name, output, self.shares.replica(name, old.name, k))
         yield from (join(name, -1) for name in dict.fromkeys(controls))
 
-    def _summed(self, name: str, output: int) -> str:
+    def _awaited(self, name: str, reader: str, k: int) -> list[str]:
+        """The micro-batches for which what is done once waits: all, on a replica its own."""
+        together = self.shares.group(name) >= 0 and self.shares.group(name) == self.shares.group(reader)
+        return self._names(name)[-1 - k :: self.shares.width(name)] if together else self._names(name)
+
+    def _summed(self, name: str, output: int, replica: int) -> str:
         parts = [join(copy, output) for copy in self._names(name)]
-        return (
-            parts[0] if self.count == 1 else self.sums.of((name, output), output_types(self.nodes[name])[output], parts)
-        )
+        if self.count == 1:
+            return parts[0]
+        if self.shares.group(name) >= 0:
+            return self.rings.of((name, output), replica)
+        return self.sums.of((name, output), output_types(self.nodes[name])[output], parts)
 
     def _reseed(self, node: Any, k: int) -> None:
         """Other random numbers than those of micro-batch 0; seeds of 0 are drawn by TensorFlow for every op."""
