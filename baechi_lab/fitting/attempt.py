@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..graph import HOST, Cluster, OpGraph
-from .placing import Placing, code_of
+from ..placers.giving_up.placing import Placing, code_of
 from .record import Way
 
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from ..errors import BaechiLabError
 from ..graph import Cluster
+from ..placers.giving_up.placing import Placing
+from ..placers.giving_up.recomputing import choices, words_of
 from .attempt import computing
-from .joint import choices, words_of
-from .placing import Placing
 from .proof import Proof, proof_of
 from .record import Way
 from .subject import Subject

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..graph import HOST, Cluster, Link
+from ..placers.giving_up.placing import Placing
 from .attempt import all_hosts, computing, tried
-from .placing import Placing
 from .proof import Proof
 from .record import Way
 from .subject import Subject

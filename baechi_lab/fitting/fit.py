@@ -8,10 +8,10 @@ from typing import Any
 
 from ..graph import Cluster
 from ..graph.arguments import check_records
+from ..placers.giving_up.placing import Placing, code_of, lacking
 from .attempt import computing
 from .combining import combinations
 from .devices import more_devices
-from .placing import Placing, code_of, lacking
 from .proof import proof_of
 from .record import Fit, Way
 from .subject import Subject, subject_of
@@ -34,7 +34,7 @@ def fit(
 ) -> Fit:
     """Whether a training step fits the devices' memory, and if not, the ways to make it fit, each simulated.
 
-    More devices, a smaller batch, micro-batches, recomputation (jointly with the placement, `fitting.joint`), offloading to a
+    More devices, a smaller batch, micro-batches, recomputation (jointly with the placement, `placers.giving_up`), offloading to a
     host, and two of them together where neither fits alone. A cluster without a device of kind "host" is given one as large
     as all devices together, four times, behind the cluster's link.
 

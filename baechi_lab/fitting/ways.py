@@ -11,16 +11,16 @@ from ..errors import BaechiLabError
 from ..graph import HOST, Cluster, OpGraph
 from ..graph.cluster import Device
 from ..graph.units import format_bytes
-from ..passes.offload import host_of, offload, offloaded_placement
+from ..passes.offload import host_of, offloaded_placement
+from ..placers.giving_up.offloading import ways_to_offload
+from ..placers.giving_up.placing import Placing, code_of
+from ..placers.giving_up.recomputing import Joint, recompute_and_place, words_of
 from ..simulator import simulate
 from .attempt import all_hosts, computing, tried
-from .joint import Joint, recompute_and_place, words_of
-from .placing import Placing, code_of
 from .record import Way
 from .subject import CANNOT, Subject
 
 MOST_MICRO_BATCHES = 16
-HOST_SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
 def smaller_batches(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[Way]:
@@ -120,14 +120,11 @@ def offloading(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator
     where = cluster.names[host_of(cluster)] if sum(d.kind == HOST for d in cluster.devices) == 1 else None
     where = where or next(d.name for d in cluster.devices if d.kind == HOST)
     over = placing.least_over(subject.graph, cluster)
-    options = [(0.0, True), *((share, state) for share in HOST_SHARES for state in (False, True))]
     last: Way | None = None
-    for share, state in options:
-        moved = offload(subject.graph, cluster, share=share, state=state, host=where)
-        if moved is subject.graph:
-            continue
-        way = Way("offloading", _moved_words(share, state), batch_size=subject.batch_size, graph=moved, cluster=cluster)
-        made = f"bl.offload({subject.original}, cluster, share={share}, state={state}, host={where!r})"
+    for keyword, moved in ways_to_offload(subject.graph, cluster, where):
+        words = _moved_words(keyword["share"], keyword["state"])
+        way = Way("offloading", words, batch_size=subject.batch_size, graph=moved, cluster=cluster)
+        made = f"bl.offload({subject.original}, cluster, {words_of(keyword)})"
         last = _offloaded(way, moved, cluster, placing, over, made)
         if last.timeline is not None:
             needs = int(last.timeline.peak_bytes[cluster.index(where)])

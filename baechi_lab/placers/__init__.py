@@ -38,7 +38,8 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
 
     Returns:
         A Placement with the placer's name, parameters and seconds. One of a coarse graph remembers its groups, so it
-        can be simulated and run on the original graph too.
+        can be simulated and run on the original graph too. With `give_up=` (`search`, `auto`) it is a placement of
+        `info["graph"]`, which may recompute or offload; simulate, check and run it with that graph.
 
     Raises:
         UnknownNameError: no such placer or parameter.
@@ -51,6 +52,12 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     """
     check_records(graph=graph, cluster=cluster)
     made = make_placer(placer, **params)
+    if getattr(made, "give_up", ()):
+        from .giving_up.choosing import place_giving_up
+
+        began = working_seconds()
+        found = place_giving_up(graph, cluster, made)
+        return found.replace(placer=made.name, params=made.get_params(), seconds=working_seconds() - began)
     began = working_seconds()
     # What a message takes of the devices depends on the placement: placers see it as latency.
     seen = cluster.without_overhead()

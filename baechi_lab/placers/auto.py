@@ -29,6 +29,7 @@ from ..graph.kernels.csr import inverse
 from ..simulator import simulate
 from ..simulator.schedulers import SCHEDULERS
 from .base import Placer
+from .giving_up.choosing import check_give_up
 from .memory.exhaustive import first_fitting
 from .memory.packing import infeasible, refuse_the_impossible
 from .registry import make_placer, placer_class, placer_names
@@ -68,6 +69,7 @@ class Auto(Placer):
         workers: threads; None means one per core.
         objective: "latency" (one step), "throughput" (the period, as `bl.throughput` has it) or "step" (`micro_batches`
             under a `schedule`); replicas, sum: as in `contiguous`.
+        give_up: "recompute", "offload" or both where memory binds, as in `search`.
         callback: called with `(answers so far, all)` after every placer; returning True asks no more of them.
     """
 
@@ -81,10 +83,12 @@ class Auto(Placer):
     schedule: str = "1f1b"
     replicas: bool = False
     sum: bool = False
+    give_up: tuple[str, ...] = ()
     callback: Callable[[int, int], Any] | None = field(default=None, compare=False)
 
     def validate(self) -> None:
         self._goal.validate()
+        check_give_up(self.give_up, self.objective)
         for name in self.placers or ():
             if name == self.name:
                 raise InvalidInput("placers names 'auto' itself; name the placers that it should ask")

@@ -8,11 +8,11 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.cli import main
-from baechi_lab.fitting import placing
 from baechi_lab.fitting.devices import grown
-from baechi_lab.fitting.joint import recompute_and_place
-from baechi_lab.fitting.placing import Placing
 from baechi_lab.fitting.proof import proof_of
+from baechi_lab.placers.giving_up import placing
+from baechi_lab.placers.giving_up.placing import Placing
+from baechi_lab.placers.giving_up.recomputing import recompute_and_place
 
 KINDS = ("more devices", "smaller batch", "micro-batches", "recomputation", "offloading")
 

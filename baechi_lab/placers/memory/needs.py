@@ -50,8 +50,9 @@ def alone_bytes(graph: OpGraph, shared: bool = False) -> Ints:
 def most_across(graph: OpGraph, shared: bool = False) -> tuple[int, int]:
     """(bytes, op): the most that is held by all devices together across one of `TRIED` ops; (0, -1) for no op.
 
-    >>> most_across(OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 10), (0, 2, 30)], persistent_bytes=[5, 0, 0]))
-    (75, 1)
+    >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (0, 2, 30), (1, 2, 10)], persistent_bytes=[5, 0, 0])
+    >>> most_across(graph)    # 5 + 30 + 10: one tensor of op 0 for both of its readers
+    (45, 1)
     """
     found = ((across_bytes(graph, op, shared), op) for op in _candidates(graph, shared))
     return max(found, key=lambda pair: (pair[0], -pair[1]), default=(0, -1))

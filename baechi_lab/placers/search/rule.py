@@ -42,6 +42,7 @@ from ...graph.units import format_us
 from ..base import Placer
 from ..evaluation.cost import Samples
 from ..evaluation.orders import Candidate
+from ..giving_up.choosing import check_give_up
 from ..stages.objective import Objective
 from .budget import Budget
 from .instance import Instance
@@ -91,6 +92,8 @@ class Search(Placer):
             `dask.distributed.Client` or a `RayExecutor`; "here": one after the other in this process. Each island has the
             whole `time_limit`; `evaluations` are divided, and the result then does not depend on the executor.
         islands: how many of them; another number searches elsewhere.
+        give_up: "recompute", "offload" or both where memory binds: then the result is a placement of `info["graph"]`, the
+            graph or one that gives up time for memory, whichever is faster (`placers.giving_up`).
         callback: called with a `Progress` now and then; returning True stops the search.
         numbers: the `SearchParameters` that it works with; None: `SEARCH`, those that were tuned.
     """
@@ -110,6 +113,7 @@ class Search(Placer):
     sum: bool = False
     workers: int = 2
     islands: int = 4
+    give_up: tuple[str, ...] = ()
     executor: Any = field(default=None, compare=False)
     numbers: SearchParameters | None = None
     callback: Callable[[Progress], Any] | None = field(default=None, compare=False)
@@ -132,6 +136,7 @@ class Search(Placer):
             )
         if not self.schedulers or not set(self.schedulers) <= {"fifo", "planned"}:
             raise InvalidInput(f"schedulers is {self.schedulers!r}; it must name 'fifo', 'planned' or both")
+        check_give_up(self.give_up, self.objective)
         check_whole("workers", self.workers)
         check_whole("islands", self.islands)
         if self.numbers is not None and not isinstance(self.numbers, SearchParameters):

@@ -12,7 +12,7 @@ import ipywidgets
 from ...errors import InvalidInput
 from .parts import WIDE
 
-HIDDEN = ("explain", "callback", "step", "checkpoint", "checkpoint_every", "resume", "executor")
+HIDDEN = ("explain", "callback", "step", "checkpoint", "checkpoint_every", "resume", "executor", "give_up")
 """Parameters that have a place of their own in the workbench, or that nobody can type."""
 NARROW = {"description_width": "96px"}
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import BaechiLabError, InvalidInput
-from ..graph import Cluster, OpGraph, Placement, Timeline, allowed_devices
-from ..graph.costs import hosts_beside
-from ..passes.optimize import optimize
-from ..placers import place
-from ..placers.memory.feasible import plans_alone
-from ..placers.memory.order import depth_first_order
-from ..placers.registry import placer_class
-from ..simulator import simulate
+from ...errors import BaechiLabError, InvalidInput
+from ...graph import Cluster, OpGraph, Placement, Timeline, allowed_devices
+from ...graph.costs import hosts_beside
+from ...passes.optimize import optimize
+from ...simulator import simulate
+from .. import place
+from ..memory.feasible import plans_alone
+from ..memory.order import depth_first_order
+from ..registry import placer_class
 
 MOST_RAW = 2000
 """Ops of a graph for which every placer may repair its plan: on larger ones that takes minutes."""

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BaechiLabError, InfeasiblePlacement
-from ..graph import Cluster, OpGraph, Placement, Timeline
-from ..graph.costs import hosts_beside
-from ..passes.peak import readiness_peak
-from ..passes.recompute import recompute
-from ..simulator import simulate
+from ...errors import BaechiLabError, InfeasiblePlacement
+from ...graph import Cluster, OpGraph, Placement, Timeline
+from ...graph.costs import hosts_beside
+from ...passes.peak import readiness_peak
+from ...passes.recompute import recompute
+from ...simulator import simulate
 from .placing import Placing
 
 ROUNDS = 3

@@ -1,0 +1,1 @@
+"""Placements of graphs that give up time for memory: what is computed again or held on a host is chosen with them."""
