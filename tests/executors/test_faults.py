@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -146,12 +147,17 @@ def test_hang_in_the_middle_and_cancellation(step, placement, unplaced_losses):
     assert 3 <= len(run.outputs) < 10**6 and gone(worker.pid)
 
 
-def test_out_of_memory_is_a_status():
+def test_out_of_memory_is_a_status_and_one_sentence_of_a_profile():
+    """Both at a time: TensorFlow tries for ten seconds before it gives up."""
     import tensorflow as tf
 
     huge = 1 << 42  # float32: 16 TiB
-    step = bl.trace(lambda x: tf.reduce_sum(tf.fill([huge], x)), np.float32(1.0))
-    run = bl.execute(step, bl.Placement(device=[0] * graph_of(step).n), **ONCE)
+    step = bl.trace(lambda x: tf.reduce_sum(tf.fill([huge], x)), np.float32(1.0), name="16 TiB")
+    with ThreadPoolExecutor(1) as other:
+        profiled = other.submit(bl.profile, step, mode="measured", device="/device:CPU:0", progress=False)
+        run = bl.execute(step, bl.Placement(device=[0] * graph_of(step).n), **ONCE)
+        with pytest.raises(bl.ExecutionError, match="step '16 TiB' cannot run on /device:CPU:0: OOM when allocating"):
+            profiled.result()
     assert run.status == "out-of-memory" and run.message.startswith("OOM when allocating tensor")
     assert len(run.outputs) == 0
 

@@ -88,11 +88,11 @@ def test_the_expected_gradient_is_that_of_the_expected_reward(graph, baseline, s
     odds, exact = chances(trainer_of(graph, placement_samples=1))
     assert sum(odds.values()) == pytest.approx(1.0, abs=1e-5) and max(odds.values()) > 3 * min(odds.values())
     mean = {name: np.zeros_like(value) for name, value in exact.items()}
-    for draws in itertools.product(odds, repeat=samples):
+    for draws in itertools.combinations_with_replacement(odds, samples):  # the order of samples does not matter
         trainer.baseline = -1.5  # any constant; it must not matter
         found, _ = trainer.gradient(Forced([g for g, _ in draws], [[d] for _, d in draws]))
         if found is not None:
-            chance = np.prod([odds[draw] for draw in draws])
+            chance = len(set(itertools.permutations(draws))) * np.prod([odds[draw] for draw in draws])
             for name, value in found.items():
                 mean[name] -= chance * value
     scale = max(float(np.abs(value).max()) for value in exact.values())
