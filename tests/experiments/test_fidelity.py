@@ -18,12 +18,12 @@ from baechi_lab.executors.tensorflow import calibration
 from baechi_lab.executors.tensorflow.calibration import (
     Calibration,
     calibrate,
-    chain_step,
     hop_step,
+    ladder_step,
     message_step,
     process_seconds,
 )
-from baechi_lab.experiments.fidelity import charged_graph, others, predicted_us, study, summarize_rows
+from baechi_lab.experiments.fidelity import charged_graph, others, predicted_us, study, summarize_rows, with_messages
 from baechi_lab.experiments.fidelity.others import Others, own_processes, wait_for_quiet
 from baechi_lab.experiments.fidelity.report import Report, Row
 
@@ -56,11 +56,33 @@ def test_overheads_never_make_a_duration_negative():
 
 
 def test_prediction_of_a_chain_over_two_devices():
-    """20 (10 + 1 + 9), 18 on the wire, 15 (10 + 1 + 4), and 100 for the step."""
+    """11 (10 + 1), 9 to send, 18 on the wire, 4 to receive, 11 again, and 100 for the step."""
     graph = bl.OpGraph.from_edges([10.0, 10.0], [(0, 1, 8)])
     cluster = bl.Cluster.uniform(2)
-    assert predicted_us(graph, cluster, bl.Placement(device=[0, 1]), COSTS) == 20 + 18 + 15 + 100
+    assert predicted_us(graph, cluster, bl.Placement(device=[0, 1]), COSTS) == 11 + 9 + 18 + 4 + 11 + 100
     assert predicted_us(graph, cluster, bl.Placement(device=[0, 0]), COSTS) == 11 + 11 + 100
+
+
+def test_messages_are_work_of_both_ends_that_waits_its_turn():
+    """0 and 1 on device 0 send to 2 on device 1, which runs 3 meanwhile: the first message is received before 3 has ended.
+
+    Device 0: 0 until 11, 1 until 22 (ready before the first send), sends until 31 and 40. Wire: 49 and 58. Device 1: 3 until
+    51, receives until 55 and 62, 2 until 73. 3 is ready when the first message comes, which waits for it.
+    """
+    graph = bl.OpGraph.from_edges([10.0, 10.0, 10.0, 50.0], [(0, 2, 8), (1, 2, 8)])
+    placed = bl.Placement(device=[0, 0, 1, 1])
+    both, there = with_messages(graph, placed, COSTS)
+    assert both.duration_us.tolist() == [11.0, 11.0, 11.0, 51.0, 9.0, 9.0, 4.0, 4.0]
+    assert there.device.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert predicted_us(graph, bl.Cluster.uniform(2), placed, COSTS) == 62 + 11 + 100
+
+
+def test_a_tensor_is_received_once_by_every_device_that_reads_it():
+    graph = bl.OpGraph.from_edges([10.0] * 4, [(0, 1, 8), (0, 2, 8), (0, 3, 8)])
+    both, there = with_messages(graph, bl.Placement(device=[0, 1, 1, 2]), COSTS)
+    assert there.device.tolist() == [0, 1, 1, 2, 0, 0, 1, 2]
+    found = {(int(a), int(b)) for a, b in zip(both.edge_source, both.consumers, strict=True)}
+    assert found == {(0, 4), (0, 5), (4, 6), (5, 7), (6, 1), (6, 2), (7, 3)}
 
 
 def row(model, placement, predicted, measured, **other):
@@ -126,7 +148,12 @@ def test_made_up_steps_name_their_devices():
     pytest.importorskip("tensorflow")
     from baechi_lab.executors.structure import graph_of
 
-    for step, messages in ((chain_step(3), 0), (message_step(3, 64), 3), (hop_step(3, 64), 3)):
+    for step, messages in (
+        (ladder_step(3, 4), 0),
+        (message_step(3, 64), 3),
+        (hop_step(3, 64), 3),
+        (hop_step(3, 64, False), 0),
+    ):
         graph = graph_of(step)
         device = np.array([int(name[1]) for name in graph.names])
         assert np.count_nonzero(device[graph.edge_source] != device[graph.consumers]) == messages
@@ -144,6 +171,7 @@ def local():
 @pytest.mark.slow
 def test_calibration_measures_positive_costs(local, monkeypatch):
     monkeypatch.setattr(calibration, "SIZES", calibration.SIZES[::3])
+    monkeypatch.setattr(calibration, "RUNGS", 32)
     costs = calibrate(local, steps=3)
     assert costs.step_us >= 0 and 0 <= costs.busy_share <= 1
     for link in (costs.send, costs.receive, costs.wire):
@@ -151,27 +179,53 @@ def test_calibration_measures_positive_costs(local, monkeypatch):
 
 
 def _costs(monkeypatch, walls):
-    """What a calibration makes of these wall times of its first steps (short, long, short, ...); all others take 10 ms."""
+    """What a calibration makes of these wall times of ladders (without ops, with, ...); all other steps take 10 ms.
+
+    The kernels of the 4 x 16 ops take 1 us each, those of the rungs 500 us in all.
+    """
     left = iter(walls)
 
     def cost(local, worker, steps, step, devices):
-        us = next(left, 10_000.0) if step.name.startswith("chain") else 10_000.0
-        return calibration._Cost(us, 1.0, (us / 2,) * devices)
+        us = next(left) if step.name.startswith("ladder") else 10_000.0
+        kernels = 500.0 + (0 if step.name.endswith("x 0") else 4 * 16)
+        return calibration._Cost(us, kernels, (us / 2,) * devices)
 
     monkeypatch.setattr(calibration, "_cost", cost)
     monkeypatch.setattr(calibration, "Worker", nullcontext)
+    monkeypatch.setattr(calibration, "RUNGS", 4)
     return calibrate(SimpleNamespace(n=2))
 
 
-def test_a_disturbed_chain_is_measured_again(monkeypatch):
-    costs = _costs(monkeypatch, [9_000.0, 5_000.0, 2_000.0, 6_000.0])
+def test_a_disturbed_ladder_is_measured_again(monkeypatch):
+    """64 ops take 4 us each."""
+    costs = _costs(monkeypatch, [9_000.0, 5_000.0, 2_000.0, 2_000.0 + 4 * 64])
     assert costs.op_us == pytest.approx(4.0 - 1.0) and costs.busy_share == pytest.approx(0.5)
-    assert costs.step_us == pytest.approx(2_000.0 - 100 * 4.0)
+    assert costs.step_us == pytest.approx(2_000.0 - 500.0)
 
 
-def test_chains_that_stay_disturbed_are_not_trusted(monkeypatch):
+def test_ladders_that_stay_disturbed_are_not_trusted(monkeypatch):
     costs = _costs(monkeypatch, [9_000.0, 5_000.0] * calibration.TRIES)
-    assert costs.busy_share == 0.0 and costs.op_us == -1.0 and costs.step_us == 9_000.0
+    assert costs.busy_share == 0.0 and costs.op_us == -1.0 and costs.step_us == 8_500.0
+
+
+def test_a_message_is_what_a_step_takes_more_when_its_tensor_moves(monkeypatch):
+    """72 hops take 14.4 ms more of both processors together, 200 us each; of many at once the sender has a quarter.
+
+    From end to end a message takes 250 us, so 50 are left for the wire.
+    """
+
+    def cost(local, worker, steps, step, devices):
+        if "messages" in step.name:
+            count = int(step.name.split()[0])
+            return calibration._Cost(0.0, 0.0, (10.0 * count, 30.0 * count))
+        goes = step.name.endswith("that go")
+        return calibration._Cost(1_000.0 + 72 * 250 * goes, 0.0, (500.0 + 72 * 120 * goes, 500.0 + 72 * 80 * goes))
+
+    monkeypatch.setattr(calibration, "_cost", cost)
+    monkeypatch.setattr(calibration, "Worker", nullcontext)
+    monkeypatch.setattr(calibration, "RUNGS", 4)
+    costs = calibrate(SimpleNamespace(n=2))
+    assert [x.cost_us(1 << 20) for x in (costs.send, costs.receive, costs.wire)] == pytest.approx([50, 150, 50])
 
 
 def _row(placement, busy, others=0.0, transfers=3):

@@ -2,12 +2,13 @@
 
 Idea (LogP's overhead `o`, Culler et al. 1993, doi:10.1145/155332.155333, with LogGP's per-byte part, Alexandrov et
 al. 1995, doi:10.1145/215399.215427): on workers without transfer engines, sending and receiving take the devices' own
-processors. That share is read from the operating system's CPU clock of each worker process while one sends many
-tensors to the other; the clock does not run while other programs have the core. What is left of the time of a tensor
-that goes to and fro is the wire.
+processors. That is read from the operating system's CPU clocks of the worker processes while a tensor goes to and fro; the
+clocks do not run while other programs have the core. What is left of its time is the wire. Tensors that all leave at
+once take half as much, because threads that are awake need not be woken; in a training step they come one by one. They
+only tell how sender and receiver share the cost.
 
-Every figure is the slope between a short and a long step of the same kind, so that the fixed costs of a step cancel;
-the fixed cost is what a step of one op takes.
+Every figure is the difference of two steps, one with and one without what is measured, so that the fixed costs of a step
+cancel. There are as many ops as in a training step: what the runtime keeps for each is then no longer in the caches.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from .cluster import LocalCluster
 SIZES = (4, 4096, 65536, 1 << 20)
 """Bytes of the tensors that are sent."""
 FEW, MANY = 8, 72
-"""Messages or hops of the short and the long step."""
-SHORT, LONG = 100, 1100
-"""Ops of the short and the long chain."""
+"""Messages of the short and the long step; hops are `MANY`."""
+RUNGS, WIDTH = 512, 15
+"""A ladder has `RUNGS` times `WIDTH` ops that are ready at a time: the runtime's queues, which a chain does not need, take
+time as well."""
 TRIES = 3
-"""How often the chains are measured when the long one took no longer than the short one."""
+"""How often ladders are measured when the one with ops took no longer than the one without."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,10 @@ class Calibration:
 
 @dataclass(frozen=True)
 class _Cost:
-    """One step of a made-up kind: wall and per worker CPU microseconds, and the median kernel in its trace."""
+    """One step of a made-up kind: wall and per worker CPU microseconds, and those of all kernels in its trace."""
 
     wall_us: float
-    kernel_us: float
+    kernels_us: float
     cpu_us: tuple[float, ...]
 
 
@@ -76,39 +78,37 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
         raise InvalidInput("calibrate needs a cluster of at least 2 workers")
     with Worker() as worker:
         cost = partial(_cost, local, worker, steps)
-        short, long = _chains(cost)
-        tiny_us = max(long.wall_us - short.wall_us, 0.0) / (LONG - SHORT)
-        tiny_cpu = max(long.cpu_us[0] - short.cpu_us[0], 0.0) / (LONG - SHORT)
-        sends, receives, wires = [], [], []
-        for size in SIZES:
-            sent, received, hop = _message(cost, size)
-            sends.append(max(sent - tiny_cpu, 0.1))
-            receives.append(max(received - tiny_cpu, 0.1))
-            wires.append(max(hop - tiny_us - sends[-1] - receives[-1], 0.1))
-        fixed = max(short.wall_us - SHORT * tiny_us, 0.0)
-    send, receive, wire = (fit_link(SIZES, times)[0] for times in (sends, receives, wires))
-    share = min(1.0, tiny_cpu / tiny_us) if tiny_us > 0.0 else 0.0
-    return Calibration(tiny_us - long.kernel_us, fixed, send, receive, wire, share)
+        without, ladder = _ladders(cost)
+        found = np.array([_message(cost, size) for size in SIZES])
+    ops = RUNGS * (WIDTH + 1)
+    tiny_us, tiny_cpu = ladder.wall_us - without.wall_us, ladder.cpu_us[0] - without.cpu_us[0]
+    op_us = (max(tiny_us, 0.0) - (ladder.kernels_us - without.kernels_us)) / ops
+    send, receive, hop = (fit_link(SIZES, times)[0] for times in found.T)
+    wire = Link(
+        max(hop.latency_us - send.latency_us - receive.latency_us, 0.0),
+        max(hop.us_per_byte - send.us_per_byte - receive.us_per_byte, 0.0),
+    )
+    share = min(1.0, max(tiny_cpu, 0.0) / tiny_us) if tiny_us > 0.0 else 0.0
+    return Calibration(op_us, max(without.wall_us - without.kernels_us, 0.0), send, receive, wire, share)
 
 
-def _chains(cost: Callable[[Step, int], _Cost]) -> tuple[_Cost, _Cost]:
-    """The short and the long chain, measured again while other programs made the short one the slower of the two."""
+def _ladders(cost: Callable[[Step, int], _Cost]) -> tuple[_Cost, _Cost]:
+    """A ladder without and with ops on its rungs, again while other programs made the first the slower of the two."""
     for _ in range(TRIES):
-        short, long = cost(chain_step(SHORT), 1), cost(chain_step(LONG), 1)
-        if long.wall_us > short.wall_us:
+        without, ladder = cost(ladder_step(RUNGS, 0), 1), cost(ladder_step(RUNGS, WIDTH), 1)
+        if ladder.wall_us > without.wall_us:
             break
-    return short, long
+    return without, ladder
 
 
 def _message(cost: Callable[[Step, int], _Cost], size: int) -> tuple[float, float, float]:
-    """CPU microseconds per message of sender and receiver, and wall microseconds per hop, ops included."""
+    """CPU microseconds that a message takes of sender and receiver, and wall microseconds from end to end."""
     few, many = (cost(message_step(count, size), 2) for count in (FEW, MANY))
-    near, far = (cost(hop_step(count, size), 2) for count in (FEW, MANY))
-    return (
-        (many.cpu_us[0] - few.cpu_us[0]) / (MANY - FEW),
-        (many.cpu_us[1] - few.cpu_us[1]) / (MANY - FEW),
-        (far.wall_us - near.wall_us) / (MANY - FEW),
-    )
+    stays, goes = (cost(hop_step(MANY, size, goes), 2) for goes in (False, True))
+    sent, received = (max(b - a, 1.0) for a, b in zip(few.cpu_us, many.cpu_us, strict=True))
+    both = max((sum(goes.cpu_us) - sum(stays.cpu_us)) / MANY, 0.2)
+    hop = max((goes.wall_us - stays.wall_us) / MANY, 0.1)
+    return both * sent / (sent + received), both * received / (sent + received), hop
 
 
 def _cost(local: LocalCluster, worker: Worker, steps: int, step: Step, devices: int) -> _Cost:
@@ -127,8 +127,8 @@ def _cost(local: LocalCluster, worker: Worker, steps: int, step: Step, devices: 
         raise ExecutionError(f"calibration step {step.name!r} ended with status {run.status!r}: {run.message}")
     spent = [(last - first) / (len(clocks) - 1) * 1e6 for first, last in zip(clocks[0], clocks[-1], strict=True)]
     timeline = run.timeline
-    kernel_us = 0.0 if timeline is None else float(np.median(timeline.end_us - timeline.start_us))
-    return _Cost(run.median_seconds * 1e6, kernel_us, tuple(spent[:devices]))
+    kernels_us = 0.0 if timeline is None else float(np.sum(timeline.end_us - timeline.start_us))
+    return _Cost(run.median_seconds * 1e6, kernels_us, tuple(spent[:devices]))
 
 
 def process_seconds(pid: int) -> float:
@@ -140,9 +140,9 @@ def process_seconds(pid: int) -> float:
 # -- made-up steps ---------------------------------------------------------------------------------------
 
 
-def chain_step(ops: int) -> Step:
-    """`ops` additions one after the other on device 0."""
-    return _step(f"chain of {ops}", partial(_chain, ops))
+def ladder_step(rungs: int, width: int) -> Step:
+    """Ops one after the other on device 0, and after each `width` additions that are ready at a time, and their sum."""
+    return _step(f"ladder of {rungs} x {width}", partial(_ladder, rungs, width))
 
 
 def message_step(messages: int, size: int) -> Step:
@@ -150,9 +150,9 @@ def message_step(messages: int, size: int) -> Step:
     return _step(f"{messages} messages of {size} bytes", partial(_messages, messages, size))
 
 
-def hop_step(hops: int, size: int) -> Step:
-    """One tensor of `size` bytes that goes to and fro between devices 0 and 1."""
-    return _step(f"{hops} hops of {size} bytes", partial(_hops, hops, size))
+def hop_step(hops: int, size: int, goes: bool = True) -> Step:
+    """One tensor of `size` bytes that goes to and fro between devices 0 and 1, read and made again on each; or stays on 0."""
+    return _step(f"{hops} hops of {size} bytes that {'go' if goes else 'stay'}", partial(_hops, hops, size, goes))
 
 
 def busy_step(messages: int, size: int) -> Step:
@@ -160,10 +160,13 @@ def busy_step(messages: int, size: int) -> Step:
     return _step(f"{messages} messages of {size} bytes between products", partial(_busy, messages, size))
 
 
-def _chain(ops: int, raw: Any) -> Any:
+def _ladder(rungs: int, width: int, raw: Any) -> Any:
     value = one = raw.Fill(dims=[1], value=np.float32(1), name="d0_one")
-    for i in range(ops):
-        value = raw.AddV2(x=value, y=one, name=f"d0_add{i}")
+    for rung in range(rungs):
+        value = raw.Identity(input=value, name=f"d0_rung{rung}")
+        if width:
+            parts = [raw.AddV2(x=value, y=one, name=f"d0_add{rung}_{i}") for i in range(width)]
+            value = raw.AddN(inputs=parts, name=f"d0_sum{rung}")
     return value
 
 
@@ -188,10 +191,12 @@ def _busy(messages: int, size: int, raw: Any) -> Any:
     return raw.IdentityN(input=[*received, last], name="d1_all")[0]
 
 
-def _hops(hops: int, size: int, raw: Any) -> Any:
+def _hops(hops: int, size: int, goes: bool, raw: Any) -> Any:
     value = raw.Fill(dims=[size // 4], value=np.float32(1), name="d0_source")
     for i in range(hops):
-        value = raw.Identity(input=value, name=f"d{(i + 1) % 2}_hop{i}")
+        device = (i + 1) % 2 if goes else 0
+        value = raw.Identity(input=value, name=f"d{device}_arrived{i}")
+        value = raw.Identity(input=value, name=f"d{device}_hop{i}")
     return value
 
 

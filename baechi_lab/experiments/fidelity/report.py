@@ -30,7 +30,7 @@ class Row:
 
     `without_overheads_us` is what the simulator says from kernel times and wires alone; `compute_us` and
     `traced_compute_us` are the busiest device's kernels as profiled on worker 0 and as traced under the placement;
-    `message_us` is the overhead charged; `busy_share` is the CPU time of the busiest worker per time that passed,
+    `message_us` is what messages take of all processors; `busy_share` is the CPU time of the busiest worker per time that passed,
     in the round where it was least; `others_share` that of all other programs, in the round where it was most. Peaks are
     those of the device that held most when measured, as in `experiments.memory`; 0 where they were not taken.
     """

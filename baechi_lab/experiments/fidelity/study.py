@@ -19,7 +19,7 @@ from ...passes import optimize
 from ...placers import place
 from ...simulator import simulate
 from ...workers.client import Worker
-from .charging import charged_graph, predicted_us
+from .charging import predicted_us, with_messages
 from .others import MOST, Others, own_processes, refused, wait_for_quiet
 from .report import Report, Row
 
@@ -157,9 +157,10 @@ def _study_case(
 
 
 def measured_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = 5) -> OpGraph:
-    """The step's graph with durations as worker 0 takes them, the median over traced steps.
+    """The step's graph with durations as worker 0 takes them: of each op the median over traced steps.
 
-    Other work on the machine lengthens single kernels in single traces, which a mean would keep.
+    Other work on the machine lengthens single kernels in single traces, which a mean would keep. The sum of medians is
+    less than the median of sums, though, because kernels rarely take less time and sometimes more: all are lengthened to it.
     """
     from ...profilers import profile
 
@@ -171,7 +172,9 @@ def measured_graph(step: Step, local: LocalCluster, worker: Worker, traces: int 
         if run.timeline is None:
             raise ExecutionError(f"step {step.name!r} gave no trace")
         seen[index, run.timeline.op] = run.timeline.end_us - run.timeline.start_us
-    return shape.replace(duration_us=np.median(seen, axis=0), duration_by_kind={})
+    each = np.median(seen, axis=0)
+    whole = float(np.median(seen.sum(axis=1))) / max(float(each.sum()), 1e-9)
+    return shape.replace(duration_us=each * max(whole, 1.0), duration_by_kind={})
 
 
 def run_placed(
@@ -218,7 +221,7 @@ def _row(
     """One line of the report: prediction, measurement, and where they part."""
     measured = summarize(np.concatenate([run.step_seconds for run in runs]))
     plain = simulate(graph, local.cluster.replace(link=costs.wire, comm="parallel"), placed, "fifo")
-    charged = charged_graph(graph, placed, costs)
+    both, _ = with_messages(graph, placed, costs)
     timelines = [run.timeline for run in runs if run.timeline is not None]
     busy = float(np.median([t.busy_us.max() for t in timelines]))
     return Row(
@@ -232,7 +235,7 @@ def _row(
         measured_high_us=measured.high * 1e6,
         compute_us=float(plain.busy_us.max()),
         traced_compute_us=busy,
-        message_us=float(charged.duration_us.sum() - graph.duration_us.sum()),
+        message_us=float(both.duration_us[graph.n :].sum()),
         without_overheads_us=plain.makespan_us,
         busy_share=shares[0],
         others_share=shares[1],
