@@ -6,11 +6,13 @@ Bad input ends with exit code 2 and one sentence on stderr; Ctrl-C with 130.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from .. import __version__
@@ -66,6 +68,22 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+@contextlib.contextmanager
+def _noted(notes: list[str]) -> Iterator[None]:
+    """Our own warnings become notes, for after the results; an error is one sentence, and has none."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def noted(message: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if category.__module__.startswith("baechi_lab"):
+                notes.append(str(message))
+            else:
+                show(message, category, *rest, **more)
+
+        warnings.showwarning = noted
+        yield
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     # A file's name may hold bytes that are no text: they are shown escaped, not a reason to end.
@@ -74,9 +92,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's start-up notices are not our output
     given = sys.argv[1:] if argv is None else list(argv)
     command = given[0] if given else ""
+    notes: list[str] = []
     try:
         arguments: Any = parser().parse_args(given)
-        return int(arguments.work(arguments) or 0)
+        with _noted(notes):
+            code = int(arguments.work(arguments) or 0)
+        for note in dict.fromkeys(notes):
+            print(f"note: {_one_line(note)}", file=sys.stderr)
+        return code
     except BaechiLabError as error:
         print(f"baechi-lab {command}: {_one_line(str(error))}", file=sys.stderr)
         return 2

@@ -36,6 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     from ..exporters import export
     from ..exporters.plans import FORMATS
 
+    if arguments.format == "device_map":
+        raise InvalidInput("--format device_map needs the PyTorch model: bl.write_plan(graph, placement, model=model)")
     options.one_of(arguments.format, "--format", (FOLDER, *(f for f in FORMATS if f != "device_map")))
     pipeline = placing.pipeline(arguments)
     if files.is_file(arguments.model):

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from . import options
+from .placing import placer_of
 
 PROGRAMS = (".onnx", ".pt2")
 TRACES = (".et", ".pb", ".pbtxt", ".json", ".json.gz")
@@ -57,6 +58,8 @@ def _program(arguments: argparse.Namespace, hardware: Any) -> tuple[OpGraph, dic
 
     if arguments.execution_trace:
         raise InvalidInput("--execution-trace goes with a Kineto trace, not with a program")
+    if arguments.mode == "measured":
+        raise InvalidInput(f"--mode is 'measured'; {arguments.model:.80} is a program, and is estimated")
     hardware = hardware or "rtx2080"
     size, states = arguments.batch_size, arguments.optimizer_states
     graph = profile_program(
@@ -74,7 +77,7 @@ def _trace(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
     from ..graph import load_trace
 
     given = (arguments.inference, arguments.optimizer_states, arguments.batch_size, arguments.param, arguments.hardware)
-    if any(given):
+    if any(given) or arguments.mode == "estimated":
         raise InvalidInput(
             f"{arguments.model:.80} is a trace, measured as it ran; --execution-trace is its only option"
         )
@@ -86,7 +89,7 @@ def _trace(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
 def placed(arguments: argparse.Namespace) -> tuple[OpGraph, Placement, Cluster]:
     """The graph of a program, trace or graph file, and its placement from --placement or by --placer."""
     from ..graph.formats.files import load_placement
-    from ..pipeline import Optimize, Pipeline, Place
+    from ..pipeline import Optimize, Pipeline
     from ..profilers import profile_program
 
     cluster = options.cluster_from(arguments)
@@ -99,7 +102,8 @@ def placed(arguments: argparse.Namespace) -> tuple[OpGraph, Placement, Cluster]:
         graph = options.graph_from(arguments.model)
     if arguments.placement:
         return graph, load_placement(arguments.placement).checked(graph, cluster.n), cluster
-    made = Pipeline(optimize=Optimize(), place=Place(arguments.placer)).run(graph, cluster)
+    place = placer_of(arguments)
+    made = Pipeline(optimize=Optimize(), place=place).run(graph, cluster)
     if made.placement is None:
-        raise InvalidInput(f"placer {arguments.placer!r} made no placement")
+        raise InvalidInput(f"placer {place.placer!r} made no placement")
     return graph, made.placement.on(graph), cluster

@@ -42,7 +42,7 @@ def placed(arguments: argparse.Namespace) -> tuple[Step, Placement, Cluster, OpG
         if needed > cluster.n:
             raise InvalidInput(f"{arguments.placement} uses {needed} devices; --devices is {cluster.n}")
         return steps.step_from(arguments), placement, cluster, None
-    place = _placer(arguments)  # refuses an unknown name before TensorFlow starts
+    place = placer_of(arguments)  # refuses an unknown name before TensorFlow starts
     step = steps.step_from(arguments)
     given: dict[str, Any] = {} if arguments.hardware is None else {"hardware": arguments.hardware}
     made = (Profile(mode=arguments.mode, progress=console.shows_progress(), **given) | Optimize() | place).run(
@@ -65,7 +65,7 @@ def pipeline(arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _placer(arguments: argparse.Namespace) -> Place:
+def placer_of(arguments: argparse.Namespace) -> Place:
     """The placer of the command line; of micro-batches, the shortest step where it can look for that."""
     from ..pipeline import Place
     from ..placers.registry import told_pipeline

@@ -83,6 +83,7 @@ def test_an_onnx_plan_needs_its_model(model, chain):
         bl.write_plan(chain, bl.Placement(device=[0, 0, 0]), "onnx", model=model)
 
 
+@pytest.mark.filterwarnings("default")
 def test_command_line_from_file_to_plan(model, tmp_path, capsys):
     import onnx
 
@@ -99,8 +100,6 @@ def test_command_line_from_file_to_plan(model, tmp_path, capsys):
             [
                 "export",
                 path,
-                "--placer",
-                "single",
                 "--devices",
                 "2",
                 "--format",
@@ -121,8 +120,14 @@ def test_command_line_from_file_to_plan(model, tmp_path, capsys):
     capsys.readouterr()
     assert main(["profile", str(tmp_path / "p.0.et")]) == 0
     assert "measured" in capsys.readouterr().out
+    assert main(["compare", str(tmp_path / "p.0.et"), "--devices", "2", "--placers", "single"]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("note: ") and "no start times" in said and said.count("\n") == 1
     for line, said in (
         (["profile", path, "--execution-trace", "x"], "goes with a Kineto trace"),
+        (["profile", path, "--mode", "measured"], "is a program, and is estimated"),
+        (["profile", str(tmp_path / "p.0.et"), "--mode", "estimated"], "is a trace, measured as it ran"),
+        (["export", path, "--format", "device_map"], "needs the PyTorch model"),
         (["profile", str(tmp_path / "p.0.et"), "--inference"], "is a trace, measured as it ran"),
         (["profile", "mlp", "--inference"], "is for programs and traces"),
         (["export", path], "holds no step that could run"),

@@ -189,6 +189,19 @@ def test_kernels_follow_their_launches_and_hosts_that_wait(tmp_path):
     assert twice.makespan_us < 40
 
 
+def test_one_of_several_steps_is_read(tmp_path):
+    """Of three marked steps the second and third have one op each: the third is read, with the kernel that it launched."""
+    marks = [event("user_annotation", f"ProfilerStep#{k}", 100 * k, 90) for k in range(3)]
+    rows = [*marks, event("cpu_op", "aten::mm", 110, 10), event("cpu_op", "aten::relu", 210, 10), launch(212, 9)]
+    (tmp_path / "k.json").write_text(
+        json.dumps({"traceEvents": [*rows, kernel("k", 230, 5, 9), kernel("old", 215, 5, 3)]})
+    )
+    made = bl.load_trace(tmp_path / "k.json")
+    assert made.graph.op_types == ("aten::relu", "aten::relu", "kernel")  # before and after the launch
+    assert made.notes[0] == "the trace holds 3 steps, of which ProfilerStep#2 is read"
+    assert replayed(made) == pytest.approx(25)  # from 210 to 235
+
+
 def et_node(number: int, schema: str, inputs: list, outputs: list) -> dict:
     attrs = [{"name": "rf_id", "value": number}, {"name": "op_schema", "value": schema}]
     return {
@@ -257,6 +270,7 @@ def test_execution_traces_of_another_run_or_version_are_refused(tmp_path):
     (tmp_path / "k.json").write_text(
         json.dumps({"traceEvents": [event("cpu_op", "aten::mm", 0, 1, **{"Record function id": 5})]})
     )
+    (tmp_path / "x.pbtxt").write_text("")
     for document, match in (
         ({"schema": "1.0.0", "nodes": []}, "of another run"),
         ({"schema": "7", "nodes": []}, "versions 1.x.x"),
@@ -264,8 +278,12 @@ def test_execution_traces_of_another_run_or_version_are_refused(tmp_path):
         ({"schema": "1.0.0", "nodes": [{"attrs": 7}]}, "nodes\\[0\\].attrs is 7; it must be a list"),
     ):
         (tmp_path / "e.json").write_text(json.dumps(document))
-        with pytest.raises(FormatError, match=match):
+        with pytest.raises(FormatError, match=match) as refused:
             bl.load_trace(tmp_path / "k.json", execution_trace=tmp_path / "e.json")
+        assert ("e.json" in str(refused.value)) == (match != "of another run")  # the file at fault is named
+    (tmp_path / "e.json").write_text(json.dumps({"schema": "1.0.0", "nodes": []}))
+    with pytest.raises(bl.InvalidInput, match="is no Kineto trace"):
+        bl.load_trace(tmp_path / "x.pbtxt", execution_trace=tmp_path / "e.json")
 
 
 # -- XPlane ----------------------------------------------------------------------------------------------

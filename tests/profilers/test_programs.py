@@ -170,6 +170,11 @@ def test_files_of_onnx(tmp_path):
     onnx.save(model(list(two_layers(4).graph.node), [value("x", 4, 8)], [value("y", 4, 4)], ir_version=99), path)
     with pytest.raises(FormatError, match="ir_version is 99"):
         bl.profile_program(path)
+    newer = two_layers(4)
+    newer.opset_import[0].version = 999
+    onnx.save(newer, path)
+    with pytest.raises(FormatError, match="its operators are of version 999"):
+        bl.profile_program(path)
 
 
 def test_weights_that_are_missing_are_named(tmp_path):

@@ -52,10 +52,17 @@ def load_model(path: PathLike) -> Any:
             f"{name_of(path)}: ir_version is {model.ir_version}; onnx {onnx.__version__}, which is installed, reads up to "
             f"{onnx.IR_VERSION}"
         )
+    known = onnx.defs.onnx_opset_version()
+    newest = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
+    if newest > known:
+        raise FormatError(
+            f"{name_of(path)}: its operators are of version {newest}; onnx {onnx.__version__}, which is installed, reads up "
+            f"to {known}"
+        )
     folder = os.path.dirname(os.path.abspath(name_of(path)))
     for tensor in model.graph.initializer:
         file = next((e.value for e in tensor.external_data if e.key == "location"), None)
-        if file is not None and not os.path.isfile(os.path.join(folder, os.path.basename(file))):
+        if file is not None and not os.path.isfile(os.path.join(folder, file)):
             raise FormatError(
                 f"{name_of(path)}: the weights of {tensor.name!r:.80} are in {file!r:.200}, which is not beside it"
             )

@@ -49,8 +49,8 @@ def _of_memory(program: Any, batch_size: int | None, sizes: Mapping[str, int]) -
             value[node] = found
             if not list(tensors(found)):  # arithmetic of sizes
                 continue
-            args, kwargs = torch.fx.node.map_arg(
-                (node.args, dict(node.kwargs)), lambda n: _value_of(n, value, open_sizes)
+            args, kwargs = torch.fx.node.map_aggregate(
+                (node.args, dict(node.kwargs)), lambda n: _argument(n, value, open_sizes)
             )
             target = node.target if isinstance(node.target, torch._ops.OpOverload) else None
             names = {
@@ -76,6 +76,13 @@ def _name_of(node: Any) -> str:
     if node.op == "call_function" and str(node.target).startswith("<built-in function getitem>"):
         return f"{_name_of(node.args[0])}.{node.args[1]}"
     return str(node.name)
+
+
+def _argument(found: Any, value: dict[Any, Any], open_sizes: OpenSizes) -> Any:
+    """An argument of a call, for a call on meta tensors."""
+    if isinstance(found, torch.fx.Node):
+        return _value_of(found, value, open_sizes)
+    return torch.device("meta") if isinstance(found, torch.device) else found
 
 
 def _value_of(node: Any, value: dict[Any, Any], open_sizes: OpenSizes) -> Any:

@@ -95,7 +95,7 @@ def _fields(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str
         return dict(config), "the configuration"
     path = Path(name_of(config))
     if not path.is_file():
-        raise FormatError(f"{path}: no such file")
+        raise FormatError(f"{path}: no such file; name the config.json of the model (nothing is downloaded)")
     if path.stat().st_size > LARGEST_CONFIG:
         raise FormatError(f"{path}: larger than {LARGEST_CONFIG} bytes; a configuration is a small JSON file")
     try:

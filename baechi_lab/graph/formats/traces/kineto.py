@@ -4,6 +4,7 @@
                         are looked into
     kernel, gpu_memcpy, one op each, on the lane of device and stream, after the part of the op on the host that launched
     gpu_memset          it (`correlation`); its op on the host is cut there, and where it waits for the device
+    ProfilerStep#       where the profiler marked several steps, one of them is read
     dependencies        from the execution trace (see `execution_trace`): an op reads the storages that others wrote;
                         without it from the order on threads and streams (see `inference`)
 
@@ -18,7 +19,7 @@ from math import prod
 from typing import Any
 
 from ....errors import FormatError
-from .execution_trace import Access, accesses, storage_dependencies
+from .execution_trace import Access, storage_dependencies
 from .inference import chain
 from .recording import CLOCK_US, Event, Recording, recording
 
@@ -56,8 +57,8 @@ def looks_like_kineto(document: Any) -> bool:
     return isinstance(document, Mapping) and "traceEvents" in document
 
 
-def graph_from_kineto(document: Mapping[str, Any], execution_trace: Any, name: str) -> Recording:
-    """The step of a parsed trace, and of its execution trace where there is one.
+def graph_from_kineto(document: Mapping[str, Any], tensors: Mapping[int, Access] | None, name: str) -> Recording:
+    """The step of a parsed trace; `tensors` is what its execution trace says, where there is one.
 
     Raises:
         FormatError: another version, fields of the wrong type, no ops, or an execution trace of another run.
@@ -67,7 +68,7 @@ def graph_from_kineto(document: Mapping[str, Any], execution_trace: Any, name: s
     rows = document.get("traceEvents")
     if not isinstance(rows, list):
         raise FormatError(f"field traceEvents is {type(rows).__name__}; it must be a list")
-    found = [row for row in rows if isinstance(row, Mapping) and row.get("ph") == "X"]
+    found, notes = _one_step([row for row in rows if isinstance(row, Mapping) and row.get("ph") == "X"])
     ops = _outermost([_op(row) for row in found if row.get("cat") == "cpu_op"])
     kernels = [(row, *_times(row)) for row in found if row.get("cat") in _KERNELS]
     if not ops and not kernels:
@@ -79,13 +80,37 @@ def graph_from_kineto(document: Mapping[str, Any], execution_trace: Any, name: s
     for row, start, end in kernels:
         made.kernel(row, start, end)
     made.wait_for_device()
-    notes = []
-    if execution_trace is not None:
-        notes += made.by_tensors(ops, accesses(execution_trace))
+    if tensors is not None:
+        notes += made.by_tensors(ops, tensors)
     else:
         sizes = [made.input_bytes.get(k, 0) for k in range(len(made.events))]
         notes.append(chain(made.events, sizes))
     return recording(made.events, name, notes)
+
+
+def _one_step(rows: list[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """The rows of one step where the profiler marked several: the one with most ops, the last of equals."""
+    marks = [
+        row for row in rows if row.get("cat") == "user_annotation" and str(row.get("name")).startswith("ProfilerStep#")
+    ]
+    if len(marks) < 2:
+        return rows, []
+    steps = []
+    for mark in sorted(marks, key=_times):
+        start, end = _times(mark)
+        host = [row for row in rows if row.get("cat") in ("cpu_op", *_RUNTIME) and start <= _times(row)[0] < end]
+        steps.append((len(host), start, str(mark["name"]), host))
+    _, _, name, host = max(steps, key=lambda step: step[:2])
+    launched = {_correlation(row) for row in host if row.get("cat") in _RUNTIME} - {None}
+    kernels = [row for row in rows if row.get("cat") in _KERNELS and _correlation(row) in launched]
+    return host + kernels, [f"the trace holds {len(marks)} steps, of which {name} is read"]
+
+
+def _correlation(row: Mapping[str, Any]) -> int | str | None:
+    """What a launch and its kernel have in common."""
+    said = row.get("args")
+    found = said.get("correlation") if isinstance(said, Mapping) else None
+    return found if isinstance(found, (int, str)) else None
 
 
 class _Made:
@@ -127,7 +152,7 @@ class _Made:
     def kernel(self, row: Mapping[str, Any], start: float, end: float) -> None:
         """An event on a stream, after the part of the op that launched it."""
         said = row.get("args") if isinstance(row.get("args"), Mapping) else {}
-        device, stream, correlation = (said.get(key) for key in ("device", "stream", "correlation"))  # type: ignore[union-attr]
+        device, stream, correlation = said.get("device"), said.get("stream"), _correlation(row)  # type: ignore[union-attr]
         k = self._add(
             Event(
                 str(row.get("name")),
@@ -139,7 +164,7 @@ class _Made:
                 fixed=True,
             )
         )
-        if not isinstance(correlation, (int, str)) or correlation not in self.launched:
+        if correlation is None or correlation not in self.launched:
             return
         launch, op = self.launched[correlation]
         event = self.events[launch]
@@ -246,10 +271,8 @@ def _cut(ops: list[_Op], runtime: list[Mapping[str, Any]], on_device: bool) -> N
     alone = []
     for row in sorted(runtime, key=lambda r: _times(r)[0]):
         start, end = _times(row)
-        said = row.get("args") if isinstance(row.get("args"), Mapping) else {}
         waits = "Synchronize" in str(row.get("name"))
-        correlation = said.get("correlation")  # type: ignore[union-attr]
-        cut = _Cut(start, end, correlation if isinstance(correlation, (int, str)) else None, waits)
+        cut = _Cut(start, end, _correlation(row), waits)
         thread = f"cpu/thread {row.get('tid')!s:.40}"
         home = _holding(by_thread.get(thread, []), start)
         if home is None:

@@ -10,7 +10,7 @@ from ....errors import FormatError, InvalidInput
 from ...opgraph import OpGraph
 from ..reading import PathLike, located, name_of, parse, read, stem, text_of
 from .chakra import graph_of_ranks, looks_like_chakra, nodes_of, nodes_of_json
-from .execution_trace import looks_like_execution_trace
+from .execution_trace import Access, accesses, looks_like_execution_trace
 from .kineto import graph_from_kineto, looks_like_kineto
 from .recording import Recording
 from .run_metadata import graph_from_run_metadata
@@ -58,32 +58,47 @@ def load_trace(path: PathLike | Sequence[PathLike], *, execution_trace: PathLike
         made: Recording = located(paths[0], lambda: graph_of_ranks(ranks, stem(paths[0])))
         return made
     one = paths[0]
-    data, more = (
-        read(one),
-        None if execution_trace is None else located(execution_trace, lambda: parse(read(execution_trace))),
-    )
-    reader = trace_reader(one, data, more)
+    data = read(one)
+    tensors = None if execution_trace is None else _tensors_of(execution_trace)
+    reader = trace_reader(one, data, tensors)
     if reader is None:
         raise FormatError(f"{name_of(one)}: is no trace of a kind that is read: Kineto, Chakra, RunMetadata or XPlane")
-    if execution_trace is not None and not looks_like_execution_trace(more):
-        raise FormatError(f"{name_of(execution_trace)}: not an execution trace: it has no fields schema and nodes")
+    if tensors is not None and not _is_kineto(name_of(one).removesuffix(".gz"), _beginning(data)):
+        raise InvalidInput(f"{name_of(one)}: is no Kineto trace, which execution_trace goes with")
     found: Recording = located(one, reader)
     return found
 
 
-def trace_reader(path: PathLike, data: bytes, execution_trace: Any = None) -> Callable[[], Recording] | None:
+def _tensors_of(path: PathLike) -> dict[int, Access]:
+    """What the ops of an execution trace read and wrote."""
+    data = read(path)
+    found: dict[int, Access] = located(path, lambda: accesses(parse(data)))
+    return found
+
+
+def trace_reader(
+    path: PathLike, data: bytes, tensors: dict[int, Access] | None = None
+) -> Callable[[], Recording] | None:
     """What reads the file, by its name where it is binary and by its content where it is text; None for no trace."""
     name, title = name_of(path).removesuffix(".gz"), stem(path)
     if name.endswith(".xplane.pb"):
         return lambda: graph_from_xplane(data, title)
     if name.endswith((".pb", ".pbtxt")):
         return lambda: graph_from_run_metadata(data, title, text=name.endswith(".pbtxt"))
-    beginning = data[:PEEK].decode("utf-8", "replace")
-    if name.endswith(".et") or looks_like_chakra(beginning):
+    if name.endswith(".et") or looks_like_chakra(_beginning(data)):
         return lambda: graph_of_ranks([_chakra_nodes(path, data)], title)
-    if '"traceEvents"' in beginning or ('"schema"' in beginning[:1000] and '"chakra' not in name):
-        return lambda: _of_json(data, execution_trace, title)
-    return None
+    return (lambda: _of_json(data, tensors, title)) if _is_kineto(name, _beginning(data)) else None
+
+
+def _beginning(data: bytes) -> str:
+    return data[:PEEK].decode("utf-8", "replace")
+
+
+def _is_kineto(name: str, beginning: str) -> bool:
+    """Whether this is a Kineto trace, or the execution trace that somebody gives in its place."""
+    if name.endswith((".pb", ".pbtxt", ".et")) or looks_like_chakra(beginning):
+        return False
+    return '"traceEvents"' in beginning or ('"schema"' in beginning[:1000] and '"chakra' not in name)
 
 
 def _chakra_nodes(path: PathLike, data: bytes) -> Any:
@@ -91,10 +106,10 @@ def _chakra_nodes(path: PathLike, data: bytes) -> Any:
     return nodes_of_json(text_of(data)) if text else nodes_of(data)
 
 
-def _of_json(data: bytes, execution_trace: Any, title: str) -> Recording:
+def _of_json(data: bytes, tensors: dict[int, Access] | None, title: str) -> Recording:
     document = parse(data)
     if looks_like_kineto(document):
-        return graph_from_kineto(document, execution_trace, title)
+        return graph_from_kineto(document, tensors, title)
     if looks_like_execution_trace(document):
         raise FormatError(
             "an execution trace has no times; give the Kineto trace of the run, and this one as execution_trace"
