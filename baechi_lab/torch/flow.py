@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from .records import Value
-from .runtime.storage import storage_key, tensor_bytes
+from .runtime.storage import offset_bytes, storage_key, tensor_bytes
 
 
 class Flow:
@@ -47,7 +47,10 @@ class Flow:
         dtype = str(tensor.dtype).removeprefix("torch.")
         storage = self.storages.setdefault(storage_key(tensor), len(self.storages))
         self.values.append(
-            Value(producer, tensor_bytes(tensor), dtype, tuple(tensor.shape), tensor.requires_grad, position, storage)
+            Value(
+                producer, tensor_bytes(tensor), dtype, tuple(tensor.shape), tensor.requires_grad, position, storage,
+                offset_bytes(tensor),
+            )
         )
         self.known[id(tensor)] = (tensor, len(self.values) - 1)
         return len(self.values) - 1

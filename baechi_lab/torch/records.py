@@ -20,6 +20,8 @@ class Value:
     """Which output of the call it is; -1 for a view that was made between layers."""
     storage: int
     """Values that share memory have the same number."""
+    offset: int = 0
+    """Bytes of that memory before it."""
 
 
 @dataclass(frozen=True)

@@ -206,11 +206,10 @@ def _forward_tensors(
     for ops in readers.values():
         ops.update([halves[op] for op in ops if op in halves])
     passed_on = {v.storage for k, v in enumerate(trace.values) if readers.get(k)}
-    same: dict[tuple[int, int, int], int] = {}  # views of one size of one tensor are one tensor
+    same = _same(trace)
     for k, value in enumerate(trace.values):
         if readers.get(k) or (value.position >= 0 and value.storage not in passed_on):
-            first = same.setdefault((value.producer, value.storage, value.size_bytes), k)
-            table.add(value.producer, f"value:{first}", value.size_bytes, readers.get(k, set()))
+            table.add(value.producer, f"value:{same[k]}", value.size_bytes, readers.get(k, set()))
     for i, call in enumerate(trace.calls):
         if i in backward and profile.memory[i].saved_bytes:
             table.add(i, "saved", profile.memory[i].saved_bytes, _both(i, backward, weights))
@@ -221,6 +220,27 @@ def _forward_tensors(
     ends = [op for o in trace.results for op in _both(o, backward, weights)]
     for i in trace.results:
         table.add(i, "control", CONTROL_BYTES, ends)
+
+
+def _same(trace: Trace) -> list[int]:
+    """Value -> the first value that is the same tensor: views of one size of one tensor.
+
+    Those that begin at different places are tensors of their own (queries, keys and values of one product), unless they
+    are more than the whole, as windows that overlap are.
+    """
+    whole: dict[tuple[int, int], int] = {}
+    places: dict[tuple[int, int, int], set[int]] = {}
+    for value in trace.values:
+        made = (value.producer, value.storage)
+        whole[made] = max(whole.get(made, 0), value.size_bytes)
+        places.setdefault((*made, value.size_bytes), set()).add(value.offset)
+    first: dict[tuple[int, int, int, int], int] = {}
+    found = []
+    for k, value in enumerate(trace.values):
+        key = (value.producer, value.storage, value.size_bytes)
+        apart = len(places[key]) * value.size_bytes <= whole[key[:2]]
+        found.append(first.setdefault((*key, value.offset if apart else 0), k))
+    return found
 
 
 def _loss_names(names: list[str], loss: dict[int, int]) -> list[str]:
@@ -234,14 +254,11 @@ def _loss_tensors(
     table: TensorTable, profile: LayerProfile, op: int, back: int, backward: dict[int, int], weights: dict[int, int]
 ) -> None:
     trace, memory = profile.trace, profile.loss.memory  # type: ignore[union-attr]
-    same: dict[tuple[int, int, int], int] = {}
-    for k, value in enumerate(trace.values):
-        same.setdefault((value.producer, value.storage, value.size_bytes), k)
+    same = _same(trace)
     for k, position in trace.returned.items():
         value = trace.values[k]
-        first = same[value.producer, value.storage, value.size_bytes]
         kept = position in memory.saves_inputs
-        table.add(value.producer, f"value:{first}", value.size_bytes, [op, back] if kept else [op])
+        table.add(value.producer, f"value:{same[k]}", value.size_bytes, [op, back] if kept else [op])
         if position in profile.loss.outputs and value.producer in backward:  # type: ignore[union-attr]
             table.add(back, f"gradient:{k}", value.size_bytes, _both(value.producer, backward, weights))
     if memory.saved_bytes:
@@ -320,9 +337,11 @@ def _readers(profile: LayerProfile, backward: dict[int, int]) -> dict[int, set[i
     readers: dict[int, set[int]] = {}
     for i, call in enumerate(trace.calls):
         memory = profile.memory[i]
+        # What is saved holds all of its memory, and other views of it that the call reads are saved as well.
+        saved = {trace.values[k].storage for k in call.reads if call.read_at.get(k) in memory.saves_inputs}
         for k in call.reads:
             readers.setdefault(k, set()).add(i)
-            if i in backward and call.read_at.get(k) in memory.saves_inputs:
+            if i in backward and trace.values[k].storage in saved:
                 readers[k].add(backward[i])
         if i in backward and memory.saves_outputs:
             for k in made.get(i, ()):

@@ -45,6 +45,15 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
     return sum(t.nbytes for t in _parts(tensor))
 
 
+def offset_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's memory that lie before it; 0 for a sparse or a nested one.
+
+    >>> offset_bytes(torch.ones(4)[1:])
+    4
+    """
+    return tensor.storage_offset() * tensor.element_size() if tensor.layout == torch.strided else 0
+
+
 def only_views(outputs: Any, taken: Any) -> bool:
     """Whether every tensor in `outputs`, of which there is one at least, shares its data with one in `taken`."""
     old = {storage_key(t) for t in tensors(taken)}
