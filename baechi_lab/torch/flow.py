@@ -48,7 +48,13 @@ class Flow:
         storage = self.storages.setdefault(storage_key(tensor), len(self.storages))
         self.values.append(
             Value(
-                producer, tensor_bytes(tensor), dtype, tuple(tensor.shape), tensor.requires_grad, position, storage,
+                producer,
+                tensor_bytes(tensor),
+                dtype,
+                tuple(tensor.shape),
+                tensor.requires_grad,
+                position,
+                storage,
                 offset_bytes(tensor),
             )
         )

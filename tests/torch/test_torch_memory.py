@@ -75,6 +75,26 @@ def test_the_graph_of_a_step_has_loss_batch_and_gradients():
     assert estimated.names == graph.names and estimated.persistent_bytes.tolist() == graph.persistent_bytes.tolist()
 
 
+class Cut(nn.Module):
+    """Three thirds of one product, multiplied: all of it is saved, and no third more than once."""
+
+    def __init__(self):
+        super().__init__()
+        self.product = nn.Linear(64, 192, bias=False)
+
+    def forward(self, x):
+        a, b, c = self.product(x).chunk(3, dim=-1)
+        return torch.nn.functional.scaled_dot_product_attention(a[None], b[None], c[None])
+
+
+def test_bug_thirds_of_one_tensor_counted_as_one():
+    """32 x 192 x 4 bytes in three tensors, all read again by the backward op: 3 x 8192."""
+    graph = bl.torch.profile(TorchStep("cut", Cut, (torch.ones(32, 64),)), warmup=1, runs=1)
+    op, back = graph.index["product"], graph.index["scaled_dot_product_attention/backward"]
+    held = [int(graph.tensor_bytes[t]) for t in graph.outputs(op) if back in graph.tensor_consumers(t)]
+    assert held == [32 * 64 * 4] * 3
+
+
 def test_a_loss_that_the_model_returns_is_no_op_of_its_own():
     class Own(nn.Module):
         def __init__(self):

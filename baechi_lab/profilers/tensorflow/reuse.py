@@ -2,7 +2,7 @@
 
 Views hand their input on, and `ReadVariableOp` the variable itself. Most elementwise kernels write over an input to which
 nobody else holds a reference (`forward_input_or_allocate_output` in their source). Kernels that do neither, and types that
-are not known here, allocate.
+are not known here, allocate. Cross entropy writes its gradient over the logits.
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ IN_PLACE = frozenset(
         "Sign",
         "Sin",
         "Sinh",
+        "SparseSoftmaxCrossEntropyWithLogits",
         "Softmax",
+        "SoftmaxCrossEntropyWithLogits",
         "Softplus",
         "SoftplusGrad",
         "Softsign",
