@@ -332,9 +332,13 @@ def test_the_search_finds_the_best_of_all_sequences(seed):
         assert runs.peak <= budget and runs.work_us == pytest.approx(best)
 
 
-@pytest.mark.parametrize("kind", ["small", "layered"])
-def test_budgets_down_to_the_least(kind):
+@pytest.mark.parametrize("kind", ["small", "layered", "few plans read"])
+def test_budgets_down_to_the_least(kind, monkeypatch):
     """A smaller budget is never faster, every budget is kept when simulated, and below the least there is nothing."""
+    if kind == "few plans read":  # as in large graphs
+        monkeypatch.setattr(checkpoint_budget, "MANY_OPS", 10)
+        monkeypatch.setattr(checkpoint_budget, "MOST_LEVELS", 4)
+        checkpoint_budget.plans_of.cache_clear()
     forward = bl.generators.random_dag(5, seed=3) if kind == "small" else bl.generators.layered_dag(24, seed=3)
     graph = bl.generators.with_backward(forward)
     with pytest.raises(bl.InfeasiblePlacement, match="budget is 1;") as error:
@@ -348,6 +352,9 @@ def test_budgets_down_to_the_least(kind):
         before = timeline.makespan_us
     with pytest.raises(bl.InfeasiblePlacement):
         bl.recompute(graph, budget=least - 1)
+    if kind == "small":  # the least is proven: no plan needs less
+        assert Plans(graph).lower_bound == least and f"one device needs at least {least} bytes" in str(error.value)
+    checkpoint_budget.plans_of.cache_clear()
 
 
 def test_many_ops_are_grouped(monkeypatch):

@@ -140,6 +140,25 @@ def test_no_proof_where_outputs_lie_in_others():
     assert "no proof: every" not in str(plain.value)
 
 
+@pytest.mark.parametrize("placer", ["m-sct", "post-adjusted", "ideals"])
+def test_two_chains_that_fit_only_because_they_write_over_their_outputs(placer):
+    """Two chains of three ops of 5 us; the second op of each writes its 30 bytes over the 30 that it reads.
+
+    A chain holds 30 bytes on a device, and placers count 60 while its second op runs. Two devices of 30 bytes hold a chain
+    each: 15 us. No device of 29 holds an output.
+    """
+    edges = [(0, 1, 30), (1, 2, 30), (3, 4, 30), (4, 5, 30)]
+    graph = bl.OpGraph.from_edges([5] * 6, edges, reuse=[0, 1, 0] * 2)
+    cluster = bl.Cluster.uniform(2, memory_bytes=30, link=bl.Link(1.0, 0.0))
+    placed = bl.place(graph, cluster, placer)
+    timeline = bl.simulate(graph, cluster, placed)
+    assert bl.check(graph, cluster, placed, timeline) == ()
+    assert timeline.peak_bytes.tolist() == [30, 30] and timeline.makespan_us == 15
+    assert len(set(placed.device[:3].tolist())) == len(set(placed.device[3:].tolist())) == 1
+    with pytest.raises(bl.InfeasiblePlacement, match="no proof"):
+        bl.place(graph, cluster.with_memory(29), placer)
+
+
 def sharing_case(seed):
     """A small random graph whose outputs lie in others, on two devices that are nearly full under the best placement."""
     rng = np.random.default_rng(seed)
