@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import runpy
 import shutil
 import signal
 import subprocess
@@ -91,6 +92,15 @@ def test_script_of_a_recomputed_graph_trains_the_same(step, tmp_path):
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
     np.testing.assert_allclose(losses, step.info["losses"], rtol=1e-6)
     assert f"{tanh}/again".encode() in (folder / "placed_graph.pb").read_bytes()
+
+
+def test_bug_options_of_workers_where_the_export_has_none(folder, monkeypatch, capsys):
+    """They ended in a traceback: worker.py and tunnel.py are written for clusters alone."""
+    for options in (["--worker", "127.0.0.1:0"], ["--secret", "x.pem"]):
+        monkeypatch.setattr(sys, "argv", ["train.py", *options])
+        with pytest.raises(SystemExit, match="2"):
+            runpy.run_path(str(folder / "train.py"), run_name="__main__")
+        assert "without workers" in capsys.readouterr().err
 
 
 def test_script_is_short_and_imports_only_tensorflow_and_numpy(folder):

@@ -110,12 +110,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100, help="training steps to run")
     parser.add_argument("--worker", metavar="HOST:PORT", help="serve as a worker of the cluster instead of training")
-    parser.add_argument(
-        "--secret", metavar="FILE", help="the file that all machines of the cluster have (see README.md)"
-    )
+    parser.add_argument("--secret", metavar="FILE", help="the file that all machines of the cluster have (README.md)")
     parser.add_argument("--trusted-network", action="store_true", help="let everyone on the network run code as you")
     given = parser.parse_args()
     plan = json.loads((HERE / "placement.json").read_text())
+    if not plan["workers"] and (given.worker or given.secret or given.trusted_network):
+        parser.error(
+            "this step was exported for the devices of one machine, without workers; run it with --steps alone"
+        )
     if given.secret:
         from tunnel import go_through
 
