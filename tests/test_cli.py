@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -316,7 +321,7 @@ def test_lab_copies_the_notebook_once_and_opens_it(call, tmp_path, monkeypatch):
     monkeypatch.setattr(lab.importlib.util, "find_spec", lambda name: name)
     assert call("lab")[0] == 0
     notebook = tmp_path / "notebooks" / "00_quickstart.ipynb"
-    assert opened[0][-1] == str(notebook)
+    assert f"--ServerApp.root_dir={tmp_path}" in opened[0]
     source = "".join("".join(cell["source"]) for cell in json.loads(notebook.read_text())["cells"])
     read = re.findall(r'load_graph\("(.+?)"\)', source)  # copied with it, where the notebook looks for it
     assert read and all((notebook.parent / path).is_file() for path in read)
@@ -326,6 +331,45 @@ def test_lab_copies_the_notebook_once_and_opens_it(call, tmp_path, monkeypatch):
     assert opened[1][-1] == "--no-browser"
     monkeypatch.setattr(lab.importlib.util, "find_spec", lambda name: None)
     check_refused(call("lab"), "pip install 'baechi-lab[lab]'")
+
+
+def fetched(address: str) -> str:
+    """What a server answers that is just starting to listen."""
+    until = time.monotonic() + 20
+    while True:
+        try:
+            with urllib.request.urlopen(address) as answer:
+                return answer.read().decode()
+        except urllib.error.URLError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.subprocess
+@pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGTERM])
+def test_lab_prints_an_address_that_opens_the_notebook_and_ends_when_told(way, tmp_path):
+    """The address is the notebook's, with its token; one signal ends JupyterLab, where nobody can confirm it as well."""
+    pytest.importorskip("jupyterlab")
+    (tmp_path / "home").mkdir()
+    apart = {"HOME": str(tmp_path / "home"), "JUPYTER_CONFIG_DIR": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "baechi_lab", "lab", "--", "--no-browser", "--allow-root", "--ServerApp.port=0"]
+    environment = {**{k: v for k, v in os.environ.items() if not k.startswith("JUPYTER")}, **apart}
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    lab = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdin=nothing, stdout=nothing, stderr=pipe, text=True
+    )
+    try:
+        pattern = r"http://(?:localhost|127.0.0.1):\d+/lab/tree/notebooks/00_quickstart\.ipynb\?token=\w+"
+        address = next(found[0] for line in lab.stderr if (found := re.search(pattern, line)))
+        contents = address.replace("/lab/tree/", "/api/contents/")
+        assert json.loads(fetched(contents))["name"] == "00_quickstart.ipynb" and "jupyter" in fetched(address)
+        lab.send_signal(way)
+        assert lab.wait(30) in (0, -way)
+    finally:
+        lab.kill()
+        lab.communicate()
 
 
 # -- sweep ---------------------------------------------------------------------------------------------------

@@ -21,6 +21,9 @@ from . import output
 NOTEBOOK = "notebooks/00_quickstart.ipynb"
 FILES = (NOTEBOOK, "data/gnmt-length40-batch128.json.gz")
 """The notebook, and what it reads; the installed package holds both."""
+OPTIONS = (f"--LabApp.default_url=/lab/tree/{NOTEBOOK}", "--ServerApp.answer_yes=True")
+"""The address that JupyterLab prints and opens is the notebook's, not that of its start page, and one Ctrl+C ends it: where
+nobody can answer whether it shall, it would go on."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in FILES:
         if not (Path.cwd() / name).exists():
             _copy(name, Path.cwd())
-    return _become(isolated("jupyterlab", str(Path.cwd() / NOTEBOOK), *arguments.options))
+    return _become(isolated("jupyterlab", *OPTIONS, f"--ServerApp.root_dir={Path.cwd()}", *arguments.options))
 
 
 def _become(command: list[str]) -> int:
