@@ -46,8 +46,12 @@ def format_bytes(value: float) -> str:
 
 
 def format_us(value: float) -> str:
-    """`1234.5` -> `1.23 ms`."""
-    for factor, unit in ((1e6, "s"), (1e3, "ms")):
-        if abs(value) >= factor:
+    """Microseconds in the unit that suits them: `1234.5` -> `1.23 ms`.
+
+    >>> [format_us(value) for value in (2.5e6, 12.0, 0.25, 0.004, 0.0)]
+    ['2.50 s', '12.00 us', '0.25 us', '4.00 ns', '0 us']
+    """
+    for least, factor, unit in ((1e6, 1e6, "s"), (1e3, 1e3, "ms"), (0.1, 1.0, "us"), (1e-5, 1e-3, "ns")):
+        if abs(value) >= least:
             return f"{value / factor:.2f} {unit}"
-    return f"{value:.2f} us"
+    return "0 us" if value == value else "unknown"

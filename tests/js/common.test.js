@@ -20,6 +20,7 @@ test("texts are lines, and no bytes are no texts", () => {
 
 test("times and bytes have the unit that keeps them short", () => {
   assert.deepEqual([999, 1000, 2.5e6, -1500].map(formatTime), ["999.00 us", "1.00 ms", "2.50 s", "-1.50 ms"]);
+  assert.deepEqual([0, 0.25, 0.004, 1e-9].map(formatTime), ["0 us", "0.25 us", "4.00 ns", "0 us"]);
   assert.equal(formatTime(NaN), "?");
   assert.deepEqual([0, 999, 1000, 5e15].map(formatBytes), ["0 B", "999 B", "1.00 kB", "5000.00 TB"]);
 });
