@@ -38,6 +38,7 @@ class CriticalPath(Placer):
     """The critical path whole on the fastest device, the rest by balanced work (paper C).
 
     `paths`: how many equally long critical paths get a device of their own (None: as many as there are devices).
+    `communication`: transfers count in the length of a path, too.
     """
 
     name = "critical-path"

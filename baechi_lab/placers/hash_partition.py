@@ -29,7 +29,12 @@ CAPACITIES = ("memory", "speed")
 
 @dataclass(frozen=True)
 class Hash(Placer):
-    """A random device per group, odds by memory (or speed): blind to the graph (paper C's baseline)."""
+    """A random device per group, odds by memory (or speed): blind to the graph (paper C's baseline).
+
+    Args:
+        seed: of the random choices.
+        capacity: what makes a device likelier: "memory" or "speed".
+    """
 
     name = "hash"
     seed: int = 0

@@ -108,6 +108,11 @@ class Hierarchical(TrainingParameters, Placer):
             it the Placer puts all groups on one GPU within about 100 updates, and the Grouper has nothing left to learn.
         grouper_start: "uniform", the paper's: every update samples another grouping at first, so the Placer sees other
             groups each time; or the "metis" or "scopes" grouping, in which each op starts with `start_probability`.
+        vocabulary: so many of the most common op types are told apart.
+        outputs: so many outputs of an op are looked at.
+        neighbours: so many edges of an op are looked at, in and out.
+        reward_steps: steps of a measured reward, whose median counts.
+        reward_warmup: steps before them that are run and not counted.
 
     The paper's values are the defaults; `SIMULATED` holds others that learn from simulated rewards. With them and 16 samples
     per update, learned groupings beat random ones on GNMT (`planner.experiment --groupings`, notebook 40): from either start

@@ -23,7 +23,14 @@ from .sct_program.favourites import Favourites, check_threshold, favourites
 
 @dataclass(frozen=True)
 class MSCT(Placer):
-    """Small Communication Times under memory limits (paper B): like m-ETF, but favourite children follow their parent."""
+    """Small Communication Times under memory limits (paper B): like m-ETF, but favourite children follow their parent.
+
+    Args:
+        threshold: up to which share of a transfer the linear program's answer makes a reader the favourite child.
+        solver: of the linear program: "highs", or what cvxpy knows, such as "CLARABEL".
+        reservation: keep room for the largest temporary and output of a colocation group too, until it has run.
+        explain: keep a log of all decisions in `info["decisions"]`.
+    """
 
     name = "m-sct"
     threshold: float = 0.1

@@ -22,7 +22,12 @@ from .problem import groups_of
 
 @dataclass(frozen=True)
 class Random(Placer):
-    """A random allowed device for every colocation group (`seed=`), drawn again where memory does not suffice."""
+    """A random allowed device for every colocation group (`seed=`), drawn again where memory does not suffice.
+
+    Args:
+        seed: of the random choices.
+        attempts: how often it is drawn before devices that are too full are mended.
+    """
 
     name: ClassVar[str] = "random"
     seed: int = 0

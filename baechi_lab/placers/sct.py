@@ -19,7 +19,13 @@ from .sct_program.favourites import check_threshold
 
 @dataclass(frozen=True)
 class SCT(Placer):
-    """Classical Small Communication Times, blind to memory (for teaching; `m-sct` is the one to use)."""
+    """Classical Small Communication Times, blind to memory (for teaching; `m-sct` is the one to use).
+
+    Args:
+        threshold: up to which share of a transfer the linear program's answer makes a reader the favourite child.
+        solver: of the linear program: "highs", or what cvxpy knows, such as "CLARABEL".
+        explain: keep a log of all decisions in `info["decisions"]`.
+    """
 
     name = "sct"
     uses_memory = False

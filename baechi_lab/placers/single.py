@@ -20,7 +20,11 @@ from .problem import groups_of
 
 @dataclass(frozen=True)
 class Single(Placer):
-    """Everything on the one device that runs it fastest (`device=` names another)."""
+    """Everything on the one device that runs it fastest (`device=` names another).
+
+    Args:
+        device: its name or number; empty for the one that takes the least time.
+    """
 
     name = "single"
     device: str | int | None = None

@@ -8,7 +8,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TrainingParameters:
-    """The parameters of the planner that its networks and their training read; the paper's values are the defaults."""
+    """The parameters of the planner that its networks and their training read; the paper's values are the defaults.
+
+    Args:
+        groups: at most so many groups of ops.
+        grouper_hidden: units of the layer that sorts ops into groups.
+        placer_hidden: units of the recurrent layers that place groups.
+        type_embedding: numbers that stand for an op's type.
+        temperature: divides the scores of devices: the larger, the more evenly they are chosen.
+        tanh_constant: bounds the scores of devices.
+        gradient_norm: gradients are cut to this length.
+        group_samples: groupings that an update samples.
+        placement_samples: placements that an update samples for each grouping.
+        start_probability: of the group in which an op starts (`grouper_start`).
+        noise_updates: so many updates at first explore with noise, and learn from placements that do not fit.
+        noise_amplitude: how strong that noise is.
+        baseline_decay: how slowly the moving average of rewards follows.
+        invalid_reward: what a placement that does not fit is worth.
+        seed: of the random choices.
+    """
 
     grouping: str | Sequence[int] = "learned"
     groups: int = 256  # H, section 3, "Architecture": best of 64 to 1024
