@@ -37,8 +37,9 @@ def render(path: Path) -> None:
 
 
 def of_widget(out: nbformat.NotebookNode) -> bool:
-    """A live widget, whose kernel is gone once the notebook is stored; the workbench's picture is the next output."""
-    return "application/vnd.jupyter.widget-view+json" in out.get("data", {})
+    """A live widget, whose kernel is gone once the notebook is stored, or what hides it then; its picture is between them."""
+    data = out.get("data", {})
+    return "application/vnd.jupyter.widget-view+json" in data or "bl-stray" in "".join(data.get("text/html", ""))
 
 
 def picture(out: nbformat.NotebookNode) -> nbformat.NotebookNode:

@@ -6,27 +6,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..graph.costs import hosts_beside
 from ..graph.units import format_bytes, format_us
-from ..viz.colors import LIMIT, device_colors
+from ..viz.colors import SERIES, device_colors
 from ..viz.layout import BYTES, UNITS, scale
-from .views.chart_view import bars, curves, rule, series
+from .views.chart_view import bars, curves, limit, points, rule, series
 
 if TYPE_CHECKING:
     import pandas
 
+    from ..fitting.record import Fit
     from .running import LiveRun
 
-MEASURED = "#C2B280"
-"""Measured bars beside simulated ones: a sand that is no device's colour."""
-CURVES = ("#4477AA", "#EE6677", "#228833", "#AA3377", "#66CCEE", "#CCBB44")
-"""Curves that belong to no device: Paul Tol's bright scheme (SRON/EPS/TN/09-002)."""
+CURVES = tuple(f"var(--bl-series-{k})" for k in range(len(SERIES)))
+"""What is no device: `viz.colors.SERIES`, by the names of `views/common.css`, which has them for light and dark pages."""
+SIMULATED, MEASURED = CURVES[0], CURVES[5]
+LIMIT, FAINT = "var(--bl-danger)", "var(--bl-faint)"
 
 
 def times_chart(table: pandas.DataFrame) -> Any:
     """Step time by placer: simulated (hollow where it does not fit), measured beside it, the lower bound as a line."""
     factor, unit = scale(_largest(table["makespan_us"], table["measured_us"]), UNITS)
     hollow = [not ok for ok in table["feasible"].astype(bool)]
-    parts = [series(table["makespan_us"] / factor, "simulated", hollow=hollow, tips=_tips(table, "makespan_us"))]
+    parts = [
+        series(table["makespan_us"] / factor, "simulated", SIMULATED, hollow=hollow, tips=_tips(table, "makespan_us"))
+    ]
     if table["measured_us"].notna().any():
         tips = _tips(table, "measured_us")
         parts.append(series(table["measured_us"].astype(float) / factor, "measured", MEASURED, tips=tips))
@@ -56,9 +60,7 @@ def peaks_chart(table: pandas.DataFrame, device_names: tuple[str, ...], limits: 
         for d, (name, color) in enumerate(zip(device_names, device_colors(device_names), strict=True))
     ]
     shown = [x for x in sorted({int(x) for x in limits}) if x <= 3 * largest]
-    return bars(
-        known["placer"], f"peak memory ({unit})", parts, [rule(x / factor, "memory of a device", LIMIT) for x in shown]
-    )
+    return bars(known["placer"], f"peak memory ({unit})", parts, [rule(x / factor, "limit", LIMIT) for x in shown])
 
 
 def run_chart(live: LiveRun) -> Any:
@@ -68,13 +70,14 @@ def run_chart(live: LiveRun) -> Any:
     count = len(times)
     tips = [f"step {k + 1}: {format_us(float(us))}" for k, us in enumerate(times)]
     promised = f"simulated for {live.costs}" if live.costs else "simulated"
-    rules = [rule(live.simulated_seconds * 1e6 / factor, promised, CURVES[1])]
+    rules = [rule(live.simulated_seconds * 1e6 / factor, promised, SIMULATED)]
     if count:
         low, high = (bound * 1e6 / factor for bound in live.interval())
         median = live.median * 1e6 / factor
-        rules += [rule(low, to=high, color=CURVES[0]), rule(median, "median", CURVES[0], dash=False)]
-    part = series(times / factor, "measured", CURVES[0], np.arange(1, count + 1), tips=tips)
-    return curves("step", f"step time ({unit})", [part], rules)
+        rules += [rule(low, to=high, color=MEASURED), rule(median, "median", MEASURED, dash=False)]
+    part = series(times / factor, "measured", MEASURED, np.arange(1, count + 1), tips=tips)
+    marks: dict[str, Any] = {"ticks": list(range(1, count + 1))} if count <= 12 else {}
+    return curves("step", f"step time ({unit})", [part], rules, **marks)
 
 
 def progress_chart(points: list[tuple[float, float]], limit_seconds: float | None) -> Any:
@@ -87,6 +90,30 @@ def progress_chart(points: list[tuple[float, float]], limit_seconds: float | Non
     )  # fmt: skip
     ends: dict[str, Any] = {"from": 0.0} | ({} if limit_seconds is None else {"to": float(limit_seconds)})
     return curves("seconds", f"step ({unit})", [part], steps=True, **ends)
+
+
+def ways_chart(answer: Fit) -> Any:
+    """The ways of `bl.fit` as in `viz.ways`: a point each, whose id is its position in `answer.ways`."""
+    from ..fitting.record import fullest
+
+    tried = [k for k, way in enumerate(answer.ways) if way.timeline is not None]
+    room = int(answer.cluster.memory_bytes[~hosts_beside(answer.cluster)].min())
+    size, bytes_unit = scale(float(max([*(fullest(answer.ways[k]) for k in tried), room])), BYTES)
+    factor, unit = scale(max((answer.ways[k].time_per_sample_us for k in tried), default=1.0), UNITS)
+
+    def made(ways: Any, name: str, color: str, **more: Any) -> Any:
+        y, x = [w.time_per_sample_us / factor for w in ways], [fullest(w) / size for w in ways]
+        return series(y, name, color, x, [not w.fits for w in ways], **more)
+
+    parts = [made(answer.pareto(), "", FAINT, dash=True)]
+    for k, kind in enumerate(dict.fromkeys(answer.ways[k].way for k in tried)):
+        ids = [n for n in tried if answer.ways[n].way == kind]
+        ways = [answer.ways[n] for n in ids]
+        tips = [f"{w.choice}: {format_us(w.step_us)}, {format_bytes(fullest(w))} on the fullest device" for w in ways]
+        parts.append(made(ways, kind, CURVES[k % len(CURVES)], ids=ids, tips=tips))
+    per = "sample" if any(answer.ways[k].batch_size for k in tried) else "step"
+    rules = [limit(room / size, "memory of a device", LIMIT)]
+    return points(f"peak of the fullest device ({bytes_unit})", f"time per {per} ({unit})", parts, rules)
 
 
 MEASURES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InvalidInput
@@ -10,10 +11,14 @@ from ..graph import Cluster, Device, Link
 from ..placers.registry import told_pipeline
 from .setting import GIVEN, Setting
 
+Built = tuple[str, Mapping[str, Any]]
+"""A benchmark model and its parameters other than the defaults."""
 
-def to_code(setting: Setting, *, given: str = "graph", export: str = "") -> str:
-    """The library code of a setting, one stage per line; `given` names the variable that holds a given graph or step.
 
+def to_code(setting: Setting, *, given: str = "graph", built: Built | None = None, export: str = "") -> str:
+    """The library code of a setting, one stage per line, which runs as it is where the library knows how to make the source.
+
+    Else a comment says what the variable `given` ("graph" or "step") must hold. `built` is what a given step was built of.
     `export` adds the line that writes the training script to that folder.
 
     >>> print(to_code(Setting(Cluster.uniform(2, memory_bytes=4), source="file:a.json")))
@@ -25,7 +30,11 @@ def to_code(setting: Setting, *, given: str = "graph", export: str = "") -> str:
     timeline = bl.simulate(graph, cluster, placed, scheduler=None)
     """
     placed, devices = "coarse" if setting.passes else "graph", "cluster" if setting.replicas == 1 else "share"
-    lines = ["import baechi_lab as bl", *_source_lines(setting, given), f"cluster = {cluster_code(setting.cluster)}"]
+    lines = [
+        "import baechi_lab as bl",
+        *_source_lines(setting, given, built),
+        f"cluster = {cluster_code(setting.cluster)}",
+    ]
     if setting.replicas > 1:
         lines.append(f"share = {cluster_code(setting.share)}")
     if setting.passes:
@@ -44,14 +53,17 @@ def to_code(setting: Setting, *, given: str = "graph", export: str = "") -> str:
     return "\n".join(lines)
 
 
-def _source_lines(setting: Setting, given: str) -> list[str]:
+def _source_lines(setting: Setting, given: str, built: Built | None) -> list[str]:
     profile = f"graph = bl.profile(step, mode={setting.profile!r}, hardware={setting.hardware!r})"
     if setting.path:
         return [f"graph = bl.load_graph({setting.path!r})"]
-    if setting.model:
+    if setting.model or (given == "step" and built is not None):
+        name, params = (setting.model, setting.model_params) if setting.model or built is None else built
         size = {} if setting.built_batch is None else {"batch_size": setting.built_batch}
-        return [f"step = bl.models.build({setting.model!r}{_keywords({**size, **setting.model_params})})", profile]
-    return [profile] if given == "step" else []
+        return [f"step = bl.models.build({name!r}{_keywords({**params, **size})})", profile]
+    if given == "step":
+        return ["# step: your training step, as bl.trace(function, *inputs) made it", profile]
+    return ["# graph: your graph, the one that bl.Workbench(graph, ...) was opened with"]
 
 
 def _keywords(values: Any) -> str:

@@ -160,8 +160,9 @@ def source(
             raise InvalidInput("no graph yet: choose a model or a stored graph, or open the workbench with one")
         return None, subject
     report(f"profiling {step.name} ({setting.profile})", 0.25)
-    estimated = setting.profile == "estimated"
-    stage = Profile(mode=setting.profile, hardware=setting.hardware if estimated else None)
+    # What is measured here is the same whatever hardware was estimated before.
+    hardware: dict[str, Any] = {"hardware": setting.hardware} if setting.profile == "estimated" else {}
+    stage = Profile(mode=setting.profile, **hardware)
     return step, memo.recall("profile", stage, step)[0]
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import ipywidgets
-import plotly.graph_objects as go
+import numpy as np
 
-from ..fitting.record import Fit
-from ..viz import gantt, ways
-from .panels.chart import Chart
+from ..fitting.record import Fit, Way
+from ..graph import OpGraph
+from ..passes.unroll import unroll
+from .charts import ways_chart
 from .panels.parts import WIDE, note, say
+from .views import TimelineView
+from .views.chart_view import ChartView
 
 
 class FitView(ipywidgets.VBox):
@@ -27,22 +30,25 @@ class FitView(ipywidgets.VBox):
     """
 
     def __init__(self, answer: Fit):
-        self.answer, self.timeline, self.words = answer, Chart(), note("Click a point for its timeline.")
-        self.points = go.FigureWidget(ways(answer))
-        for trace in self.points.data:
-            if trace.customdata is not None:
-                trace.on_click(self._clicked)
+        self.answer, self.words = answer, note("Click a point for its timeline.")
+        self.points, self.timeline = ChartView(height=300), TimelineView()
+        self.points.show(ways_chart(answer))
+        self.points.observe(lambda change: self.show(change["new"]) if change["new"] >= 0 else None, "clicked")
         self.shown: Any = None
-        super().__init__([self.points, self.words, self.timeline.widget], layout=WIDE)
-
-    def _clicked(self, trace: Any, points: Any, _: Any) -> None:
-        if points.point_inds:
-            self.show(int(trace.customdata[points.point_inds[0]]))
+        super().__init__([self.points, self.words], layout=WIDE)
+        self.add_class("bl-panel")
 
     def show(self, number: int) -> None:
         """The timeline of `answer.ways[number]`."""
         way = self.answer.ways[number]
         self.shown = way
         say(self.words, f"{way.way}, {way.choice}: {way.command or way.error}")
-        if way.timeline is not None:
-            self.timeline.show(gantt(way.timeline))
+        if way.timeline is not None and way.graph is not None:
+            self.timeline.show(_ran(way, way.graph), [way.timeline])
+            self.children = [self.points, self.words, self.timeline]
+
+
+def _ran(way: Way, graph: OpGraph) -> OpGraph:
+    """The graph whose ops the timeline has: of several micro-batches the unrolled one."""
+    told = None if way.timeline is None else way.timeline.info.get("micro_batch")
+    return graph if told is None else unroll(graph, int(np.max(told)) + 1, way.placement)

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from ..errors import InfeasiblePlacement, InvalidInput
@@ -27,12 +29,12 @@ from ..graph import Cluster, OpGraph, Step
 from ..memo import Memo
 from ..placers.registry import placer_class
 from .background import Background, Ticket
-from .codegen import from_code, to_code
+from .codegen import Built, from_code, to_code
 from .compute import Outcome, Report, compute, silent, source, time_limit
 from .guard import Guard, Problem
 from .history import History
 from .moves import move, shortest_names
-from .remedies import SINGLE_OPS, Remedy, mended, remedy_of
+from .remedies import STAGES, Remedy, mended, remedy_of
 from .setting import GIVEN, Setting
 
 DELAY = 0.25
@@ -186,8 +188,8 @@ class WorkbenchModel:
         except InfeasiblePlacement as error:
             raise mended(error, setting, self.subject, self.memo, report) from error
         except InvalidInput as error:
-            if setting.schedule and setting.passes:  # groups of ops need not form a pipeline
-                error.remedy = SINGLE_OPS  # type: ignore[attr-defined]
+            if setting.schedule and setting != setting.replace(**STAGES.changes):
+                error.remedy = STAGES  # type: ignore[attr-defined]
             raise
         return outcome, remedy_of(outcome, self.memo, report)
 
@@ -255,13 +257,29 @@ class WorkbenchModel:
         """The name that code uses for what the workbench was opened with."""
         return "step" if isinstance(self.subject, Step) else "graph"
 
+    @cached_property
+    def built(self) -> Built | None:
+        """What a given step was built of; None for one that was traced, and for a graph."""
+        info = self.subject.info if isinstance(self.subject, Step) else {}
+        if "model" not in info:
+            return None
+        from ..models.registry import make_model
+
+        usual = make_model(info["model"]).get_params()
+        return info["model"], {key: x for key, x in info["params"].items() if key not in usual or usual[key] != x}
+
     def code(self, export: str = "") -> str:
         """The setting as library code."""
-        return to_code(self.setting, given=self.given, export=export)
+        return to_code(self.setting, given=self.given, built=self.built, export=export)
 
     def load_code(self, text: str) -> None:
-        """Take over the setting that the code describes."""
-        self.enter(from_code(text))
+        """Take over the setting that the code describes; the model that the given step was built of means that step."""
+        read = from_code(text)
+        name, params = self.built or ("", {})
+        told = {key: x for key, x in params.items() if key != "batch_size"}
+        if self.setting.source == GIVEN and read.model == name and name and dict(read.model_params) == told:
+            read = replace(read, source=GIVEN, model_params={})
+        self.enter(read)
 
 
 def first_setting(subject: Step | OpGraph | None, cluster: Cluster | None, fields: dict[str, Any]) -> Setting:

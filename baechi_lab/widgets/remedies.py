@@ -29,7 +29,12 @@ class Remedy:
     changes: Mapping[str, Any]
 
 
-SINGLE_OPS = Remedy("groups of ops need not form a pipeline, single ops do", "Place single ops", {"passes": ()})
+STAGES = Remedy(
+    "contiguous places single ops in stages that follow each other",
+    "Place stages",
+    {"placer": "contiguous", "params": {}, "passes": (), "moves": ()},
+)
+"""Where a schedule needs stages, and a placement has none; groups of ops need not have any either."""
 
 
 class Mendable(InfeasiblePlacement):

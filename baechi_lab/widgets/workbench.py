@@ -103,7 +103,7 @@ class Workbench(Pictured, ipywidgets.VBox):
                 pane.add_class(mark)
         self.panes = ipywidgets.HBox(made)
         self.panes.add_class("bl-panes")
-        self.tabs = Tabs(TABS, self.panes)
+        self.tabs = Tabs(TABS, self.panes, lambda name: self.explain.attend(name == "Explain"))
         body = ipywidgets.HBox([self.setting.widget, self.panes])
         body.add_class("bl-body")
         self.fold = button("Setting", "fold the setting away, or show it", lambda: self._fold(body))

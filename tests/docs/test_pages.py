@@ -14,6 +14,7 @@ import pytest
 from fewer import slow
 
 import baechi_lab as bl
+from baechi_lab.widgets import glossary
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -82,6 +83,13 @@ def test_nothing_cites_a_page_that_is_not_there():
     for path in [*ROOT.glob("baechi_lab/**/*.py"), *ROOT.glob("tests/**/*.py")]:
         for page in re.findall(r"\bdocs/[\w-]+\.md", path.read_text(encoding="utf-8")):
             assert (ROOT / page).is_file(), path
+
+
+def test_the_glossary_is_that_of_the_workbench():
+    """Else: python -m baechi_lab.widgets.glossary > docs/glossary.md."""
+    assert (DOCS / "glossary.md").read_text(encoding="utf-8") == glossary.page()
+    assert list(glossary.GLOSSARY) == sorted(glossary.GLOSSARY, key=str.lower)
+    assert set(glossary.WORDS.values()) <= set(glossary.GLOSSARY)
 
 
 @pytest.mark.parametrize("tool", ["docstrings", "notebooks"])

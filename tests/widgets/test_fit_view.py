@@ -13,11 +13,19 @@ def test_a_point_leads_to_its_timeline():
     answer = bl.fit(graph(), bl.Cluster.uniform(1, memory_bytes="600kB", link=bl.Link(5.0, 0.0001)))
     figure = viz.ways(answer)
     numbers = [n for trace in figure.data if trace.customdata is not None for n in trace.customdata]
-    assert sorted(numbers) == [k for k, way in enumerate(answer.ways) if way.timeline is not None]
+    tried = [k for k, way in enumerate(answer.ways) if way.timeline is not None]
     view = FitView(answer)
-    trace = next(t for t in view.points.data if t.name == "recomputation")
-    view._clicked(trace, type("Points", (), {"point_inds": [0]})(), None)
-    assert view.shown is answer.ways[trace.customdata[0]] and view.timeline.figure is not None
+    drawn = [part for part in view.points.spec["series"] if not part["dash"]]
+    assert sorted(numbers) == sorted(k for part in drawn for k in part["ids"]) == tried
+    # The same points as in the figure, hollow where a way does not fit.
+    for part in drawn:
+        trace = next(t for t in figure.data if t.name == part["name"])
+        assert part["x"] == list(trace.x) and part["y"] == list(trace.y) and part["ids"] == list(trace.customdata)
+        assert part["hollow"] == [not answer.ways[k].fits for k in part["ids"]]
+    again = next(part for part in drawn if part["name"] == "recomputation")
+    view.points.clicked = again["ids"][0]  # as a click in the browser does
+    way = answer.ways[again["ids"][0]]
+    assert view.shown is way and view.timeline.timelines == (way.timeline,) and view.timeline in view.children
     assert "bl.recompute" in view.words.value
 
 

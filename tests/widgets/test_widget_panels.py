@@ -1,5 +1,8 @@
 """Views, panels and the workbench as ipywidgets, without a browser: traits in, model changes out."""
 
+import html
+import re
+
 import ipywidgets
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.widgets import GraphView, MemoryView, TimelineView
 from baechi_lab.widgets.columns import unpack
+from baechi_lab.widgets.glossary import meaning
 from baechi_lab.widgets.panels.params_form import ParamsForm
 from baechi_lab.widgets.panels.parts import table
 from baechi_lab.widgets.panels.setting_panel import exact_bytes
@@ -142,7 +146,8 @@ def test_a_view_is_displayed_as_widget_and_as_a_picture_of_its_own(monkeypatch, 
     view = TimelineView()
     view.show(diamond, [split])
     view._ipython_display_()
-    live, still = shown
+    live, still, style = shown
+    assert style["text/html"].startswith("<style")
     assert "application/vnd.jupyter.widget-view+json" in live and "image/svg+xml" not in live
     assert set(still) == {"image/svg+xml", "text/plain"} and still["image/svg+xml"] == view.picture()
     shown.clear()
@@ -178,6 +183,19 @@ def test_timeline_view_gives_a_chrome_trace(diamond, split):
     events = json.loads(view.chrome_trace())
     listed = events["traceEvents"] if isinstance(events, dict) else events
     assert {e["name"] for e in listed} >= {"a", "s/b", "s/c", "d"}
+
+
+def test_colours_of_the_page_are_those_of_the_figures():
+    """Curves that are no device's have the figures' colours on light pages, and every colour has a form for dark ones."""
+    from baechi_lab.viz.colors import OKABE_ITO, SERIES
+    from baechi_lab.widgets.charts import CURVES
+
+    light, dark = str(MemoryView._css).split("vscode-dark", 1)
+    for name, color in zip(CURVES, SERIES, strict=True):
+        assert f"{name[4:-1]}: {color.lower()};" in light
+    shown = [color for part in (light, dark) for color in re.findall(r"--bl-series-\d: (#\w+)", part)]
+    assert not {color.upper() for color in shown} & set(OKABE_ITO)
+    assert {"--bl-danger", "--bl-good", "--bl-text", "--bl-background"} <= set(re.findall(r"--bl-[a-z]+", dark))
 
 
 def test_scripts_load_nothing_from_the_network_and_do_not_import():
@@ -257,6 +275,24 @@ def test_params_form_reads_values_by_the_type_of_their_default():
     controls["flag"].value = False
     controls["share"].value = "1"
     assert told[-1] == {"flag": False, "count": 4, "share": 1.0, "maybe": 5}
+
+
+def test_every_parameter_of_every_placer_says_what_it_is():
+    from baechi_lab.placers.registry import PLACERS
+    from baechi_lab.widgets.panels.params_form import ParamsForm
+
+    form = ParamsForm(lambda values: None)
+    for name in PLACERS.names():
+        form.show(PLACERS.find(name), {})
+        assert [c.description for c in form.widget.children if len(c.tooltip or "") < 12] == [], name
+
+
+def test_terms_are_explained_where_they_are_said(bench):
+    """By their place in the one glossary, in notes, heads of tables and the header."""
+    bench.setting.placer.value = "m-topo"
+    assert f'<abbr title="{meaning("Strawman")}">strawman</abbr>' in bench.setting.placer_note.value
+    assert f'<abbr title="{html.escape(meaning("Bound, lower"))}">lower bound</abbr>' in bench.header.facts.value
+    assert html.escape(meaning("Micro-batch")) in table(("micro-batches", "devices"), [["4", "2"]])
 
 
 def test_the_header_shows_the_library_s_numbers(bench):

@@ -111,6 +111,19 @@ def test_a_slow_rule_is_told_of_groups_and_of_auto():
     assert made.remedy is None and made.outcome.timeline.makespan_us == 30
 
 
+def test_a_placement_without_stages_is_mended_by_one_click():
+    graph = bl.generators.unrolled_rnn(2, 3)
+    bench = bl.Workbench(graph, bl.Cluster.uniform(2), placer="m-etf", micro_batches=4)
+    bench.model.inline = True
+    bench.setting.schedule.value = "1f1b"
+    assert "form no pipeline" in bench.header.problem.value and bench.header.advice_row.layout.display == "flex"
+    bench.header.mend.click()
+    told = {"micro_batches": 4, "schedule": "1f1b"}
+    placed = bl.place(graph, bl.Cluster.uniform(2), "contiguous", objective="step", **told)
+    line = bl.simulate(graph, bl.Cluster.uniform(2), placed, **told)
+    assert bench.outcome.timeline.makespan_us == line.makespan_us and bench.header.problem_row.layout.display == "none"
+
+
 def test_a_file_that_cannot_be_read_leaves_the_setting(diamond, pair, tmp_path):
     bench = bl.Workbench(diamond, pair, placer="single", passes=())
     bench.model.inline = True
@@ -156,7 +169,7 @@ def test_micro_batches_schedule_and_replicas_are_the_library_s():
     outcome = bench.outcome
     assert outcome.timeline.makespan_us == line.makespan_us
     assert outcome.bubble == pytest.approx(1 - float(line.busy_us.sum()) / (2 * line.makespan_us))
-    assert f"bubble <b>{outcome.bubble:.0%}</b>" in bench.header.facts.value
+    assert f"bubble</abbr> <b>{outcome.bubble:.0%}</b>" in bench.header.facts.value
     # An op selected in the graph is selected in every micro-batch of the timeline, and back.
     op = int(np.flatnonzero(np.bincount(np.asarray(outcome.ran.copy_of)) == 4)[0])
     bench.model.select([op])

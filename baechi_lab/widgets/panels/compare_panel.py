@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,11 @@ HEAD = {
     "placer": "", "step": "simulated", "one device": "the step beside that of one device alone", "gap":
     "how far the step is above the largest lower bound", "peak memory": "the most that any device holds; ✗: more than it has",
     "moved": "bytes sent between devices in a step", "balance": "mean busy time of devices over that of the busiest; 1 is even",
-    "took": "seconds of placing", "measured": "median of a real run of this placement", "": "", " ": "",
+    "took": "time of placing", "measured": "median of a real run of this placement", "": "", " ": "",
 }  # fmt: skip
 MOST_GROUPS = 60
+KEYWORDS = re.compile(r" \([^()]*(?:=|--)[^()]*\)")
+"""What notes say to those who write code."""
 
 
 class ComparePanel:
@@ -60,11 +63,12 @@ class ComparePanel:
         self.held_buttons = row(self.show_moved, self.back, self.release)
         chosen = row(*self.boxes.values())
         chosen.add_class("bl-choices")
+        self.placers = Fold("Placers", [chosen])
         charts = ipywidgets.HBox([self.times, self.peaks], layout=WIDE)
         charts.add_class("bl-charts")
         self.widget = ipywidgets.VBox(
             [
-                Fold("Placers", [chosen]), row(self.compare, self.hold, self.state), self.rows, self.notes, charts,
+                self.placers, row(self.compare, self.hold, self.state), self.rows, self.notes, charts,
                 self.held, self.held_buttons,
             ],
             layout=WIDE,
@@ -78,6 +82,7 @@ class ComparePanel:
 
     def _compare(self) -> None:
         with Guard(self.model.fail):
+            self.placers.fold()  # the table and the charts shall be whole on one screen
             self.tasks.compare([name for name, box in self.boxes.items() if box.value])
 
     def _hold(self, placer: str | None = None) -> None:
@@ -106,13 +111,16 @@ class ComparePanel:
         outcome = self.tasks.table_of
         if outcome is None:
             return
-        compared, notes = best_first(compared), compared.attrs.get("notes", ())
+        compared, notes = best_first(compared), [KEYWORDS.sub("", text) for text in compared.attrs.get("notes", ())]
+        notes += [f"{row['placer']}: {row['error']}" for _, row in compared.iterrows() if row["error"]]
         say(self.notes, ". ".join(notes), "bad")
-        cells: list[Any] = [ipywidgets.HTML(f'<b title="{html.escape(why)}">{h}</b>') for h, why in HEAD.items()]
+        head = [name for name in HEAD if name != "measured" or compared["measured_us"].notna().any()]
+        cells: list[Any] = [ipywidgets.HTML(f'<b title="{html.escape(HEAD[name])}">{name}</b>') for name in head]
         for k, values in compared.iterrows():
-            cells += self._row(values, best=k == 0)
-        columns = "max-content " * len(HEAD)
-        layout = ipywidgets.Layout(grid_template_columns=columns, grid_gap="0 12px", align_items="center", width="100%")
+            cells += self._row(values, best=k == 0, count=len(head))
+        layout = ipywidgets.Layout(
+            grid_template_columns=" ".join(["max-content"] * len(head)), grid_gap="0 10px", align_items="center"
+        )
         self.grid = ipywidgets.GridBox(cells, layout=layout)
         self.grid.add_class("bl-grid")
         self.rows.children = [self.grid]
@@ -121,26 +129,20 @@ class ComparePanel:
         self.peaks.show(peaks_chart(compared, outcome.setting.cluster.names, limits))
         self._refresh()
 
-    def _row(self, values: Any, best: bool) -> list[Any]:
+    def _row(self, values: Any, best: bool, count: int) -> list[Any]:
+        """The cells of a row, its buttons last; `count` columns are shown."""
         name = str(values["placer"])
         known = values["makespan_us"] == values["makespan_us"]
         shown = row_texts(values) if known else [name, "no placement", *[""] * 7]
         current = name in (self.model.setting.placer, CURRENT)
-        cells: list[Any] = [ipywidgets.HTML(f"<b>{t}</b>" if k == 0 and current else t) for k, t in enumerate(shown)]
+        cells: list[Any] = [ipywidgets.HTML(text) for text in shown[: count - 2]]
+        cells[0].value = (f"<b>{name}</b>" if current else name) + _winner(values["winner"])
         if best and values["feasible"]:
             cells[1].value = f'<span class="bl-good"><b>{shown[1]}</b> best</span>'
-        last = note(f"took the answer of {values['winner']}" if values["winner"] else "")
-        if values["error"]:
-            say(last, str(values["error"]), "bad")
-        usable = known and name != CURRENT
-        use = button("Use", f"make {name} current", partial(self._use, name)) if usable else ipywidgets.HTML()
-        hold = (
-            button("Hold", f"hold {name} beside the current", partial(self._hold, name))
-            if usable
-            else ipywidgets.HTML()
-        )
-        last.layout.grid_column = "1 / -1"
-        return [*cells, use, hold, *([last] if last.value else [])]
+        if not known or name == CURRENT:
+            return [*cells, ipywidgets.HTML(), ipywidgets.HTML()]
+        use = button("Use", f"make {name} current", partial(self._use, name))
+        return [*cells, use, button("Hold", f"hold {name} beside the current", partial(self._hold, name))]
 
     def _refresh(self) -> None:
         """Say whether the table still belongs to the setting."""
@@ -173,6 +175,14 @@ class ComparePanel:
         self.held.value = f'{summary}<div class="bl-note">{title}</div>{shown}'
 
 
+def _winner(told: str) -> str:
+    """Whose answer `auto` took, behind its name."""
+    who, on, rest = told.partition(" on ")
+    return (
+        f' <span class="bl-note" title="took the answer of {html.escape(who + on + rest)}">{who}</span>' if who else ""
+    )
+
+
 def same_in_words(held: Outcome, now: Outcome) -> str:
     """Two placements with every op on the same device, which need not take the same time."""
     if held.timeline.makespan_us == now.timeline.makespan_us:
@@ -201,7 +211,7 @@ def row_texts(values: Any) -> list[str]:
     return [
         str(values["placer"]), format_us(values["makespan_us"]), _versus(values),
         f"{values['gap']:.1%}", format_bytes(values["peak_bytes"]) + ("" if values["feasible"] else " ✗"),
-        format_bytes(values["moved_bytes"]), f"{values['balance']:.2f}", f"{values['place_seconds']:.3g} s",
+        format_bytes(values["moved_bytes"]), f"{values['balance']:.2f}", format_us(values["place_seconds"] * 1e6),
         format_us(measured) if measured == measured and measured is not None else "",
     ]  # fmt: skip
 

@@ -38,7 +38,8 @@ class ExplainPanel:
         )
         self.find = button("To selection", "the step that placed the selected op", self._find)
         self.close = button("End", "show the whole placement again", self._end)
-        self.steps = row(self.first, self.before, self.slider, self.after, self.next, self.find, self.close)
+        turns = row(self.first, self.before, self.after, self.next, self.find, self.close)
+        self.steps = ipywidgets.VBox([self.slider, turns], layout=WIDE)
         self.sentence, self.candidates = note(), ipywidgets.HTML(layout=WIDE)
         self.slider.observe(lambda event: self._shown(event["new"] - 1), "value")
         self.widget = ipywidgets.VBox([row(self.start), self.steps, self.sentence, self.candidates], layout=WIDE)
@@ -66,6 +67,11 @@ class ExplainPanel:
     def _find(self) -> None:
         if self.log is not None and self.model.selection:
             self._go(self.log.step_of(self.model.selection[0]))
+
+    def attend(self, attended: bool) -> None:
+        """Mark the step in the views only while somebody looks at it."""
+        if self.log is not None:
+            self._shown(self.slider.value - 1) if attended else self.clear()
 
     def _end(self) -> None:
         if self.log is not None:

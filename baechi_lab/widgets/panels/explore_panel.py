@@ -14,14 +14,14 @@ from ..charts import AXES, MEASURES, asked, sweep_chart
 from ..guard import Guard
 from ..setting import resized
 from ..sweep_reasons import surprises
-from ..tasks import Tasks
+from ..tasks import SWEEP, Tasks
 from ..views.chart_view import ChartView
 from .parts import WIDE, Quiet, button, note, row, say, table
 
 if TYPE_CHECKING:
     import pandas
 
-STYLE = {"description_width": "94px"}
+STYLE, NARROW = {"description_width": "94px"}, {"description_width": "68px"}
 RATE, TIME = "samples per second", "step time (ms)"
 
 
@@ -30,21 +30,26 @@ class ExplorePanel:
 
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
-        self.batches = _text("batch sizes", "32, 64, 128", "samples of a step")
-        self.micro = _text("micro-batches", "", "empty: the batch whole; or 4, 8, 16")
-        self.schedules = _text("schedules", "", "empty, or gpipe, 1f1b, zb-h1")
-        self.replicas = _text("replicas", "1", "copies of the placement side by side")
-        self.devices = _text("devices", "1, 2, 4")
-        self.memory = _text("memory", "4GB, 8GB", "of each device")
-        self.placers = _text("placers", "m-etf, contiguous")
-        self.file = _text("file", "", "optional: sweep.sqlite, to resume later")
+        self.batches = _text("batch sizes", "32, 64, 128", hint="samples of a step")
+        self.micro = _text("micro-batches", "", "4, 8, 16", "empty: the batch whole")
+        self.schedules = _text(
+            "schedules", "", "gpipe, 1f1b", "gpipe, 1f1b, zb-h1, ...; empty: devices take what is ready"
+        )
+        self.replicas = _text("replicas", "1", hint="copies of the placement side by side")
+        self.devices = _text("devices", "1, 2, 4", hint="how many of them; further ones are like the last")
+        self.memory = _text("memory", "4GB, 8GB", hint="of each device")
+        self.placers = _text("placers", "m-etf, contiguous", hint="names as in the setting")
+        self.file = _text("file", "", "sweep.sqlite", "optional: where rows are kept, to go on later")
         self.start = button("Sweep", "compute every combination", self._start, style="primary")
         self.stop = button("Stop", "end early; finished rows are kept", tasks.cancel)
-        self.axis = ipywidgets.Dropdown(description="along", options=list(AXES), style=STYLE)
+        self.axis = ipywidgets.Dropdown(description="along", options=list(AXES), style=NARROW)
         self.by = ipywidgets.Dropdown(
-            description="curves for", options=[("nothing", ""), *((name, name) for name in AXES)], value="", style=STYLE
+            description="curves for",
+            options=[("nothing", ""), *((name, name) for name in AXES)],
+            value="",
+            style=NARROW,
         )
-        self.measure = ipywidgets.Dropdown(description="show", options=list(MEASURES), style=STYLE)
+        self.measure = ipywidgets.Dropdown(description="show", options=list(MEASURES), style=NARROW)
         for control in (self.axis, self.by, self.measure):
             control.layout.width = "250px"
         self.chart, self.rows, self.reading = ChartView(height=270), ipywidgets.HTML(layout=WIDE), note()
@@ -68,13 +73,13 @@ class ExplorePanel:
         ]
         self.widget = ipywidgets.VBox(
             [
-                row(*lists, self.start, self.stop), self.state, row(self.axis, self.by, self.measure), self.chart,
+                row(*lists), row(self.start, self.stop), self.state, row(self.axis, self.by, self.measure), self.chart,
                 self.reading, row(self.verdict, self.take, wrap=False), self.reasons, self.rows,
             ],
             layout=WIDE,
         )  # fmt: skip
         self.model.on("sweep", self.show)
-        self.model.on("task", lambda said: say(self.state, said[0]) if said[0] else None)
+        self.model.on("task", lambda said: say(self.state, said[0]) if said[0] and tasks.job == SWEEP else None)
         self.model.on("setting", lambda _: self._ready())
         self._ready()
 
@@ -143,7 +148,9 @@ class ExplorePanel:
         spec, said = sweep_chart(self.table, self.axis.value, by, self.measure.value)
         self.chart.show(spec)
         say(self.reading, said)
-        self.rows.value = table(HEAD, [_cells(r) for _, r in self.table.iterrows()])
+        cells = [_cells(r) for _, r in self.table.iterrows()]
+        told = [k for k in range(len(HEAD)) if any(row[k] for row in cells)]
+        self.rows.value = table([HEAD[k] for k in told], [[row[k] for k in told] for row in cells])
 
     def _take(self) -> None:
         with Guard(self.model.fail):
@@ -203,8 +210,8 @@ def _there(value: Any) -> bool:
     return value is not None and value == value and value != ""
 
 
-def _text(label: str, value: str, hint: str = "") -> ipywidgets.Text:
-    made = ipywidgets.Text(value=value, description=label, placeholder=hint, tooltip=hint, style=STYLE)
+def _text(label: str, value: str, example: str = "", hint: str = "") -> ipywidgets.Text:
+    made = ipywidgets.Text(value=value, description=label, placeholder=example, tooltip=hint, style=STYLE)
     made.layout.width = "250px"
     return made
 

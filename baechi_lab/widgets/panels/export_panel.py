@@ -18,7 +18,7 @@ class ExportPanel:
 
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
-        self.code = ipywidgets.Textarea(layout=ipywidgets.Layout(width="100%", height="170px"))
+        self.code = ipywidgets.Textarea(layout=ipywidgets.Layout(width="100%", height="170px", margin="0"))
         self.read = button("Read this code", "set the workbench to what the code says", self._read)
         self.copy = CopyButton(label="Copy the code")
         ipywidgets.jslink((self.code, "value"), (self.copy, "text"))

@@ -7,20 +7,22 @@ import ipywidgets
 from ...fitting.fit import fit
 from ...fitting.record import HEAD, Fit
 from ..background import Ticket
+from ..fit_view import FitView
 from ..guard import Guard
 from ..tasks import Tasks
-from .parts import WIDE, button, note, say, table
+from .parts import WIDE, button, note, row, say, table
 
 
 class FitPanel:
-    """A button, the answer in one sentence, and a row per way."""
+    """A button, the answer in one sentence, and a point and a row per way."""
 
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
         self.ask = button("Will it fit?", "try more devices, recomputation and offloading, each simulated", self._ask)
         self.state, self.rows = note(), ipywidgets.HTML(layout=WIDE)
         self.answer: Fit | None = None
-        self.widget = ipywidgets.VBox([self.ask, self.state, self.rows], layout=WIDE)
+        self.points = ipywidgets.VBox([], layout=WIDE)
+        self.widget = ipywidgets.VBox([row(self.ask), self.state, self.points, self.rows], layout=WIDE)
 
     def _ask(self) -> None:
         with Guard(self.model.fail):
@@ -33,9 +35,10 @@ class FitPanel:
             self.tasks.start("the ways to fit", work, self.show)
 
     def show(self, answer: Fit) -> None:
-        """The answer and its table."""
+        """The answer, its ways as points, and their table."""
         self.answer = answer
         say(self.state, answer.answer, "good" if answer.fits else "bad")
         best = answer.best
         marked = -1 if best is None else answer.ways.index(best)
+        self.points.children = [FitView(answer)]
         self.rows.value = table(HEAD, [way.texts() for way in answer.ways], marked)

@@ -10,6 +10,7 @@ import ipywidgets
 from ...graph.units import format_bytes, format_us
 from ...verdicts import SLOWER, against_one_device, change_in_words
 from ..compute import Outcome
+from ..glossary import explained
 from ..guard import Guard, Problem
 from ..model import WorkbenchModel
 from ..remedies import Remedy
@@ -63,11 +64,11 @@ class Header:
         """The numbers of an outcome."""
         line, fits = outcome.timeline, outcome.timeline.feasible
         facts = facts_of(outcome, self.model.before)
-        spans = [f"<span>{html.escape(k)} <b>{html.escape(v)}</b></span>" for k, v in facts]
+        spans = [f"<span>{explained(k)} <b>{html.escape(v)}</b></span>" for k, v in facts]
         spans.insert(1, f'<span class="bl-{mood(outcome)}">{"fits" if fits else "does not fit"}</span>')
         why = "" if fits else f'<div class="bl-bad">{html.escape(line.violations[0].message)}</div>'
         won = why_won(outcome)
-        why += f'<div class="bl-note">{html.escape(won)}</div>' if won else ""
+        why += f'<div class="bl-note">{explained(won)}</div>' if won else ""
         self.text = f'<div class="bl-facts">{"".join(spans)}</div>{why}'
         self._stale(self.model.stale)
 

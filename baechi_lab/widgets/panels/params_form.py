@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from typing import Any
@@ -10,11 +12,21 @@ from typing import Any
 import ipywidgets
 
 from ...errors import InvalidInput
+from ..glossary import tip
 from .parts import WIDE
 
 HIDDEN = ("explain", "callback", "step", "checkpoint", "checkpoint_every", "resume", "executor", "give_up")
 """Parameters that have a place of their own in the workbench, or that nobody can type."""
 NARROW = {"description_width": "96px"}
+COMMON = {
+    "seed": "of the random choices; the same one gives the same placement",
+    "objective": "what is to be short: the step (latency), the period of endless micro-batches, or a step of some",
+    "micro_batches": "parts of the batch, for the objectives that count them",
+    "schedule": "the order in which devices work on micro-batches, for the objective step",
+    "sum": "count computing and transfers of a device one after the other instead of side by side",
+    "error": "how far times may be off, for the objective p90; 0.2: 20 % up or down",
+}
+"""Parameters that many placers have, where their own docstring says nothing."""
 
 
 class ParamsForm:
@@ -31,7 +43,9 @@ class ParamsForm:
         self._fields = {
             f.name: (f, control(f)) for f in fields(cls) if f.name not in HIDDEN and default_of(f) is not MISSING
         }
+        told = hints(cls)
         for name, (field, made) in self._fields.items():
+            made.tooltip = told.get(name, name)
             made.value = shown(values.get(name, default_of(field)), made)
             made.observe(self._observed, "value")
         self.widget.children = [made for _, made in self._fields.values()]
@@ -43,6 +57,22 @@ class ParamsForm:
 
     def _observed(self, _: Any) -> None:
         self.changed(self.values())
+
+
+def hints(cls: type) -> dict[str, str]:
+    """What a class's docstring says of each parameter (under `Args`, or as "`name`: ..."), else what its name means.
+
+    >>> from baechi_lab.placers.m_sct import MSCT
+    >>> hints(MSCT)["solver"]
+    'of the linear program: "highs", or what cvxpy knows, such as "CLARABEL".'
+    """
+    found = {**COMMON, **{f.name: tip(f.name) for f in fields(cls) if tip(f.name)}}
+    for base in reversed(cls.__mro__):
+        text = inspect.cleandoc(base.__dict__.get("__doc__") or "")
+        for names, said in re.findall(r"^    ((?:\w+, )*\w+): (.*(?:\n {6,}.*)*)", text, re.MULTILINE):
+            found |= dict.fromkeys(names.split(", "), " ".join(said.split()))
+        found |= {name: " ".join(said.split()) for name, said in re.findall(r"`(\w+)`: ([^`]*?\.)(?=\s|$)", text)}
+    return found
 
 
 def default_of(field: Field) -> Any:

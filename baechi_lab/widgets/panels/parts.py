@@ -8,13 +8,15 @@ from typing import Any
 
 import ipywidgets
 
+from ..glossary import explained
+
 WIDE = {"width": "100%", "margin": "1px 0"}
 """A dict, not a Layout: every widget makes its own of it."""
 
 
 def heading(text: str, hint: str = "") -> ipywidgets.HTML:
     """A part's title, with a grey hint behind it."""
-    shown = f' <span class="bl-note">{html.escape(hint)}</span>' if hint else ""
+    shown = f' <span class="bl-note">{explained(hint)}</span>' if hint else ""
     return ipywidgets.HTML(f'<div class="bl-heading">{html.escape(text)}{shown}</div>', layout=WIDE)
 
 
@@ -26,8 +28,8 @@ def note(text: str = "") -> ipywidgets.HTML:
 
 
 def say(target: ipywidgets.HTML, text: str, kind: str = "note") -> None:
-    """Put plain text into a note; `kind` is `note`, `good` or `bad`."""
-    target.value = f'<div class="bl-{kind}">{html.escape(text)}</div>' if text else ""
+    """Put plain text into a note, its terms explained; `kind` is `note`, `good` or `bad`."""
+    target.value = f'<div class="bl-{kind}">{explained(text)}</div>' if text else ""
 
 
 def button(text: str, tooltip: str, call: Callable[[], Any], width: str = "auto", style: str = "") -> ipywidgets.Button:
@@ -48,11 +50,23 @@ def row(*children: Any, wrap: bool = True) -> ipywidgets.HBox:
     return ipywidgets.HBox(children, layout=ipywidgets.Layout(flex_flow=flow, align_items="center", width="100%"))
 
 
+def shortened(text: str, most: int = 40) -> str:
+    """A text of at most `most` letters: what is left out of a longer one is in its middle, since paths differ at their ends.
+
+    >>> shortened("data/a-very-long-folder/graph.json.gz", 20)
+    'data/a…graph.json.gz'
+    """
+    if len(text) <= most:
+        return text
+    tail = 2 * most // 3
+    return f"{text[: most - tail - 1]}…{text[len(text) - tail :]}"
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], marked: int = -1, empty: str = "") -> str:
-    """An HTML table of texts; the row `marked` is bold."""
+    """An HTML table of texts; the row `marked` is bold. The terms of its head are explained."""
     if not rows:
         return f'<div class="bl-note">{html.escape(empty)}</div>'
-    top = "".join(f"<th>{html.escape(h)}</th>" for h in head)
+    top = "".join(f"<th>{explained(h)}</th>" for h in head)
     body = "".join(
         f'<tr class="{"bl-marked" if k == marked else ""}">'
         + "".join(f"<td>{html.escape(c)}</td>" for c in cells)
@@ -80,7 +94,11 @@ class Fold(ipywidgets.VBox):
         self._show()
 
     def _turn(self) -> None:
-        self.unfolded = not self.unfolded
+        self.fold(self.unfolded)
+
+    def fold(self, folded: bool = True) -> None:
+        """Fold the children away, or show them."""
+        self.unfolded = not folded
         self._show()
 
     def _show(self) -> None:

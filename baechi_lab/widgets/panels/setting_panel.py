@@ -19,7 +19,7 @@ from ..setting import GIVEN, LINKS, Setting, link_name, resized, stored_graphs, 
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
 from .params_form import ParamsForm
-from .parts import WIDE, Fold, Quiet, button, note, say
+from .parts import WIDE, Fold, Quiet, button, note, say, shortened
 
 STYLE = {"description_width": "96px"}
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
@@ -95,6 +95,18 @@ class SettingPanel:
         self.schedule = drop("schedule", [(FREE, ""), *((s, s) for s in RULES)])
         self.replicas = text("replicas", "1")
         hints = (
+            (self.file, "a graph of this package, of dnn-partitioning, or a task graph (.stg)"),
+            (
+                self.hardware,
+                "whose times the ops have: estimated by a roofline for that hardware, or measured on this machine",
+            ),
+            (self.memory, "one size for all devices, or one for each"),
+            (self.speeds, "1: as fast as the profile says; one for all devices, or one for each"),
+            (self.link, "what a transfer takes: a latency, and a time per byte"),
+            (
+                self.placer,
+                "the algorithm that chooses a device for every op; auto asks several and takes the fastest answer",
+            ),
             (self.comm, "sequential: a device sends or receives one tensor at a time; parallel: any number at once"),
             (
                 self.forward,
@@ -110,13 +122,15 @@ class SettingPanel:
         )
         for control, hint in hints:
             control.tooltip = hint
+        for control in (self.source, self.file, self.link):  # their texts are long
+            control.add_class("bl-stacked")
 
     def _sources(self) -> list[tuple[str, str]]:
         from ...models.registry import model_names
 
         given = self.model.subject
-        first = [] if given is None else [(f"{given.name} (given)", GIVEN)]
-        stored = [(p.rsplit("/", 1)[-1], f"file:{p}") for p in stored_graphs()]
+        first = [] if given is None else [(f"{shortened(given.name, 30)} (given)", GIVEN)]
+        stored = [(shortened(p.rsplit("/", 1)[-1]), f"file:{p}") for p in stored_graphs()]
         return [*first, *((f"{m} (build with TensorFlow)", f"model:{m}") for m in model_names()), *stored]
 
     def _layout(self) -> list[Any]:
@@ -217,14 +231,15 @@ class SettingPanel:
             self.scheduler.value = setting.scheduler or ""
             self.micro.value = "" if setting.micro_batches is None else str(setting.micro_batches)
             if setting.schedule and setting.schedule not in [value for _, value in self.schedule.options]:
-                self.schedule.options = [*self.schedule.options, (f"{setting.schedule[:24]}...", setting.schedule)]
+                self.schedule.options = [*self.schedule.options, (shortened(setting.schedule, 24), setting.schedule)]
             self.schedule.value = setting.schedule or ""
             self.replicas.value = str(setting.replicas)
 
     def _show_source(self, setting: Setting) -> None:
         if setting.source not in [value for _, value in self.source.options]:
-            self.source.options = [*self.source.options, (setting.source.partition(":")[2], setting.source)]
+            self.source.options = [*self.source.options, (shortened(setting.source.partition(":")[2]), setting.source)]
         self.source.value = setting.source
+        self.source.tooltip = setting.path or setting.model or getattr(self.model.subject, "name", "")
         size = setting.batch_size
         self.batch.disabled = size is None
         self.batch.layout.display = "none" if size is None else "flex"
@@ -232,7 +247,8 @@ class SettingPanel:
             self.batch.options = sorted({*self.batch.options, size})
         if size is not None:
             self.batch.value = size
-        say(self.batch_note, "a stored graph has the batch size it was profiled with" if size is None else "")
+        stored = "a stored graph has the batch size it was profiled with"
+        say(self.batch_note, "" if size is not None else f"{setting.path}: {stored}" if setting.path else stored)
         self.hardware.value = "measured" if setting.profile == "measured" else setting.hardware
         stepless = not setting.model and not (setting.source == GIVEN and isinstance(self.model.subject, Step))
         self.hardware.disabled = stepless

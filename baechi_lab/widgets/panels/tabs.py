@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import ipywidgets
@@ -13,6 +13,8 @@ from .parts import button
 class Tabs(ipywidgets.HBox):
     """Buttons by name with their tooltips; the chosen one puts `bl-at-NAME` on `target`, in small letters.
 
+    `changed` is called with the name of the chosen one.
+
     Nothing is taken from the page and put back: views keep their zoom, and whatever is hidden learns its size when shown.
 
     >>> tabs = Tabs({"Graph": "", "Run": ""}, ipywidgets.VBox())
@@ -21,8 +23,10 @@ class Tabs(ipywidgets.HBox):
     ('bl-at-run',)
     """
 
-    def __init__(self, names: Mapping[str, str], target: ipywidgets.Box):
-        self.target, self.chosen = target, ""
+    def __init__(
+        self, names: Mapping[str, str], target: ipywidgets.Box, changed: Callable[[str], None] = lambda name: None
+    ):
+        self.target, self.chosen, self.changed = target, "", changed
         self.buttons = {name: button(name, hint, partial(self.choose, name)) for name, hint in names.items()}
         super().__init__(list(self.buttons.values()))
         for made in self.buttons.values():
@@ -37,3 +41,4 @@ class Tabs(ipywidgets.HBox):
         self.chosen = name
         self.target.add_class(f"bl-at-{name.lower()}")
         self.buttons[name].add_class("bl-chosen")
+        self.changed(name)

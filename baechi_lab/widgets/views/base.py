@@ -11,6 +11,11 @@ import traitlets
 
 HERE = Path(__file__).parent
 PICTURE = "image/svg+xml"
+STRAY = (
+    '<style class="bl-stray">.jp-OutputArea-child:not(:has(> .jp-OutputArea-output > *)):has(+ * > .jp-RenderedSVG), '
+    ".jp-OutputArea-child:has(.bl-stray) { display: none; }</style>"
+)
+"""Hides a widget without a model, which is nothing but the text of an error, above its picture."""
 
 
 def source(suffix: str, *names: str) -> str:
@@ -23,7 +28,7 @@ class Pictured(ipywidgets.DOMWidget):
 
     Readers prefer a widget to a picture in one output, and show nothing where they cannot run it: nbconvert without the
     network, JupyterLab without the kernel. So the picture is an output of its own; where the widget lives, a rule in
-    `common.css` hides it.
+    `common.css` hides it, and where it does not, `STRAY` hides what is left of the widget.
     """
 
     def picture(self) -> str:
@@ -43,6 +48,7 @@ class Pictured(ipywidgets.DOMWidget):
         display({**live, "text/plain": self.in_words()}, metadata=metadata, raw=True)
         if drawn := self.picture():
             display({PICTURE: drawn, "text/plain": self.in_words()}, raw=True)
+            display({"text/html": STRAY, "text/plain": ""}, raw=True)
 
 
 class CanvasView(Pictured, anywidget.AnyWidget):

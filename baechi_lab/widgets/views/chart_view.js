@@ -1,11 +1,16 @@
-// Small charts of the panels: bars or lines as SVG, redrawn at the width that the page gives.
+// Small charts of the panels: bars, lines or points as SVG, redrawn at the width that the page gives.
 
-const CHART = { top: 12, right: 14, bottom: 38, left: 56, tick: 11 };
+const CHART = { top: 12, right: 14, bottom: 38, left: 26, tick: 11 };
 const SVG = "http://www.w3.org/2000/svg";
-/** @typedef {{name: string, color: string, x: number[], y: (number | null)[], hollow: boolean[], tips: string[]}} Series */
-/** @typedef {{y: number, to?: number, text: string, color: string, dash: boolean}} Rule */
+/** `ids` make marks that can be clicked; a `dash` line joins points of a chart of points, and has no marks.
+ * @typedef {{name: string, color: string, x: number[], y: (number | null)[], hollow: boolean[], tips: string[], ids: number[],
+ *   dash: boolean}} Series */
+/** A line across at `y`, a band from `y` to `to`, or a line upwards at `x`.
+ * @typedef {{y: number, to?: number, x?: number, text: string, color: string, dash: boolean}} Rule */
 /** @typedef {{kind: string, labels: string[], x: string, y: string, title: string, steps?: boolean, from?: number, to?: number,
  *   ticks?: number[], series: Series[], rules: Rule[]}} Spec */
+/** Where things lie: pixels of the plot's edges, and of values. @typedef {{left: number, right: number, top: number,
+ *   bottom: number, width: number, xOf: (v: number) => number, yOf: (v: number) => number}} Plot */
 
 /** An SVG element. @param {string} tag @param {Record<string, string | number>} attributes @param {string} [text] */
 function svg(tag, attributes, text) {
@@ -13,6 +18,17 @@ function svg(tag, attributes, text) {
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
   if (text !== undefined) made.textContent = text;
   return made;
+}
+
+/** @type {CanvasRenderingContext2D | null} */
+let ruler = null;
+/** Pixels that a text takes in a chart. @param {string} text */
+function textWidth(text) {
+  if (!ruler) {
+    ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+    ruler.font = "600 11px Inter, Helvetica, Arial, sans-serif";
+  }
+  return ruler.measureText(text).width;
 }
 
 /** Labels at heights `wanted`, moved apart until `gap` lies between them and kept within `[top, bottom]`.
@@ -47,67 +63,101 @@ function along(low, high, from, to) {
 
 /** Every height that the chart must hold. @param {Spec} spec */
 function heights(spec) {
-  const values = spec.series.flatMap((s) => s.y).concat(spec.rules.flatMap((r) => [r.y, r.to ?? r.y]));
+  const values = spec.series.flatMap((s) => s.y).concat(spec.rules.filter((r) => r.x === undefined).flatMap((r) => [r.y, r.to ?? r.y]));
   return /** @type {number[]} */ (values.filter((v) => v !== null && Number.isFinite(v)));
 }
 
-/** @param {HTMLElement} host @param {Spec} spec @param {number} width @param {number} height */
-function drawChart(host, spec, width, height) {
-  const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spec.title });
+/** The keys of the series in rows that fit `width`: for each its row and where it begins there.
+ * @param {string[]} names @param {number} width @returns {number[][]} */
+function keyPlaces(names, width) {
+  let [row, x] = [0, 0];
+  return names.map((name) => {
+    const wide = 30 + textWidth(name);
+    if (x > 0 && x + wide > width) [row, x] = [row + 1, 0];
+    x += wide;
+    return [row, x - wide];
+  });
+}
+
+/** Names below the bars are turned where one of them is wider than its place. @param {Spec} spec @param {number} room */
+const turned = (spec, room) => spec.kind === "bars" && spec.labels.some((label) => textWidth(label) > room - 4);
+
+/** @param {HTMLElement} host @param {Spec} spec @param {number} width @param {number} height @param {(id: number) => void} clicked */
+function drawChart(host, spec, width, height, clicked) {
+  const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spec.title || spec.y });
   host.replaceChildren(picture);
   const named = spec.series.filter((s) => s.name);
   const bars = spec.kind === "bars";
-  const longest = bars ? 0 : Math.max(0, ...named.map((s) => s.name.length));
-  const right = width - CHART.right - Math.min(longest * 6.2, width * 0.34);
-  const legend = bars && named.length > 1 ? 18 : 0;
-  const [top, bottom, left] = [CHART.top + legend + (spec.title ? 16 : 0), height - CHART.bottom, CHART.left];
-  if (spec.title) picture.append(svg("text", { x: 4, y: 13, class: "bl-chart-title" }, spec.title));
+  const title = spec.title ? 16 : 0;
   const most = Math.max(1e-12, ...heights(spec)) * 1.06;
-  const yOf = along(0, most, bottom, top);
-  for (const mark of ticks(0, most, Math.max((bottom - top) / 42, 2))) {
-    picture.append(svg("line", { x1: left, x2: right, y1: yOf(mark), y2: yOf(mark), class: "bl-chart-grid" }));
-    picture.append(svg("text", { x: left - 6, y: yOf(mark) + 4, "text-anchor": "end" }, plainNumber(mark)));
+  const marks = ticks(0, most, Math.max((height - 60) / 42, 2));
+  let left = CHART.left + Math.max(...marks.map((mark) => textWidth(plainNumber(mark))));
+  const beside = { lines: named.map((s) => s.name), bars: spec.rules.map((r) => r.text), points: [] }[spec.kind] ?? [];
+  const longest = Math.max(0, ...beside.map(textWidth));
+  const right = width - CHART.right - (longest ? Math.min(longest + 8, width * 0.45) : 0);
+  const turn = turned(spec, (right - left) / Math.max(spec.labels.length, 1));
+  const label = turn ? Math.max(...spec.labels.map(textWidth)) : 0;
+  left = turn ? Math.max(left, label * 0.87 + 4 - (right - left) / spec.labels.length / 2) : left;
+  const places = bars && named.length > 1 ? keyPlaces(named.map((s) => s.name), right - left) : [];
+  const top = CHART.top + title + (places.length ? 17 * (places[places.length - 1][0] + 1) : 0);
+  const bottom = height - CHART.bottom - label * 0.5 + (spec.x ? 0 : 14);
+  if (spec.title) picture.append(svg("text", { x: 4, y: 13, class: "bl-chart-title" }, spec.title));
+  /** @type {Plot} */
+  const plot = { left, right, top, bottom, width, xOf: () => left, yOf: along(0, most, bottom, top) };
+  for (const mark of marks) {
+    const y = plot.yOf(mark);
+    picture.append(svg("line", { x1: left, x2: right, y1: y, y2: y, class: "bl-chart-grid" }));
+    picture.append(svg("text", { x: left - 6, y: y + 4, "text-anchor": "end" }, plainNumber(mark)));
   }
   picture.append(svg("line", { x1: left, x2: right, y1: bottom, y2: bottom, class: "bl-chart-axis" }));
   const side = svg("text", { transform: `translate(12 ${(top + bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, spec.y);
   picture.append(side, svg("text", { x: (left + right) / 2, y: height - 4, "text-anchor": "middle" }, spec.x));
-  if (bars) drawBars(picture, spec, left, right, bottom, yOf);
-  else drawLines(picture, spec, left, right, bottom, top, yOf, width - right - 8);
-  if (legend) drawKeys(picture, named, left, CHART.top + (spec.title ? 16 : 0) + 4);
-  drawRules(picture, spec, left, right, yOf);
+  if (bars) drawBars(picture, spec, plot, turn);
+  else if (setAxis(picture, spec, plot)) drawLines(picture, spec, plot, clicked);
+  drawKeys(picture, named, places, left, CHART.top + title + 4);
+  drawRules(picture, spec, plot);
 }
 
-/** @param {Element} picture @param {Series[]} named @param {number} x @param {number} y */
-function drawKeys(picture, named, x, y) {
-  for (const { name, color } of named) {
-    picture.append(svg("rect", { x, y: y - 8, width: 10, height: 10, style: `fill:${color || "currentColor"}` }));
-    picture.append(svg("text", { x: x + 14, y: y + 1 }, name));
-    x += 30 + name.length * 6.4;
-  }
+/** @param {Element} picture @param {Series[]} named @param {number[][]} places @param {number} left @param {number} top */
+function drawKeys(picture, named, places, left, top) {
+  places.forEach(([row, at], k) => {
+    const [x, y] = [left + at, top + 17 * row];
+    picture.append(svg("rect", { x, y: y - 8, width: 10, height: 10, style: `fill:${named[k].color || "currentColor"}` }));
+    picture.append(svg("text", { x: x + 14, y: y + 1 }, named[k].name));
+  });
 }
 
-/** @param {Element} picture @param {Spec} spec @param {number} left @param {number} right @param {(v: number) => number} yOf */
-function drawRules(picture, spec, left, right, yOf) {
-  for (const { y, to, text, color, dash } of spec.rules) {
+/** @param {Element} picture @param {Spec} spec @param {Plot} plot */
+function drawRules(picture, spec, { left, right, top, bottom, xOf, yOf }) {
+  for (const { y, to, x, text, color, dash } of spec.rules) {
+    const look = { style: `stroke:${color}`, "stroke-width": 1.5, "stroke-dasharray": dash ? "5 4" : "" };
     if (to !== undefined) {
       const [low, high] = [yOf(y), yOf(to)];
       picture.append(svg("rect", { x: left, width: right - left, y: Math.min(low, high), height: Math.abs(low - high), style: `fill:${color}`, opacity: 0.18 }));
-      continue;
+    } else if (x !== undefined) {
+      picture.append(svg("line", { x1: xOf(x), x2: xOf(x), y1: top, y2: bottom, ...look }));
+      const before = xOf(x) + textWidth(text) + 8 > right;
+      picture.append(svg("text", { x: xOf(x) + (before ? -4 : 4), y: top + 8, "text-anchor": before ? "end" : "start", class: "bl-chart-rule" }, text));
+    } else {
+      picture.append(svg("line", { x1: left, x2: right, y1: yOf(y), y2: yOf(y), ...look }));
+      /** @type {Record<string, string | number>} */
+      const place = spec.kind === "bars" ? { x: right + 6, y: yOf(y) + 4 } : { x: right - 4, y: yOf(y) - 4, "text-anchor": "end" };
+      picture.append(svg("text", { ...place, class: "bl-chart-rule" }, text));
     }
-    picture.append(svg("line", { x1: left, x2: right, y1: yOf(y), y2: yOf(y), style: `stroke:${color}`, "stroke-width": 1.5, "stroke-dasharray": dash ? "5 4" : "" }));
-    picture.append(svg("text", { x: right - 4, y: yOf(y) - 4, "text-anchor": "end", class: "bl-chart-rule" }, text));
   }
 }
 
-/** @param {Element} picture @param {Spec} spec @param {number} left @param {number} right @param {number} bottom @param {(v: number) => number} yOf */
-function drawBars(picture, spec, left, right, bottom, yOf) {
+/** @param {Element} picture @param {Spec} spec @param {Plot} plot @param {boolean} turn the names are turned */
+function drawBars(picture, spec, { left, right, bottom, yOf }, turn) {
   const room = (right - left) / Math.max(spec.labels.length, 1);
   const wide = Math.min((room * 0.76) / Math.max(spec.series.length, 1), 46);
   spec.labels.forEach((label, k) => {
     const middle = left + room * (k + 0.5);
-    const said = svg("text", { x: middle, y: bottom + 15, "text-anchor": "middle" }, shortened(label, Math.max(room - 2, 24), 11));
-    said.append(svg("title", {}, label));
-    picture.append(said);
+    /** @type {Record<string, string | number>} */
+    const place = turn
+      ? { transform: `translate(${middle + 4} ${bottom + 12}) rotate(-30)`, "text-anchor": "end" }
+      : { x: middle, y: bottom + 15, "text-anchor": "middle" };
+    picture.append(svg("text", place, label));
     spec.series.forEach((s, which) => {
       const value = s.y[k];
       if (value === null || !Number.isFinite(value)) return;
@@ -123,17 +173,24 @@ function drawBars(picture, spec, left, right, bottom, yOf) {
   });
 }
 
-/** @param {Element} picture @param {Spec} spec @param {number} left @param {number} right @param {number} bottom @param {number} top @param {(v: number) => number} yOf
- * @param {number} room for the names behind the curves */
-function drawLines(picture, spec, left, right, bottom, top, yOf, room) {
-  const xs = spec.series.flatMap((s) => s.x).filter(Number.isFinite);
+/** The horizontal axis of numbers; false where there is nothing to show. @param {Element} picture @param {Spec} spec @param {Plot} plot */
+function setAxis(picture, spec, plot) {
+  const { left, right, bottom } = plot;
+  const xs = spec.series.flatMap((s) => s.x).concat(spec.rules.flatMap((r) => r.x ?? [])).filter(Number.isFinite);
   const low = spec.from ?? Math.min(...xs, Infinity);
   const high = spec.to ?? Math.max(...xs, -Infinity);
-  if (!(high >= low)) return;
+  if (!(high >= low)) return false;
   const pad = spec.steps || high === low ? 0 : (high - low) * 0.03;
-  const xOf = high === low ? () => (left + right) / 2 : along(low - pad, high + pad, left, right);
+  const begin = spec.from === undefined ? low - pad : low;
+  plot.xOf = high === low ? () => (left + right) / 2 : along(begin, high + pad, left, right);
   const marks = spec.ticks ?? ticks(low, high, (right - left) / 70).filter((m) => m >= low - 1e-9 && m <= high + 1e-9);
-  for (const mark of marks) picture.append(svg("text", { x: xOf(mark), y: bottom + 15, "text-anchor": "middle" }, plainNumber(mark)));
+  for (const mark of marks) picture.append(svg("text", { x: plot.xOf(mark), y: bottom + 15, "text-anchor": "middle" }, plainNumber(mark)));
+  return true;
+}
+
+/** @param {Element} picture @param {Spec} spec @param {Plot} plot @param {(id: number) => void} clicked */
+function drawLines(picture, spec, plot, clicked) {
+  const { bottom, xOf, yOf } = plot;
   /** @type {{series: Series, x: number, y: number}[]} */
   const ends = [];
   for (const s of spec.series) {
@@ -141,27 +198,59 @@ function drawLines(picture, spec, left, right, bottom, top, yOf, room) {
     const there = points.filter((p) => Number.isFinite(p.y));
     const path = there.map((p, k) => (k && spec.steps ? `H${p.x}V${p.y}` : `${k ? "L" : "M"}${p.x} ${p.y}`)).join("");
     const stroke = s.color || "currentColor";
-    picture.append(svg("path", { d: path, style: `stroke:${stroke};fill:none`, "stroke-width": 1.8 }));
-    for (const { x, y, k } of points) {
-      const fits = !s.hollow?.[k];
-      const text = s.tips?.[k] || `${s.name}: ${plainNumber(s.y[k] ?? NaN)}`;
-      // What does not fit is a cross; without any value it lies on the axis.
-      const at = Number.isFinite(y) ? y : bottom;
-      const mark = fits
-        ? svg("circle", { cx: x, cy: at, r: spec.steps ? 2 : 3.5, style: `fill:${stroke}` })
-        : svg("path", { d: `M${x - 4} ${at - 4}l8 8m0 -8l-8 8`, style: `stroke:${stroke};fill:none`, "stroke-width": 2 });
-      if (fits && !Number.isFinite(y)) continue;
-      const hit = svg("circle", { cx: x, cy: at, r: 8, fill: "transparent" });
-      hit.append(svg("title", {}, text));
-      picture.append(mark, hit);
+    if (spec.kind === "lines" || s.dash) {
+      picture.append(svg("path", { d: path, style: `stroke:${stroke};fill:none`, "stroke-width": s.dash ? 1.2 : 1.8, "stroke-dasharray": s.dash ? "2 4" : "" }));
     }
-    if (s.name && there.length) ends.push({ series: s, x: there[there.length - 1].x, y: there[there.length - 1].y });
+    if (s.dash) continue;
+    for (const { x, y, k } of points) {
+      // What does not fit is a cross, or a hollow point; without any value it lies on the axis.
+      const at = Number.isFinite(y) ? y : bottom;
+      if (!s.hollow?.[k] && !Number.isFinite(y)) continue;
+      picture.append(drawMark(spec, s, k, x, at), hitArea(s, k, x, at, clicked));
+    }
+    // A line is named at its end, points at the lowest of them.
+    const named = spec.kind === "lines" ? there.slice(-1) : there.slice().sort((a, b) => b.y - a.y).slice(0, 1);
+    if (s.name) ends.push(...named.map((p) => ({ series: s, x: p.x, y: p.y })));
   }
+  drawNames(picture, spec, plot, ends);
+}
+
+/** @param {Spec} spec @param {Series} s @param {number} k @param {number} x @param {number} y */
+function drawMark(spec, s, k, x, y) {
+  const stroke = s.color || "currentColor";
+  const open = Boolean(s.hollow?.[k]);
+  if (open && spec.kind === "lines") return svg("path", { d: `M${x - 4} ${y - 4}l8 8m0 -8l-8 8`, style: `stroke:${stroke};fill:none`, "stroke-width": 2 });
+  const radius = spec.kind === "points" ? 5.5 : spec.steps ? 2 : 3.5;
+  return svg("circle", { cx: x, cy: y, r: radius, style: `stroke:${stroke};fill:${open ? "none" : stroke}`, "stroke-width": open ? 2 : 0 });
+}
+
+/** What is pointed at around a mark. @param {Series} s @param {number} k @param {number} x @param {number} y
+ * @param {(id: number) => void} clicked */
+function hitArea(s, k, x, y, clicked) {
+  const text = s.tips?.[k] || `${s.name}: ${plainNumber(s.y[k] ?? NaN)}`;
+  const hit = svg("circle", { cx: x, cy: y, r: 9, fill: "transparent" });
+  hit.append(svg("title", {}, text));
+  const id = s.ids?.[k];
+  if (id === undefined) return hit;
+  for (const [name, value] of Object.entries({ class: "bl-chart-hit", tabindex: "0", role: "button", "aria-label": text })) hit.setAttribute(name, value);
+  hit.addEventListener("click", () => clicked(id));
+  hit.addEventListener("keydown", (event) => { if (/** @type {KeyboardEvent} */ (event).key === "Enter") clicked(id); });
+  return hit;
+}
+
+/** Names at the ends of lines, right of the plot, or beside points; those that would overlap are moved apart.
+ * @param {Element} picture @param {Spec} spec @param {Plot} plot @param {{series: Series, x: number, y: number}[]} ends */
+function drawNames(picture, spec, { right, top, bottom, width }, ends) {
   const placed = apart(ends.map((e) => e.y), 13, top + 4, bottom);
   ends.forEach(({ series, x, y }, k) => {
     const color = series.color || "currentColor";
-    if (Math.abs(placed[k] - y) > 5) picture.append(svg("line", { x1: x + 5, y1: y, x2: right + 2, y2: placed[k], style: `stroke:${color}`, opacity: 0.5 }));
-    const said = svg("text", { x: right + 5, y: placed[k] + 4, style: `fill:${color}`, class: "bl-chart-name" }, shortened(series.name, room, 11));
+    const wide = textWidth(series.name);
+    const before = spec.kind === "points" && x + wide + 12 > width;
+    const at = spec.kind === "lines" ? right + 5 : x + (before ? -10 : 10);
+    if (Math.abs(placed[k] - y) > 5) picture.append(svg("line", { x1: x, y1: y, x2: at + (before ? 2 : -2), y2: placed[k], style: `stroke:${color}`, opacity: 0.5 }));
+    const room = spec.kind === "lines" ? width - right - 6 : Infinity;
+    const shown = wide <= room ? series.name : shortened(series.name, room, 11);
+    const said = svg("text", { x: at, y: placed[k] + 4, "text-anchor": before ? "end" : "start", style: `fill:color-mix(in srgb, ${color} 72%, var(--bl-text))`, class: "bl-chart-name" }, shown);
     said.append(svg("title", {}, series.name));
     picture.append(said);
   });
@@ -170,23 +259,23 @@ function drawLines(picture, spec, left, right, bottom, top, yOf, room) {
 /** @param {{model: Model, el: HTMLElement}} given */
 function render({ model, el }) {
   el.classList.add("bl-view", "bl-chart");
+  const clicked = (/** @type {number} */ id) => {
+    model.set("clicked", id);
+    model.save_changes();
+  };
   const draw = () => {
     const spec = /** @type {Spec} */ (model.get("spec"));
     const width = el.clientWidth;
     const shown = Boolean(spec && spec.series);
     el.style.height = shown ? `${model.get("height")}px` : "0";
     if (!shown) el.replaceChildren();
-    else if (width > 40) drawChart(el, spec, width, model.get("height"));
+    else if (width > 40) drawChart(el, spec, width, model.get("height"), clicked);
   };
-  const dress = () => markTheme(el);
   const sizes = new ResizeObserver(draw);
-  const themes = new MutationObserver(dress);
   sizes.observe(el);
-  themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light"] });
-  dress();
   draw();
   const stop = listen(model, { spec: draw, height: draw });
-  return () => { stop(); sizes.disconnect(); themes.disconnect(); };
+  return () => { stop(); sizes.disconnect(); };
 }
 
 export default { render };

@@ -15,22 +15,30 @@ from .base import source
 class ChartView(anywidget.AnyWidget):
     """Draws what `bars` or `curves` made as SVG, as wide as its place, in the colours of the page.
 
-    `show(None)` empties it. A chart in a part that is not shown is drawn as soon as it is.
+    `show(None)` empties it. A chart in a part that is not shown is drawn as soon as it is. `clicked` is the last mark that was
+    clicked, one of the `ids` of a series.
     """
 
     _esm = source("js", "chart_view")
     _css = source("css", "chart_view")
     spec = traitlets.Dict().tag(sync=True)
     height = traitlets.Int(250).tag(sync=True)
+    clicked = traitlets.Int(-1).tag(sync=True)
 
     def show(self, spec: Mapping[str, Any] | None) -> None:
         """Draw `spec` in place of what is there."""
+        self.clicked = -1
         self.spec = dict(spec or {})
 
 
 def rule(y: float, text: str = "", color: str = "currentColor", dash: bool = True, to: float | None = None) -> Any:
     """A horizontal line at `y` with a text, or a band from `y` to `to`."""
     return {"y": y, "text": text, "color": color, "dash": dash, **({} if to is None else {"to": to})}
+
+
+def limit(x: float, text: str, color: str) -> Any:
+    """An upright line at `x` with a text."""
+    return {**rule(0.0, text, color), "x": x}
 
 
 def series(
@@ -40,8 +48,12 @@ def series(
     x: Iterable[float] = (),
     hollow: Sequence[bool] = (),
     tips: Sequence[str] = (),
+    ids: Sequence[int] = (),
+    dash: bool = False,
 ) -> dict[str, Any]:
     """One kind of bars, or one curve. Unknown values (None, NaN) are left out; an empty colour is the text's.
+
+    Marks with `ids` can be clicked; in a chart of points a `dash` line joins its values, and has no marks.
 
     >>> series([1.0, float("nan")])["y"]
     [1.0, None]
@@ -49,7 +61,7 @@ def series(
     values = [None if v is None or not math.isfinite(v) else float(v) for v in y]
     return {
         "name": name, "color": color, "x": [float(v) for v in x], "y": values, "hollow": [bool(h) for h in hollow],
-        "tips": [str(t) for t in tips],
+        "tips": [str(t) for t in tips], "ids": [int(i) for i in ids], "dash": dash,
     }  # fmt: skip
 
 
@@ -65,3 +77,8 @@ def curves(
     """Curves named at their ends; crosses mark what does not fit. `ends`: `from`, `to` and `ticks` of the x axis."""
     shown = {"kind": "lines", "labels": [], "x": x, "y": y, "title": title, "steps": steps, **ends}
     return {**shown, "series": list(parts), "rules": list(rules)}
+
+
+def points(x: str, y: str, parts: Iterable[Any], rules: Iterable[Any] = (), title: str = "") -> Any:
+    """Points named beside them; hollow ones mark what does not fit."""
+    return {**curves(x, y, parts, rules, title), "kind": "points", "from": 0.0}

@@ -39,7 +39,9 @@ function formatTime(value) {
   if (!Number.isFinite(value)) return "?";
   const size = Math.abs(value);
   if (size >= 1e6) return `${(value / 1e6).toFixed(2)} s`;
-  return size >= 1e3 ? `${(value / 1e3).toFixed(2)} ms` : `${value.toFixed(2)} us`;
+  if (size >= 1e3) return `${(value / 1e3).toFixed(2)} ms`;
+  if (size >= 0.1) return `${value.toFixed(2)} us`;
+  return size >= 1e-5 ? `${(value * 1e3).toFixed(2)} ns` : "0 us";
 }
 
 /** @param {number} value bytes */
@@ -83,11 +85,11 @@ function themeOf(host) {
   };
 }
 
-/** Dark or light by what the page really paints behind the view. @param {Element} host */
-function markTheme(host) {
-  const flag = document.body.getAttribute("data-jp-theme-light");
-  const dark = flag === null ? matchMedia("(prefers-color-scheme: dark)").matches : flag === "false";
-  host.classList.toggle("bl-dark", dark);
+/** Call `dress` whenever the page changes its theme; gives what ends that. @param {() => void} dress */
+function onTheme(dress) {
+  const themes = new MutationObserver(dress);
+  themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
+  return () => themes.disconnect();
 }
 
 /** A view's frame: toolbar, canvas, tooltip, hint and a live region; it redraws once per animation frame at most.
@@ -130,17 +132,13 @@ function frame(host, label, draw) {
   };
   view.say = (text) => {
     live.textContent = text;
-    live.title = text; // the line is cut where it is too long
-  };
-  const restyle = () => {
-    markTheme(host);
-    view.colours = null;
-    view.redraw();
   };
   const sizes = new ResizeObserver(view.resize);
   sizes.observe(stage);
-  const themes = new MutationObserver(restyle);
-  themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
+  const undress = onTheme(() => {
+    view.colours = null;
+    view.redraw();
+  });
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let hide;
   view.wantsWheel = (event) => {
@@ -150,10 +148,9 @@ function frame(host, label, draw) {
     hide = setTimeout(() => stage.classList.remove("bl-hinting"), 1200);
     return false;
   };
-  markTheme(host);
   view.close = () => {
     sizes.disconnect();
-    themes.disconnect();
+    undress();
     cancelAnimationFrame(view.pending);
     clearTimeout(hide);
   };
@@ -277,11 +274,11 @@ function ticks(from, to, count) {
   return marks;
 }
 
-/** The label of a tick, centred at `x` but whole within `width`.
- * @param {CanvasRenderingContext2D} context @param {string} label @param {number} x @param {number} width @param {number} y */
-function drawTick(context, label, x, width, y) {
+/** The label of a tick, centred at `x` but whole between `from` and `to`.
+ * @param {CanvasRenderingContext2D} context @param {string} label @param {number} x @param {number} from @param {number} to @param {number} y */
+function drawTick(context, label, x, from, to, y) {
   const half = context.measureText(label).width / 2;
-  context.fillText(label, Math.min(x, width - half - 2), y);
+  context.fillText(label, Math.max(Math.min(x, to - half - 2), from + half), y);
 }
 
 /** A time window `[from, to]` over `[0, span]`, zoomed about a point and kept inside.

@@ -35,6 +35,7 @@ function render({ model, el }) {
     Object.assign(view.canvas.dataset, {
       nodes: String(scene.id.length), drawn: String(drawn), frames_open: String(scene.frame.length), arrows: String(scene.source.length),
       critical: String(paint.fits && critical ? paint.criticalArrow.reduce((sum, one) => sum + one, 0) : 0),
+      middle: worldAt(width / 2, height / 2).map(Math.round).join(" "), minimap: (minimapOf(scene, t, [width, height]) || []).slice(0, 4).join(" "),
       chosen: String(marks.chosen.reduce((sum, one) => sum + one, 0)),
     });
     describePlace();

@@ -1,6 +1,5 @@
 // Memory view: bytes over time per device, stacked by category, against the device's limit. Traits: see memory_view.py.
 
-const MEMORY_GUTTER = 132;
 const ROW = 74;
 const FOOT = 20;
 const CATEGORIES = ["persistent", "outputs", "temporary", "copies"];
@@ -20,7 +19,7 @@ function render({ model, el }) {
   let colours = model.get("colors");
   let shades = model.get("shades");
   const view = frame(el, "Memory", draw);
-  const axis = timeAxis(model, () => view, MEMORY_GUTTER);
+  const axis = timeAxis(model, () => view, () => model.get("devices"));
   const { scaleX, xOf, timeAt } = axis;
   const legend = element("span", { class: "bl-group" });
   const reset = button("Fit", "show the whole step (0)", axis.fit);
@@ -52,8 +51,8 @@ function render({ model, el }) {
     const first = levels.pointer[device];
     const last = levels.pointer[device + 1];
     const rows = [];
-    let row = lastChange(device, timeAt(MEMORY_GUTTER));
-    for (let x = MEMORY_GUTTER; x < width - 8; x += 1) {
+    let row = lastChange(device, timeAt(axis.gutter));
+    for (let x = axis.gutter; x < width - 8; x += 1) {
       const until = timeAt(x + 1);
       let best = row;
       while (row + 1 < last && levels.time[row + 1] < until) {
@@ -86,15 +85,15 @@ function render({ model, el }) {
     CATEGORIES.forEach((name, k) => {
       context.fillStyle = shades[d][k];
       context.beginPath();
-      context.moveTo(MEMORY_GUTTER, base);
-      rows.forEach((row, i) => context.lineTo(MEMORY_GUTTER + i, yOf(below[i] + (row < 0 ? 0 : levels.bytes[k][row]))));
-      for (let i = rows.length - 1; i >= 0; i -= 1) context.lineTo(MEMORY_GUTTER + i, yOf(below[i]));
+      context.moveTo(axis.gutter, base);
+      rows.forEach((row, i) => context.lineTo(axis.gutter + i, yOf(below[i] + (row < 0 ? 0 : levels.bytes[k][row]))));
+      for (let i = rows.length - 1; i >= 0; i -= 1) context.lineTo(axis.gutter + i, yOf(below[i]));
       context.fill();
       rows.forEach((row, i) => { below[i] += row < 0 ? 0 : levels.bytes[k][row]; });
     });
     context.strokeStyle = theme.grid;
     context.lineWidth = 1;
-    context.strokeRect(MEMORY_GUTTER + 0.5, top + 0.5, width - MEMORY_GUTTER - 9, tall);
+    context.strokeRect(axis.gutter + 0.5, top + 0.5, width - axis.gutter - 9, tall);
     drawLimit(context, limit, largest, yOf, width, theme);
     drawMeasured(context, peak, yOf, width, theme);
     drawPeak(context, peak, yOf, top, width, theme);
@@ -103,7 +102,7 @@ function render({ model, el }) {
     context.fillRect(4, top + 6, 10, 10);
     context.font = `11px ${theme.font}`;
     context.fillStyle = theme.text;
-    context.fillText(shortened(devices[d], 100, 11), 18, top + 11.5);
+    context.fillText(shortened(devices[d], axis.gutter - 32, 11), 18, top + 11.5);
     context.fillStyle = peak.bytes > limit ? theme.danger : theme.faint;
     context.font = `10px ${theme.font}`;
     context.fillText(`peak ${formatBytes(peak.bytes)}`, 18, top + 27);
@@ -120,7 +119,7 @@ function render({ model, el }) {
     context.setLineDash([5, 3]);
     context.lineWidth = 1.5;
     context.beginPath();
-    context.moveTo(MEMORY_GUTTER, yOf(limit));
+    context.moveTo(axis.gutter, yOf(limit));
     context.lineTo(width - 8, yOf(limit));
     context.stroke();
     context.setLineDash([]);
@@ -134,7 +133,7 @@ function render({ model, el }) {
     context.lineWidth = 1;
     context.setLineDash([2, 3]);
     context.beginPath();
-    context.moveTo(MEMORY_GUTTER, y);
+    context.moveTo(axis.gutter, y);
     context.lineTo(width - 8, y);
     context.stroke();
     context.setLineDash([]);
@@ -180,8 +179,8 @@ function render({ model, el }) {
     context.font = `11px ${theme.font}`;
     context.textAlign = "center";
     context.fillStyle = theme.faint;
-    for (const time of ticks(axis.range[0], axis.range[1], (width - MEMORY_GUTTER) / 110)) {
-      drawTick(context, formatTime(time), xOf(time), width, height - FOOT / 2);
+    for (const time of ticks(axis.range[0], axis.range[1], (width - axis.gutter) / 110)) {
+      drawTick(context, formatTime(time), xOf(time), axis.gutter, width, height - FOOT / 2);
     }
   }
 
@@ -189,7 +188,7 @@ function render({ model, el }) {
     const d = Math.floor((y - 4) / ROW);
     if (d < 0 || d >= devices.length) return showTooltip(view, 0, 0, "", []);
     const peak = model.get("peaks")[d];
-    if (x < MEMORY_GUTTER) {
+    if (x < axis.gutter) {
       return showTooltip(view, x, y, rowName(d), [
         ["peak", formatBytes(peak.bytes) + (peak.measured_bytes > 0 ? `, measured ${formatBytes(peak.measured_bytes)}` : "")],
         ...partsOf(peak),
@@ -210,7 +209,7 @@ function render({ model, el }) {
     click: (x, y) => {
       const d = Math.floor((y - 4) / ROW);
       const peak = model.get("peaks")[d];
-      if (peak && peak.op >= 0 && (x < MEMORY_GUTTER || Math.abs(x - xOf(peak.time_us)) < 12)) {
+      if (peak && peak.op >= 0 && (x < axis.gutter || Math.abs(x - xOf(peak.time_us)) < 12)) {
         model.set("selected", [peak.op]);
         model.save_changes();
       }

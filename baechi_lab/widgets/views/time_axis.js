@@ -1,26 +1,37 @@
 // A horizontal axis of time that the timeline and the memory view share: the window that is shown, and moving it by drag,
 // wheel, double click, rectangle and keys.
 
-/** @typedef {{range: number[], span: () => number, setWindow: (next: number[]) => void, fit: () => void, read: () => void,
+const LEAST_GUTTER = 132;
+/** @typedef {{range: number[], gutter: number, span: () => number, setWindow: (next: number[]) => void, fit: () => void, read: () => void,
  *   scaleX: () => number, xOf: (time: number) => number, timeAt: (x: number) => number, shift: (by: number) => void,
  *   zoom: (at: number, factor: number) => void, keys: Record<string, () => void>, move: (dx: number) => void,
  *   rectangle: (x0: number, y0: number, x1: number) => void, listen: (view: View, keys?: Record<string, () => void>) => void}} TimeAxis */
 
-/** The axis of the traits `window` and `span_us`, right of a gutter; 8 pixels are left free at its end.
- * @param {Model} model @param {() => View} view which is made later @param {number} gutter in pixels @returns {TimeAxis} */
-function timeAxis(model, view, gutter) {
+/** Pixels left of the axis, in which the longest name is whole, with its idle share; both views have the same.
+ * @param {string[]} names */
+function gutterFor(names) {
+  return Math.min(Math.max(LEAST_GUTTER, Math.ceil(74 + 6.4 * Math.max(0, ...names.map((name) => name.length)))), 320);
+}
+
+/** The axis of the traits `window` and `span_us`, right of a gutter for names; 8 pixels are left free at its end.
+ * @param {Model} model @param {() => View} view which is made later @param {() => string[]} names of devices @returns {TimeAxis} */
+function timeAxis(model, view, names) {
   const span = () => Math.max(model.get("span_us"), 1e-9);
   const shown = () => {
     const given = model.get("window");
     return given.length === 2 && given[1] > given[0] ? given : [0, span()];
   };
-  const scaleX = () => (view().width - gutter - 8) / (axis.range[1] - axis.range[0]);
+  const scaleX = () => (view().width - axis.gutter - 8) / (axis.range[1] - axis.range[0]);
   const middle = () => (axis.range[0] + axis.range[1]) / 2;
   const width = () => axis.range[1] - axis.range[0];
   const axis = /** @type {TimeAxis} */ ({
     range: shown(),
+    gutter: gutterFor(names()),
     span,
-    read: () => { axis.range = shown(); },
+    read: () => {
+      axis.range = shown();
+      axis.gutter = gutterFor(names());
+    },
     setWindow: (next) => {
       axis.range = next;
       model.set("window", next);
@@ -29,8 +40,8 @@ function timeAxis(model, view, gutter) {
     },
     fit: () => axis.setWindow([0, span()]),
     scaleX,
-    xOf: (time) => gutter + (time - axis.range[0]) * scaleX(),
-    timeAt: (x) => axis.range[0] + (x - gutter) / scaleX(),
+    xOf: (time) => axis.gutter + (time - axis.range[0]) * scaleX(),
+    timeAt: (x) => axis.range[0] + (x - axis.gutter) / scaleX(),
     shift: (wanted) => {
       const by = Math.min(Math.max(wanted, -axis.range[0]), span() - axis.range[1]);
       axis.setWindow([axis.range[0] + by, axis.range[1] + by]);
@@ -51,7 +62,7 @@ function timeAxis(model, view, gutter) {
         event.preventDefault();
         const [x] = pointer(view(), event);
         if (event.shiftKey) axis.shift(event.deltaY / scaleX());
-        else axis.zoom(axis.timeAt(Math.max(x, gutter)), Math.exp(event.deltaY * 0.0015));
+        else axis.zoom(axis.timeAt(Math.max(x, axis.gutter)), Math.exp(event.deltaY * 0.0015));
       }, { passive: false });
       canvas.addEventListener("keydown", (event) => {
         if (event.ctrlKey || event.metaKey || !keys[event.key]) return;

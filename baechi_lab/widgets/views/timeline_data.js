@@ -1,6 +1,5 @@
 // Bars of the timeline view, read from its traits. Python joins this text between common.js and timeline_view.js.
 
-const GUTTER = 132;
 const AXIS = 20;
 const OP_LANE = 24;
 const TRANSFER_LANE = 18;

@@ -42,18 +42,18 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
     context.fillStyle = theme.faint;
     context.lineWidth = 1;
     context.beginPath();
-    for (const time of ticks(axis.range[0], axis.range[1], (width - GUTTER) / 110)) {
+    for (const time of ticks(axis.range[0], axis.range[1], (width - axis.gutter) / 110)) {
       const x = Math.round(xOf(time)) + 0.5;
       context.moveTo(x, STRIP + AXIS - 3);
       context.lineTo(x, height);
-      drawTick(context, formatTime(time), x, width, STRIP + AXIS / 2);
+      drawTick(context, formatTime(time), x, axis.gutter, width, STRIP + AXIS / 2);
     }
     context.stroke();
   }
 
   function drawGutter(context, theme) {
     context.fillStyle = theme.background;
-    context.fillRect(0, STRIP, GUTTER - 2, canvas().height);
+    context.fillRect(0, STRIP, axis.gutter - 2, canvas().height);
     context.textAlign = "left";
     s.lanes.forEach((lane, k) => {
       const [top, height] = s.tops[k];
@@ -71,10 +71,10 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
         context.fillRect(4, top + height / 2 - 5, 10, 10);
         context.font = `11px ${theme.font}`;
         context.fillStyle = theme.text;
-        context.fillText(shortened(lane.label, 60, 11), 18, top + height / 2 + 0.5);
+        context.fillText(shortened(lane.label, axis.gutter - 72, 11), 18, top + height / 2 + 0.5);
         context.fillStyle = theme.faint;
         context.textAlign = "right";
-        context.fillText(`${(lane.idle_share * 100).toFixed(0)}% idle`, GUTTER - 6, top + height / 2 + 0.5);
+        context.fillText(`${(lane.idle_share * 100).toFixed(0)}% idle`, axis.gutter - 6, top + height / 2 + 0.5);
         context.textAlign = "left";
       }
     });
@@ -95,7 +95,7 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
     let narrow = false;
     for (let b = from; b < until && s.bars.start[b] < axis.range[1]; b += 1) {
       if (s.bars.end[b] < axis.range[0]) continue;
-      const x = GUTTER + (s.bars.start[b] - axis.range[0]) * scale;
+      const x = axis.gutter + (s.bars.start[b] - axis.range[0]) * scale;
       const w = (s.bars.end[b] - s.bars.start[b]) * scale;
       if (w >= 1.5) wide.push(b);
       else if (!s.dim[s.bars.label[b]]) {
@@ -108,8 +108,8 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
     }
     for (const b of wide) {
       const [y, h] = extent(lane, b);
-      const x = Math.max(GUTTER + (s.bars.start[b] - axis.range[0]) * scale, GUTTER - 2);
-      const end = Math.min(GUTTER + (s.bars.end[b] - axis.range[0]) * scale, width + 2);
+      const x = Math.max(axis.gutter + (s.bars.start[b] - axis.range[0]) * scale, axis.gutter - 2);
+      const end = Math.min(axis.gutter + (s.bars.end[b] - axis.range[0]) * scale, width + 2);
       const w = Math.max(end - x - (end - x > 4 ? 0.7 : 0), 0.7);
       context.fillStyle = s.palette[s.shade[b] % s.palette.length];
       context.globalAlpha = s.dim[s.bars.label[b]] ? 0.12 : faint(b) ? FAINT : 1;
@@ -174,7 +174,7 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
     context.font = `10px ${theme.font}`;
     context.textAlign = "left";
     for (const b of wide) {
-      const x = Math.max(xOf(s.bars.start[b]), GUTTER);
+      const x = Math.max(xOf(s.bars.start[b]), axis.gutter);
       const w = Math.min(xOf(s.bars.end[b]), canvas().width) - x;
       if (w < least) continue;
       const batch = s.batches[s.bars.label[b]] ?? UNSEEN;
@@ -193,7 +193,7 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
     context.font = `600 10px ${theme.font}`;
     context.textAlign = "center";
     for (const [batch, from, to] of batchRuns(s.bars, s.batches, lane, axis.range[0], axis.range[1], 3 / scaleX())) {
-      const x0 = Math.max(xOf(from), GUTTER);
+      const x0 = Math.max(xOf(from), axis.gutter);
       const x1 = Math.min(xOf(to), canvas().width);
       const text = String(batch);
       const w = text.length * 6 + 4;
@@ -232,10 +232,12 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
     }
   }
 
-  /** Of the explained op: from the end of what it reads to its start, and from its end to the start of its readers. */
+  /** Of the explained op: from the end of what it reads to its start, and from its end to the start of its readers.
+   * Gives how many were drawn. */
   function arrows(context, theme) {
     const op = explained();
-    if (op === UNSEEN) return;
+    if (op === UNSEEN) return 0;
+    let drawn = 0;
     const places = new Map();
     const wanted = new Set([op, ...s.near, model.get("blamed")]);
     for (let lane = 0; lane < s.lanes.length && s.lanes[lane].origin === s.lanes[0].origin; lane += 1) {
@@ -249,12 +251,14 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
       if (!start || !end) return;
       context.lineWidth = from === model.get("blamed") && to === op ? 3 : 1;
       drawArrow(context, start, end);
+      drawn += 1;
     };
     context.strokeStyle = theme.text;
     context.globalAlpha = 0.8;
     for (const other of new Set([...model.get("inputs"), ...(model.get("blamed") < 0 ? [] : [model.get("blamed")])])) link(other, op);
     for (const other of model.get("outputs")) link(op, other);
     context.globalAlpha = 1;
+    return drawn;
   }
 
   function draw(context, width, height, theme) {
@@ -269,7 +273,7 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
     drawWaits(context, theme, axis, s.waits, s.tops);
     for (let lane = 0; lane < s.lanes.length; lane += 1) drawText(context, lane, drawLane(context, lane, width, theme), theme);
     if (s.selected.size || model.get("critical") || s.hovered !== UNSEEN) outlines(context, theme);
-    arrows(context, theme);
+    canvas().canvas.dataset.arrows = String(arrows(context, theme));
     drawRange(context, theme, axis, model.get("range"), width, height);
     context.textBaseline = "middle";
     drawGutter(context, theme);

@@ -16,8 +16,8 @@ function drawWaits(context, theme, axis, waits, tops) {
       const kind = waits.kind[w];
       const wide = (waits.end[w] - waits.start[w]) * scale;
       if (kind === NOTHING_LEFT || wide < 2) continue;
-      const from = Math.max(axis.xOf(waits.start[w]), GUTTER);
-      const to = Math.min(axis.xOf(waits.end[w]), GUTTER + (axis.range[1] - axis.range[0]) * scale);
+      const from = Math.max(axis.xOf(waits.start[w]), axis.gutter);
+      const to = Math.min(axis.xOf(waits.end[w]), axis.gutter + (axis.range[1] - axis.range[0]) * scale);
       const moved = kind === TRANSFER_WAIT || kind === QUEUE_WAIT;
       context.fillStyle = moved ? theme.crossing : theme.faint;
       context.globalAlpha = moved ? 0.75 : 0.4;
@@ -32,7 +32,7 @@ function drawWaits(context, theme, axis, waits, tops) {
  * @param {number[]} range @param {number} width @param {number} height */
 function drawRange(context, theme, axis, range, width, height) {
   if (range.length !== 2) return;
-  const from = Math.max(axis.xOf(range[0]), GUTTER);
+  const from = Math.max(axis.xOf(range[0]), axis.gutter);
   const to = Math.min(axis.xOf(range[1]), width);
   if (to <= from) return;
   context.fillStyle = theme.text;

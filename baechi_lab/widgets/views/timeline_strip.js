@@ -30,11 +30,11 @@ function overviewStrip(view, axis) {
   let madeFor = "";
   /** @type {{part: "start" | "end" | "move" | "bring", x: number, window: number[]} | null} */
   let drag = null;
-  const width = () => Math.max(view().width - GUTTER - 8, 1);
+  const width = () => Math.max(view().width - axis.gutter - 8, 1);
   /** @param {number} time */
-  const xOf = (time) => GUTTER + (time / axis.span()) * width();
+  const xOf = (time) => axis.gutter + (time / axis.span()) * width();
   /** @param {number} x */
-  const timeAt = (x) => ((x - GUTTER) / width()) * axis.span();
+  const timeAt = (x) => ((x - axis.gutter) / width()) * axis.span();
   const edges = () => [xOf(axis.range[0]), xOf(axis.range[1])];
 
   /** @param {Bars} bars @param {any[]} lanes @param {ArrayLike<number>} shade @param {string[]} palette */
@@ -78,12 +78,12 @@ function overviewStrip(view, axis) {
       }
       context.fillStyle = theme.background;
       context.fillRect(0, 0, view().width, STRIP);
-      if (lanes.length) context.drawImage(image, GUTTER, 2);
+      if (lanes.length) context.drawImage(image, axis.gutter, 2);
       const [left, right] = edges();
       context.fillStyle = theme.background;
       context.globalAlpha = 0.65;
-      context.fillRect(GUTTER, 0, left - GUTTER, STRIP);
-      context.fillRect(right, 0, GUTTER + width() - right, STRIP);
+      context.fillRect(axis.gutter, 0, left - axis.gutter, STRIP);
+      context.fillRect(right, 0, axis.gutter + width() - right, STRIP);
       context.globalAlpha = 1;
       context.strokeStyle = theme.text;
       context.lineWidth = 1;
@@ -102,7 +102,7 @@ function overviewStrip(view, axis) {
       };
       canvas.addEventListener("pointerdown", (event) => {
         const [x, y] = pointer(view(), event);
-        if (event.button !== 0 || y >= STRIP || x < GUTTER) return;
+        if (event.button !== 0 || y >= STRIP || x < axis.gutter) return;
         event.stopImmediatePropagation();
         canvas.focus({ preventScroll: true });
         canvas.setPointerCapture(event.pointerId);
@@ -113,7 +113,7 @@ function overviewStrip(view, axis) {
       });
       canvas.addEventListener("pointermove", (event) => {
         const [x, y] = pointer(view(), event);
-        const over = y < STRIP && x >= GUTTER;
+        const over = y < STRIP && x >= axis.gutter;
         canvas.style.cursor = !drag && !over ? "" : ["start", "end"].includes(drag?.part ?? stripPart(x, edges()[0], edges()[1])) ? "ew-resize" : "grab";
         if (!drag) return;
         event.stopImmediatePropagation();

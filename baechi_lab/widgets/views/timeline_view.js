@@ -4,7 +4,7 @@
 function render({ model, el }) {
   const s = readState(model);
   const view = frame(el, "Timeline", (...given) => draw(...given));
-  const axis = timeAxis(model, () => view, GUTTER);
+  const axis = timeAxis(model, () => view, () => model.get("lanes").map((/** @type {any} */ lane) => lane.label));
   const { span, setWindow, scaleX, xOf, timeAt } = axis;
   const strip = overviewStrip(() => view, axis);
   const { draw, extent } = timelinePainter(s, model, () => view, axis, strip, () => explained());
@@ -63,7 +63,7 @@ function render({ model, el }) {
 
   function barAt(x, y) {
     const lane = s.tops.findIndex(([top, height]) => y >= top && y < top + height);
-    if (lane < 0 || x < GUTTER) return [UNSEEN, lane];
+    if (lane < 0 || x < axis.gutter) return [UNSEEN, lane];
     const slack = 2 / scaleX();
     const time = timeAt(x);
     let best = UNSEEN;
@@ -104,7 +104,7 @@ function render({ model, el }) {
         [model.get("color_by"), s.palette !== s.colours ? model.get("legend")[s.shade[bar]]?.label : ""],
         ["elsewhere", s.bars.elsewhere[bar] ? `on ${model.get("devices")[s.bars.elsewhere[bar] - 1] ?? "another device"} in the other placement` : ""],
       ]);
-    } else if (lane >= 0 && x < GUTTER) showTooltip(view, x, y, `${s.lanes[lane].label}, ${s.lanes[lane].origin}`, laneFacts(lane));
+    } else if (lane >= 0 && x < axis.gutter) showTooltip(view, x, y, `${s.lanes[lane].label}, ${s.lanes[lane].origin}`, laneFacts(lane));
     else if (lane >= 0 && waitAt(lane, x) !== UNSEEN) showWait(waitAt(lane, x), x, y);
     else showTooltip(view, 0, 0, "", []);
     if (bar !== s.hovered) {
