@@ -35,7 +35,7 @@ from .memory.order import depth_first_order
 from .problem import groups_of, transfer_us
 from .stages.chain import make_chain
 from .stages.levels import level_cuts
-from .stages.line_cuts import cut_line
+from .stages.line_cuts import cut_lines
 from .stages.objective import Objective
 from .stages.orders import device_orders
 from .stages.plan import Cut, best_cut, made_of, shared_by_all
@@ -86,13 +86,12 @@ class Contiguous(Placer):
             if units.unit.tobytes() in seen:
                 continue
             seen.add(units.unit.tobytes())
-            ways = product(device_orders(limits, units.able), self._goal.goals, self._goal.widths)
-            for order, goal, shared in ways:
+            for order, shared in product(device_orders(limits, units.able), self._goal.widths):
                 chain = make_chain(units, limits, order, sum=self.sum, replicas=shared, once=self.objective == "step")
-                cost, stages = cut_line(units, chain, goal)
-                if stages:
-                    members = [(slice(first, end), d, r) for first, end, d, r in stages]
-                    yield made_of(units.unit, units.n, members, order, f"{name} line", cost)
+                for cost, stages in cut_lines(units, chain, self._goal.goals):
+                    if stages:
+                        members = [(slice(first, end), d, r) for first, end, d, r in stages]
+                        yield made_of(units.unit, units.n, members, order, f"{name} line", cost)
                 if shared and len(seen) == 1 and self.objective == "step":
                     yield from shared_by_all(units.unit, units.n, order, min(int(chain.run[0]), self.micro_batches))
             if self.replicas:

@@ -13,7 +13,14 @@ from baechi_lab.placers.search.budget import Budget
 from baechi_lab.placers.search.shared import Candidate, SharedMoves, search_shared
 from baechi_lab.placers.stages.chain import make_chain
 from baechi_lab.placers.stages.closed_sets import closed_sets, cut_sets
-from baechi_lab.placers.stages.line_cuts import cut_line
+from baechi_lab.placers.stages.line_cuts import (
+    HIGH_RECEIVED,
+    HIGH_SENT,
+    LOW_RECEIVED,
+    LOW_SENT,
+    _changes,
+    cut_line,
+)
 from baechi_lab.placers.stages.objective import Objective
 from baechi_lab.placers.stages.orders import device_orders
 from baechi_lab.placers.stages.units import make_units
@@ -131,6 +138,32 @@ def test_programme_with_replicas_says_what_throughput_measures(seed):
     for placer in ("contiguous", "ideals"):
         found = place(graph, cluster, placer, objective="throughput", replicas=True, sum=total)
         assert throughput(graph, cluster, found, sum=total).period_us == pytest.approx(cost)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_intervals_of_a_line_send_and_receive(seed):
+    """The changes, added up, against the definition: every tensor with a reader elsewhere, counted interval by interval."""
+    rng = np.random.default_rng(seed)
+    units = make_units(random_pipeline(rng, 9, seed % 2 == 0), Cluster.uniform(2))
+    places = np.unique(np.r_[0, rng.integers(0, units.n, 4), units.n])
+    pointer, ends, column, change = _changes(units, places)
+    blocks = len(places) - 1
+    cross = np.zeros((blocks, 8))
+    for j in range(1, blocks + 1):
+        for k in range(pointer[j - 1], pointer[j]):
+            cross[ends[k, 0] : ends[k, 1] + 1, column[k] : column[k] + 2] += change[k]
+        for i in range(j):
+            inside = set(range(places[i], places[j]))
+            wanted = np.zeros(8)
+            for t, (p, size) in enumerate(zip(units.producer.tolist(), units.size.tolist(), strict=True)):
+                readers = units.reader[units.reader_ptr[t] : units.reader_ptr[t + 1]].tolist()
+                if p not in inside and inside & set(readers):
+                    at = LOW_RECEIVED if p < places[i] else HIGH_RECEIVED
+                    wanted[at : at + 2] += 1, size
+                if p in inside and set(readers) - inside:
+                    at = LOW_SENT if min(readers) < places[i] else HIGH_SENT
+                    wanted[at : at + 2] += 1, size
+            assert cross[i].tolist() == wanted.tolist()
 
 
 def test_replicas_take_turns():

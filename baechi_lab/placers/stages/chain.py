@@ -108,7 +108,7 @@ def _slowest(matrix: Any, chosen: Any) -> Any:
     return found
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")  # a call would count the references to all of the chain's arrays
 def ring_us(chain: Any, d: Any, r: Any, gradient: Any) -> Any:
     """Microseconds in which `r` devices from `d` on add up `gradient` bytes."""
     if gradient <= 0:
@@ -116,7 +116,7 @@ def ring_us(chain: Any, d: Any, r: Any, gradient: Any) -> Any:
     return 2.0 * (r - 1) * (chain.ring_latency[d, r - 1] + gradient / r * chain.ring[d, r - 1])
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def stage_load(chain: Any, d: Any, r: Any, work: Any, gradient: Any, low: Any, high: Any) -> Any:
     """Microseconds per micro-batch of a stage of `work` us and `gradient` bytes on `r` devices from `d` on.
 

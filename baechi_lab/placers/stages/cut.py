@@ -20,7 +20,7 @@ from ...graph.kernels.jit import njit
 from .chain import ring_us, stage_load
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def relax(best: Any, came: Any, chain: Any, sums: Any, i: Any, j: Any, low: Any, high: Any, goal: Any) -> None:
     """Take the stage between sets `i` and `j` wherever it makes `best[j]` smaller; `came[j, e]` = (i, r).
 
@@ -37,12 +37,14 @@ def relax(best: Any, came: Any, chain: Any, sums: Any, i: Any, j: Any, low: Any,
             continue
         alone = work[j, kind] - work[i, kind]
         for r in range(1, chain.run[d] + 1):
-            load = stage_load(chain, d, r, alone, gradient[j] - gradient[i], low, high)
             count = goal[1]
             if chain.once:
                 count = np.ceil(goal[1] / r) * r
-            cost = goal[0] * work[i, kind] + count * load
-            if chain.once:
+            before = goal[0] * work[i, kind]
+            if (before + count * (alone / r)) * (1.0 - 1e-12) >= best[j, d + r]:
+                continue  # by its work alone
+            cost = before + count * stage_load(chain, d, r, alone, gradient[j] - gradient[i], low, high)
+            if chain.once and r > 1:
                 cost += ring_us(chain, d, r, gradient[j] - gradient[i])
             cost = max(best[i, d], cost)
             if cost < best[j, d + r]:

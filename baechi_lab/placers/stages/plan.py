@@ -97,10 +97,15 @@ def _all_measured(
 ) -> list[tuple[Measured, Cut]]:
     """Every cut as measured; those that the schedule cannot work on are left out, if not all are."""
     found: list[tuple[Measured, Cut]] = []
+    known: dict[Any, Measured] = {}  # several lines and goals may lead to one cut
     refused: InvalidInput | None = None
     for cut in cuts:
+        placed = cut.placement()
+        key = placed.device.tobytes(), placed.replicas
         try:
-            found.append((objective.measure(graph, cluster, cut.placement()), cut))
+            if key not in known:
+                known[key] = objective.measure(graph, cluster, placed)
+            found.append((known[key], cut))
         except InvalidInput as error:
             refused = refused or error
     if refused is not None and not found:
