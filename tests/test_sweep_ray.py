@@ -1,5 +1,10 @@
 """Sweeps on Ray itself; `test_sweep_executors` has its interface without it."""
 
+import contextlib
+import os
+import signal
+import time
+
 import pytest
 
 import baechi_lab as bl
@@ -26,6 +31,27 @@ def started():
 
 def test_ray_as_it_comes(started):
     assert table(RayExecutor()).equals(table("here"))
+
+
+def test_killed_workers_lose_and_double_no_row(started, tmp_path):
+    """After the second and the eighth row one of the two workers that there were at first is killed."""
+    executor, rows = RayExecutor(num_cpus=1), []
+
+    def who():  # long enough for both to be asked
+        time.sleep(1)
+        return os.getpid()
+
+    pids = list({future.result(60) for future in [executor.submit(who) for _ in range(2)]})
+
+    def kill_one(row):
+        rows.append((row["devices"], row["memory_bytes"], row["placer"]))
+        if len(rows) in (2, 8) and pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids.pop(), signal.SIGKILL)
+
+    found = table(executor, path=tmp_path / "rows.db", on_row=kill_one)
+    assert found.equals(table("here")) and not pids
+    assert len(rows) == len(set(rows)) == len(found)
 
 
 def test_what_is_no_python_function(started):
