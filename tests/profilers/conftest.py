@@ -30,16 +30,3 @@ def make_mlp():
         return model
 
     return make
-
-
-@pytest.fixture(scope="session")
-def inception():
-    """Inception-V3 as Keras ships it, 75 x 75 pixels, batch 2, RMSprop: model, batch, traced step."""
-    import baechi_lab as bl
-
-    tf.keras.utils.set_random_seed(0)
-    model = tf.keras.applications.InceptionV3(weights=None, input_shape=(75, 75, 3), classes=10)
-    model.compile("rmsprop", "sparse_categorical_crossentropy", jit_compile=False)
-    pixels = np.random.default_rng(0).random((2, 75, 75, 3), dtype=np.float32)
-    data = (pixels, np.array([1, 2]))
-    return model, data, bl.trace(model, *data)

@@ -8,7 +8,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.profilers.hardware import GPU_LAUNCH_US, HOST_OP_US, Hardware
 from baechi_lab.profilers.tensorflow.measured import read_traces
-from baechi_lab.profilers.tensorflow.pairing import is_backward, paired_share
+from baechi_lab.profilers.tensorflow.pairing import paired_share
 from baechi_lab.profilers.tensorflow.profiling import profile_with_report
 from baechi_lab.profilers.tensorflow.structure import read_structure
 
@@ -123,30 +123,6 @@ def test_an_op_over_two_variables_joins_their_groups():
     assert graph.colocation[op(graph, "While")] == graph.colocation[graph.index["a"]]
 
 
-@pytest.mark.slow
-def test_every_backward_op_of_inception_has_its_forward_op(inception):
-    graph, report = profile_with_report(inception[2], mode="estimated")
-    assert report.backward_ops > 4000 and report.paired_ops == report.backward_ops
-    assert report.paired_share == paired_share(graph) == 1.0
-    assert report.open_shapes == 0
-    seen = 0
-    for i, name in enumerate(graph.names):
-        if graph.op_types[i] in ("Conv2DBackpropInput", "Conv2DBackpropFilter"):
-            forward = graph.forward_of[i]
-            assert graph.op_types[forward] == "Conv2D"
-            assert name.startswith("gradient_tape/" + graph.names[forward] + "/")
-            seen += 1
-    assert seen == 2 * 94 - 1  # two gradients for each of 94 convolutions, but none for the pixels
-
-
-@pytest.mark.slow
-def test_only_gradient_ops_are_paired(inception):
-    graph = bl.profile(inception[2], mode="estimated")
-    paired = [graph.names[i] for i in np.flatnonzero(graph.forward_of >= 0)]
-    assert all(is_backward(name) or name.startswith("AddN") for name in paired)
-    assert not any(is_backward(graph.names[f]) for f in graph.forward_of[graph.forward_of >= 0])
-
-
 def test_gradients_of_called_functions_find_the_right_call():
     w, v = tf.Variable(np.ones((4, 3), np.float32)), tf.Variable(np.ones((3, 2), np.float32))
 
@@ -172,24 +148,6 @@ def test_gradients_of_called_functions_find_the_right_call():
     for forward, backward in pairs.items():
         reads = graph.tensor_producer[graph.inputs[1][graph.inputs[0][backward] : graph.inputs[0][backward + 1]]]
         assert forward in reads  # ReluGrad reads the output of its own Relu
-
-
-@pytest.mark.slow
-def test_measured_profile_of_inception(inception):
-    graph, report = profile_with_report(
-        inception[2], mode="measured", device="/device:CPU:0", warmup=1, runs=2, progress=False
-    )
-    assert report.mode == "measured" and report.device == "/device:CPU:0"
-    assert set(graph.duration_by_kind) == {"cpu"}
-    convolutions = [i for i, t in enumerate(graph.op_types) if t == "Conv2D"]
-    assert len(convolutions) == 94 and np.all(graph.duration_us[convolutions] > 0)
-    assert report.unmeasured_ops <= 2  # the fed inputs
-    estimated = bl.profile(inception[2], mode="estimated")
-    assert graph.key == estimated.key
-    np.testing.assert_array_equal(graph.tensor_bytes, estimated.tensor_bytes)
-    handles = [i for i, t in enumerate(graph.op_types) if t == "VarHandleOp"]
-    assert graph.persistent_bytes[handles].sum() == inception[2].parameter_bytes
-    assert graph.temp_bytes.sum() > 0
 
 
 def test_ops_that_the_runtime_would_fuse_are_measured_apart():

@@ -19,6 +19,7 @@ _SPEC = importlib.util.spec_from_file_location("step_sessions", Path(__file__).p
 step_sessions = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(step_sessions)
 run_step, nodes_of = step_sessions.run_step, step_sessions.nodes_of
+eager_losses = step_sessions.eager_losses
 
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
@@ -40,20 +41,6 @@ SLOTS_PER_WEIGHT = {
 }
 
 
-def eager_losses(model, data, steps=5):
-    """The loss of each batch, from Keras's own training loop."""
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # the same kernels as in run_step
-    try:
-        losses = []
-        for _ in range(steps):
-            model.reset_metrics()
-            losses.append(float(model.train_on_batch(*data)))
-        return losses
-    finally:
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False, **before})
-
-
 @pytest.mark.parametrize("name", fast(OPTIMIZERS, 2))
 def test_keras_losses_weights_and_slots(name, batch, make_mlp):
     model = make_mlp(OPTIMIZERS[name](), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3))
@@ -68,33 +55,6 @@ def test_keras_losses_weights_and_slots(name, batch, make_mlp):
     assert Counter(Counter(step.slots.values()).values()) == (
         {SLOTS_PER_WEIGHT[name]: len(trainable)} if SLOTS_PER_WEIGHT[name] else {}
     )
-
-
-@pytest.mark.slow
-def test_inception_v3_losses(inception):
-    model, data, step = inception
-    outputs, _ = run_step(step, steps=5)
-    np.testing.assert_allclose(outputs[:, 0], eager_losses(model, data), rtol=1e-5)
-    assert len(step.slots) == len(model.trainable_weights) == 190
-    assert step.parameter_bytes >= 4 * model.count_params()
-
-
-@pytest.mark.slow
-def test_graph_is_inlined_ordered_and_shaped(inception):
-    _, _, step = inception
-    nodes = nodes_of(step)
-    assert not {n.op for n in nodes.values()} & {"PartitionedCall", "StatefulPartitionedCall", "IdentityN"}
-    seen = set()
-    for node in nodes.values():
-        assert {r.lstrip("^").split(":")[0] for r in node.input} <= seen, node.name
-        assert "_output_shapes" in node.attr or node.op in ("NoOp", "AssignVariableOp", "AssignSubVariableOp"), (
-            node.name
-        )
-        assert not node.device
-        seen.add(node.name)
-    convolution = next(n for n in nodes.values() if n.op == "Conv2D")  # Keras numbers layers per process
-    first = convolution.attr["_output_shapes"].list.shape[0]
-    assert [d.size for d in first.dim] == [2, 37, 37, 32]  # 75 pixels, valid 3 x 3 kernel, stride 2: (75 - 3) // 2 + 1
 
 
 def test_tracing_does_not_train(batch, make_mlp):

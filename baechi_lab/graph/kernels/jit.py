@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 try:
+    import fcntl as _files
+except ImportError:  # not on Windows: processes that start together each compile for themselves
+    _files = None  # type: ignore[assignment]
+try:
     from numba import njit as _njit
     from numba import types as _types
+    from numba.core.compiler_lock import global_compiler_lock as _compiler_lock
     from numba.extending import register_jitable as _inside_kernels
 except ImportError:  # slower, but everything still works
-    _njit = _inside_kernels = _types = None
+    _njit = _inside_kernels = _types = _compiler_lock = None
 
 HAS_NUMBA = _njit is not None
 
@@ -22,7 +29,7 @@ def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         if _njit is not None:
-            return _compiled_once(_with_forgiving_cache(_njit(**options)(function)))
+            return _compiled_by_one(_compiled_once(_with_forgiving_cache(_njit(**options)(function))))
         function.py_func = function  # type: ignore[attr-defined]
         return function
 
@@ -59,6 +66,46 @@ def _compiled_once(kernel: Any) -> Any:
         [_types.unliteral(a) for a in args], {name: _types.unliteral(a) for name, a in kws.items()}
     )
     return kernel
+
+
+def _compiled_by_one(kernel: Any) -> Any:
+    """Of several processes that need a kernel at a time one compiles it; the others wait and read its cache.
+
+    A process holds a kernel's lock while it compiles those that it calls. No two kernels call each other, so nobody waits
+    in a circle; within a process numba's own lock comes first.
+    """
+    index: Any = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
+    if _files is None or not hasattr(index, "_index_path"):
+        return kernel
+    compile_it = kernel.compile
+
+    def compile_alone(signature: Any) -> Any:
+        with _compiler_lock, _alone(Path(index._index_path).with_suffix(".lock")):
+            return compile_it(signature)
+
+    kernel.compile = compile_alone
+    return kernel
+
+
+_held: set[Path] = set()
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold a file's lock, which the system takes back from a process that ends; without one where none can be written."""
+    if path in _held:  # a kernel that calls itself
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(path.open("ab"))
+            _files.flock(file, _files.LOCK_EX)
+        except OSError:
+            pass
+        _held.add(path)
+        stack.callback(_held.discard, path)
+        yield
 
 
 if HAS_NUMBA:

@@ -1,0 +1,100 @@
+"""Inception-V3 as Keras ships it: its traced step trains alike, its graph is whole, estimated and measured."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.profilers.tensorflow.pairing import is_backward, paired_share
+from baechi_lab.profilers.tensorflow.profiling import profile_with_report
+
+tf = pytest.importorskip("tensorflow")
+pytestmark = pytest.mark.slow
+
+_SPEC = importlib.util.spec_from_file_location("step_sessions", Path(__file__).parent / "step_sessions.py")
+step_sessions = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(step_sessions)
+
+
+@pytest.fixture(scope="module")
+def inception():
+    """Inception-V3 as Keras ships it, 75 x 75 pixels, batch 2, RMSprop: model, batch, traced step."""
+    tf.keras.utils.set_random_seed(0)
+    model = tf.keras.applications.InceptionV3(weights=None, input_shape=(75, 75, 3), classes=10)
+    model.compile("rmsprop", "sparse_categorical_crossentropy", jit_compile=False)
+    pixels = np.random.default_rng(0).random((2, 75, 75, 3), dtype=np.float32)
+    data = (pixels, np.array([1, 2]))
+    return model, data, bl.trace(model, *data)
+
+
+def test_losses(inception):
+    model, data, step = inception
+    outputs, _ = step_sessions.run_step(step, steps=3)
+    np.testing.assert_allclose(outputs[:, 0], step_sessions.eager_losses(model, data, steps=3), rtol=1e-5)
+    assert len(step.slots) == len(model.trainable_weights) == 190
+    assert step.parameter_bytes >= 4 * model.count_params()
+
+
+def test_graph_is_inlined_ordered_and_shaped(inception):
+    _, _, step = inception
+    nodes = step_sessions.nodes_of(step)
+    assert not {n.op for n in nodes.values()} & {"PartitionedCall", "StatefulPartitionedCall", "IdentityN"}
+    seen = set()
+    for node in nodes.values():
+        assert {r.lstrip("^").split(":")[0] for r in node.input} <= seen, node.name
+        assert "_output_shapes" in node.attr or node.op in ("NoOp", "AssignVariableOp", "AssignSubVariableOp"), (
+            node.name
+        )
+        assert not node.device
+        seen.add(node.name)
+    convolution = next(n for n in nodes.values() if n.op == "Conv2D")  # Keras numbers layers per process
+    first = convolution.attr["_output_shapes"].list.shape[0]
+    assert [d.size for d in first.dim] == [2, 37, 37, 32]  # 75 pixels, valid 3 x 3 kernel, stride 2: (75 - 3) // 2 + 1
+
+
+@pytest.fixture(scope="module")
+def estimated(inception):
+    """The estimated graph and its report."""
+    return profile_with_report(inception[2], mode="estimated")
+
+
+def test_every_backward_op_has_its_forward_op(estimated):
+    graph, report = estimated
+    assert report.backward_ops > 4000 and report.paired_ops == report.backward_ops
+    assert report.paired_share == paired_share(graph) == 1.0
+    assert report.open_shapes == 0
+    seen = 0
+    for i, name in enumerate(graph.names):
+        if graph.op_types[i] in ("Conv2DBackpropInput", "Conv2DBackpropFilter"):
+            forward = graph.forward_of[i]
+            assert graph.op_types[forward] == "Conv2D"
+            assert name.startswith("gradient_tape/" + graph.names[forward] + "/")
+            seen += 1
+    assert seen == 2 * 94 - 1  # two gradients for each of 94 convolutions, but none for the pixels
+
+
+def test_only_gradient_ops_are_paired(estimated):
+    graph, _ = estimated
+    paired = [graph.names[i] for i in np.flatnonzero(graph.forward_of >= 0)]
+    assert all(is_backward(name) or name.startswith("AddN") for name in paired)
+    assert not any(is_backward(graph.names[f]) for f in graph.forward_of[graph.forward_of >= 0])
+
+
+def test_measured_profile(inception, estimated):
+    graph, report = profile_with_report(
+        inception[2], mode="measured", device="/device:CPU:0", warmup=1, runs=2, progress=False
+    )
+    assert report.mode == "measured" and report.device == "/device:CPU:0"
+    assert set(graph.duration_by_kind) == {"cpu"}
+    convolutions = [i for i, t in enumerate(graph.op_types) if t == "Conv2D"]
+    assert len(convolutions) == 94 and np.all(graph.duration_us[convolutions] > 0)
+    assert report.unmeasured_ops <= 2  # the fed inputs
+    assert graph.key == estimated[0].key
+    np.testing.assert_array_equal(graph.tensor_bytes, estimated[0].tensor_bytes)
+    handles = [i for i, t in enumerate(graph.op_types) if t == "VarHandleOp"]
+    assert graph.persistent_bytes[handles].sum() == inception[2].parameter_bytes
+    assert graph.temp_bytes.sum() > 0
