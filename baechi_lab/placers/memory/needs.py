@@ -12,8 +12,6 @@ least. This holds for the graph as it is; a graph that recomputes is another one
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,16 +44,23 @@ def alone_bytes(graph: OpGraph, shared: bool = False) -> Ints:
     return need
 
 
-@lru_cache(maxsize=16)
-def most_across(graph: OpGraph, shared: bool = False) -> tuple[int, int]:
-    """(bytes, op): the most that is held by all devices together across one of `TRIED` ops; (0, -1) for no op.
+def most_across(graph: OpGraph, shared: bool = False, room: int = 0) -> tuple[int, int]:
+    """(bytes, op): the most that is held by all devices together across one of `TRIED` ops, counted if it may exceed `room`.
+
+    What one device holds in some order while an op runs is at least what is held across it, so that ops which hold
+    little in topological order need no count. (0, -1) for no op.
 
     >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (0, 2, 30), (1, 2, 10)], persistent_bytes=[5, 0, 0])
     >>> most_across(graph)    # 5 + 30 + 10: one tensor of op 0 for both of its readers
     (45, 1)
     """
-    found = ((across_bytes(graph, op, shared), op) for op in _candidates(graph, shared))
-    return max(found, key=lambda pair: (pair[0], -pair[1]), default=(0, -1))
+    best, at = 0, -1
+    for held, op in _candidates(graph, shared):
+        if held <= max(best, room):
+            break
+        if (found := across_bytes(graph, op, shared)) > best:
+            best, at = found, op
+    return best, at
 
 
 def across_bytes(graph: OpGraph, op: int, shared: bool = False) -> int:
@@ -84,8 +89,8 @@ def _reached(pointer: Ints, neighbours: NDArray[np.int32], op: int) -> NDArray[n
     return found
 
 
-def _candidates(graph: OpGraph, shared: bool) -> list[int]:
-    """In each of `TRIED` parts of the topological order the op during which one device holds most."""
+def _candidates(graph: OpGraph, shared: bool) -> list[tuple[int, int]]:
+    """(bytes, op): in each of `TRIED` parts of the topological order the op during which one device holds most; most first."""
     if graph.n == 0:
         return []
     size, position = counted_bytes(graph, shared), graph.position
@@ -94,6 +99,6 @@ def _candidates(graph: OpGraph, shared: bool) -> list[int]:
     change = np.zeros(graph.n + 1, dtype=np.int64)
     np.add.at(change, position[graph.tensor_producer], size)
     np.add.at(change, last + 1, -size)
-    held = np.cumsum(change[:-1]) + graph.temp_bytes[graph.order]
-    parts = np.array_split(np.arange(graph.n), min(TRIED, graph.n))
-    return sorted({int(graph.order[part[held[part].argmax()]]) for part in parts})
+    held = np.cumsum(change[:-1]) + graph.temp_bytes[graph.order] + int(graph.persistent_bytes.sum())
+    tops = [part[held[part].argmax()] for part in np.array_split(np.arange(graph.n), min(TRIED, graph.n))]
+    return sorted(((int(held[k]), int(graph.order[k])) for k in tops), key=lambda pair: (-pair[0], pair[1]))

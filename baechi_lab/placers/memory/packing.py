@@ -113,7 +113,7 @@ def beside(graph: OpGraph, shared: bool = False) -> NDArray[np.int64]:
 
 def _too_much_at_once(graph: OpGraph, cluster: Cluster, able: NDArray[np.bool_], shared: bool) -> str | None:
     room = int(cluster.memory_bytes[able.any(axis=0)].sum())
-    total, op = most_across(graph, shared)
+    total, op = most_across(graph, shared, room)
     if total <= room:
         return None
     return (
