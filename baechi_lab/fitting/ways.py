@@ -119,7 +119,7 @@ def offloading(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator
     cluster = _with_host(cluster) if assumed else cluster
     where = cluster.names[host_of(cluster)] if sum(d.kind == HOST for d in cluster.devices) == 1 else None
     where = where or next(d.name for d in cluster.devices if d.kind == HOST)
-    over = placing.least_over(subject.graph, cluster)
+    over, placing = placing.least_over(subject.graph, cluster), replace(placing, repairs=False)
     last: Way | None = None
     for keyword, moved in ways_to_offload(subject.graph, cluster, where):
         words = _moved_words(keyword["share"], keyword["state"])

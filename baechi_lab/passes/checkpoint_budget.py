@@ -31,7 +31,9 @@ GROUPS = (200, 60, 20)
 """Groups of the chains that are tried; above `MANY_OPS` ops only the smaller ones."""
 MANY_OPS = 400
 MOST_LEVELS = 40
-"""Levels of a chain's table whose plans are read first, above `MANY_OPS` ops: reading one takes as long as a simulation."""
+"""Levels of a chain's table whose plans are read first: of more than 100 ops reading one takes a fifth of a second."""
+READ_ALL = 100
+"""Ops up to which the plans of all levels are read."""
 MOST_ENUMERATED = 7
 """Ops that may be repeated of which all subsets are tried, in the order of readiness."""
 
@@ -153,7 +155,7 @@ class Plans:
     def _first_read(self, table: Table) -> list[int]:
         """Places of the levels that are read first: all of them, or `MOST_LEVELS` that lie evenly, the last one included."""
         count = len(table.levels())
-        if self.many and count > MOST_LEVELS:
+        if count > MOST_LEVELS and self.parts.may_repeat.sum() > READ_ALL:
             return np.linspace(0, count - 1, MOST_LEVELS).astype(np.int64).tolist()
         return list(range(count))
 

@@ -336,7 +336,7 @@ def test_the_search_finds_the_best_of_all_sequences(seed):
 def test_budgets_down_to_the_least(kind, monkeypatch):
     """A smaller budget is never faster, every budget is kept when simulated, and below the least there is nothing."""
     if kind == "few plans read":  # as in large graphs
-        monkeypatch.setattr(checkpoint_budget, "MANY_OPS", 10)
+        monkeypatch.setattr(checkpoint_budget, "READ_ALL", 10)
         monkeypatch.setattr(checkpoint_budget, "MOST_LEVELS", 4)
         checkpoint_budget.plans_of.cache_clear()
     many = {"layered": 24, "few plans read": 40}

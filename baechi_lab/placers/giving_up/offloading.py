@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from ...graph import HOST, Cluster, OpGraph
 from ...passes.offload import offload, offloaded_placement
 from ...simulator import simulate
-from .placing import Placing
+from .placing import MOST_RAW, Placing
 from .recomputing import Joint
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
 def ways_to_offload(graph: OpGraph, cluster: Cluster, host: str) -> Iterator[tuple[dict[str, Any], OpGraph]]:
-    """Arguments of `bl.offload` and the graphs that they give, where anything moves: state, outputs by shares, both."""
-    for share, state in [(0.0, True), *((share, state) for share in SHARES for state in (False, True))]:
+    """Arguments of `bl.offload` and the graphs that they give, where anything moves: state, outputs by shares, both.
+
+    Of large graphs fewer shares: each of them is placed.
+    """
+    shares = SHARES if graph.n <= MOST_RAW else SHARES[1::2]
+    for share, state in [(0.0, True), *((share, state) for share in shares for state in (False, True))]:
         moved = offload(graph, cluster, share=share, state=state, host=host)
         if moved is not graph:
             yield {"share": share, "state": state, "host": host}, moved
@@ -25,7 +30,7 @@ def ways_to_offload(graph: OpGraph, cluster: Cluster, host: str) -> Iterator[tup
 def offload_and_place(graph: OpGraph, cluster: Cluster, placing: Placing) -> list[Joint]:
     """What fits of the first graph that fits at all, to each host: as placed where it did not fit, and placed again."""
     found: list[Joint] = []
-    over = placing.least_over(graph, cluster)
+    over, placing = placing.least_over(graph, cluster), replace(placing, repairs=False)
     for host in (device.name for device in cluster.devices if device.kind == HOST):
         for keyword, moved in ways_to_offload(graph, cluster, host):
             tried = [placing.fastest(moved, cluster)[0]]

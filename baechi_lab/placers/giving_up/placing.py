@@ -34,6 +34,8 @@ class Placing:
     placers: Sequence[str]
     time_limit: float = 0.0
     seed: int = 0
+    repairs: bool = True
+    """Whether what was only planned, on a large graph, is repaired once where no plan fits."""
 
     def __post_init__(self) -> None:
         if isinstance(self.placers, str) or not self.placers:
@@ -69,7 +71,7 @@ class Placing:
                 found, why = self._placed(graph, form, cluster, self.placers)
                 if found:
                     return found, ""
-        return self._placed(graph, coarse, cluster, self.placers[-1:])
+        return self._placed(graph, coarse, cluster, self.placers[-1:]) if self.repairs else ([], why)
 
     def _placed(
         self, graph: OpGraph, form: OpGraph, cluster: Cluster, names: Sequence[str]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,7 @@ def _least(graph: OpGraph, needed: int) -> Iterator[tuple[dict[str, Any], OpGrap
 def recompute_and_place(graph: OpGraph, cluster: Cluster, placing: Placing, devices: int) -> list[Joint]:
     """What fits of all choices, and of turns between recomputing and placing; the fastest is first."""
     found: list[Joint] = []
-    start = placing.least_over(graph, cluster)
+    start, placing = placing.least_over(graph, cluster), replace(placing, repairs=False)
     for keyword, again in choices(graph, cluster, devices):
         what = words_of(keyword)
         best, _ = placing.fastest(again, cluster)
