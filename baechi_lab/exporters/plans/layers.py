@@ -98,7 +98,7 @@ def split(request: Request, units: Sequence[Unit]) -> tuple[Stage, ...]:
             raise InvalidInput(
                 f"layer {unit.name!r} turns back to device {request.device_name(unit.device)}, which "
                 f"{units[earlier.stop - 1].name!r} had left; a split into stages needs each device's layers in one run "
-                "(the placer 'contiguous' makes such plans)"
+                "(the placer 'contiguous' makes such plans of layers that were profiled whole, with atomic=[their class])"
             )
         stages.append(Stage(unit.device, i, i + 1))
     return tuple(stages)
