@@ -38,6 +38,7 @@ def test_examples(name, tmp_path, monkeypatch):
     assert failed == 0, f"{failed} of {tried} examples in {name} fail; see the captured output"
 
 
+@pytest.mark.slow
 def test_sections_of_docstrings_have_one_heading_style():
     """Google's: `Args:`, not `Parameters:`, `Parameters` and dashes, or `:param x:`; ruff checks how they are written."""
     others = re.compile(r"^ *(Parameters|Params|Arguments|Return|Raise|Yield|Example):$|^ *-{4,}$|^ *:param ", re.M)

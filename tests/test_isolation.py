@@ -162,6 +162,7 @@ def test_a_killed_process_of_the_pool_loses_no_call():
         assert pool.submit(max, 1, 2).result() == 2
 
 
+@pytest.mark.slow
 def test_a_program_without_a_main_guard_is_told(tmp_path):
     program = """
 import baechi_lab as bl

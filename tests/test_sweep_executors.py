@@ -202,6 +202,7 @@ def test_cancelling_reaches_ray(ray_like):
     assert all(future.result() for future in running) and len(ray_like["cancelled"]) == 1
 
 
+@pytest.mark.slow
 def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(bl.MissingPackage, match="needs the package 'ray': pip install ray"):

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import networkx as nx
+import pytest
 
 import baechi_lab
 
@@ -68,6 +69,7 @@ def test_every_box_names_what_exists():
     assert missing == []
 
 
+@pytest.mark.slow
 def test_dotted_arrows_are_imports_and_have_their_reasons():
     rooms = drawn_rooms()
     dotted = drawn_arrows("-.->")

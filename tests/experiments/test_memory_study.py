@@ -46,6 +46,7 @@ def test_the_stored_study_of_pytorch_meets_the_target():
     assert found.met and found.mean_error == pytest.approx(document["summary"]["mean_error"])
 
 
+@pytest.mark.slow
 def test_peaks_of_a_small_gnmt_follow_what_pytorch_holds():
     pytest.importorskip("torch")
     from baechi_lab.experiments.memory.torch_study import torch_study

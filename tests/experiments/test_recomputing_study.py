@@ -11,6 +11,7 @@ from baechi_lab.experiments import recomputing
 STORED = Path(bl.__file__).parent / "experiments" / "results" / "recomputing.json"
 
 
+@pytest.mark.slow
 def test_a_small_case_live():
     """An MLP of PyTorch's would do as well; a small BERT is there. The saving is met, the losses are the same."""
     pytest.importorskip("torch")

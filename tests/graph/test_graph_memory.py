@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tracemalloc
 
+import pytest
+
 import baechi_lab as bl
 
 
@@ -20,12 +22,14 @@ def held_bytes(ops):
     return held, graph.n
 
 
+@pytest.mark.slow
 def test_83k_ops_take_less_than_50_megabytes():
     held, n = held_bytes(83_000)
     assert n >= 80_000
     assert held < 50e6
 
 
+@pytest.mark.slow
 def test_memory_grows_with_ops_not_with_their_square():
     (small, n), (large, many) = held_bytes(10_000), held_bytes(40_000)
     assert large / small < 1.2 * many / n

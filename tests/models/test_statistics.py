@@ -40,6 +40,7 @@ def test_mlp_counted_by_hand():
     assert found["activation_bytes"] == 4 * (20 + 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "params"), [("mlp", {}), ("rnnlm", {})])
 def test_stored_sizes_are_what_tracing_gives(name, params):
     stored = bl.models.list().set_index(["model", "params"]).loc[(name, "")]

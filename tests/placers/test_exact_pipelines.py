@@ -38,6 +38,7 @@ def test_the_shortest_step_is_proven(seed):
     assert bl.simulate(graph, cluster, found, **step).makespan_us == found.info["step_us"]
 
 
+@pytest.mark.slow
 def test_equal_devices_and_memory():
     """Four layers that keep 10 bytes on two devices of 24 bytes and little more: two each, whatever the loads say."""
     graph = bl.generators.pipeline([1.0, 1.0, 1.0, 9.0], [1.0, 1.0, 1.0, 9.0], output_bytes=1)

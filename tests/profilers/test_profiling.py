@@ -150,6 +150,7 @@ def test_gradients_of_called_functions_find_the_right_call():
         assert forward in reads  # ReluGrad reads the output of its own Relu
 
 
+@pytest.mark.slow
 def test_ops_that_the_runtime_would_fuse_are_measured_apart():
     layers = tf.keras.layers
     model = tf.keras.Sequential([tf.keras.Input((16, 16, 3)), layers.Conv2D(8, 3), layers.Flatten(), layers.Dense(2)])

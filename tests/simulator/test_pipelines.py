@@ -263,6 +263,7 @@ def test_several_stages_per_device_are_found():
     assert stages_of(graph, cluster(6), np.arange(18) % 6, "loop").count == 6
 
 
+@pytest.mark.slow
 def test_a_profiled_translation_model():
     """Encoder and decoder in contiguous splits: shapes computed from constants cross stages in any direction."""
     graph = bl.load_graph(DATA / "gnmt-length40-batch64.json.gz")

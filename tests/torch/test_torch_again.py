@@ -13,6 +13,7 @@ import weakref
 
 import numpy as np
 import pytest
+from fewer import slow
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -70,7 +71,7 @@ def graphs_of(graph, rng):
         yield bl.recompute(graph, budget=int(least + share * (most - least)))
 
 
-@pytest.mark.parametrize("name", ["gnmt", pytest.param("bert", marks=pytest.mark.slow), "resnet50", "odd"])
+@pytest.mark.parametrize("name", slow(["gnmt", "bert", "resnet50", "odd"], "gnmt", "bert"))
 @pytest.mark.filterwarnings("ignore:recomputing saves nothing")
 def test_random_choices_on_random_placements_are_bit_equal(name):
     """Three steps each: the first learns the shapes, the others may run in another order, in threads."""
@@ -152,6 +153,7 @@ def test_the_peak_falls_by_what_was_simulated():
     assert abs(measured - simulated) <= 0.1 * simulated
 
 
+@pytest.mark.slow
 def test_a_long_chain_of_dropped_ops_needs_no_deep_stack():
     model, x = nn.Sequential(*(nn.Tanh() for _ in range(300)), nn.Linear(4, 4)), torch.randn(2, 4, requires_grad=True)
     changed = bl.recompute(profiled(model, x), drop=[str(i) for i in range(1, 299)])
@@ -230,6 +232,7 @@ def test_autocast_is_that_of_the_first_run(small):
     assert same(mixed(distributed(model, x, changed)), mixed(copy.deepcopy(model)))
 
 
+@pytest.mark.slow
 def test_nothing_outlives_the_backward_pass(small):
     model, x, changed = small
     placed, alive = distributed(model, x, changed), []
@@ -271,6 +274,7 @@ class Remembering(nn.Module):
         return self.seen
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:recomputing saves nothing")
 def test_what_only_the_trace_knows_is_kept_and_said_once():
     model, x = (

@@ -203,6 +203,7 @@ def test_detached_and_transposed_data_still_depends_on_its_layer():
     assert {("a", "b"), ("a", "c")} <= found.edges
 
 
+@pytest.mark.slow
 def test_atomic_modules_stay_whole():
     step = bl.torch.models.build("inception_v3", **SMALL["inception_v3"])
     whole = trace(step.model(), step.inputs, atomic=("ConvBNReLU",))
@@ -365,6 +366,7 @@ def test_a_checkpointed_call_computes_forward_again_in_its_backward_op(how, tick
     assert (graph.forward_of >= 0).sum() == len(keys) and (graph.duration_us > 0).all()
 
 
+@pytest.mark.slow
 def test_offloaded_activations_are_not_computed_again(ticks):
     plain, ours = (profile_layers(Recomputed(how), torch.ones(2, 4), runs=1) for how in (None, "offloaded"))
     assert not any(call.recomputed for call in ours.trace.calls)

@@ -83,6 +83,7 @@ def test_a_foreign_database_with_the_same_table_is_left_alone(tmp_path):
     assert (tmp_path / "theirs.db").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_damage_anywhere_is_one_sentence_or_harmless(tmp_path):
     _sweep(tmp_path / "good.db")
     good, rng = (tmp_path / "good.db").read_bytes(), np.random.default_rng(0)

@@ -33,12 +33,14 @@ def test_pure_parts():
     assert "# fail 0" in run("node", "--test", "--test-reporter=tap", *files)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(TSC is None, reason="TypeScript is not installed: npm install in tests/js")
 @pytest.mark.parametrize("project", ["tsconfig.json", "tsconfig.pure.json"])
 def test_types(project):
     run(TSC, "-p", project)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(TSC is None, reason="TypeScript is not installed: npm install in tests/js")
 def test_a_wrong_type_is_found(tmp_path):
     """Or the test above would prove nothing."""

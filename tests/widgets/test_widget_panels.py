@@ -106,6 +106,7 @@ def test_never_more_boxes_than_the_limit(split):
     assert view.selected == [view.tree.leaf_of[1234]] == view.focus and len(view.nodes_shown) <= 300
 
 
+@pytest.mark.slow
 def test_a_large_graph_opens_collapsed():
     names = [f"layer{k % 8}/step{k // 8 % 100}/op{k}" for k in range(22_800)]
     graph = bl.OpGraph.from_edges(np.ones(22_800), [(k, k + 1, 4) for k in range(22_799)], names=names)

@@ -159,6 +159,7 @@ def test_a_handful_of_groups_for_many_devices_is_noticed(two):
     assert not too_coarse(graph, graph, bl.Cluster.uniform(8))
 
 
+@pytest.mark.slow
 def test_micro_batches_schedule_and_replicas_are_the_library_s():
     graph = bl.generators.unrolled_rnn(2, 3)
     cluster = bl.Cluster.uniform(2)
