@@ -56,6 +56,25 @@ def test_code_runs_and_gives_the_shown_numbers(diamond, pair):
     assert np.array_equal(scope["placed"].device, made.outcome.placement.device)
 
 
+def test_code_makes_what_the_workbench_was_opened_with_or_says_what_to_supply(diamond, pair):
+    """A given step of a benchmark model is built; of a traced one and of a graph the code says which variable it needs."""
+    from baechi_lab.models.registry import make_model
+
+    params = make_model("mlp", layers=4, batch_size=8).get_params()
+    empty = {"graph_def": b"", "inputs": (), "outputs": (), "example_inputs": (), "variables": (), "initial_values": ()}
+    step = bl.Step("mine", **empty, info={"model": "mlp", "params": params})
+    made = WorkbenchModel(step, first_setting(step, pair, {"placer": "m-topo"}))
+    made.refresh = lambda: None  # nothing is computed
+    assert "step = bl.models.build('mlp', layers=4, batch_size=8)\n" in made.code()
+    made.load_code(made.code().replace("'m-topo'", "'m-etf'"))
+    assert (made.setting.source, made.setting.batch_size, made.setting.placer) == ("given", 8, "m-etf")
+    made.load_code(made.code().replace("layers=4", "layers=3"))  # another model than the given one
+    assert (made.setting.source, dict(made.setting.model_params)) == ("model:mlp", {"layers": 3})
+    traced = WorkbenchModel(bl.Step("mine", **empty), Setting(pair))
+    assert "# step: your training step" in traced.code() and "bl.profile(step" in traced.code()
+    assert "# graph: your graph" in model_of(diamond, pair).code()
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_code_of_micro_batches_runs_and_gives_the_shown_numbers(replicas):
     graph = bl.generators.with_backward(bl.generators.chain(6, seed=1))
