@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,13 +107,16 @@ def _elsewhere(
 
 
 def short_device(name: str) -> str:
-    """`/job:localhost/replica:0/task:0/device:CPU:0` -> `cpu:0`; other names stay.
+    """`/job:localhost/replica:0/task:0/device:CPU:0` -> `cpu:0`, with its task on other machines; other names stay.
 
-    >>> short_device("/device:GPU:1"), short_device("gpu:1")
-    ('gpu:1', 'gpu:1')
+    >>> short_device("/device:GPU:1"), short_device("gpu:1"), short_device("/job:worker/replica:0/task:3/device:GPU:0")
+    ('gpu:1', 'gpu:1', 'worker:3/gpu:0')
     """
     head, found, tail = name.rpartition("device:")
-    return tail.lower() if found and head.endswith("/") else name
+    if not found or not head.endswith("/"):
+        return name
+    task = re.search(r"/job:(?!localhost/)([^/]+)(?:/replica:\d+)?/task:(\d+)", head)
+    return (f"{task[1]}:{task[2]}/" if task else "") + tail.lower()
 
 
 _ROW = np.dtype([

@@ -54,7 +54,9 @@ def test_voila_serves_the_workbench(tmp_path):
         page.wait_for_function(
             "() => Number(document.querySelector('canvas[aria-label=\"Graph\"]')?.dataset.frames) > 0", timeout=60_000
         )
-        select = page.locator('.bl-setting .widget-inline-hbox:has(label:text-is("placer")) select')
+        select = page.locator(
+            '.bl-setting .widget-inline-hbox:has(label:text-is("placer"), label > :text-is("placer")) select'
+        )
         select.select_option("m-etf")
         page.wait_for_selector(f".bl-facts:has-text('step {step_time('m-etf')}')", timeout=60_000)
         pictures = page.locator(".jp-RenderedSVG")

@@ -244,14 +244,19 @@ def test_nonsense_in_a_control_is_shown_and_taken_back(bench):
     assert bench.header.problem_row.layout.display == "none"
 
 
+def named(form):
+    """The controls of a form by their names; a name is an element that has the explanation as its title."""
+    return {re.sub("<.*?>", "", c.description): c for c in form.widget.children}
+
+
 def test_parameters_come_from_the_placer_s_own_object(bench):
     bench.setting.placer.value = "m-sct"
-    controls = {c.description: c for c in bench.setting.params.widget.children}
+    controls = named(bench.setting.params)
     assert {"threshold", "solver", "reservation"} <= set(controls) and "explain" not in controls
     controls["threshold"].value = "0.3"
     assert dict(bench.model.setting.params) == {"threshold": 0.3}
     assert bench.outcome.base.params["threshold"] == 0.3
-    controls = {c.description: c for c in bench.setting.params.widget.children}
+    controls = named(bench.setting.params)
     controls["threshold"].value = "7"
     assert "threshold" in bench.header.problem.value
 
@@ -270,7 +275,7 @@ def test_params_form_reads_values_by_the_type_of_their_default():
     told = []
     form = ParamsForm(told.append)
     form.show(Many, {"count": 4})
-    controls = {c.description: c for c in form.widget.children}
+    controls = named(form)
     assert (controls["count"].value, controls["maybe"].value) == ("4", "")
     controls["maybe"].value = "5"
     controls["flag"].value = False
@@ -285,7 +290,7 @@ def test_every_parameter_of_every_placer_says_what_it_is():
     form = ParamsForm(lambda values: None)
     for name in PLACERS.names():
         form.show(PLACERS.find(name), {})
-        assert [c.description for c in form.widget.children if len(c.tooltip or "") < 12] == [], name
+        assert [c for c in named(form) if len(named(form)[c].tooltip or "") < 12] == [], name
 
 
 def test_terms_are_explained_where_they_are_said(bench):

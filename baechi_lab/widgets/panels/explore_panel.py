@@ -16,7 +16,7 @@ from ..setting import resized
 from ..sweep_reasons import surprises
 from ..tasks import SWEEP, Tasks
 from ..views.chart_view import ChartView
-from .parts import WIDE, Quiet, button, note, row, say, table
+from .parts import WIDE, Quiet, button, hinted, note, row, say, table
 
 if TYPE_CHECKING:
     import pandas
@@ -211,9 +211,9 @@ def _there(value: Any) -> bool:
 
 
 def _text(label: str, value: str, example: str = "", hint: str = "") -> ipywidgets.Text:
-    made = ipywidgets.Text(value=value, description=label, placeholder=example, tooltip=hint, style=STYLE)
+    made = ipywidgets.Text(value=value, description=label, placeholder=example, style=STYLE)
     made.layout.width = "250px"
-    return made
+    return hinted(made, hint)
 
 
 def _words(what: str, text: str) -> list[str]:

@@ -13,7 +13,7 @@ import ipywidgets
 
 from ...errors import InvalidInput
 from ..glossary import tip
-from .parts import WIDE
+from .parts import WIDE, hinted
 
 HIDDEN = ("explain", "callback", "step", "checkpoint", "checkpoint_every", "resume", "executor", "give_up")
 """Parameters that have a place of their own in the workbench, or that nobody can type."""
@@ -45,7 +45,7 @@ class ParamsForm:
         }
         told = hints(cls)
         for name, (field, made) in self._fields.items():
-            made.tooltip = told.get(name, name)
+            hinted(made, told.get(name, name))
             made.value = shown(values.get(name, default_of(field)), made)
             made.observe(self._observed, "value")
         self.widget.children = [made for _, made in self._fields.values()]

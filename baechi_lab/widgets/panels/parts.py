@@ -44,13 +44,25 @@ def button(text: str, tooltip: str, call: Callable[[], Any], width: str = "auto"
     return made
 
 
+def hinted(control: Any, hint: str) -> Any:
+    """The control, explained where its name is pointed at: what has a name shows no tooltip of its own.
+
+    >>> hinted(ipywidgets.Text(description="link"), "a latency").description
+    '<span title="a latency">link</span>'
+    """
+    control.tooltip = hint
+    control.description_allow_html = True
+    control.description = f'<span title="{html.escape(hint)}">{html.escape(control.description)}</span>'
+    return control
+
+
 def row(*children: Any, wrap: bool = True) -> ipywidgets.HBox:
     """Children in a line."""
     flow = "row wrap" if wrap else "row nowrap"
     return ipywidgets.HBox(children, layout=ipywidgets.Layout(flex_flow=flow, align_items="center", width="100%"))
 
 
-def shortened(text: str, most: int = 40) -> str:
+def shortened(text: str, most: int = 36) -> str:
     """A text of at most `most` letters: what is left out of a longer one is in its middle, since paths differ at their ends.
 
     >>> shortened("data/a-very-long-folder/graph.json.gz", 20)

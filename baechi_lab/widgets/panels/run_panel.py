@@ -15,7 +15,7 @@ from ..guard import Guard
 from ..running import LiveRun
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
-from .parts import WIDE, button, note, row, say
+from .parts import WIDE, button, hinted, note, row, say
 
 STYLE = {"description_width": "60px"}
 KINDS = [("attached: GPUs, else CPU", "auto"), ("GPUs", "gpu"), ("CPU (logical devices)", "cpu")]
@@ -31,8 +31,8 @@ class RunPanel:
         self.steps.layout.width = "150px"
         self.native = ipywidgets.Checkbox(
             value=False, description="and as the framework runs it", indent=False, layout={"width": "220px"},
-            tooltip="also the undivided step, as tf.function, Keras or PyTorch runs it on one device",
         )  # fmt: skip
+        hinted(self.native, "also the undivided step, as tf.function, Keras or PyTorch runs it on one device")
         self.start = button("Start", "run the current placement for real", self._start, style="primary")
         self.stop = button("Stop", "end the run; what was measured is kept", self._stop)
         self.stop.disabled = True

@@ -19,7 +19,7 @@ from ..setting import GIVEN, LINKS, Setting, link_name, resized, stored_graphs, 
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
 from .params_form import ParamsForm
-from .parts import WIDE, Fold, Quiet, button, note, say, shortened
+from .parts import WIDE, Fold, Quiet, button, hinted, note, say, shortened
 
 STYLE = {"description_width": "96px"}
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
@@ -82,9 +82,7 @@ class SettingPanel:
         )
         self.comm = drop("transfers", list(COMMUNICATION_MODES))
         self.passes = {
-            name: ipywidgets.Checkbox(
-                description=name, indent=False, tooltip=PASS_HINTS[name], layout=ipywidgets.Layout(width="auto")
-            )
+            name: ipywidgets.Checkbox(description=name, indent=False, layout=ipywidgets.Layout(width="auto"))
             for name in PASSES
         }
         self.forward = drop("forward only", [("auto", "auto"), ("yes", True), ("no", False)])
@@ -95,6 +93,9 @@ class SettingPanel:
         self.schedule = drop("schedule", [(FREE, ""), *((s, s) for s in RULES)])
         self.replicas = text("replicas", "1")
         hints = (
+            (self.source, "the graph that is placed: the given one, one of a model that is built, or a stored one"),
+            (self.batch, "samples of a step"),
+            (self.devices, "how many; further ones are like the last"),
             (self.file, "a graph of this package, of dnn-partitioning, or a task graph (.stg)"),
             (
                 self.hardware,
@@ -121,7 +122,9 @@ class SettingPanel:
             (self.replicas, "copies of the placement side by side, each on its share of the devices and micro-batches"),
         )
         for control, hint in hints:
-            control.tooltip = hint
+            hinted(control, hint)
+        for name, box in self.passes.items():
+            hinted(box, PASS_HINTS[name])
         for control in (self.source, self.file, self.link):  # their texts are long
             control.add_class("bl-stacked")
 
@@ -239,7 +242,6 @@ class SettingPanel:
         if setting.source not in [value for _, value in self.source.options]:
             self.source.options = [*self.source.options, (shortened(setting.source.partition(":")[2]), setting.source)]
         self.source.value = setting.source
-        self.source.tooltip = setting.path or setting.model or getattr(self.model.subject, "name", "")
         size = setting.batch_size
         self.batch.disabled = size is None
         self.batch.layout.display = "none" if size is None else "flex"
