@@ -40,3 +40,4 @@ def test_the_stored_study():
     for row, stored in zip(rows, document["rows"], strict=True):
         error = recomputing.saving_error(plain[row.framework, row.model], row)
         assert stored["saving_error"] == pytest.approx(error) and row.same_losses
+        assert abs(error) <= recomputing.TARGET
