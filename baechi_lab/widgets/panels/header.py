@@ -116,7 +116,8 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
     """What an outcome costs and where it comes from, as names and texts; `before` is what was shown before it."""
     line, setting = outcome.timeline, outcome.setting
     placed_by = setting.placer + (f" + {len(setting.moves)} moved by hand" if setting.moves else "")
-    groups = f" in {outcome.coarse.n:,} groups" if outcome.coarse is not outcome.graph else ""
+    count = outcome.coarse.n
+    groups = f" in {count:,} group{'' if count == 1 else 's'}" if outcome.coarse is not outcome.graph else ""
     step = line.makespan_us
     same = before is not None and before.graph.name == outcome.graph.name
     facts = [
