@@ -1,4 +1,4 @@
-"""The workbench on a large graph, as a Voila page, and what is left of it in a notebook whose kernel is gone."""
+"""The workbench as a Voila page, and what is left of it in a notebook whose kernel is gone."""
 
 from __future__ import annotations
 
@@ -31,14 +31,6 @@ def step_time(placer: str) -> str:
     """What the page must show."""
     graph, cluster = bl.generators.layered_dag(60, seed=4), bl.Cluster.uniform(3)
     return format_us(bl.simulate(graph, cluster, bl.place(graph, cluster, placer)).makespan_us)
-
-
-GNMT = f"""
-import baechi_lab as bl
-graph = bl.load_graph({str(jb.ROOT / "data" / "gnmt-length50-batch128.json.gz")!r})
-bench = bl.Workbench(graph, bl.Cluster.uniform(4), placer="contiguous", passes=())
-bench
-"""
 
 
 def shot(page, name):
@@ -82,21 +74,3 @@ def test_nbconvert_shows_the_picture_without_any_script(tmp_path):
         box = picture.first.bounding_box()
         assert box["width"] > 500 and box["height"] > 500
         shot(page, "12-nbconvert")
-
-
-def test_the_whole_gnmt_opens_collapsed(tmp_path):
-    """22,229 ops without any pass: what is drawn are its scopes, and every decision can be looked at."""
-    graph = bl.load_graph(jb.ROOT / "data" / "gnmt-length50-batch128.json.gz")
-    cluster = bl.Cluster.uniform(4)
-    line = bl.simulate(graph, cluster, bl.place(graph, cluster, "contiguous"))
-    with jb.running_lab(tmp_path) as lab, jb.browser_page(1500, 1900) as page:
-        jb.open_notebook(page, lab.add_notebook("gnmt.ipynb", [GNMT]))
-        jb.run_all(page, f".bl-facts:has-text('step {format_us(line.makespan_us)}')", 200_000)
-        page.wait_for_function(
-            "() => { const d = document.querySelector('canvas[aria-label=\"Graph\"]')?.dataset; "
-            "return Number(d?.frames) > 0 && Number(d?.nodes) > 5 && Number(d?.nodes) < 300; }"
-        )
-        page.click('.bl-workbench .bl-tab:text-is("Explain")')
-        page.click('.bl-pane button:text-is("Explain")')
-        page.wait_for_selector(f'.bl-note:has-text("step 1 of {graph.n}")', timeout=60_000)
-        shot(page, "13-gnmt")
