@@ -632,10 +632,10 @@ def test_everything_is_whole_on_one_screen_light_and_dark(page):
         page.wait_for_selector(f"body[data-jp-theme-light='{flag}']", state="attached")
         for width, height in ((1280, 720), (1600, 1000)):
             page.set_viewport_size({"width": width, "height": height})
-            page.evaluate("() => document.querySelector('.bl-workbench').scrollIntoView({ block: 'start' })")
             for name in TABS:
                 tab(page, name)
                 for _ in range(40):  # until what follows the size of the window has followed
+                    page.evaluate("() => document.querySelector('.bl-workbench').scrollIntoView({ block: 'start' })")
                     page.wait_for_timeout(60)
                     if (found := page.evaluate(WHOLE, name))["below"] <= 0:
                         break
