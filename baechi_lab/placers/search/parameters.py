@@ -213,6 +213,18 @@ class SearchParameters(EvaluationParameters):
     short_work: float = number(1.0 / 2000.0, "share of all work", "short is less than this, too", "by hand")
     chain_work: float = number(4.0, "times what is short", "most work of a merged part", "by hand")
     contracted_budget: float = number(0.7, "share of the budget", "for the contracted graph", "0.5 at first")
+    reducing_time: float = number(
+        15.0,
+        "times making its `Instance`",
+        "what optimizing a graph takes, which cannot be stopped",
+        "graphs of a million ops",
+    )
+    contracting_time: float = number(
+        5.0,
+        "times making its `Instance`",
+        "what contracting a graph takes, which cannot be stopped",
+        "as reducing_time",
+    )
     contracted_starts: int = number(8, "candidates", "that are restricted to the contracted graph", "by hand")
 
 

@@ -51,7 +51,7 @@ from .multistart import MultiStart
 from .parameters import SEARCH, SearchParameters
 from .period import search_period
 from .shared import search_shared
-from .starts import CONTRACTING, REDUCING, Starts, choose, contracted_graph, restricted
+from .starts import Starts, choose, contracted_graph, restricted
 from .steps import search_step
 
 OBJECTIVES = ("makespan", "latency", "p90", "throughput", "step")
@@ -294,14 +294,18 @@ class _Run:
 
     def _candidates(self) -> list[Candidate]:
         if self.given is None:
-            return self.starts.from_rules(self._rules_took_long, self._lasts(REDUCING, 0.5))
+            return self.starts.from_rules(self._rules_took_long, self._lasts(self.parameters.reducing_time, 0.5))
         first = self.starts.given(self.given)
         others = self.starts.measured(first.name, first.device)
         return [first, *sorted(others, key=lambda c: c.key)]
 
     def _coarse(self, candidates: list[Candidate]) -> list[Candidate]:
         """Search a large graph contracted, and project what is found there."""
-        if self.params.objective == "p90" or self.budget.spent(0) >= 1.0 or self._lasts(CONTRACTING, 0.8):
+        if (
+            self.params.objective == "p90"
+            or self.budget.spent(0) >= 1.0
+            or self._lasts(self.parameters.contracting_time, 0.8)
+        ):
             return []
         p = self.parameters
         found = contracted_graph(self.graph, self.cluster, p)

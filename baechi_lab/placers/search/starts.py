@@ -24,10 +24,6 @@ from .parameters import SEARCH, SearchParameters
 Rule = tuple[str, NDArray[np.int32], NDArray[np.float64] | None]
 """What a rule says: its name, device and planned position of every op."""
 
-REDUCING, CONTRACTING = 15.0, 5.0
-"""What optimizing and contracting a graph take, in times of what making its `Instance` took: neither can be stopped, so a
-search asks beforehand whether there is time for it."""
-
 
 class Starts:
     """Candidates of `instance` under the allowed `schedulers` ("fifo", "planned")."""
