@@ -174,8 +174,7 @@ def test_calibration_measures_positive_costs(local, monkeypatch):
     monkeypatch.setattr(calibration, "RUNGS", 32)
     costs = calibrate(local, steps=3)
     assert costs.step_us >= 0 and 0 <= costs.busy_share <= 1
-    for link in (costs.send, costs.receive, costs.wire):
-        assert link.cost_us(1 << 16) > 0
+    assert costs.send.cost_us(1 << 16) > 0 and costs.receive.cost_us(1 << 16) > 0 and costs.wire.cost_us(1 << 16) >= 0
 
 
 def _costs(monkeypatch, walls):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ...errors import ExecutionError
 from ...graph.step import Step
+from ...profilers.tensorflow.apart import keep_apart
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -105,6 +106,8 @@ def place_graph(step: Step, device_of: Mapping[str, str]) -> PlacedGraph:
         node.attr.pop("_class", None)
         if "_lower_using_switch_merge" in node.attr:
             node.attr["_lower_using_switch_merge"].b = False
+    repeats = any(name.endswith("/again") for name in nodes)  # such a step may have its order kept everywhere
+    keep_apart(graph, f"{PREFIX}/apart", only_ordered=not repeats)
     feeds = tuple(_feed(graph, nodes, node_of(spec.name)) for spec in step.inputs)
     variables = tuple(_variable(graph, nodes, node_of(spec.name)) for spec in step.variables)
     fetches = tuple(tensor_of(spec.name) for spec in step.outputs)

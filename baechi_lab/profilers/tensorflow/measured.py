@@ -23,7 +23,7 @@ from ...errors import ExecutionError, UnknownNameError
 from ...graph.kernels.csr import Ints
 from ...graph.step import Step
 from ...workers.failures import first_line
-from .nodes import split
+from .apart import keep_apart
 from .structure import HANDLE_BYTES, Structure, bytes_per_element
 
 PROBE = "baechi_lab_probe"
@@ -88,7 +88,7 @@ def step_session(step: Step, device: str) -> Iterator[Runner]:
         node.device = device
         if "_class" in node.attr:
             del node.attr["_class"]
-    keep_apart(graph_def)
+    keep_apart(graph_def, PROBE)
     graph = tf.Graph()
     with graph.as_default():
         tf.import_graph_def(graph_def, name="")
@@ -98,30 +98,6 @@ def step_session(step: Step, device: str) -> Iterator[Runner]:
             yield _runner(tf, session, step)
     except tf.errors.OpError as error:
         raise ExecutionError(f"step {step.name!r} cannot run on {device}: {first_line(error)}") from error
-
-
-def keep_apart(graph_def: Any) -> None:
-    """Put an Identity between ops that TensorFlow's oneDNN pass would run as one on a CPU.
-
-    The pass cannot be switched off within a process, and would leave a convolution without a time of its own.
-    """
-    ops = {node.name: node.op for node in graph_def.node}
-    for node in list(graph_def.node):
-        for k, reference in enumerate(node.input):
-            producer, output = split(reference)
-            if output < 0 or ((ops.get(producer), node.op) not in _FUSED_PAIRS and (k or node.op != "BiasAddGrad")):
-                continue
-            apart = graph_def.node.add(op="Identity", name=f"{PROBE}/{node.name}/{k}", device=node.device)
-            apart.input.append(reference)
-            apart.attr["T"].CopyFrom(node.attr["T"])
-            node.input[k] = apart.name
-
-
-_CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropFilter", "FusedBatchNormV3")
-_FUSED_PAIRS = frozenset(
-    [(c, follower) for c in _CONVOLUTIONS for follower in ("BiasAdd", "Transpose", "AddV2", "Add", "Relu")]
-    + [(before, c) for before in ("Pad", "Transpose") for c in _CONVOLUTIONS]
-)
 
 
 def _one_at_a_time(tf: Any) -> Any:
