@@ -15,8 +15,9 @@ from typing import Any
 from ...errors import InvalidInput
 from ...graph import OpGraph
 from ...graph.step import Step
+from ...profilers.tensorflow.apart import keep_apart
 from ...profilers.tensorflow.nodes import has_side_effect, join, split
-from .session import parse_graph
+from .session import PREFIX, parse_graph
 
 AGAIN = "/again"
 
@@ -54,6 +55,7 @@ def recomputed_step(step: Step, graph: OpGraph) -> Step:
             continue  # setting a variable between steps must not wait for ops of a step
         del made.input[:]
         made.input.extend(_inputs(graph, op, templates[first][1], origin))
+    keep_apart(definition, f"{PREFIX}/apart")
     return replace(step, graph_def=definition.SerializeToString(deterministic=True))
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 PREFIX = "baechi_lab"
 
 _FEED_BYTES = 256 << 20
+_INT32 = 3  # TensorFlow's DT_INT32
 
 
 PLACED_FREELY = frozenset(
@@ -48,7 +49,11 @@ class VariableOps:
 
 @dataclass(frozen=True)
 class PlacedGraph:
-    """A placed GraphDef (serialized) and the names needed to run it; `moved` are ops put elsewhere than asked."""
+    """A placed GraphDef (serialized) and the names needed to run it; `moved` are ops put elsewhere than asked.
+
+    `targets` are tensors, one for each device with updates, that are there once its updates have run: TensorFlow says
+    nothing of an op that it did not reach, but does of a value that is missing.
+    """
 
     graph_def: bytes
     feeds: tuple[str, ...]
@@ -106,14 +111,13 @@ def place_graph(step: Step, device_of: Mapping[str, str]) -> PlacedGraph:
         node.attr.pop("_class", None)
         if "_lower_using_switch_merge" in node.attr:
             node.attr["_lower_using_switch_merge"].b = False
-    repeats = any(name.endswith("/again") for name in nodes)  # such a step may have its order kept everywhere
-    keep_apart(graph, f"{PREFIX}/apart", only_ordered=not repeats)
+    keep_apart(graph, f"{PREFIX}/apart", only_ordered=True)
     feeds = tuple(_feed(graph, nodes, node_of(spec.name)) for spec in step.inputs)
     variables = tuple(_variable(graph, nodes, node_of(spec.name)) for spec in step.variables)
     fetches = tuple(tensor_of(spec.name) for spec in step.outputs)
-    targets = tuple(node_of(name) for name in step.updates)
-    for name in (*map(node_of, fetches), *targets):
+    for name in map(node_of, (*fetches, *step.updates)):
         _node(nodes, name)
+    targets = _updated(graph, [nodes[node_of(name)] for name in step.updates])
     return PlacedGraph(graph.SerializeToString(deterministic=True), feeds, fetches, targets, variables, moved)
 
 
@@ -203,6 +207,22 @@ def _feed(graph: GraphDef, nodes: Mapping[str, NodeDef], name: str) -> str:
     return f"{source.name}:0"
 
 
+def _updated(graph: GraphDef, updates: Sequence[NodeDef]) -> tuple[str, ...]:
+    """On every device with updates a constant that waits for them; the tensors."""
+    at: dict[str, list[str]] = {}
+    for node in updates:
+        at.setdefault(node.device, []).append(node.name)
+    found = []
+    for k, (device, names) in enumerate(at.items()):
+        node = graph.node.add(op="Const", name=f"{PREFIX}/updated/{k}", device=device)
+        node.attr["dtype"].type = node.attr["value"].tensor.dtype = _INT32
+        node.attr["value"].tensor.int_val.append(k)
+        node.attr["value"].tensor.tensor_shape.SetInParent()
+        node.input.extend(f"^{name}" for name in dict.fromkeys(names))
+        found.append(f"{node.name}:0")
+    return tuple(found)
+
+
 def _variable(graph: GraphDef, nodes: Mapping[str, NodeDef], name: str) -> VariableOps:
     handle = _node(nodes, name)
     if handle.op != "VarHandleOp":
@@ -263,14 +283,23 @@ class PlacedSession:
 
     def call(self, inputs: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
         """Run one step; the values of its outputs."""
-        return tuple(self._call(*inputs)[: len(self.placed.fetches)])
+        return self._run(inputs)
 
     def trace(self, inputs: Sequence[NDArray[Any]]) -> tuple[tuple[Any, ...], Any]:
         """Run one step under a full trace; outputs and RunMetadata with partition graphs."""
         options = self._tf.RunOptions(trace_level=self._tf.RunOptions.FULL_TRACE, output_partition_graphs=True)
         metadata = self._tf.RunMetadata()
-        outputs = self._call(*inputs, options=options, run_metadata=metadata)
-        return tuple(outputs[: len(self.placed.fetches)]), metadata
+        return self._run(inputs, options=options, run_metadata=metadata), metadata
+
+    def _run(self, inputs: Sequence[NDArray[Any]], **options: Any) -> tuple[Any, ...]:
+        try:
+            return tuple(self._call(*inputs, **options)[: len(self.placed.fetches)])
+        except self._tf.errors.OpError as error:
+            if "does not have value" not in error.message:
+                raise
+            raise ExecutionError(
+                "TensorFlow ended the step without having run all of it: ops of the placed graph wait for each other"
+            ) from error
 
     def values(self) -> tuple[NDArray[Any], ...]:
         """The current value of every variable."""

@@ -24,6 +24,7 @@ from ...graph import OpGraph, Placement
 from ...graph.step import Step, TensorSpec
 from ...passes.all_reduce import ALL_REDUCE
 from ...passes.unroll import ACCUMULATE
+from ...profilers.tensorflow.apart import keep_apart
 from ...profilers.tensorflow.nodes import data_inputs, join, output_types, split
 from ...simulator.pipelined import Pipelined
 from .accumulating import Sums, Tensor, argument_names, constant, rows_tensors
@@ -215,8 +216,11 @@ class _Unroller:
     def _order(self, nodes: dict[str, Any]) -> None:
         """What waits for what under the schedule."""
         names = self.whole.names
-        for op, others in waits_of(self.pipe).items():
+        waits = waits_of(self.pipe)
+        for op, others in waits.items():
             nodes[names[op]].input.extend(f"^{names[k]}" for k in others)
+        if waits:
+            keep_apart(self.made, f"{PREFIX}/apart")
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,8 @@ def keep_apart(graph_def: Any, prefix: str, only_ordered: bool = False) -> None:
             producer, output = split(reference)
             if output < 0 or ((ops.get(producer), node.op) not in _FUSED_PAIRS and (k or node.op != "BiasAddGrad")):
                 continue
+            if producer.startswith(f"{prefix}/"):
+                continue  # kept apart before
             if only_ordered and not waits and producer not in waited_for:
                 continue
             apart = graph_def.node.add(op="Identity", name=f"{prefix}/{node.name}/{k}", device=node.device)
