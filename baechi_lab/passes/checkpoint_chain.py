@@ -134,7 +134,7 @@ class Chain:
             readers = graph.tensor_consumers(t)
             stages = [*self.group[self.place[readers[self.place[readers] >= 0]]].tolist()]
             stages += self.stage[rank[readers[parts.late[readers]]] - first_late].tolist()
-            if stages:
+            if stages and count:
                 until[min(stages)] += graph.tensor_bytes[t]
             if stages and max(stages) == 0 and not parts.late[readers].any():
                 self.start_bytes += int(graph.tensor_bytes[t])
@@ -342,7 +342,8 @@ class _Plan:
 
     def _nothing(self, i: int, j: int, memory: int) -> list[tuple[str, int, int, int]]:
         table = self.table
-        code, _ = min(table.ways(i, j, np.array([memory])), key=lambda way: way[1][0])
+        # Among equals a part that is cut is shorter; one that runs for nothing and begins again would never end.
+        code, _ = min(table.ways(i, j, np.array([memory])), key=lambda way: (way[1][0], way[0] == Table.RUN))
         if code == Table.RUN:
             self._run(i, j, KEEP_OWN)
             return [("owned", i, j, memory)]

@@ -10,6 +10,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.passes import checkpoint_budget, contract
 from baechi_lab.passes.checkpoint_budget import Plans
+from baechi_lab.passes.checkpoint_chain import Chain, Table, _Plan
 from baechi_lab.passes.checkpoint_exact import Search, States
 from baechi_lab.passes.peak import readiness_peak
 from baechi_lab.passes.recompute import with_copies
@@ -282,6 +283,42 @@ def test_chains_and_small_graphs_are_solved_alike(reads):
             assert (chain is not None) == np.isfinite(exact.best)
             if chain is not None:
                 assert chain.work_us == pytest.approx(exact.best, abs=1e-3)
+
+
+def half_free(seed):
+    """A random training graph of up to 26 ops, half of them without duration, half of them with scratch."""
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(3, 14))
+    make = bl.generators.random_dag if seed % 2 else bl.generators.chain
+    graph = bl.generators.with_backward(make(size, seed=seed))
+    duration = np.where(rng.random(graph.n) < 0.5, 0.0, graph.duration_us)
+    return graph.replace(
+        duration_us=duration, temp_bytes=rng.integers(0, 10_000, graph.n) * (rng.random(graph.n) < 0.5)
+    )
+
+
+@pytest.mark.parametrize("seed", [414, 451, 0, 1])
+def test_a_plan_in_which_work_is_free_comes_to_its_end(seed, monkeypatch):
+    """A group that runs again for nothing is as good as not at all; of the two the first never got any further (414, 451)."""
+    table = Table(Chain(Parts(half_free(seed))))
+    calls, step = [], _Plan._nothing
+
+    def counted(plan, *part):
+        calls.append(part)
+        assert len(calls) < 10_000
+        return step(plan, *part)
+
+    monkeypatch.setattr(_Plan, "_nothing", counted)
+    for level in table.levels():
+        assert set(table.chain.late_ops) <= set(table.plan(level).tolist())
+        calls.clear()
+
+
+@pytest.mark.parametrize("most", [3, 100])
+def test_a_chain_without_anything_to_repeat(most):
+    """Nothing is read by the backward pass: no groups, and no plans."""
+    table = Table(Chain(Parts(half_free(51)), most))
+    assert table.chain.count == 0 and table.levels() == []
 
 
 @pytest.mark.parametrize("seed", range(4))
