@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ...absent import absent
+from ...importing import absent
 from ...errors import FormatError
 from ..cluster import Cluster, Device, Link
 from ..opgraph import OpGraph, default_tensor_names

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
+from ...importing import uncollected
+
 
 @cache
 def load_tensorflow() -> None:
     """Import TensorFlow and look for GPUs, keeping what it logs meanwhile to itself unless it fails."""
-    with _held_back():
+    with _held_back(), uncollected():
         import tensorflow as tf
 
         tf.config.list_physical_devices()

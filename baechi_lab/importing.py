@@ -1,7 +1,8 @@
-"""Packages that others import wherever they find them, kept out of an import that does not need them."""
+"""Large imports made shorter: without what they take along wherever they find it, and without collecting garbage."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,3 +25,20 @@ def absent(*names: str) -> Iterator[None]:
         for name in hidden:
             if sys.modules[name] is None:
                 del sys.modules[name]
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Inside, nothing looks for garbage: an import makes a million objects that stay, and TensorFlow's took a sixth longer.
+
+    >>> with uncollected():
+    ...     gc.isenabled()
+    False
+    """
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
