@@ -32,7 +32,8 @@ class Parts:
 
     - `late`: bool[n], the ops with a `forward_of` and their descendants. What only they read is forward all the same.
     - `rank`: int64[n], a topological order that puts late ops last; `ordered` is its inverse. It follows `position`, int64[n],
-      where each op stands in a topological order, by default that of the graph.
+      where each op stands in a topological order, by default that of the graph; but updates come as soon as they can, so
+      that the step does not end with all gradients in memory.
     - `setup`, `update`: bool[n], as `passes.roles` has them.
 
     >>> graph = OpGraph.from_edges([0, 5, 9], [(0, 1, 8), (1, 2, 8)], forward_of=[-1, -1, 1],
@@ -46,9 +47,19 @@ class Parts:
         role = roles(graph)
         self.setup, self.update = role == SETUP, role == UPDATE
         self.late: Bools = backward_ops(graph)
-        self.ordered: Ints = np.lexsort((graph.position if position is None else position, self.late)).astype(np.int64)
+        place = graph.position if position is None else position
+        self.ordered: Ints = np.lexsort((place, self._updates_early(place), self.late)).astype(np.int64)
         self.rank: Ints = np.empty(graph.n, dtype=np.int64)
         self.rank[self.ordered] = np.arange(graph.n)
+
+    def _updates_early(self, place: Ints) -> Ints:
+        """int64[n]: the place of each op; of updates, that of the last op that is none among those that they wait for."""
+        when = np.array(place, dtype=np.int64)
+        pointer, predecessor = (a.tolist() for a in self.graph.predecessors)
+        update = self.update & self.late
+        for op in self.graph.order[update[self.graph.order]].tolist():
+            when[op] = when[predecessor[pointer[op] : pointer[op + 1]]].max(initial=-1)
+        return when
 
     @cached_property
     def may_repeat(self) -> Bools:

@@ -17,6 +17,7 @@ from ...graph import OpGraph
 from ...graph.step import Step
 from ...profilers.tensorflow.apart import keep_apart
 from ...profilers.tensorflow.nodes import has_side_effect, join, split
+from ..structure import graph_of
 from .session import PREFIX, parse_graph
 
 AGAIN = "/again"
@@ -30,12 +31,10 @@ def recomputed_step(step: Step, graph: OpGraph) -> Step:
 
     >>> recomputed = recomputed_step(step, bl.recompute(bl.profile(step)))  # doctest: +SKIP
     """
-    if not any(name.endswith(AGAIN) for name in graph.names):
-        return step
+    if not any(name.endswith(AGAIN) for name in graph.names) and graph.tensor_count <= graph_of(step).tensor_count:
+        return step  # the step as it is, and nothing waits for more than there
     definition = parse_graph(step.graph_def)
     nodes = {node.name: node for node in definition.node}
-    if all(name in nodes for name in graph.names):
-        return step  # an op of the step is called so
     origin = {name: _origin(graph, op, nodes) for op, name in enumerate(graph.names)}
     templates = {name: (nodes[name].op, list(nodes[name].input)) for name in nodes}
     for op, name in enumerate(graph.names):
