@@ -48,13 +48,13 @@ class Parts:
         self.setup, self.update = role == SETUP, role == UPDATE
         self.late: Bools = backward_ops(graph)
         place = graph.position if position is None else position
-        self.ordered: Ints = np.lexsort((place, self._updates_early(place), self.late)).astype(np.int64)
+        self.ordered: Ints = np.lexsort((place, self._updates_early(place))).astype(np.int64)
         self.rank: Ints = np.empty(graph.n, dtype=np.int64)
         self.rank[self.ordered] = np.arange(graph.n)
 
     def _updates_early(self, place: Ints) -> Ints:
-        """int64[n]: the place of each op; of updates, that of the last op that is none among those that they wait for."""
-        when = np.array(place, dtype=np.int64)
+        """int64[n]: the place of each late op; of updates, that of the last late op that is none among those they wait for."""
+        when = np.where(self.late, place, -1)
         pointer, predecessor = (a.tolist() for a in self.graph.predecessors)
         update = self.update & self.late
         for op in self.graph.order[update[self.graph.order]].tolist():

@@ -27,7 +27,7 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "gnmt": {"batch_size": 64, "sequence_length": 5, "layers": 2, "units": 32, "vocabulary": 200},
         "gpt": {"batch_size": 16, "layers": 2, "units": 32, "words": 16, "vocabulary": 100},
         "bert": {"batch_size": 16, "layers": 2, "units": 32, "words": 16, "vocabulary": 100},
-        "resnet": {"batch_size": 2, "image_size": 32},
+        "resnet": {"batch_size": 64, "image_size": 64},
     },
     "torch": {
         "gnmt": {"batch_size": 16, "length": 12, "vocabulary": 200, "width": 64, "layers": 4},
