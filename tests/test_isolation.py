@@ -107,8 +107,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize(("code", "children"), [(SWEEP, 2), (EXACT, 1)], ids=["sweep", "exact"])
+@pytest.mark.parametrize(
+    ("code", "children", "sign"), [(SWEEP, 2, signal.SIGTERM), (EXACT, 1, signal.SIGKILL)], ids=["sweep", "exact"]
+)
 def test_no_child_outlives_a_caller_that_is_ended(tmp_path, code, children, sign):
     """The children are deep in a search or a proof, inside compiled code that does not look at pipes."""
     (tmp_path / "caller.py").write_text(code)
