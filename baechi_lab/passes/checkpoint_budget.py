@@ -55,7 +55,9 @@ def within(graph: OpGraph, budget: int, ordered: bool = False, time_limit: float
         f"the least that a plan was found for is {least} bytes ({format_bytes(least)}), and no plan can do with less than "
         f"{proof} ({format_bytes(proof)})"
     )
-    if proof == least:
+    if graph.reuse is not None:  # plans other than those of `ready` are counted without
+        what = f"the least that a plan was found for is {least} bytes ({format_bytes(least)}), which is no proof"
+    elif proof == least:
         what = (
             f"one device needs at least {least} bytes ({format_bytes(least)}) for this step in the order of its forward "
             "pass, whatever is computed again"

@@ -9,13 +9,15 @@ from numpy.typing import NDArray
 
 from ..graph import OpGraph
 from ..graph.kernels.csr import inverse
+from .shared_peak import shared_peak
 
 
 def single_device_peak(graph: OpGraph, order: NDArray[np.int64] | None = None) -> int:
     """Peak bytes when one device runs every op in `order`, by default the topological one (smallest index first among the ready).
 
     Persistent bytes are held throughout; outputs and temporaries appear when their op starts; temporaries go when it
-    ends, an output when its last reader has ended. O(ops + edges).
+    ends, an output when its last reader has ended. Every output has bytes of its own, whatever `OpGraph.reuse` says.
+    O(ops + edges).
 
     >>> g = OpGraph.from_edges([1.0, 1.0, 1.0], [(0, 1, 10), (1, 2, 20)], persistent_bytes=[5, 0, 0])
     >>> single_device_peak(g)    # 5 + 10 + 20 while op 1 runs
@@ -36,13 +38,16 @@ def single_device_peak(graph: OpGraph, order: NDArray[np.int64] | None = None) -
 def readiness_peak(graph: OpGraph) -> int:
     """Peak bytes when one device runs every op in the order of readiness, as the scheduler `fifo` does on one device.
 
-    Ops that become ready at one instant run by their index. O((ops + edges) log).
+    Ops that become ready at one instant run by their index. Outputs may lie in inputs (`OpGraph.reuse`).
+    O((ops + edges) log).
 
     >>> g = OpGraph.from_edges([1.0, 1.0, 1.0], [(0, 1, 10), (1, 2, 20)], persistent_bytes=[5, 0, 0])
     >>> readiness_peak(g)
     35
     """
-    return single_device_peak(graph, readiness_order(graph)) if graph.n else 0
+    if graph.n == 0:
+        return 0
+    return (single_device_peak if graph.reuse is None else shared_peak)(graph, readiness_order(graph))
 
 
 def readiness_order(graph: OpGraph) -> NDArray[np.int64]:

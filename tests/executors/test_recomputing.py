@@ -4,6 +4,11 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.executors.tensorflow.recomputing import recomputed_step
+from baechi_lab.executors.tensorflow.session import parse_graph
+from baechi_lab.passes.recompute import with_copies
+from baechi_lab.passes.repeatable import Parts
+from baechi_lab.passes.runs import Runs
 
 tf = pytest.importorskip("tensorflow")
 
@@ -109,3 +114,17 @@ def test_an_export_has_the_copies(case, tmp_path):
 def test_copies_of_other_steps_are_refused(case, step):
     with pytest.raises(bl.InvalidInput, match="none of the step's"):
         bl.execute(step, bl.Placement(device=[0] * case[2].n), 1, graph=case[2])
+
+
+def test_an_order_without_copies_is_kept_as_well(case):
+    """Nothing runs again, but ops wait for those before them in the plan, as the simulator has it."""
+    step, graph, _ = case
+    runs = Runs(Parts(graph), Parts(graph).ordered)
+    ordered = with_copies(runs, ordered=True)
+    assert ordered.names == graph.names
+    waits = {node.name: sum(name[0] == "^" for name in node.input) for node in parse_graph(step.graph_def).node}
+    more = [
+        sum(name[0] == "^" for name in node.input) > waits.get(node.name, 0)
+        for node in parse_graph(recomputed_step(step, ordered).graph_def).node
+    ]
+    assert any(more) and recomputed_step(step, graph) is step

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.graph.opgraph import OVERWRITES
 from baechi_lab.passes import checkpoint_budget, contract
 from baechi_lab.passes.checkpoint_budget import Plans
 from baechi_lab.passes.checkpoint_chain import Chain, Table, _Plan
@@ -431,3 +432,25 @@ def test_a_choice_that_saves_nothing_is_no_silent_one():
         bl.recompute(graph, "boundaries")
     with pytest.warns(UserWarning, match="saves nothing here"):
         assert bl.recompute(graph, drop=["f1", "f2"]).n == graph.n + 2
+
+
+def test_updates_do_not_wait_for_the_end_of_the_step():
+    """w1, w2, f1, f2, g2, g1, u1, u2 as the graph lists them; u2 needs g2 alone, and frees it before g1 is made."""
+    graph = bl.OpGraph.from_edges(
+        [0, 0, 1, 1, 1, 1, 1, 1],
+        [(0, 2, 8), (2, 3, 8), (1, 3, 8), (3, 4, 8), (4, 5, 8), (5, 6, 8), (4, 7, 8), (0, 6, 8), (1, 7, 8)],
+        names=["w1", "w2", "f1", "f2", "g2", "g1", "u1", "u2"],
+        op_types=["Variable", "Variable", "MatMul", "MatMul", "MatMulGrad", "MatMulGrad", "Update", "Update"],
+        forward_of=[-1, -1, -1, -1, 3, 2, -1, -1],
+    )
+    assert [graph.names[i] for i in Parts(graph).ordered] == ["w1", "w2", "f1", "f2", "g2", "u2", "g1", "u1"]
+
+
+def test_a_step_that_fits_because_outputs_share_memory_needs_no_copies():
+    """f2 and f3 each write over the one before: 1000 bytes, 2000 counted without. Nothing runs again."""
+    plain = training_chain([1000, 1000, 1000], read=[False, False, True], source=0)
+    graph = plain.replace(reuse=[OVERWRITES if name in ("f2", "f3") else 0 for name in plain.names])
+    assert (held(graph), held(plain)) == (1000, 2000)
+    assert bl.recompute(graph, budget=int(on_one(graph).peak_bytes[0])) is graph
+    with pytest.raises(bl.InfeasiblePlacement, match="which is no proof"):
+        bl.recompute(graph, budget=0)

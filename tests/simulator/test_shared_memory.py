@@ -7,6 +7,7 @@ from fewer import fast
 import baechi_lab as bl
 from baechi_lab.graph import OpGraph
 from baechi_lab.graph.opgraph import GROWS, OVERWRITES, OWN, VIEW
+from baechi_lab.passes.peak import readiness_peak
 
 ONE, TWO = bl.Cluster.uniform(1), bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0), comm="parallel")
 
@@ -122,6 +123,13 @@ def test_both_ways_of_counting_agree(seed):
         found = bl.check(graph, tight, placement, again)
         assert {v.device for v in found if v.kind == "memory"} == expected
         assert {v.device for v in again.violations} == expected
+
+
+@pytest.mark.parametrize("seed", fast(range(60), 12))
+def test_one_device_in_the_order_of_readiness(seed):
+    """What plans of recomputation go by is the simulated peak."""
+    graph, _, _ = random_case(seed)
+    assert [readiness_peak(graph)] == peaks(graph)
 
 
 def test_it_survives_a_file(tmp_path):

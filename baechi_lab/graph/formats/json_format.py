@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from ...importing import absent
 from ...errors import FormatError
+from ...importing import absent
 from ..cluster import Cluster, Device, Link
 from ..opgraph import OpGraph, default_tensor_names
 from ..placement import Placement
