@@ -358,8 +358,10 @@ def test_lab_prints_an_address_that_opens_the_notebook_and_ends_when_told(way, t
     environment = {**{k: v for k, v in os.environ.items() if not k.startswith("JUPYTER")}, **apart}
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     lab = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdin=nothing, stdout=nothing, stderr=pipe, text=True
-    )
+        command, cwd=tmp_path, env=environment, stdin=nothing, stdout=nothing, stderr=pipe, text=True,
+        # A shell starts what it runs in the background with SIGINT ignored, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     try:
         pattern = r"http://(?:localhost|127.0.0.1):\d+/lab/tree/notebooks/00_quickstart\.ipynb\?token=\w+"
         address = next(found[0] for line in lab.stderr if (found := re.search(pattern, line)))

