@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..highs import silent_highs
 from .checkpoint_chain import Chain
 from .repeatable import Parts
 from .runs import Runs
@@ -288,9 +289,8 @@ class _Rows:
         """Values of all columns, the proven bound and what the solver says."""
         import highspy
 
-        solver, model, infinite = highspy.Highs(), highspy.HighsLp(), highspy.kHighsInf
-        for option, given in {"output_flag": False, "threads": 1, "time_limit": time_limit, "random_seed": 0}.items():
-            solver.setOptionValue(option, given)
+        solver = silent_highs(threads=1, time_limit=time_limit, random_seed=0)
+        model, infinite = highspy.HighsLp(), highspy.kHighsInf
         model.num_row_, model.num_col_ = len(self.low), len(self.cost)
         model.col_cost_, model.col_lower_ = np.array(self.cost), np.zeros(len(self.cost))
         model.col_upper_ = np.array(self.upper)

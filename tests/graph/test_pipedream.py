@@ -56,3 +56,14 @@ def test_vgg16_as_published():
 def test_what_is_refused(text, error, match):
     with pytest.raises(error, match=match):
         graph_from_pipedream(text, "bad")
+
+
+def test_a_damaged_file_is_a_damaged_profile(tmp_path):
+    """Whatever is missing of its first layers; what begins like JSON is none."""
+    path = tmp_path / "graph.txt"
+    path.write_text("node1 -- Conv2d(3, 64) -- forward_compute_ti")
+    with pytest.raises(FormatError, match="line 1: field forward_compute_time is missing"):
+        load_graph(path)
+    path.write_text('{"name": "a -- b", ')
+    with pytest.raises(FormatError, match="not JSON"):
+        load_graph(path)

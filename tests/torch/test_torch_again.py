@@ -124,7 +124,8 @@ def test_each_op_runs_as_often_as_the_graph_says():
     model, x = stack(6, lambda: [nn.Linear(4, 4), nn.Tanh()]), torch.randn(6, 4)
     graph = profiled(model, x)
     step = bl.torch.TorchStep("stack", lambda: copy.deepcopy(model), (x,))
-    tightest = bl.recompute(graph, budget=plans_of(graph).least)
+    plain = graph.replace(reuse=None)  # gradients of parameters are there throughout, and no plan is spared by sharing
+    tightest = bl.recompute(plain, budget=plans_of(plain).least)
     assert any(name.endswith("/again/again") for name in tightest.names)
     for changed in (bl.recompute(graph, drop=["1", "2", "3", "5"]), tightest):
         run = bl.torch.execute(step, bl.Placement(device=[0] * changed.n), 1, warmup=1, graph=changed, cluster=cpus(1))

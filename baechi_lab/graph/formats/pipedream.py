@@ -41,8 +41,8 @@ PEEK = 4096
 
 
 def looks_like_pipedream(beginning: str) -> bool:
-    """Does a text that begins like this hold a profile?"""
-    return not beginning.lstrip().startswith("{") and " -- " in beginning and _FIELDS[0] in beginning
+    """Does a text that begins like this hold a profile, whole or damaged?"""
+    return beginning.lstrip()[:1] not in ("{", "[") and " -- " in beginning
 
 
 def graph_from_pipedream(text: str, name: str) -> OpGraph:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UnknownNameError
+from ...highs import nothing_printed
 from .lp import SctProblem
 
 # The canonical optimum differs from the others by some 1e-5 of the objective: interior solvers must come closer.
@@ -36,9 +37,10 @@ def solve_with_cvxpy(problem: SctProblem, weight: NDArray[np.float64], solver: s
             _incidence(problem.source, n) @ x >= problem.out_degree - 1,
             _incidence(problem.target, n) @ x >= problem.in_degree - 1,
         ]
-    cp.Problem(cp.Minimize(makespan + (weight @ x if e else 0.0)), rules).solve(
-        solver=solver.upper(), **_TIGHT.get(solver.upper(), {})
-    )
+    with nothing_printed():
+        cp.Problem(cp.Minimize(makespan + (weight @ x if e else 0.0)), rules).solve(
+            solver=solver.upper(), **_TIGHT.get(solver.upper(), {})
+        )
     return np.concatenate([start.value, x.value if e else np.zeros(0), [makespan.value]])
 
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ...errors import BaechiLabError
 from ...graph.kernels.jit import njit
+from ...highs import silent_highs
 from .lp import LinearProgram, SctProblem, sct_program
 from .reductions import reduce_problem
 
@@ -120,14 +121,7 @@ def _hash(count: int) -> NDArray[np.float64]:
 
 
 def _solve_with_highs(program: LinearProgram, method: str) -> NDArray[np.float64]:
-    import highspy
-
-    solver = highspy.Highs()
-    options: dict[str, Any] = {"output_flag": False, "threads": 1, "solver": method} | (
-        _FAST if method == "simplex" else {}
-    )
-    for option, value in options.items():
-        solver.setOptionValue(option, value)
+    solver = silent_highs(threads=1, solver=method, **(_FAST if method == "simplex" else {}))
     solver.passModel(_highs_model(program))
     _run(solver, method)
     weights = np.arange(program.matrix.shape[1] - 1, dtype=np.int32)
