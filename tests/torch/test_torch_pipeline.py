@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import warnings
+from concurrent.futures import BrokenExecutor, Future
 from functools import partial
 
 import numpy as np
@@ -22,7 +24,7 @@ import baechi_lab as bl  # noqa: E402
 from baechi_lab import viz  # noqa: E402
 from baechi_lab.errors import ExecutionError, InvalidInput, UnknownNameError  # noqa: E402
 from baechi_lab.executors.torch.execution import in_flight  # noqa: E402
-from baechi_lab.executors.torch.pipelined import cut_step, run_pipeline  # noqa: E402
+from baechi_lab.executors.torch.pipelined import _awaited, cut_step, run_pipeline  # noqa: E402
 from baechi_lab.executors.torch.reduction import is_mean  # noqa: E402
 from baechi_lab.profilers.torch import profile as profile_module  # noqa: E402
 from baechi_lab.simulator.stages import B, W, stages_of  # noqa: E402
@@ -536,6 +538,28 @@ def test_an_error_in_a_process_is_one_sentence():
     graph = profiled(step, 2)
     with pytest.raises(ExecutionError, match="a process of the pipeline failed: the wire was touched"):
         bl.torch.execute(step, in_stages(graph, [0, 1]), 1, graph=graph, cluster=cpus(2), micro_batches=2)
+
+
+LOST = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+
+
+@pytest.mark.parametrize(("late", "status", "says"), [
+    (ValueError("the wire was touched"), None, "failed: the wire was touched"),
+    (BrokenExecutor("process 1 was killed"), "died", "process 1 was killed"),
+    (LOST, None, "failed: .*Connection closed"),
+])  # fmt: skip
+def test_whoever_only_saw_another_go_does_not_speak_for_it(late, status, says):
+    """The neighbour of the process that failed may be the first to end."""
+    futures = [Future(), Future()]
+    futures[0].set_exception(LOST)
+    timer = threading.Timer(0.3, futures[1].set_exception, [late])
+    timer.start()
+    if status is None:
+        with pytest.raises(ExecutionError, match=says):
+            _awaited(futures, None, None)
+    else:
+        assert _awaited(futures, None, None) == (status, says)
+    timer.join()
 
 
 class Trips(nn.Sequential):

@@ -7,6 +7,7 @@ import re
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import FIRST_EXCEPTION, BrokenExecutor, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ from .pipeline_process import Job, Report, run_process
 _LOST = re.compile(r"gloo|nccl|connection (closed|reset)", re.IGNORECASE)
 _LOOK = 0.2
 """Seconds between two looks at whether a run is to end early."""
+_LAST_WORDS = 5.0
+"""Seconds for the process that failed to say why, when another has already seen that it is gone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,8 +139,10 @@ def _awaited(futures: list[Future[Report]], timeout: float | None, cancel: threa
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
         done, left = wait(futures, timeout=_LOOK, return_when=FIRST_EXCEPTION)
-        failed = [error for error in (f.exception() for f in done) if error is not None]
+        failed = _errors(done)
         if failed:
+            if all(_LOST.search(str(error)) for error in failed):  # the one that went first is still about to say why
+                failed = _errors(wait(futures, timeout=_LAST_WORDS).done)
             return _failure(failed)
         if not left:
             return "ok", ""
@@ -147,12 +152,18 @@ def _awaited(futures: list[Future[Report]], timeout: float | None, cancel: threa
             return "timeout", f"the processes had not ended after {timeout:g} s"
 
 
+def _errors(futures: Iterable[Future[Report]]) -> list[BaseException]:
+    return [error for error in (f.exception() for f in futures) if error is not None]
+
+
 def _failure(errors: list[BaseException]) -> tuple[str, str]:
     """A status; whatever a process raised itself is raised here."""
-    if all(isinstance(error, BrokenExecutor) for error in errors):
-        return "died", str(errors[0])
-    own = [error for error in errors if not isinstance(error, BrokenExecutor)]
-    error = min(own, key=lambda error: bool(_LOST.search(str(error))))  # the others only saw that it had gone
+    broken = [error for error in errors if isinstance(error, BrokenExecutor)]
+    own = [error for error in errors if error not in broken]
+    said = [error for error in own if not _LOST.search(str(error))]
+    if broken and not said:
+        return "died", str(broken[0])
+    error = (said or own)[0]  # the others only saw that it had gone
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         return "out-of-memory", str(error).partition("\n")[0]
     text = [line.strip() for line in str(error).splitlines() if line.strip()]
