@@ -8,7 +8,8 @@ once take half as much, because threads that are awake need not be woken; in a t
 only tell how sender and receiver share the cost.
 
 Every figure is the difference of two steps, one with and one without what is measured, so that the fixed costs of a step
-cancel. There are as many ops as in a training step: what the runtime keeps for each is then no longer in the caches.
+cancel. Between the ops that are counted a kernel goes through megabytes, as kernels of a training step do: what the runtime
+keeps for each op is then no longer in the caches, and starting it takes some times as long.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ SIZES = (4, 4096, 65536, 1 << 20)
 """Bytes of the tensors that are sent."""
 FEW, MANY = 8, 72
 """Messages of the short and the long step; hops are `MANY`."""
-RUNGS, WIDTH = 512, 15
+RUNGS, WIDTH = 256, 15
 """A ladder has `RUNGS` times `WIDTH` ops that are ready at a time: the runtime's queues, which a chain does not need, take
 time as well."""
+STREAM = 4 << 20
+"""Bytes that the product on each rung makes, more than a core's own caches hold. Products are in both ladders, so that what
+they take cancels; of traces, whose kernels are some per cent off, only the small ones are used."""
 TRIES = 3
 """How often ladders are measured when the one with ops took no longer than the one without."""
 
@@ -60,7 +64,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class _Cost:
-    """One step of a made-up kind: wall and per worker CPU microseconds, and those of all kernels in its trace."""
+    """One step of a made-up kind: wall and per worker CPU microseconds, and those of kernels in its trace but for products."""
 
     wall_us: float
     kernels_us: float
@@ -78,6 +82,7 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
         raise InvalidInput("calibrate needs a cluster of at least 2 workers")
     with Worker() as worker:
         cost = partial(_cost, local, worker, steps)
+        bare = cost(ladder_step(FEW, 0, 4), 1)
         without, ladder = _ladders(cost)
         found = np.array([_message(cost, size) for size in SIZES])
     ops = RUNGS * (WIDTH + 1)
@@ -89,13 +94,13 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
         max(hop.us_per_byte - send.us_per_byte - receive.us_per_byte, 0.0),
     )
     share = min(1.0, max(tiny_cpu, 0.0) / tiny_us) if tiny_us > 0.0 else 0.0
-    return Calibration(op_us, max(without.wall_us - without.kernels_us, 0.0), send, receive, wire, share)
+    return Calibration(op_us, max(bare.wall_us - bare.kernels_us, 0.0), send, receive, wire, share)
 
 
 def _ladders(cost: Callable[[Step, int], _Cost]) -> tuple[_Cost, _Cost]:
     """A ladder without and with ops on its rungs, again while other programs made the first the slower of the two."""
     for _ in range(TRIES):
-        without, ladder = cost(ladder_step(RUNGS, 0), 1), cost(ladder_step(RUNGS, WIDTH), 1)
+        without, ladder = (cost(ladder_step(RUNGS, width, STREAM), 1) for width in (0, WIDTH))
         if ladder.wall_us > without.wall_us:
             break
     return without, ladder
@@ -127,7 +132,10 @@ def _cost(local: LocalCluster, worker: Worker, steps: int, step: Step, devices: 
         raise ExecutionError(f"calibration step {step.name!r} ended with status {run.status!r}: {run.message}")
     spent = [(last - first) / (len(clocks) - 1) * 1e6 for first, last in zip(clocks[0], clocks[-1], strict=True)]
     timeline = run.timeline
-    kernels_us = 0.0 if timeline is None else float(np.sum(timeline.end_us - timeline.start_us))
+    kernels_us = 0.0
+    if timeline is not None:
+        small = np.array(["_product" not in graph.names[op] for op in timeline.op.tolist()], dtype=np.bool_)
+        kernels_us = float((timeline.end_us - timeline.start_us)[small].sum())
     return _Cost(run.median_seconds * 1e6, kernels_us, tuple(spent[:devices]))
 
 
@@ -140,9 +148,9 @@ def process_seconds(pid: int) -> float:
 # -- made-up steps ---------------------------------------------------------------------------------------
 
 
-def ladder_step(rungs: int, width: int) -> Step:
-    """Ops one after the other on device 0, and after each `width` additions that are ready at a time, and their sum."""
-    return _step(f"ladder of {rungs} x {width}", partial(_ladder, rungs, width))
+def ladder_step(rungs: int, width: int, size: int) -> Step:
+    """Products of `size` bytes one after the other on device 0; after each `width` additions, ready at a time, and their sum."""
+    return _step(f"ladder of {rungs} x {width}", partial(_ladder, rungs, width, size))
 
 
 def message_step(messages: int, size: int) -> Step:
@@ -160,10 +168,14 @@ def busy_step(messages: int, size: int) -> Step:
     return _step(f"{messages} messages of {size} bytes between products", partial(_busy, messages, size))
 
 
-def _ladder(rungs: int, width: int, raw: Any) -> Any:
+def _ladder(rungs: int, width: int, size: int, raw: Any) -> Any:
     value = one = raw.Fill(dims=[1], value=np.float32(1), name="d0_one")
+    many = raw.Fill(dims=[size // 4], value=np.float32(1), name="d0_many")
     for rung in range(rungs):
-        value = raw.Identity(input=value, name=f"d0_rung{rung}")
+        with value.graph.control_dependencies([value.op]):
+            product = raw.Mul(x=many, y=many, name=f"d0_product{rung}")
+        with value.graph.control_dependencies([product.op]):
+            value = raw.Identity(input=value, name=f"d0_rung{rung}")
         if width:
             parts = [raw.AddV2(x=value, y=one, name=f"d0_add{rung}_{i}") for i in range(width)]
             value = raw.AddN(inputs=parts, name=f"d0_sum{rung}")
