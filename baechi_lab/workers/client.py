@@ -20,7 +20,7 @@ from typing import IO
 
 from .. import errors
 from ..errors import BaechiLabError, ExecutionError, FormatError
-from .isolated import isolated
+from .forked import run, start
 from .messages import Decoder, Message, encode
 
 WORKER = "baechi_lab.workers.process"
@@ -40,7 +40,8 @@ class WorkerEnded(Exception):
 class Worker:
     """A worker process; a context manager that leaves nothing behind.
 
-    On Linux the kernel ends it with the thread that made it: keep it to one thread, or to the main one.
+    On Linux the kernel ends a process of its own (the first worker, or a `command`) with the thread that made it: keep it
+    to one thread, or to the main one.
 
     >>> with Worker() as worker:  # doctest: +SKIP
     ...     [m.kind for m in worker.exchange(Message("devices", {"options": {}}), {"devices", "failed"})]
@@ -48,10 +49,8 @@ class Worker:
     """
 
     def __init__(self, command: Sequence[str] | None = None, environment: dict[str, str] | None = None) -> None:
-        self._process = subprocess.Popen(
-            list(command or isolated(WORKER)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=worker_environment(environment), start_new_session=True,
-        )  # fmt: skip
+        told = worker_environment(environment)
+        self._process = start(WORKER, environment=told) if command is None else run(command, told, subprocess.PIPE)
         self._decoder = Decoder()
         self._said: deque[bytes] = deque(maxlen=64)
         for stream in self._streams():

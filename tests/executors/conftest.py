@@ -93,4 +93,5 @@ def worker():
     from baechi_lab.executors import Worker
 
     with Worker() as warm:
+        assert warm.pid  # a forked one begins a little later, and tests count processes
         yield warm

@@ -17,6 +17,7 @@ from baechi_lab.executors import Worker
 from baechi_lab.executors.structure import graph_of
 
 psutil = pytest.importorskip("psutil")
+from processes import children, gone  # noqa: E402
 
 ONCE = {"steps": 2, "warmup": 0, "traced": 0, "kind": "cpu"}
 
@@ -24,19 +25,6 @@ ONCE = {"steps": 2, "warmup": 0, "traced": 0, "kind": "cpu"}
 def fake(code):
     """A worker that runs `code` instead of TensorFlow; it starts in milliseconds."""
     return Worker((sys.executable, "-S", "-c", code))
-
-
-def gone(pid):
-    """Has the process ended (a zombie, whose parent has not looked yet, has)? Waits up to 10 s."""
-    for _ in range(200):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def children():
-    return {p.pid for p in psutil.Process().children(recursive=True)}
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,8 @@ from baechi_lab.workers.client import Worker
 pytestmark = [pytest.mark.subprocess, pytest.mark.slow]
 
 psutil = pytest.importorskip("psutil")
+from processes import children  # noqa: E402
+
 tf = pytest.importorskip("tensorflow")
 
 
@@ -33,9 +35,9 @@ def fake(code):
 
 @pytest.fixture(autouse=True)
 def no_orphan():
-    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    before = children()
     yield
-    assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
+    assert children() <= before
 
 
 def test_profile_is_measured_in_another_process(step, monkeypatch):

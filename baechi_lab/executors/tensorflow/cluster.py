@@ -17,9 +17,10 @@ from ...checks import check_whole
 from ...errors import ExecutionError
 from ...graph.cluster import Cluster, Device, Link
 from ...workers.client import worker_environment
-from ...workers.isolated import isolated
+from ...workers.forked import Forked, start
 from .devices import cpu_memory
 
+SERVER = "baechi_lab.executors.tensorflow.server"
 LOOPBACK_LINK = Link(400.0, 0.0008)
 """A round guess for two loopback workers (0.4 ms a message, 1.25 GB/s) until `bl.measure_link` replaces it."""
 
@@ -64,7 +65,7 @@ class LocalCluster:
         self.cluster = Cluster(tuple(Device(name, "cpu", memory) for name in names), link, comm)  # type: ignore[arg-type]
         self._options = [str(threads), *(["--trusted-network"] if trusted_network else [])]
         self._logs: list[IO[bytes]] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes] | Forked] = []
         try:
             for core in range(n):
                 self._start(core)
@@ -77,16 +78,9 @@ class LocalCluster:
     def _start(self, core: int) -> None:
         log = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker writes to it
         self._logs.append(log)
-        command = isolated("baechi_lab.executors.tensorflow.server", "127.0.0.1:0", str(core), *self._options)
+        environment = worker_environment({"CUDA_VISIBLE_DEVICES": ""})
         self._processes.append(
-            subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=worker_environment({"CUDA_VISIBLE_DEVICES": ""}),
-                start_new_session=True,
-            )
+            start(SERVER, "127.0.0.1:0", str(core), *self._options, environment=environment, stderr=log)
         )
 
     def _address(self, index: int, deadline: float) -> str:

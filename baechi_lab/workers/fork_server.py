@@ -1,0 +1,99 @@
+"""The process that a caller's TensorFlow workers are forked from: it has imported TensorFlow once for all of them.
+
+Requests come as datagrams on stdin's socket, each with the files that become the worker's stdin, stdout and stderr and
+one for its status: the worker writes its process id there, and this process, once the worker has ended, its exit code. No
+runtime is started here (TensorFlow's begins with the first op), so there are no threads and no devices to be forked.
+
+It ends when its socket does, that is with its caller, and the kernel ends the workers with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from .bare import import_tensorflow
+from .isolated import die_with_parent
+
+MOST = 1 << 18
+"""Bytes of a request; a datagram cannot have many more."""
+
+
+def main() -> None:
+    """Fork a worker for every request; returns nowhere but in those, as the program that they are to be."""
+    import_tensorflow()
+    gc.freeze()  # collecting would write to all pages that the workers share
+    told = _requested(socket.socket(fileno=os.dup(0)))
+    sys.argv[:] = [told["module"], *told["arguments"]]
+    runpy.run_module(told["module"], run_name="__main__", alter_sys=True)
+
+
+def _requested(control: socket.socket) -> dict[str, Any]:
+    """Wait, fork, reap; a worker leaves with what it was told."""
+    awake, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    status: dict[int, int] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        selector.register(awake, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj == awake:
+                    os.read(awake, 4096)
+                    _reap(status)
+                    continue
+                request, files, *_ = socket.recv_fds(control, MOST, 4)
+                if not request:
+                    os._exit(0)
+                pid = os.fork()
+                if pid == 0:
+                    control.close()
+                    return _become(json.loads(request), files, (awake, wake, *status.values()))
+                status[pid] = files.pop()
+                for file in files:
+                    os.close(file)
+
+
+def _reap(status: dict[int, int]) -> None:
+    """Tell how workers ended."""
+    while status:
+        pid, code = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        file = status.pop(pid)
+        with contextlib.suppress(BrokenPipeError):  # nobody asks any more
+            os.write(file, b"code %d\n" % os.waitstatus_to_exitcode(code))
+        os.close(file)
+
+
+def _become(told: dict[str, Any], files: Sequence[int], others: Sequence[int]) -> dict[str, Any]:
+    """In a worker: what a program of its own would find, and nothing of this process's."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    die_with_parent()
+    os.setsid()
+    for target, file in enumerate(files[:3]):
+        os.dup2(file, target)
+    os.environ.clear()
+    os.environ.update(told["environment"])
+    os.chdir(told["folder"])
+    os.sched_setaffinity(0, told["cores"])
+    os.write(files[3], b"pid %d\n" % os.getpid())
+    for file in (*files, *others):
+        os.close(file)
+    return told
+
+
+if __name__ == "__main__":
+    main()

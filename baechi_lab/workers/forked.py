@@ -1,0 +1,173 @@
+"""Start TensorFlow's workers: the first as a program of its own, later ones forked from a process that has imported it.
+
+Importing TensorFlow takes seconds of a processor, forking milliseconds. A caller that starts one worker does not need the
+process in between, so it is started with the second (Linux; elsewhere every worker is a program of its own).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from .isolated import child_path, isolated
+
+SERVER = "baechi_lab.workers.fork_server"
+AT_IMPORT = ("DNNL_", "GRPC_", "KMP_", "LD_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "TF_", "XLA_")
+"""How variables begin that are read when TensorFlow is imported: where one changes, so does the process to fork from."""
+
+
+def start(
+    module: str, *arguments: str, environment: Mapping[str, str], stderr: int | IO[bytes] = subprocess.PIPE
+) -> subprocess.Popen[bytes] | Forked:
+    """Run `module` as `isolated` does, in a session of its own, with pipes for stdin and stdout (and stderr).
+
+    Raises `OSError` when no process can be started.
+    """
+    server = _server(environment)
+    if server is not None:
+        with contextlib.suppress(OSError):  # it has ended, or the request is too large
+            return Forked(server, module, arguments, environment, stderr)
+    return run(isolated(module, *arguments), environment, stderr)
+
+
+def run(
+    command: Sequence[str], environment: Mapping[str, str], stderr: int | IO[bytes], stdout: int = subprocess.PIPE,
+    stdin: int = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:  # fmt: skip
+    """A program in a session of its own, with pipes."""
+    return subprocess.Popen(
+        list(command), stdin=stdin, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
+    )
+
+
+class Forked:
+    """A forked worker, with what this package uses of a `subprocess.Popen`."""
+
+    def __init__(
+        self, server: _Server, module: str, arguments: tuple[str, ...], environment: Mapping[str, str],
+        stderr: int | IO[bytes],
+    ) -> None:  # fmt: skip
+        self._server = server  # which ends with the last of its workers
+        told = {
+            "module": module, "arguments": arguments, "environment": dict(environment), "folder": os.getcwd(),
+            "cores": sorted(os.sched_getaffinity(0)),
+        }  # fmt: skip
+        pipes = [os.pipe() for _ in range(4 if stderr == subprocess.PIPE else 3)]
+        (theirs_in, ours_in), (ours_out, theirs_out), (ours_status, theirs_status), *errors = pipes
+        theirs = [theirs_in, theirs_out, errors[0][1] if errors else _number(stderr), theirs_status]
+        try:
+            socket.send_fds(server.control, [json.dumps(told).encode()], theirs)
+        except OSError:
+            for pipe in pipes:
+                for end in pipe:
+                    os.close(end)
+            raise
+        for end in (theirs_in, theirs_out, theirs_status, *(e[1] for e in errors)):
+            os.close(end)
+        self.stdin, self.stdout = os.fdopen(ours_in, "wb"), os.fdopen(ours_out, "rb")
+        self.stderr = os.fdopen(errors[0][0], "rb") if errors else None
+        self.returncode: int | None = None
+        os.set_blocking(ours_status, False)
+        self._status, self._said, self._lock = ours_status, b"", threading.Lock()
+        weakref.finalize(self, os.close, ours_status)
+        self._pid: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id; waits until there is a process. Raises `ProcessLookupError` when none came to be."""
+        while self._pid is None:
+            if self.returncode is not None:
+                raise ProcessLookupError("the worker ended before it began")
+            self._listen(None)
+        return self._pid
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal, or None as long as it runs."""
+        while self.returncode is None and self._listen(0.0):
+            pass
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end. Raises `subprocess.TimeoutExpired`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            if not self._listen(left) and deadline is not None and time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired(SERVER, timeout or 0.0)
+        return self.returncode
+
+    def kill(self) -> None:
+        """End the process now."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.poll() is None:
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _listen(self, timeout: float | None) -> bool:
+        """Take in what comes of the process id and the exit code within `timeout` seconds; has anything come?"""
+        if not select.select([self._status], [], [], timeout)[0]:
+            return False
+        with self._lock:
+            try:
+                data = os.read(self._status, 64)
+            except BlockingIOError:  # another thread was faster
+                return False
+            self._said += data
+            told = dict(line.split() for line in self._said.split(b"\n")[:-1])
+            if b"pid" in told:
+                self._pid = int(told[b"pid"])
+            if b"code" in told or not data:
+                # An end without a code: the process that would have told it was killed, and the worker with it.
+                self.returncode = int(told.get(b"code", -signal.SIGKILL))
+        return True
+
+
+def _number(file: int | IO[bytes]) -> int:
+    return file if isinstance(file, int) else file.fileno()
+
+
+class _Server:
+    """A running fork server; it ends when nobody holds this object any more."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.process = run(isolated(SERVER), environment, subprocess.DEVNULL, subprocess.DEVNULL, theirs.fileno())
+        theirs.close()
+        self._end = weakref.finalize(self, _end, self.control, self.process)
+
+
+def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    control.close()
+    process.wait()
+
+
+_lock = threading.Lock()
+_started: dict[object, int] = {}
+_running: dict[object, _Server] = {}
+
+
+def _server(environment: Mapping[str, str]) -> _Server | None:
+    """The process to fork from, from a caller's second worker on."""
+    if not sys.platform.startswith("linux"):
+        return None
+    read = tuple(sorted((k, v) for k, v in environment.items() if k.startswith(AT_IMPORT)))
+    kind = (os.getpid(), read, tuple(child_path()))
+    with _lock:
+        _started[kind] = _started.get(kind, 0) + 1
+        if _started[kind] == 1:
+            return None
+        server = _running.get(kind)
+        if server is None or server.process.poll() is not None:
+            _running.clear()  # one at a time; an earlier one ends with its workers
+            server = _running[kind] = _Server(environment)
+        return server

@@ -1,0 +1,135 @@
+"""Workers that are forked from a process with TensorFlow: like programs of their own, and gone with their caller."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.executors import Worker
+from baechi_lab.workers import forked
+from baechi_lab.workers.client import WorkerEnded, worker_environment
+from baechi_lab.workers.messages import Message
+
+psutil = pytest.importorskip("psutil")
+from processes import gone  # noqa: E402
+
+pytest.importorskip("tensorflow")
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.subprocess,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked on Linux alone"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """A caller that has started nothing yet."""
+    monkeypatch.setattr(forked, "_started", {})
+    monkeypatch.setattr(forked, "_running", {})
+
+
+def printed(*command, **environment):
+    """What a module prints, its exit code, and whether it was forked."""
+    with_log = {**worker_environment(), **environment}
+    process = forked.start(*command, environment=with_log)
+    said = process.stdout.read().decode(), process.stderr.read().decode(), process.wait(60)
+    for stream in (process.stdin, process.stdout, process.stderr):
+        stream.close()
+    return said, isinstance(process, forked.Forked)
+
+
+def devices(worker):
+    request = Message("devices", {"options": {}})
+    return [m.kind for m in worker.exchange(request, {"devices", "failed"}, timeout=60)]
+
+
+def test_the_first_is_a_program_and_the_next_are_forked():
+    with Worker() as first, Worker() as second, Worker() as third:
+        assert isinstance(first._process, subprocess.Popen)
+        (server,) = forked._running.values()
+        assert {psutil.Process(worker.pid).ppid() for worker in (second, third)} == {server.process.pid}
+        assert devices(second) == devices(third) == ["devices"]
+        assert os.getsid(second.pid) == second.pid != third.pid
+
+
+@pytest.mark.slow
+def test_what_is_forked_finds_what_a_program_finds(monkeypatch, tmp_path):
+    """Its arguments, variables and exit code (`site`, whose user base is in HOME), its folder, and its errors (`json.tool`)."""
+    (tmp_path / "given.json").write_text("[1,")
+    monkeypatch.chdir(tmp_path)
+    for command in (("site", "--user-base"), ("json.tool", "given.json"), ("platform", "--terse")):
+        forked._started.clear()
+        (program, was_forked), (fork, is_forked) = (printed(*command, HOME="/opt/mine") for _ in range(2))
+        assert (was_forked, is_forked) == (False, True) and fork == program and (fork[0] or fork[1])
+
+
+@pytest.mark.slow
+def test_a_forked_worker_runs_on_its_callers_cores():
+    cores = os.sched_getaffinity(0)
+    printed("platform")
+    printed("platform")
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        with Worker() as worker:
+            assert psutil.Process(worker.pid).cpu_affinity() == [max(cores)]
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+@pytest.mark.slow
+def test_how_a_forked_worker_ended_is_said():
+    printed("platform")
+    with Worker() as worker:
+        assert worker.alive
+        os.kill(worker.pid, signal.SIGSEGV)
+        with pytest.raises(WorkerEnded, match=r"killed by signal 11 \(SIGSEGV\)"):
+            devices(worker)
+        assert not worker.alive and gone(worker.pid)
+
+
+@pytest.mark.slow
+def test_when_the_server_is_killed_the_next_worker_works():
+    printed("platform")
+    with Worker() as worker:
+        pid = worker.pid
+        (server,) = forked._running.values()
+        server.process.kill()
+        with pytest.raises(WorkerEnded, match="SIGKILL"):
+            devices(worker)
+        assert gone(pid)
+    with Worker() as after:
+        assert devices(after) == ["devices"]
+
+
+@pytest.mark.slow
+def test_what_tensorflow_reads_when_it_is_imported_is_read_anew():
+    other = {"TF_ENABLE_ONEDNN_OPTS": "0"}
+    printed("platform")
+    printed("platform", **other)
+    with Worker() as one, Worker(environment=other) as two:
+        assert psutil.Process(one.pid).ppid() != psutil.Process(two.pid).ppid()
+        assert devices(one) == devices(two) == ["devices"]
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_killed_caller():
+    code = """
+import time
+from baechi_lab.executors import Worker
+workers = [Worker() for _ in range(3)]
+print(*(w.pid for w in workers), workers[2]._process._server.process.pid, flush=True)
+time.sleep(600)
+"""
+    home = str(Path(bl.__file__).resolve().parents[1])
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": home}
+    ) as caller:
+        pids = list(map(int, caller.stdout.readline().split()))
+        assert len(pids) == 4 and all(map(psutil.pid_exists, pids))
+        caller.kill()
+        caller.wait()
+        assert gone(*pids)
