@@ -23,7 +23,15 @@ from baechi_lab.executors.tensorflow.calibration import (
     message_step,
     process_seconds,
 )
-from baechi_lab.experiments.fidelity import charged_graph, others, predicted_us, study, summarize_rows, with_messages
+from baechi_lab.experiments.fidelity import (
+    charged_graph,
+    others,
+    predicted_step,
+    predicted_us,
+    study,
+    summarize_rows,
+    with_messages,
+)
 from baechi_lab.experiments.fidelity.others import Others, own_processes, wait_for_quiet
 from baechi_lab.experiments.fidelity.report import Report, Row
 
@@ -153,6 +161,7 @@ def test_made_up_steps_name_their_devices():
         (message_step(3, 64), 3),
         (hop_step(3, 64), 3),
         (hop_step(3, 64, False), 0),
+        (hop_step(3, 64, True, 4096), 3),
     ):
         graph = graph_of(step)
         device = np.array([int(name[1]) for name in graph.names])
@@ -172,6 +181,7 @@ def local():
 def test_calibration_measures_positive_costs(local, monkeypatch):
     monkeypatch.setattr(calibration, "SIZES", calibration.SIZES[::3])
     monkeypatch.setattr(calibration, "RUNGS", 32)
+    monkeypatch.setattr(calibration, "STREAMS", calibration.STREAMS[:1])
     costs = calibrate(local, steps=3)
     assert costs.step_us >= 0 and 0 <= costs.busy_share <= 1
     assert costs.send.cost_us(1 << 16) > 0 and costs.receive.cost_us(1 << 16) > 0 and costs.wire.cost_us(1 << 16) >= 0
@@ -217,7 +227,7 @@ def test_a_message_is_what_a_step_takes_more_when_its_tensor_moves(monkeypatch):
         if "messages" in step.name:
             count = int(step.name.split()[0])
             return calibration._Cost(0.0, 0.0, (10.0 * count, 30.0 * count))
-        goes = step.name.endswith("that go")
+        goes = "that go," in step.name
         return calibration._Cost(1_000.0 + 72 * 250 * goes, 0.0, (500.0 + 72 * 120 * goes, 500.0 + 72 * 80 * goes))
 
     monkeypatch.setattr(calibration, "_cost", cost)
@@ -225,6 +235,40 @@ def test_a_message_is_what_a_step_takes_more_when_its_tensor_moves(monkeypatch):
     monkeypatch.setattr(calibration, "RUNGS", 4)
     costs = calibrate(SimpleNamespace(n=2))
     assert [x.cost_us(1 << 20) for x in (costs.send, costs.receive, costs.wire)] == pytest.approx([50, 150, 50])
+
+
+def test_a_message_after_long_kernels_takes_more(monkeypatch):
+    """Warm, 72 hops take 100 us each of both processors; after kernels of 10, 50 and 300 us 20, 90 and 80 more."""
+    more = {0: 0.0, 1 << 18: 20.0, 1 << 20: 90.0, 1 << 22: 80.0}
+    took = {0: 0.0, 1 << 18: 10.0, 1 << 20: 50.0, 1 << 22: 300.0}
+
+    def cost(local, worker, steps, step, devices):
+        if "hops" not in step.name:
+            return calibration._Cost(0.0, 0.0, (0.0, 0.0))
+        stream = int(step.name.split()[-3])
+        cpu = 72 * (100.0 + more[stream]) / 2 if "that go," in step.name else 0.0
+        return calibration._Cost(0.0, 0.0, (cpu, cpu), took[stream])
+
+    monkeypatch.setattr(calibration, "_cost", cost)
+    monkeypatch.setattr(calibration, "Worker", nullcontext)
+    costs = calibrate(SimpleNamespace(n=2))
+    assert np.array(costs.cooled) == pytest.approx(np.array([(0, 0), (10, 20), (50, 90), (300, 90)]))
+    assert [costs.cold_us(us) for us in (0.0, 30.0, 1e6)] == pytest.approx([0.0, 27.5, 45.0])
+
+
+def test_a_message_is_cold_after_the_kernels_that_its_device_has_run_since_the_last():
+    """Device 0 runs 0 and 2, 22 us, before it sends twice in a row; device 1 has run 4 when it first receives, 2 nothing.
+
+    Where messages are no ops of their own, the mean counts: 11 us of kernels for each that device 0 sends.
+    """
+    graph = bl.OpGraph.from_edges([10.0, 10.0, 10.0, 40.0, 4.0], [(0, 1, 8), (2, 3, 8)])
+    placed = bl.Placement(device=[0, 1, 0, 2, 1])
+    costs = replace(COSTS, cooled=((0.0, 0.0), (100.0, 200.0)))
+    both, line = predicted_step(graph, bl.Cluster.uniform(3), placed, costs)
+    assert both.duration_us.tolist() == [11, 11, 11, 41, 5, 9 + 22, 9, 4 + 5, 4]
+    assert line.makespan_us == 11 + 11 + 31 + 9 + 18 + 4 + 41
+    assert predicted_us(graph, bl.Cluster.uniform(3), placed, costs) == line.makespan_us + 100
+    assert charged_graph(graph, placed, costs).duration_us.tolist() == [31, 11 + 4 + 16, 31, 41 + 4 + 41, 5]
 
 
 def _row(placement, busy, others=0.0, transfers=3):

@@ -9,7 +9,8 @@ only tell how sender and receiver share the cost.
 
 Every figure is the difference of two steps, one with and one without what is measured, so that the fixed costs of a step
 cancel. Between the ops that are counted a kernel goes through megabytes, as kernels of a training step do: what the runtime
-keeps for each op is then no longer in the caches, and starting it takes some times as long.
+keeps for each op is then no longer in the caches, and starting it takes some times as long. Messages, whose way leads
+through far more code, are measured with kernels of several lengths between them, and without any.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ time as well."""
 STREAM = 4 << 20
 """Bytes that the product on each rung makes, more than a core's own caches hold. Products are in both ladders, so that what
 they take cancels; of traces, whose kernels are some per cent off, only the small ones are used."""
+STREAMS = (1 << 18, 1 << 20, 1 << 22)
+"""Bytes that the products between messages make: from what stays in a core's own caches to what leaves nothing in them."""
 TRIES = 3
 """How often ladders are measured when the one with ops took no longer than the one without."""
 
@@ -51,7 +54,9 @@ class Calibration:
     than starting an op); `step_us` per step; `send` and `receive` of a device per message, `wire` between
     devices: each `latency_us + us_per_byte * bytes`. `busy_share` is the CPU time that a worker got while it worked, as
     a share of the time that passed: well below 1, other programs had its core and nothing here is to be trusted; 0 where
-    they hid even the difference between a short and a long step.
+    they hid even the difference between a short and a long step. `cooled`: what a message takes of both ends together
+    beyond `send` and `receive`, as rows (microseconds of kernels that a device has run since it last sent, for a message
+    that it sends, or last received; microseconds).
     """
 
     op_us: float
@@ -60,15 +65,32 @@ class Calibration:
     receive: Link
     wire: Link
     busy_share: float
+    cooled: tuple[tuple[float, float], ...] = ()
+
+    def cold_us(self, between_us: float) -> float:
+        """What an end of a message takes beyond `send` or `receive` when its device has run kernels for so long.
+
+        >>> free = Link(0.0, 0.0)
+        >>> Calibration(1.0, 0.0, free, free, free, 1.0, cooled=((0.0, 0.0), (100.0, 80.0))).cold_us(50.0)
+        20.0
+        """
+        if not self.cooled:
+            return 0.0
+        us, more = zip(*self.cooled, strict=True)
+        return float(np.interp(between_us, us, more)) / 2
 
 
 @dataclass(frozen=True)
 class _Cost:
-    """One step of a made-up kind: wall and per worker CPU microseconds, and those of kernels in its trace but for products."""
+    """One step of a made-up kind: wall and per worker CPU microseconds, and those of kernels in its trace but for products.
+
+    `product_us`: the median product.
+    """
 
     wall_us: float
     kernels_us: float
     cpu_us: tuple[float, ...]
+    product_us: float = 0.0
 
 
 def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
@@ -85,6 +107,7 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
         bare = cost(ladder_step(FEW, 0, 4), 1)
         without, ladder = _ladders(cost)
         found = np.array([_message(cost, size) for size in SIZES])
+        cooled = _cooled(cost, found[0, 0] + found[0, 1])
     ops = RUNGS * (WIDTH + 1)
     tiny_us, tiny_cpu = ladder.wall_us - without.wall_us, ladder.cpu_us[0] - without.cpu_us[0]
     op_us = (max(tiny_us, 0.0) - (ladder.kernels_us - without.kernels_us)) / ops
@@ -94,7 +117,7 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
         max(hop.us_per_byte - send.us_per_byte - receive.us_per_byte, 0.0),
     )
     share = min(1.0, max(tiny_cpu, 0.0) / tiny_us) if tiny_us > 0.0 else 0.0
-    return Calibration(op_us, max(bare.wall_us - bare.kernels_us, 0.0), send, receive, wire, share)
+    return Calibration(op_us, max(bare.wall_us - bare.kernels_us, 0.0), send, receive, wire, share, cooled)
 
 
 def _ladders(cost: Callable[[Step, int], _Cost]) -> tuple[_Cost, _Cost]:
@@ -116,6 +139,16 @@ def _message(cost: Callable[[Step, int], _Cost], size: int) -> tuple[float, floa
     return both * sent / (sent + received), both * received / (sent + received), hop
 
 
+def _cooled(cost: Callable[[Step, int], _Cost], warm_us: float) -> tuple[tuple[float, float], ...]:
+    """`Calibration.cooled` where a message takes `warm_us` of both processors with nothing in between."""
+    found = [(0.0, 0.0)]
+    for stream in STREAMS:
+        stays, goes = (cost(hop_step(MANY, SIZES[0], goes, stream), 2) for goes in (False, True))
+        more = (sum(goes.cpu_us) - sum(stays.cpu_us)) / MANY - warm_us
+        found.append((max(goes.product_us, found[-1][0]), max(more, found[-1][1])))
+    return tuple((float(us), float(more)) for us, more in found)
+
+
 def _cost(local: LocalCluster, worker: Worker, steps: int, step: Step, devices: int) -> _Cost:
     """Median wall and mean CPU time of a step whose ops say in their names where they run: `d0_...`, `d1_...`."""
     from ..dispatch import execute
@@ -132,11 +165,12 @@ def _cost(local: LocalCluster, worker: Worker, steps: int, step: Step, devices: 
         raise ExecutionError(f"calibration step {step.name!r} ended with status {run.status!r}: {run.message}")
     spent = [(last - first) / (len(clocks) - 1) * 1e6 for first, last in zip(clocks[0], clocks[-1], strict=True)]
     timeline = run.timeline
-    kernels_us = 0.0
-    if timeline is not None:
-        small = np.array(["_product" not in graph.names[op] for op in timeline.op.tolist()], dtype=np.bool_)
-        kernels_us = float((timeline.end_us - timeline.start_us)[small].sum())
-    return _Cost(run.median_seconds * 1e6, kernels_us, tuple(spent[:devices]))
+    if timeline is None:
+        raise ExecutionError(f"calibration step {step.name!r} gave no trace")
+    product = np.array(["_product" in graph.names[op] for op in timeline.op.tolist()], dtype=np.bool_)
+    took = timeline.end_us - timeline.start_us
+    product_us = float(np.median(took[product])) if product.any() else 0.0
+    return _Cost(run.median_seconds * 1e6, float(took[~product].sum()), tuple(spent[:devices]), product_us)
 
 
 def process_seconds(pid: int) -> float:
@@ -158,9 +192,13 @@ def message_step(messages: int, size: int) -> Step:
     return _step(f"{messages} messages of {size} bytes", partial(_messages, messages, size))
 
 
-def hop_step(hops: int, size: int, goes: bool = True) -> Step:
-    """One tensor of `size` bytes that goes to and fro between devices 0 and 1, read and made again on each; or stays on 0."""
-    return _step(f"{hops} hops of {size} bytes that {'go' if goes else 'stay'}", partial(_hops, hops, size, goes))
+def hop_step(hops: int, size: int, goes: bool = True, stream: int = 0) -> Step:
+    """One tensor of `size` bytes that goes to and fro between devices 0 and 1, read and made again on each; or stays on 0.
+
+    Between two hops a product of `stream` bytes is made, unless that is 0.
+    """
+    name = f"{hops} hops of {size} bytes that {'go' if goes else 'stay'}, {stream} bytes between"
+    return _step(name, partial(_hops, hops, size, goes, stream))
 
 
 def busy_step(messages: int, size: int) -> Step:
@@ -203,12 +241,18 @@ def _busy(messages: int, size: int, raw: Any) -> Any:
     return raw.IdentityN(input=[*received, last], name="d1_all")[0]
 
 
-def _hops(hops: int, size: int, goes: bool, raw: Any) -> Any:
+def _hops(hops: int, size: int, goes: bool, stream: int, raw: Any) -> Any:
     value = raw.Fill(dims=[size // 4], value=np.float32(1), name="d0_source")
+    many = [raw.Fill(dims=[stream // 4], value=np.float32(1), name=f"d{d}_many") for d in range(1 + goes) if stream]
     for i in range(hops):
         device = (i + 1) % 2 if goes else 0
         value = raw.Identity(input=value, name=f"d{device}_arrived{i}")
-        value = raw.Identity(input=value, name=f"d{device}_hop{i}")
+        after = [value.op]
+        if stream:
+            with value.graph.control_dependencies(after):
+                after = [raw.Mul(x=many[device], y=many[device], name=f"d{device}_product{i}").op]
+        with value.graph.control_dependencies(after):
+            value = raw.Identity(input=value, name=f"d{device}_hop{i}")
     return value
 
 

@@ -6,6 +6,10 @@ both ends of every message. They wait for their turn among the ops of their devi
 and many tensors for one op can arrive before it is ready. `charged_graph` adds the ends to the ops that make and first
 read a tensor, which leaves the graph as it is; `Link.overhead_us` says the same with one figure for both ends, so that a
 cluster measured by `bl.measure_cluster` simulates it without a calibration.
+
+The more kernels a device has run since it last sent or received, the less of what that needs is left in its caches, and the
+more it takes: the calibration's `cooled`. How long that was is read off a simulation without it; where messages are no ops
+of their own, it is the device's mean.
 """
 
 from __future__ import annotations
@@ -14,8 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...executors.tensorflow.calibration import Calibration
-from ...graph import Cluster, OpGraph, Placement
+from ...graph import Cluster, OpGraph, Placement, Timeline
 from ...simulator import simulate
+
+PASSES = 2
+"""How often a step is simulated again with what messages took in the simulation before."""
 
 
 def charged_graph(graph: OpGraph, placement: Placement, calibration: Calibration) -> OpGraph:
@@ -29,12 +36,16 @@ def charged_graph(graph: OpGraph, placement: Placement, calibration: Calibration
     [20.0, 13.0]
     """
     device = placement.on(graph).device
-    duration = graph.duration_us + calibration.op_us
-    for tensor, reader in _messages(graph, device):
-        size = int(graph.tensor_bytes[tensor])
-        duration[graph.tensor_producer[tensor]] += calibration.send.cost_us(size)
-        duration[reader] += calibration.receive.cost_us(size)
-    return graph.replace(duration_us=np.maximum(duration, 0.0), duration_by_kind={})
+    own = np.maximum(graph.duration_us + calibration.op_us, 0.0)
+    kernels = np.bincount(device, weights=own)
+    messages = np.array(_messages(graph, device), dtype=np.int64).reshape(-1, 2)
+    size = graph.tensor_bytes[messages[:, 0]]
+    duration = own.copy()
+    for op, link in ((graph.tensor_producer[messages[:, 0]], calibration.send), (messages[:, 1], calibration.receive)):
+        count = np.maximum(np.bincount(device[op], minlength=len(kernels)), 1)
+        cold = np.array([calibration.cold_us(us) for us in (kernels / count).tolist()])
+        np.add.at(duration, op, link.latency_us + link.us_per_byte * size + cold[device[op]])
+    return graph.replace(duration_us=duration, duration_by_kind={})
 
 
 def with_messages(graph: OpGraph, placement: Placement, calibration: Calibration) -> tuple[OpGraph, Placement]:
@@ -68,13 +79,39 @@ def with_messages(graph: OpGraph, placement: Placement, calibration: Calibration
 
 
 def predicted_us(graph: OpGraph, cluster: Cluster, placement: Placement, calibration: Calibration) -> float:
-    """Simulated step time in microseconds with the runtime's overheads; wires carry messages independently.
+    """Simulated step time in microseconds with the runtime's overheads."""
+    return predicted_step(graph, cluster, placement, calibration)[1].makespan_us + calibration.step_us
+
+
+def predicted_step(
+    graph: OpGraph, cluster: Cluster, placement: Placement, calibration: Calibration
+) -> tuple[OpGraph, Timeline]:
+    """`with_messages`, with what cold messages take more, and that simulated; wires carry messages independently.
 
     Ready ops run first in, first out: TensorFlow's executor knows nothing of an order that a placer planned.
     """
     there = cluster.replace(link=calibration.wire, comm="parallel")
-    both, placed = with_messages(graph, placement, calibration)
-    return simulate(both, there, placed, "fifo").makespan_us + calibration.step_us
+    warm, placed = with_messages(graph, placement, calibration)
+    both, timeline = warm, simulate(warm, there, placed, "fifo")
+    for _ in range(PASSES if calibration.cooled else 0):
+        more = _cold(timeline, graph.n, calibration)
+        both = warm.replace(duration_us=warm.duration_us + more, duration_by_kind={})
+        timeline = simulate(both, there, placed, "fifo")
+    return both, timeline
+
+
+def _cold(timeline: Timeline, kernels: int, calibration: Calibration) -> NDArray[np.float64]:
+    """float64 per op: what ends of messages (ops from `kernels` on, those that send first) take more."""
+    more = np.zeros(len(timeline.op))
+    receives = (kernels + len(more)) // 2
+    for device in range(len(timeline.device_names)):
+        rows = np.flatnonzero(timeline.device == device)
+        rows = rows[np.argsort(timeline.start_us[rows], kind="stable")]
+        op = timeline.op[rows]
+        run = np.cumsum(np.where(op < kernels, timeline.end_us[rows] - timeline.start_us[rows], 0.0))
+        for kind in ((kernels <= op) & (op < receives), op >= receives):
+            more[op[kind]] = [calibration.cold_us(us) for us in np.diff(run[kind], prepend=0.0).tolist()]
+    return more
 
 
 def _messages(graph: OpGraph, device: NDArray[np.int32]) -> list[tuple[int, int]]:

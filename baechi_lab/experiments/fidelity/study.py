@@ -19,7 +19,7 @@ from ...passes import optimize
 from ...placers import place
 from ...simulator import simulate
 from ...workers.client import Worker
-from .charging import predicted_us, with_messages
+from .charging import predicted_step
 from .others import MOST, Others, own_processes, refused, wait_for_quiet
 from .report import Report, Row
 
@@ -40,6 +40,8 @@ WAIT = 60.0
 """Seconds that a study waits for a quiet machine."""
 TRIES = 2
 """Measurements of a model, before a machine on which others work at times is refused."""
+SETTLED = 6
+"""Steps before one is traced for a profile: allocators go on asking the system for memory during the first few."""
 PLACEMENTS = ("single", "m-topo", "m-etf", "m-sct", "random")
 
 
@@ -168,7 +170,7 @@ def measured_graph(step: Step, local: LocalCluster, worker: Worker, traces: int 
     seen = np.zeros((traces, shape.n))
     alone = Placement(device=np.zeros(shape.n, dtype=np.int32))
     for index in range(traces):
-        run = run_placed(step, alone, local, worker, 1, shape)
+        run = run_placed(step, alone, local, worker, 0, shape, SETTLED)
         if run.timeline is None:
             raise ExecutionError(f"step {step.name!r} gave no trace")
         seen[index, run.timeline.op] = run.timeline.end_us - run.timeline.start_us
@@ -178,12 +180,12 @@ def measured_graph(step: Step, local: LocalCluster, worker: Worker, traces: int 
 
 
 def run_placed(
-    step: Step, placement: Placement, local: LocalCluster, worker: Worker, steps: int, graph: OpGraph
+    step: Step, placement: Placement, local: LocalCluster, worker: Worker, steps: int, graph: OpGraph, warmup: int = 2
 ) -> Run:
     """Run the step on the cluster; `info["all_seconds"]` has every step. `ExecutionError` when it does not end ok."""
     from ...executors.dispatch import execute
 
-    run = execute(step, placement, steps, warmup=2, traced=1, cluster=local, graph=graph, worker=worker)
+    run = execute(step, placement, steps, warmup=warmup, traced=1, cluster=local, graph=graph, worker=worker)
     if run.status != "ok":
         raise ExecutionError(f"step {step.name!r} ended with status {run.status!r}: {run.message}")
     every = [*run.info["warmup_seconds"], *run.info["traced_seconds"], *run.step_seconds.tolist()]
@@ -221,7 +223,7 @@ def _row(
     """One line of the report: prediction, measurement, and where they part."""
     measured = summarize(np.concatenate([run.step_seconds for run in runs]))
     plain = simulate(graph, local.cluster.replace(link=costs.wire, comm="parallel"), placed, "fifo")
-    both, _ = with_messages(graph, placed, costs)
+    both, predicted = predicted_step(graph, local.cluster, placed, costs)
     timelines = [run.timeline for run in runs if run.timeline is not None]
     busy = float(np.median([t.busy_us.max() for t in timelines]))
     return Row(
@@ -229,7 +231,7 @@ def _row(
         placement=name,
         ops=graph.n,
         transfers=len(timelines[0].transfers),
-        predicted_us=predicted_us(graph, local.cluster, placed, costs),
+        predicted_us=predicted.makespan_us + costs.step_us,
         measured_us=measured.median * 1e6,
         measured_low_us=measured.low * 1e6,
         measured_high_us=measured.high * 1e6,
