@@ -271,6 +271,16 @@ def test_a_message_is_cold_after_the_kernels_that_its_device_has_run_since_the_l
     assert charged_graph(graph, placed, costs).duration_us.tolist() == [31, 11 + 4 + 16, 31, 41 + 4 + 41, 5]
 
 
+def test_kernels_take_longer_in_the_share_of_time_that_another_device_works():
+    """Of 11 us alone, 21 beside another. Device 0 works 22 us, 11 of them beside device 1: (16, 21, 16); then 21 of 32."""
+    graph = bl.OpGraph.from_edges([10.0, 10.0, 10.0], [(0, 2, 8)])
+    placed = bl.Placement(device=[0, 1, 0])
+    _, line = predicted_step(graph, bl.Cluster.uniform(2), placed, COSTS, np.array([20.0, 20.0, 20.0]))
+    assert line.makespan_us == 2 * (11 + 10 * 21 / 32)
+    _, alone = predicted_step(graph, bl.Cluster.uniform(2), bl.Placement(device=[0, 0, 0]), COSTS, np.full(3, 20.0))
+    assert alone.makespan_us == 33.0
+
+
 def _row(placement, busy, others=0.0, transfers=3):
     return Row("m", placement, 1, transfers, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, busy, others)
 

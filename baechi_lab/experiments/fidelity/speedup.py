@@ -16,7 +16,8 @@ from ...graph import Placement, Run
 from ...workers.client import Worker
 from .charging import predicted_us
 from .others import own_processes, wait_for_quiet
-from .study import WAIT, Case, measured_graph, place_for, run_placed
+from .profiles import measured_graph, run_placed
+from .study import WAIT, Case, place_for
 
 SPEED_UP: tuple[str, dict[str, Any]] = (
     "gnmt",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ExecutionError, InvalidInput
+from ...errors import InvalidInput
 from ...executors.statistics import summarize
 from ...executors.tensorflow.calibration import Calibration, calibrate, process_seconds
 from ...executors.tensorflow.cluster import LocalCluster
@@ -21,6 +21,7 @@ from ...simulator import simulate
 from ...workers.client import Worker
 from .charging import predicted_step
 from .others import MOST, Others, own_processes, refused, wait_for_quiet
+from .profiles import busy_graph, measured_graph, run_placed
 from .report import Report, Row
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -40,8 +41,6 @@ WAIT = 60.0
 """Seconds that a study waits for a quiet machine."""
 TRIES = 2
 """Measurements of a model, before a machine on which others work at times is refused."""
-SETTLED = 6
-"""Steps before one is traced for a profile: allocators go on asking the system for memory during the first few."""
 PLACEMENTS = ("single", "m-topo", "m-etf", "m-sct", "random")
 
 
@@ -79,8 +78,8 @@ def study(
         wait: seconds to wait for a machine that other programs leave alone, before the overheads are measured and before
             every model; a model that was disturbed is measured once more. None measures all the same.
 
-    Durations come from traces of the whole step on worker 0; the prediction of `single` is thus a test of
-    the overheads alone, that of the others of the whole simulator.
+    Durations come from traces of the whole step on worker 0, alone and while worker 1 runs it too; the prediction of `single`
+    is thus a test of the overheads alone, that of the others of the whole simulator.
 
     Raises `ExecutionError` when a step does not run or the machine stays busy, `InvalidInput` for bad counts.
     """
@@ -134,7 +133,7 @@ def _study_case(
     from tqdm.auto import tqdm
 
     steps, rounds, seed = counts
-    graph = measured_graph(case.step, local, worker)
+    graph, busy = (measure(case.step, local, worker) for measure in (measured_graph, busy_graph))
     placed = {name: place_for(name, graph, local, costs, seed) for name in placements}
     runs: dict[str, list[Run]] = {name: [] for name in placements}
     share, disturbed = dict.fromkeys(placed, np.inf), dict.fromkeys(placed, 0.0)
@@ -153,44 +152,9 @@ def _study_case(
                 runs[name].append(run)
                 bar.update()
     return [
-        _row(case.name, name, graph, placed[name], runs[name], local, costs, (share[name], disturbed[name]))
+        _row(case.name, name, (graph, busy), placed[name], runs[name], local, costs, (share[name], disturbed[name]))
         for name in placed
     ]
-
-
-def measured_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = 5) -> OpGraph:
-    """The step's graph with durations as worker 0 takes them: of each op the median over traced steps.
-
-    Other work on the machine lengthens single kernels in single traces, which a mean would keep. The sum of medians is
-    less than the median of sums, though, because kernels rarely take less time and sometimes more: all are lengthened to it.
-    """
-    from ...profilers import profile
-
-    shape = profile(step, mode="estimated", hardware="cpu-core")
-    seen = np.zeros((traces, shape.n))
-    alone = Placement(device=np.zeros(shape.n, dtype=np.int32))
-    for index in range(traces):
-        run = run_placed(step, alone, local, worker, 0, shape, SETTLED)
-        if run.timeline is None:
-            raise ExecutionError(f"step {step.name!r} gave no trace")
-        seen[index, run.timeline.op] = run.timeline.end_us - run.timeline.start_us
-    each = np.median(seen, axis=0)
-    whole = float(np.median(seen.sum(axis=1))) / max(float(each.sum()), 1e-9)
-    return shape.replace(duration_us=each * max(whole, 1.0), duration_by_kind={})
-
-
-def run_placed(
-    step: Step, placement: Placement, local: LocalCluster, worker: Worker, steps: int, graph: OpGraph, warmup: int = 2
-) -> Run:
-    """Run the step on the cluster; `info["all_seconds"]` has every step. `ExecutionError` when it does not end ok."""
-    from ...executors.dispatch import execute
-
-    run = execute(step, placement, steps, warmup=warmup, traced=1, cluster=local, graph=graph, worker=worker)
-    if run.status != "ok":
-        raise ExecutionError(f"step {step.name!r} ended with status {run.status!r}: {run.message}")
-    every = [*run.info["warmup_seconds"], *run.info["traced_seconds"], *run.step_seconds.tolist()]
-    run.info["all_seconds"] = every
-    return run
 
 
 def place_for(
@@ -217,15 +181,16 @@ def random_placement(graph: OpGraph, local: LocalCluster, seed: int) -> Placemen
 
 
 def _row(
-    model: str, name: str, graph: OpGraph, placed: Placement, runs: Sequence[Run], local: LocalCluster,
+    model: str, name: str, profiles: tuple[OpGraph, OpGraph], placed: Placement, runs: Sequence[Run], local: LocalCluster,
     costs: Calibration, shares: tuple[float, float],
 ) -> Row:  # fmt: skip
     """One line of the report: prediction, measurement, and where they part."""
+    graph, busy = profiles
     measured = summarize(np.concatenate([run.step_seconds for run in runs]))
     plain = simulate(graph, local.cluster.replace(link=costs.wire, comm="parallel"), placed, "fifo")
-    both, predicted = predicted_step(graph, local.cluster, placed, costs)
+    both, predicted = predicted_step(graph, local.cluster, placed, costs, busy.duration_us)
     timelines = [run.timeline for run in runs if run.timeline is not None]
-    busy = float(np.median([t.busy_us.max() for t in timelines]))
+    kernels_us = float(np.median([t.busy_us.max() for t in timelines]))
     return Row(
         model=model,
         placement=name,
@@ -236,7 +201,7 @@ def _row(
         measured_low_us=measured.low * 1e6,
         measured_high_us=measured.high * 1e6,
         compute_us=float(plain.busy_us.max()),
-        traced_compute_us=busy,
+        traced_compute_us=kernels_us,
         message_us=float(both.duration_us[graph.n :].sum()),
         without_overheads_us=plain.makespan_us,
         busy_share=shares[0],

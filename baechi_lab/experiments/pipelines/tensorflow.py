@@ -24,7 +24,8 @@ from ...simulator import simulate
 from ...simulator.schedules import RULES
 from ..fidelity import charged_graph
 from ..fidelity.others import Others, own_processes
-from .busy import busy_calibration, busy_graph
+from ..fidelity.profiles import busy_graph
+from .busy import busy_calibration
 from .layers import layer_stages
 from .report import Row
 

@@ -1,0 +1,83 @@
+"""What kernels of a step take on workers of a cluster: while the others do nothing, and while they run the same step.
+
+Workers share caches and memory bandwidth, so kernels that stream through memory take longer beside each other. Neither
+profile looks at a placement that is predicted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ExecutionError
+from ...executors import LocalCluster, Worker, execute
+from ...executors.tensorflow.pipelining import pipelined_step
+from ...graph import OpGraph, Placement, Run, Step, Timeline
+from ...passes.unroll import ACCUMULATE
+from ...profilers import profile
+
+SETTLED = 6
+"""Steps before one is traced for a profile: allocators go on asking the system for memory during the first few."""
+TRACES = 5
+
+
+def measured_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = TRACES) -> OpGraph:
+    """The step's graph with durations as worker 0 takes them alone. Raises `ExecutionError` when the step does not run."""
+    shape = profile(step, mode="estimated", hardware="cpu-core")
+    alone = Placement(device=np.zeros(shape.n, dtype=np.int32))
+    seen = np.zeros((traces, shape.n))
+    for row in seen:
+        timeline = _traced(step, alone, local, worker, shape)
+        row[timeline.op] = timeline.end_us - timeline.start_us
+    return shape.replace(duration_us=_typical(seen), duration_by_kind={})
+
+
+def busy_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = TRACES) -> OpGraph:
+    """The same while worker 1 runs the step as well: two micro-batches that know nothing of each other, one on each.
+
+    Raises `ExecutionError` when the step does not run.
+    """
+    shape = profile(step, mode="estimated", hardware="cpu-core")
+    alone = Placement(device=np.zeros(shape.n, dtype=np.int32))
+    twice = pipelined_step(step, alone, local.cluster, shape, 2, None, "mean")
+    added = np.array([kind == ACCUMULATE for kind in twice.graph.op_types])
+    second = (np.asarray(twice.graph.micro_batch) == 1) & ~added
+    apart = Placement(device=second.astype(np.int32))
+    origin = np.asarray(twice.graph.copy_of)
+    seen = np.zeros((traces, shape.n))
+    for row in seen:
+        timeline = _traced(twice.step, apart, local, worker, twice.graph)
+        mine = ~second[timeline.op] & ~added[timeline.op]
+        row[origin[timeline.op[mine]]] = (timeline.end_us - timeline.start_us)[mine]
+    return shape.replace(duration_us=_typical(seen), duration_by_kind={})
+
+
+def _typical(seen: NDArray[np.float64]) -> NDArray[np.float64]:
+    """float64[n] of `seen[traces, n]`: of each op the median.
+
+    Other work on the machine lengthens single kernels in single traces, which a mean would keep. The sum of medians is
+    less than the median of sums, though, because kernels rarely take less time and sometimes more: all are lengthened to it.
+    """
+    each = np.median(seen, axis=0)
+    whole = float(np.median(seen.sum(axis=1))) / max(float(each.sum()), 1e-9)
+    return np.asarray(each * max(whole, 1.0))
+
+
+def _traced(step: Step, placement: Placement, local: LocalCluster, worker: Worker, graph: OpGraph) -> Timeline:
+    run = run_placed(step, placement, local, worker, 0, graph, SETTLED)
+    if run.timeline is None:
+        raise ExecutionError(f"step {step.name!r} gave no trace")
+    return run.timeline
+
+
+def run_placed(
+    step: Step, placement: Placement, local: LocalCluster, worker: Worker, steps: int, graph: OpGraph, warmup: int = 2
+) -> Run:
+    """Run the step on the cluster; `info["all_seconds"]` has every step. `ExecutionError` when it does not end ok."""
+    run = execute(
+        step, placement, steps, warmup=warmup, traced=1, cluster=local, graph=graph, worker=worker, progress=False
+    )
+    if run.status != "ok":
+        raise ExecutionError(f"step {step.name!r} ended with status {run.status!r}: {run.message}")
+    run.info["all_seconds"] = [*run.info["warmup_seconds"], *run.info["traced_seconds"], *run.step_seconds.tolist()]
+    return run
