@@ -22,7 +22,7 @@ from ...graph import Cluster, OpGraph, Placement, Timeline
 from ...simulator import simulate
 
 PASSES = 2
-"""How often a step is simulated again with what the simulation before says of it."""
+"""How often a step is simulated again with what messages took in the simulation before."""
 
 
 def charged_graph(graph: OpGraph, placement: Placement, calibration: Calibration) -> OpGraph:
@@ -84,22 +84,17 @@ def predicted_us(graph: OpGraph, cluster: Cluster, placement: Placement, calibra
 
 
 def predicted_step(
-    graph: OpGraph, cluster: Cluster, placement: Placement, calibration: Calibration,
-    busy_us: NDArray[np.float64] | None = None,
-) -> tuple[OpGraph, Timeline]:  # fmt: skip
-    """`with_messages`, with what is not known before a simulation: what cold messages and kernels beside others take more.
+    graph: OpGraph, cluster: Cluster, placement: Placement, calibration: Calibration
+) -> tuple[OpGraph, Timeline]:
+    """`with_messages`, with what cold messages take more, and that simulated; wires carry messages independently.
 
-    `busy_us`, float64[n]: durations while another device works, of which each device gets the share that it works beside
-    one. Wires carry messages independently. Ready ops run first in, first out: TensorFlow's executor knows nothing of an
-    order that a placer planned. Returns the graph of the last simulation, and its timeline.
+    Ready ops run first in, first out: TensorFlow's executor knows nothing of an order that a placer planned.
     """
     there = cluster.replace(link=calibration.wire, comm="parallel")
     warm, placed = with_messages(graph, placement, calibration)
     both, timeline = warm, simulate(warm, there, placed, "fifo")
-    for _ in range(PASSES):
+    for _ in range(PASSES if calibration.cooled else 0):
         more = _cold(timeline, graph.n, calibration)
-        if busy_us is not None:
-            more[: graph.n] += (busy_us - graph.duration_us) * _beside(timeline)[placed.device[: graph.n]]
         both = warm.replace(duration_us=warm.duration_us + more, duration_by_kind={})
         timeline = simulate(both, there, placed, "fifo")
     return both, timeline
@@ -117,18 +112,6 @@ def _cold(timeline: Timeline, kernels: int, calibration: Calibration) -> NDArray
         for kind in ((kernels <= op) & (op < receives), op >= receives):
             more[op[kind]] = [calibration.cold_us(us) for us in np.diff(run[kind], prepend=0.0).tolist()]
     return more
-
-
-def _beside(timeline: Timeline) -> NDArray[np.float64]:
-    """float64 per device: the share of its busy time in which another device is busy, too."""
-    edges = np.unique(np.concatenate([timeline.start_us, timeline.end_us]))
-    turns = np.zeros((len(timeline.device_names), len(edges)))
-    np.add.at(turns, (timeline.device, np.searchsorted(edges, timeline.start_us)), 1.0)
-    np.add.at(turns, (timeline.device, np.searchsorted(edges, timeline.end_us)), -1.0)
-    busy = np.cumsum(turns, axis=1)[:, :-1] > 0.5
-    lasts = np.diff(edges)
-    beside = (busy & (busy.sum(axis=0) > 1)) @ lasts
-    return np.asarray(beside / np.maximum(busy @ lasts, 1e-9))
 
 
 def _messages(graph: OpGraph, device: NDArray[np.int32]) -> list[tuple[int, int]]:

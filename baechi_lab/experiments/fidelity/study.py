@@ -21,7 +21,7 @@ from ...simulator import simulate
 from ...workers.client import Worker
 from .charging import predicted_step
 from .others import MOST, Others, own_processes, refused, wait_for_quiet
-from .profiles import busy_graph, measured_graph, run_placed
+from .profiles import measured_graph, run_placed
 from .report import Report, Row
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -78,8 +78,8 @@ def study(
         wait: seconds to wait for a machine that other programs leave alone, before the overheads are measured and before
             every model; a model that was disturbed is measured once more. None measures all the same.
 
-    Durations come from traces of the whole step on worker 0, alone and while worker 1 runs it too; the prediction of `single`
-    is thus a test of the overheads alone, that of the others of the whole simulator.
+    Durations come from traces of the whole step on worker 0; the prediction of `single` is thus a test of
+    the overheads alone, that of the others of the whole simulator.
 
     Raises `ExecutionError` when a step does not run or the machine stays busy, `InvalidInput` for bad counts.
     """
@@ -133,7 +133,7 @@ def _study_case(
     from tqdm.auto import tqdm
 
     steps, rounds, seed = counts
-    graph, busy = (measure(case.step, local, worker) for measure in (measured_graph, busy_graph))
+    graph = measured_graph(case.step, local, worker)
     placed = {name: place_for(name, graph, local, costs, seed) for name in placements}
     runs: dict[str, list[Run]] = {name: [] for name in placements}
     share, disturbed = dict.fromkeys(placed, np.inf), dict.fromkeys(placed, 0.0)
@@ -152,7 +152,7 @@ def _study_case(
                 runs[name].append(run)
                 bar.update()
     return [
-        _row(case.name, name, (graph, busy), placed[name], runs[name], local, costs, (share[name], disturbed[name]))
+        _row(case.name, name, graph, placed[name], runs[name], local, costs, (share[name], disturbed[name]))
         for name in placed
     ]
 
@@ -181,14 +181,13 @@ def random_placement(graph: OpGraph, local: LocalCluster, seed: int) -> Placemen
 
 
 def _row(
-    model: str, name: str, profiles: tuple[OpGraph, OpGraph], placed: Placement, runs: Sequence[Run], local: LocalCluster,
+    model: str, name: str, graph: OpGraph, placed: Placement, runs: Sequence[Run], local: LocalCluster,
     costs: Calibration, shares: tuple[float, float],
 ) -> Row:  # fmt: skip
     """One line of the report: prediction, measurement, and where they part."""
-    graph, busy = profiles
     measured = summarize(np.concatenate([run.step_seconds for run in runs]))
     plain = simulate(graph, local.cluster.replace(link=costs.wire, comm="parallel"), placed, "fifo")
-    both, predicted = predicted_step(graph, local.cluster, placed, costs, busy.duration_us)
+    both, predicted = predicted_step(graph, local.cluster, placed, costs)
     timelines = [run.timeline for run in runs if run.timeline is not None]
     kernels_us = float(np.median([t.busy_us.max() for t in timelines]))
     return Row(
