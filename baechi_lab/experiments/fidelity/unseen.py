@@ -1,4 +1,4 @@
-"""Steps of other people's models, which no part of the simulator or of the calibration was developed with.
+"""Steps of other people's models. DenseNet121 and the encoder helped to choose how the calibration works, the others did not.
 
 Named on the command line as steps of one's own: `baechi-lab fidelity --models PATH/unseen.py:densenet121,...`.
 """
