@@ -115,7 +115,9 @@ class Forked:
 
     def _listen(self, timeout: float | None) -> bool:
         """Take in what comes of the process id and the exit code within `timeout` seconds; has anything come?"""
-        if not select.select([self._status], [], [], timeout)[0]:
+        ready = select.poll()  # select() knows no file above 1023
+        ready.register(self._status, select.POLLIN)
+        if not ready.poll(None if timeout is None else timeout * 1e3):
             return False
         with self._lock:
             try:
@@ -148,6 +150,7 @@ class _Server:
 
 def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
     control.close()
+    process.kill()  # it may be importing, and nobody is to wait for that
     process.wait()
 
 

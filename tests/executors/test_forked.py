@@ -1,5 +1,6 @@
 """Workers that are forked from a process with TensorFlow: like programs of their own, and gone with their caller."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -89,6 +90,20 @@ def test_how_a_forked_worker_ended_is_said():
         with pytest.raises(WorkerEnded, match=r"killed by signal 11 \(SIGSEGV\)"):
             devices(worker)
         assert not worker.alive and gone(worker.pid)
+
+
+@pytest.mark.slow
+def test_a_caller_may_have_a_thousand_files_open():
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard == resource.RLIM_INFINITY else min(hard, 4096), hard))
+    printed("platform")
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            stack.enter_context(Path(os.devnull).open())
+        with Worker() as worker:
+            assert worker._process._status > 1024 and devices(worker) == ["devices"]
 
 
 @pytest.mark.slow
