@@ -58,7 +58,9 @@ def test_a_placed_run_has_the_native_one_beside_it(step, placement, example_batc
 
 def test_keras_trains_its_own_way_and_forgets_it():
     keras = pytest.importorskip("keras")
-    model = keras.Sequential([keras.layers.Dense(3, activation="relu"), keras.layers.Dense(1)])
+    # Positive weights: drawn ones leave every unit dead, and the loss 0, in one run of eight.
+    one = {"kernel_initializer": "ones"}
+    model = keras.Sequential([keras.layers.Dense(3, activation="relu", **one), keras.layers.Dense(1, **one)])
     model.compile(optimizer="adam", loss="mse", metrics=["mae"])
     x, y = np.ones((4, 2), np.float32), np.zeros((4, 1), np.float32)
     step = bl.trace(model, x, y)
