@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -97,6 +97,9 @@ class OpGraph(Travelling):
     micro_batch: NDArray[Any] | None = None
     reuse: NDArray[Any] | None = None
     name: str = "graph"
+
+    original: ClassVar[OpGraph | None] = None
+    """Of a coarse graph that `bl.optimize` made here, the graph that it made it of; no column: a stored graph has none."""
 
     def __post_init__(self) -> None:
         names = texts("names", self.names)

@@ -35,7 +35,7 @@ def optimize(
 
     Returns:
         A DAG whose `group_of` leads from the ops of `graph` (or, when that is coarse, of the graph it was made from) to
-        its own ops, so a placement of it is a placement of the original.
+        its own ops, so a placement of it is a placement of the original. `original` is that graph itself.
 
     Raises:
         UnknownNameError: no pass of that name.
@@ -61,9 +61,12 @@ def optimize(
     if fits_everywhere(graph, cluster) if forward_only == "auto" else forward_only:
         fusions = [k for k, p in enumerate(chosen) if p.name == "fusion"]
         chosen.insert(fusions[0] if fusions else len(chosen), ForwardOnly())
+    coarse = graph
     for step in chosen:
-        graph = step.apply(graph)
-    return graph
+        coarse = step.apply(coarse)
+    if coarse is not graph:
+        object.__setattr__(coarse, "original", graph if graph.group_of is None else graph.original)
+    return coarse
 
 
 def fits_everywhere(graph: OpGraph, cluster: Cluster | None) -> bool:

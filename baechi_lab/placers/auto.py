@@ -4,6 +4,7 @@ Idea: no rule wins everywhere (paper C compares six partitioners under three sch
 is cheap, so the portfolio tries all: every fast registered placer, on the graph and on its optimized form, under every
 scheduler. Of the placements that break no rule the fastest wins; by construction `auto` is never worse than any of them.
 A dynamic scheduler's decisions are kept as the placement's planned order, so the result needs no scheduler beside it.
+Groups of `bl.optimize` are judged by the step of the ops in them: the order of groups may differ.
 
 For the period of endless micro-batches or a step of several, the placers that know such objectives are asked for them, and
 every answer is measured by it, once: devices follow the schedule, not a scheduler.
@@ -221,7 +222,10 @@ def proposal(name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: O
 def _attempts(
     name: str, what: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Objective
 ) -> list[tuple[Attempt, Placement | None]]:  # fmt: skip
-    """What `name` says about `form`, simulated on `graph` under every scheduler, or measured by another goal."""
+    """What `name` says about `form`, simulated on `graph` under every scheduler, or measured by another goal.
+
+    Where `graph` is coarse and its original is at hand, that is what each answer is simulated on.
+    """
     began = working_seconds()
     try:
         placed = proposal(name, form, graph, cluster, goal)
@@ -236,9 +240,12 @@ def _attempts(
         if scheduler == "planned" and placed.rank is None:
             continue
         timeline = simulate(graph, cluster, placed, scheduler)
+        planned = _frozen(graph, placed, scheduler, timeline)
+        if graph.original is not None:
+            timeline = simulate(graph.original, cluster, planned)
         peak = int(timeline.peak_bytes.max(initial=0))
         attempt = Attempt(name, what, scheduler, timeline.makespan_us, peak, timeline.feasible, took)
-        rows.append((attempt, _frozen(graph, placed, scheduler, timeline)))
+        rows.append((attempt, planned))
     return rows
 
 

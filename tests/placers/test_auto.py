@@ -79,6 +79,24 @@ def test_a_coarse_graph_is_placed_as_it_is():
     assert simulate(graph, cluster, placed).feasible
 
 
+def test_bug_groups_were_judged_by_the_step_of_groups():
+    """The fastest order of groups need not be the fastest of the ops in them: a rule alone could beat the portfolio."""
+    differ = 0
+    for seed in range(6):
+        graph = generators.random_dag(60, colocation_groups=8, seed=seed)
+        cluster = Cluster.uniform(3, memory_bytes=1 << 40, link=Link(20.0, 0.001))
+        coarse = optimize(graph)
+        placed = place(coarse, cluster, "auto")
+        best = simulate(graph, cluster, placed).makespan_us
+        assert best == min(row["makespan_us"] for row in placed.info["table"] if row["feasible"])
+        alone = {name: simulate(graph, cluster, place(coarse, cluster, name)).makespan_us for name in ("m-etf", "heft")}
+        assert best <= min(alone.values()), alone
+        read = coarse.replace()  # as read from a file: the original is not at hand
+        assert read.original is None
+        differ += best < simulate(graph, cluster, place(read, cluster, "auto")).makespan_us
+    assert differ
+
+
 def test_parameters_and_degenerate_graphs():
     cluster = Cluster.uniform(2)
     assert place(OpGraph.from_edges([]), cluster, "auto").n == 0
