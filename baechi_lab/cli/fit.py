@@ -25,13 +25,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--placers", metavar="NAME[,NAME...]", help="placers to ask (single,m-topo,m-etf,contiguous)")
     parser.add_argument("--time-limit", default="0", metavar="S", help="seconds of search for every way that fits (0)")
+    parser.add_argument(
+        "--give-up",
+        metavar="NAME[,NAME...]",
+        help="what may be given up (devices,batch,micro-batches,recompute,offload)",
+    )
     parser.add_argument("--all", action="store_true", help="try all ways even if the step fits as it is")
     options.add_cluster(parser, devices=1)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer and the table."""
-    from ..fitting.fit import PLACERS, fit
+    from ..fitting.fit import GIVE_UP, PLACERS, fit
 
     if (arguments.graph is None) == (arguments.model is None):
         raise InvalidInput("give a graph file or --model NAME, one of the two")
@@ -47,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         placers=PLACERS if arguments.placers is None else options.names(arguments.placers, "--placers"),
         time_limit=options.number(arguments.time_limit, "--time-limit"),
         every_way=arguments.all,
+        give_up=_given_up(arguments.give_up, tuple(GIVE_UP)),
         callback=(lambda way: print(f"trying {way}", file=sys.stderr)) if console.shows_progress() else None,
     )
     if arguments.json:
@@ -57,3 +63,11 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(found)
     return 0
+
+
+def _given_up(text: str | None, every: tuple[str, ...]) -> list[str] | tuple[str, ...]:
+    names = every if text is None else options.names(text, "--give-up")
+    for name in names:
+        if name not in every:
+            raise InvalidInput(f"--give-up is {text!r}; it must be names among {', '.join(every)}")
+    return names

@@ -6,7 +6,7 @@ micro-batch, and what is offloaded is the graph that recomputes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from ..errors import BaechiLabError
@@ -31,11 +31,13 @@ def combinations(
     alone: Sequence[Way],
     tell: Callable[[str], object],
     proof: Proof,
+    allowed: Collection[str],
 ) -> Iterator[Way]:
-    """The pairs of which neither part is among the ways that fit alone, but for what `proof` says is in vain."""
+    """The pairs of `allowed` ways of which neither fits alone, but for what `proof` says is in vain."""
     able = {way.way for way in alone if way.fits}
     for name, pair in ((SMALLER, _smaller), (MICRO, _micro), (MOVED, _moved)):
-        if not able & set(name.split(" + ")) and not (name == MOVED and proof.whatever):
+        parts = set(name.split(" + "))
+        if parts <= set(allowed) and not able & parts and not (name == MOVED and proof.whatever):
             tell(name)
             yield from pair(subject, cluster, placing)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..errors import InvalidInput
 from ..graph import Cluster
 from ..graph.arguments import check_records
 from ..placers.giving_up.placing import Placing, code_of, lacking
@@ -19,6 +20,15 @@ from .ways import micro_batches, offloading, recomputation, smaller_batches
 
 PLACERS = ("single", "m-topo", "m-etf", "contiguous")
 
+GIVE_UP = {
+    "devices": "more devices",
+    "batch": "smaller batch",
+    "micro-batches": "micro-batches",
+    "recompute": "recomputation",
+    "offload": "offloading",
+}
+"""What may be given up -> the way that does."""
+
 
 def fit(
     graph: Any,
@@ -30,6 +40,7 @@ def fit(
     time_limit: float = 0.0,
     seed: int = 0,
     every_way: bool = False,
+    give_up: Sequence[str] = tuple(GIVE_UP),
     callback: Callable[[str], Any] | None = None,
 ) -> Fit:
     """Whether a training step fits the devices' memory, and if not, the ways to make it fit, each simulated.
@@ -48,6 +59,8 @@ def fit(
         time_limit: seconds that `search` then improves the placement of the step as it is and of every way that fits.
         seed: of the search.
         every_way: try all ways even if the step fits as it is.
+        give_up: names of what may be given up, by default all of "devices" (more of them are taken), "batch", "micro-batches",
+            "recompute" and "offload"; other ways are not tried, nor two together of which one is another.
         callback: called with the name of every way before it is tried.
 
     Returns:
@@ -64,6 +77,7 @@ def fit(
     (False, True)
     """
     check_records(cluster=cluster)
+    allowed = _ways_that(give_up)
     placing = Placing(tuple(placers) if not isinstance(placers, str) else placers, time_limit, seed)
     subject = subject_of(graph, batch_size, hardware)
     tell = callback or (lambda _: None)
@@ -72,16 +86,28 @@ def fit(
     if first.fits and not every_way:
         return Fit((first,), missing, cluster)
     proof, ways = proof_of(subject.graph, cluster), [first]
-    tell("more devices")
-    ways += more_devices(subject, cluster, placing, proof)
-    for kind in (smaller_batches, micro_batches):
-        tell(kind.__name__.replace("_", " "))
-        ways += kind(subject, cluster, placing)
-    for kind in (recomputation, offloading):
-        tell(kind.__name__)
-        ways += [Way(kind.__name__, "any", error=proof.whatever)] if proof.whatever else kind(subject, cluster, placing)
-    ways += combinations(subject, cluster, placing, ways, tell, proof)
+    if "more devices" in allowed:
+        tell("more devices")
+        ways += more_devices(subject, cluster, placing, proof)
+    for name, kind in (("smaller batch", smaller_batches), ("micro-batches", micro_batches)):
+        if name in allowed:
+            tell(name)
+            ways += kind(subject, cluster, placing)
+    for name, kind in (("recomputation", recomputation), ("offloading", offloading)):
+        if name in allowed:
+            tell(name)
+            ways += [Way(name, "any", error=proof.whatever)] if proof.whatever else kind(subject, cluster, placing)
+    ways += combinations(subject, cluster, placing, ways, tell, proof, allowed)
     return Fit(tuple(ways), missing, cluster, None if first.fits else proof)
+
+
+def _ways_that(give_up: Sequence[str]) -> set[str]:
+    """Names of the ways that give up no more than this."""
+    names = [give_up] if isinstance(give_up, str) or not isinstance(give_up, Iterable) else list(give_up)
+    unknown = [name for name in names if not isinstance(name, str) or name not in GIVE_UP]
+    if unknown or isinstance(give_up, str):
+        raise InvalidInput(f"give_up is {give_up!r}; it must be a list of names among {', '.join(map(repr, GIVE_UP))}")
+    return {GIVE_UP[name] for name in names}
 
 
 def _as_it_is(subject: Subject, cluster: Cluster, placing: Placing) -> tuple[Way, int]:

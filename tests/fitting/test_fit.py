@@ -201,6 +201,11 @@ def test_bad_input():
         bl.fit(build(8), cluster, time_limit=-1)
     with pytest.raises(bl.UnknownNameError, match="unknown model 'gnnt'; did you mean 'gnmt'"):
         bl.fit("gnnt", cluster)
+    for give_up in ("recompute", ["hope"], [[]], 3):
+        with pytest.raises(
+            bl.InvalidInput, match=r"give_up is .*; it must be a list of names among 'devices', 'batch'"
+        ):
+            bl.fit(build(8), cluster, give_up=give_up)
 
 
 def test_the_command(tmp_path, capsys):
@@ -216,4 +221,10 @@ def test_the_command(tmp_path, capsys):
         and "only smaller batches help" in told["proof"]
         and told["proof"] in told["answer"]
     )
+    memory = ["fit", path, "--memory", "400kB", "--devices", "1"]
+    assert main([*memory, "--give-up", "devices,recompute", "--json"]) == 0
+    ways = {way["way"] for way in json.loads(capsys.readouterr().out)["ways"]}
+    assert ways == {"as it is", "more devices", "recomputation"}
+    assert main([*memory, "--give-up", "hope"]) == 2
+    assert "--give-up is 'hope'; it must be names among devices, batch" in capsys.readouterr().err
     assert main(["fit"]) == 2 and "give a graph file or --model NAME" in capsys.readouterr().err
