@@ -22,6 +22,7 @@ import threading
 from ...errors import ExecutionError, InvalidInput
 from ...workers.bare import import_tensorflow
 from . import tunnel
+from .heap import keep_freed_memory
 from .loopback import REFUSAL, is_loopback, keep_to_loopback
 from .secret import check_secret
 
@@ -114,6 +115,7 @@ def main(
     if core is not None and hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {allowed[core % len(allowed)]})
+    keep_freed_memory()
     if trusted_network:
         print("warning: everyone who reaches this machine's network can run code as you", file=sys.stderr)
     print(f"worker {start(host, port, threads, trusted_network=trusted_network, secret=secret)}", flush=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ...executors.tensorflow import loopback, tunnel
+from ...executors.tensorflow import heap, loopback, tunnel
 from ...graph.placement import Placement
 from ...graph.step import Step
 from ..folder import Writer
@@ -70,9 +70,11 @@ def folder_files(
 
 def _worker_files() -> dict[str, bytes | str | Writer]:
     """What `train.py --worker` needs besides."""
-    paths = {"worker.py": Path(__file__).with_name("worker.py"), "loopback.py": Path(loopback.__file__)}
-    paths["tunnel.py"] = Path(tunnel.__file__)
-    return {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
+    paths = [
+        Path(__file__).with_name("worker.py"),
+        *(Path(str(module.__file__)) for module in (heap, loopback, tunnel)),
+    ]
+    return {path.name: path.read_text(encoding="utf-8") for path in paths}
 
 
 def _dtype(kinds: Mapping[str, str], name: str) -> str:

@@ -5,6 +5,7 @@ import threading
 
 import tensorflow as tf
 import tunnel
+from heap import keep_freed_memory
 from loopback import REFUSAL, is_loopback, keep_to_loopback
 
 
@@ -13,6 +14,7 @@ def serve(address: str, trusted_network: bool, secret: str | None, threads: int 
     host, _, port = address.rpartition(":")
     if not secret and not trusted_network and not is_loopback(host):
         raise SystemExit(f"{address}: {REFUSAL}")
+    keep_freed_memory()
     inside = free_port() if secret else int(port)
     known = tf.train.ServerDef(job_name="unassigned", protocol="grpc", port=inside)
     known.cluster.job.add(name="unassigned").tasks[0] = address
