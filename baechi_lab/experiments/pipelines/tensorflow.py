@@ -9,6 +9,7 @@ Rounds go through all schedules in turns, so that a drift of the machine meets t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from ..fidelity import charged_graph
 from ..fidelity.others import Others, own_processes
 from ..fidelity.profiles import busy_graph
 from .busy import busy_calibration
+from .cores import step_us_on_cores
 from .layers import layer_stages
 from .report import Row
 
@@ -102,12 +104,13 @@ def plans(graph: OpGraph, local: Cluster, costs: Calibration, micro_batches: int
 def planned(
     schedule: str, graph: OpGraph, cluster: Cluster, placed: Placement, costs: Calibration, micro_batches: int
 ) -> Plan:
-    """Simulate the step with the runtime's overheads; wires carry messages independently."""
+    """Simulate the step with the runtime's overheads; wires carry messages independently, workers may share cores."""
     charged = charged_graph(graph, placed, costs)
     there = cluster.replace(link=costs.wire, comm="parallel")
     mine = placed.replace(graph_key=charged.key)
     timeline = simulate(charged, there, mine, micro_batches=micro_batches, schedule=schedule)
-    return Plan(schedule, charged, mine, timeline, timeline.makespan_us + costs.step_us)
+    step_us = step_us_on_cores(charged, there, mine, timeline, micro_batches, len(os.sched_getaffinity(0)))
+    return Plan(schedule, charged, mine, timeline, step_us + costs.step_us)
 
 
 def placement_for(shape: str, graph: OpGraph, devices: int) -> Placement:
