@@ -26,12 +26,12 @@ from baechi_lab.executors.tensorflow.calibration import (
 from baechi_lab.experiments.fidelity import (
     charged_graph,
     others,
-    predicted_step,
     predicted_us,
     study,
     summarize_rows,
     with_messages,
 )
+from baechi_lab.experiments.fidelity.charging import with_cold_messages
 from baechi_lab.experiments.fidelity.others import Others, own_processes, wait_for_quiet
 from baechi_lab.experiments.fidelity.report import Report, Row
 
@@ -66,23 +66,15 @@ def test_overheads_never_make_a_duration_negative():
 def test_prediction_of_a_chain_over_two_devices():
     """11 (10 + 1), 9 to send, 18 on the wire, 4 to receive, 11 again, and 100 for the step."""
     graph = bl.OpGraph.from_edges([10.0, 10.0], [(0, 1, 8)])
-    cluster = bl.Cluster.uniform(2)
-    assert predicted_us(graph, cluster, bl.Placement(device=[0, 1]), COSTS) == 11 + 9 + 18 + 4 + 11 + 100
-    assert predicted_us(graph, cluster, bl.Placement(device=[0, 0]), COSTS) == 11 + 11 + 100
+    assert predicted_us(graph, bl.Placement(device=[0, 1]), COSTS) == 11 + 9 + 18 + 4 + 11 + 100
+    assert predicted_us(graph, bl.Placement(device=[0, 0]), COSTS) == 11 + 11 + 100
 
 
-def test_messages_are_work_of_both_ends_that_waits_its_turn():
-    """0 and 1 on device 0 send to 2 on device 1, which runs 3 meanwhile: the first message is received before 3 has ended.
-
-    Device 0: 0 until 11, 1 until 22 (ready before the first send), sends until 31 and 40. Wire: 49 and 58. Device 1: 3 until
-    51, receives until 55 and 62, 2 until 73. 3 is ready when the first message comes, which waits for it.
-    """
+def test_messages_are_work_of_both_ends():
     graph = bl.OpGraph.from_edges([10.0, 10.0, 10.0, 50.0], [(0, 2, 8), (1, 2, 8)])
-    placed = bl.Placement(device=[0, 0, 1, 1])
-    both, there = with_messages(graph, placed, COSTS)
+    both, there = with_messages(graph, bl.Placement(device=[0, 0, 1, 1]), COSTS)
     assert both.duration_us.tolist() == [11.0, 11.0, 11.0, 51.0, 9.0, 9.0, 4.0, 4.0]
     assert there.device.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
-    assert predicted_us(graph, bl.Cluster.uniform(2), placed, COSTS) == 62 + 11 + 100
 
 
 def test_a_tensor_is_received_once_by_every_device_that_reads_it():
@@ -267,10 +259,19 @@ def test_a_message_is_cold_after_the_kernels_that_its_device_has_run_since_the_l
     graph = bl.OpGraph.from_edges([10.0, 10.0, 10.0, 40.0, 4.0], [(0, 1, 8), (2, 3, 8)])
     placed = bl.Placement(device=[0, 1, 0, 2, 1])
     costs = replace(COSTS, cooled=((0.0, 0.0), (100.0, 200.0)))
-    both, line = predicted_step(graph, bl.Cluster.uniform(3), placed, costs)
-    assert both.duration_us.tolist() == [11, 11, 11, 41, 5, 9 + 22, 9, 4 + 5, 4]
-    assert line.makespan_us == 11 + 11 + 31 + 9 + 18 + 4 + 41
-    assert predicted_us(graph, bl.Cluster.uniform(3), placed, costs) == line.makespan_us + 100
+    both, there = with_cold_messages(graph, placed, costs)
+    assert both.duration_us[:5].tolist() == [11, 11, 11, 41, 5] and both.duration_us[7:].tolist() == [4 + 5, 4]
+    assert sorted(both.duration_us[5:7].tolist()) == [9, 9 + 22] and there.device.tolist() == [
+        0,
+        1,
+        0,
+        2,
+        1,
+        0,
+        0,
+        1,
+        2,
+    ]
     assert charged_graph(graph, placed, costs).duration_us.tolist() == [31, 11 + 4 + 16, 31, 41 + 4 + 41, 5]
 
 

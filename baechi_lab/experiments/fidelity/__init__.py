@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .charging import charged_graph, predicted_step, predicted_us, with_messages
+from .charging import charged_graph, predicted_us, with_messages
 from .report import Report, summarize_rows
 from .speedup import SpeedUp, speed_up
 from .storing import load, load_report, provenance, speed_up_table, store
 from .study import Case, study
 
 __all__ = [
-    "Case", "Report", "SpeedUp", "charged_graph", "load", "load_report", "predicted_step", "predicted_us", "provenance",
+    "Case", "Report", "SpeedUp", "charged_graph", "load", "load_report", "predicted_us", "provenance",
     "speed_up", "speed_up_table", "store", "study", "summarize_rows", "with_messages",
 ]  # fmt: skip

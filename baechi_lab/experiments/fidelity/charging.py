@@ -2,10 +2,9 @@
 
 Sending and receiving take processor time from workers without transfer engines: LogGP's model (o on the processors, L and
 G between them), expressed in a graph and a cluster, without a factor fitted to the answers. `with_messages` makes ops of
-both ends of every message. They wait for their turn among the ops of their device, as they do in a worker of one thread,
-and many tensors for one op can arrive before it is ready. `charged_graph` adds the ends to the ops that make and first
-read a tensor, which leaves the graph as it is; `Link.overhead_us` says the same with one figure for both ends, so that a
-cluster measured by `bl.measure_cluster` simulates it without a calibration.
+both ends of every message; in which order a worker takes them and its ops is told in `executor`. `charged_graph` adds the
+ends to the ops that make and first read a tensor, which leaves the graph as it is; `Link.overhead_us` says the same with one
+figure for both ends, so that a cluster measured by `bl.measure_cluster` simulates it without a calibration.
 
 The more kernels a device has run since it last sent or received, the less of what that needs is left in its caches, and the
 more it takes: the calibration's `cooled`. How long that was is read off a simulation without it; where messages are no ops
@@ -18,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...executors.tensorflow.calibration import Calibration
-from ...graph import Cluster, OpGraph, Placement, Timeline
-from ...simulator import simulate
+from ...graph import OpGraph, Placement
+from .executor import executed
 
 PASSES = 2
 """How often a step is simulated again with what messages took in the simulation before."""
+DRAWS = 5
+"""Orders of what a step begins with, over which a prediction averages."""
 
 
 def charged_graph(graph: OpGraph, placement: Placement, calibration: Calibration) -> OpGraph:
@@ -78,37 +79,49 @@ def with_messages(graph: OpGraph, placement: Placement, calibration: Calibration
     return both, Placement(device=np.concatenate([device, device[producer], target]))
 
 
-def predicted_us(graph: OpGraph, cluster: Cluster, placement: Placement, calibration: Calibration) -> float:
-    """Simulated step time in microseconds with the runtime's overheads."""
-    return predicted_step(graph, cluster, placement, calibration)[1].makespan_us + calibration.step_us
+def predicted_us(graph: OpGraph, placement: Placement, calibration: Calibration) -> float:
+    """The step's time in microseconds on TensorFlow workers of one thread, with the runtime's overheads.
 
-
-def predicted_step(
-    graph: OpGraph, cluster: Cluster, placement: Placement, calibration: Calibration
-) -> tuple[OpGraph, Timeline]:
-    """`with_messages`, with what cold messages take more, and that simulated; wires carry messages independently.
-
-    Ready ops run first in, first out: TensorFlow's executor knows nothing of an order that a placer planned.
+    The mean over `DRAWS` orders in which a step begins (see `executor`).
     """
-    there = cluster.replace(link=calibration.wire, comm="parallel")
+    both, placed = with_cold_messages(graph, placement, calibration)
+    wire = _wire_us(both, graph.n, calibration)
+    times = [executed(both, placed, graph.n, wire, np.random.default_rng(i)).max(initial=0.0) for i in range(DRAWS)]
+    return float(np.mean(times)) + calibration.step_us
+
+
+def with_cold_messages(graph: OpGraph, placement: Placement, calibration: Calibration) -> tuple[OpGraph, Placement]:
+    """`with_messages`, with what messages take more after kernels, and where all are."""
     warm, placed = with_messages(graph, placement, calibration)
-    both, timeline = warm, simulate(warm, there, placed, "fifo")
+    both, wire = warm, _wire_us(warm, graph.n, calibration)
     for _ in range(PASSES if calibration.cooled else 0):
-        more = _cold(timeline, graph.n, calibration)
+        end_us = executed(both, placed, graph.n, wire, np.random.default_rng(0))
+        more = _cold(end_us, both.duration_us, placed.device, graph.n, calibration)
         both = warm.replace(duration_us=warm.duration_us + more, duration_by_kind={})
-        timeline = simulate(both, there, placed, "fifo")
-    return both, timeline
+    return both, placed
 
 
-def _cold(timeline: Timeline, kernels: int, calibration: Calibration) -> NDArray[np.float64]:
+def _wire_us(both: OpGraph, kernels: int, calibration: Calibration) -> NDArray[np.float64]:
+    """float64 per message: what it takes between its ends."""
+    sends = (both.n - kernels) // 2
+    size = np.zeros(sends)
+    of = both.tensor_producer - kernels
+    mine = (of >= 0) & (of < sends)
+    size[of[mine]] = both.tensor_bytes[mine]
+    return np.asarray(calibration.wire.latency_us + calibration.wire.us_per_byte * size)
+
+
+def _cold(
+    end_us: NDArray[np.float64], duration_us: NDArray[np.float64], device: NDArray[np.int32], kernels: int,
+    calibration: Calibration,
+) -> NDArray[np.float64]:  # fmt: skip
     """float64 per op: what ends of messages (ops from `kernels` on, those that send first) take more."""
-    more = np.zeros(len(timeline.op))
+    more = np.zeros(len(end_us))
     receives = (kernels + len(more)) // 2
-    for device in range(len(timeline.device_names)):
-        rows = np.flatnonzero(timeline.device == device)
-        rows = rows[np.argsort(timeline.start_us[rows], kind="stable")]
-        op = timeline.op[rows]
-        run = np.cumsum(np.where(op < kernels, timeline.end_us[rows] - timeline.start_us[rows], 0.0))
+    for mine in range(int(device.max(initial=-1)) + 1):
+        op = np.flatnonzero(device == mine)
+        op = op[np.argsort(end_us[op], kind="stable")]
+        run = np.cumsum(np.where(op < kernels, duration_us[op], 0.0))
         for kind in ((kernels <= op) & (op < receives), op >= receives):
             more[op[kind]] = [calibration.cold_us(us) for us in np.diff(run[kind], prepend=0.0).tolist()]
     return more

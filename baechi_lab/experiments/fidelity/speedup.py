@@ -87,7 +87,7 @@ def speed_up(
         costs = calibration or calibrate(local)
         graph = measured_graph(case.step, local, worker)
         alone = Placement(device=np.zeros(graph.n, dtype=np.int32))
-        single_us = predicted_us(graph, local.cluster, alone, costs)
+        single_us = predicted_us(graph, alone, costs)
 
         def run(placed: Placement) -> Run:
             return run_placed(case.step, placed, local, worker, steps, graph)
@@ -96,7 +96,7 @@ def speed_up(
         for name, passes in placers:
             placed = place_for(name, graph, local, costs, passes=passes)
             measured = interleaved(partial(run, alone), partial(run, placed), rounds)
-            share = predicted_us(graph, local.cluster, placed, costs) / single_us
+            share = predicted_us(graph, placed, costs) / single_us
             found.append(SpeedUp(case.name, name, tuple(passes), graph.n, _messages(graph, placed), share, measured))
     return tuple(found), costs
 

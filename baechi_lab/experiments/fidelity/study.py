@@ -19,7 +19,7 @@ from ...passes import optimize
 from ...placers import place
 from ...simulator import simulate
 from ...workers.client import Worker
-from .charging import predicted_step
+from .charging import predicted_us, with_cold_messages
 from .others import MOST, Others, own_processes, refused, wait_for_quiet
 from .profiles import measured_graph, run_placed
 from .report import Report, Row
@@ -187,7 +187,7 @@ def _row(
     """One line of the report: prediction, measurement, and where they part."""
     measured = summarize(np.concatenate([run.step_seconds for run in runs]))
     plain = simulate(graph, local.cluster.replace(link=costs.wire, comm="parallel"), placed, "fifo")
-    both, predicted = predicted_step(graph, local.cluster, placed, costs)
+    both, _ = with_cold_messages(graph, placed, costs)
     timelines = [run.timeline for run in runs if run.timeline is not None]
     kernels_us = float(np.median([t.busy_us.max() for t in timelines]))
     return Row(
@@ -195,7 +195,7 @@ def _row(
         placement=name,
         ops=graph.n,
         transfers=len(timelines[0].transfers),
-        predicted_us=predicted.makespan_us + costs.step_us,
+        predicted_us=predicted_us(graph, placed, costs),
         measured_us=measured.median * 1e6,
         measured_low_us=measured.low * 1e6,
         measured_high_us=measured.high * 1e6,

@@ -1,0 +1,188 @@
+"""A step on TensorFlow workers of one thread each, op by op, as TensorFlow's executor takes them: the last ready one first.
+
+The simulator's rules say nothing of a runtime; a prediction for this one follows what it does:
+
+- A worker's thread takes ops from a stack. What an op makes ready goes on top, later ops of the graph above earlier ones,
+  sends below all of them.
+- A step begins with a stack of the ops that need nothing, and one for each tensor to come, which asks for it. Nobody
+  promises their order, so it is drawn.
+- What comes from other threads goes to the bottom: requests for tensors, and ops that a received tensor makes ready. Whoever
+  has ops of its own thus sends late, which no other order of ops would show.
+- Threads of the network receive meanwhile; an op that runs takes so much longer.
+
+That ops which a thread makes ready go to the front of its queue, and those of others to the back, is the rule of the thread
+pool under the executor (Eigen's non-blocking one, `Schedule`); requests are put into the same pool by TensorFlow's worker
+service. That sends go last of an op's successors was seen in traces.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import OpGraph, Placement
+
+Task = tuple[float, Callable[[float], None]]
+"""Microseconds that something takes of a worker's thread, and what follows when it ends."""
+
+
+def executed(
+    both: OpGraph, placement: Placement, kernels: int, wire_us: NDArray[np.float64], draw: np.random.Generator
+) -> NDArray[np.float64]:
+    """When the ops of `both` end, float64[n]: `kernels` ops, then one that sends per message, then one that receives it.
+
+    `wire_us`: float64[messages] between the two.
+
+    >>> both = OpGraph.from_edges([2.0, 5.0, 3.0, 4.0, 1.0], [(0, 1, 0), (0, 3, 0), (3, 4, 0), (4, 2, 0)])
+    >>> placed = Placement(device=[0, 0, 1, 0, 1])
+    >>> executed(both, placed, 3, np.array([10.0]), np.random.default_rng(0)).tolist()  # sent after 1
+    [2.0, 7.0, 25.0, 11.0, 22.0]
+    """
+    return _Execution(both, placement.device.tolist(), kernels, wire_us.tolist()).run(draw)
+
+
+@dataclass
+class _Worker:
+    """Its stack, top first; `late_us` is what interrupts took of the op that runs, `received_us` when the last one ends."""
+
+    stack: deque[Task] = field(default_factory=deque)
+    busy: bool = False
+    late_us: float = 0.0
+    received_us: float = 0.0
+
+
+class _Execution:
+    def __init__(self, both: OpGraph, device: list[int], kernels: int, wire_us: list[float]) -> None:
+        self._kernels, self._messages, self._device, self._wire_us = kernels, len(wire_us), device, wire_us
+        self._duration = both.duration_us.tolist()
+        edges = np.unique(np.stack([both.edge_source, both.consumers]), axis=1)
+        self._waits = np.bincount(edges[1], minlength=both.n).tolist()
+        self._next: list[list[int]] = [[] for _ in range(both.n)]
+        for source, reader in edges.T.tolist():
+            self._next[source].append(reader)
+        self._end_us = np.zeros(both.n)
+        self._workers = [_Worker() for _ in range(max(device, default=-1) + 1)]
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._made_at = count()  # of events of one time the one that was made first happens first
+        self._made = [False] * self._messages
+        self._asked = [False] * self._messages
+
+    def run(self, draw: np.random.Generator) -> NDArray[np.float64]:
+        """Until nothing is left."""
+        first: list[list[Task]] = [[] for _ in self._workers]
+        for op in range(self._kernels):
+            if self._waits[op] == 0:
+                first[self._device[op]].append(self._op(op))
+        for message in range(self._messages):
+            first[self._device[self._receive(message)]].append((0.0, self._asks(message)))
+        for worker, tasks in zip(self._workers, first, strict=True):
+            worker.stack.extend(tasks[i] for i in draw.permutation(len(tasks)).tolist())
+            self._go_on(worker, 0.0)
+        while self._events:
+            now, _, happens = heapq.heappop(self._events)
+            happens(now)
+        return self._end_us
+
+    def _receive(self, message: int) -> int:
+        return self._kernels + self._messages + message
+
+    def _at(self, time_us: float, happens: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (time_us, next(self._made_at), happens))
+
+    def _go_on(self, worker: _Worker, now: float) -> None:
+        """Take what lies on top, unless the thread has no turn."""
+        if worker.busy or not worker.stack:
+            return
+        if worker.received_us > now:
+            self._at(worker.received_us, lambda then: self._go_on(worker, then))
+            return
+        takes_us, follows = worker.stack.popleft()
+        worker.busy = True
+        self._at(now + takes_us, lambda then: self._ends(worker, follows, then))
+
+    def _ends(self, worker: _Worker, follows: Callable[[float], None], now: float) -> None:
+        if worker.late_us > 0.0:
+            late, worker.late_us = worker.late_us, 0.0
+            self._at(now + late, lambda then: self._ends(worker, follows, then))
+            return
+        worker.busy = False
+        follows(now)
+        self._go_on(worker, now)
+
+    def _op(self, op: int) -> Task:
+        def ends(now: float) -> None:
+            self._end_us[op] = now
+            stack = self._workers[self._device[op]].stack
+            ready = [
+                self._op(x) if x < self._kernels else (0.0, self._makes(x - self._kernels)) for x in self._ready(op)
+            ]
+            stack.extendleft(ready)
+
+        return self._duration[op], ends
+
+    def _ready(self, op: int) -> list[int]:
+        """What the end of `op` makes ready: sends, then ops in the graph's order; the last is on top."""
+        found = []
+        for after in self._next[op]:
+            self._waits[after] -= 1
+            if self._waits[after] == 0:
+                found.append(after)
+        return sorted(found, key=lambda x: (x < self._kernels, x))
+
+    # -- messages ------------------------------------------------------------------------------------------
+
+    def _asks(self, message: int) -> Callable[[float], None]:
+        """The receiver's op that asks for a tensor."""
+        sender = self._workers[self._device[self._kernels + message]]
+
+        def ends(now: float) -> None:
+            sender.stack.append((0.0, self._serves(message)))
+            self._go_on(sender, now)
+
+        return ends
+
+    def _serves(self, message: int) -> Callable[[float], None]:
+        def ends(now: float) -> None:
+            self._asked[message] = True
+            self._sends(message)
+
+        return ends
+
+    def _makes(self, message: int) -> Callable[[float], None]:
+        def ends(now: float) -> None:
+            self._made[message] = True
+            self._sends(message)
+
+        return ends
+
+    def _sends(self, message: int) -> None:
+        if not (self._asked[message] and self._made[message]):
+            return
+        op = self._kernels + message
+
+        def ends(now: float) -> None:
+            self._end_us[op] = now
+            self._at(now + self._wire_us[message], lambda then: self._arrives(message, then))
+
+        self._workers[self._device[op]].stack.appendleft((self._duration[op], ends))
+
+    def _arrives(self, message: int, now: float) -> None:
+        """Receiving interrupts; what waits for the tensor goes to the bottom."""
+        op = self._receive(message)
+        worker = self._workers[self._device[op]]
+        worker.received_us = max(now, worker.received_us) + self._duration[op]
+        if worker.busy:
+            worker.late_us += self._duration[op]
+
+        def ends(then: float) -> None:
+            self._end_us[op] = then
+            worker.stack.extend(self._op(x) for x in self._ready(op))
+            self._go_on(worker, then)
+
+        self._at(worker.received_us, ends)
