@@ -54,13 +54,14 @@ class Store:
     def _said(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # names of tables are decoded outside SQLite
             raise FormatError(f"{self.path} cannot be used for a sweep: {_why(error)}") from error
 
     def _prepare(self) -> None:
         if not self._tables() >= TABLES:
             self._create()
-        damage = self._base.execute("PRAGMA quick_check(1)").fetchone()[0]
+        # The quick check would not see an index that knows other keys than the table: their rows would be missing.
+        damage = self._base.execute("PRAGMA integrity_check(1)").fetchone()[0]
         named = [column[1] for column in self._base.execute("PRAGMA table_info(rows)")]
         if damage == "ok" and named != ["key", *COLUMNS]:
             damage = f"its rows have the columns {', '.join(named)}"
@@ -147,7 +148,7 @@ def checked_path(path: str | os.PathLike[str]) -> str:
     return os.fsdecode(text)
 
 
-def _why(error: sqlite3.Error) -> str:
+def _why(error: Exception) -> str:
     """SQLite's reason, and what to do where that is known."""
     text = str(error)
     return f"{text} (for more than {LOCK_SECONDS} s, by another program)" if "locked" in text else text

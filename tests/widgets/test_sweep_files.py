@@ -105,6 +105,22 @@ def test_damage_anywhere_is_one_sentence_or_harmless(tmp_path):
     assert refused > 30
 
 
+def test_damaged_names_and_an_index_that_misses_a_row_are_refused(tmp_path):
+    """A name that is no UTF-8 is decoded outside SQLite; a key in the table but not in its index was a missing row."""
+    _sweep(tmp_path / "good.db")
+    good = (tmp_path / "good.db").read_bytes()
+    (tmp_path / "names.db").write_bytes(good.replace(b"rows", b"r\xc9ws"))
+    with pytest.raises(FormatError, match=r"cannot be used for a sweep: .*decode"):
+        _sweep(tmp_path / "names.db")
+    base = sqlite3.connect(tmp_path / "good.db")
+    key = base.execute("SELECT key FROM rows").fetchone()[0].encode()
+    base.close()
+    assert good.count(key) == 2  # in the table and in its index
+    (tmp_path / "index.db").write_bytes(good.replace(key, b"0" * len(key), 1))
+    with pytest.raises(FormatError, match="damaged"):
+        _sweep(tmp_path / "index.db")
+
+
 def test_a_damaged_graph_is_refused_and_no_row_says_so(tmp_path):
     _sweep(tmp_path / "one.db")
     base = sqlite3.connect(tmp_path / "one.db", isolation_level=None)
