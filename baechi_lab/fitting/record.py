@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,7 @@ class Way:
         """The row as people read it; the columns are `HEAD`."""
         rate = self.samples_per_second
         return [
-            self.way, self.choice, "yes" if self.fits else "no", format_us(self.step_us) if self.timeline else "-",
+            self.way, _in_words(self.choice), "yes" if self.fits else "no", format_us(self.step_us) if self.timeline else "-",
             f"{rate:.4g}" if rate == rate else "-", ", ".join(map(format_bytes, self.peak_bytes)) or "-",
             self.gives_up if self.timeline else self.error,
         ]  # fmt: skip
@@ -154,11 +155,11 @@ class Fit:
         best = self.best
         if self.fits and best is not None:
             held = format_bytes(fullest(best))
-            return f"Yes: {best.choice}, {format_us(best.step_us)} per step, at most {held} per device."
+            return f"Yes: {_in_words(best.choice)}, {format_us(best.step_us)} per step, at most {held} per device."
         lacks = f"No: the fullest device lacks {format_bytes(self.missing_bytes)}." if self.missing_bytes else "No."
         if best is None:
             return f"{lacks} No way that was tried fits. {self.proof or ''}".rstrip()
-        return f"{lacks} The fastest way that fits is {best.way}: {best.choice}, {format_us(best.step_us)} per step."
+        return f"{lacks} The fastest way that fits is {best.way}: {_in_words(best.choice)}, {format_us(best.step_us)} per step."
 
     def __str__(self) -> str:
         rows: list[Sequence[str]] = [HEAD, *(way.texts() for way in self.ways)]
@@ -189,3 +190,12 @@ def fullest(way: Way) -> int:
     if way.timeline is None or way.cluster is None:
         return 0
     return int(np.where(hosts_beside(way.cluster), 0, way.timeline.peak_bytes).max(initial=0))
+
+
+def _in_words(choice: str) -> str:
+    """A choice as people read it, bytes rounded; the command has all digits.
+
+    >>> _in_words("batch 16, budget=13240524")
+    'batch 16, budget 13.24 MB'
+    """
+    return re.sub(r"\bbudget=(\d+)", lambda found: f"budget {format_bytes(int(found[1]))}", choice)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ class Contiguous(Placer):
 
     def validate(self) -> None:
         self._goal.validate()
-        if not self.caps or any(not 1 <= c < np.inf for c in self.caps):
+        if not self.caps or any(not (isinstance(c, Real) and 1 <= c < np.inf) for c in self.caps):
             raise InvalidInput(f"caps is {self.caps}; it must hold numbers of at least 1")
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:

@@ -27,7 +27,7 @@ from typing import Any
 from ..errors import InfeasiblePlacement, InvalidInput
 from ..graph import Cluster, OpGraph, Step
 from ..memo import Memo
-from ..placers.registry import placer_class
+from ..placers.registry import make_placer, placer_class
 from .background import Background, Ticket
 from .codegen import Built, from_code, to_code
 from .compute import Outcome, Report, compute, silent, source, time_limit
@@ -112,10 +112,11 @@ class WorkbenchModel:
         """Put a whole setting in force.
 
         Raises:
-            what reading its file raises; the setting before stays.
+            what reading its file raises, and what the placer says of its parameters; the setting before stays.
         """
         if setting == self.setting:
             return
+        make_placer(setting.placer, **setting.placer_params)
         if setting.path and setting.path != self.setting.path:
             source(setting, self.subject, self.memo)
         self.history.push(setting)

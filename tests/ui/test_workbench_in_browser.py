@@ -462,10 +462,15 @@ def test_compare_shows_bl_compare(page, expected):
 def test_a_real_run_arrives_live(page, expected):
     tab(page, "Run")
     page.locator('.widget-inline-hbox:has(label:text-is("steps"), label > :text-is("steps")) input').fill("5")
+    page.locator('.bl-pane-run label:has-text("and as the framework runs it") input').check()
     page.click('.bl-workbench button:text-is("Start")')
     page.wait_for_selector('.bl-note:has-text("Done.")', timeout=120_000)
     text = page.locator(".bl-pane-run .bl-facts").inner_text()
     assert "median" in text and re.search(r"steps\s*5", text)
+    # The undivided step as TensorFlow itself runs it, and the placed one beside it.
+    times = re.findall(r"(?:median|native \(tf\.function\)) ([0-9.]+) (us|ms|s)\b", text)
+    placed, own = (float(value) * {"us": 1, "ms": 1e3, "s": 1e6}[unit] for value, unit in times)
+    assert float(re.search(r"measured / native ([0-9.]+)", text)[1]) == pytest.approx(placed / own, abs=0.02)
     title = page.locator(".bl-title >> nth=0").inner_text()
     assert "simulated" in title and "measured" in title
     # Memory: the measured rows lie beside the simulated ones, whose peaks are the library's.

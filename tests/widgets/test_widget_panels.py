@@ -257,8 +257,27 @@ def test_parameters_come_from_the_placer_s_own_object(bench):
     assert dict(bench.model.setting.params) == {"threshold": 0.3}
     assert bench.outcome.base.params["threshold"] == 0.3
     controls = named(bench.setting.params)
-    controls["threshold"].value = "7"
-    assert "threshold" in bench.header.problem.value
+    for nonsense, said in (
+        ("7", "threshold is 7.0"),
+        ("nonsense", "it must be a number"),
+        ("1e999", "threshold is inf"),
+    ):
+        named(bench.setting.params)["threshold"].value = nonsense
+        assert said in bench.header.problem.value
+        assert dict(bench.model.setting.params) == {"threshold": 0.3}  # what is in force, and what the control says
+        assert named(bench.setting.params)["threshold"].value == "0.3"
+    bench.setting.placer.value = "contiguous"
+    named(bench.setting.params)["caps"].value = "wide"
+    assert "caps is (&#x27;wide&#x27;,); it must hold numbers" in bench.header.problem.value
+    named(bench.setting.params)["caps"].value = "2, 3"
+    assert dict(bench.model.setting.params) == {"caps": (2, 3)}
+
+
+def test_a_control_says_what_is_in_force(bench):
+    for control, text, shown in ((bench.setting.speeds, "", "1"), (bench.setting.replicas, "0", "1")):
+        control.value = text
+        assert control.value == shown
+    assert "replicas is 0" in bench.header.problem.value
 
 
 def test_params_form_reads_values_by_the_type_of_their_default():
@@ -273,7 +292,7 @@ def test_params_form_reads_values_by_the_type_of_their_default():
         maybe: int | None = None
 
     told = []
-    form = ParamsForm(told.append)
+    form = ParamsForm(lambda: told.append(form.values()))
     form.show(Many, {"count": 4})
     controls = named(form)
     assert (controls["count"].value, controls["maybe"].value) == ("4", "")
@@ -287,7 +306,7 @@ def test_every_parameter_of_every_placer_says_what_it_is():
     from baechi_lab.placers.registry import PLACERS
     from baechi_lab.widgets.panels.params_form import ParamsForm
 
-    form = ParamsForm(lambda values: None)
+    form = ParamsForm(lambda: None)
     for name in PLACERS.names():
         form.show(PLACERS.find(name), {})
         assert [c for c in named(form) if len(named(form)[c].tooltip or "") < 12] == [], name

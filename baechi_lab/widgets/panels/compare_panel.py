@@ -119,7 +119,7 @@ class ComparePanel:
         for k, values in compared.iterrows():
             cells += self._row(values, best=k == 0, count=len(head))
         layout = ipywidgets.Layout(
-            grid_template_columns=" ".join(["max-content"] * len(head)), grid_gap="0 10px", align_items="center"
+            grid_template_columns=" ".join(["max-content"] * len(head)), grid_gap="0 5px", align_items="center"
         )
         self.grid = ipywidgets.GridBox(cells, layout=layout)
         self.grid.add_class("bl-grid")

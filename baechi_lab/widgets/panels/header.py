@@ -139,10 +139,10 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
 def _rate(per_second: float) -> str:
     """As a person would round it.
 
-    >>> _rate(47140.3), _rate(12.345)
-    ('47,140 samples/s', '12.3 samples/s')
+    >>> _rate(1044567.1), _rate(47140.3), _rate(12.345)
+    ('1,045,000 samples/s', '47,140 samples/s', '12.3 samples/s')
     """
-    return f"{per_second:,.0f} samples/s" if per_second >= 1000 else f"{per_second:.3g} samples/s"
+    return f"{float(f'{per_second:.4g}'):,.0f} samples/s" if per_second >= 1000 else f"{per_second:.3g} samples/s"
 
 
 def _with_memory(said: str, outcome: Outcome) -> str:
@@ -164,6 +164,7 @@ def why_won(outcome: Outcome) -> str:
     winner, table = outcome.base.info.get("winner", ""), outcome.base.info.get("table", ())
     if not winner:
         return ""
+    winner = winner.replace(" on the given graph", "")  # the only one that was asked about
     fits = sorted((r for r in table if r["feasible"]), key=lambda row: row["makespan_us"])
     if not fits:
         return f"auto took the answer of {winner}: no placer's answer fits"

@@ -30,9 +30,9 @@ COMMON = {
 
 
 class ParamsForm:
-    """One control per field of a `Params` class with a default; `changed(values)` gets those that differ from it."""
+    """One control per field of a `Params` class with a default; `changed()` is told that one has another value."""
 
-    def __init__(self, changed: Callable[[dict[str, Any]], None]):
+    def __init__(self, changed: Callable[[], None]):
         self.changed = changed
         self.widget = ipywidgets.VBox([], layout=WIDE)
         self._fields: dict[str, tuple[Field, Any]] = {}
@@ -51,12 +51,16 @@ class ParamsForm:
         self.widget.children = [made for _, made in self._fields.values()]
 
     def values(self) -> dict[str, Any]:
-        """The parameters that differ from their defaults."""
+        """The parameters that differ from their defaults.
+
+        Raises:
+            InvalidInput: a text that is no number where one is needed.
+        """
         read = {name: parse(field, made.value) for name, (field, made) in self._fields.items()}
         return {name: value for name, value in read.items() if value != default_of(self._fields[name][0])}
 
     def _observed(self, _: Any) -> None:
-        self.changed(self.values())
+        self.changed()
 
 
 def hints(cls: type) -> dict[str, str]:
@@ -110,8 +114,20 @@ def parse(field: Field, value: Any) -> Any:
             number = float(text)
         except ValueError as error:
             raise InvalidInput(f"{field.name} is {text!r}; it must be a number") from error
-        return int(number) if isinstance(default, int) and number == int(number) else number
+        return int(number) if isinstance(default, int) and number.is_integer() else number
     try:
-        return ast.literal_eval(text)
+        value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        return text
+        value = text
+    return _listed(value) if "tuple" in str(field.type) else value
+
+
+def _listed(value: Any) -> tuple[Any, ...]:
+    """Several values, or one, of a parameter that takes several.
+
+    >>> _listed("m-etf, m-topo"), _listed(1.5)
+    (('m-etf', 'm-topo'), (1.5,))
+    """
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(","))
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)

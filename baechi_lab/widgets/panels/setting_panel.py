@@ -38,7 +38,7 @@ class SettingPanel:
     def __init__(self, model: WorkbenchModel, tasks: Tasks):
         self.model, self.tasks, self.quiet = model, tasks, Quiet()
         self._make_controls()
-        self.params = ParamsForm(lambda values: self._change(params=values))
+        self.params = ParamsForm(lambda: self._changed(lambda: {"params": self.params.values()}))
         self.batch_note = note()
         self.widget = ipywidgets.VBox(
             self._layout(), layout=ipywidgets.Layout(width="310px", min_width="310px", flex="0 0 auto")
@@ -175,15 +175,16 @@ class SettingPanel:
         changes(self.scheduler, lambda v: {"scheduler": v or None})
         changes(self.micro, lambda v: {"micro_batches": _count("micro-batches", v)})
         changes(self.schedule, lambda v: {"schedule": v or None, **({"scheduler": None} if v else {})})
-        changes(self.replicas, lambda v: {"replicas": _count("replicas", v) or 1})
+        changes(self.replicas, lambda v: {"replicas": _count("replicas", v or "1")})
 
     def _changed(self, make: Any) -> None:
         if self.quiet.active:
             return
-        with Guard(self.model.fail) as guard:
+        before = self.model.setting
+        with Guard(self.model.fail):
             self._change(**make())
-        if guard.failed:
-            self.show(self.model.setting)
+        if self.model.setting is before:  # refused, or the same in other words: the control says what is in force
+            self.show(before)
 
     def _change(self, **changes: Any) -> None:
         if not self.quiet.active:
