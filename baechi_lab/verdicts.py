@@ -111,7 +111,9 @@ def too_coarse(graph: OpGraph, coarse: OpGraph, cluster: Cluster) -> bool:
 def coarse_in_words(coarse: OpGraph) -> str:
     """What the passes left, where that is too little to divide."""
     count = len(group_work(coarse))
-    groups = "1 group" if count == 1 else f"{count:,} groups"
+    groups = f"{coarse.n:,} group{'' if coarse.n == 1 else 's'}"
+    if count < coarse.n:
+        groups += f", tied by colocation into {count:,}"
     return (
         f"the passes left {groups}, the largest with {largest_share(coarse):.0%} of the work: little is left to divide"
     )

@@ -94,6 +94,7 @@ class Auto(Placer):
             if name == self.name:
                 raise InvalidInput("placers names 'auto' itself; name the placers that it should ask")
             placer_class(name)
+        check_whole("lp_ops", self.lp_ops, 0)
         if self.workers is not None:
             check_whole("workers", self.workers, also=", or None")
 

@@ -107,6 +107,8 @@ def test_parameters_and_degenerate_graphs():
         Auto(placers=("m-etff",)).validate()
     with pytest.raises(InvalidInput):
         Auto(workers=0).validate()
+    with pytest.raises(InvalidInput, match="lp_ops"):
+        Auto(lp_ops=-1).validate()
 
 
 # -- other objectives --------------------------------------------------------------------------------------------------
