@@ -10,6 +10,7 @@ from ..graph.arguments import check_records
 from ..graph.kernels.compiling import working_seconds
 from ..lazy import lazy_names
 from .base import Placer
+from .memory.packing import infeasible, packing_proof
 from .memory.sharing import tried_out, with_shared_memory
 from .problem import memory_may_run_out
 from .registry import list_placers, make_placer, placer_names
@@ -28,7 +29,8 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     On links with `overhead_us` placers count the processor time of a message as latency, and prove nothing. Where
     `graph.reuse` says that outputs lie in the memory of others, they still give every output bytes of its own: one that
     refuses is asked again with larger limits, and what it finds must keep within the real ones when it is simulated
-    (`placers.memory.sharing`); where memory is short, nothing is proven.
+    (`placers.memory.sharing`). Where memory is short, nothing is proven of the time, and that nothing fits only from bytes
+    that are not shared (`placers.memory.packing`).
 
     Args:
         graph: the ops to place; of `bl.profile`, or a coarse one of `bl.optimize`.
@@ -87,7 +89,9 @@ def _unproven(info: Any) -> dict[str, Any]:
 
 
 def _shared(graph: OpGraph, cluster: Cluster, made: Placer, refused: InfeasiblePlacement) -> Placement:
-    """A placement that fits because outputs lie in others, or the refusal, which proves nothing then."""
+    """A placement that fits because outputs lie in others, or the refusal: a proof only where none counts these outputs."""
+    if (why := packing_proof(graph, cluster, shared=True)) is not None:
+        raise infeasible(why, graph, cluster) from refused
     found = None
     if getattr(made, "objective", "latency") in ("latency", "makespan") and graph.reuse.any():  # type: ignore[union-attr]
         found = tried_out(graph, cluster) if made.name in ("auto", "search", "exact") else None

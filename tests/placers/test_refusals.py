@@ -128,13 +128,20 @@ def test_bug_the_proof_by_exhaustion_recursed_through_thousands_of_ops():
 
 
 def test_no_proof_where_outputs_lie_in_others():
-    """A chain whose second op writes over the first's output: 30 bytes are enough, but placers count 60."""
+    """A chain whose second op writes over the first's output: 30 bytes are enough, but placers count 60.
+
+    The first op's 30 bytes are its own, so that fewer are proven to be too few. Where another op reads them later, they
+    are not written over: 60 bytes are needed, and no more than 30 proven.
+    """
     graph = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)]).replace(reuse=[0, 1, 0])
     cluster = bl.Cluster.uniform(1, memory_bytes=40)
     assert bl.simulate(graph, cluster, bl.Placement(device=[0, 0, 0])).feasible
     assert bl.simulate(graph, cluster, bl.place(graph, cluster, "m-etf")).feasible
-    with pytest.raises(bl.InfeasiblePlacement, match="no proof: every output was given bytes of its own"):
+    with pytest.raises(bl.InfeasiblePlacement, match="op 'op0' needs 30 B while it runs"):
         bl.place(graph, cluster.with_memory(29), "m-etf")
+    twice = bl.OpGraph.from_edges([1] * 4, [(0, 1, 30), (1, 2, 30), (0, 3, 30)]).replace(reuse=[0, 1, 0, 0])
+    with pytest.raises(bl.InfeasiblePlacement, match="no proof: every output was given bytes of its own"):
+        bl.place(twice, cluster.with_memory(59), "m-etf")
     with pytest.raises(bl.InfeasiblePlacement) as plain:
         bl.place(graph.replace(reuse=None), cluster, "m-etf")
     assert "no proof: every" not in str(plain.value)
@@ -155,7 +162,7 @@ def test_two_chains_that_fit_only_because_they_write_over_their_outputs(placer):
     assert bl.check(graph, cluster, placed, timeline) == ()
     assert timeline.peak_bytes.tolist() == [30, 30] and timeline.makespan_us == 15
     assert len(set(placed.device[:3].tolist())) == len(set(placed.device[3:].tolist())) == 1
-    with pytest.raises(bl.InfeasiblePlacement, match="no proof"):
+    with pytest.raises(bl.InfeasiblePlacement, match=r"needs 30 B while it runs.* have gpu:0 29 B, gpu:1 29 B$"):
         bl.place(graph, cluster.with_memory(29), placer)
 
 
@@ -196,8 +203,9 @@ def test_what_fits_only_because_outputs_share_memory_is_found(seed):
             assert "no proof" in str(refused)
 
 
-def test_coarse_graphs_of_such_steps_prove_nothing():
+def test_coarse_graphs_of_such_steps_prove_only_what_is_not_shared():
+    """30 bytes of the first op's own, and 30 that are written over them."""
     graph = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)]).replace(reuse=[0, 1, 0])
     coarse = bl.optimize(graph, passes=("fusion",), forward_only=False)
-    with pytest.raises(bl.InfeasiblePlacement, match="no proof"):
+    with pytest.raises(bl.InfeasiblePlacement, match="needs 30 B while it runs"):
         bl.place(coarse, bl.Cluster.uniform(1, memory_bytes=29), "m-etf")
