@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..errors import InfeasiblePlacement
 from ..graph import OpGraph
 from ..graph.kernels.csr import inverse
+from ..graph.opgraph import GROWS, OWN
 from ..graph.units import format_bytes
 from .checkpoint_chain import Chain, Table
 from .checkpoint_exact import Search, States
@@ -55,9 +56,7 @@ def within(graph: OpGraph, budget: int, ordered: bool = False, time_limit: float
         f"the least that a plan was found for is {least} bytes ({format_bytes(least)}), and no plan can do with less than "
         f"{proof} ({format_bytes(proof)})"
     )
-    if graph.reuse is not None:  # plans other than those of `ready` are counted without
-        what = f"the least that a plan was found for is {least} bytes ({format_bytes(least)}), which is no proof"
-    elif proof == least:
+    if proof == least:
         what = (
             f"one device needs at least {least} bytes ({format_bytes(least)}) for this step in the order of its forward "
             "pass, whatever is computed again"
@@ -186,13 +185,23 @@ class Plans:
 
     @cached_property
     def lower_bound(self) -> int:
-        """Bytes that every plan needs: those of the exact search, else of the op that needs most by itself."""
-        return self.least if self.states.few else least_of_one_op(self.graph)
+        """Bytes that every plan needs: those of the exact search, which shares no memory, else of the op that needs most."""
+        return self.least if self.states.few and self.graph.reuse is None else least_of_one_op(self.graph)
 
 
 def least_of_one_op(graph: OpGraph) -> int:
-    """Persistent bytes, and what the op that needs most reads, makes and uses meanwhile."""
-    need = graph.temp_bytes.copy()
-    np.add.at(need, graph.tensor_producer, graph.tensor_bytes)
-    np.add.at(need, graph.consumers, graph.tensor_bytes[graph.edge_tensor])
-    return int(graph.persistent_bytes.sum() + need.max(initial=0))
+    """Persistent bytes, and what the op that needs most reads, makes and uses meanwhile, as far as it shares no memory.
+
+    >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 20)], persistent_bytes=[5, 0, 0])
+    >>> least_of_one_op(graph), least_of_one_op(graph.replace(reuse=[0, 1, 0]))    # op 1 writes over what it reads
+    (55, 35)
+    """
+    need, size, grows = graph.temp_bytes.copy(), graph.tensor_bytes, np.zeros(graph.n, dtype=np.bool_)
+    if graph.reuse is not None:
+        grows = graph.reuse == GROWS
+        size = np.where((grows | (graph.reuse == OWN))[graph.tensor_producer], size, 0)
+    np.add.at(need, graph.tensor_producer, size)
+    np.add.at(need, graph.consumers, size[graph.edge_tensor])
+    growing = np.where(grows, graph.persistent_bytes, 0)
+    held = int(graph.persistent_bytes.sum())
+    return max(held, held - int(growing.sum()) + int((need + growing).max(initial=0)))
