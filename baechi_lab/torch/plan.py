@@ -46,13 +46,14 @@ def make_plan(
             raise InvalidInput(
                 f"the placement splits calls that share parameters or memory: {shown}; put them on one device"
             )
-    calls = trace.calls
+    calls, readers = trace.calls, _readers(trace, device)
     plan = Plan(
         keys=tuple(c.key for c in calls),
         device=device,
         devices=devices,
         parents=_parents(trace, device, devices),
-        sends=_sends(trace, device),
+        sends=tuple(tuple((position, target) for position, target, _ in row) for row in readers),
+        readers=readers,
         layers=trace.layers,
         layer_device={c.module: device[i] for i, c in reversed(list(enumerate(calls))) if c.module is not None},
         parameters=_homes(trace, device),
@@ -104,14 +105,15 @@ def _parents(trace: Trace, device: tuple[int, ...], devices: tuple[str, ...]) ->
     return tuple(parents)
 
 
-def _sends(trace: Trace, device: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    sends: list[dict[tuple[int, int], None]] = [{} for _ in trace.calls]
+def _readers(trace: Trace, device: tuple[int, ...]) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+    """Per call (output, device, calls that take it there) for every other device."""
+    found: list[dict[tuple[int, int], set[int]]] = [{} for _ in trace.calls]
     for i, call in enumerate(trace.calls):
         for v in call.reads:
             value = trace.values[v]
             if value.position >= 0 and device[value.producer] != device[i]:
-                sends[value.producer][value.position, device[i]] = None
-    return tuple(tuple(s) for s in sends)
+                found[value.producer].setdefault((value.position, device[i]), set()).add(i)
+    return tuple(tuple((position, target, len(by)) for (position, target), by in row.items()) for row in found)
 
 
 def _homes(trace: Trace, device: tuple[int, ...]) -> dict[str, int]:

@@ -146,6 +146,50 @@ def test_copies_between_cpu_devices_are_made_once_and_gradients_come_back():
         assert received.tolist() == [8192]
 
 
+def test_bug_a_received_copy_was_held_as_long_as_what_it_is_a_copy_of():
+    """Device 1 adds to the 8192 bytes of layer `first`, which an addition does not save; device 0 reads them last of all."""
+
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.middle, self.last = (nn.Linear(64, 64, bias=False) for _ in range(3))
+
+        def forward(self, x):
+            y = self.first(x)
+            z = self.middle(y + y)
+            return z + self.last(y)
+
+    step = TorchStep("late", Late, (torch.ones(32, 64),), loss=lambda y: y.square().mean())
+    graph = bl.torch.profile(step, runs=1, warmup=0)
+    there = [n.startswith(("middle", "add")) and "#1" not in n for n in graph.names]
+    placed = bl.Placement(device=np.where(there, 1, 0), graph_key=graph.key)
+    line = bl.torch.execute(step, placed, 1, cluster=bl.Cluster.uniform(2, kind="cpu"), graph=graph).timeline
+    memory, start = line.memory, dict(zip(line.op.tolist(), line.start_us.tolist(), strict=True))
+    gone = memory.time_us[(memory.category == 3) & (memory.device == 1) & (memory.delta == -8192)]
+    assert gone[0] <= start[graph.index["last"]]
+
+
+def test_bug_what_no_call_made_and_one_saves_was_not_counted():
+    """The product saves the 128 bytes of a mask that the code makes, and the addition nothing; the batch counts once."""
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+
+        def forward(self, x):
+            return self.b(self.a(x) * torch.full((32, 1), 2.0) + torch.ones(32, 64))
+
+    step = TorchStep("masked", Masked, (torch.ones(32, 64),), loss=lambda y: y.square().mean())
+    graph = bl.torch.profile(step, runs=1, warmup=0)
+    saved = {graph.tensor_label(t): int(graph.tensor_bytes[t]) for t in range(graph.tensor_count)}
+    assert {k: v for k, v in saved.items() if k.endswith(":saved") and "loss" not in k} == {"mul:saved": 128}
+    placed = bl.Placement(device=np.where([n[0] in "am" for n in graph.names], 1, 0), graph_key=graph.key)
+    line = bl.torch.execute(step, placed, 1, cluster=bl.Cluster.uniform(2, kind="cpu"), graph=graph).timeline
+    made = line.memory.delta[(line.memory.op < 0) & (line.memory.category == 1) & (line.memory.device == 1)]
+    assert 128 in made.tolist()  # the mask is where the product is
+
+
 def test_scratch_of_a_kernel_is_held_while_it_runs():
     following = Storages()
     x, kernel = torch.ones(1, 64, 32, 32), torch.ones(64, 64, 3, 3)

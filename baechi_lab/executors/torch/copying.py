@@ -15,13 +15,13 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...torch.runtime.storage import storage_key
-from ...torch.runtime.transport import HostTransport, Tag
+from ...torch.runtime.transport import HostTransport, Tag, tag_of
 from ...torch.runtime.tree import map_tensors, tensors
 from .storages import Storages
 
 
 class CopyingTransport(HostTransport):
-    """A tensor is copied to a device once per forward; the copy lives as long as the tensor and its readers."""
+    """A tensor is copied to a device once per forward; the copy lives until the last call has taken it there."""
 
     def __init__(self, devices: Sequence[str], storages: Storages):
         super().__init__(devices)
@@ -31,7 +31,7 @@ class CopyingTransport(HostTransport):
         return map_tensors(value, lambda t: self._local(flight, t, device))
 
     def _local(self, flight: Any, tensor: torch.Tensor, device: int) -> torch.Tensor:
-        tag = _tag(flight, tensor)
+        tag = tag_of(flight, tensor)
         if tag is None or tag.device == device:
             return tensor
         version, copy, _ = tag.copies.get(device, (-1, tensor, None))
@@ -44,19 +44,19 @@ class CopyingTransport(HostTransport):
         self, flight: Any, outputs: Any, op: int, device: int, sends: Sequence[tuple[int, int]], remote: bool = True
     ) -> None:
         for tensor in tensors(outputs):
-            old = _tag(flight, tensor)
+            old = tag_of(flight, tensor)
             if old is None or old.device != device or old.version != tensor._version:
                 _put(flight, tensor, Tag(flight, op, device, None, tensor._version))
 
     def inherit(self, flight: Any, outputs: Any, taken: Any, device: int) -> None:
-        bases = {storage_key(t): tag for t in tensors(taken) if (tag := _tag(flight, t)) is not None}
+        bases = {storage_key(t): tag for t in tensors(taken) if (tag := tag_of(flight, t)) is not None}
         for tensor in tensors(outputs):
             base = bases.get(storage_key(tensor))
-            if _tag(flight, tensor) is None:
+            if tag_of(flight, tensor) is None:
                 _put(flight, tensor, Tag(flight, -1, device if base is None else base.device, None, tensor._version))
 
     def home(self, flight: Any, value: Any) -> int | None:
-        return next((tag.device for t in tensors(value) if (tag := _tag(flight, t)) is not None), None)
+        return next((tag.device for t in tensors(value) if (tag := tag_of(flight, t)) is not None), None)
 
     def end(self, flight: Any, outputs: Any) -> Any:
         for reference in flight.tags:
@@ -85,11 +85,6 @@ def _copied(tensor: torch.Tensor, storages: Storages, device: int) -> torch.Tens
         copy = tensor.clone()
     storages.add([copy], device, received=True)
     return copy
-
-
-def _tag(flight: Any, tensor: torch.Tensor) -> Tag | None:
-    tag: Tag | None = getattr(tensor, "_baechi_tag", None)
-    return tag if tag is not None and tag.flight is flight else None
 
 
 def _put(flight: Any, tensor: torch.Tensor, tag: Tag) -> None:

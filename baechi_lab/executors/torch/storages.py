@@ -28,6 +28,9 @@ from ...torch.runtime.tree import tensors
 
 _LABEL = "baechi operator "
 
+CLAIMED = -2
+"""Op of what no call made and a call has taken."""
+
 
 @dataclass
 class Held:
@@ -80,6 +83,13 @@ class Storages:
         for tensor in kept:
             if _has_storage(tensor) and (known := self.alive.get(tensor.untyped_storage()._cdata)) is not None:
                 known[1].persistent = True
+
+    def claim(self, taken: Iterable[torch.Tensor], device: int) -> None:
+        """What no call made (masks, positions) is on the device whose call takes it first."""
+        for tensor in taken:
+            known = self.alive.get(tensor.untyped_storage()._cdata) if _has_storage(tensor) else None
+            if known is not None and known[1].op < 0 and not (known[1].persistent or known[1].received):
+                known[1].device, known[1].op = device, CLAIMED
 
     def running(self) -> Held:
         """An operator that starts now; its place in `ran` is its label."""

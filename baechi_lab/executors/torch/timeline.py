@@ -137,6 +137,7 @@ class Measurement(Observer):
         self.local.stop = inputs_of(taken) if torch.is_grad_enabled() else set()
         self.start_marks[self._row(op)] = self._mark(op)
         if self.storages is not None:
+            self.storages.claim(tensors(taken), self._device(op))
             self.storages.call(self._row(op), self._device(op))
             self.local.mode = None if torch._C._len_torch_dispatch_stack() else self.storages.mode()
             if self.local.mode is not None:  # a thread of a waiting call
@@ -339,9 +340,9 @@ class Measurement(Observer):
             ended = self.stop_marks.get(held.op, -1)
             brief = 0 <= held.end_ns <= ended
             category = persistent if held.persistent else copies if held.received else temporary if brief else outputs
-            rows.append((held.start_ns, 1, held.device, category, held.size, held.op))
+            rows.append((held.start_ns, 1, held.device, category, held.size, max(held.op, -1)))
             if held.end_ns >= 0:
-                rows.append((held.end_ns, 0, held.device, category, -held.size, held.op))
+                rows.append((held.end_ns, 0, held.device, category, -held.size, max(held.op, -1)))
         rows.sort(key=lambda row: row[:2])
         device, time_us, category_of, delta, op = (
             np.array([at(r[k]) if k == 0 else r[k] for r in rows]) for k in (2, 0, 3, 4, 5)

@@ -87,11 +87,16 @@ class MemoryWatch(Handler):
             int, tuple[int, int]
         ] = {}  # backward pass of a call -> begin of its first window, end of its last
         self.cuda = cuda
+        # what calls take that other calls made, by position; the batch; what no call made and an earlier one has saved
+        self.read_at = [*({*call.read_at.values()} for call in found.calls), None]
+        self.batch: set[int] = set()
+        self.constants: set[int] = set()
         # calls of the Function that is running: call, storages that it took with their positions, and that it made
         self.called: list[tuple[int, dict[int, int], set[int]]] = []
 
     def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        self.called = []
+        self.called, self.constants = [], set()
+        self.batch = {storage_key(t) for t in tensors((args, kwargs))}
         return args, kwargs
 
     def call(
@@ -158,14 +163,18 @@ class MemoryWatch(Handler):
         fixed = {storage_key(t) for t in taken if isinstance(t, nn.Parameter)}
         if module is not None:
             fixed |= {storage_key(t) for t in (*module.parameters(), *module.buffers())}
-        inputs: set[int] = set()
+        read, inputs = self.read_at[op], set()
         other: dict[int, int] = {}
         for tensor in saved:
             storage = storage_key(tensor)
             if storage in results:
                 self.own[op] = True
-            elif storage in given:
+            elif storage in given and (read is None or given[storage] in read or storage in self.batch):
                 inputs.add(given[storage])
+            elif storage in given:  # code between the calls made it: a mask, positions
+                if storage not in {*fixed, *self.constants}:
+                    other[storage] = storage_bytes(tensor)
+                    self.constants.add(storage)
             elif storage not in fixed:
                 other[storage] = storage_bytes(tensor)
         self.inputs[op], self.saved_bytes[op] = tuple(sorted(inputs)), sum(other.values())

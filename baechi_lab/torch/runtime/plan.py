@@ -17,6 +17,7 @@ class Plan:
 
     `device` indexes `devices` (torch device names); `parents` are the calls that must come before, `rank` the planned
     position (lowest first, None: code order), `sends` the (output, device) pairs to send as soon as they are there,
+    `readers` (output, device, how many calls of that device take it) where that is known,
     `parameters` the device of every parameter and buffer by name, `layers` the modules that are one operator each,
     `fixed` the calls that keep their place in the code, whatever `rank` says. `again` are the rows of
     `runtime.again.Sources`, what is computed again or waits on the host, `random` those of its calls that draw random numbers.
@@ -36,6 +37,7 @@ class Plan:
     fixed: tuple[int, ...] = ()
     again: tuple[Row, ...] = ()
     random: tuple[int, ...] = ()
+    readers: tuple[tuple[tuple[int, int, int], ...], ...] = ()
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -81,5 +83,6 @@ class Plan:
                 "fixed": tuple(plain.get("fixed", ())),
                 "again": tuple((a, b, c, d, e) for a, b, c, d, e in plain.get("again", ())),
                 "random": tuple(plain.get("random", ())),
+                "readers": tuple(tuple((a, b, c) for a, b, c in row) for row in plain.get("readers", ())),
             }
         )

@@ -206,14 +206,17 @@ class Session(Handler):
         device = self.plan.device[op] if op >= 0 else self.transport.home(flight, (args, kwargs))
         if device is None:
             return run(*args, **kwargs)
-        args, kwargs = self.transport.arrive(flight, (args, kwargs), device)
+        given = (args, kwargs)
+        args, kwargs = self.transport.arrive(flight, given, device)
         with self.transport.on(flight, device):
             if op >= 0 and self.observer is not None:
                 outputs = observed(self.observer, op, run, args, kwargs)
             else:
                 outputs = run(*args, **kwargs)
         if op >= 0:
+            self.transport.taken(flight, given, device)
             self.transport.depart(flight, outputs, op, device, self.plan.sends[op], self.plan.remote[op])
+            self.transport.expect(flight, outputs, self.plan.readers[op] if self.plan.readers else ())
         else:
             self.transport.inherit(flight, outputs, (args, kwargs), device)
         return outputs

@@ -27,13 +27,17 @@ from .tree import map_tensors, tensors
 
 
 class Tag:
-    """Where a tensor of this forward is: logical device, the event after which it is complete, copies elsewhere."""
+    """Where a tensor of this forward is: logical device, the event after which it is complete, copies elsewhere.
 
-    __slots__ = ("__weakref__", "copies", "device", "event", "flight", "op", "version")
+    `left` says how many planned calls on another device have still to take it there.
+    """
+
+    __slots__ = ("__weakref__", "copies", "device", "event", "flight", "left", "op", "version")
 
     def __init__(self, flight: Any, op: int, device: int, event: Any, version: int):
         self.flight, self.op, self.device, self.event, self.version = flight, op, device, event, version
         self.copies: dict[int, tuple[int, torch.Tensor, Any]] = {}
+        self.left: dict[int, int] = {}
 
 
 class HostTransport:
@@ -58,6 +62,22 @@ class HostTransport:
         self, flight: Any, outputs: Any, op: int, device: int, sends: Sequence[tuple[int, int]], remote: bool = True
     ) -> None:
         """Outputs are everywhere already; `remote` says whether another device will read any of them."""
+
+    def expect(self, flight: Any, outputs: Any, readers: Sequence[tuple[int, int, int]]) -> None:
+        """`readers` are (output, device, calls on that device that will take it there)."""
+        made = list(tensors(outputs)) if readers else []
+        for position, device, count in readers:
+            tag = tag_of(flight, made[position]) if position < len(made) else None
+            if tag is not None:
+                tag.left[device] = tag.left.get(device, 0) + count
+
+    def taken(self, flight: Any, value: Any, device: int) -> None:
+        """A planned call on `device` has run with `value`: copies that no other one will take there are let go."""
+        for tag in {tag for tensor in tensors(value) if (tag := tag_of(flight, tensor)) is not None}:
+            if tag.left.get(device, 0) > 0:
+                tag.left[device] -= 1
+                if tag.left[device] == 0:
+                    tag.copies.pop(device, None)
 
     def inherit(self, flight: object, outputs: Any, taken: Any, device: int) -> None:
         """Views are where their base is."""
@@ -114,7 +134,7 @@ class StreamTransport(HostTransport):
         if tensor.device.type != "cuda":
             with self.on(flight, device):  # from the host torch waits for the copy by itself
                 return tensor if tensor.device == here else tensor.to(here)
-        tag = self._tag(flight, tensor) or self._adopt(flight, tensor)
+        tag = tag_of(flight, tensor) or self._adopt(flight, tensor)
         if here.type != "cuda":
             with self.on(flight, tag.device):  # to the host likewise, once the stream that makes the tensor is done
                 return tensor.to(here)
@@ -134,7 +154,7 @@ class StreamTransport(HostTransport):
             event.record(self.compute(flight, device))
         made = list(tensors(outputs))
         for tensor in made:
-            old = self._tag(flight, tensor)
+            old = tag_of(flight, tensor)
             if tensor.device.type == "cuda" and (
                 old is None or old.device != device or old.version != _version(tensor)
             ):
@@ -145,12 +165,12 @@ class StreamTransport(HostTransport):
 
     def inherit(self, flight: Any, outputs: Any, taken: Any, device: int) -> None:
         """Outputs of a function that no plan names: a view is complete when its base is, anything else is new."""
-        bases = {storage_key(t): self._tag(flight, t) for t in tensors(taken)}
+        bases = {storage_key(t): tag_of(flight, t) for t in tensors(taken)}
         for tensor in tensors(outputs):
             base = bases.get(storage_key(tensor))
             if base is None or base.version != _version(tensor):
                 self.depart(flight, tensor, -1, device, ())
-            elif self._tag(flight, tensor) is None:
+            elif tag_of(flight, tensor) is None:
                 self._put(flight, tensor, Tag(flight, base.op, base.device, base.event, base.version))
 
     def _send(self, flight: Any, tensor: torch.Tensor, tag: Tag, target: int) -> tuple[torch.Tensor, Any]:
@@ -200,10 +220,6 @@ class StreamTransport(HostTransport):
 
     # -- tensors that no layer made ------------------------------------------------------------------
 
-    def _tag(self, flight: Any, tensor: torch.Tensor) -> Tag | None:
-        tag: Tag | None = getattr(tensor, "_baechi_tag", None)
-        return tag if tag is not None and tag.flight is flight else None
-
     def _put(self, flight: Any, tensor: torch.Tensor, tag: Tag) -> None:
         tensor._baechi_tag = tag  # type: ignore[attr-defined]
         flight.tags.append(weakref.ref(tag))
@@ -220,7 +236,7 @@ class StreamTransport(HostTransport):
     def home(self, flight: Any, value: Any) -> int | None:
         """The device of the first tensor of `value`: where a function that was not planned runs."""
         for tensor in tensors(value):
-            tag = self._tag(flight, tensor)
+            tag = tag_of(flight, tensor)
             if tag is not None or tensor.device in self.first:
                 return tag.device if tag is not None else self.first[tensor.device]
         return None
@@ -243,6 +259,12 @@ class StreamTransport(HostTransport):
         flight.tags.clear()
         flight.adopted.clear()
         return outputs
+
+
+def tag_of(flight: Any, tensor: torch.Tensor) -> Tag | None:
+    """The tag that a tensor has in this forward."""
+    tag: Tag | None = getattr(tensor, "_baechi_tag", None)
+    return tag if tag is not None and tag.flight is flight else None
 
 
 def make_transport(devices: Sequence[str]) -> HostTransport:
