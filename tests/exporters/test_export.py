@@ -306,11 +306,11 @@ def test_micro_batches_on_workers(third, step, tmp_path):
 
 def test_cluster_export_trains_on_the_workers_that_its_readme_names(step, placement, tmp_path):
     workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    train_on_workers(bl.export(step, placement, tmp_path / "out", workers=workers), workers, step)
+    train_on_workers(bl.export(step, placement, tmp_path / "out", workers=workers), workers, step, lose=0)
 
 
-def train_on_workers(folder, workers, step):
-    """Start what the README says, line by line, then train: the same losses, without baechi_lab."""
+def train_on_workers(folder, workers, step, lose=None):
+    """Start what the README says, line by line, then train: the same losses, without baechi_lab; then `lose` a worker."""
     lines = re.findall(r"python (train\.py --worker \S+)", (folder / "README.md").read_text())
     assert len(lines) == 2
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
@@ -326,6 +326,8 @@ def train_on_workers(folder, workers, step):
         for address in workers:
             assert listeners(int(address.rpartition(":")[2])) == ["lo"]
         done = run_script(folder, "--steps", "5")
+        if lose is not None:
+            check_lost(folder, workers[lose], started[lose], quiet)
     finally:
         for process in started:
             process.kill()
@@ -333,6 +335,20 @@ def train_on_workers(folder, workers, step):
             process.stdout.close()
     assert done.returncode == 0, done.stderr[-2000:]
     np.testing.assert_allclose([float(x.split()[-1]) for x in done.stdout.splitlines()], step.info["losses"], rtol=1e-6)
+
+
+def check_lost(folder, address, worker, quiet):
+    """Training whose worker is killed ends within seconds, with a sentence; it waited for worker 0 for ever."""
+    train = [sys.executable, "train.py", "--steps", "1000000"]
+    with subprocess.Popen(train, cwd=folder, env=quiet, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as training:
+        try:
+            assert training.stdout.readline().startswith(b"step 0 ")
+            worker.kill()
+            said = training.communicate(timeout=20)[1].decode()
+        finally:
+            training.kill()
+    assert training.returncode == 1
+    assert re.search(rf"^worker \d of the cluster \({address}\) has ended$", said.strip().splitlines()[-1])
 
 
 def test_replicated_constants_run_and_export_to_the_same_losses(step, tmp_path):

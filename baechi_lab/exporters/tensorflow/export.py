@@ -69,9 +69,9 @@ def folder_files(
 
 
 def _worker_files() -> dict[str, bytes | str | Writer]:
-    """What `train.py --worker` needs besides."""
+    """What `train.py --worker`, and training on workers, need besides."""
     paths = [
-        Path(__file__).with_name("worker.py"),
+        *(Path(__file__).with_name(name) for name in ("worker.py", "watch.py")),
         *(Path(str(module.__file__)) for module in (heap, loopback, tunnel)),
     ]
     return {path.name: path.read_text(encoding="utf-8") for path in paths}

@@ -8,6 +8,7 @@ import argparse
 import itertools
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,6 +99,19 @@ def train(plan: dict, steps: int) -> None:
         save(plan, session)
 
 
+def train_on_workers(plan: dict, steps: int) -> None:
+    """`train`, which ends with a sentence when a worker ends."""
+    sys.path.append(str(HERE))  # not there under `python -I`
+    from watch import ANSWER_SECONDS, end_with
+
+    end_with(plan["workers"])
+    try:
+        train(plan, steps)
+    except tf.errors.OpError:
+        time.sleep(ANSWER_SECONDS + 1)  # of a worker that has ended the watch says so, better than TensorFlow
+        raise
+
+
 def save(plan: dict, session: tf.compat.v1.Session) -> None:
     """Write the trained variables; the same keys as in initial_values.npz."""
     values = session.run([v["read"] for v in plan["variables"]])
@@ -126,6 +140,8 @@ def main() -> None:
         from worker import serve
 
         serve(given.worker, given.trusted_network, given.secret, 2 if plan["schedule"] else 1)  # the second one sends
+    elif plan["workers"]:
+        train_on_workers(plan, given.steps)
     else:
         train(plan, given.steps)
 
