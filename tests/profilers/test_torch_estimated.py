@@ -1,5 +1,7 @@
 """Estimated PyTorch profiles: formulas, exact bytes, the same graph as measured, nothing allocated, clear refusals."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -349,3 +351,20 @@ def test_the_workbench_takes_it(ids):
     pytest.importorskip("ipywidgets")
     graph = bl.torch.profile(GPT(), ids, hardware="a100", optimizer="adam")
     assert bl.Workbench(graph) is not None
+
+
+def test_bug_what_a_model_caches_while_it_is_estimated_was_left_to_the_next_run():
+    """Positions are made once for all models of the class, as Hugging Face's detectors do."""
+
+    class Positions(nn.Module):
+        @staticmethod
+        @functools.lru_cache
+        def of(n):
+            return torch.arange(float(n))
+
+        def forward(self, x):
+            return x + self.of(x.shape[-1])
+
+    model = nn.Sequential(nn.Linear(4, 4), Positions())
+    bl.torch.profile(model, torch.ones(2, 4), hardware="a100", mode="inference")
+    assert type(model(torch.ones(2, 4))) is torch.Tensor

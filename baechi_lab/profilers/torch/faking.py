@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -69,6 +70,7 @@ def faked(
     """
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, ExitStack() as stack:
         fake = _Maker(mode, dtype)
+        stack.callback(_forget, model)
         stack.enter_context(_swapped(model, fake))
         stack.enter_context(_fused())
         stack.enter_context(watching or Watching())
@@ -86,6 +88,20 @@ def faked(
             raise InvalidInput(
                 f"the model cannot be estimated: {_first_line(error)} has no shape function in PyTorch"
             ) from error
+
+
+def _forget(model: nn.Module) -> None:
+    """Empty the caches (`functools.lru_cache`) of the model's classes: what they keep of this run are fake tensors."""
+    own = {c for m in model.modules() for c in type(m).__mro__ if not c.__module__.startswith("torch.")}
+    for kept in (value for c in own for value in vars(c).values()):
+        function = kept.__func__ if isinstance(kept, (staticmethod, classmethod)) else kept
+        cells = (function.__closure__ or ()) if isinstance(function, FunctionType) else ()
+        for found in (function, *(cell.cell_contents for cell in cells if cell != CellType())):
+            if isinstance(found, _Cache):
+                found.cache_clear()
+
+
+_Cache = type(functools.lru_cache(int))
 
 
 class _Maker:
