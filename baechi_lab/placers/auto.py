@@ -27,7 +27,7 @@ from ..errors import BaechiLabError, InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.compiling import working_seconds
 from ..graph.kernels.csr import inverse
-from ..simulator import simulate
+from ..simulator import makespan_and_peak, simulate
 from ..simulator.schedulers import SCHEDULERS
 from .base import Placer
 from .giving_up.choosing import check_give_up
@@ -242,12 +242,21 @@ def _attempts(
             continue
         timeline = simulate(graph, cluster, placed, scheduler)
         planned = _frozen(graph, placed, scheduler, timeline)
+        us, peak, feasible = timeline.makespan_us, timeline.peak_bytes, timeline.feasible
         if graph.original is not None:
-            timeline = simulate(graph.original, cluster, planned)
-        peak = int(timeline.peak_bytes.max(initial=0))
-        attempt = Attempt(name, what, scheduler, timeline.makespan_us, peak, timeline.feasible, took)
+            us, peak, feasible = _on_ops(graph.original, cluster, planned)
+        attempt = Attempt(name, what, scheduler, us, int(peak.max(initial=0)), feasible, took)
         rows.append((attempt, planned))
     return rows
+
+
+def _on_ops(graph: OpGraph, cluster: Cluster, placed: Placement) -> tuple[float, Any, bool]:
+    """Makespan, peaks and whether it fits. Buffers that ops share take long to follow: only where it does not fit without."""
+    us, peak = makespan_and_peak(graph, cluster, placed)
+    if graph.reuse is None or (peak <= cluster.memory_bytes).all():
+        return us, peak, bool((peak <= cluster.memory_bytes).all())
+    timeline = simulate(graph, cluster, placed)
+    return timeline.makespan_us, timeline.peak_bytes, timeline.feasible
 
 
 def _measured(
