@@ -355,7 +355,9 @@ def test_lab_prints_an_address_that_opens_the_notebook_and_ends_when_told(way, t
     (tmp_path / "home").mkdir()
     apart = {"HOME": str(tmp_path / "home"), "JUPYTER_CONFIG_DIR": str(tmp_path / "home")}
     command = [sys.executable, "-m", "baechi_lab", "lab", "--", "--no-browser", "--allow-root", "--ServerApp.port=0"]
-    environment = {**{k: v for k, v in os.environ.items() if not k.startswith("JUPYTER")}, **apart}
+    # What is installed opens its own copy of the notebook.
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "PYTHONPATH"))}
+    environment = {**kept, **apart}
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     lab = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdin=nothing, stdout=nothing, stderr=pipe, text=True,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+
+from baechi_lab.cli.lab import FILES
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -50,6 +53,17 @@ def _environment() -> dict[str, str]:
     import os
 
     return {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+def test_an_installed_copy_has_every_file_of_the_package():
+    """Tests import the checkout, users what is installed."""
+    installed = {str(path) for path in distribution("baechi-lab").files or ()}
+    if "baechi_lab/__init__.py" not in installed:
+        pytest.skip("installed in place")
+    files = [path for path in (ROOT / "baechi_lab").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    missing = {path.relative_to(ROOT).as_posix() for path in files} - installed
+    assert len(files) > 500 and missing == set(), "install again if these files are new"
+    assert {f"baechi_lab/{name}" for name in FILES} <= installed
 
 
 def test_pictures_exist():
