@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -99,6 +99,19 @@ def check_model(model: nn.Module) -> None:
             )
 
 
+class _Ran(NamedTuple):
+    """A call that has run: what it took and made, and the storages that it wrote, among what it took and of its own state."""
+
+    key: str
+    run: Callable[..., Any]
+    module: nn.Module | None
+    taken: list[torch.Tensor]
+    made: list[torch.Tensor]
+    written: set[int]
+    own: set[int]
+    random: bool
+
+
 class Tracer(Handler):
     """The handler that records."""
 
@@ -164,7 +177,7 @@ class Tracer(Handler):
             self._fix_before(taken, why)
         if why is not None:
             self.keeping.fix([len(self.calls)], why)
-        self._record(key, run, module, taken, outputs, made, written, own, random)
+        self._record(_Ran(key, run, module, taken, made, written, own, random))
         return outputs
 
     def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -236,10 +249,8 @@ class Tracer(Handler):
         self.keeping.attributes(self.model, kept, modules)
         self.state.unseen(kept.written(), modules)
 
-    def _record(
-        self, key: str, run: Any, module: nn.Module | None, taken: list[torch.Tensor], outputs: Any,
-        made: list[torch.Tensor], written: set[int], own: set[int], random: bool,
-    ) -> None:  # fmt: skip
+    def _record(self, ran: _Ran) -> None:
+        key, run, module, taken, made, written, own, random = ran
         index = len(self.calls)
         flow, state = self.flow, self.state
         inputs = {storage_key(t) for t in taken if id(t) in flow.known}

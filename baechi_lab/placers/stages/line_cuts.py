@@ -51,7 +51,7 @@ def cut_lines(units: Units, chain: Chain, goals: Sequence[tuple[float, float]]) 
         tables = [fresh(len(places), len(chain.kind)) for _ in goals]
         best, came = (np.stack([table[k] for table in tables]) for k in (0, 1))
         bound = np.array([cost for cost, _ in found])
-        _intervals(best, came, chain, sums, *_changes(units, places), np.array(goals, dtype=np.float64), bound)
+        _intervals((best, came), chain, sums, _changes(units, places), (np.array(goals, dtype=np.float64), bound))
         for k, cost in enumerate(best[:, -1, -1].tolist()):
             if cost <= found[k][0] and np.isfinite(cost):
                 stages = stages_of(came[k], len(places) - 1, len(chain.kind))
@@ -105,18 +105,11 @@ def _changes(units: Units, places: NDArray[np.int64]) -> tuple[Any, Any, Any, An
 
 
 @njit(cache=True)
-def _intervals(
-    best: Any,
-    came: Any,
-    chain: Any,
-    sums: Any,
-    pointer: Any,
-    ends: Any,
-    column: Any,
-    change: Any,
-    goals: Any,
-    bound: Any,
-) -> None:
+def _intervals(tables: Any, chain: Any, sums: Any, changes: Any, asked: Any) -> None:
+    """Fill `tables`, `best` and `came` of every goal; `asked` are the goals and what is known of each cost: see `_changes`."""
+    best, came = tables
+    pointer, ends, column, change = changes
+    goals, bound = asked
     blocks = best.shape[1] - 1
     edge = np.zeros((blocks, 8))  # what changes from block i + 1 to block i
     cross = np.zeros((blocks + 1, 8))  # of the interval from i on

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,13 +49,29 @@ class ZbAuto(ScheduleRule):
 
 
 def _candidates(setting: Setting) -> Iterator[tuple[float, Orders]]:
-    zero, m = np.zeros(setting.stages), setting.micro_batches
+    line, zero, m = _line(setting), np.zeros(setting.stages), setting.micro_batches
     free = _Choice(zero, zero, np.full(setting.stages, m))
     for rule in (ZbH1(), ZbH2()):
         given = rule.orders(setting)
         if _fits(setting, given):
-            yield _planned(setting, free, _codes(given))[0], given
-    yield _searched(setting)
+            yield _planned(line, free, _codes(given))[0], given
+    yield _searched(line)
+
+
+class _Line(NamedTuple):
+    """What is ordered: `batches` micro-batches; `costs` float64[8, p] of the stages: us of F, B and W, us to the next one and
+    to the one before, bytes held after F, kept after B, and the room for them."""
+
+    batches: int
+    costs: Floats
+
+
+def _line(setting: Setting) -> _Line:
+    costs = np.zeros((8, setting.stages))
+    costs[:3] = setting.forward_us, setting.input_us, setting.weight_us
+    costs[3:5, :-1] = setting.send_us, setting.return_us
+    costs[5:] = setting.held_bytes, setting.kept_bytes, setting.room_bytes
+    return _Line(setting.micro_batches, costs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,30 +90,30 @@ class _Choice:
         return made
 
 
-def _searched(setting: Setting) -> tuple[float, Orders]:
+def _searched(line: _Line) -> tuple[float, Orders]:
     """The best choice that is the same on all devices, then changed device by device, then on several at random."""
-    p, m = setting.stages, setting.micro_batches
+    p, m = line.costs.shape[1], line.batches
     from_end = p - 1 - np.arange(p)
     aheads = [np.full(p, m), 2 * from_end + 1, 2 * from_end + 2, from_end + 1]
     alike = [
         _Choice(np.full(p, each), np.full(p, hold), ahead) for ahead in aheads for each in PATIENCE for hold in HOLD
     ]
-    best = sorted(((_planned(setting, c)[0], k) for k, c in enumerate(alike)))[:5]
+    best = sorted(((_planned(line, c)[0], k) for k, c in enumerate(alike)))[:5]
     halves = [
         _Choice(np.where(np.arange(p) < k, alike[i].patience, each), alike[i].hold, alike[i].ahead, tail)
         for (_, i), k, each, tail in itertools.product(best, range(p), PATIENCE, TAIL)
     ]
-    cost, choice = min(((_planned(setting, c)[0], c) for c in halves), key=lambda found: found[0])
+    cost, choice = min(((_planned(line, c)[0], c) for c in halves), key=lambda found: found[0])
     rng = np.random.default_rng(0)
     for k in range(0 if p == 1 else min(_WORK // (3 * m * p * p) + 1, _TRIES)):
         changed = choice
         for d in [k % p] if k < 2 * p * len(PATIENCE) else rng.integers(0, p, rng.integers(1, 4)).tolist():
             ahead = int(changed.ahead[d] + rng.integers(-1, 2))
             changed = changed.on(d, rng.choice(PATIENCE), rng.choice(HOLD), ahead)
-        found = _planned(setting, changed)[0]
+        found = _planned(line, changed)[0]
         if found < cost * (1 - 1e-12):
             cost, choice = found, changed
-    cost, code = _planned(setting, choice)
+    cost, code = _planned(line, choice)
     return cost, _orders(code)
 
 
@@ -120,13 +136,11 @@ def _codes(orders: Orders) -> NDArray[np.int8]:
     return np.array([["FBW".index(kind) for _, kind, _ in order] for order in orders], dtype=np.int8)
 
 
-def _planned(setting: Setting, choice: _Choice, given: NDArray[np.int8] | None = None) -> tuple[float, Any]:
+def _planned(line: _Line, choice: _Choice, given: NDArray[np.int8] | None = None) -> tuple[float, Any]:
     """Cost in microseconds and int8[p, 3 M] kinds of one list schedule, or of an order that is `given`."""
-    code, first, last = _plan(
-        setting.micro_batches, setting.forward_us, setting.input_us, setting.weight_us, setting.send_us,
-        setting.return_us, setting.held_bytes, setting.kept_bytes, setting.room_bytes, choice.patience, choice.hold,
-        choice.ahead.astype(np.int64), choice.tail, np.zeros((0, 0), dtype=np.int8) if given is None else given,
-    )  # fmt: skip
+    patience, hold, ahead, tail = choice.patience, choice.hold, choice.ahead.astype(np.int64), choice.tail
+    given = np.zeros((0, 0), dtype=np.int8) if given is None else given
+    code, first, last = _plan(line.batches, line.costs, patience, hold, ahead, tail, given)
     return float(last.max() + (last - first).max()), code
 
 
@@ -142,11 +156,13 @@ def _orders(code: NDArray[np.int8]) -> Orders:
 
 
 @njit(cache=True)
-def _plan(
-    count: int, forward: Any, inputs: Any, weights: Any, send: Any, back: Any, held: Any, kept: Any, room: Any,
-    patience: Any, hold: Any, ahead: Any, tail: int, given: Any,
-) -> Any:  # fmt: skip
-    """int8[p, 3 M] kinds in order, and float64[p] start of the first and end of the last unit per device."""
+def _plan(count: int, costs: Any, patience: Any, hold: Any, ahead: Any, tail: int, given: Any) -> Any:
+    """int8[p, 3 M] kinds in order, and float64[p] start of the first and end of the last unit per device.
+
+    `count` and `costs` are those of a `_Line`, the next four those of a `_Choice`; `given` int8[p, 3 M], or empty.
+    """
+    forward, inputs, weights, send = costs[0], costs[1], costs[2], costs[3]
+    back, held, kept, room = costs[4], costs[5], costs[6], costs[7]
     p = len(forward)
     code = np.zeros((p, 3 * count), np.int8)
     done = np.zeros((p, 3), np.int64)  # Fs, Bs, Ws
