@@ -1,6 +1,6 @@
 """Recomputed training steps that ran: step time and peak with and without, beside the simulated ones."""
 
-from .report import TARGET, Row, saving_error
+from .report import TARGET, Row, plain_of, saving_error
 from .study import CASES, study
 
-__all__ = ["CASES", "TARGET", "Row", "saving_error", "study"]
+__all__ = ["CASES", "TARGET", "Row", "plain_of", "saving_error", "study"]

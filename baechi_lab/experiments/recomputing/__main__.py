@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from ...graph.formats.files import write_atomically
 from ..fidelity.storing import provenance
-from .report import Row, saving_error
+from .report import Row, plain_of, saving_error
 from .study import CASES, study
 
 
@@ -40,11 +40,6 @@ def line(rows: Sequence[Row], row: Row) -> str:
         f"{row.measured_bytes} measured (saving {saving_error(plain_of(rows, row), row):+.1%}), step {row.simulated_us:.0f} us "
         f"simulated, {row.measured_us:.0f} us measured, {'same' if row.same_losses else 'OTHER'} losses"
     )
-
-
-def plain_of(rows: Sequence[Row], row: Row) -> Row:
-    """The row of the same model without recomputation."""
-    return next(r for r in rows if (r.framework, r.model, r.choice) == (row.framework, row.model, "plain"))
 
 
 def document(rows: Sequence[Row]) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 TARGET = 0.10
@@ -12,7 +13,8 @@ TARGET = 0.10
 class Row:
     """One choice of recomputation of one model on one device; bytes of the peak, and microseconds of a step.
 
-    `choice` is "plain", a name that `bl.recompute` knows, or "budget"; `copies` counts ops that run again.
+    `choice` is "plain", "ordered" (plain, in the order of a plan), a name that `bl.recompute` knows, or "budget"; `copies`
+    counts ops that run again.
     """
 
     framework: str
@@ -36,3 +38,9 @@ def saving_error(plain: Row, row: Row) -> float:
     simulated = plain.simulated_bytes - row.simulated_bytes
     measured = plain.measured_bytes - row.measured_bytes
     return 0.0 if simulated == measured else measured / simulated - 1.0 if simulated else float("inf")
+
+
+def plain_of(rows: Sequence[Row], row: Row) -> Row:
+    """The row of the same model without recomputation, in the order of a plan where there is one."""
+    mine = {r.choice: r for r in rows if (r.framework, r.model) == (row.framework, row.model)}
+    return mine.get("ordered", mine["plain"]) if row.choice != "plain" else row

@@ -46,7 +46,7 @@ def study(
     cases: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None, *, steps: int = 5, rounds: int = 3,
     on_row: Callable[[list[Row]], None] | None = None,
 ) -> list[Row]:  # fmt: skip
-    """A row per choice: "plain" first, then "sqrt" and "budget".
+    """A row per choice: "plain" first, on TensorFlow "ordered", then "sqrt" and "budget".
 
     Args:
         cases: like `CASES`, which is the default.
@@ -90,10 +90,16 @@ def study_model(framework: str, name: str, sizes: Mapping[str, Any], *, steps: i
 
 
 def choices(graph: OpGraph, ordered: bool) -> Iterator[tuple[str, OpGraph]]:
-    """Names and graphs: as it is, in segments, and within a budget; `ordered` for an executor that promises no order."""
+    """Names and graphs: as it is, in segments, and within a budget.
+
+    `ordered` for an executor that promises no order: it is kept to the plan's, also once without recomputation, so that
+    what is saved is not mixed with what the order does.
+    """
     from ...passes.checkpoint_budget import plans_of
 
     yield "plain", graph
+    if ordered:
+        yield "ordered", recompute(graph, "all", ordered=True)
     yield "sqrt", recompute(graph, "sqrt", ordered=ordered)
     least, most = plans_of(graph).least, readiness_peak(graph)
     yield "budget", recompute(graph, budget=int(least + SHARE * (most - least)), ordered=ordered)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from ...checks import check_whole
 from ...errors import InvalidInput
 from ...graph import OpGraph
 from ...graph.formats.reading import name_of
@@ -54,10 +55,9 @@ def profile_program(
     ('mm', 'mm/backward/weight', 'mm/update')
     """
     kinds = by_kind(hardware)
-    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
-        raise InvalidInput(f"batch_size is {batch_size!r:.60}; it must be a whole number of at least 1")
-    if isinstance(optimizer_states, bool) or not isinstance(optimizer_states, int) or optimizer_states < 0:
-        raise InvalidInput(f"optimizer_states is {optimizer_states!r:.60}; it must be a whole number of at least 0")
+    if batch_size is not None:
+        check_whole("batch_size", batch_size)
+    check_whole("optimizer_states", optimizer_states, 0)
     found = _read(program, batch_size, dict(sizes or {}))
     _warn(found, next(iter(kinds.values())))
     return (with_training(found, optimizer_states) if training else found).graph(kinds)

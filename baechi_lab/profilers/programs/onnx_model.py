@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
+from ...checks import check_whole
 from ...errors import FormatError, InvalidInput
 from ...graph.formats.onnx_file import inlined, load_model, onnx_package, op_names
 from ...graph.formats.reading import located, stem
@@ -107,10 +108,7 @@ def _inferred(model: Any, batch_size: int | None, sizes: Mapping[str, int]) -> A
 
 def _chosen(label: str, value: str, position: int, batch_size: int | None, sizes: Mapping[str, int]) -> int:
     if label in sizes:
-        size = sizes[label]
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InvalidInput(f"sizes[{label!r}] is {size!r:.60}; it must be a whole number of at least 1")
-        return size
+        return check_whole(f"sizes[{label!r}]", sizes[label])
     if position == 0 and batch_size is not None:
         return batch_size
     how = "give batch_size (--batch-size)" if position == 0 else f"give sizes={{{label!r}: ...}} (-p {label}=...)"
