@@ -17,7 +17,7 @@ from ...passes.unroll import ACCUMULATE
 from ...profilers import profile
 
 SETTLED = 6
-"""Steps before one is traced for a profile: allocators go on asking the system for memory during the first few."""
+"""Steps before one counts: during the first few allocators go on asking the system for memory, and connections widen."""
 TRACES = 5
 
 
@@ -64,18 +64,18 @@ def _typical(seen: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _traced(step: Step, placement: Placement, local: LocalCluster, worker: Worker, graph: OpGraph) -> Timeline:
-    run = run_placed(step, placement, local, worker, 0, graph, SETTLED)
+    run = run_placed(step, placement, local, worker, 0, graph)
     if run.timeline is None:
         raise ExecutionError(f"step {step.name!r} gave no trace")
     return run.timeline
 
 
 def run_placed(
-    step: Step, placement: Placement, local: LocalCluster, worker: Worker, steps: int, graph: OpGraph, warmup: int = 2
+    step: Step, placement: Placement, local: LocalCluster, worker: Worker, steps: int, graph: OpGraph
 ) -> Run:
     """Run the step on the cluster; `info["all_seconds"]` has every step. `ExecutionError` when it does not end ok."""
     run = execute(
-        step, placement, steps, warmup=warmup, traced=1, cluster=local, graph=graph, worker=worker, progress=False
+        step, placement, steps, warmup=SETTLED, traced=1, cluster=local, graph=graph, worker=worker, progress=False
     )
     if run.status != "ok":
         raise ExecutionError(f"step {step.name!r} ended with status {run.status!r}: {run.message}")
