@@ -39,7 +39,7 @@ def charged_graph(graph: OpGraph, placement: Placement, calibration: Calibration
     device = placement.on(graph).device
     own = np.maximum(graph.duration_us + calibration.op_us, 0.0)
     kernels = np.bincount(device, weights=own)
-    messages = np.array(_messages(graph, device), dtype=np.int64).reshape(-1, 2)
+    messages = np.array(_first_readers(graph, device), dtype=np.int64).reshape(-1, 2)
     size = graph.tensor_bytes[messages[:, 0]]
     duration = own.copy()
     for op, link in ((graph.tensor_producer[messages[:, 0]], calibration.send), (messages[:, 1], calibration.receive)):
@@ -62,10 +62,9 @@ def with_messages(graph: OpGraph, placement: Placement, calibration: Calibration
     ([11.0, 11.0, 9.0, 2.0], [0, 1, 0, 1])
     """
     device = placement.on(graph).device.astype(np.int64)
-    count = int(device.max(initial=0)) + 1
     crosses = device[graph.edge_source] != device[graph.consumers]
-    message, of = np.unique(graph.edge_tensor[crosses] * count + device[graph.consumers[crosses]], return_inverse=True)
-    tensor, target = message // count, message % count
+    message, of = np.unique(_messages(graph, device, crosses), return_inverse=True)
+    tensor, target = np.divmod(message, _count(device))
     producer, size = graph.tensor_producer[tensor], graph.tensor_bytes[tensor]
     send, receive = graph.n + np.arange(len(message)), graph.n + len(message) + np.arange(len(message))
     ends = [link.latency_us + link.us_per_byte * size for link in (calibration.send, calibration.receive)]
@@ -79,13 +78,29 @@ def with_messages(graph: OpGraph, placement: Placement, calibration: Calibration
     return both, Placement(device=np.concatenate([device, device[producer], target]))
 
 
+def crossing(graph: OpGraph, device: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Tensor and receiving device of every message, in the order of `with_messages`."""
+    where = device.astype(np.int64)
+    message = np.unique(_messages(graph, where, where[graph.edge_source] != where[graph.consumers]))
+    return np.divmod(message, _count(where))
+
+
+def _count(device: NDArray[np.int64]) -> int:
+    return int(device.max(initial=0)) + 1
+
+
+def _messages(graph: OpGraph, device: NDArray[np.int64], crosses: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """A number per edge that crosses: the same for readers of one tensor on one device."""
+    return np.asarray(graph.edge_tensor[crosses] * _count(device) + device[graph.consumers[crosses]])
+
+
 def predicted_us(graph: OpGraph, placement: Placement, calibration: Calibration) -> float:
     """The step's time in microseconds on TensorFlow workers of one thread, with the runtime's overheads.
 
     The mean over `DRAWS` orders in which a step begins (see `executor`).
     """
     both, placed = with_cold_messages(graph, placement, calibration)
-    wire = _wire_us(both, graph.n, calibration)
+    wire = wire_us(both, graph.n, calibration)
     times = [executed(both, placed, graph.n, wire, np.random.default_rng(i)).max(initial=0.0) for i in range(DRAWS)]
     return float(np.mean(times)) + calibration.step_us
 
@@ -93,7 +108,7 @@ def predicted_us(graph: OpGraph, placement: Placement, calibration: Calibration)
 def with_cold_messages(graph: OpGraph, placement: Placement, calibration: Calibration) -> tuple[OpGraph, Placement]:
     """`with_messages`, with what messages take more after kernels, and where all are."""
     warm, placed = with_messages(graph, placement, calibration)
-    both, wire = warm, _wire_us(warm, graph.n, calibration)
+    both, wire = warm, wire_us(warm, graph.n, calibration)
     for _ in range(PASSES if calibration.cooled else 0):
         end_us = executed(both, placed, graph.n, wire, np.random.default_rng(0))
         more = _cold(end_us, both.duration_us, placed.device, graph.n, calibration)
@@ -101,7 +116,7 @@ def with_cold_messages(graph: OpGraph, placement: Placement, calibration: Calibr
     return both, placed
 
 
-def _wire_us(both: OpGraph, kernels: int, calibration: Calibration) -> NDArray[np.float64]:
+def wire_us(both: OpGraph, kernels: int, calibration: Calibration) -> NDArray[np.float64]:
     """float64 per message: what it takes between its ends."""
     sends = (both.n - kernels) // 2
     size = np.zeros(sends)
@@ -127,7 +142,7 @@ def _cold(
     return more
 
 
-def _messages(graph: OpGraph, device: NDArray[np.int32]) -> list[tuple[int, int]]:
+def _first_readers(graph: OpGraph, device: NDArray[np.int32]) -> list[tuple[int, int]]:
     """(tensor, first op that reads it there) of every tensor that crosses devices, once per target device."""
     rank = graph.position
     first: dict[tuple[int, int], int] = {}

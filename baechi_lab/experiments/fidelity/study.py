@@ -21,6 +21,7 @@ from ...simulator import simulate
 from ...workers.client import Worker
 from .charging import predicted_us, with_cold_messages
 from .others import MOST, Others, own_processes, refused, wait_for_quiet
+from .peaks import predicted_peaks
 from .profiles import measured_graph, run_placed
 from .report import Report, Row
 
@@ -205,17 +206,15 @@ def _row(
         without_overheads_us=plain.makespan_us,
         busy_share=shares[0],
         others_share=shares[1],
-        **_peaks(graph, local, placed, timelines),
+        **_peaks(graph, local, placed, costs, timelines),
     )
 
 
-def _peaks(graph: OpGraph, local: LocalCluster, placed: Placement, timelines: Sequence[Timeline]) -> dict[str, int]:
-    """Simulated and measured peak of the device that held most; TensorFlow promises no order, so the larger of two counts."""
-    from ..memory.predicting import in_both_orders
-
+def _peaks(
+    graph: OpGraph, local: LocalCluster, placed: Placement, costs: Calibration, timelines: Sequence[Timeline]
+) -> dict[str, int]:
+    """Simulated and measured peak of the device that held most."""
     measured = np.max([t.peak_bytes for t in timelines], axis=0)
     device = int(measured.argmax())
-    simulated = max(
-        int(t.peak_bytes[device]) for t in in_both_orders(graph, local.cluster.replace(comm="parallel"), placed)
-    )
-    return {"simulated_peak_bytes": simulated, "measured_peak_bytes": int(measured[device])}
+    simulated = predicted_peaks(graph, local.cluster, placed, costs)
+    return {"simulated_peak_bytes": int(simulated[device]), "measured_peak_bytes": int(measured[device])}

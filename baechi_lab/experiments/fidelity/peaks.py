@@ -1,0 +1,60 @@
+"""What devices hold at most in a step that runs in the order of TensorFlow's executor (see `executor`)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...executors.tensorflow.calibration import Calibration
+from ...graph import Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
+from ...simulator.shared import shared_memory
+from .charging import DRAWS, crossing, wire_us, with_cold_messages
+from .executor import executed
+
+
+def predicted_peaks(
+    graph: OpGraph, cluster: Cluster, placement: Placement, calibration: Calibration
+) -> NDArray[np.int64]:
+    """int64[devices]: the most bytes that each holds, in any of `DRAWS` orders in which a step begins.
+
+    A tensor that was not sent yet stays, and a busy worker sends late: devices hold more than under a scheduler.
+
+    >>> from baechi_lab.graph import Link
+    >>> costs = Calibration(0.0, 0.0, Link(1.0, 0.0), Link(1.0, 0.0), Link(0.0, 0.0), 1.0)
+    >>> graph = OpGraph.from_edges([1.0, 1.0, 9.0, 9.0], [(0, 1, 50), (0, 2, 8), (2, 3, 70)])
+    >>> placed, cluster = Placement(device=[0, 1, 0, 0]), Cluster.uniform(2)
+    >>> predicted_peaks(graph, cluster, placed, costs).tolist()  # the 50 bytes leave after 2 and 3
+    [128, 50]
+    """
+    both, placed = with_cold_messages(graph, placement, calibration)
+    wire, plain = wire_us(both, graph.n, calibration), graph
+    if graph.reuse is None:
+        plain = graph.replace(reuse=np.zeros(graph.n, dtype=np.int8))
+    peaks = np.zeros(cluster.n, dtype=np.int64)
+    for i in range(DRAWS):
+        end_us = executed(both, placed, graph.n, wire, np.random.default_rng(i))
+        line = _timeline(graph, both, cluster, placed.device, end_us)
+        peaks = np.maximum(peaks, shared_memory(plain, cluster, line).peak_bytes)
+    return peaks
+
+
+def _timeline(
+    graph: OpGraph, both: OpGraph, cluster: Cluster, device: NDArray[np.int32], end_us: NDArray[np.float64]
+) -> Timeline:
+    """Ops and transfers of a step whose ops and messages end then."""
+    ready_us = np.zeros(both.n)
+    np.maximum.at(ready_us, both.consumers, end_us[both.edge_source])
+    start_us = np.maximum(end_us - both.duration_us, ready_us)
+    tensor, target = crossing(graph, device[: graph.n])
+    receive = graph.n + len(tensor)
+    transfers = Transfers(
+        tensor, device[graph.tensor_producer[tensor]], target, start_us[graph.n : receive], start_us[receive:],
+        end_us[receive:],
+    )  # fmt: skip
+    return Timeline(
+        op=np.arange(graph.n), device=device[: graph.n], start_us=start_us[: graph.n], end_us=end_us[: graph.n],
+        transfers=transfers, memory=MemoryLog.none(), peak_bytes=np.zeros(cluster.n, dtype=np.int64),
+        makespan_us=float(end_us.max(initial=0.0)), origin="simulated", op_names=graph.names,
+        device_names=tuple(d.name for d in cluster.devices), memory_bytes=cluster.memory_bytes,
+        tensor_producer=graph.tensor_producer, tensor_bytes=graph.tensor_bytes,
+    )  # fmt: skip
