@@ -99,19 +99,6 @@ def train(plan: dict, steps: int) -> None:
         save(plan, session)
 
 
-def train_on_workers(plan: dict, steps: int) -> None:
-    """`train`, which ends with a sentence when a worker ends."""
-    sys.path.append(str(HERE))  # not there under `python -I`
-    from watch import ANSWER_SECONDS, end_with
-
-    end_with(plan["workers"])
-    try:
-        train(plan, steps)
-    except tf.errors.OpError:
-        time.sleep(ANSWER_SECONDS + 1)  # of a worker that has ended the watch says so, better than TensorFlow
-        raise
-
-
 def save(plan: dict, session: tf.compat.v1.Session) -> None:
     """Write the trained variables; the same keys as in initial_values.npz."""
     values = session.run([v["read"] for v in plan["variables"]])
@@ -141,7 +128,11 @@ def main() -> None:
 
         serve(given.worker, given.trusted_network, given.secret, 2 if plan["schedule"] else 1)  # the second one sends
     elif plan["workers"]:
-        train_on_workers(plan, given.steps)
+        sys.path.append(str(HERE))  # not there under `python -I`
+        from watch import watched
+
+        with watched(plan["workers"]):
+            train(plan, given.steps)
     else:
         train(plan, given.steps)
 

@@ -4,20 +4,30 @@ TensorFlow itself may wait for ever for a worker that has ended. So a thread kee
 sent: the kernel ends it with the worker's process, and keepalive with its machine. A worker that closes it still takes another.
 """
 
+import contextlib
 import os
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
+
+import tensorflow as tf
 
 ASK_SECONDS, ANSWER_SECONDS, START_SECONDS = 0.2, 3.0, 10.0
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # a machine is missed after about 11 s
 
 
-def end_with(addresses: list[str]) -> None:
-    """Wait until all workers answer; from then on this program ends when one of them does not."""
+@contextlib.contextmanager
+def watched(addresses: list[str]) -> Iterator[None]:
+    """Wait until all workers answer; from then on this program ends with a sentence when one of them does not."""
     connections = {address: _answering(address) for address in addresses}
     threading.Thread(target=_watch, args=(connections,), daemon=True).start()
+    try:
+        yield
+    except tf.errors.OpError:
+        time.sleep(ANSWER_SECONDS + 1)  # of a worker that has ended the watch says so, better than TensorFlow
+        raise
 
 
 def _answering(address: str) -> socket.socket:
