@@ -13,6 +13,8 @@ of their own, it is the device's mean.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -64,12 +66,12 @@ def with_messages(graph: OpGraph, placement: Placement, calibration: Calibration
     device = placement.on(graph).device.astype(np.int64)
     crosses = device[graph.edge_source] != device[graph.consumers]
     message, of = np.unique(_messages(graph, device, crosses), return_inverse=True)
-    tensor, target = np.divmod(message, _count(device))
+    tensor, target = message // _count(device), message % _count(device)
     producer, size = graph.tensor_producer[tensor], graph.tensor_bytes[tensor]
     send, receive = graph.n + np.arange(len(message)), graph.n + len(message) + np.arange(len(message))
     ends = [link.latency_us + link.us_per_byte * size for link in (calibration.send, calibration.receive)]
     own = np.maximum(graph.duration_us + calibration.op_us, 0.0)
-    edges = [
+    edges: list[tuple[Any, Any, Any]] = [
         (graph.edge_source[~crosses], graph.consumers[~crosses], 0), (producer, send, 0), (send, receive, size),
         (receive[of], graph.consumers[crosses], 0),
     ]  # fmt: skip
@@ -82,7 +84,7 @@ def crossing(graph: OpGraph, device: NDArray[np.int32]) -> tuple[NDArray[np.int6
     """Tensor and receiving device of every message, in the order of `with_messages`."""
     where = device.astype(np.int64)
     message = np.unique(_messages(graph, where, where[graph.edge_source] != where[graph.consumers]))
-    return np.divmod(message, _count(where))
+    return message // _count(where), message % _count(where)
 
 
 def _count(device: NDArray[np.int64]) -> int:
