@@ -47,6 +47,7 @@ def test_a_dask_client_as_it_comes(client, here):
     assert table(client).equals(here)
 
 
+@pytest.mark.slow
 def test_the_executor_of_a_dask_client(client, here):
     assert table(client.get_executor()).equals(here)
 
