@@ -14,7 +14,7 @@ from .keeping import said
 from .recomputing import rows
 from .records import Trace
 from .runtime.order import CRITERIA
-from .runtime.plan import Plan
+from .runtime.plan import Plan, Send
 
 
 def make_plan(
@@ -46,14 +46,13 @@ def make_plan(
             raise InvalidInput(
                 f"the placement splits calls that share parameters or memory: {shown}; put them on one device"
             )
-    calls, readers = trace.calls, _readers(trace, device)
+    calls = trace.calls
     plan = Plan(
         keys=tuple(c.key for c in calls),
         device=device,
         devices=devices,
         parents=_parents(trace, device, devices),
-        sends=tuple(tuple((position, target) for position, target, _ in row) for row in readers),
-        readers=readers,
+        sends=_sends(trace, device),
         layers=trace.layers,
         layer_device={c.module: device[i] for i, c in reversed(list(enumerate(calls))) if c.module is not None},
         parameters=_homes(trace, device),
@@ -105,7 +104,7 @@ def _parents(trace: Trace, device: tuple[int, ...], devices: tuple[str, ...]) ->
     return tuple(parents)
 
 
-def _readers(trace: Trace, device: tuple[int, ...]) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+def _sends(trace: Trace, device: tuple[int, ...]) -> tuple[tuple[Send, ...], ...]:
     """Per call (output, device, calls that take it there) for every other device."""
     found: list[dict[tuple[int, int], set[int]]] = [{} for _ in trace.calls]
     for i, call in enumerate(trace.calls):

@@ -15,12 +15,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...torch.runtime.storage import storage_key
-from ...torch.runtime.transport import HostTransport, Tag, tag_of
+from ...torch.runtime.transport import Tag, TaggedTransport, tag_of
 from ...torch.runtime.tree import map_tensors, tensors
 from .storages import Storages
 
 
-class CopyingTransport(HostTransport):
+class CopyingTransport(TaggedTransport):
     """A tensor is copied to a device once per forward; the copy lives until the last call has taken it there."""
 
     def __init__(self, devices: Sequence[str], storages: Storages):
@@ -41,12 +41,20 @@ class CopyingTransport(HostTransport):
         return copy
 
     def depart(
-        self, flight: Any, outputs: Any, op: int, device: int, sends: Sequence[tuple[int, int]], remote: bool = True
+        self,
+        flight: Any,
+        outputs: Any,
+        op: int,
+        device: int,
+        sends: Sequence[tuple[int, int, int]],
+        remote: bool = True,
     ) -> None:
-        for tensor in tensors(outputs):
+        made = list(tensors(outputs))
+        for tensor in made:
             old = tag_of(flight, tensor)
             if old is None or old.device != device or old.version != tensor._version:
                 _put(flight, tensor, Tag(flight, op, device, None, tensor._version))
+        self._expect(flight, made, sends)
 
     def inherit(self, flight: Any, outputs: Any, taken: Any, device: int) -> None:
         bases = {storage_key(t): tag for t in tensors(taken) if (tag := tag_of(flight, t)) is not None}

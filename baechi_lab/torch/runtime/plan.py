@@ -10,14 +10,16 @@ from typing import Any
 from .again import Row
 from .order import Order, make_order
 
+Send = tuple[int, int, int]
+"""Output, device, and how many calls take it there."""
+
 
 @dataclass(frozen=True)
 class Plan:
     """Per call of the model's layers and functions, in code order: key, device, dependencies.
 
     `device` indexes `devices` (torch device names); `parents` are the calls that must come before, `rank` the planned
-    position (lowest first, None: code order), `sends` the (output, device) pairs to send as soon as they are there,
-    `readers` (output, device, how many calls of that device take it) where that is known,
+    position (lowest first, None: code order), `sends` what is sent as soon as it is made,
     `parameters` the device of every parameter and buffer by name, `layers` the modules that are one operator each,
     `fixed` the calls that keep their place in the code, whatever `rank` says. `again` are the rows of
     `runtime.again.Sources`, what is computed again or waits on the host, `random` those of its calls that draw random numbers.
@@ -27,7 +29,7 @@ class Plan:
     device: tuple[int, ...]
     devices: tuple[str, ...]
     parents: tuple[tuple[int, ...], ...]
-    sends: tuple[tuple[tuple[int, int], ...], ...]
+    sends: tuple[tuple[Send, ...], ...]
     layers: tuple[str, ...]
     layer_device: dict[str, int]
     parameters: dict[str, int]
@@ -37,7 +39,6 @@ class Plan:
     fixed: tuple[int, ...] = ()
     again: tuple[Row, ...] = ()
     random: tuple[int, ...] = ()
-    readers: tuple[tuple[tuple[int, int, int], ...], ...] = ()
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -77,12 +78,11 @@ class Plan:
                 **plain,
                 **{key: tuple(plain[key]) for key in ("keys", "device", "devices", "layers")},
                 "parents": tuple(tuple(p) for p in plain["parents"]),
-                "sends": tuple(tuple((position, device) for position, device in row) for row in plain["sends"]),
+                "sends": tuple(tuple((a, b, c) for a, b, c in row) for row in plain["sends"]),
                 "rank": None if plain["rank"] is None else tuple(plain["rank"]),
                 "inplace": frozenset(plain["inplace"]),
                 "fixed": tuple(plain.get("fixed", ())),
                 "again": tuple((a, b, c, d, e) for a, b, c, d, e in plain.get("again", ())),
                 "random": tuple(plain.get("random", ())),
-                "readers": tuple(tuple((a, b, c) for a, b, c in row) for row in plain.get("readers", ())),
             }
         )

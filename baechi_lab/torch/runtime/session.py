@@ -216,7 +216,6 @@ class Session(Handler):
         if op >= 0:
             self.transport.taken(flight, given, device)
             self.transport.depart(flight, outputs, op, device, self.plan.sends[op], self.plan.remote[op])
-            self.transport.expect(flight, outputs, self.plan.readers[op] if self.plan.readers else ())
         else:
             self.transport.inherit(flight, outputs, (args, kwargs), device)
         return outputs

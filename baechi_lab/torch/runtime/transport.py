@@ -59,25 +59,18 @@ class HostTransport:
         return map_tensors(value, lambda t: t if t.device == here else t.to(here))
 
     def depart(
-        self, flight: Any, outputs: Any, op: int, device: int, sends: Sequence[tuple[int, int]], remote: bool = True
+        self,
+        flight: Any,
+        outputs: Any,
+        op: int,
+        device: int,
+        sends: Sequence[tuple[int, int, int]],
+        remote: bool = True,
     ) -> None:
         """Outputs are everywhere already; `remote` says whether another device will read any of them."""
 
-    def expect(self, flight: Any, outputs: Any, readers: Sequence[tuple[int, int, int]]) -> None:
-        """`readers` are (output, device, calls on that device that will take it there)."""
-        made = list(tensors(outputs)) if readers else []
-        for position, device, count in readers:
-            tag = tag_of(flight, made[position]) if position < len(made) else None
-            if tag is not None:
-                tag.left[device] = tag.left.get(device, 0) + count
-
     def taken(self, flight: Any, value: Any, device: int) -> None:
-        """A planned call on `device` has run with `value`: copies that no other one will take there are let go."""
-        for tag in {tag for tensor in tensors(value) if (tag := tag_of(flight, tensor)) is not None}:
-            if tag.left.get(device, 0) > 0:
-                tag.left[device] -= 1
-                if tag.left[device] == 0:
-                    tag.copies.pop(device, None)
+        """A planned call on `device` has run with `value`; there are no copies."""
 
     def inherit(self, flight: object, outputs: Any, taken: Any, device: int) -> None:
         """Views are where their base is."""
@@ -91,7 +84,25 @@ class HostTransport:
         return outputs
 
 
-class StreamTransport(HostTransport):
+class TaggedTransport(HostTransport):
+    """Copies of tensors are kept with the tag of the tensor, until the last planned call on their device has taken them."""
+
+    def _expect(self, flight: Any, made: Sequence[torch.Tensor], sends: Sequence[tuple[int, int, int]]) -> None:
+        for position, device, calls in sends:
+            tag = tag_of(flight, made[position]) if position < len(made) else None
+            if tag is not None:
+                tag.left[device] = tag.left.get(device, 0) + calls
+
+    def taken(self, flight: Any, value: Any, device: int) -> None:
+        """Copies that no other planned call will take on `device` are let go."""
+        for tag in {tag for tensor in tensors(value) if (tag := tag_of(flight, tensor)) is not None}:
+            if tag.left.get(device, 0) > 0:
+                tag.left[device] -= 1
+                if tag.left[device] == 0:
+                    tag.copies.pop(device, None)
+
+
+class StreamTransport(TaggedTransport):
     """CUDA devices, possibly with CPU devices beside them. `record` is False only in the test of the race."""
 
     def __init__(self, devices: Sequence[str], *, record: bool = True):
@@ -145,7 +156,13 @@ class StreamTransport(HostTransport):
         return copy
 
     def depart(
-        self, flight: Any, outputs: Any, op: int, device: int, sends: Sequence[tuple[int, int]], remote: bool = True
+        self,
+        flight: Any,
+        outputs: Any,
+        op: int,
+        device: int,
+        sends: Sequence[tuple[int, int, int]],
+        remote: bool = True,
     ) -> None:
         if not self._cuda(device):
             return
@@ -159,9 +176,10 @@ class StreamTransport(HostTransport):
                 old is None or old.device != device or old.version != _version(tensor)
             ):
                 self._put(flight, tensor, Tag(flight, op, device, event, _version(tensor)))
-        for position, target in sends:
+        for position, target, _ in sends:
             if position < len(made) and made[position].device.type == "cuda":
                 self._send(flight, made[position], made[position]._baechi_tag, target)  # type: ignore[attr-defined]
+        self._expect(flight, made, sends)
 
     def inherit(self, flight: Any, outputs: Any, taken: Any, device: int) -> None:
         """Outputs of a function that no plan names: a view is complete when its base is, anything else is new."""
