@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ...executors.tensorflow import heap, loopback, tunnel
+from ...executors.tensorflow import heap, keepalive, loopback, tunnel
 from ...graph.placement import Placement
 from ...graph.step import Step
 from ..folder import Writer
@@ -72,7 +72,7 @@ def _worker_files() -> dict[str, bytes | str | Writer]:
     """What `train.py --worker`, and training on workers, need besides."""
     paths = [
         *(Path(__file__).with_name(name) for name in ("worker.py", "watch.py")),
-        *(Path(str(module.__file__)) for module in (heap, loopback, tunnel)),
+        *(Path(str(module.__file__)) for module in (heap, keepalive, loopback, tunnel)),
     ]
     return {path.name: path.read_text(encoding="utf-8") for path in paths}
 

@@ -1,7 +1,6 @@
 """End training with a sentence when a worker has ended. Exported by baechi_lab; yours to change.
 
-TensorFlow itself may wait for ever for a worker that has ended. So a thread keeps a connection to each, on which nothing is
-sent: the kernel ends it with the worker's process, and keepalive with its machine. A worker that closes it still takes another.
+TensorFlow itself may wait for ever for a worker that has ended, so a thread keeps a connection to each (`keepalive.py`).
 """
 
 import contextlib
@@ -13,9 +12,9 @@ import time
 from collections.abc import Iterator
 
 import tensorflow as tf
+from keepalive import alive, connected
 
 ASK_SECONDS, ANSWER_SECONDS, START_SECONDS = 0.2, 3.0, 10.0
-KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # a machine is missed after about 11 s
 
 
 @contextlib.contextmanager
@@ -34,7 +33,7 @@ def _answering(address: str) -> socket.socket:
     until = time.monotonic() + START_SECONDS
     while True:
         try:
-            return _connected(address)
+            return connected(address, ANSWER_SECONDS)
         except OSError as error:
             if time.monotonic() > until:
                 raise SystemExit(
@@ -47,33 +46,6 @@ def _watch(connections: dict[str, socket.socket]) -> None:
     while True:
         time.sleep(ASK_SECONDS)
         for i, address in enumerate(connections):
-            if not _alive(connections, address):
+            if not alive(connections, address, ANSWER_SECONDS):
                 print(f"worker {i} of the cluster ({address}) has ended", file=sys.stderr, flush=True)
                 os._exit(1)  # the main thread may be waiting for it in TensorFlow, for ever
-
-
-def _alive(connections: dict[str, socket.socket], address: str) -> bool:
-    try:
-        while connections[address].recv(1 << 12):
-            continue
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    connections[address].close()
-    try:
-        connections[address] = _connected(address)
-    except OSError:
-        return False
-    return True
-
-
-def _connected(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    connection = socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS)
-    connection.setblocking(False)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEPALIVE.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return connection
