@@ -34,6 +34,7 @@ _NO_RANKS = np.zeros(0)
 OP = np.dtype([
     ("device", "i4"), ("missing", "i4"), ("duration", "f8"), ("rank", "f8"), ("temp", "i8"), ("persistent", "i8"),
     ("made", "i8"), ("first_output", "i8"), ("first_input", "i8"), ("start", "f8"), ("end", "f8"), ("unit", "i4"),
+    ("turn", "i8"),
 ])  # fmt: skip
 TENSOR = np.dtype([
     ("producer", "i4"), ("local_left", "i4"), ("sends_left", "i4"), ("size", "i8"), ("first_consumer", "i8"),
@@ -305,8 +306,9 @@ def _run(state: State, links: Links, scheduler: Scheduler, keep_log: bool) -> An
     for i in range(n):
         if ops[i].missing == 0:
             _make_ready(i, 0.0, ops, devices, ready)
-    now = 0.0
+    now, turn = 0.0, 0
     while True:
+        turn += 1
         for d in range(len(devices)):
             if devices[d].running or devices[d].ready_size == 0:
                 continue
@@ -322,7 +324,7 @@ def _run(state: State, links: Links, scheduler: Scheduler, keep_log: bool) -> An
                         _enter_unit(d, devices[d].unit + 1, devices, scheduler)
                 devices[d].ready_size = pop(ready_key, ready_op, devices[d].ready_first, devices[d].ready_size)
             devices[d].running = True
-            ops[op].start, ops[op].end = now, now + ops[op].duration
+            ops[op].start, ops[op].end, ops[op].turn = now, now + ops[op].duration, turn
             _hold(devices, log, size, d, _OUTPUTS, ops[op].made, op, now)
             _hold(devices, log, size, d, _TEMPORARY, ops[op].temp, op, now)
             size[0] = push(event_time, event_code, 0, size[0], ops[op].end, (_OP_END << _SHIFT) | op)

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..graph import Cluster, MemoryLog, OpGraph, Timeline, Violation
 from ..graph.opgraph import GROWS, OVERWRITES, VIEW
@@ -89,17 +91,36 @@ class _Walk:
             self.rows.append((self.place[op], 0.0, _PERSISTENT, int(self.graph.persistent_bytes[op]), op))
 
     def _events(self) -> list[tuple[float, int, int]]:
-        """(time, what, index) in order. At one instant: what ends, then what takes no time, then what starts."""
-        line, sent, position = self.timeline, self.timeline.transfers, self.graph.position
+        """(time, what, index) in order. At one instant: what ends or arrives, then turn by turn what starts.
+
+        What takes no time ends with its turn, and its messages begin with that end.
+        """
+        line, sent = self.timeline, self.timeline.transfers
+        turn, producer = self._turns(), self.graph.tensor_producer[sent.tensor]
+        start, end = np.zeros(self.graph.n), np.zeros(self.graph.n)
+        start[line.op], end[line.op] = line.start_us, line.end_us
+        late = np.where(end > start, -1.0, turn + 0.5)  # when an op gives back, within the instant at which it ends
         ops, moves = len(line.op), len(sent)
         time = np.concatenate([line.start_us, line.end_us, sent.receive_us, sent.end_us])
         what = np.repeat([0, 1, 2, 3], [ops, ops, moves, moves])
         index = np.concatenate([line.op, line.op, np.arange(moves), np.arange(moves)])
-        instant = np.concatenate([line.end_us <= line.start_us] * 2 + [sent.end_us <= sent.receive_us] * 2)
-        phase = np.where(instant, 1, np.where((what == 1) | (what == 3), 0, 2))
-        rank = np.concatenate([position[line.op]] * 2 + [position[self.graph.tensor_producer[sent.tensor]] + 0.5] * 2)
-        order = np.lexsort((what, np.where(phase == 1, rank, 0), phase, time))
+        sent_at, made_at = late[producer], end[producer]
+        within = np.concatenate([
+            turn[line.op], late[line.op], np.where(sent.receive_us > made_at, -1.0, sent_at),
+            np.where(sent.end_us > made_at, -1.0, sent_at),
+        ])  # fmt: skip
+        gives = np.concatenate([np.full(ops, 3), np.zeros(ops), np.full(moves, 2), np.ones(moves)])
+        order = np.lexsort((what, gives, within, time))
         return list(zip(time[order].tolist(), what[order].tolist(), index[order].tolist(), strict=True))
+
+    def _turns(self) -> NDArray[Any]:
+        """Per op: among those that begin at one instant, lower ones did so first."""
+        line, graph = self.timeline, self.graph
+        if "turn" in line.info:
+            return np.asarray(line.info["turn"])
+        lasting = np.zeros(graph.n, dtype=bool)
+        lasting[line.op] = line.end_us > line.start_us
+        return np.where(lasting, graph.n, 0) + graph.position
 
     # -- events --------------------------------------------------------------------------------------
 

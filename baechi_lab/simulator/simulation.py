@@ -47,7 +47,8 @@ def simulate(
     Returns:
         A simulated Timeline. Memory above a device's limit is a `Violation` in it, never an error. With micro-batches,
         `info["micro_batch"]` says the micro-batch of every op (-1 for what is done once) and, with a schedule,
-        `info["schedule"]` its text and `info["unit"]` the position of every op's unit on its device.
+        `info["schedule"]` its text and `info["unit"]` the position of every op's unit on its device. Where ops take no
+        time, `info["turn"]` tells in which order those of one instant began: int64[n], lower ones first.
 
     Raises:
         InvalidInput: the placement was made for another graph or names a device that the cluster lacks; its stages
@@ -75,6 +76,8 @@ def simulate(
         graph, placed, info = step.graph, step.placement, step.info
         scheduler = scheduler if schedule is None else InUnits(step)
     state, sends, log = _run(graph, cluster, placed, scheduler, keep_log=True)
+    if np.any(state.ops["end"][:-1] == state.ops["start"][:-1]):
+        info = {**info, "turn": state.ops["turn"][:-1].copy()}
     timeline = _timeline(graph, cluster, placed, state, sends, log, info)
     if memory_rule == "edges":
         return edge_memory(graph, cluster, timeline)

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import HOST, Cluster, OpGraph, Placement, Timeline, Violation, allowed_devices, durations
+from ..graph import HOST, Cluster, OpGraph, Placement, Timeline, Transfers, Violation, allowed_devices, durations
 from ..graph.arguments import check_records
+from ..graph.columns import whole
 from ..graph.opgraph import GROWS
 from .shared_intervals import shared_intervals
 
+_LAST_TURN = 1 << 60
 _TOLERANCE = 1e-9  # relative to the makespan: sums of microseconds are floating point
 
 
@@ -31,6 +33,8 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     op; transfer rules of the cluster's communication mode; memory; colocation; allowed devices. A timeline of several
     micro-batches is checked on the unrolled graph, `bl.unroll(graph, micro_batches)`; where it followed a schedule, an op
     is ready only when all earlier units of its device have ended, and the units are those of the schedule's text.
+    Where ops take no time, memory depends on who came first within an instant: that is as `info["turn"]` of the timeline
+    says, or else in topological order.
 
     Args:
         graph, cluster, placement: what was simulated.
@@ -330,38 +334,91 @@ def _as_queued(rows: NDArray[np.intp], cluster: Cluster, timeline: Timeline) -> 
         return [int(k) for k in rows]
 
 
+def _turns(
+    graph: OpGraph, placed: Placement, timeline: Timeline, start: NDArray[Any], end: NDArray[Any]
+) -> NDArray[np.int64] | None:
+    """int64[n]: among ops that begin at one instant, lower ones did so first; None where what the timeline says cannot be.
+
+    A timeline that does not say so had them in topological order, those that last last.
+    """
+    lasting = end > start
+    if "turn" not in timeline.info:
+        return np.where(lasting, graph.n, 0) + graph.position
+    turn: NDArray[np.int64] = whole("turn", timeline.info["turn"], np.int64)
+    if turn.shape != (graph.n,) or np.any((turn < 0) | (turn > _LAST_TURN)):
+        return None
+    order = np.lexsort((turn, start, placed.device))
+    first, second = order[:-1], order[1:]
+    together = (placed.device[first] == placed.device[second]) & (start[first] == start[second])
+    early, late = graph.edge_source, graph.consumers
+    at_once = start[early] == start[late]
+    possible = not np.any(together & ((turn[first] == turn[second]) | lasting[first]))
+    return turn if possible and np.all(turn[early[at_once]] < turn[late[at_once]]) else None
+
+
+def _moments(
+    graph: OpGraph, sent: Transfers, start: NDArray[Any], end: NDArray[Any], turn: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], ...]:
+    """When ops start and end and tensors are received from and until, as whole numbers: 0, 1, ... in order of events.
+
+    What ends or arrives at an instant precedes what starts then, but an op of no time ends after it has started, and
+    what that sets going is later still: at an instant comes first what was under way, then turn by turn starts and ends.
+    """
+    producer = graph.tensor_producer[sent.tensor]
+    ended = np.where(end > start, -1, 2 * turn + 1)
+    within = (
+        2 * turn,
+        ended,
+        np.where(sent.receive_us > end[producer], -1, ended[producer]),
+        np.where(sent.end_us > end[producer], -1, ended[producer]),
+    )
+    pairs = np.stack([np.concatenate([start, end, sent.receive_us, sent.end_us]), np.concatenate(within)])
+    moment = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
+    n, moves = graph.n, len(sent)
+    return tuple(np.split(moment, [n, 2 * n, 2 * n + moves]))
+
+
 def _memory(
-    graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, start: NDArray[Any], end: NDArray[Any],
+    graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, start_us: NDArray[Any], end_us: NDArray[Any],
     transfer: NDArray[Any],
 ) -> Iterator[Violation]:  # fmt: skip
     """Rebuild what each device holds as intervals [taken, given back) and compare with its limit."""
     sent, home = timeline.transfers, placed.device[graph.tensor_producer]
+    turn = _turns(graph, placed, timeline, start_us, end_us)
+    if turn is None:
+        yield Violation("order", "the turns of the timeline are no order in which ops of one instant can have begun")
+        return
+    start, end, received, arrived = _moments(graph, sent, start_us, end_us, turn)
     gone = end[graph.tensor_producer].copy()
     local = transfer == -1
     np.maximum.at(gone, graph.edge_tensor[local], end[graph.consumers[local]])
-    np.maximum.at(gone, sent.tensor, sent.end_us)
-    copy_gone = sent.end_us.copy()
+    np.maximum.at(gone, sent.tensor, arrived)
+    copy_gone = arrived.copy()
     remote = transfer >= 0
     np.maximum.at(copy_gone, transfer[remote], end[graph.consumers[remote]])
     device = np.concatenate([placed.device, placed.device, home, sent.target])
     # Persistent bytes are held throughout: at the first instant too, before anything that starts then.
-    taken = np.concatenate([np.full(graph.n, -np.inf), start, start[graph.tensor_producer], sent.receive_us])
-    back = np.concatenate([np.full(graph.n, np.inf), end, gone, copy_gone])
+    always = np.full(graph.n, -1), np.full(graph.n, len(start) * 2 + len(sent) * 2)
+    taken = np.concatenate([always[0], start, start[graph.tensor_producer], received])
+    back = np.concatenate([always[1], end, gone, copy_gone])
     size = np.concatenate(
         [graph.persistent_bytes, graph.temp_bytes, graph.tensor_bytes, graph.tensor_bytes[sent.tensor]]
     )
     cause = np.concatenate(
         [np.arange(graph.n), np.arange(graph.n), graph.tensor_producer, graph.tensor_producer[sent.tensor]]
     )
+    when = np.concatenate([np.zeros(graph.n), start_us, start_us[graph.tensor_producer], sent.receive_us])
     if graph.reuse is not None:
-        taken[: graph.n][graph.reuse == GROWS] = start[graph.reuse == GROWS]
+        grows = graph.reuse == GROWS
+        taken[: graph.n][grows], when[: graph.n][grows] = start[grows], start_us[grows]
+        moved = Transfers(sent.tensor, sent.source, sent.target, sent.start_us, received, arrived)
         first = 2 * graph.n
-        size[first:], back[first:] = shared_intervals(graph, placed, sent, (start, end), size[first:], back[first:])
+        size[first:], back[first:] = shared_intervals(graph, placed, moved, (start, end), size[first:], back[first:])
     for d in range(cluster.n):
         mine = np.flatnonzero((device == d) & (size > 0))
-        peak, at, who = _peak(taken[mine], back[mine], size[mine])
+        peak, who = _peak(taken[mine], back[mine], size[mine])
         if peak > cluster.memory_bytes[d]:
-            op = int(cause[mine[who]])
+            op, at = int(cause[mine[who]]), float(when[mine[who]])
             message = (
                 f"device {cluster.names[d]} holds {peak} bytes at {at} us, when op {graph.names[op]!r} takes memory; "
                 f"it has {int(cluster.memory_bytes[d])}"
@@ -369,23 +426,12 @@ def _memory(
             yield Violation("memory", message, d, at, op)
 
 
-def _peak(taken: NDArray[Any], back: NDArray[Any], size: NDArray[Any]) -> tuple[int, float, int]:
-    """Highest level, its time and the interval that reached it; what ends at an instant goes before what starts.
-
-    An interval of no length (zero-duration ops) is counted on what is held just before anything else of that
-    instant starts: at least that much was held, whatever the order within the instant.
-    """
+def _peak(taken: NDArray[Any], back: NDArray[Any], size: NDArray[Any]) -> tuple[int, int]:
+    """Highest level and the interval that reached it; what ends at a moment goes before what starts."""
     if len(size) == 0:
-        return 0, 0.0, -1
-    point = taken == back
-    time = np.concatenate([back[~point], taken[point], taken[~point]])
-    rank = np.repeat([0, 1, 2], [np.sum(~point), np.sum(point), np.sum(~point)])
-    change = np.concatenate([-size[~point], np.zeros(np.sum(point), dtype=np.int64), size[~point]])
-    extra = np.concatenate(
-        [np.zeros(np.sum(~point), dtype=np.int64), size[point], np.zeros(np.sum(~point), dtype=np.int64)]
-    )
-    which = np.concatenate([np.flatnonzero(~point), np.flatnonzero(point), np.flatnonzero(~point)])
-    order = np.lexsort((rank, time))
-    level = np.cumsum(change[order]) + extra[order]
+        return 0, -1
+    change, starts = np.concatenate([-size, size]), np.repeat([False, True], len(size))
+    order = np.lexsort((starts, np.concatenate([back, taken])))
+    level = np.cumsum(change[order])
     top = int(np.argmax(level))
-    return int(level[top]), max(float(time[order][top]), 0.0), int(which[order][top])
+    return int(level[top]), int(order[top]) - len(size)

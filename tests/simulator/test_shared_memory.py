@@ -1,5 +1,7 @@
 """Outputs that lie in the memory of inputs (`OpGraph.reuse`): examples by hand; event walk and intervals of the check agree."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from fewer import fast
@@ -87,6 +89,23 @@ def test_an_op_that_grows_takes_its_persistent_bytes_when_it_starts():
     assert peaks(early.replace(reuse=[OWN, GROWS, OWN])) == [60 + 30]
 
 
+def test_an_op_of_no_time_holds_inputs_and_outputs_together():
+    """At 1 us op 1 holds 30 + 40; then op 2 takes 5 beside the 40. A timeline that contradicts itself is told so."""
+    graph, home = (
+        bl.OpGraph.from_edges([1, 0, 1], [(0, 1, 30), (1, 2, 40)], temp_bytes=[0, 0, 5]),
+        bl.Placement(device=[0, 0, 0]),
+    )
+    small = bl.Cluster.uniform(1, memory_bytes=69)
+    timeline = bl.simulate(graph, small, home)
+    assert timeline.peak_bytes.tolist() == [30 + 40] and timeline.info["turn"].tolist() == [1, 2, 3]
+    assert [(v.kind, v.time_us, v.op) for v in bl.check(graph, small, home, timeline)] == [("memory", 1.0, 1)]
+    for wrong in ([1, 2, 2], [1, 3, 2], [1, 2], [1, 2, -3]):
+        told = dataclasses.replace(timeline, info={"turn": wrong})
+        assert {v.kind for v in bl.check(graph, small, home, told)} == {"order"}
+    with pytest.raises(bl.InvalidInput, match="turn"):
+        bl.check(graph, small, home, dataclasses.replace(timeline, info={"turn": [[1], 2, 3]}))
+
+
 def test_a_violation_names_the_op():
     chain = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)], reuse=[OWN, OVERWRITES, OWN])
     small = bl.Cluster.uniform(1, memory_bytes=20)
@@ -113,8 +132,16 @@ def random_case(seed):
 
 @pytest.mark.parametrize("seed", fast(range(60), 12))
 def test_both_ways_of_counting_agree(seed):
-    """The check refuses a limit of one byte less than the simulated peak, and accepts the peak."""
+    """The check refuses a limit of one byte less than the simulated peak, and accepts the peak; odd ones have ops of no time."""
     graph, cluster, placement = random_case(seed)
+    if seed % 2:
+        still = np.random.default_rng(seed).random(graph.n) < 0.6
+        graph = graph.replace(duration_us=np.where(still, 0.0, np.ceil(graph.duration_us)))
+        cluster = cluster.replace(link=bl.Link(0.0, 0.125 * (seed % 4 == 1)))
+        alone, plain = (
+            bl.simulate(graph.replace(reuse=r), cluster, placement, "fifo") for r in ([OWN] * graph.n, None)
+        )
+        assert alone.peak_bytes.tolist() == plain.peak_bytes.tolist()
     timeline = bl.simulate(graph, cluster, placement, "fifo")
     for less, expected in ((0, set()), (1, set(np.flatnonzero(timeline.peak_bytes > 0).tolist()))):
         limits = np.maximum(timeline.peak_bytes - less, 0)
