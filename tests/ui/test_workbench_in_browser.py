@@ -621,6 +621,13 @@ CONTRAST = """() => {
   }
   return faint;
 }"""
+EMPTIED = """() => {  // canvases without any mark when the page is shown: this observer is asked after those of the views
+  const empty = (c) => !new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer).some((p) => p);
+  window.emptied = [];
+  const sizes = new ResizeObserver((all) => all.map((e) => e.target.querySelector('canvas')).filter((c) => c?.width && empty(c))
+    .forEach((c) => window.emptied.push(`${c.ariaLabel} ${c.width} x ${c.height}`)));
+  document.querySelectorAll('.bl-workbench .bl-stage').forEach((stage) => sizes.observe(stage));
+}"""
 TABS = ("Graph", "Timeline", "Compare", "Run", "Explore", "Explain", "Fit", "Export")
 
 
@@ -629,6 +636,7 @@ def test_everything_is_whole_on_one_screen_light_and_dark(page):
     tab(page, "Fit")
     page.click('button:text-is("Will it fit?")')
     page.wait_for_selector(".bl-pane-fit .bl-chart circle", timeout=60_000)
+    page.evaluate(EMPTIED)
     for theme in ("Light", "Dark"):
         page.evaluate(
             f"() => window.jupyterapp.commands.execute('apputils:change-theme', {{ theme: 'JupyterLab {theme}' }})"
@@ -649,6 +657,7 @@ def test_everything_is_whole_on_one_screen_light_and_dark(page):
                 assert page.evaluate(CONTRAST) == [], (name, width, theme)
                 if (width == 1280) == (theme == "Light"):  # a picture takes longer than all the looking
                     shot(page, f"20-{name.lower()}-{width}-{theme.lower()}")
+    assert page.evaluate("() => window.emptied") == []
     page.set_viewport_size({"width": 1500, "height": 2000})
     assert page.problems == []
 

@@ -128,7 +128,9 @@ function frame(host, label, draw) {
     view.height = stage.clientHeight;
     canvas.width = Math.round(view.width * scale);
     canvas.height = Math.round(view.height * scale);
-    view.redraw();
+    // A new size empties the canvas, and the page is shown before the next animation frame: whoever drags a window's edge saw nothing.
+    cancelAnimationFrame(view.pending);
+    view.paint();
   };
   view.say = (text) => {
     live.textContent = text;
