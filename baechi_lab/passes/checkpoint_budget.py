@@ -105,7 +105,7 @@ class Plans:
         numbers = sorted({max(count // 2, 1), count, 2 * count})
         kept = [boundaries(self.parts), *(segments(self.parts, k) for k in numbers)]
         plans = [self._plain, *(runs_of(self.parts, k) for k in kept)]
-        return [(runs, min(runs.peak, readiness_peak(with_copies(runs)))) for runs in plans]
+        return [(runs, min(self._held(runs), readiness_peak(with_copies(runs)))) for runs in plans]
 
     @cached_property
     def chains(self) -> list[Table]:
@@ -133,11 +133,19 @@ class Plans:
             if time_limit is not None and (solved := self.program.solve(budget, time_limit).runs):
                 plans.append(solved)
         found += [(runs.work_us, 1, runs) for runs in plans]
-        if not found:
-            return None
-        runs = min(found, key=lambda plan: plan[:2])[2]
-        graph = with_copies(runs, ordered and runs.peak <= budget)
-        return graph if readiness_peak(graph) <= budget else with_copies(runs, ordered=True)
+        if self.graph.reuse is not None:
+            found.append((np.inf, 2, self._leanest))
+        for _, _, runs in sorted(found, key=lambda plan: plan[:2]):
+            graph = with_copies(runs, ordered and runs.peak <= budget)
+            if readiness_peak(graph) <= budget:
+                return graph
+            if self._held(runs) <= budget:
+                return with_copies(runs, ordered=True)
+        return None
+
+    def _held(self, runs: Runs) -> int:
+        """Peak in the order of the plan as it is simulated: a small view keeps all that it lies in, which no plan counts."""
+        return runs.peak if self.graph.reuse is None else readiness_peak(with_copies(runs, ordered=True))
 
     @cached_property
     def program(self) -> Program:
@@ -169,13 +177,23 @@ class Plans:
     def least(self) -> int:
         """Least bytes of any plan that was found."""
         peaks = [peak for _, peak, _ in self.ready]
+        if not self.states.few:
+            peaks += [peak for _, peak in self.simple]
+        peaks.append(self._held(self._leanest))
+        if self.graph.reuse is not None:
+            peaks.append(readiness_peak(with_copies(self._leanest)))
+        return int(min(peaks))
+
+    @cached_property
+    def _leanest(self) -> Runs:
+        """The plan that holds least in its own order, where every output has bytes of its own."""
         if self.states.few:
-            return int(min([*peaks, Search(self.states).best]))
-        peaks += [peak for _, peak in self.simple]
+            return Runs(self.parts, Search(self.states, int(Search(self.states).best)).sequence())
+        plans = [runs for runs, _ in self.simple]
         for table in self.chains:
             levels = table.levels()
-            peaks += [self._read(table, levels[k]).peak for k in self._first_read(table)]
-        return min(peaks)
+            plans += [self._read(table, levels[k]) for k in self._first_read(table)]
+        return min(plans, key=lambda runs: runs.peak)
 
     def _read(self, table: Table, level: int) -> Runs:
         key = (table.chain.count, level)

@@ -66,7 +66,8 @@ def recompute(
             takes: exactly in small graphs (`passes.checkpoint_exact`) and on chains (`passes.checkpoint_chain`), else in
             groups. Where the order of readiness would take more, control dependencies keep the order of the plan. In that
             order every output counts with bytes of its own, also where `graph.reuse` says that it lies in others: peaks
-            of profiled steps are then a fifth lower than counted (a ResNet-50), and a budget between may be refused. A
+            of profiled steps are then a fifth lower than counted (a ResNet-50), and a budget between may be refused.
+            What is returned keeps within the budget as simulated, with what `graph.reuse` says. A
             smaller budget never gives less work.
         ordered: control dependencies keep one device to the order of the plan, whatever its scheduler: TensorFlow's executor
             promises no order, and may run copies earlier than they are due. For steps on one device.
@@ -249,7 +250,7 @@ def _names(graph: OpGraph, copied: Ints) -> tuple[str, ...]:
 
 def _colocation(graph: OpGraph, copied: Ints, origin: Ints) -> dict[str, Any]:
     """Copies in the group of their original; those of an op that keeps bytes need one, since the bytes are there once."""
-    lone = copied[(graph.colocation[copied] < 0) & (graph.persistent_bytes[copied] > 0)]
+    lone = np.unique(copied[(graph.colocation[copied] < 0) & (graph.persistent_bytes[copied] > 0)])
     group = graph.colocation.copy()
     group[lone] = len(graph.colocation_names) + np.arange(len(lone))
     known = set(graph.colocation_names)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.graph.opgraph import OVERWRITES
+from baechi_lab.graph.opgraph import OVERWRITES, VIEW
 from baechi_lab.passes import checkpoint_budget, contract
 from baechi_lab.passes.checkpoint_budget import Plans
 from baechi_lab.passes.checkpoint_chain import Chain, Table, _Plan
@@ -454,3 +454,23 @@ def test_a_step_that_fits_because_outputs_share_memory_needs_no_copies():
     assert bl.recompute(graph, budget=int(on_one(graph).peak_bytes[0])) is graph
     with pytest.raises(bl.InfeasiblePlacement, match="one device needs at least 1000 bytes"):
         bl.recompute(graph, budget=0)
+
+
+def test_a_view_keeps_what_it_lies_in():
+    """Plans count f1's 1000 bytes as gone when f2 has read 10 of them; the view holds all 1000 beside f3's."""
+    graph = training_chain([1000, 10, 1000], source=0)
+    graph = graph.replace(reuse=[VIEW if name == "f2" else 0 for name in graph.names])
+    with pytest.raises(bl.InfeasiblePlacement) as refused:
+        bl.recompute(graph, budget=1500)
+    assert refused.value.needed_bytes == 2000 == on_one(bl.recompute(graph, budget=2000)).peak_bytes[0]
+
+
+def test_all_copies_of_an_op_with_bytes_are_in_its_group():
+    """Within the least memory f1 runs three times; its 100 persistent bytes are there once."""
+    graph = training_chain([1000] * 5, source=0, persistent_bytes=[0, 100] + [0] * 10)
+    with pytest.raises(bl.InfeasiblePlacement) as refused:
+        bl.recompute(graph, budget=0)
+    again = bl.recompute(graph, budget=refused.value.needed_bytes)
+    copies = [i for i, name in enumerate(again.names) if name.startswith("f1")]
+    assert len(copies) >= 3 and set(again.colocation[copies].tolist()) == {0} and again.colocation_names == ("f1",)
+    assert again.persistent_bytes.sum() == 100
