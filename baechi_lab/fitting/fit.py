@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import InvalidInput
 from ..graph import Cluster
 from ..graph.arguments import check_records
+from ..graph.costs import check_kinds
 from ..placers.giving_up.placing import Placing, code_of, lacking
 from .attempt import computing
 from .combining import combinations
@@ -69,6 +70,7 @@ def fit(
 
     Raises:
         InvalidInput, UnknownNameError: an argument that is none of the above.
+        CostError: the graph was estimated for hardware of which a device is not.
 
     >>> from baechi_lab.graph.generators import chain, with_backward
     >>> step = with_backward(chain(8, seed=0))
@@ -80,6 +82,7 @@ def fit(
     allowed = _ways_that(give_up)
     placing = Placing(tuple(placers) if not isinstance(placers, str) else placers, time_limit, seed)
     subject = subject_of(graph, batch_size, hardware)
+    check_kinds(subject.graph, cluster)
     tell = callback or (lambda _: None)
     tell("as it is")
     first, missing = _as_it_is(subject, cluster, placing)

@@ -30,7 +30,8 @@ def check_kinds(graph: OpGraph, cluster: Cluster) -> None:
     """Refuse devices that a graph has no durations for, where it was estimated for hardware by name.
 
     Durations under kinds that are no hardware ("gpu", "cpu") may be anybody's, and stand for all devices. The kind "gpu",
-    which a cluster has that names none, stands for the one device that a graph was estimated for.
+    which a cluster has that names none, stands for the one device that a graph was estimated for. A host only holds what is
+    offloaded to it.
     """
     from ..profilers.hardware import known_kind  # names of hardware are known by its table
 
@@ -39,7 +40,7 @@ def check_kinds(graph: OpGraph, cluster: Cluster) -> None:
         return
     one = bool({"gpu", "cpu", "tpu"} & has.keys())
     for device in cluster.devices:
-        if device.kind not in has and not (one and device.kind == "gpu"):
+        if device.kind not in has and device.kind != HOST and not (one and device.kind == "gpu"):
             raise CostError(
                 f"device {device.name!r} is of kind {device.kind!r:.60} and the graph was estimated for {', '.join(has)}; "
                 "give the device one of these kinds, or profile with hardware= naming all kinds of the cluster"

@@ -195,6 +195,8 @@ def test_bad_input():
         bl.fit(build, cluster, batch_size=0)
     with pytest.raises(bl.InvalidInput, match="cluster is None"):
         bl.fit(build(8), None)
+    with pytest.raises(bl.CostError, match="of kind 'gpu' and the graph was estimated for a100, h100"):
+        bl.fit(build(8).replace(duration_by_kind=dict.fromkeys(("a100", "h100"), build(8).duration_us)), cluster)
     with pytest.raises(bl.UnknownNameError, match="unknown placer 'm-eft'; did you mean 'm-etf'"):
         bl.fit(build(8), cluster, placers=["m-eft"])
     with pytest.raises(bl.InvalidInput, match="time_limit is -1"):

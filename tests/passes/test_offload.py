@@ -96,6 +96,9 @@ def test_nothing_else_runs_on_a_host():
         assert set(bl.place(graph, cluster, placer).device.tolist()) == {0}
     placed = bl.Placement(device=[1] * graph.n)
     assert {v.kind for v in bl.simulate(graph, cluster, placed).violations} == {"allowed"}
+    estimated = graph.replace(duration_by_kind={"a100": graph.duration_us})
+    cluster = bl.Cluster.uniform(1, kind="a100").with_host("1GB")  # the host was refused: it is no a100
+    assert bl.simulate(bl.offload(estimated, cluster), cluster, bl.place(estimated, cluster, "single")).violations == ()
 
 
 def test_bad_input():
