@@ -236,6 +236,8 @@ def test_other_bad_input(format):
         write([0, 1], format)
     with pytest.raises(bl.InvalidInput, match=r"device 1; the cluster has devices 0..0"):
         write(TWO, format, cluster=bl.Cluster.uniform(1))
+    with pytest.raises(bl.InvalidInput, match=r"cluster is of type int; it must be a Cluster"):
+        write(TWO, format, cluster=2)
     with pytest.raises(bl.InvalidInput, match=r"layers is 3"):
         write(TWO, format, layers=3)
     with pytest.raises(bl.InvalidInput, match=r"placement"):

@@ -34,6 +34,7 @@ def test_a_chakra_plan_reads_back_to_the_simulated_step(chain, tmp_path):
     assert bl.simulate(chain, cluster, placement).makespan_us == pytest.approx(4 + 10 + 0.5 + 3)
     assert sorted(again.graph.op_types) == ["comm_recv"] * 2 + ["comm_send"] * 2 + ["comp"] * 3
     assert "no memory" in " ".join(plan.lost)
+    assert "how transfers wait for each other (sequential) is not written" in " ".join(plan.lost)
     nodes = [json.loads(line) for line in plan.text.splitlines()]
     tags = {(n["attr"][1]["name"], n["attr"][1]["uint64Val"]) for n in nodes if n.get("type") == "COMM_SEND_NODE"}
     assert tags == {("comm_size", "1000"), ("comm_size", "50")}

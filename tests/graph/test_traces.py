@@ -112,6 +112,27 @@ def test_ranks_of_chakra_wait_for_each_other(tmp_path):
     assert "rank 1/compute" in made.cluster.names
 
 
+def test_a_receive_of_chakra_holds_up_no_send_behind_it(tmp_path):
+    """Rank 1 sends back at once (0..2) though it lists its receive first, which waits until 9 + 2: 2 + 5 against 11."""
+    peers = lambda a, b, tag: [  # noqa: E731
+        attribute(f"comm_{k}", int32_val=v) for k, v in (("src", a), ("dst", b), ("tag", tag))
+    ]
+    ranks = [
+        et({"id": 0, "name": "a", "type": 4, "duration_micros": 9},
+           {"id": 1, "name": "send", "type": 5, "duration_micros": 2, "data_deps": [0], "attr": peers(0, 1, 7)}),
+        et({"id": 0, "name": "recv", "type": 6, "attr": peers(0, 1, 7)},
+           {"id": 1, "name": "back", "type": 5, "duration_micros": 2, "attr": peers(1, 2, 8)}),
+        et({"id": 0, "name": "recv too", "type": 6, "attr": peers(1, 2, 8)},
+           {"id": 1, "name": "b", "type": 4, "duration_micros": 5, "data_deps": [0]}),
+    ]  # fmt: skip
+    for k, data in enumerate(ranks):
+        (tmp_path / f"x.{k}.et").write_bytes(data)
+    made = bl.load_trace([tmp_path / f"x.{k}.et" for k in range(3)])
+    starts = dict(zip(made.graph.names, made.timeline.start_us.tolist(), strict=True))
+    assert starts == {"a": 0, "send": 9, "recv": 11, "back": 0, "recv too": 2, "b": 2}
+    assert replayed(made) == made.timeline.makespan_us == 11
+
+
 @pytest.mark.parametrize(
     ("data", "error", "match"),
     [
@@ -122,7 +143,9 @@ def test_ranks_of_chakra_wait_for_each_other(tmp_path):
         (et({"id": 1, "type": 4, "data_deps": [8]}), UnknownOpError, "depends on node 8"),
         (et({"id": 1, "type": 4, "data_deps": [2]}, {"id": 2, "type": 4, "data_deps": [1]}), CycleError, "cycle"),
         (et(), FormatError, "no operator"),
-        (b'{"version": "1"}{"id": "x", "type": "COMP_NODE"}', FormatError, "id is 'x'"),
+        (b'{"version": "0.0.4"}{"id": "x", "type": "COMP_NODE"}', FormatError, "id is 'x'"),
+        (b'{"version": "9.1"}{"id": "1", "type": "COMP_NODE"}', FormatError, "version is '9.1'; versions 0.x of"),
+        (et(*NODES, version="9.1"), FormatError, "version is '9.1'; versions 0.x of Chakra traces are read"),
         (b'{"id": "1", "type": "COMP_NODE"', FormatError, "cut off"),
     ],
 )

@@ -175,6 +175,8 @@ def test_files_of_onnx(tmp_path):
     onnx.save(newer, path)
     with pytest.raises(FormatError, match="its operators are of version 999"):
         bl.profile_program(path)
+    with pytest.raises(FormatError, match=r"other\.onnx: cannot be read: No such file"):
+        bl.profile_program(tmp_path / "other.onnx")
 
 
 def test_weights_that_are_missing_are_named(tmp_path):

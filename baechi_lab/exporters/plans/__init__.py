@@ -56,6 +56,8 @@ def write_plan(
     if format not in FORMATS:
         raise UnknownNameError.of("format", format, FORMATS)
     record("placement", placement, Placement)
+    if cluster is not None:
+        record("cluster", cluster, Cluster)
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     if layers is not None and not isinstance(layers, str):
         raise InvalidInput(f"layers is {layers!r:.60}; give the name of the layers' list, for example 'model.layers'")

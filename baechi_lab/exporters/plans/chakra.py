@@ -133,4 +133,9 @@ def _lost(request: Request, length: NDArray[np.float64]) -> tuple[str, ...]:
         lost.append(
             "no cluster was given, so sends take 0 us; the simulator that reads the traces has links of its own"
         )
+    elif request.cluster is not None and crosses.any():
+        mode = request.cluster.comm
+        lost.append(
+            f"how transfers wait for each other ({mode}) is not written; the simulator that reads the traces has a way of its own"
+        )
     return tuple(lost)

@@ -36,8 +36,9 @@ def load_model(path: PathLike) -> Any:
     onnx = onnx_package()
     from google.protobuf.message import DecodeError
 
+    data = read(path)
     try:
-        model = onnx.ModelProto.FromString(read(path))
+        model = onnx.ModelProto.FromString(data)
     except (DecodeError, ValueError) as error:
         raise FormatError(
             f"{name_of(path)}: not an ONNX model, or cut off: the protocol buffer cannot be decoded"

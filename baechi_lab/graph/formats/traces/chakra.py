@@ -16,11 +16,13 @@ Where no node has a start time, all start as early as the lanes and dependencies
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any
 
-from ....errors import DuplicateNameError, FormatError, UnknownOpError
+from ....errors import CycleError, DuplicateNameError, FormatError, UnknownOpError
 from ...kernels.csr import topological_order
 from .protobuf import delimited, messages, parsed
 from .recording import MOST_BYTES, Event, Recording, recording
@@ -71,7 +73,7 @@ def nodes_of(data: bytes) -> list[Node]:
     """The nodes of an `.et` file.
 
     Raises:
-        FormatError: cut off, of another format, or a node type that the schema does not have.
+        FormatError: cut off, of another format or version, or a node type that the schema does not have.
     """
     made = messages(SCHEMA)
     found: list[Node] = []
@@ -80,6 +82,7 @@ def nodes_of(data: bytes) -> list[Node]:
             version = parsed(made["GlobalMetadata"], message, "a Chakra trace").version
             if not version.isprintable() or len(version) > 80:
                 raise FormatError("not a Chakra trace: it does not begin with a GlobalMetadata message")
+            _check_version(version)
             continue
         read = parsed(made["Node"], message, f"node {k} of a Chakra trace")
         attributes = {a.name: getattr(a, kind) for a in read.attr if (kind := a.WhichOneof("value"))}
@@ -107,6 +110,8 @@ def nodes_of_json(text: str) -> list[Node]:
     """
     documents = list(_objects(text))
     listed = documents[0].get("nodes") if documents else None
+    for document in documents[:1]:
+        _check_version(document.get("version", ""))
     if listed is None:
         listed = [x for x in documents if "id" in x or "type" in x]
     if not isinstance(listed, list):
@@ -163,8 +168,6 @@ def _known(index: Mapping[tuple[int, int], int], node: Node, dependency: int) ->
 def _through_notes(nodes: Sequence[Node], reads: Sequence[list[int]]) -> list[list[int]]:
     """What each node depends on; nodes without work are replaced by what they depend on themselves."""
     import numpy as np
-
-    from ....errors import CycleError
 
     pairs = [(d, k) for k, listed in enumerate(reads) for d in set(listed) if d != k]
     columns = np.array(pairs, dtype=np.int32).reshape(-1, 2)
@@ -228,27 +231,52 @@ def _join(nodes: Sequence[Node], number: Mapping[int, int], events: Sequence[Eve
 
 
 def _start(events: Sequence[Event], nodes: Sequence[Node]) -> list[str]:
-    """Where the trace has no start times, the earliest ones that lanes and dependencies allow, in the order of the file."""
+    """Where the trace has no start times, the earliest that lanes and dependencies allow; of what is ready, file order.
+
+    A lane never waits for an event of its own that is not ready yet: a receive does not hold up sends behind it.
+    """
     if any(n.start_us for n in nodes) or not any(n.duration_us for n in nodes):
         return [] if any(n.duration_us for n in nodes) else ["the trace has no durations; every op takes 0 us"]
-    import numpy as np
-
-    from ....errors import CycleError
-
-    pairs = np.array(
-        [(j, i) for i, e in enumerate(events) for j in {*e.after, *(k for k, _ in e.reads)}], dtype=np.int32
-    )
-    pairs = pairs.reshape(-1, 2)
-    order = topological_order(len(events), pairs[:, 0], pairs[:, 1])
-    if order is None:
+    length = [e.end_us for e in events]
+    waits = [{*e.after, *(k for k, _ in e.reads)} for e in events]
+    readers: list[list[int]] = [[] for _ in events]
+    for i, before in enumerate(waits):
+        for j in before:
+            readers[j].append(i)
+    missing, ready, started = [len(before) for before in waits], defaultdict[str, list[int]](list), 0
+    for i in (i for i, count in enumerate(missing) if not count):
+        ready[events[i].lane].append(i)  # in rising order: a heap
+    running = _begin(events, length, ready, set(), 0.0)
+    while running:
+        now, ended = running[0][0], []
+        while running and running[0][0] == now:
+            ended.append(heappop(running)[1])
+        started += len(ended)
+        for i in (i for j in ended for i in readers[j]):
+            missing[i] -= 1
+            if not missing[i]:
+                heappush(ready[events[i].lane], i)
+        for entry in _begin(events, length, ready, {events[i].lane for _, i in running}, now):
+            heappush(running, entry)
+    if started < len(events):
         raise CycleError("the nodes of several ranks wait for each other in a cycle")
-    free: dict[str, float] = {}
-    for i in order.tolist():
-        event, length = events[i], events[i].end_us
-        before = [events[j].end_us for j in {*event.after, *(k for k, _ in event.reads)}]
-        event.start_us = max([free.get(event.lane, 0.0), *before])
-        event.end_us = free[event.lane] = event.start_us + length
     return ["the trace has no start times; ops start as early as lanes and dependencies allow"]
+
+
+def _begin(
+    events: Sequence[Event], length: Sequence[float], ready: Mapping[str, list[int]], busy: set[str], now: float
+) -> list[tuple[float, int]]:
+    """What lanes that are not busy take at `now`, each the first ready event of the file: a heap of (end, event)."""
+    begun = [heappop(waiting) for lane, waiting in ready.items() if waiting and lane not in busy]
+    for i in begun:
+        events[i].start_us, events[i].end_us = now, now + length[i]
+    return sorted((events[i].end_us, i) for i in begun)
+
+
+def _check_version(version: Any) -> None:
+    """The schema that is read here calls itself 0.0.4; files that say nothing are taken to be of it."""
+    if version and not str(version).startswith("0."):
+        raise FormatError(f"version is {version!r:.60}; versions 0.x of Chakra traces are read")
 
 
 def _type(number: int, k: int) -> str:
