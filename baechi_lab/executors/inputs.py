@@ -20,11 +20,26 @@ def checked_batches(step: Step, inputs: Sequence[Any] | None) -> list[Batch]:
     """One tuple of arrays per batch: the example inputs, one batch, or a list of batches used in turn."""
     if inputs is None:
         return [checked_batch(step, step.example_inputs)]
-    several = isinstance(inputs, list) and all(isinstance(b, (tuple, list)) for b in inputs)
-    batches = [checked_batch(step, b) for b in (inputs if several else [inputs])]
+    batches = [checked_batch(step, b) for b in _one_by_one(step, inputs)]
     if not batches:
         raise InvalidInput("inputs is an empty list; give one batch at least, or None for the example inputs")
     return batches
+
+
+def _one_by_one(step: Step, inputs: Any) -> list[Any]:
+    """The batches that `inputs` are: a list of tuples, lists or dicts (which may also be one batch), or one batch."""
+    if isinstance(inputs, list) and all(isinstance(b, (tuple, list)) for b in inputs):
+        return inputs
+    if isinstance(inputs, list) and all(isinstance(b, dict) for b in inputs):
+        return [inputs] if len(list(_leaves(tuple(inputs)))) == len(step.inputs) else inputs
+    if hasattr(inputs, "shape"):
+        return [(inputs,)]
+    if not isinstance(inputs, (tuple, list, dict)):
+        kind = type(inputs).__name__
+        raise InvalidInput(
+            f"inputs is a {kind}; give one batch or a list of batches (of an iterator or a data set the first ones)"
+        )
+    return [inputs]
 
 
 def checked_batch(step: Step, batch: Sequence[Any]) -> Batch:
@@ -49,9 +64,9 @@ def _flat(step: Step, batch: Any) -> list[Any]:
     """
     nested = isinstance(batch, dict) or any(isinstance(v, dict) or _is_composite(v) for v in batch)
     whole = len(batch) == len(step.inputs) and not nested
-    values = list(batch) if whole else list(_leaves(batch))
+    values = list(batch) if whole else list(_leaves(tuple(batch) if isinstance(batch, list) else batch))
     if len(values) != len(step.inputs):
-        raise InvalidInput(f"step {step.name!r} takes {len(step.inputs)} inputs; {len(batch)} were given")
+        raise InvalidInput(f"step {step.name!r} takes {len(step.inputs)} inputs; {len(values)} were given")
     return values
 
 
@@ -92,8 +107,7 @@ def whole_batches(step: Step, micro_batches: int, inputs: Sequence[Any] | None) 
     """Per batch the inputs of all its micro-batches (see `divided`); None stays None, the example for each of them."""
     if inputs is None:
         return None
-    several = isinstance(inputs, list) and all(isinstance(b, (tuple, list)) for b in inputs)
-    return [divided(step, micro_batches, batch) for batch in (inputs if several else [inputs])]
+    return [divided(step, micro_batches, batch) for batch in _one_by_one(step, inputs)]
 
 
 def divided(step: Step, micro_batches: int, batch: Any) -> tuple[Any, ...]:

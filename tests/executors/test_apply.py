@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.executors.inputs import checked_batches
 
 tf = pytest.importorskip("tensorflow")
 
@@ -106,5 +107,9 @@ def test_returns_a_dict_as_the_step_does_and_takes_composites_and_dicts():
     with bl.apply(traced, placement, kind="cpu") as placed_step:
         found = placed_step(second, {"a": np.array(["xyz", "yz"], dtype=object)})
         assert sorted(found) == ["length", "sums"] and found["sums"].tolist() == [1, 6] and found["length"] == 5
-        with pytest.raises(bl.InvalidInput, match="takes 3 inputs; 1 were given"):
+        with pytest.raises(bl.InvalidInput, match="takes 3 inputs; 2 were given"):
             placed_step(first)
+    batches = checked_batches(traced, [[second, {"a": np.array(["xyz", "yz"], dtype=object)}]])
+    assert [array.tolist() for array in batches[0]] == [[1, 2, 4], [0, 1, 3], ["xyz", "yz"]]
+    batches = checked_batches(traced, [{"rows": first, "texts": np.array(["x", "y"])}] * 2)
+    assert [array.tolist() for array in batches[1]] == [[1, 2, 3], [0, 2, 3], ["x", "y"]]

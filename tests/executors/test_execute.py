@@ -1,5 +1,7 @@
 """`bl.execute` on logical CPU devices: results, measured timeline, refusals."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -192,6 +194,7 @@ def test_device_of_a_foreign_name(step, ops, worker):
         ((np.zeros((8, 15)), np.zeros((8, 16))), r"input 'x:0' has shape \(8, 15\); the step takes \(8, 16\)"),
         ((np.zeros((8, 16), complex), np.zeros((8, 16))), "input 'x:0' has type complex128; the step takes float32"),
         ([], "inputs is an empty list"),
+        (itertools.repeat((0, 0)), "inputs is a repeat; give one batch or a list of batches"),  # it took forever
     ],
 )
 def test_inputs_that_do_not_match(step, placement, inputs, message):

@@ -278,6 +278,12 @@ def test_captured_constants_become_part_of_the_graph():
     assert not step.variables and run_step(step, steps=1)[0].tolist() == [[3]]
 
 
+def _not_built():
+    model = tf.keras.Sequential([tf.keras.layers.Conv2D(2, 3)], name="image")
+    model.compile("sgd", "mse")
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "inputs", "message"),
     [
@@ -301,6 +307,12 @@ def test_captured_constants_become_part_of_the_graph():
         ),
         (lambda: lambda x: next(x), (iter([np.ones(2)]),), r"is a list_iterator; .* next\(iterator\)"),
         (lambda: lambda x: x, (tf.data.Dataset.range(3),), r"_RangeDataset; .* next\(iter\(dataset\)\)"),
+        (lambda: _not_built(), (tf.data.Dataset.range(3),), r"_RangeDataset; .* next\(iter\(dataset\)\)"),
+        (
+            lambda: _not_built(),
+            (np.ones((2, 3)), np.ones(2)),
+            "'image' cannot be traced: ValueError: .* expected min_ndim=4",
+        ),
     ],
 )
 def test_untraceable_steps_get_one_sentence(make, inputs, message):

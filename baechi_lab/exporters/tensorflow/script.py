@@ -94,7 +94,8 @@ def train(plan: dict, steps: int) -> None:
         for number, batch in enumerate(itertools.islice(batches(plan), steps)):
             start = time.perf_counter()
             outputs = step(*divided(plan, batch))[: len(plan["fetches"])]
-            shown = " ".join(f"{float(x):.9g}" for x in outputs if np.ndim(x) == 0)
+            numbers = (x for x in outputs if np.ndim(x) == 0 and np.asarray(x).dtype.kind not in "cOSU")  # no texts
+            shown = " ".join(f"{float(x):.9g}" for x in numbers)
             print(f"step {number} {time.perf_counter() - start:.6f} s {shown}", flush=True)
         save(plan, session)
 

@@ -62,14 +62,10 @@ def trace(fn: Any, *example_inputs: Any, name: str | None = None) -> Step:
     load_tensorflow()
     started = time.perf_counter()
     label = name or _label(fn)
-    if is_keras_model(fn):
-        example_inputs = _batch(example_inputs)
-        function: Callable[..., Any] = training_step(fn, example_inputs)
-    elif callable(fn):
-        function = fn
-    else:
+    if not callable(fn):
         raise InvalidInput(f"cannot trace {fn!r}; give a function, a tf.function or a compiled keras.Model")
-    examples = [as_tensors(x, label) for x in example_inputs]
+    examples = [as_tensors(x, label) for x in (_batch(example_inputs) if is_keras_model(fn) else example_inputs)]
+    function = _keras_step(fn, examples, label) if is_keras_model(fn) else fn
     objects = keras_objects(fn)
     refuse_replicas(objects, label)
     called = time.perf_counter()
@@ -93,6 +89,15 @@ def _batch(example_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(example_inputs) == 1 and isinstance(example_inputs[0], (tuple, list)):
         return tuple(example_inputs[0])
     return example_inputs
+
+
+def _keras_step(model: Any, examples: list[Any], label: str) -> Callable[..., Any]:
+    try:
+        return training_step(model, tuple(examples))
+    except InvalidInput:
+        raise
+    except Exception as error:  # a model that is not built yet runs on the batch: it may raise anything
+        raise InvalidInput(f"step {label!r} cannot be traced: {_reason(error)}") from error
 
 
 def _concrete_function(function: Any, examples: list[Any], label: str) -> Any:

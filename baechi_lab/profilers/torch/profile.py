@@ -345,7 +345,8 @@ def mode_of(model: nn.Module, mode: str | None) -> bool:
     if mode is None:
         return bool(model.training)
     if mode not in MODES:
-        raise InvalidInput(f"mode is {mode!r}; it must be one of {', '.join(MODES)}")
+        estimated = " (what is estimated says hardware=)" if mode in ("estimated", "measured") else ""
+        raise InvalidInput(f"mode is {mode!r}; it must be one of {', '.join(MODES)}{estimated}")
     return mode == "training"
 
 
