@@ -13,7 +13,7 @@ A stage is anything callable with the inputs of its slot:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -101,6 +101,8 @@ class Optimize(Stage):
             raise InvalidInput(
                 f"passes is the text {self.passes!r}; it must be a list of passes, for example ('fusion',)"
             )
+        if not isinstance(self.passes, Iterable):
+            raise InvalidInput(f"passes is {self.passes!r:.60}; it must be a list of passes, for example ('fusion',)")
         object.__setattr__(self, "passes", tuple(self.passes))
         self.validate()
 

@@ -6,9 +6,11 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
+from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link
-from ..placers.registry import told_pipeline
+from ..placers.registry import placer_class, told_pipeline
+from ..simulator.pipelined import checked_pipeline
 from .setting import GIVEN, Setting
 
 Built = tuple[str, Mapping[str, Any]]
@@ -101,17 +103,20 @@ def from_code(text: str) -> Setting:
     Raises:
         InvalidInput: anything but the calls that the workbench writes, naming the line.
     """
-    try:
-        tree = ast.parse(text)
-    except SyntaxError as error:
-        raise InvalidInput(f"line {error.lineno}: this is not Python code: {error.msg}") from error
     found: dict[str, Any] = {}
-    for line in tree.body:
-        _read(line, found)
+    try:
+        for line in ast.parse(text).body:
+            _read(line, found)
+    except SyntaxError as error:
+        where = f"line {error.lineno}: " if error.lineno else ""
+        raise InvalidInput(f"{where}this is not Python code: {error.msg}") from error
+    except (UnicodeError, RecursionError, MemoryError) as error:
+        raise InvalidInput("this is not code that the workbench writes: no such text, or nested too deeply") from error
     if "cluster" not in found:
         raise InvalidInput("no line makes the cluster (cluster = bl.Cluster...)")
     if "placer" not in found:
         raise InvalidInput("no line places the graph (placed = bl.place(...))")
+    placer_class(str(found["placer"]))
     found.setdefault("passes", ())
     _of_the_whole_batch(found)
     return Setting(**found)
@@ -119,8 +124,9 @@ def from_code(text: str) -> Setting:
 
 def _of_the_whole_batch(found: dict[str, Any]) -> None:
     """From the lines of one micro-batch and of one replica to the setting of all."""
+    checked_pipeline(found.get("micro_batches"), found.get("schedule"))
     if found.get("batch_size") is not None:
-        found["batch_size"] *= found.get("micro_batches") or 1
+        found["batch_size"] = check_whole("batch_size", found["batch_size"]) * (found.get("micro_batches") or 1)
     pipeline = {key: found[key] for key in ("micro_batches", "schedule") if found.get(key) is not None}
     told = told_pipeline(found["placer"], pipeline)
     found["params"] = {k: v for k, v in found["params"].items() if told.get(k) != v}
@@ -146,6 +152,8 @@ def _read(line: ast.stmt, found: dict[str, Any]) -> None:
     if reader is None:
         known = ", ".join(f"bl.{k}" for k in _READERS)
         raise InvalidInput(f"line {line.lineno}: bl.{name} is not a call that the workbench writes ({known})")
+    if any(k.arg is None for k in value.keywords):
+        raise InvalidInput(f"line {line.lineno}: ** is not something that the workbench writes")
     options = {k.arg: _value(k.value) for k in value.keywords if k.arg and not isinstance(k.value, ast.Name)}
     reader(found, [_value(a) for a in value.args if not isinstance(a, ast.Name)], options, line.lineno)
 
@@ -215,7 +223,7 @@ def _read_place(found: dict[str, Any], args: list[Any], options: dict[str, Any],
 
 def _read_move(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
     moves = _first(args, line, "what to move")
-    found["moves"] = tuple(moves.items()) if isinstance(moves, dict) else tuple(moves)
+    found["moves"] = tuple(moves.items()) if isinstance(moves, dict) else moves
 
 
 def _read_simulate(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from contextlib import ContextDecorator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -27,6 +27,18 @@ class Problem:
         if not isinstance(error, BaechiLabError):
             text = f"{type(error).__name__}: {text}" if text else type(error).__name__
         return cls(text, "".join(traceback.format_exception(error)), getattr(error, "remedy", None))
+
+
+def refused(show: Callable[[Problem], None]) -> Guard:
+    """A guard around a change of the setting, which an error leaves as it was: that is said with it.
+
+    >>> seen = []
+    >>> with refused(seen.append):
+    ...     raise ValueError("no")
+    >>> seen[0].sentence
+    'ValueError: no; the setting stays as it was'
+    """
+    return Guard(lambda problem: show(replace(problem, sentence=f"{problem.sentence}; the setting stays as it was")))
 
 
 class Guard(ContextDecorator):

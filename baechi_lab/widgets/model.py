@@ -33,7 +33,7 @@ from .codegen import Built, from_code, to_code
 from .compute import Outcome, Report, compute, silent, source, time_limit
 from .guard import Guard, Problem
 from .history import History
-from .moves import move, shortest_names
+from .moves import move, named_ops, shortest_names
 from .remedies import STAGES, Remedy, mended, remedy_of
 from .setting import GIVEN, Setting
 
@@ -119,8 +119,17 @@ class WorkbenchModel:
         make_placer(setting.placer, **setting.placer_params)
         if setting.path and setting.path != self.setting.path:
             source(setting, self.subject, self.memo)
+        self._check_moves(setting)
         self.history.push(setting)
         self._changed()
+
+    def _check_moves(self, setting: Setting) -> None:
+        """Refuse moves of what the graph does not have; one that is not made yet is asked when it is."""
+        shown = self.outcome
+        if shown is not None and setting.same_graph(shown.setting):
+            for what, device in setting.moves:
+                named_ops(shown.graph, what)
+                setting.share.index(device)
 
     def undo(self) -> bool:
         """Back to the setting before; False when there is none."""

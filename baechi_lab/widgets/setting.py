@@ -10,8 +10,9 @@ from typing import Any
 
 from ..checks import check_whole
 from ..errors import InvalidInput
-from ..graph import Cluster, Device, Link
+from ..graph import Cluster, Device, Link, Placement
 from ..passes.optimize import PASSES
+from ..stages import Optimize, Profile
 
 GIVEN = "given"
 """The source that stands for the graph or step that the workbench was opened with."""
@@ -64,12 +65,24 @@ class Setting:
     def __post_init__(self) -> None:
         for key in ("model_params", "params"):
             object.__setattr__(self, key, MappingProxyType(dict(getattr(self, key))))
-        object.__setattr__(self, "passes", tuple(self.passes))
-        object.__setattr__(self, "moves", tuple((str(a), str(b)) for a, b in self.moves))
+        object.__setattr__(self, "passes", Optimize(self.passes, self.forward_only).passes)
+        object.__setattr__(self, "moves", _pairs(self.moves))
         kind, _, name = self.source.partition(":")
         if not (self.source == GIVEN or (kind in ("model", "file") and name)):
             raise InvalidInput(f"source is {self.source!r}; it must be 'given', 'model:NAME' or 'file:PATH'")
+        self._check_names()
         self._check_pipeline()
+
+    def _check_names(self) -> None:
+        """Refuse a model, costs and a scheduler that do not exist before anything is computed with them."""
+        from ..models.registry import make_model
+        from ..simulator.schedulers import make_scheduler
+
+        if self.model:
+            size = {} if self.batch_size is None else {"batch_size": self.batch_size}
+            make_model(self.model, **{**self.model_params, **size})
+        Profile(mode=self.profile, hardware=self.hardware)
+        make_scheduler(self.scheduler, Placement(device=[0]))
 
     def _check_pipeline(self) -> None:
         """Refuse a schedule that does not exist, a batch that does not divide, and devices that cannot be shared out."""
@@ -128,6 +141,10 @@ class Setting:
         """The stored graph's path, or an empty text."""
         return self.source.partition(":")[2] if self.source.startswith("file:") else ""
 
+    def same_graph(self, other: Setting) -> bool:
+        """Whether both are about the same ops."""
+        return all(getattr(self, k) == getattr(other, k) for k in ("source", "built_batch", "model_params"))
+
     def replace(self, **changes: Any) -> Setting:
         """The setting with some fields changed.
 
@@ -142,6 +159,14 @@ class Setting:
             for k in ("source", "batch_size", "model_params", "passes", "forward_only", "placer", "params", "replicas")
         )
         return replace(made, moves=() if fresh else tuple(m for m in made.moves if m[1] in made.cluster.names))
+
+
+def _pairs(moves: Any) -> tuple[tuple[str, str], ...]:
+    """What moves, and to which device, as pairs of names."""
+    try:
+        return tuple((str(what), str(device)) for what, device in moves)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"moves is {moves!r:.60}; it must be pairs of what moves and a device's name") from None
 
 
 def resized(cluster: Cluster, count: int) -> Cluster:

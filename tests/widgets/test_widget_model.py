@@ -101,6 +101,9 @@ def test_code_of_a_model_is_eight_lines():
     assert len(to_code(setting, export="placed_training").splitlines()) == 8
 
 
+CODE = "cluster = bl.Cluster.uniform(2)\ncoarse = bl.optimize(graph, cluster, {})\nplaced = bl.place(coarse, cluster, {})\n"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -112,6 +115,20 @@ def test_code_of_a_model_is_eight_lines():
         ("cluster = bl.Cluster.uniform(2, memory=3)", "memory"),
         ("cluster = bl.Cluster.uniform(open('x'))", "open(...) cannot stand here"),
         ("cluster = bl.Cluster.uniform(0)", "number of devices is 0"),
+        ("def place():\n    while True: pass", "line 1"),
+        ("x = " + "-" * 100_000 + "1", "nested too deeply"),
+        ("\ud800", "no such text"),
+        (CODE.format("passes=3", "'m-etf'"), "passes is 3"),
+        (CODE.format("passes=('x',)", "'m-etf'"), "unknown pass 'x'"),
+        (CODE.format("forward_only=7", "'m-etf'"), "forward_only is 7"),
+        (CODE.format("", "['m-etf']"), "unknown placer"),
+        (CODE.format("", "'m-etf', **{'seed': 1}"), "** is not"),
+        (CODE.format("", "'m-etf'") + "bl.move(placed, graph, cluster, 3)", "moves is 3"),
+        (CODE.format("", "'m-etf'") + "bl.simulate(graph, cluster, placed, scheduler='x')", "unknown scheduler 'x'"),
+        (CODE.format("", "'m-etf'") + "bl.simulate(graph, cluster, placed, micro_batches='x')", "micro_batches is 'x'"),
+        (CODE.format("", "'m-etf'") + "bl.models.build('nothing')", "unknown model 'nothing'"),
+        (CODE.format("", "'m-etf'") + "bl.models.build('mlp', batch_size='a')", "batch_size is 'a'"),
+        (CODE.format("", "'m-etf'") + "bl.profile(step, mode='x')", "profile mode 'x'"),
     ],
 )
 def test_foreign_code_is_refused_and_never_run(text, said):

@@ -242,6 +242,16 @@ def test_nonsense_in_a_control_is_shown_and_taken_back(bench):
     assert bench.setting.memory.value == "1 kB"
     bench.header.dismiss.click()
     assert bench.header.problem_row.layout.display == "none"
+    for count in ("0", "100000", "2.5", "", "1" * 5000):
+        bench.setting.count.value = count
+        assert "it must be a whole number from 1 to 64; the setting stays as it was" in bench.header.problem.value
+        assert bench.setting.count.value == "2" and bench.model.setting.cluster.n == 2
+    bench.setting.count.value = "20"  # more than the slider reaches
+    assert bench.model.setting.cluster.n == bench.setting.devices.value == 20
+    for steps in (0, 100_000):
+        bench.run.steps.value = steps
+        assert f"steps is &#x27;{steps}&#x27;; it must be a whole number from 1 to 10,000" in bench.header.problem.value
+        assert bench.run.steps.value == 20
 
 
 def named(form):
@@ -418,6 +428,14 @@ def test_export_panel_shows_code_that_reads_back(bench):
     bench.export.code.value = "import os"
     bench.export.read.click()
     assert "no line makes the cluster" in bench.header.problem.value
+    bench.export.code.value = bench.code.replace(
+        "'m-etf')", "'m-etf')\nplaced = bl.move(placed, graph, cluster, [('z', 'gpu:1')])"
+    )
+    bench.export.read.click()
+    assert (
+        "no op &#x27;z&#x27;, and no ops below a scope of that name; the setting stays as" in bench.header.problem.value
+    )
+    assert bench.model.setting.moves == () and not bench.model.stale
     bench.export.preview.click()
     assert "import tensorflow" in bench.export.script.value
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ipywidgets
 
-from ..guard import Guard
+from ..guard import Guard, refused
 from ..tasks import Tasks
 from ..views.copy_button import CopyButton
 from .parts import WIDE, button, note, row, say
@@ -62,7 +62,7 @@ class ExportPanel:
             say(self.state, "")
 
     def _read(self) -> None:
-        with Guard(self.model.fail):
+        with refused(self.model.fail):
             self.model.load_code(self.code.value)
 
     def _preview(self) -> None:

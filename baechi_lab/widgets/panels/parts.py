@@ -8,6 +8,7 @@ from typing import Any
 
 import ipywidgets
 
+from ...errors import InvalidInput
 from ..glossary import explained
 
 WIDE = {"width": "100%", "margin": "1px 0"}
@@ -60,6 +61,18 @@ def row(*children: Any, wrap: bool = True) -> ipywidgets.HBox:
     """Children in a line."""
     flow = "row wrap" if wrap else "row nowrap"
     return ipywidgets.HBox(children, layout=ipywidgets.Layout(flex_flow=flow, align_items="center", width="100%"))
+
+
+def count_up_to(what: str, value: Any, most: int) -> int:
+    """A whole number from 1 to `most`, or the text of one.
+
+    >>> count_up_to("devices", " 4", 64)
+    4
+    """
+    text = str(value).strip()
+    if not (text.isdecimal() and len(text) < 20 and 1 <= int(text) <= most):
+        raise InvalidInput(f"{what} is {text!r:.60}; it must be a whole number from 1 to {most:,}")
+    return int(text)
 
 
 def shortened(text: str, most: int = 36) -> str:

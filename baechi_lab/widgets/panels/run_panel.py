@@ -11,13 +11,14 @@ from ...graph import Run
 from ...graph.units import format_us
 from ..charts import run_chart
 from ..compute import Outcome
-from ..guard import Guard
+from ..guard import Guard, refused
 from ..running import LiveRun
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
-from .parts import WIDE, button, hinted, note, row, say
+from .parts import WIDE, button, count_up_to, hinted, note, row, say
 
 STYLE = {"description_width": "60px"}
+MOST_STEPS = 10_000
 KINDS = [("attached: GPUs, else CPU", "auto"), ("GPUs", "gpu"), ("CPU (logical devices)", "cpu")]
 
 
@@ -27,7 +28,8 @@ class RunPanel:
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
         self.kind = ipywidgets.Dropdown(description="devices", options=KINDS, style=STYLE)
-        self.steps = ipywidgets.BoundedIntText(value=20, min=1, max=10_000, description="steps", style=STYLE)
+        self.steps = ipywidgets.IntText(value=20, description="steps", continuous_update=False, style=STYLE)
+        self.steps.observe(self._counted, "value")
         self.steps.layout.width = "150px"
         self.native = ipywidgets.Checkbox(
             value=False, description="and as the framework runs it", indent=False, layout={"width": "220px"},
@@ -87,6 +89,13 @@ class RunPanel:
     @property
     def _running(self) -> bool:
         return self.tasks.running
+
+    def _counted(self, change: Any) -> None:
+        """What is no number of steps is taken back, and said."""
+        with refused(self.model.fail) as guard:
+            count_up_to("steps", change["new"], MOST_STEPS)
+        if guard.failed:
+            self.steps.value = change["old"]
 
     def _start(self) -> None:
         with Guard(self.model.fail) as guard:

@@ -13,17 +13,18 @@ from ...graph.cluster import COMMUNICATION_MODES
 from ...passes.optimize import PASSES
 from ..charts import progress_chart
 from ..compute import time_limit
-from ..guard import Guard
+from ..guard import Guard, refused
 from ..model import WorkbenchModel
 from ..setting import GIVEN, LINKS, Setting, link_name, resized, stored_graphs, with_speeds
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
 from .params_form import ParamsForm
-from .parts import WIDE, Fold, Quiet, button, hinted, note, say, shortened
+from .parts import WIDE, Fold, Quiet, button, count_up_to, hinted, note, row, say, shortened
 
 STYLE = {"description_width": "96px"}
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
-MOST_DEVICES = 16
+MOST_DEVICES, MOST_TYPED = 16, 64
+"""Devices that the slider reaches, and that can be typed beside it."""
 PLANNED, FREE = "as planned", "what is ready first"
 PASS_HINTS = {
     "colocation": "ops that TensorFlow requires on one device become one group",
@@ -72,8 +73,12 @@ class SettingPanel:
         )
         self.hardware = drop("costs for", [*((f"estimated: {h}", h) for h in HARDWARE), ("measured here", "measured")])
         self.devices = ipywidgets.IntSlider(
-            description="devices", min=1, max=MOST_DEVICES, continuous_update=False, layout=WIDE, style=STYLE
-        )
+            description="devices", min=1, max=MOST_DEVICES, continuous_update=False, layout=WIDE, style=STYLE,
+            readout=False,
+        )  # fmt: skip
+        # The slider's own readout takes any number and changes it without a word.
+        self.count = ipywidgets.Text(continuous_update=False, layout={"width": "52px", "flex": "0 0 auto"})
+        self.count.tooltip = "how many devices, as a number"
         self.memory = text("memory each", "8GB, or one per device: 8GB, 4GB")
         self.speeds = text("speeds", "1, or one per device: 1, 0.5")
         self.link = drop("link", [*LINKS])
@@ -140,7 +145,17 @@ class SettingPanel:
         passes = ipywidgets.HBox(list(self.passes.values()), layout=ipywidgets.Layout(flex_flow="row wrap"))
         return [
             Fold("Setting", [self.source, self.file, self.batch, self.batch_note, self.hardware]),
-            Fold("Cluster", [self.devices, self.memory, self.speeds, self.link, self.measure, self.comm]),
+            Fold(
+                "Cluster",
+                [
+                    row(self.devices, self.count, wrap=False),
+                    self.memory,
+                    self.speeds,
+                    self.link,
+                    self.measure,
+                    self.comm,
+                ],
+            ),
             Fold("Optimization passes", [passes, self.forward]),
             Fold("Placer", [self.placer, self.placer_note, self.params.widget, self.curve, self.scheduler]),
             Fold("Micro-batches", [self.micro, self.schedule, self.replicas]),
@@ -161,6 +176,7 @@ class SettingPanel:
             lambda v: {"profile": "measured"} if v == "measured" else {"profile": "estimated", "hardware": v},
         )
         changes(self.devices, lambda v: {"cluster": resized(cluster(), v)})
+        changes(self.count, lambda v: {"cluster": resized(cluster(), self._typed(v))})
         changes(self.memory, lambda v: {"cluster": cluster().with_memory(_each(v, str))})
         changes(self.speeds, lambda v: {"cluster": with_speeds(cluster(), _numbers(v))})
         changes(
@@ -181,7 +197,7 @@ class SettingPanel:
         if self.quiet.active:
             return
         before = self.model.setting
-        with Guard(self.model.fail):
+        with refused(self.model.fail):
             self._change(**make())
         if self.model.setting is before:  # refused, or the same in other words: the control says what is in force
             self.show(before)
@@ -189,6 +205,9 @@ class SettingPanel:
     def _change(self, **changes: Any) -> None:
         if not self.quiet.active:
             self.model.change(**changes)
+
+    def _typed(self, text: str) -> int:
+        return count_up_to("devices", text, max(MOST_TYPED, self.model.setting.cluster.n))
 
     def _opened(self, path: str) -> dict[str, Any]:
         if not path.strip():
@@ -221,6 +240,7 @@ class SettingPanel:
             cluster = setting.cluster
             self.devices.max = max(MOST_DEVICES, cluster.n)
             self.devices.value = cluster.n
+            self.count.value = str(cluster.n)
             self.memory.value = _joined([exact_bytes(d.memory_bytes) for d in cluster.devices])
             self.speeds.value = _joined([f"{d.speed:g}" for d in cluster.devices])
             name = link_name(cluster)
