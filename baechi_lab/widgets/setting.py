@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link, Placement
@@ -82,7 +84,7 @@ class Setting:
             size = {} if self.batch_size is None else {"batch_size": self.batch_size}
             make_model(self.model, **{**self.model_params, **size})
         Profile(mode=self.profile, hardware=self.hardware)
-        make_scheduler(self.scheduler, Placement(device=[0]))
+        make_scheduler(self.scheduler, Placement(device=np.zeros(1, np.int32)))
 
     def _check_pipeline(self) -> None:
         """Refuse a schedule that does not exist, a batch that does not divide, and devices that cannot be shared out."""
