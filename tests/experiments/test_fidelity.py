@@ -31,7 +31,7 @@ from baechi_lab.experiments.fidelity import (
     summarize_rows,
     with_messages,
 )
-from baechi_lab.experiments.fidelity.charging import with_cold_messages
+from baechi_lab.experiments.fidelity.charging import with_shared_caches
 from baechi_lab.experiments.fidelity.others import Others, own_processes, wait_for_quiet
 from baechi_lab.experiments.fidelity.report import Report, Row
 
@@ -68,6 +68,19 @@ def test_prediction_of_a_chain_over_two_devices():
     graph = bl.OpGraph.from_edges([10.0, 10.0], [(0, 1, 8)])
     assert predicted_us(graph, bl.Placement(device=[0, 1]), COSTS) == 11 + 9 + 18 + 4 + 11 + 100
     assert predicted_us(graph, bl.Placement(device=[0, 0]), COSTS) == 11 + 11 + 100
+
+
+def test_a_kernel_takes_longer_while_the_other_device_works():
+    """Device 1 works for the first half of op 0, which takes 10 alone and 14 beside: 12; device 1 has all of 1 beside."""
+    graph = bl.OpGraph.from_edges([10.0, 5.0])
+    placed = bl.Placement(device=[0, 1])
+    costs = replace(COSTS, op_us=0.0)
+    both, _ = with_shared_caches(graph, placed, costs, np.array([14.0, 5.0]))
+    assert both.duration_us.tolist() == pytest.approx(
+        [10 + 4 * 5 / 12, 5.0]
+    )  # read off the pass before, where it took 12
+    alone, _ = with_shared_caches(graph, bl.Placement(device=[0, 0]), costs, np.array([14.0, 9.0]))
+    assert alone.duration_us.tolist() == [10.0, 5.0]
 
 
 def test_messages_are_work_of_both_ends():
@@ -259,7 +272,7 @@ def test_a_message_is_cold_after_the_kernels_that_its_device_has_run_since_the_l
     graph = bl.OpGraph.from_edges([10.0, 10.0, 10.0, 40.0, 4.0], [(0, 1, 8), (2, 3, 8)])
     placed = bl.Placement(device=[0, 1, 0, 2, 1])
     costs = replace(COSTS, cooled=((0.0, 0.0), (100.0, 200.0)))
-    both, there = with_cold_messages(graph, placed, costs)
+    both, there = with_shared_caches(graph, placed, costs)
     assert both.duration_us[:5].tolist() == [11, 11, 11, 41, 5] and both.duration_us[7:].tolist() == [4 + 5, 4]
     assert sorted(both.duration_us[5:7].tolist()) == [9, 9 + 22] and there.device.tolist() == [
         0,
@@ -344,10 +357,10 @@ def test_a_machine_that_stays_busy_is_refused_after_a_bounded_wait(monkeypatch):
 @pytest.mark.parametrize(("shares", "counted"), [([0.5, 0.1], 1), ([0.5, 0.5], None), ([0.0], 0)])
 def test_a_model_that_was_disturbed_is_measured_once_more(monkeypatch, shares, counted):
     monkeypatch.setattr(study_module, "wait_for_quiet", lambda own, limit: 0.0)
-    measured = [[_row("single", 1.0, share)] for share in shares]
+    measured = [SimpleNamespace(model="m", others_share={"single": share}) for share in shares]
     if counted is None:
         with pytest.raises(ExecutionError, match=r"0\.50 of a core during 2 measurements of 'm'"):
             study_module._undisturbed(60.0, None, lambda: measured.pop(0))
     else:
-        assert study_module._undisturbed(60.0, None, lambda: measured.pop(0))[0].others_share == shares[counted]
+        assert study_module._undisturbed(60.0, None, lambda: measured.pop(0)).others_share["single"] == shares[counted]
     assert study_module._undisturbed(None, None, lambda: "as it is") == "as it is"

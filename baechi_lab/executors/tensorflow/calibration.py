@@ -16,7 +16,7 @@ through far more code, are measured with kernels of several lengths between them
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -78,6 +78,31 @@ class Calibration:
             return 0.0
         us, more = zip(*self.cooled, strict=True)
         return float(np.interp(between_us, us, more)) / 2
+
+
+def mean_calibration(found: Sequence[Calibration]) -> Calibration:
+    """What calibrations of one cluster say on average; of `busy_share` the least. `InvalidInput` for none.
+
+    >>> free, one = Link(0.0, 0.0), Link(5.0, 0.5)
+    >>> a, b = (Calibration(us, 100.0, one, free, free, 1.0, cooled=((0.0, 0.0), (us, 80.0))) for us in (1.0, 2.0))
+    >>> mean_calibration([a, b]).op_us, mean_calibration([a, b]).cooled
+    (1.5, ((0.0, 0.0), (1.5, 80.0)))
+    """
+    if not found:
+        raise InvalidInput("mean_calibration needs at least 1 calibration")
+
+    def mean(values: Iterable[float]) -> float:
+        return float(np.mean(list(values)))
+
+    def link(of: Callable[[Calibration], Link]) -> Link:
+        return Link(mean(of(c).latency_us for c in found), mean(of(c).us_per_byte for c in found))
+
+    rungs = zip(*(c.cooled for c in found), strict=True)
+    cooled = tuple((mean(us for us, _ in rows), mean(more for _, more in rows)) for rows in rungs)
+    return Calibration(
+        mean(c.op_us for c in found), mean(c.step_us for c in found), link(lambda c: c.send), link(lambda c: c.receive),
+        link(lambda c: c.wire), min(c.busy_share for c in found), cooled,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

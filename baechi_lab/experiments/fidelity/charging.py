@@ -8,7 +8,8 @@ figure for both ends, so that a cluster measured by `bl.measure_cluster` simulat
 
 The more kernels a device has run since it last sent or received, the less of what that needs is left in its caches, and the
 more it takes: the calibration's `cooled`. How long that was is read off a simulation without it; where messages are no ops
-of their own, it is the device's mean.
+of their own, it is the device's mean. And workers share caches and memory bandwidth: a kernel takes the longer the more of
+its time another device works (`beside_us`: what it takes when one always does).
 """
 
 from __future__ import annotations
@@ -96,26 +97,58 @@ def _messages(graph: OpGraph, device: NDArray[np.int64], crosses: NDArray[np.boo
     return np.asarray(graph.edge_tensor[crosses] * _count(device) + device[graph.consumers[crosses]])
 
 
-def predicted_us(graph: OpGraph, placement: Placement, calibration: Calibration) -> float:
+def predicted_us(
+    graph: OpGraph, placement: Placement, calibration: Calibration, beside_us: NDArray[np.float64] | None = None
+) -> float:
     """The step's time in microseconds on TensorFlow workers of one thread, with the runtime's overheads.
 
-    The mean over `DRAWS` orders in which a step begins (see `executor`).
+    The mean over `DRAWS` orders in which a step begins (see `executor`). `beside_us`: float64[n], what each op takes
+    while another device works; by default its duration.
     """
-    both, placed = with_cold_messages(graph, placement, calibration)
+    both, placed = with_shared_caches(graph, placement, calibration, beside_us)
     wire = wire_us(both, graph.n, calibration)
     times = [executed(both, placed, graph.n, wire, np.random.default_rng(i)).max(initial=0.0) for i in range(DRAWS)]
     return float(np.mean(times)) + calibration.step_us
 
 
-def with_cold_messages(graph: OpGraph, placement: Placement, calibration: Calibration) -> tuple[OpGraph, Placement]:
-    """`with_messages`, with what messages take more after kernels, and where all are."""
+def with_shared_caches(
+    graph: OpGraph, placement: Placement, calibration: Calibration, beside_us: NDArray[np.float64] | None = None
+) -> tuple[OpGraph, Placement]:
+    """`with_messages`, with what messages take more after kernels and kernels beside others, and where all are."""
     warm, placed = with_messages(graph, placement, calibration)
     both, wire = warm, wire_us(warm, graph.n, calibration)
-    for _ in range(PASSES if calibration.cooled else 0):
+    longer = np.zeros(warm.n)
+    if beside_us is not None:
+        longer[: graph.n] = beside_us - graph.duration_us
+    for _ in range(PASSES if calibration.cooled or longer.any() else 0):
         end_us = executed(both, placed, graph.n, wire, np.random.default_rng(0))
         more = _cold(end_us, both.duration_us, placed.device, graph.n, calibration)
-        both = warm.replace(duration_us=warm.duration_us + more, duration_by_kind={})
+        more += longer * beside(end_us - both.duration_us, end_us, placed.device)
+        both = warm.replace(duration_us=np.maximum(warm.duration_us + more, 0.0), duration_by_kind={})
     return both, placed
+
+
+def beside(
+    start_us: NDArray[np.float64], end_us: NDArray[np.float64], device: NDArray[np.int32]
+) -> NDArray[np.float64]:
+    """float64 per op: the share of its time in which any other device works.
+
+    >>> beside(np.array([0.0, 4.0]), np.array([10.0, 14.0]), np.array([0, 1])).tolist()
+    [0.6, 0.6]
+    """
+    share = np.zeros(len(end_us))
+    for mine in np.unique(device).tolist():
+        own, order = np.flatnonzero(device == mine), np.argsort(start_us, kind="stable")
+        other = order[device[order] != mine]
+        if not len(other):
+            continue
+        until = np.maximum.accumulate(end_us[other])
+        since = np.maximum(start_us[other], np.concatenate([[-np.inf], until[:-1]]))
+        times = np.stack([since, until], axis=1).ravel()
+        worked = np.cumsum(np.stack([np.zeros(len(other)), until - since], axis=1).ravel())
+        took = np.interp(end_us[own], times, worked) - np.interp(start_us[own], times, worked)
+        share[own] = took / np.maximum(end_us[own] - start_us[own], 1e-9)
+    return share
 
 
 def wire_us(both: OpGraph, kernels: int, calibration: Calibration) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ...executors.tensorflow.calibration import Calibration
 from ...graph import Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
 from ...simulator.shared import shared_memory
-from .charging import DRAWS, crossing, wire_us, with_cold_messages
+from .charging import DRAWS, crossing, wire_us, with_shared_caches
 from .executor import executed
 
 
@@ -26,7 +26,7 @@ def predicted_peaks(
     >>> predicted_peaks(graph, cluster, placed, costs).tolist()  # the 50 bytes leave after 2 and 3
     [128, 50]
     """
-    both, placed = with_cold_messages(graph, placement, calibration)
+    both, placed = with_shared_caches(graph, placement, calibration)
     wire, plain = wire_us(both, graph.n, calibration), graph
     if graph.reuse is None:
         plain = graph.replace(reuse=np.zeros(graph.n, dtype=np.int8))

@@ -6,10 +6,12 @@ profile looks at a placement that is predicted.
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ExecutionError
+from ...errors import ExecutionError, InvalidInput
 from ...executors import LocalCluster, Worker, execute
 from ...executors.tensorflow.pipelining import pipelined_step
 from ...graph import OpGraph, Placement, Run, Step, Timeline
@@ -50,6 +52,22 @@ def busy_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = TR
         mine = ~second[timeline.op] & ~added[timeline.op]
         row[origin[timeline.op[mine]]] = (timeline.end_us - timeline.start_us)[mine]
     return shape.replace(duration_us=_typical(seen), duration_by_kind={})
+
+
+def beside_us(step: Step, local: LocalCluster, worker: Worker, traces: int = TRACES) -> NDArray[np.float64] | None:
+    """Durations of `busy_graph`; None, which is said, where two of the step cannot run at once, and on one worker.
+
+    Raises `ExecutionError` when the step does not run.
+    """
+    if local.n < 2:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of batch statistics: nobody reads what this step computes
+            return busy_graph(step, local, worker, traces).duration_us
+    except InvalidInput as error:
+        warnings.warn(f"kernels of step {step.name!r} count as if the other workers did nothing: {error}", stacklevel=2)
+        return None
 
 
 def _typical(seen: NDArray[np.float64]) -> NDArray[np.float64]:

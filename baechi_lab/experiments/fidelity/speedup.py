@@ -16,7 +16,7 @@ from ...graph import Placement, Run
 from ...workers.client import Worker
 from .charging import predicted_us
 from .others import own_processes, wait_for_quiet
-from .profiles import measured_graph, run_placed
+from .profiles import beside_us, measured_graph, run_placed
 from .study import WAIT, Case, place_for
 
 SPEED_UP: tuple[str, dict[str, Any]] = (
@@ -86,6 +86,7 @@ def speed_up(
             wait_for_quiet(own_processes([*local.pids, worker.pid]), wait)
         costs = calibration or calibrate(local)
         graph = measured_graph(case.step, local, worker)
+        beside = beside_us(case.step, local, worker)
         alone = Placement(device=np.zeros(graph.n, dtype=np.int32))
         single_us = predicted_us(graph, alone, costs)
 
@@ -96,7 +97,7 @@ def speed_up(
         for name, passes in placers:
             placed = place_for(name, graph, local, costs, passes=passes)
             measured = interleaved(partial(run, alone), partial(run, placed), rounds)
-            share = predicted_us(graph, placed, costs) / single_us
+            share = predicted_us(graph, placed, costs, beside) / single_us
             found.append(SpeedUp(case.name, name, tuple(passes), graph.n, _messages(graph, placed), share, measured))
     return tuple(found), costs
 

@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from ...executors.statistics import summarize
-from ...executors.tensorflow.calibration import Calibration, calibrate, process_seconds
+from ...executors.tensorflow.calibration import Calibration, calibrate, mean_calibration, process_seconds
 from ...executors.tensorflow.cluster import LocalCluster
 from ...graph import OpGraph, Placement, Run, Step, Timeline
 from ...graph.costs import allowed_devices
@@ -19,10 +20,10 @@ from ...passes import optimize
 from ...placers import place
 from ...simulator import simulate
 from ...workers.client import Worker
-from .charging import predicted_us, with_cold_messages
+from .charging import predicted_us, with_shared_caches
 from .others import MOST, Others, own_processes, refused, wait_for_quiet
 from .peaks import predicted_peaks
-from .profiles import measured_graph, run_placed
+from .profiles import beside_us, measured_graph, run_placed
 from .report import Report, Row
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -43,6 +44,19 @@ WAIT = 60.0
 TRIES = 2
 """Measurements of a model, before a machine on which others work at times is refused."""
 PLACEMENTS = ("single", "m-topo", "m-etf", "m-sct", "random")
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What was measured of a model; by placement: runs, CPU share of the workers and that of other programs."""
+
+    model: str
+    graph: OpGraph
+    beside_us: NDArray[np.float64] | None
+    placed: dict[str, Placement]
+    runs: dict[str, list[Run]]
+    busy_share: dict[str, float]
+    others_share: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -74,13 +88,14 @@ def study(
         workers: size of the local cluster.
         steps, rounds: measured steps of each placement per round; rounds go through all placements of a model in
             turns, so that a drift of the machine meets them all.
-        calibration: overheads measured before; by default they are measured now.
+        calibration: overheads measured before; by default they are measured before and after every model, whose
+            predictions go by the mean of both.
         on_model: called with what there is so far whenever a model is done.
         wait: seconds to wait for a machine that other programs leave alone, before the overheads are measured and before
             every model; a model that was disturbed is measured once more. None measures all the same.
 
-    Durations come from traces of the whole step on worker 0; the prediction of `single` is thus a test of
-    the overheads alone, that of the others of the whole simulator.
+    Durations come from traces of the whole step on worker 0, alone and beside the same step on worker 1; the prediction of
+    `single` is thus a test of the overheads alone, that of the others of the whole simulator.
 
     Raises `ExecutionError` when a step does not run or the machine stays busy, `InvalidInput` for bad counts.
     """
@@ -91,26 +106,29 @@ def study(
         own = own_processes([*local.pids, worker.pid])
         if wait is not None:
             wait_for_quiet(own, wait)
-        costs = calibration or calibrate(local)
+        costs = [calibration or calibrate(local)]
         for case in cases_of(cases):
-            measure = partial(_study_case, case, placements, local, worker, costs, (steps, rounds, seed), progress)
-            rows += _undisturbed(wait, own, measure)
+            measure = partial(_measured, case, placements, local, worker, costs[-1], (steps, rounds, seed), progress)
+            found = _undisturbed(wait, own, measure)
+            costs.append(calibration or calibrate(local))
+            between = mean_calibration(costs[-2:])
+            rows += [_row(found, name, local, between) for name in placements]
             if on_model is not None:
-                on_model(Report(tuple(rows), costs))
-    return Report(tuple(rows), costs)
+                on_model(Report(tuple(rows), mean_calibration(costs)))
+    return Report(tuple(rows), mean_calibration(costs))
 
 
-def _undisturbed(wait: float | None, own: Callable[[], float], measure: Callable[[], list[Row]]) -> list[Row]:
-    """The rows of a model, measured once more where other programs disturbed them."""
+def _undisturbed(wait: float | None, own: Callable[[], float], measure: Callable[[], _Measured]) -> _Measured:
+    """A model as measured, once more where other programs disturbed it."""
     if wait is None:
         return measure()
     for _ in range(TRIES):
         wait_for_quiet(own, wait)
-        rows = measure()
-        worst = max((row.others_share for row in rows), default=0.0)
+        found = measure()
+        worst = max(found.others_share.values(), default=0.0)
         if worst <= MOST:
-            return rows
-    raise refused(worst, f"during {TRIES} measurements of {rows[0].model!r}")
+            return found
+    raise refused(worst, f"during {TRIES} measurements of {found.model!r}")
 
 
 def cases_of(cases: Iterable[Case] | Mapping[str, Mapping[str, Any]] | None) -> Iterable[Case]:
@@ -122,7 +140,7 @@ def cases_of(cases: Iterable[Case] | Mapping[str, Mapping[str, Any]] | None) -> 
     return cases
 
 
-def _study_case(
+def _measured(
     case: Case,
     placements: Sequence[str],
     local: LocalCluster,
@@ -130,11 +148,12 @@ def _study_case(
     costs: Calibration,
     counts: tuple[int, int, int],
     progress: bool,
-) -> list[Row]:
+) -> _Measured:
     from tqdm.auto import tqdm
 
     steps, rounds, seed = counts
     graph = measured_graph(case.step, local, worker)
+    beside = beside_us(case.step, local, worker)
     placed = {name: place_for(name, graph, local, costs, seed) for name in placements}
     runs: dict[str, list[Run]] = {name: [] for name in placements}
     share, disturbed = dict.fromkeys(placed, np.inf), dict.fromkeys(placed, 0.0)
@@ -152,10 +171,7 @@ def _study_case(
                 disturbed[name] = max(disturbed[name], others.share())
                 runs[name].append(run)
                 bar.update()
-    return [
-        _row(case.name, name, graph, placed[name], runs[name], local, costs, (share[name], disturbed[name]))
-        for name in placed
-    ]
+    return _Measured(case.name, graph, beside, placed, runs, share, disturbed)
 
 
 def place_for(
@@ -181,22 +197,20 @@ def random_placement(graph: OpGraph, local: LocalCluster, seed: int) -> Placemen
     return Placement(device=drawn[group].astype(np.int32), placer="random", graph_key=graph.key)
 
 
-def _row(
-    model: str, name: str, graph: OpGraph, placed: Placement, runs: Sequence[Run], local: LocalCluster,
-    costs: Calibration, shares: tuple[float, float],
-) -> Row:  # fmt: skip
+def _row(found: _Measured, name: str, local: LocalCluster, costs: Calibration) -> Row:
     """One line of the report: prediction, measurement, and where they part."""
+    graph, placed, runs = found.graph, found.placed[name], found.runs[name]
     measured = summarize(np.concatenate([run.step_seconds for run in runs]))
     plain = simulate(graph, local.cluster.replace(link=costs.wire, comm="parallel"), placed, "fifo")
-    both, _ = with_cold_messages(graph, placed, costs)
+    both, _ = with_shared_caches(graph, placed, costs, found.beside_us)
     timelines = [run.timeline for run in runs if run.timeline is not None]
     kernels_us = float(np.median([t.busy_us.max() for t in timelines]))
     return Row(
-        model=model,
+        model=found.model,
         placement=name,
         ops=graph.n,
         transfers=len(timelines[0].transfers),
-        predicted_us=predicted_us(graph, placed, costs),
+        predicted_us=predicted_us(graph, placed, costs, found.beside_us),
         measured_us=measured.median * 1e6,
         measured_low_us=measured.low * 1e6,
         measured_high_us=measured.high * 1e6,
@@ -204,8 +218,8 @@ def _row(
         traced_compute_us=kernels_us,
         message_us=float(both.duration_us[graph.n :].sum()),
         without_overheads_us=plain.makespan_us,
-        busy_share=shares[0],
-        others_share=shares[1],
+        busy_share=found.busy_share[name],
+        others_share=found.others_share[name],
         **_peaks(graph, local, placed, costs, timelines),
     )
 
