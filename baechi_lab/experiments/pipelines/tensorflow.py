@@ -25,7 +25,7 @@ from ...simulator import simulate
 from ...simulator.schedules import RULES
 from ..fidelity import charged_graph
 from ..fidelity.others import Others, own_processes
-from ..fidelity.profiles import busy_graph
+from ..fidelity.profiles import SETTLED, busy_graph
 from .busy import busy_calibration
 from .cores import step_us_on_cores
 from .layers import layer_stages
@@ -135,7 +135,7 @@ def _study_model(
             schedule = chosen[name].timeline.info["schedule"] if name else "gpipe"
             others, before = Others(own), [process_seconds(pid) for pid in local.pids]
             run = execute(
-                step, placed, steps, warmup=1, traced=0, cluster=local, graph=priced, worker=worker, progress=False,
+                step, placed, steps, warmup=SETTLED, traced=0, cluster=local, graph=priced, worker=worker, progress=False,
                 micro_batches=count, schedule=schedule,
             )  # fmt: skip
             if run.status != "ok":
