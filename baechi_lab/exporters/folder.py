@@ -34,7 +34,7 @@ def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str
 
     An existing folder is replaced only when it is empty, or holds exactly what an earlier export wrote. A kill at any
     moment leaves the earlier or the new one (on Linux and macOS; elsewhere, at one moment, the earlier one beside); what
-    it leaves beside is removed by the next export to that place.
+    it leaves beside is removed by the first export to that place a minute later.
 
     Raises:
         InvalidInput: the folder's place is taken by something else, or its parent does not exist.

@@ -11,6 +11,7 @@ import pytest
 from fewer import fast
 
 import baechi_lab as bl
+from baechi_lab.profilers.tensorflow.optimizer_slots import keras_slots
 
 tf = pytest.importorskip("tensorflow")
 keras = tf.keras
@@ -248,6 +249,17 @@ def test_only_slots_are_taken_for_slots_of_two_variables(make, slots, plain):
     names = {shape: name for name, shape in shapes.items() if name.split("/")[-1].rstrip("0123456789_") in ("w", "b")}
     assert Counter(traced.slots.values()) == ({names[3, 2]: slots, names[2,]: slots} if slots else {})
     assert all(shapes[slot] == shapes[owner] for slot, owner in traced.slots.items())
+
+
+def test_lists_that_contradict_each_other_or_count_steps_tell_of_no_slots():
+    w, b = tf.Variable(1.0, name="w"), tf.Variable(2.0, name="b")
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    optimizer.build([w, b])
+    assert len(keras_slots(optimizer)) == 2
+    optimizer.counted = [optimizer.iterations, optimizer._learning_rate]
+    assert len(keras_slots(optimizer)) == 2
+    optimizer.turned = optimizer.momentums[::-1]
+    assert keras_slots(optimizer) == {}
 
 
 def test_factored_slots_belong_to_their_variable(batch):

@@ -20,15 +20,18 @@ def keras_slots(candidate: Any) -> dict[int, int]:
     trainable = getattr(candidate, "_trainable_variables", None)
     if not hasattr(candidate, "apply_gradients") or not trainable:
         return {}
-    own = {id(v) for v in candidate.variables} - {id(v) for v in trainable}
-    slots: dict[int, int] = {}
+    counted = (getattr(candidate, "iterations", None), getattr(candidate, "_learning_rate", None))
+    own = {id(v) for v in candidate.variables} - {id(v) for v in (*trainable, *counted)}
+    owners: dict[int, set[int]] = defaultdict(set)
     for name, held in vars(candidate).items():
         if name == "_variables" or not isinstance(held, (list, tuple)) or len(held) != len(trainable):
             continue
         pairs = [(slot, variable) for slot, variable in zip(held, trainable, strict=True) if id(slot) in own]
         if all(_belongs(slot, variable) for slot, variable in pairs):
-            slots.update({id(_handle(slot)): id(_handle(variable)) for slot, variable in pairs})
-    return slots
+            for slot, variable in pairs:
+                owners[id(_handle(slot))].add(id(_handle(variable)))
+    # Two lists that contradict each other tell nothing: the data flow decides.
+    return {slot: of.pop() for slot, of in owners.items() if len(of) == 1}
 
 
 def _belongs(slot: Any, variable: Any) -> bool:
