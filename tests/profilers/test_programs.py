@@ -135,6 +135,8 @@ def test_open_dimensions():
     with pytest.raises(InvalidInput, match="'width' at position 1; give sizes"):
         bl.profile_program(inner, batch_size=2)
     assert bl.profile_program(inner, batch_size=2, sizes={"width": 8}).n == bl.profile_program(two_layers(2)).n
+    with pytest.raises(InvalidInput, match="sizes names 'heigth'; the program leaves open 'batch', 'width'"):
+        bl.profile_program(inner, batch_size=2, sizes={"width": 8, "heigth": 8})
 
 
 def test_unknown_operators_are_named_with_their_share():

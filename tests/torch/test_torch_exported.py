@@ -74,6 +74,8 @@ def test_open_dimensions_are_named(exported, file):
             InvalidInput, match=r"value 'x' has the open dimension 's[0-9]+' at position 0; give batch_size"
         ):
             bl.profile_program(source)
+        with pytest.raises(InvalidInput, match=r"sizes names 'batch'; the program leaves open 's[0-9]+'"):
+            bl.profile_program(source, batch_size=4, sizes={"batch": 4})
 
 
 def repacked(file, change=None, drop=None, replace=None) -> bytes:

@@ -44,7 +44,7 @@ def profile_program(
 
     Raises:
         FormatError: unreadable, cut off, of another version, or weights in a file that is missing.
-        InvalidInput: open dimensions without a size.
+        InvalidInput: open dimensions without a size, or a size for one that is not open.
         MissingPackage: `onnx` or `torch` is not installed.
 
     >>> from onnx import TensorProto, helper
@@ -58,7 +58,8 @@ def profile_program(
     if batch_size is not None:
         check_whole("batch_size", batch_size)
     check_whole("optimizer_states", optimizer_states, 0)
-    found = _read(program, batch_size, dict(sizes or {}))
+    named = {label: check_whole(f"sizes[{label!r:.80}]", size) for label, size in dict(sizes or {}).items()}
+    found = _read(program, batch_size, named)
     _warn(found, next(iter(kinds.values())))
     return (with_training(found, optimizer_states) if training else found).graph(kinds)
 

@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from ...checks import check_whole
 from ...errors import FormatError, InvalidInput
 from ...graph.formats.onnx_file import inlined, load_model, onnx_package, op_names
 from ...graph.formats.reading import located, stem
 from ..arithmetic import per_element
 from ..roofline import Kernel
 from .onnx_flops import SHAPE_OPS, product_flops
-from .records import Program, ProgramOp
+from .records import Program, ProgramOp, check_named
 
 onnx = onnx_package()
 
@@ -91,6 +90,7 @@ def _inferred(model: Any, batch_size: int | None, sizes: Mapping[str, int]) -> A
             if label not in chosen:
                 chosen[label] = _chosen(label, value.name, k, batch_size, sizes)
             dim.dim_value = chosen[label]
+    check_named(sizes, chosen)
     # What was said about inner values may still name the open dimensions.
     del made.graph.value_info[:]
     for value in made.graph.output:
@@ -108,7 +108,7 @@ def _inferred(model: Any, batch_size: int | None, sizes: Mapping[str, int]) -> A
 
 def _chosen(label: str, value: str, position: int, batch_size: int | None, sizes: Mapping[str, int]) -> int:
     if label in sizes:
-        return check_whole(f"sizes[{label!r}]", sizes[label])
+        return sizes[label]
     if position == 0 and batch_size is not None:
         return batch_size
     how = "give batch_size (--batch-size)" if position == 0 else f"give sizes={{{label!r}: ...}} (-p {label}=...)"

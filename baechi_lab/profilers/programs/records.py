@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ...errors import InvalidInput
 from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.tensors import TensorTable
 from ..hardware import Hardware
@@ -144,3 +145,12 @@ class Program:
         for i in range(len(self.ops)):
             size[root(i)] = size.get(root(i), 0) + 1
         return {i: self.ops[root(i)].name for i in range(len(self.ops)) if size[root(i)] > 1}
+
+
+def check_named(sizes: Mapping[str, int], open_dimensions: Iterable[str]) -> None:
+    """Refuse a size for a dimension that the program does not leave open."""
+    left_open = sorted(open_dimensions)
+    for label in sizes:
+        if label not in left_open:
+            has = f"leaves open {', '.join(map(repr, left_open))}" if left_open else "leaves no dimension open"
+            raise InvalidInput(f"sizes names {label!r:.80}; the program {has}")

@@ -12,7 +12,7 @@ import torch
 
 from ...graph.formats.reading import located, read, stem
 from ...torch.runtime.tree import map_tensors, tensors
-from ..programs.records import Program
+from ..programs.records import Program, check_named
 from .collecting import Collector, OpenSizes, innermost, meta
 from .exported_file import read_document, read_program
 
@@ -68,6 +68,7 @@ def _of_memory(program: Any, batch_size: int | None, sizes: Mapping[str, int]) -
             )
     parameters = dict.fromkeys(signature.inputs_to_parameters, True) | dict.fromkeys(signature.inputs_to_buffers, False)
     outputs = [_name_of(n) for node in program.graph.nodes if node.op == "output" for n in node.all_input_nodes]
+    check_named(open_sizes.sizes, open_sizes.chosen)
     return made.program(parameters, outputs)
 
 

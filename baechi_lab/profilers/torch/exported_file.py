@@ -17,7 +17,7 @@ import torch
 
 from ...errors import FormatError
 from ...graph.formats.reading import MOST_FILE_BYTES, parse
-from ..programs.records import Program
+from ..programs.records import Program, check_named
 from .collecting import Collector, OpenSizes, innermost, meta
 from .symbols import evaluated
 
@@ -82,9 +82,12 @@ def read_program(document: Any, name: str, batch_size: int | None, sizes: Mappin
         )
     try:
         module = document["graph_module"]
-        return _Reader(module["graph"], name, OpenSizes(batch_size, sizes)).program(module["signature"])
+        open_sizes = OpenSizes(batch_size, sizes)
+        found = _Reader(module["graph"], name, open_sizes).program(module["signature"])
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise FormatError(f"the program is damaged: {type(error).__name__} at {str(error)!r:.80}") from error
+    check_named(sizes, open_sizes.chosen)
+    return found
 
 
 def _entry(found: Any) -> tuple[str, Any]:
