@@ -26,7 +26,7 @@ class TorchStep:
         inputs: the model's arguments, on the CPU: a tensor, a tuple of positional ones, a dict (or Hugging Face's
             `BatchEncoding`) of keywords, with labels or without, or both as `(tuple, dict)`.
         loss: `(outputs, *targets) -> scalar`; by default the `loss` that the outputs have, else the mean of their squares.
-        targets: what the loss compares with, on the CPU.
+        targets: what the loss compares with, on the CPU: a tensor, or a tuple of them.
         optimizer: `parameters -> torch.optim.Optimizer`, or None for no update; for an export, a class of
             `torch.optim` or `functools.partial` of one.
         optimizer_states: tensors of a parameter's size that it keeps (SGD 0, momentum 1, Adam 2).
@@ -56,6 +56,16 @@ class TorchStep:
     def __post_init__(self) -> None:
         if self.mode not in (None, "training"):
             raise InvalidInput(f"mode of step {self.name!r} is {self.mode!r}; it must be 'training' or None")
+        if isinstance(self.build, nn.Module) or not callable(self.build):
+            kind = type(self.build).__name__
+            raise InvalidInput(
+                f"build of step {self.name!r} is a {kind}; it must be what makes the model, such as its class"
+            )
+        targets = (self.targets,) if isinstance(self.targets, torch.Tensor) else self.targets
+        if not isinstance(targets, (tuple, list)):
+            kind = type(targets).__name__
+            raise InvalidInput(f"targets of step {self.name!r} is a {kind}; it must be a tensor or a tuple of tensors")
+        object.__setattr__(self, "targets", tuple(targets))
         try:
             args, kwargs = as_arguments(self.inputs)
         except InvalidInput as error:
@@ -119,10 +129,21 @@ class TorchStep:
 
     def loss_of(self, outputs: Any) -> torch.Tensor:
         """The loss of what the model returned, targets brought to the outputs' device."""
-        here = next(tensors(outputs)).device
         if self.loss is None:
             return own_loss(outputs)
-        return self.loss(outputs, *map_tensors(self.targets, lambda t: t.to(here)))
+        here = next((t.device for t in tensors(outputs)), torch.device("cpu"))
+        try:
+            return self.loss(outputs, *map_tensors(self.targets, lambda t: t.to(here)))
+        except (
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+        ) as error:  # no RuntimeError: memory may be exhausted
+            raise InvalidInput(
+                f"loss of step {self.name!r} failed on the model's outputs and {len(self.targets)} targets: "
+                f"{type(error).__name__}: {' '.join(str(error).split()):.500}"
+            ) from error
 
     def __repr__(self) -> str:
         shapes = ", ".join(str(list(t.shape)) for t in tensors(self.inputs))

@@ -326,4 +326,6 @@ def _run(key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.M
         what = f"layer {key!r} ({type(module).__name__})" if module is not None else f"function {key!r}"
         what = f"model {key}" if module is run else what
         said = " ".join(str(error).split())
+        if module is run and not any(True for _ in tensors((args, kwargs))):
+            said += " (they hold no tensor: a tokenizer makes some with return_tensors='pt')"
         raise InvalidInput(f"{what} failed on the sample inputs: {type(error).__name__}: {said:.500}") from error

@@ -108,6 +108,23 @@ def test_arguments_in_every_form():
         as_arguments(3)
     with pytest.raises(bl.InvalidInput, match="inputs of step 'bad' is a str; it must be a tensor"):
         bl.torch.TorchStep("bad", Scaled, "text")
+    with pytest.raises(bl.InvalidInput, match="build of step 'bad' is a Linear; it must be what makes the model"):
+        bl.torch.TorchStep("bad", nn.Linear(2, 2), x)
+    with pytest.raises(bl.InvalidInput, match=r"hold no tensor: a tokenizer makes some with return_tensors='pt'"):
+        bl.torch.trace(nn.Linear(2, 2), {"input": [1, 2]})
+
+
+def test_one_target_needs_no_tuple():
+    """Its rows were taken for targets of their own."""
+    rows, classes = torch.ones(3, 2), torch.tensor([0, 1, 0])
+    step = bl.torch.TorchStep("one", lambda: nn.Linear(2, 2), rows, nn.functional.cross_entropy, classes)
+    model = step.model()
+    assert torch.equal(step.run(model), nn.functional.cross_entropy(model(rows), classes))
+    with pytest.raises(bl.InvalidInput, match=r"loss of step 'two' failed .* and 2 targets: ValueError: "):
+        step = bl.torch.TorchStep("two", lambda: nn.Linear(2, 2), rows, lambda y, a, b: int("x"), (classes, classes))
+        bl.torch.profile(step, runs=1, warmup=0)
+    with pytest.raises(bl.InvalidInput, match="targets of step 'three' is a dict; it must be a tensor or a tuple"):
+        bl.torch.TorchStep("three", lambda: nn.Linear(2, 2), rows, targets={"y": classes})
 
 
 def test_positions_and_keywords_together_are_traced_profiled_and_run():
