@@ -51,7 +51,7 @@ def side_by_side(
         longest = max(add_schedule(figure, pairs[pair], placer, row, col) for col, placer in enumerate(pair, 1))
         for col in (1, 2):
             figure.update_xaxes(range=[0, longest * 1.02], row=row, col=col)
-    figure.update_xaxes(title_text="time (µs)", row=len(chosen))
+    figure.update_xaxes(title_text="time (us)", row=len(chosen))
     figure.update_yaxes(title_text="device (speed)", col=1)
     title = "The attacked placer (left) and another (right) on one instance"
     return styled(figure, title, 120 + 165 * len(chosen), barmode="overlay", margin={"t": 75})

@@ -28,7 +28,7 @@ COLUMNS = (
     "command",
     "error",
 )
-HEAD = ("way", "choice", "fits", "step", "samples/s", "peak per device", "gives up")
+HEAD = ("way", "choice", "fits", "step", "samples/s", "peak memory of each device", "gives up")
 
 
 @dataclass(frozen=True, eq=False)

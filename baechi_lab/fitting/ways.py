@@ -108,9 +108,20 @@ def _recomputed(way: Way, subject: Subject, joint: Joint, devices: int) -> Way:
     again = f"bl.recompute({subject.original}, {short})"
     code = code_of(again, "cluster", joint.placement, devices)
     return replace(
-        way, choice=joint.what, gives_up=f"{more:.1%} more computation", command=code, graph=joint.graph,
+        way, choice=joint.what, gives_up=_more_in_words(more), command=code, graph=joint.graph,
         placement=joint.placement, timeline=joint.timeline,
     )  # fmt: skip
+
+
+def _more_in_words(share: float) -> str:
+    """What is computed again, as a share of the step.
+
+    >>> _more_in_words(0.212), _more_in_words(0.0001), _more_in_words(0.0)
+    ('21.2% more computation', 'less than 0.1% more computation', 'nothing')
+    """
+    if share <= 0.0:
+        return "nothing"
+    return f"{share:.1%} more computation" if share >= 0.001 else "less than 0.1% more computation"
 
 
 def offloading(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[Way]:

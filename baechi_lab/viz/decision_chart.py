@@ -61,7 +61,7 @@ def decisions(graph: OpGraph, cluster: Cluster, placement: Placement, title: str
 
 def _sentence(graph: OpGraph, cluster: Cluster, decision: Any) -> str:
     pair = decision.chosen
-    where = f"{graph.names[pair.op]} on {cluster.names[pair.device]} at {format_us(pair.start_us).replace('us', 'µs')}"
+    where = f"{graph.names[pair.op]} on {cluster.names[pair.device]} at {format_us(pair.start_us)}"
     return f"{where}: {decision.reason}"
 
 

@@ -73,7 +73,7 @@ def gantt(
 
 
 def _heading(timeline: Timeline) -> str:
-    return f"One step, {timeline.origin}: {format_us(timeline.makespan_us).replace('us', 'µs')}"
+    return f"One step, {timeline.origin}: {format_us(timeline.makespan_us)}"
 
 
 def _sends(device: str) -> str:
@@ -157,7 +157,7 @@ def _bar(
 
 
 def _span(start: float, end: float) -> str:
-    return f"{format_us(start)} to {format_us(end)} ({format_us(end - start)})".replace("us", "µs")
+    return f"{format_us(start)} to {format_us(end)} ({format_us(end - start)})"
 
 
 def _op_texts(timeline: Timeline, rows: Any, bars: Bars) -> list[str]:

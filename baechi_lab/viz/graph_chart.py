@@ -138,5 +138,4 @@ def _text(opgraph: OpGraph, scene: Scene, node: int, share: Any, names: Sequence
     )  # fmt: skip
     time, persistent = format_us(float(scene.duration_us[node])), int(opgraph.persistent_bytes[ops].sum())
     name = scene.tree.names[int(scene.nodes[node])]
-    said = f"<b>{name}</b><br>{kind}{original} on {where}<br>{time}, {format_bytes(persistent)} persistent"
-    return said.replace(" us", " µs")
+    return f"<b>{name}</b><br>{kind}{original} on {where}<br>{time}, {format_bytes(persistent)} persistent"

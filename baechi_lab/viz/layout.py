@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .colors import FONT, GRID, SERIES, written
 
-UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
+UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "us"))
 BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 INK = "#222222"
 LEGEND = {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 1, "xanchor": "right"}

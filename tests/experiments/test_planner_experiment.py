@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from baechi_lab import Cluster, OpGraph, save_graph
@@ -74,6 +75,9 @@ def test_tables_by_hand():
     assert second.tolist() == [4.0, 5.0, 6.0, 3.0, 1 - 3.0 / 4.0, 7]
     took = tables.placing_times(results).loc[("RNNLM", "m-etf")]
     assert (took["times_longer"], took["samples"], took["step_learned_over_rival"]) == (20.0, 28, 0.75)
+    # Counts are whole numbers, where a table of them and of seconds made all of them 2.0.
+    assert tables.table_1(results)["GPUs"].dtype == tables.table_2(results)["updates"].dtype == np.int64
+    assert tables.placing_times(results)["samples"].dtype == np.int64
     assert tables.paper_table_1().loc["NMT (4-layer)", "hierarchical"] == 1.69
 
 

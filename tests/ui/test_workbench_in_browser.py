@@ -545,6 +545,7 @@ def test_any_placer_can_be_explained(page, expected):
     page.wait_for_selector('.bl-table:has-text("chosen")', timeout=30_000)
     said = page.locator('.bl-good:has-text("step 1 of")').inner_text()
     assert "of its cap of" in said  # m-topo tells how full the device is
+    assert page.evaluate(WHOLE, "Explain")["sideways"] == []
     page.click('.bl-workbench button:text-is("End")')
 
 
@@ -595,6 +596,9 @@ WHOLE = """(tab) => {
     blank: all('.bl-chart').filter((e) => e.clientHeight > 0 && unlike(e)).length,
     outside: all('.bl-chart text').filter(beyond).map((e) => e.textContent),
     scrolls: tab === 'Compare' && [panes, ...all('.bl-pane-compare .bl-grid, .bl-pane-compare .bl-scroll')].some(tall),
+    // A hair too wide is enough for a bar to scroll sideways.
+    sideways: all('.widget-box').filter((e) => e.scrollWidth > e.clientWidth && getComputedStyle(e).overflowX === 'auto')
+      .map((e) => e.innerText.slice(0, 40)),
     nothing: /\\b0\\.00 us/.test(bench.innerText),
   };
 }"""

@@ -44,7 +44,7 @@ def table_1(results: Mapping[str, Any]) -> pandas.DataFrame:
         learned = step["hierarchical"]
         best = np.nanmin(list(others.values()))
         rows[cell["name"]] = {"GPUs": cell["gpus"], **others, "hierarchical": learned, "reduction": 1 - learned / best}
-    return pd.DataFrame(rows).T.astype({"GPUs": int})
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def paper_table_1() -> pandas.DataFrame:
@@ -67,7 +67,7 @@ def table_2(results: Mapping[str, Any]) -> pandas.DataFrame:
             "best": best, "median": float(np.median(drawn)), "worst": float(np.max(drawn)), "learned": learned,
             "improvement": 1 - learned / best, "updates": [r for r in cell["rows"] if "updates" in r][3]["updates"],
         }  # fmt: skip
-    return pd.DataFrame(rows).T
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def compared_groupings(results: Mapping[str, Any]) -> pandas.DataFrame:
@@ -87,7 +87,7 @@ def compared_groupings(results: Mapping[str, Any]) -> pandas.DataFrame:
                 f"median after {limit:.0f} s": float(np.median(soon)),
                 "samples": mine[0]["samples"], "seconds": float(np.median([row["train_seconds"] for row in mine])),
             }  # fmt: skip
-    return pd.DataFrame(rows).T.rename_axis(["placed", "grouping"])
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["placed", "grouping"])
 
 
 def placing_times(results: Mapping[str, Any]) -> pandas.DataFrame:
@@ -105,4 +105,4 @@ def placing_times(results: Mapping[str, Any]) -> pandas.DataFrame:
                 "samples": learned.get("samples", 0), "times_longer": learned["place_seconds"] / seconds,
                 "step_learned_over_rival": step["hierarchical"] / step[name],
             }  # fmt: skip
-    return pd.DataFrame(rows).T.rename_axis(["model", "rival"])
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["model", "rival"])
