@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BaechiLabError, ExecutionError, InvalidInput
 from ..graph import Cluster, OpGraph, Step
+from ..graph.costs import check_kinds
 from ..graph.formats.wire import decoded, encoded
 from ..workers.executors import Calls, opened
 from .grid import Cell, Placing, Profiling, Steps, Subject, cells, graph_key, listed
@@ -104,7 +105,7 @@ def sweep(
     sizes = None if batch_size is None else listed("batch_size", batch_size)
     if sizes is None and isinstance(subject, str) and micro_batches is not None:
         sizes = _own_size(subject, profiling)
-    _check_subject(subject, sizes, profiling)
+    _check_subject(subject, sizes, profiling, template)
     names = listed("placer", placer)
     grid = list(cells(sizes, listed("devices", devices), listed("memory_bytes", memory_bytes), names, template, steps))
     _check_placers(names, placing)
@@ -299,7 +300,7 @@ def _check_placers(names: list[str], placing: Placing) -> None:
         make_placer(name, **placing.of(name))
 
 
-def _check_subject(subject: Any, sizes: list[Any] | None, profiling: Profiling) -> None:
+def _check_subject(subject: Any, sizes: list[Any] | None, profiling: Profiling, template: Cluster) -> None:
     """Refuse what can be seen to be wrong before anything slow starts."""
     if isinstance(subject, str):
         from ..models.registry import make_model
@@ -309,5 +310,6 @@ def _check_subject(subject: Any, sizes: list[Any] | None, profiling: Profiling) 
     elif isinstance(subject, OpGraph):
         if sizes is not None:
             raise InvalidInput("an OpGraph has the batch size it was profiled with; leave batch_size out")
+        check_kinds(subject, template)
     elif not isinstance(subject, Step) and not callable(subject):
         raise InvalidInput(f"a sweep runs on a model's name, a Step, an OpGraph or a function, not on {subject!r}")

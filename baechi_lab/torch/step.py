@@ -129,10 +129,10 @@ class TorchStep:
 
     def loss_of(self, outputs: Any) -> torch.Tensor:
         """The loss of what the model returned, targets brought to the outputs' device."""
-        if self.loss is None:
-            return own_loss(outputs)
         here = next((t.device for t in tensors(outputs)), torch.device("cpu"))
         try:
+            if self.loss is None:
+                return own_loss(outputs)
             return self.loss(outputs, *map_tensors(self.targets, lambda t: t.to(here)))
         except (
             TypeError,

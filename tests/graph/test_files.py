@@ -187,6 +187,9 @@ def test_unreadable_and_missing_files(tmp_path):
         bl.load_graph(tmp_path / "missing.json")
     with pytest.raises(bl.FormatError, match="cannot be read"):
         bl.load_graph(tmp_path)
+    with pytest.raises(bl.FormatError) as caught:
+        load_placement(tmp_path / "missing.json")
+    assert str(caught.value).count("missing.json") == 1
 
 
 def test_another_kind_of_record(tmp_path):

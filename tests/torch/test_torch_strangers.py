@@ -123,6 +123,10 @@ def test_one_target_needs_no_tuple():
     with pytest.raises(bl.InvalidInput, match=r"loss of step 'two' failed .* and 2 targets: ValueError: "):
         step = bl.torch.TorchStep("two", lambda: nn.Linear(2, 2), rows, lambda y, a, b: int("x"), (classes, classes))
         bl.torch.profile(step, runs=1, warmup=0)
+    with pytest.raises(
+        bl.InvalidInput, match="ValueError: no output is a tensor of real numbers; give the step a loss"
+    ):
+        bl.torch.TorchStep("boxes", lambda: nn.Linear(2, 2), rows).loss_of([{"boxes": rows}])
     with pytest.raises(bl.InvalidInput, match="targets of step 'three' is a dict; it must be a tensor or a tuple"):
         bl.torch.TorchStep("three", lambda: nn.Linear(2, 2), rows, targets={"y": classes})
 

@@ -166,6 +166,10 @@ def test_bad_subjects_are_refused():
         bl.sweep(graph_of(2), **{**GRID, "executor": "here"})
     with pytest.raises(bl.UnknownNameError, match="gnmt"):
         bl.sweep("gmnt", **{**GRID, "executor": "here"})
+    with pytest.raises(bl.CostError, match="of kind 'h100' and the graph was estimated for a100"):
+        estimated = graph_of(2).replace(duration_by_kind={"a100": graph_of(2).duration_us})
+        others = bl.Cluster.uniform(1, kind="h100")
+        bl.sweep(estimated, **{**GRID, "executor": "here", "batch_size": None, "cluster": others})
     with pytest.raises(bl.InvalidInput, match="not on 3"):
         bl.sweep(3, **{**GRID, "executor": "here"})
 

@@ -106,6 +106,8 @@ def located(path: PathLike, work: Any) -> Any:
     try:
         return work()
     except InvalidInput as error:
+        if str(error).startswith(f"{name_of(path)}: "):  # it could not be read at all
+            raise
         raise type(error)(f"{name_of(path)}: {error}") from error
     except RecursionError as error:
         raise FormatError(f"{name_of(path)}: lists or objects are nested too deeply") from error

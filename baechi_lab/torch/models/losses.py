@@ -35,5 +35,8 @@ def own_loss(outputs: Any) -> torch.Tensor:
 
 def mean_square(outputs: Any) -> torch.Tensor:
     """A loss for any tensor or tuple of tensors: the sum of their mean squares."""
-    flat = [outputs] if isinstance(outputs, torch.Tensor) else [t for t in outputs if isinstance(t, torch.Tensor)]
-    return torch.stack([t.float().square().mean().to(flat[0].device) for t in flat if t.is_floating_point()]).sum()
+    given = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+    flat = [t for t in given if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    if not flat:
+        raise ValueError("no output is a tensor of real numbers; give the step a loss")
+    return torch.stack([t.float().square().mean().to(flat[0].device) for t in flat]).sum()
