@@ -144,13 +144,19 @@ def sweep_chart(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tu
     column, factor = MEASURES[measure]
     along, other = AXES[axis], AXES.get(by, "")
     points = _best_points(table, along, other, column)
-    found = sorted(points.groupby("_by", sort=False), key=lambda pair: _rank(pair[1], column))
-    shown = sorted(found[:MOST_CURVES], key=lambda pair: list(points["_by"]).index(pair[0]))
+    curves_of = [(_word(other, name), rows) for name, rows in points.groupby("_by", sort=False)]
+    if along not in WORDS:
+        curves_of = _once(curves_of, along, column)
+    found = sorted(curves_of, key=lambda pair: _rank(pair[1], column))
+    names = [name for name, _ in curves_of]
+    shown = sorted(found[:MOST_CURVES], key=lambda pair: names.index(pair[0]))
     left_out = [name for name in asked(table) if name not in (axis, by)]
     said = [f"Each point is the best over {', '.join(left_out)}."] if left_out else []
     if len(found) > MOST_CURVES:
-        said.append(f"{len(found) - MOST_CURVES} weaker curves are left out; the table has every row.")
-    parts = [_curve(rows, along, column, factor, _word(other, name), k) for k, (name, rows) in enumerate(shown)]
+        said.append(
+            f"{len(found) - MOST_CURVES} curves that reach nothing better are left out; the table has every row."
+        )
+    parts = [_curve(rows, along, column, factor, name, k) for k, (name, rows) in enumerate(shown)]
     if along in WORDS:
         labels = list(dict.fromkeys(points[along].astype(str)))
         parts = [_on(labels, rows, along, part) for (_, rows), part in zip(shown, parts, strict=True)]
@@ -158,6 +164,18 @@ def sweep_chart(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tu
     ticks = sorted({float(x) for part in parts for x in part["x"]})
     marks: dict[str, Any] = {"ticks": ticks} if len(ticks) <= 12 else {}
     return curves(axis, measure, parts, **marks), " ".join(said)
+
+
+def _once(found: list[tuple[str, pandas.DataFrame]], along: str, column: str) -> list[tuple[str, pandas.DataFrame]]:
+    """Curves that lie on each other as one, under the names of all of them."""
+    same: dict[Any, list[tuple[str, pandas.DataFrame]]] = {}
+    for name, rows in found:
+        ordered = rows.sort_values(along, kind="stable")
+        key = ordered[[along, column, "feasible"]].to_csv(index=False)  # NaN is like NaN there
+        same.setdefault(key, []).append((name, rows))
+    told = {key: [name for name, _ in pairs] for key, pairs in same.items()}
+    more = {key: f" and {len(names) - 3} more" if len(names) > 3 else "" for key, names in told.items()}
+    return [(", ".join(told[key][:3]) + more[key], pairs[0][1]) for key, pairs in same.items()]
 
 
 def _better(column: str) -> float:
@@ -218,7 +236,7 @@ def _word(column: str, value: Any) -> str:
         return "" if not column else f"no {column.replace('_', ' ')}"
     plural = "" if value == 1 else "s"
     words: dict[str, Any] = {
-        "devices": lambda v: f"{int(v)} device{plural}", "memory_bytes": lambda v: f"{v / 1e9:.4g} GB",
+        "devices": lambda v: f"{int(v)} device{plural}", "memory_bytes": lambda v: f"{v / 1e9:.4g} GB" if v >= 1e8 else f"{v / 1e6:.4g} MB",
         "batch_size": lambda v: f"batch {int(v)}", "micro_batches": lambda v: f"{int(v)} micro-batch{'es' if v > 1 else ''}",
         "replicas": lambda v: f"{int(v)} replica{plural}",
     }  # fmt: skip

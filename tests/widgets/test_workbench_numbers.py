@@ -233,6 +233,13 @@ def test_a_sweep_s_chart_answers_one_question():
         "b": ([2.0, 4.0], [5.0, 2.0], [False, False]),  # on 4 GB the better of 1 and 2 devices
     }
     assert said == "Each point is the best over devices."
+    # Eight amounts of memory that change nothing are one curve, not six and "2 weaker ones".
+    alike = sweep_rows(
+        batch_size=[1, 2] * 8, memory_bytes=np.repeat([1e6, 2e6, 3e6, 4e6, 1e9, 2e9, 3e9, 4e9], 2),
+        placer=["a"] * 16, makespan_us=[3.0, 4.0] * 8, feasible=[True] * 16,
+    )  # fmt: skip
+    spec, said = sweep_chart(alike, "batch size", "memory (GB)", "step time (ms)")
+    assert [s["name"] for s in spec["series"]] == ["1 MB, 2 MB, 3 MB and 5 more"] and said == ""
 
 
 def test_the_same_devices_in_another_order_are_not_called_the_same():

@@ -180,7 +180,11 @@ def described(values: Any) -> str:
     size, rate, count = values["batch_size"], values["samples_per_second"], int(values["devices"])
     batch = f"batch size {int(size)}, " if _there(size) else ""
     micro, order, copies = values.get("micro_batches"), values.get("schedule"), values.get("replicas")
-    batch += f"{int(micro)} micro-batches{f' under {order}' if _there(order) else ''}, " if _there(micro) else ""
+    batch += (
+        f"{int(micro)} micro-batch{'es' if micro > 1 else ''}{f' under {order}' if _there(order) else ''}, "
+        if _there(micro)
+        else ""
+    )
     batch += f"{int(copies)} replicas, " if _there(copies) and copies > 1 else ""
     speed = f", {format_rate(rate)} samples per second" if _there(rate) else ""
     where = f"{count} device{'s' if count > 1 else ''} of {format_bytes(values['memory_bytes'])}"

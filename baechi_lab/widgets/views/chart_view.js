@@ -209,7 +209,8 @@ function drawLines(picture, spec, plot, clicked) {
       picture.append(drawMark(spec, s, k, x, at), hitArea(s, k, x, at, clicked));
     }
     // A line is named at its end, points at the lowest of them.
-    const named = spec.kind === "lines" ? there.slice(-1) : there.slice().sort((a, b) => b.y - a.y).slice(0, 1);
+    const nowhere = there.length ? [] : points.filter((p) => s.hollow?.[p.k]).slice(-1).map((p) => ({ ...p, y: bottom }));
+    const named = spec.kind === "lines" ? [...there.slice(-1), ...nowhere] : there.slice().sort((a, b) => b.y - a.y).slice(0, 1);
     if (s.name) ends.push(...named.map((p) => ({ series: s, x: p.x, y: p.y })));
   }
   drawNames(picture, spec, plot, ends);
