@@ -236,7 +236,8 @@ def _word(column: str, value: Any) -> str:
         return "" if not column else f"no {column.replace('_', ' ')}"
     plural = "" if value == 1 else "s"
     words: dict[str, Any] = {
-        "devices": lambda v: f"{int(v)} device{plural}", "memory_bytes": lambda v: f"{v / 1e9:.4g} GB" if v >= 1e8 else f"{v / 1e6:.4g} MB",
+        "devices": lambda v: f"{int(v)} device{plural}",
+        "memory_bytes": lambda v: f"{v / 1e9:.4g} GB" if v >= 1e8 else f"{v / 1e6:.4g} MB",
         "batch_size": lambda v: f"batch {int(v)}", "micro_batches": lambda v: f"{int(v)} micro-batch{'es' if v > 1 else ''}",
         "replicas": lambda v: f"{int(v)} replica{plural}",
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ..graph.units import format_bytes, format_us
@@ -16,33 +17,39 @@ REST = ["batch_size", "micro_batches", "schedule", "replicas", "devices", "place
 
 
 def surprises(table: pandas.DataFrame, most: int = MOST) -> list[str]:
-    """A sentence for each setting that has more memory than another and a longer step, the worst first.
+    """A sentence for each reason why a setting has more memory than another and a longer step, the worst first.
 
     A placement that fits less memory fits more of it as well: what is found there is at hand.
     """
-    found = []
+    found = defaultdict(list)
     fits = table[table["feasible"].astype(bool)]
     for _, rows in fits.groupby(REST, dropna=False, sort=False):
         rows = rows.sort_values("memory_bytes", kind="stable")
-        lowest = rows["makespan_us"].cummin().shift()
-        worse = rows[rows["makespan_us"] > lowest * (1 + NOISE)]
-        for at, row in worse.iterrows():
-            earlier = rows.loc[:at]
-            less = earlier.loc[earlier["makespan_us"].idxmin()]
-            found.append((float(row["makespan_us"] / less["makespan_us"]), _sentence(row, less)))
-    return [text for _, text in sorted(found, reverse=True)[:most]]
+        longer = rows["makespan_us"] / rows["makespan_us"].cummin().shift()
+        if not longer.max() > 1 + NOISE:
+            continue
+        row = rows.loc[longer.idxmax()]
+        less = rows.loc[rows.loc[: row.name, "makespan_us"].idxmin()]
+        found[_reason(row, less)].append((float(longer.max()), _both(row, less)))
+    told = sorted((sorted(settings, reverse=True), why) for why, settings in found.items())
+    return [f"{_listed([both for _, both in settings], most)}: {why}" for settings, why in reversed(told)]
 
 
-def _sentence(row: pandas.Series, less: pandas.Series) -> str:
+def _listed(settings: list[str], most: int) -> str:
+    more = len(settings) - most
+    left = [] if more <= 0 else [f"{more} more setting{'s' if more > 1 else ''} likewise"]
+    return "; ".join(settings[:most] + left)
+
+
+def _reason(row: pandas.Series, less: pandas.Series) -> str:
     """Where the passes made other groups, they are the reason; else the rule itself."""
     if row["groups"] != less["groups"]:
-        why = (
+        return (
             f"with more memory every device could hold the whole model, so the passes placed {int(row['groups']):,} groups of "
             f"forward ops instead of {int(less['groups']):,} groups of all ops (forward only: no places them as with less)."
         )
-        return f"{_both(row, less)}: {why}"
     return (
-        f"{_both(row, less)}: this rule does not try all placements, and less memory led it to a better one, which fits here "
+        "this rule does not try all placements, and less memory led it to a better one, which fits here "
         "too (placer auto compares more of them)."
     )
 

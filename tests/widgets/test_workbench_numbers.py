@@ -216,6 +216,14 @@ def test_more_memory_and_a_longer_step_are_explained():
     assert "1,111 groups of forward ops instead of 6,088" in said
     assert "does not try all placements" in surprises(rows.assign(groups=7))[0]
     assert surprises(rows[:2]) == []
+    # Five rules that all get slower at 4 and again at 8 GB: one sentence, where three of ten cases were told.
+    many = sweep_rows(
+        placer=[name for name in "abcde" for _ in range(3)], memory_bytes=[2e9, 4e9, 8e9] * 5, feasible=[True] * 15,
+        makespan_us=[5.0, 6.0, 7.0] * 4 + [5.0, 6.0, 9.0],
+    )  # fmt: skip
+    (said,) = surprises(many)
+    assert said.startswith("e on 2 devices: 9.00 us with 8.00 GB each, 5.00 us with 2.00 GB; d on 2 devices: 7.00 us")
+    assert "; 2 more settings likewise: this rule does not" in said
 
 
 def test_a_sweep_s_chart_answers_one_question():
