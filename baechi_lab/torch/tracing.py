@@ -32,7 +32,7 @@ from .records import Call, Trace
 from .runtime.context import kept_activations
 from .runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
 from .runtime.random import States, generator_states, same_states
-from .runtime.storage import storage_bytes, storage_key
+from .runtime.storage import storage_bytes, storage_key, tensor_bytes
 from .runtime.tree import as_arguments, map_tensors, tensors, understood
 from .snapshot import host_states, same_host_states, untouched
 from .state import State
@@ -122,7 +122,7 @@ class Tracer(Handler):
         self.state = State(model, self.keeping)
         self.results: tuple[int, ...] = ()
         self.returned: dict[int, int] = {}
-        self.parameter_bytes = {name: p.nbytes for name, p in model.named_parameters()}
+        self.parameter_bytes = {name: tensor_bytes(p) for name, p in model.named_parameters()}
         self.module_names = {id(m): name for name, m in model.named_modules()}
         self.name_of = {id(p): name for name, p in model.named_parameters()}
         self.buffer_of = {id(b): name for name, b in model.named_buffers()}

@@ -187,6 +187,17 @@ def test_sparse_products_are_placed_and_train_as_before(layout):
     assert same([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()])
 
 
+def test_sparse_gradients_and_parameters_are_profiled():
+    """A sparse gradient has no one storage, and a sparse parameter no `nbytes`."""
+    words = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
+    graph = bl.torch.profile(words, torch.arange(6), hardware="a100")
+    assert graph.names[-1] == "0/backward"
+    held = nn.Module()
+    held.w, held.forward = nn.Parameter(torch.eye(4).to_sparse()), lambda x: torch.sparse.mm(held.w, x)
+    graph = bl.torch.profile(held, torch.ones(4, 3), mode="inference", runs=1, warmup=0)
+    assert graph.persistent_bytes.sum() == 4 * 4 + 2 * 4 * 8  # values, and two indices each
+
+
 def test_objects_of_tensors_between_layers():
     """A model as torchvision's detectors are: a list of images, a layer that returns an object, one that takes it."""
     model, plain = Detector(), Detector()

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...torch.records import Trace
 from ...torch.runtime.intercept import Frame
-from ...torch.runtime.storage import storage_key
+from ...torch.runtime.storage import storage_key, storages
 from ...torch.runtime.tree import tensors
 from ..roofline import Kernel
 from .faking import Watching
@@ -47,8 +47,7 @@ class Counter(Watching):
 
     def _allocated(self, args: Any, kwargs: Any, out: Any) -> None:
         old = {storage_key(t) for t in tensors((args, kwargs))}
-        for tensor in tensors(out):
-            storage = tensor.untyped_storage()
+        for storage in (storage for tensor in tensors(out) for storage in storages(tensor)):
             key = storage._cdata
             if key not in old and key not in self.alive:
                 self.changes.append(storage.nbytes())

@@ -27,13 +27,22 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(_storage(tensor)._cdata)
 
 
+def storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
+    """The memory that holds a tensor: of a sparse one that of its values, then of its indices.
+
+    >>> len(storages(torch.ones(2))), len(storages(torch.eye(2).to_sparse()))
+    (1, 2)
+    """
+    return [part.untyped_storage() for part in _parts(tensor)]
+
+
 def storage_bytes(tensor: torch.Tensor) -> int:
     """Bytes of the memory that holds a tensor, with the indices of a sparse one.
 
     >>> storage_bytes(torch.ones(4)[1:]), storage_bytes(torch.eye(2).to_sparse())    # 2 * 4 + 2 * 2 * 8
     (16, 40)
     """
-    return sum(t.untyped_storage().nbytes() for t in _parts(tensor))
+    return sum(storage.nbytes() for storage in storages(tensor))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
