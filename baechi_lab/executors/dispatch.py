@@ -167,4 +167,5 @@ def _beside(run: Run, ways: Mapping[str, Way], steps: int, warmup: int, stop: St
 def _refuse(**options: Any) -> None:
     for name, value in options.items():
         if value is not None:
-            raise InvalidInput(f"{name} is {value!r}; that option is for TensorFlow steps, not for a PyTorch step")
+            shown = " ".join(f"{value!r:.60}".split())
+            raise InvalidInput(f"{name} is {shown}; that option is for TensorFlow steps, not for a PyTorch step")

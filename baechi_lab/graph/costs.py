@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +23,8 @@ def durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
     table = np.empty((graph.n, cluster.n), dtype=np.float64)
     with np.errstate(over="ignore"):
         for d, device in enumerate(cluster.devices):
-            table[:, d] = graph.duration_by_kind.get(device.kind, graph.duration_us) / device.speed
+            kind = _named(device.kind, graph.duration_by_kind)
+            table[:, d] = graph.duration_by_kind.get(kind, graph.duration_us) / device.speed
         _check_longest(graph, cluster, float(table.max(axis=1, initial=0.0).sum()))
     return table
 
@@ -40,11 +43,20 @@ def check_kinds(graph: OpGraph, cluster: Cluster) -> None:
         return
     one = bool({"gpu", "cpu", "tpu"} & has.keys())
     for device in cluster.devices:
-        if device.kind not in has and device.kind != HOST and not (one and device.kind == "gpu"):
+        if _named(device.kind, has) not in has and device.kind != HOST and not (one and device.kind == "gpu"):
             raise CostError(
                 f"device {device.name!r} is of kind {device.kind!r:.60} and the graph was estimated for {', '.join(has)}; "
                 "give the device one of these kinds, or profile with hardware= naming all kinds of the cluster"
             )
+
+
+def _named(kind: str, has: Mapping[str, object]) -> str:
+    """The kind, by its name in the table of hardware ("a100") where the graph has no "A100" of its own."""
+    if not has or kind in has:
+        return kind
+    from ..profilers.hardware import known_kind
+
+    return known_kind(kind) or kind
 
 
 def _check_longest(graph: OpGraph, cluster: Cluster, work: float) -> None:

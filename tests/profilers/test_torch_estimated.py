@@ -180,6 +180,16 @@ def test_several_kinds_and_a_cluster_of_both(ids):
     assert bl.simulate(graph, cluster, bl.place(graph, cluster, "m-etf")).makespan_us > 0
 
 
+def test_devices_named_by_hand_in_any_case(ids):
+    """A device whose kind is "A100" takes the durations of "a100", as `Cluster.uniform` names it; it was refused."""
+    graph = bl.torch.profile(GPT(), ids, hardware=["a100", "h100"])
+    steps = []
+    for kinds in (("a100", "h100"), ("A100", "NVIDIA H100")):
+        cluster = bl.Cluster(tuple(bl.Device(k, k, 8 << 30) for k in kinds), bl.Link(1.0, 0.0))
+        steps.append([bl.simulate(graph, cluster, bl.Placement(device=[d] * graph.n)).makespan_us for d in (0, 1)])
+    assert steps[0] == steps[1] and steps[0][0] != steps[0][1]
+
+
 @pytest.mark.parametrize("kind", ["v100", "A10", "gpu", "cpu"])
 def test_other_kinds_than_estimated_are_refused(ids, kind):
     graph = bl.torch.profile(GPT(), ids, hardware=["a100", "h100"])
