@@ -132,7 +132,7 @@ def print_timeline(facts: Mapping[str, Any]) -> None:
     print_facts({
         f"step, {facts['origin']}": format_us(facts["makespan_us"]),
         "lower bound": format_us(bound) + ("" if gap is None else f" (gap {gap:.1%})"),
-        "moved": f"{format_bytes(facts['moved_bytes'])} in {facts['transfers']} transfers",
+        "moved": f"{format_bytes(facts['moved_bytes'])} in {facts['transfers']} transfer{'' if facts['transfers'] == 1 else 's'}",
         "feasible": "yes" if facts["feasible"] else "no",
     })  # fmt: skip
     print_rows(

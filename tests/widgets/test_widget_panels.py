@@ -334,6 +334,11 @@ def test_the_header_shows_the_library_s_numbers(bench):
     from baechi_lab.graph.units import format_us
 
     assert format_us(bench.outcome.timeline.makespan_us) in bench.header.facts.value
+    bench.model.move([3], 1)  # d reads b and c: two tensors, of 4 ops
+    assert f"{len(bench.outcome.timeline.transfers)} transfers<" in bench.header.facts.value
+    bench.model.move([2], 1)
+    bench.model.move([1], 1)  # the tensor of a alone
+    assert "in 1 transfer<" in bench.header.facts.value
     bench.model.change(cluster=bench.model.setting.cluster.with_memory(1))
     assert "out of date" in bench.header.mark.value and "bl-stale" in bench.header.facts.value
 

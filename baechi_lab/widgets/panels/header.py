@@ -116,7 +116,7 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
     """What an outcome costs and where it comes from, as names and texts; `before` is what was shown before it."""
     line, setting = outcome.timeline, outcome.setting
     placed_by = setting.placer + (f" + {len(setting.moves)} moved by hand" if setting.moves else "")
-    count = outcome.coarse.n
+    count, sent = outcome.coarse.n, len(line.transfers)
     groups = f" in {count:,} group{'' if count == 1 else 's'}" if outcome.coarse is not outcome.graph else ""
     step = line.makespan_us
     same = before is not None and before.graph.name == outcome.graph.name
@@ -129,7 +129,7 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
         ("lower bound", format_us(outcome.lower_bound_us) if outcome.bounds else "none"),
         ("gap", f"{outcome.gap:.1%}" if not math.isnan(outcome.gap) else "unknown"),
         ("peak memory", format_bytes(int(line.peak_bytes.max(initial=0)))),
-        ("moved", f"{format_bytes(line.moved_bytes)} in {len(line.transfers):,} transfers"),
+        ("moved", f"{format_bytes(line.moved_bytes)} in {sent:,} transfer{'' if sent == 1 else 's'}"),
         ("placed by", f"{placed_by} in {outcome.base.seconds:.3g} s"),
         ("graph", f"{outcome.graph.n:,} ops{groups}"),
     ]
