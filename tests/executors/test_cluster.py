@@ -120,7 +120,7 @@ def test_worker_killed_before_the_first_step(step, placement, local, which, seco
 def test_a_server_that_closes_an_idle_connection_is_not_lost():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        with Peers([address]) as peers:
+        with Peers([address], seconds=0.1) as peers:
             for _ in range(3):
                 listener.accept()[0].close()
                 assert peers.lost_within(0.3) is None

@@ -95,6 +95,10 @@ def test_another_secret_plain_text_and_nobody(secret, other_secret):
         address = f"127.0.0.1:{gate.port}"
         with pytest.raises(bl.ExecutionError, match=f"'{address}' and this machine have no secret in common"):
             Peers([address], secret=str(other_secret))
+        with pytest.raises(
+            bl.ExecutionError, match=f"'{address}' is no TensorFlow server that is open .* --secret FILE"
+        ):
+            Peers([address])  # without one, TensorFlow itself waits for ever
         with socket.create_connection(("127.0.0.1", gate.port), timeout=10) as plain:
             plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
             with contextlib.suppress(ConnectionResetError):
@@ -104,6 +108,8 @@ def test_another_secret_plain_text_and_nobody(secret, other_secret):
         bare = socket.create_connection(("127.0.0.1", gate.port), timeout=10)
         with nobody.wrap_socket(bare) as wrapped, contextlib.suppress(ssl.SSLError):
             assert wrapped.recv(1) == b""
+        with pytest.raises(bl.InvalidInput, match=f"workers names '{address}' more than once"):
+            Peers([address, address], secret=str(secret))
         with Peers([address], secret=str(secret)) as peers:
             assert peers.lost() is None
 

@@ -8,17 +8,43 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from ...errors import ExecutionError
+from ...errors import ExecutionError, InvalidInput
 from .keepalive import alive, connected
 from .tunnel import context
 
 ASK_SECONDS = 0.1
 
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""How an HTTP/2 client begins, with empty settings (RFC 9113, 3.4); a server answers with short ones."""
+
+
+def _speaks_plainly(address: str, seconds: float) -> bool:
+    """Does the server at `address` answer as gRPC without TLS? One that is busy for `seconds`, or has just ended: yes."""
+    with connected(address, seconds, None) as asked:
+        asked.settimeout(seconds)
+        try:
+            asked.sendall(_HELLO)
+            answer = asked.recv(9)
+        except TimeoutError:
+            return True
+        except ConnectionError:
+            answer = b""
+    return answer.startswith(b"\0") if answer else not _takes_connections(address, seconds)
+
+
+def _takes_connections(address: str, seconds: float) -> bool:
+    try:
+        connected(address, seconds).close()
+    except OSError:
+        return False
+    return True
+
 
 class Peers:
     """Connections to the servers at `addresses` (host:port), through TLS with a `secret`; a context manager.
 
-    Raises `ExecutionError` when a server does not answer within `seconds`.
+    Raises `ExecutionError` when a server does not answer within `seconds`, or asks for a secret and none is given, and
+    `InvalidInput` when one is named twice.
     """
 
     def __init__(self, addresses: Sequence[str], seconds: float = 3.0, secret: str | None = None) -> None:
@@ -28,6 +54,12 @@ class Peers:
         for address in dict.fromkeys(addresses):
             try:
                 self._open[address] = connected(address, seconds, self._tls)
+                if self._tls is None and not _speaks_plainly(address, seconds):
+                    self.close()
+                    raise ExecutionError(
+                        f"worker {address!r} is no TensorFlow server that is open to this machine; if it was started with "
+                        "--secret FILE, give the same file as secret"
+                    )
             except ssl.SSLError as error:
                 self.close()
                 raise ExecutionError(
@@ -39,7 +71,11 @@ class Peers:
                 raise ExecutionError(
                     f"worker {address!r} does not answer ({error}); start it with: baechi-lab worker --bind {address}"
                 ) from error
-        self._index = {address: i for i, address in reversed(list(enumerate(addresses)))}
+        self._index = {address: i for i, address in enumerate(addresses)}
+        if len(self._index) < len(addresses):
+            self.close()
+            twice = next(a for i, a in enumerate(addresses) if self._index[a] != i)
+            raise InvalidInput(f"workers names {twice!r} more than once; every device has a worker of its own")
 
     def lost(self) -> str | None:
         """A sentence that names a server that has ended; None while all are there."""
