@@ -7,7 +7,7 @@ counted once per *buffer*, and a buffer is given back with the last of the tenso
 - A `VIEW` lies in the buffer of its smallest input, on that device, that is at least as large as the output; without one in
   the persistent bytes.
 - An op that `OVERWRITES` takes over the buffer of an input of the same size where it is the only one that still needs it
-  when it starts.
+  when it starts; not that of a received copy, and for an output that is sent only that of an input that was sent.
 - An op that `GROWS` takes its persistent bytes when it starts, not at the start of the step.
 
 Placers count by the plain rules. Their peak is lower only where a view is smaller than what it keeps. What is held does
@@ -181,9 +181,13 @@ class _Walk:
             return min(large)[2] if large else None
         for t, buffer in held:
             alone = buffer.uses == sum(other is buffer for _, other in held)
-            if alone and self.size[t] == self.size[tensor]:
+            if alone and self.size[t] == self.size[tensor] and self._writable(op, t, tensor):
                 return buffer
         return None
+
+    def _writable(self, op: int, t: int, output: int) -> bool:
+        """Whether tensor `t` may be written over: made here, and in memory to send from where `output` is sent."""
+        return self.place[self.producer[t]] == self.place[op] and (output not in self.sent or t in self.sent)
 
     def _lasting(self, op: int, tensor: int) -> bool:
         """Whether a view of no buffer is one of persistent bytes: it reads such a view, or nothing that is as large."""

@@ -28,6 +28,7 @@ def shared_intervals(
         uses[k] += [(float(end[r]), r) for r in graph.tensor_consumers(t).tolist() if device[r] == d]
     for t, until in zip(sent.tensor.tolist(), sent.end_us.tolist(), strict=True):
         uses[t].append((until, -1))
+    leaves = set(sent.tensor.tolist())
     members: list[list[int] | None] = [[k] for k in range(len(size))]  # what lies where k does; None: persistent bytes
     tensors, size, back = graph.tensor_bytes, size.copy(), back.copy()
     reuse, (pointer, read) = np.asarray(graph.reuse), graph.inputs
@@ -42,7 +43,10 @@ def shared_intervals(
                 fitting = sorted((u for u in inputs if tensors[u] >= tensors[t]), key=lambda u: (tensors[u], u))
             else:
                 rest = lambda u: (x for k in members[row[u, device[op]]] or () for x in uses[k])  # noqa: B023, E731
-                fitting = [u for u in inputs if tensors[u] == tensors[t]]
+                fitting = [
+                    u for u in inputs if tensors[u] == tensors[t] and device[graph.tensor_producer[u]] == device[op]
+                ]
+                fitting = [u for u in fitting if t not in leaves or u in leaves]
                 fitting = [u for u in fitting if all(until <= start[op] or who == op for until, who in rest(u))]
             if fitting:
                 members[t] = members[row[fitting[0], device[op]]]

@@ -72,9 +72,23 @@ def test_a_tensor_that_is_being_sent_is_not_written_over():
     assert peaks(graph, TWO, [0, 0, 1, 0]) == [60, 30]
 
 
-def test_a_received_copy_is_written_over():
+def test_a_received_copy_is_not_written_over():
+    """Whoever brought it may still hold it: 30 received and 30 made."""
     graph = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)], reuse=[OWN, OVERWRITES, OWN])
-    assert peaks(graph, TWO, [0, 1, 1]) == [30, 30]
+    assert peaks(graph, TWO, [0, 1, 1]) == [30, 60]
+
+
+def test_what_is_sent_lies_in_memory_to_send_from():
+    """Op 1 writes over op 0's output, unless its own is sent and that one is not; where both are, it does again."""
+    graph = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)], reuse=[OWN, OVERWRITES, OWN])
+    assert peaks(graph, TWO, [0, 0, 0]) == [30, 0]
+    assert peaks(graph, TWO, [0, 0, 1]) == [60, 30]
+    both = bl.OpGraph.from_edges(
+        [1, 5, 1, 1, 1],
+        [(0, 4, 30), (4, 1, 0), (0, 1, 30), (1, 2, 30), (4, 3, 0)],
+        reuse=[OWN, OVERWRITES, OWN, OWN, OWN],
+    )
+    assert peaks(both, TWO, [0, 0, 1, 1, 1]) == [30, 30]  # op 4 has read the first when the second comes
 
 
 def test_an_op_that_grows_takes_its_persistent_bytes_when_it_starts():

@@ -126,29 +126,37 @@ def last_held(
             if not lies:
                 beside = (ran[n, device] for n in inputs.get((name, device), ()) if (n, device) in ran)
                 lies = _taken_over(kernel, row.size) - {p for other in beside for p in _pointers(other)}
-            if lies & set(_pointers(kernel)):
-                waiting += [(reader, lies) for reader in readers.get((name, device), ())]
+            for slot in (output.slot for output in kernel.stats.output if _pointer(output) in lies):
+                waiting += [(reader, lies) for reader in readers.get((name, slot, device), ())]
         found[row.edge] = last
     return found
 
 
 def _edges(metadata: Any, device_at: Mapping[str, int]) -> tuple[dict[Any, list[str]], dict[Any, list[str]]]:
-    """(node, device) -> the nodes whose data it reads, and those that read its data."""
+    """(node, device) -> the nodes whose data it reads; (node, output, device) -> those that read it."""
     inputs: dict[tuple[str, int], list[str]] = {}
-    readers: dict[tuple[str, int], list[str]] = {}
+    readers: dict[tuple[str, int, int], list[str]] = {}
     for part in metadata.partition_graphs:
         for node in part.node:
             device = device_at.get(node.device, -1)
-            for name in {name.split(":")[0] for name in node.input if not name.startswith("^")}:
-                readers.setdefault((name, device), []).append(node.name)
+            for tensor in {tensor for tensor in node.input if not tensor.startswith("^")}:
+                name, _, slot = tensor.partition(":")
+                readers.setdefault((name, int(slot or 0), device), []).append(node.name)
                 inputs.setdefault((node.name, device), []).append(name)
     return inputs, readers
 
 
 def _pointers(kernel: Kernel) -> dict[int, int]:
     """Where a kernel's outputs lie -> their bytes."""
-    rows = (output.tensor_description.allocation_description for output in kernel.stats.output)
-    return {row.ptr: row.requested_bytes for row in rows if row.ptr}
+    return {
+        pointer: output.tensor_description.allocation_description.requested_bytes
+        for output in kernel.stats.output
+        if (pointer := _pointer(output))
+    }
+
+
+def _pointer(output: Any) -> int:
+    return int(output.tensor_description.allocation_description.ptr)
 
 
 def _taken_over(kernel: Kernel, size: int) -> set[int]:

@@ -15,9 +15,7 @@ from .executor import executed
 def predicted_peaks(
     graph: OpGraph, cluster: Cluster, placement: Placement, calibration: Calibration
 ) -> NDArray[np.int64]:
-    """int64[devices]: the most bytes that each holds, in any of `DRAWS` orders in which a step begins.
-
-    A tensor that was not sent yet stays, and a busy worker sends late: devices hold more than under a scheduler.
+    """int64[devices]: the most bytes that each holds, in any of `predicted_timelines`.
 
     >>> from baechi_lab.graph import Link
     >>> costs = Calibration(0.0, 0.0, Link(1.0, 0.0), Link(1.0, 0.0), Link(0.0, 0.0), 1.0)
@@ -26,16 +24,25 @@ def predicted_peaks(
     >>> predicted_peaks(graph, cluster, placed, costs).tolist()  # the 50 bytes leave after 2 and 3
     [128, 50]
     """
+    found: NDArray[np.int64] = np.max(
+        [line.peak_bytes for line in predicted_timelines(graph, cluster, placement, calibration)], axis=0
+    )
+    return found
+
+
+def predicted_timelines(
+    graph: OpGraph, cluster: Cluster, placement: Placement, calibration: Calibration
+) -> list[Timeline]:
+    """The step with its memory, in `DRAWS` orders in which it may begin.
+
+    A tensor that was not sent yet stays, and a busy worker sends late: devices hold more than under a scheduler.
+    """
     both, placed = with_shared_caches(graph, placement, calibration)
     wire, plain = wire_us(both, graph.n, calibration), graph
     if graph.reuse is None:
         plain = graph.replace(reuse=np.zeros(graph.n, dtype=np.int8))
-    peaks = np.zeros(cluster.n, dtype=np.int64)
-    for i in range(DRAWS):
-        end_us = executed(both, placed, graph.n, wire, np.random.default_rng(i))
-        line = _timeline(graph, both, cluster, placed.device, end_us)
-        peaks = np.maximum(peaks, shared_memory(plain, cluster, line).peak_bytes)
-    return peaks
+    ends = [executed(both, placed, graph.n, wire, np.random.default_rng(i)) for i in range(DRAWS)]
+    return [shared_memory(plain, cluster, _timeline(graph, both, cluster, placed.device, end_us)) for end_us in ends]
 
 
 def _timeline(

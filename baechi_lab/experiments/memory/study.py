@@ -1,7 +1,7 @@
 """Run placements of the fidelity study's models on a local cluster, and hold measured against simulated peaks.
 
-Every worker of the cluster has an allocator of its own, and tensors between workers are real copies. Which bytes are
-held does not depend on how fast the machine is, so other work on it does no harm.
+Every worker of the cluster has an allocator of its own, and tensors between workers are real copies. Peaks are simulated in
+the order of TensorFlow's executor (`..fidelity.executor`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 
 from ...errors import ExecutionError
-from ...executors.dispatch import execute
+from ...executors.tensorflow.calibration import Calibration, calibrate
 from ...executors.tensorflow.cluster import LocalCluster
-from ...graph import Cluster, OpGraph, Placement, Run
+from ...graph import OpGraph, Placement, Run, Timeline
 from ...passes import optimize
 from ...placers import place
 from ...workers.client import Worker
+from ..fidelity.peaks import predicted_timelines
+from ..fidelity.profiles import measured_graph, run_placed
 from ..fidelity.study import BUILT_AS, MODELS, PASSES, random_placement
-from .predicting import in_both_orders, parts_at_peak
+from .predicting import parts_at_peak
 from .report import Row
 
 PLACEMENTS = ("single", "m-etf", "random")
@@ -31,6 +33,7 @@ def study(
     *,
     workers: int = 2,
     seed: int = 0,
+    calibration: Calibration | None = None,
     on_model: Callable[[list[Row]], None] | None = None,
 ) -> list[Row]:
     """One row per device and placement.
@@ -39,42 +42,41 @@ def study(
         models: names and sizes as in `bl.models.build` (default: those of the fidelity study).
         placements: names of placers, and `random`: each colocation group on a device drawn with `seed`.
         workers: size of the local cluster.
+        calibration: what the runtime takes beside kernels, which decides when tensors are sent; by default measured now.
         on_model: called with the rows so far whenever a model is done.
 
     Raises `ExecutionError` when a step does not run.
     """
     from ...models import build
-    from ...profilers import profile
 
     rows: list[Row] = []
     with LocalCluster(workers) as local, Worker() as worker:
+        costs = calibration or calibrate(local)
         for name, options in (MODELS if models is None else models).items():
             step = build(BUILT_AS.get(name, name), **options)
-            graph = profile(step, mode="estimated", hardware="cpu-core").replace(duration_by_kind={})
+            graph = measured_graph(step, local, worker)
             for placement in placements:
                 placed = _place(placement, graph, local, seed)
-                run = execute(
-                    step, placed, 1, warmup=1, traced=1, cluster=local, graph=graph, worker=worker, progress=False
-                )
-                rows += rows_of(name, placement, graph, local.cluster, placed, run)
+                run = run_placed(step, placed, local, worker, 1, graph)
+                rows += rows_of(name, placement, predicted_timelines(graph, local.cluster, placed, costs), run)
             if on_model is not None:
                 on_model(rows)
     return rows
 
 
-def rows_of(model: str, name: str, graph: OpGraph, cluster: Cluster, placed: Placement, run: Run) -> list[Row]:
-    """A row per device that holds anything. `ExecutionError` when the run gave no timeline."""
+def rows_of(model: str, name: str, simulated: Sequence[Timeline], run: Run) -> list[Row]:
+    """A row per device that holds anything, by the largest of its simulated peaks; `ExecutionError` without a timeline."""
     if run.timeline is None:
         raise ExecutionError(f"placement {name!r} of {model!r} gave no trace: {run.message or run.status}")
-    both = in_both_orders(graph, cluster.replace(comm="parallel"), placed)
-    allocator = run.timeline.info.get("allocator_peak_bytes", [0] * cluster.n)
+    devices = run.timeline.device_names
+    allocator = run.timeline.info.get("allocator_peak_bytes", [0] * len(devices))
     rows = []
-    for d in range(cluster.n):
+    for d, device in enumerate(devices):
         measured = int(run.timeline.peak_bytes[d])
-        larger = max(both, key=lambda line: int(line.peak_bytes[d]))
+        larger = max(simulated, key=lambda line: int(line.peak_bytes[d]))
         if measured:
             rows.append(
-                Row(model, name, cluster.names[d], int(larger.peak_bytes[d]), measured, int(allocator[d]),
+                Row(model, name, device, int(larger.peak_bytes[d]), measured, int(allocator[d]),
                     parts_at_peak(larger, d), parts_at_peak(run.timeline, d))
             )  # fmt: skip
     return rows

@@ -14,6 +14,7 @@ from ...executors.torch.execution import execute
 from ...graph import Cluster, OpGraph, Placement
 from ...placers import place
 from ...profilers.torch.profile import profile
+from .predicting import in_both_orders
 from .report import Row
 from .study import PLACEMENTS, rows_of
 from .torch_steps import NAMES, torch_step
@@ -41,7 +42,7 @@ def torch_study(
         for placement in placements:
             placed = _place(placement, graph, cluster, seed)
             run = execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph)
-            rows += rows_of(name, placement, graph, cluster, placed, run)
+            rows += rows_of(name, placement, in_both_orders(graph, cluster, placed), run)
         if on_model is not None:
             on_model(rows)
     return rows
