@@ -108,7 +108,9 @@ def fitting_passes(setting: Setting, graph: OpGraph, memo: Memo, report: Report 
 def mended(
     error: InfeasiblePlacement, setting: Setting, subject: Step | OpGraph | None, memo: Memo, report: Report = silent
 ) -> InfeasiblePlacement:
-    """The error to raise instead of `error`: with a remedy, where other passes are one."""
+    """The error to raise instead of `error`: with a remedy, where other passes are one; else it says who knows more."""
     _, graph = source(setting, subject, memo, report)
     found = fitting_passes(setting, graph, memo, report)
-    return error if found is None else Mendable(error, found)
+    if found is not None:
+        return Mendable(error, found)
+    return InfeasiblePlacement(f"{error}; Fit shows what would make it fit", error.needed_bytes, error.available_bytes)

@@ -159,7 +159,7 @@ def test_bad_secrets(secret, tmp_path, step, placement):
     text.chmod(0o600)
     for file, said in (
         (readable, "make it yours alone with: chmod 600"), (text, "holds no private key with its certificate"),
-        (tmp_path / "none.pem", "cannot be read: No such file"),
+        (tmp_path / "none.pem", "cannot be read: No such file"), (tmp_path, "is a folder; give the file in it"),
     ):  # fmt: skip
         with pytest.raises(bl.InvalidInput, match=said):
             bl.execute(step, placement, workers=["127.0.0.1:1"] * 2, secret=file)

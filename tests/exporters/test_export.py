@@ -7,8 +7,10 @@ import resource
 import runpy
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
@@ -377,3 +379,29 @@ def test_replicas_are_refused(step, tmp_path):
     with pytest.raises(bl.InvalidInput, match=r"replicas is .*; bl.apply runs every op on one device"):
         bl.apply(step, placed)
     assert not (tmp_path / "new").exists()
+
+
+def test_training_does_not_wait_for_a_worker_that_wants_a_secret(monkeypatch):
+    """It answers as TLS does: with an alert, and the connection ends."""
+    from baechi_lab.executors.tensorflow import keepalive
+
+    monkeypatch.setitem(sys.modules, "keepalive", keepalive)
+    from baechi_lab.exporters.tensorflow import watch
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    if connection.recv(24):
+                        connection.sendall(bytes([21, 3, 3, 0, 2, 2, 70]))
+
+        threading.Thread(target=answer, daemon=True).start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(SystemExit, match=r"is no TensorFlow server that is open .*train\.py --secret FILE"):
+            watch.watched([address], None).__enter__()
+        server.shutdown(socket.SHUT_RDWR)

@@ -35,3 +35,12 @@ def test_the_button_beside_the_memory_view():
     bench.fit.ask.click()
     assert bench.fit.answer.fits and "Yes: 1 device" in bench.fit.state.value
     assert "recomputation" in bench.fit.rows.value
+
+
+def test_where_nothing_fits_the_button_says_what_would():
+    """It waited for a result, which there never is."""
+    bench = Workbench(graph(), bl.Cluster.uniform(1, memory_bytes="600kB", link=bl.Link(5.0, 0.0001)))
+    bench.model.inline = True
+    assert bench.outcome is None and "Fit shows what would make it fit" in bench.header.problem.value
+    bench.fit.ask.click()
+    assert not bench.fit.answer.fits and bench.fit.answer.best is not None and "recomputation" in bench.fit.rows.value

@@ -13,6 +13,9 @@ import ssl
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 """Seconds of silence, seconds between probes, and probes without answer: a machine is missed after about 11 s."""
 
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""How an HTTP/2 client begins, with empty settings (RFC 9113, 3.4); a server answers with short ones."""
+
 
 def connected(address: str, seconds: float, tls: ssl.SSLContext | None = None) -> socket.socket:
     """A connection to `host:port`, through TLS where that is given; `OSError` when nobody answers within `seconds`."""
@@ -45,6 +48,28 @@ def alive(
     connections[address].close()
     try:
         connections[address] = connected(address, seconds, tls)
+    except OSError:
+        return False
+    return True
+
+
+def speaks_plainly(address: str, seconds: float) -> bool:
+    """Does the server at `address` answer as gRPC without TLS? One that is busy for `seconds`, or has just ended: yes."""
+    with connected(address, seconds) as asked:
+        asked.settimeout(seconds)
+        try:
+            asked.sendall(_HELLO)
+            answer = asked.recv(9)
+        except TimeoutError:
+            return True
+        except ConnectionError:
+            answer = b""
+    return answer.startswith(b"\0") if answer else not _takes_connections(address, seconds)
+
+
+def _takes_connections(address: str, seconds: float) -> bool:
+    try:
+        connected(address, seconds).close()
     except OSError:
         return False
     return True

@@ -9,35 +9,10 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from ...errors import ExecutionError, InvalidInput
-from .keepalive import alive, connected
+from .keepalive import alive, connected, speaks_plainly
 from .tunnel import context
 
 ASK_SECONDS = 0.1
-
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""How an HTTP/2 client begins, with empty settings (RFC 9113, 3.4); a server answers with short ones."""
-
-
-def _speaks_plainly(address: str, seconds: float) -> bool:
-    """Does the server at `address` answer as gRPC without TLS? One that is busy for `seconds`, or has just ended: yes."""
-    with connected(address, seconds, None) as asked:
-        asked.settimeout(seconds)
-        try:
-            asked.sendall(_HELLO)
-            answer = asked.recv(9)
-        except TimeoutError:
-            return True
-        except ConnectionError:
-            answer = b""
-    return answer.startswith(b"\0") if answer else not _takes_connections(address, seconds)
-
-
-def _takes_connections(address: str, seconds: float) -> bool:
-    try:
-        connected(address, seconds).close()
-    except OSError:
-        return False
-    return True
 
 
 class Peers:
@@ -54,7 +29,7 @@ class Peers:
         for address in dict.fromkeys(addresses):
             try:
                 self._open[address] = connected(address, seconds, self._tls)
-                if self._tls is None and not _speaks_plainly(address, seconds):
+                if self._tls is None and not speaks_plainly(address, seconds):
                     self.close()
                     raise ExecutionError(
                         f"worker {address!r} is no TensorFlow server that is open to this machine; if it was started with "

@@ -39,6 +39,8 @@ def context(secret: str | os.PathLike[str], *, server: bool) -> ssl.SSLContext:
         OSError: it cannot be read.
     """
     path = Path(secret)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give the file in it that baechi-lab secret wrote")
     if path.stat().st_mode & 0o077:
         raise ValueError(f"{path} can be read by others than its owner; make it yours alone with: chmod 600 {path}")
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)

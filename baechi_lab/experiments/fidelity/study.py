@@ -88,33 +88,34 @@ def study(
         workers: size of the local cluster.
         steps, rounds: measured steps of each placement per round; rounds go through all placements of a model in
             turns, so that a drift of the machine meets them all.
-        calibration: overheads measured before; by default they are measured before and after every model, whose
-            predictions go by the mean of both.
+        calibration: overheads measured before; by default they are measured before every model, and its predictions go by
+            the mean of those so far.
         on_model: called with what there is so far whenever a model is done.
         wait: seconds to wait for a machine that other programs leave alone, before the overheads are measured and before
             every model; a model that was disturbed is measured once more. None measures all the same.
 
     Durations come from traces of the whole step on worker 0, alone and beside the same step on worker 1; the prediction of
-    `single` is thus a test of the overheads alone, that of the others of the whole simulator.
+    `single` is thus a test of the overheads alone, that of the others of the whole simulator. Every model has workers of its
+    own: those that have run others for a while take up to a quarter more for a message.
 
     Raises `ExecutionError` when a step does not run or the machine stays busy, `InvalidInput` for bad counts.
     """
     if min(steps, rounds) < 1:
         raise InvalidInput(f"steps is {steps} and rounds is {rounds}; both must be at least 1")
     rows: list[Row] = []
-    with LocalCluster(workers) as local, Worker() as worker:
-        own = own_processes([*local.pids, worker.pid])
-        if wait is not None:
-            wait_for_quiet(own, wait)
-        costs = [calibration or calibrate(local)]
-        for case in cases_of(cases):
-            measure = partial(_measured, case, placements, local, worker, costs[-1], (steps, rounds, seed), progress)
-            found = _undisturbed(wait, own, measure)
+    costs: list[Calibration] = []
+    for case in cases_of(cases):
+        with LocalCluster(workers) as local, Worker() as worker:
+            own = own_processes([*local.pids, worker.pid])
+            if wait is not None:
+                wait_for_quiet(own, wait)
             costs.append(calibration or calibrate(local))
-            between = mean_calibration(costs[-2:])
-            rows += [_row(found, name, local, between) for name in placements]
-            if on_model is not None:
-                on_model(Report(tuple(rows), mean_calibration(costs)))
+            mean = mean_calibration(costs)
+            measure = partial(_measured, case, placements, local, worker, mean, (steps, rounds, seed), progress)
+            found = _undisturbed(wait, own, measure)
+            rows += [_row(found, name, local, mean) for name in placements]
+        if on_model is not None:
+            on_model(Report(tuple(rows), mean))
     return Report(tuple(rows), mean_calibration(costs))
 
 

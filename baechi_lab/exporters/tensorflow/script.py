@@ -132,7 +132,7 @@ def main() -> None:
         sys.path.append(str(HERE))  # not there under `python -I`
         from watch import watched
 
-        with watched(plan["workers"]):
+        with watched(plan["workers"], given.secret):
             train(plan, given.steps)
     else:
         train(plan, given.steps)

@@ -12,15 +12,21 @@ import time
 from collections.abc import Iterator
 
 import tensorflow as tf
-from keepalive import alive, connected
+from keepalive import alive, connected, speaks_plainly
 
 ASK_SECONDS, ANSWER_SECONDS, START_SECONDS = 0.2, 3.0, 10.0
 
 
 @contextlib.contextmanager
-def watched(addresses: list[str]) -> Iterator[None]:
+def watched(addresses: list[str], secret: str | None) -> Iterator[None]:
     """Wait until all workers answer; from then on this program ends with a sentence when one of them does not."""
     connections = {address: _answering(address) for address in addresses}
+    for address in addresses:
+        if not secret and not speaks_plainly(address, ANSWER_SECONDS):  # TensorFlow would wait for it, for ever
+            raise SystemExit(
+                f"worker {address} is no TensorFlow server that is open to this machine; if it was started with "
+                "--secret FILE, train with the same: python train.py --secret FILE"
+            )
     threading.Thread(target=_watch, args=(connections,), daemon=True).start()
     try:
         yield

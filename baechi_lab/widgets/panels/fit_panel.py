@@ -1,4 +1,7 @@
-"""Beside the memory view: will it fit, and the ways to make it fit, for the graph and devices of the current result."""
+"""Beside the memory view: will it fit, and the ways to make it fit, for the graph and devices of the current setting.
+
+Of the setting, not of its result: where nothing fits there is none.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import ipywidgets
 from ...fitting.fit import fit
 from ...fitting.record import HEAD, Fit
 from ..background import Ticket
+from ..compute import source
 from ..fit_view import FitView
 from ..guard import Guard
 from ..tasks import Tasks
@@ -26,11 +30,12 @@ class FitPanel:
 
     def _ask(self) -> None:
         with Guard(self.model.fail):
-            outcome = self.tasks.outcome()
+            setting, model = self.model.setting, self.model
 
             def work(ticket: Ticket) -> Fit:
+                _, graph = source(setting, model.subject, model.memo, ticket.report)
                 tell = lambda way: ticket.report(f"will it fit: {way}")  # noqa: E731
-                return fit(outcome.graph, outcome.setting.cluster, every_way=True, callback=tell)
+                return fit(graph, setting.cluster, every_way=True, callback=tell)
 
             self.tasks.start("the ways to fit", work, self.show)
 
