@@ -19,7 +19,7 @@ import numpy as np
 from ...errors import ExecutionError, InvalidInput
 from ...executors import LocalCluster, Worker, execute
 from ...executors.statistics import summarize
-from ...executors.tensorflow.calibration import Calibration, calibrate, process_seconds
+from ...executors.tensorflow.calibration import Calibration, calibrate, mean_calibration, process_seconds
 from ...graph import Cluster, OpGraph, Placement, Run, Step, Timeline
 from ...simulator import simulate
 from ...simulator.schedules import RULES
@@ -80,12 +80,14 @@ def study(
         costs = calibration or calibrate(local)
         made = {model: build_step(model) for model in models}
         graphs = {model: busy_graph(step, local, worker) for model, step in made.items()}
-    with LocalCluster(processes, threads=2) as local, Worker() as worker:
-        costs = busy_calibration(costs, local, worker)
-        for model in models:
-            rows += _study_model(model, made[model], graphs[model], local, worker, costs, micro_batches, steps, rounds)
-            if on_model is not None:
-                on_model(rows, costs)
+    found: list[Calibration] = []
+    for model in models:  # workers that have run another model take longer for everything
+        with LocalCluster(processes, threads=2) as local, Worker() as worker:
+            found.append(busy_calibration(costs, local, worker))
+            mean = mean_calibration(found)
+            rows += _study_model(model, made[model], graphs[model], local, worker, mean, micro_batches, steps, rounds)
+        if on_model is not None:
+            on_model(rows, mean)
     return rows
 
 
