@@ -15,7 +15,7 @@ import pytest
 import baechi_lab
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-TEMPLATES = {"baechi_lab.exporters.tensorflow.worker"}
+TEMPLATES = {"baechi_lab.exporters.tensorflow.worker", "baechi_lab.exporters.tensorflow.watch"}
 """Copied into exported folders, where what they import lies beside them."""
 
 

@@ -7,7 +7,7 @@ import resource
 import runpy
 import shutil
 import signal
-import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -388,20 +388,15 @@ def test_training_does_not_wait_for_a_worker_that_wants_a_secret(monkeypatch):
     monkeypatch.setitem(sys.modules, "keepalive", keepalive)
     from baechi_lab.exporters.tensorflow import watch
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    class Alert(socketserver.BaseRequestHandler):
+        def handle(self):
+            if self.request.recv(24):
+                self.request.sendall(bytes([21, 3, 3, 0, 2, 2, 70]))
 
-        def answer():
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return
-                with connection:
-                    if connection.recv(24):
-                        connection.sendall(bytes([21, 3, 3, 0, 2, 2, 70]))
-
-        threading.Thread(target=answer, daemon=True).start()
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Alert) as server:  # the first connection says nothing
+        server.daemon_threads, server.block_on_close = True, False
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_address[1]}"
         with pytest.raises(SystemExit, match=r"is no TensorFlow server that is open .*train\.py --secret FILE"):
             watch.watched([address], None).__enter__()
-        server.shutdown(socket.SHUT_RDWR)
+        server.shutdown()
