@@ -24,7 +24,8 @@ class TorchStep:
         build: makes the model; called under `seed`, so that the same step always starts from the same parameters.
             For an export: a class or function of a module, or `functools.partial` of one with literal keywords.
         inputs: the model's arguments, on the CPU: a tensor, a tuple of positional ones, a dict (or Hugging Face's
-            `BatchEncoding`) of keywords, with labels or without, or both as `(tuple, dict)`.
+            `BatchEncoding`) of keywords, with labels or without, or both as `(tuple, dict)`; one argument that is a list of
+            tensors as `([...],)`.
         loss: `(outputs, *targets) -> scalar`; by default the `loss` that the outputs have, else the mean of their squares.
         targets: what the loss compares with, on the CPU: a tensor, or a tuple of them.
         optimizer: `parameters -> torch.optim.Optimizer`, or None for no update; for an export, a class of
@@ -70,13 +71,13 @@ class TorchStep:
             args, kwargs = as_arguments(self.inputs)
         except InvalidInput as error:
             raise InvalidInput(str(error).replace("sample_inputs", f"inputs of step {self.name!r}")) from None
-        # One form for all that follows: a tuple, a dict, or both.
-        object.__setattr__(self, "inputs", args if not kwargs else kwargs if not args else (args, kwargs))
+        # One form for all that follows: a tuple, a dict, or both; what a list is, only the model can say.
+        if not isinstance(self.inputs, list):
+            object.__setattr__(self, "inputs", args if not kwargs else kwargs if not args else (args, kwargs))
 
-    @property
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments of the model."""
-        return as_arguments(self.inputs)
+    def arguments(self, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of the step's model."""
+        return as_arguments(self.inputs, model)
 
     def model(self) -> nn.Module:
         """A new model with the parameters that `seed` gives; the random generators are left as they were."""
@@ -119,7 +120,7 @@ class TorchStep:
         """One step on `model`; returns the loss."""
         if optimizer is not None:
             optimizer.zero_grad(set_to_none=True)
-        args, kwargs = self.arguments
+        args, kwargs = self.arguments(model)
         outputs = model(*args, **kwargs)
         loss = self.loss_of(outputs)
         loss.backward()

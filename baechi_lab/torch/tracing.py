@@ -57,7 +57,7 @@ def trace(model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type
     >>> [call.key for call in trace(model, torch.ones(1, 4)).calls]
     ['0', '1']
     """
-    args, kwargs = as_arguments(sample_inputs)
+    args, kwargs = as_arguments(sample_inputs, model)
     check_model(model)
     layers = layer_names(model, atomic)
     tracer = Tracer(model)

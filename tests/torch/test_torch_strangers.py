@@ -208,6 +208,38 @@ def test_objects_of_tensors_between_layers():
     assert torch.equal(model(*images), plain(*images))
 
 
+class Detects(Detector):
+    """As torchvision's own: a list of images, and targets in training."""
+
+    def forward(self, images: list[torch.Tensor], targets: list | None = None):
+        return super().forward(images)
+
+
+class Unsaid(Detector):
+    def forward(self, images, targets=None):
+        return super().forward(images)
+
+
+def test_a_list_of_images_is_one_argument():
+    """It counted as positional arguments: the second image would have been the targets."""
+    images = [torch.randn(3, 4), torch.randn(3, 4)]
+    for kind in (Detector, Detects):
+        model, plain = kind(), kind()
+        plain.load_state_dict(model.state_dict())
+        spread(model, images, atomic=(Batch, Head))
+        assert torch.equal(model(images), plain(images))
+    assert as_arguments(images[:1], Detects()) == ((images[:1],), {})
+    assert as_arguments(images[:1], Detector()) == ((images[0],), {})  # one tensor in brackets
+    assert as_arguments(images, nn.Bilinear(4, 4, 2)) == (tuple(images), {})
+    step = bl.torch.TorchStep("detect", Detects, images, atomic=("Batch", "Head"), optimizer=torch.optim.SGD)
+    graph = bl.torch.profile(step, runs=1, warmup=0)
+    run = bl.torch.execute(step, bl.Placement(device=[0] * graph.n), 1, warmup=0, graph=graph)
+    assert run.status == "ok" and bl.torch.profile(step, hardware="a100").n == graph.n
+    with pytest.raises(bl.InvalidInput, match=r"may be the arguments images, targets of Unsaid or its images alone; write"):
+        bl.torch.trace(Unsaid(), images)
+    assert bl.torch.trace(Unsaid(), (images,), atomic=(Batch, Head)).calls
+
+
 def test_vmap_is_refused_between_layers_and_runs_in_one_that_is_kept_whole():
     model, x = nn.Sequential(PerRow(), nn.Linear(4, 4)), torch.randn(3, 4)
     with pytest.raises(bl.InvalidInput, match=r"torch\.vmap .* name its class in atomic="):

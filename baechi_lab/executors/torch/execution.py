@@ -274,7 +274,7 @@ class _Running:
         for k, part in enumerate(self.parts):
             if measurement is not None:
                 measurement.micro_batch = k
-            args, kwargs = part.arguments
+            args, kwargs = part.arguments(self.model)
             if measurement is None:
                 loss = part.loss_of(self.model(*args, **kwargs))
             else:

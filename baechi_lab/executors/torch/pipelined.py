@@ -74,12 +74,13 @@ def cut_step(
     assert made.schedule is not None and made.stages is not None  # noqa: S101  (a schedule was given)
     if not made.stages.training:
         raise InvalidInput(f"the graph of step {step.name!r} has no backward ops; profile it with mode='training'")
-    if not isinstance(step.inputs, tuple) or not all(isinstance(t, torch.Tensor) for t in step.inputs):
+    args, kwargs = step.arguments(model)
+    if kwargs or not all(isinstance(t, torch.Tensor) for t in args):
         raise InvalidInput(
             f"a pipeline hands positional tensors to its stages, and inputs of step {step.name!r} are others; wrap the model in "
             "a module whose forward takes a tuple of tensors, or run it with pipeline=False"
         )
-    program = record(model, step.inputs, found)
+    program = record(model, args, found)
     stage = made.stages.stage[: len(found.calls)].tolist()
     parts = cut(model, program, stage, made.stages.count)
     groups = {group[0]: group for group in placed.on(graph).replicas}

@@ -45,5 +45,5 @@ def is_mean(step: TorchStep, model: nn.Module, parts: Sequence[TorchStep]) -> bo
 
 
 def _loss(step: TorchStep, model: nn.Module) -> torch.Tensor:
-    args, kwargs = step.arguments
+    args, kwargs = step.arguments(model)
     return step.loss_of(model(*args, **kwargs))

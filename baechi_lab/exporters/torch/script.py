@@ -57,7 +57,7 @@ def train(steps, devices=None):
         model.zero_grad(set_to_none=True)
         waiting, total = [], 0.0
         for part, labels in zip(divided(inputs, MICRO_BATCHES), divided(targets, MICRO_BATCHES)):
-            args, kwargs = as_arguments(part)
+            args, kwargs = as_arguments(part, model)
             waiting.append(loss_of(model(*args, **kwargs), labels))
             total += waiting[-1].item() if MICRO_BATCHES == 1 else waiting[-1].detach()
             if len(waiting) == UNDER_WAY:

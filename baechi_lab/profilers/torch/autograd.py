@@ -30,7 +30,7 @@ def autograd_edges(
     >>> sorted(autograd_edges(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), torch.ones(1, 2)))
     [('0', '1'), ('1', '2')]
     """
-    args, kwargs = as_arguments(sample_inputs)
+    args, kwargs = as_arguments(sample_inputs, model)
     check_model(model)
     layers = layer_names(model, atomic)
     owners = Owners()

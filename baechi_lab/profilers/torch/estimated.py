@@ -108,7 +108,7 @@ def estimate_layers(
     training = mode_of(model, mode)
     counter = Counter()
     kinds = {"dtype": named_dtype(dtype), "autocast": named_dtype(autocast, "autocast")}
-    args, kwargs = as_arguments(sample_inputs)
+    args, kwargs = as_arguments(sample_inputs, model)
     batch = (args, kwargs, () if step is None else step.targets)
     with in_mode(model, training), faked(model, batch, watching=counter, **kinds) as batch:
         args, kwargs, targets = batch

@@ -162,7 +162,7 @@ def profile_operators(
     training = mode_of(model, mode)
     recorder = Recorder()
     types = {"dtype": named_dtype(dtype), "autocast": named_dtype(autocast, "autocast")}
-    args, kwargs = as_arguments(sample_inputs)
+    args, kwargs = as_arguments(sample_inputs, model)
     with in_mode(model, training), faked(model, (args, kwargs), watching=recorder, **types) as (args, kwargs):
         found = trace(model, (args, kwargs), atomic=atomic)
         recorder.keys = tuple(call.key for call in found.calls)

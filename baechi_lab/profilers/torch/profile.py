@@ -152,7 +152,7 @@ def profile_layers(
     training = mode_of(model, mode)
     if warmup < 0 or runs < 1:
         raise InvalidInput(f"warmup is {warmup} and runs is {runs}; warmup must be at least 0 and runs at least 1")
-    args, kwargs = as_arguments(sample_inputs)
+    args, kwargs = as_arguments(sample_inputs, model)
     if device is not None:
         args, kwargs = map_tensors((args, kwargs), lambda t: t.to(device))
     with in_mode(model, training), on_device(model, device):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
+import inspect
 import numbers
+import re
 import types
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
@@ -15,8 +17,10 @@ import torch
 from ...errors import InvalidInput
 
 
-def as_arguments(sample_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def as_arguments(sample_inputs: Any, model: torch.nn.Module | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments from a tensor, a tuple or list, a mapping of keywords, or `(tuple, mapping)`.
+
+    A list of tensors is the one argument of a model that takes a list, as detectors do; its `forward` has to say so.
 
     >>> as_arguments({"x": 1}), as_arguments(((2,), {"x": 1})), as_arguments(([2], 3))
     (((), {'x': 1}), ((2,), {'x': 1}), (([2], 3), {}))
@@ -27,6 +31,8 @@ def as_arguments(sample_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = sample_inputs
         if type(args) is tuple and isinstance(kwargs, Mapping) and all(isinstance(k, str) for k in kwargs):
             return args, dict(kwargs)
+    if isinstance(sample_inputs, list) and model is not None and _is_one_argument(sample_inputs, model):
+        return (sample_inputs,), {}
     if isinstance(sample_inputs, (tuple, list)):
         return tuple(sample_inputs), {}
     if isinstance(sample_inputs, torch.Tensor):
@@ -35,6 +41,33 @@ def as_arguments(sample_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         f"sample_inputs is a {type(sample_inputs).__name__}; it must be a tensor, a tuple of positional arguments, "
         "a dict of keyword arguments, or both as (tuple, dict)"
     )
+
+
+def _is_one_argument(given: list[Any], model: torch.nn.Module) -> bool:
+    """Whether a list of tensors is one argument of `model`; refused where its `forward` may take it either way."""
+    forward = getattr(type(model), "forward", None)
+    if not inspect.isfunction(forward):
+        return False
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
+    positions = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positions if p.default is p.empty]
+    several = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if several or len(required) != 1 or not given or not all(isinstance(t, torch.Tensor) for t in given):
+        return False
+    said = positions[0].annotation
+    if said is not inspect.Parameter.empty:
+        return bool(_LISTED.match(said if isinstance(said, str) else getattr(said, "__name__", str(said))))
+    if 1 < len(given) <= len(positions):
+        names = ", ".join(p.name for p in positions[: len(given)])
+        raise InvalidInput(
+            f"sample_inputs is a list of {len(given)} tensors, which may be the arguments {names} of {type(model).__name__} or "
+            f"its {positions[0].name} alone; write a tuple of {len(given)} tensors, or ([...],) for one list"
+        )
+    return len(given) > len(positions)
+
+
+_LISTED = re.compile(r"(typing\.|collections\.abc\.)?(list|sequence|iterable|collection)\b", re.IGNORECASE)
+"""Annotations of a parameter that takes a list."""
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
