@@ -120,7 +120,7 @@ def attached_cluster(devices: int, memory: str | None) -> Cluster:
 
 def sharing(cluster: Cluster, cores: int) -> str:
     """What the comparison of the two numbers must consider, if anything."""
-    if cluster.devices[0].kind == "cpu" and cores < cluster.n:
+    if cluster.devices[0].family == "cpu" and cores < cluster.n:
         return f"(the {cluster.n} logical CPU devices share {cores} cores here; the simulation gives each its own)"
     return ""
 

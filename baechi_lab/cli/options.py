@@ -64,16 +64,11 @@ def cluster_from(arguments: argparse.Namespace) -> Cluster:
 
 def transfers_from(arguments: argparse.Namespace) -> tuple[str, Link, str]:
     """Device kind, link and communication mode."""
+    from ..profilers.hardware import kind_named
+
     latency = number(arguments.link_latency, "--link-latency")
     link = Link(latency, number(arguments.link_us_per_byte, "--link-us-per-byte"))
-    return _kind(arguments.kind), link, arguments.comm
-
-
-def _kind(text: str) -> str:
-    """A device kind; what is in the hardware table by the name that it has there, whatever its case."""
-    from ..profilers.hardware import known_kind
-
-    return known_kind(text) or text
+    return kind_named(arguments.kind), link, arguments.comm
 
 
 def _per_device(option: str, values: list[Any], count: int) -> list[Any]:

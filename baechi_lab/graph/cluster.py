@@ -26,6 +26,9 @@ MOST_MEMORY = 2**63 - 1
 HOST = "host"
 """Kind of the devices that hold what is offloaded (`passes.offload`)."""
 
+FAMILIES = ("gpu", "cpu", "tpu", HOST)
+"""Kinds that name no product; they are written in lower case, however they are given."""
+
 COMMUNICATION_MODES = ("parallel", "sequential", "duplex")
 
 
@@ -43,7 +46,7 @@ class Device:
 
     Args:
         name: distinct within a cluster.
-        kind: such as "gpu"; an op may have a duration per kind.
+        kind: such as "gpu", "cpu" (in any case) or "a100"; an op may have a duration per kind.
         memory_bytes: capacity, as a number or a text such as "8GB".
         speed: relative to the reference device; durations are divided by it.
 
@@ -65,6 +68,8 @@ class Device:
             if not isinstance(value, str) or not value:
                 raise InvalidInput(f"device {key} is {value!r:.60}; it must be a non-empty text")
             text(f"device {key}", value)
+        if self.kind.lower() in FAMILIES:
+            object.__setattr__(self, "kind", self.kind.lower())
         object.__setattr__(
             self, "memory_bytes", parse_bytes(self.memory_bytes, f"memory_bytes of device {self.name!r}")
         )
@@ -74,6 +79,18 @@ class Device:
         if speed is None or speed <= 0:
             raise InvalidInput(f"speed of device {self.name!r} is {self.speed!r:.60}; it must be finite and above 0")
         object.__setattr__(self, "speed", speed)
+
+    @property
+    def family(self) -> str:
+        """`gpu`, `cpu` or `tpu` for what is in the hardware table, else the kind itself.
+
+        >>> Device("a", "A100", 1).family, Device("b", "cpu-core", 1).family, Device("c", "fpga", 1).family
+        ('gpu', 'cpu', 'fpga')
+        """
+        from ..profilers.hardware import HARDWARE, known_kind  # a record that looks something up, as `Cluster.uniform`
+
+        known = known_kind(self.kind)
+        return HARDWARE[known].kind if known else self.kind
 
 
 @dataclass(frozen=True, repr=False)
@@ -213,7 +230,7 @@ class Cluster:
                 have.
             link: between any two, or a name such as "nvlink", "pcie4", "infiniband-ndr", "ethernet-100g".
             comm: `parallel`, `sequential` or `duplex`.
-            kind: of the devices; names of the hardware table ("a100") in any case.
+            kind: of the devices; "gpu", "cpu" and names of the hardware table ("a100") in any case.
             speed: relative to the reference device.
 
         Raises:
@@ -223,10 +240,10 @@ class Cluster:
         >>> Cluster.uniform(4, kind="A100", link="nvlink")
         <Cluster 4 x a100 of 80.00 GB, sequential transfers>
         """
-        from ..profilers.hardware import HARDWARE, known_kind  # a constructor may look things up, as from_tensorflow
+        from ..profilers.hardware import HARDWARE, kind_named  # a constructor may look things up, as from_tensorflow
 
         device_count(n)
-        kind = known_kind(kind) or kind
+        kind = kind_named(kind)
         if memory_bytes is None:
             memory_bytes = HARDWARE[kind].memory_bytes if kind in HARDWARE else 8 << 30
         if isinstance(link, str):

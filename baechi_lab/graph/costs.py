@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CostError, InfeasiblePlacement
-from .cluster import HOST, Cluster
+from .cluster import HOST, Cluster, Device
 from .opgraph import OpGraph
 from .validation import MOST_US
 
@@ -51,12 +51,13 @@ def check_kinds(graph: OpGraph, cluster: Cluster) -> None:
 
 
 def _named(kind: str, has: Mapping[str, object]) -> str:
-    """The kind, by its name in the table of hardware ("a100") where the graph has no "A100" of its own."""
+    """The kind under which a graph has durations of a device's kind ("A100"), whatever the case of either."""
     if not has or kind in has:
         return kind
-    from ..profilers.hardware import known_kind
+    from ..profilers.hardware import kind_named
 
-    return known_kind(kind) or kind
+    wanted = kind_named(kind)
+    return next((known for known in has if kind_named(known) == wanted), wanted)
 
 
 def _check_longest(graph: OpGraph, cluster: Cluster, work: float) -> None:
@@ -113,7 +114,7 @@ def allowed_devices(graph: OpGraph, cluster: Cluster) -> NDArray[np.bool_]:
     """
     mask = np.tile(~hosts_beside(cluster), (graph.n, 1))
     if graph.allowed_sets:
-        rows = [[bool({d.name, d.kind} & set(codes)) for d in cluster.devices] for codes in graph.allowed_sets]
+        rows = [[_on_list(device, codes) for device in cluster.devices] for codes in graph.allowed_sets]
         table = np.array([*rows, ~hosts_beside(cluster)], dtype=np.bool_)
         mask = table[graph.allowed]
         if len(graph.colocation_names):
@@ -130,6 +131,13 @@ def allowed_devices(graph: OpGraph, cluster: Cluster) -> NDArray[np.bool_]:
         only, has = (", ".join(x if x.isprintable() else repr(x) for x in names) for names in (codes, cluster.names))
         raise InfeasiblePlacement(f"op {graph.names[op]!r} may run only on {only}; the cluster has {has}")
     return mask
+
+
+def _on_list(device: Device, codes: Sequence[str]) -> bool:
+    """Whether a list of device names and kinds holds a device; kinds in any case."""
+    from ..profilers.hardware import kind_named
+
+    return device.name in codes or kind_named(device.kind) in map(kind_named, codes)
 
 
 def hosts_beside(cluster: Cluster) -> NDArray[np.bool_]:

@@ -16,7 +16,7 @@ def only_kind(graph: OpGraph, cluster: Cluster, kind: str, name: str) -> Placeme
 
     Raises `InvalidInput` when the cluster has no such device, `InfeasiblePlacement` when memory does not suffice.
     """
-    mine = [d for d, device in enumerate(cluster.devices) if device.kind.lower() == kind]
+    mine = [d for d, device in enumerate(cluster.devices) if device.family == kind]
     if not mine:
         kinds = ", ".join(sorted({d.kind for d in cluster.devices}))
         raise InvalidInput(f"placer {name!r} needs a device of kind {kind!r}; the cluster has devices of kind {kinds}")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from ..errors import InvalidInput, UnknownNameError
-from ..graph.cluster import Device
+from ..graph.cluster import FAMILIES, Device
 from ..params import Params
 
 GPU_LAUNCH_US = 6.7
@@ -132,7 +132,7 @@ def by_kind(hardware: HardwareChoice) -> dict[str, Hardware]:
         chosen = _hardware(hardware)
         return {chosen.kind: chosen, chosen.name: chosen}
     if isinstance(hardware, Mapping):
-        kinds = {known_kind(kind) or str(kind): _hardware(h) for kind, h in hardware.items()}
+        kinds = {kind_named(str(kind)): _hardware(h) for kind, h in hardware.items()}
     elif isinstance(hardware, Sequence):
         kinds = {h.name: h for h in map(_hardware, hardware)}
     else:
@@ -155,6 +155,17 @@ def known_kind(name: object) -> str | None:
     ('a100', 'h100', None)
     """
     return _NAMES.get(_plain(str(name)))
+
+
+def kind_named(name: str) -> str:
+    """A device kind as it is written here: by its name in the table, or "gpu", "cpu", ..., whatever its case.
+
+    >>> kind_named("NVIDIA H100"), kind_named("CPU"), kind_named("Fpga")
+    ('h100', 'cpu', 'Fpga')
+    """
+    if not isinstance(name, str):
+        return name
+    return known_kind(name) or (name.lower() if name.lower() in FAMILIES else name)
 
 
 def _plain(name: str) -> str:

@@ -19,7 +19,7 @@ def attached_cluster(
 
     Args:
         virtual: the number of CPU devices; by default two, as each of them computes with all of torch's threads.
-        kind: "gpu", "cpu", or "auto" for GPUs where there are any.
+        kind: "gpu", "cpu", or "auto" for GPUs where there are any; in any case.
         link: between any two of them; an assumption (PCIe 3.0) until it is measured.
         comm: as of `Cluster`.
 
@@ -29,6 +29,7 @@ def attached_cluster(
     >>> attached_cluster(virtual=3, kind="cpu").names
     ('cpu:0', 'cpu:1', 'cpu:2')
     """
+    kind = kind.lower() if isinstance(kind, str) else kind
     if kind not in ("auto", "cpu", "gpu"):
         raise InvalidInput(f"kind is {kind!r}; it must be 'auto', 'cpu' or 'gpu'")
     found = torch.cuda.device_count() if torch.cuda.is_available() and kind != "cpu" else 0

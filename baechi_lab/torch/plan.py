@@ -80,14 +80,14 @@ def torch_devices(cluster: Cluster, devices: tuple[str, ...] | list[str] | None 
             raise InvalidInput(f"devices names {len(named)} torch devices; the cluster has {cluster.n} devices")
         return named
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = [d for d in cluster.devices if d.kind not in ("cpu", HOST)]
+    gpus = [d for d in cluster.devices if d.family not in ("cpu", HOST)]
     if len(gpus) > found:
         raise ExecutionError(
             f"the cluster has {len(gpus)} GPUs ({', '.join(d.name for d in gpus)}) and torch sees {found}; "
             "use kind='cpu' devices, or name the torch devices with devices=[...]"
         )
     turn = iter(range(found))
-    return tuple("cpu" if d.kind in ("cpu", HOST) else f"cuda:{next(turn)}" for d in cluster.devices)
+    return tuple("cpu" if d.family in ("cpu", HOST) else f"cuda:{next(turn)}" for d in cluster.devices)
 
 
 def _parents(trace: Trace, device: tuple[int, ...], devices: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:

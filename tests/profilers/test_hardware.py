@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import baechi_lab as bl
 from baechi_lab.errors import InvalidInput, UnknownNameError
-from baechi_lab.profilers.hardware import HARDWARE, PRECISIONS, Hardware, known_kind
+from baechi_lab.exporters.plans.records import Request
+from baechi_lab.graph.costs import allowed_devices, durations
+from baechi_lab.profilers.hardware import HARDWARE, PRECISIONS, Hardware, by_kind, known_kind
 from baechi_lab.profilers.link_presets import LINKS, named_link
 from baechi_lab.profilers.roofline import Kernel
 
@@ -48,6 +51,27 @@ def test_kinds_that_are_no_hardware_stay_as_they_are():
     cluster = bl.Cluster.uniform(1, kind="Mine")
     assert cluster.devices[0] == bl.Device("Mine:0", "Mine", 8 << 30)
     assert bl.Cluster.uniform(1, kind="A100", memory_bytes="1GB").devices[0].memory_bytes == 10**9
+
+
+def test_kinds_in_any_case_are_one_kind():
+    """"CPU" was refused by `from_torch`, counted as a GPU in plans, and took the durations of the reference device."""
+    assert by_kind({"GPU": "A100"}).keys() == {"gpu"} and bl.Cluster.uniform(2, kind="CPU").names == ("cpu:0", "cpu:1")
+    assert [bl.Device("d", kind, 1).kind for kind in ("GPU", "Host", "my-asic", "A100")] == ["gpu", "host", "my-asic", "A100"]
+    graph = bl.OpGraph.from_edges([5.0, 7.0], [(0, 1, 8)]).replace(
+        duration_by_kind={"cpu": [50.0, 70.0], "TPU": [1.0, 2.0]}, allowed=[-1, 0], allowed_sets=(("GPU", "CPU"),)
+    )
+    cluster = bl.Cluster((bl.Device("a", "CPU", 1 << 30), bl.Device("b", "tpu", 1 << 30)))
+    assert durations(graph, cluster).tolist() == [[50.0, 1.0], [70.0, 2.0]]
+    assert allowed_devices(graph, cluster).tolist() == [[True, True], [True, False]]
+
+
+def test_products_belong_to_a_family():
+    """`gpu-only` was refused on A100s, and a processor of the table counted as a GPU."""
+    graph = bl.OpGraph.from_edges([5.0, 7.0], [(0, 1, 8)])
+    cluster = bl.Cluster((bl.Device("host", "cpu-epyc-9654", 1 << 30), bl.Device("card", "a100", 1 << 30)))
+    assert [bl.place(graph, cluster, name).device.tolist() for name in ("cpu-only", "gpu-only")] == [[0, 0], [1, 1]]
+    request = Request(graph, np.array([0, 1]), cluster, None, None)
+    assert request.accelerators() == {1: 0}
 
 
 def test_links_by_name():

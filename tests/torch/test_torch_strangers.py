@@ -266,6 +266,7 @@ def test_a_model_left_in_eval_is_planned_for_training_when_asked():
 def test_the_devices_that_torch_sees_are_the_default_cluster():
     cluster = bl.Cluster.from_torch(virtual=3, kind="cpu")
     assert cluster.names == ("cpu:0", "cpu:1", "cpu:2") and len(set(cluster.memory_bytes.tolist())) == 1
+    assert bl.Cluster.from_torch(virtual=3, kind="CPU").names == cluster.names
     model = bl.torch.distribute(nn.Sequential(nn.Linear(4, 4)), torch.ones(1, 4), runs=1, warmup=0)
     assert len(distribution(model).plan.devices) == bl.Cluster.from_torch().n
     for options, message in (({"kind": "tpu"}, "kind is 'tpu'"), ({"virtual": 0, "kind": "cpu"}, "virtual is 0")):

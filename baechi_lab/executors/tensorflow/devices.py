@@ -263,6 +263,7 @@ def device_options(
     for name, value in (("virtual", virtual), ("threads", threads)):
         if value is not None:
             check_whole(name, value, also=", or None")
+    kind = kind.lower() if isinstance(kind, str) else kind
     if kind not in ("auto", "cpu", "gpu"):
         raise InvalidInput(f"kind is {kind!r}; it must be 'auto', 'cpu' or 'gpu'")
     limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")

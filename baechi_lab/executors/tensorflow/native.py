@@ -107,7 +107,7 @@ def _timed(
 ) -> NativeRun:  # fmt: skip
     import tensorflow as tf
 
-    gpu = kind != "cpu" and bool(tf.config.list_logical_devices("GPU"))
+    gpu = kind.lower() != "cpu" and bool(tf.config.list_logical_devices("GPU"))
     device = "/GPU:0" if gpu else "/CPU:0"
 
     def one(k: int) -> tuple[tuple[Any, ...], float]:

@@ -64,7 +64,7 @@ def _buffer(gpu: int | None) -> str:
 def _cpu(request: Request, planned: int) -> int:
     """Where input embeddings run, which llama.cpp keeps on the CPU; -1 (not said) without a CPU in the cluster."""
     devices = () if request.cluster is None else request.cluster.devices
-    cpus = [d for d, device in enumerate(devices) if device.kind == "cpu"]
+    cpus = [d for d, device in enumerate(devices) if device.family == "cpu"]
     return planned if planned in cpus else cpus[0] if cpus else -1
 
 

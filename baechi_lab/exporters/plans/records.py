@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.cluster import Cluster
+from ...graph.cluster import HOST, Cluster
 from ...graph.opgraph import OpGraph
 
 
@@ -57,7 +57,7 @@ class Request:
     def accelerators(self) -> Mapping[int, int]:
         """Device index -> its number among the devices that are no CPUs; without a cluster, all are none."""
         used = range(int(self.device.max(initial=0)) + 1) if self.cluster is None else range(self.cluster.n)
-        gpus = [d for d in used if self.cluster is None or self.cluster.devices[d].kind != "cpu"]
+        gpus = [d for d in used if self.cluster is None or self.cluster.devices[d].family not in ("cpu", HOST)]
         return {d: i for i, d in enumerate(gpus)}
 
 
