@@ -403,6 +403,7 @@ def test_sweep_of_a_graph_file_resumes(call, graph_file, tmp_path):
         (["--mode", "guessed"], "'guessed'"),
         (["--jobs", "0"], "--jobs is 0"),
         (["--batch-size", "4"], "batch"),
+        (["--hardware", "a1000"], "unknown hardware 'a1000'; did you mean 'a100'"),
     ],
 )
 def test_bad_sweeps(call, graph_file, arguments, text):
@@ -484,8 +485,10 @@ def test_demo_checks_its_options_before_it_traces(call, monkeypatch, words, said
 
 
 def test_sweep_prints_why_a_row_failed(call, graph_file):
-    code, out, _ = call("sweep", graph_file, "--devices", "1,2", "--memory", "10B", "--jobs", "1")
-    assert code == 0
+    code, out, err = call("sweep", graph_file, "--devices", "1,2", "--memory", "10B", "--jobs", "1")
+    assert code == 1 and re.search("none of 2 combinations worked: .*needs", err)  # a script took it for a success
+    code, both, err = call("sweep", graph_file, "--devices", "1", "--memory", "10B,2kB", "--jobs", "1")
+    assert code == 0 and not err and "needs" in both
     assert len(re.findall(r"m-etf, [12] x 10 B: .*needs", out)) == 2
 
 

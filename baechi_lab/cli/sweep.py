@@ -2,11 +2,13 @@
 
 SUBJECT is a graph file, or the name of a benchmark model, which is profiled anew for every batch size. With -o, every
 finished row goes into one SQLite file: an interrupted sweep that is called again goes on where it stopped.
+Ends with exit code 1 where no combination worked; each row says why.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
         for row in rows:
             if row["error"]:
                 print(f"  {_setting(row)}: {row['error']}")
-    return 0
+    if any(row["makespan_us"] is not None for row in rows):
+        return 0
+    print(f"baechi-lab sweep: none of {len(rows)} combinations worked: {rows[0]['error']}", file=sys.stderr)
+    return 1
 
 
 def _wholes(text: str | None, option: str) -> list[int] | None:

@@ -14,6 +14,7 @@ from ..errors import BaechiLabError, ExecutionError, InvalidInput
 from ..graph import Cluster, OpGraph, Step
 from ..graph.costs import check_kinds
 from ..graph.formats.wire import decoded, encoded
+from ..profilers.hardware import by_kind
 from ..workers.executors import Calls, opened
 from .grid import Cell, Placing, Profiling, Steps, Subject, cells, graph_key, listed
 from .store import COLUMNS, Store, as_text
@@ -105,6 +106,8 @@ def sweep(
     sizes = None if batch_size is None else listed("batch_size", batch_size)
     if sizes is None and isinstance(subject, str) and micro_batches is not None:
         sizes = _own_size(subject, profiling)
+    if profile == "estimated":
+        by_kind(hardware)  # raises for a name that is not known
     _check_subject(subject, sizes, profiling, template)
     names = listed("placer", placer)
     grid = list(cells(sizes, listed("devices", devices), listed("memory_bytes", memory_bytes), names, template, steps))

@@ -54,9 +54,14 @@ def test_kinds_that_are_no_hardware_stay_as_they_are():
 
 
 def test_kinds_in_any_case_are_one_kind():
-    """"CPU" was refused by `from_torch`, counted as a GPU in plans, and took the durations of the reference device."""
+    """ "CPU" was refused by `from_torch`, counted as a GPU in plans, and took the durations of the reference device."""
     assert by_kind({"GPU": "A100"}).keys() == {"gpu"} and bl.Cluster.uniform(2, kind="CPU").names == ("cpu:0", "cpu:1")
-    assert [bl.Device("d", kind, 1).kind for kind in ("GPU", "Host", "my-asic", "A100")] == ["gpu", "host", "my-asic", "A100"]
+    assert [bl.Device("d", kind, 1).kind for kind in ("GPU", "Host", "my-asic", "A100")] == [
+        "gpu",
+        "host",
+        "my-asic",
+        "A100",
+    ]
     graph = bl.OpGraph.from_edges([5.0, 7.0], [(0, 1, 8)]).replace(
         duration_by_kind={"cpu": [50.0, 70.0], "TPU": [1.0, 2.0]}, allowed=[-1, 0], allowed_sets=(("GPU", "CPU"),)
     )

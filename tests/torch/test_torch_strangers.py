@@ -235,7 +235,9 @@ def test_a_list_of_images_is_one_argument():
     graph = bl.torch.profile(step, runs=1, warmup=0)
     run = bl.torch.execute(step, bl.Placement(device=[0] * graph.n), 1, warmup=0, graph=graph)
     assert run.status == "ok" and bl.torch.profile(step, hardware="a100").n == graph.n
-    with pytest.raises(bl.InvalidInput, match=r"may be the arguments images, targets of Unsaid or its images alone; write"):
+    with pytest.raises(
+        bl.InvalidInput, match=r"may be the arguments images, targets of Unsaid or its images alone; write"
+    ):
         bl.torch.trace(Unsaid(), images)
     assert bl.torch.trace(Unsaid(), (images,), atomic=(Batch, Head)).calls
 
