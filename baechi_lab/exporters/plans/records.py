@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ...graph.cluster import HOST, Cluster
 from ...graph.opgraph import OpGraph
+from ...graph.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,18 @@ class WrittenPlan:
 
 @dataclass(frozen=True)
 class Request:
-    """A plan to write: `device` is int32[n], the device of every op of `graph`."""
+    """A plan to write: a placement of `graph`, and what its format needs besides."""
 
     graph: OpGraph
-    device: NDArray[Any]
+    placement: Placement
     cluster: Cluster | None
     model: Any
     layers: str | None
+
+    @property
+    def device(self) -> NDArray[Any]:
+        """int32[n], the device of every op."""
+        return self.placement.device
 
     @property
     def forward(self) -> NDArray[Any]:
