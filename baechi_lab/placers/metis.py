@@ -113,7 +113,8 @@ def metis_partitions(
         home = np.where(homes[np.arange(count), home], home, homes.argmax(axis=1))
         yield "one group per device", home[group].astype(np.int32)
         return
-    share = (room[useful] / room[useful].sum()).tolist()
+    fair = np.maximum(room[useful] / room.max(), 0.001)  # METIS fails on parts of next to nothing
+    share = (fair / fair.sum()).tolist()
     for tolerance in imbalance:
         for recursive in (False, True):
             options = pymetis.Options(ufactor=max(1, round(tolerance * 1000)), seed=seed, numbering=0)
@@ -148,5 +149,4 @@ def cut_costs(
 def _integers(value: NDArray[Any], top: int, lowest: int = 0) -> list[int]:
     """Scaled so that the largest becomes `top`."""
     largest = float(value.max(initial=0.0))
-    scale = top / largest if largest > 0 else 0.0
-    return np.maximum(np.rint(value * scale), lowest).astype(np.int64).tolist()
+    return np.maximum(np.rint(value / (largest or 1.0) * top), lowest).astype(np.int64).tolist()

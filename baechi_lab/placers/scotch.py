@@ -117,8 +117,14 @@ def make_vertices(graph: OpGraph, cluster: Cluster, *, by_bytes: bool = False) -
     if by_bytes:
         held = np.bincount(of, graph.persistent_bytes, count)
         cost = held[:, None] / np.maximum(cluster.memory_bytes, 1)
-    total = np.maximum(cost.sum(axis=0), 1e-300)
-    share = (1.0 / total) / (1.0 / total).sum()  # all devices done at once: capacity is the inverse of the time for all
+    total = cost.sum(axis=0)
+    most = total.max() or 1.0
+    total = np.maximum(
+        total, most / 1000 or most
+    )  # a device that takes no time for all of it still leaves others shares
+    share = (most / total) / (
+        most / total
+    ).sum()  # all devices done at once: capacity is the inverse of the time for all
     a, b = of[graph.edge_source].astype(np.int64), of[graph.consumers].astype(np.int64)
     part = 1.0 / np.maximum(np.diff(graph.consumer_ptr), 1)[graph.edge_tensor]  # sent once per device, not per reader
     size = part * graph.tensor_bytes[graph.edge_tensor]
@@ -128,7 +134,7 @@ def make_vertices(graph: OpGraph, cluster: Cluster, *, by_bytes: bool = False) -
     each = np.stack([part, size])[:, apart]
     sends, sizes = (np.bincount(place.reshape(-1), np.tile(x, 2), len(unique)).astype(np.float64) for x in each)
     latency, per_byte = ((x + x.T) / 2 for x in (cluster.latency_us, cluster.us_per_byte))
-    load = np.where(able, cost / (total * share), np.inf)
+    load = np.where(able, cost / total / share, np.inf)
     pointer = offsets(unique // count, count)
     return Vertices(of, load, able, share, cost.min(axis=1), pointer, unique % count, sends, sizes, latency, per_byte)
 
@@ -192,4 +198,4 @@ def source_graph(v: Vertices) -> str:
 def _whole(value: NDArray[Any], top: int) -> list[int]:
     """Whole numbers of at least 1, the largest `top`."""
     largest = float(value.max(initial=0.0))
-    return np.maximum(np.rint(value * (top / largest if largest > 0 else 0.0)), 1).astype(np.int64).tolist()
+    return np.maximum(np.rint(value / (largest or 1.0) * top), 1).astype(np.int64).tolist()

@@ -204,3 +204,14 @@ def test_an_interrupted_start_ends_the_proof(monkeypatch):
     placed = place(OpGraph.from_edges([3, 4, 5], [(0, 2, 80)]), Cluster.uniform(2), "exact", time_limit=5)
     assert placed.info["interrupted"]
     assert not placed.info["solves"]
+
+
+def test_bug_durations_far_beyond_the_horizon_were_no_model_that_could_be_solved():
+    """1e12 us stands for a device that nobody should use; as 64-bit numbers of units, such times overflow."""
+    edges = [(0, 1, 4), (0, 2, 4), (1, 4, 8), (2, 3, 4)]
+    for far in (1e12, 1e30):
+        graph = OpGraph.from_edges([3.5, 4.25, 5, 2, 6], edges, duration_by_kind={"cpu": [far, 2, far, far, far]})
+        devices = (Device("gpu:0", "gpu", 100), Device("gpu:1", "gpu", 100), Device("cpu:0", "cpu", 100))
+        cluster = Cluster(devices, Link(1.0, 0.25), "sequential")
+        placed = place(graph, cluster, "exact", time_limit=30)
+        assert placed.info["status"] == "OPTIMAL" and placed.info["solves"]

@@ -30,6 +30,21 @@ def test_capacity_comes_from_the_durations_of_each_kind():
     assert abs(np.bincount(place(graph, cluster, "scotch", program="metis").device)[0] - 10) <= 1
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("placer", ["metis", "scotch"])
+@pytest.mark.parametrize(
+    ("durations", "free", "speed"), [([1, 2], [0, 0], 1), ([1, 2], [1, 2], 1e-12), ([5e-324] * 2,) * 2 + (1,)]
+)
+def test_bug_shares_of_next_to_nothing(placer, durations, free, speed):
+    """A device that takes no time, or a trillion times as much; METIS ended in an error of its own, and `auto` with it."""
+    graph = OpGraph.from_edges(durations, duration_by_kind={"free": free})
+    devices = (Device("a", "x", 1000, speed), Device("b", "free", 1000))
+    placed = place(
+        graph, Cluster(devices, Link(1.0, 0.0)), placer, **({"program": "metis"} if placer == "scotch" else {})
+    )
+    assert placed.n == 2
+
+
 def test_two_cliques_are_not_torn_apart():
     edges = [(i, j, 100) for base in (0, 5) for i in range(base, base + 5) for j in range(i + 1, base + 5)]
     graph = OpGraph.from_edges([1.0] * 10, [*edges, (4, 5, 1)])

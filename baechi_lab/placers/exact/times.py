@@ -55,11 +55,13 @@ def scaled_times(graph: OpGraph, cluster: Cluster, horizon_us: float) -> Times:
     for scale in SCALES:
         whole = np.rint(everything * scale)
         if horizon_us * scale <= LARGEST and np.allclose(everything * scale, whole, rtol=0, atol=1e-7):
-            return Times(_whole(np.rint(table * scale)), _whole(np.rint(cost * scale)), float(scale), True)
+            most = horizon_us * scale
+            return Times(_whole(np.rint(table * scale), most), _whole(np.rint(cost * scale), most), float(scale), True)
     units = min(2 * longest_chain(graph, cluster) / CLOSE, LARGEST)
     fine = units / max(horizon_us, 1e-12)
-    return Times(_whole(np.floor(table * fine)), _whole(np.floor(cost * fine)), fine, False)
+    return Times(_whole(np.floor(table * fine), units), _whole(np.floor(cost * fine), units), fine, False)
 
 
-def _whole(times: NDArray[np.float64]) -> NDArray[np.int64]:
-    return times.astype(np.int64)
+def _whole(times: NDArray[np.float64], most: float) -> NDArray[np.int64]:
+    """What is longer than the horizon is in no better schedule: it is told apart, and not how much longer it is."""
+    return np.minimum(times, np.ceil(most) + 1).astype(np.int64)
