@@ -142,6 +142,7 @@ def without(name, field):
         ({**CONFIGS["llama"], "hidden_size": "wide"}, (), "config.json"),
         ({**CONFIGS["llama"], "hidden_size": 63}, (), "config.json"),
         ({**CONFIGS["llama"], "num_attention_heads": 0}, (), "config.json"),
+        ({**CONFIGS["llama"], "rope_parameters": {"rope_type": "default", "rope_theta": 2**64}}, (), "OverflowError"),
         ({**CONFIGS["bert"], "architectures": ["LlamaForCausalLM"]}, (), "config.json"),
         ({**CONFIGS["llama"], "num_hidden_layers": 2**31}, (), "field 'num_hidden_layers' of"),
         ({**CONFIGS["llama"], "model_type": {"a": ["llama"] * 500}}, (), "unknown model_type"),

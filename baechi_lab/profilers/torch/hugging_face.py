@@ -67,7 +67,7 @@ def hugging_face(
     try:
         with torch.device("meta"):
             model = kind(made)
-    except (TypeError, ValueError, AttributeError, KeyError, RuntimeError, IndexError, ZeroDivisionError) as error:
+    except Exception as error:  # its code was not written for these values, and raises what it likes
         raise InvalidInput(f"{where} makes no {kind.__name__}: {_line(error)}") from error
     return model.train(), _inputs(model, made, kind.__name__, batch_size, sequence_length, labels)
 
