@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from dataclasses import replace
 
 import torch
@@ -62,6 +63,7 @@ def make_plan(
         fixed=tuple(sorted(trace.fixed)),
         again=rows(trace, graph),
         random=tuple(i for i, c in enumerate(calls) if c.random),
+        shares=max(Counter(name for c in calls for name in c.parameters).values(), default=0) > 1,
     )
     if plan.fixed and plan.order.waiting != replace(plan, fixed=()).order.waiting:
         warnings.warn(said(trace.fixed, plan.keys), CodeOrderKept, stacklevel=3)

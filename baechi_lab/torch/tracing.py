@@ -32,7 +32,7 @@ from .records import Call, Trace
 from .runtime.context import kept_activations
 from .runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
 from .runtime.random import States, generator_states, same_states
-from .runtime.storage import storage_bytes, storage_key, tensor_bytes
+from .runtime.storage import storage_bytes, storage_key, tensor_bytes, version
 from .runtime.tree import as_arguments, map_tensors, tensors, understood
 from .snapshot import host_states, same_host_states, untouched
 from .state import State
@@ -150,12 +150,12 @@ class Tracer(Handler):
     ) -> Any:
         taken = list(tensors((args, kwargs)))
         state = [] if module is None else [*module.parameters(), *module.buffers()]
-        versions = [t._version for t in (*taken, *state)]
+        versions = [version(t) for t in (*taken, *state)]
         before, hosts = generator_states(), host_states()
         why = self._why(before, taken, args, kwargs, module)
         outputs = _run(key, run, args, kwargs, module)
         made = list(tensors(outputs))
-        written = {storage_key(t) for t, v in zip((*taken, *state), versions, strict=True) if t._version != v}
+        written = {storage_key(t) for t, v in zip((*taken, *state), versions, strict=True) if version(t) != v}
         own, written = written - {storage_key(t) for t in taken}, written & {storage_key(t) for t in taken}
         self.drawn = generator_states()
         random = not same_states(before, self.drawn)
@@ -183,7 +183,7 @@ class Tracer(Handler):
     def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls of a region keep code order; one that is recomputed in the backward pass is run without that."""
         recomputed = recomputes(what, args)
-        why = f"hooks of {what!r}" if isinstance(what, str) else "checkpointing" if recomputed else function_name(what)
+        why = what if isinstance(what, str) else "checkpointing" if recomputed else function_name(what)
         with torch._C.DisableTorchFunction():
             taken, start = list(tensors((args, kwargs))), len(self.calls)
             self._fix_before(taken, why)

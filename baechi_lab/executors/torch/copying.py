@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ...torch.runtime.storage import storage_key
+from ...torch.runtime.storage import storage_key, version
 from ...torch.runtime.transport import Tag, TaggedTransport, tag_of
 from ...torch.runtime.tree import map_tensors, tensors
 from .storages import Storages
@@ -34,10 +34,10 @@ class CopyingTransport(TaggedTransport):
         tag = tag_of(flight, tensor)
         if tag is None or tag.device == device:
             return tensor
-        version, copy, _ = tag.copies.get(device, (-1, tensor, None))
-        if version != tensor._version:
+        copied, copy, _ = tag.copies.get(device, (-1, tensor, None))
+        if copied != version(tensor):
             copy = _Sent.apply(tensor, self.storages, tag.device, device)  # type: ignore[no-untyped-call]
-            tag.copies[device] = (tensor._version, copy, None)
+            tag.copies[device] = (version(tensor), copy, None)
         return copy
 
     def depart(
@@ -52,8 +52,8 @@ class CopyingTransport(TaggedTransport):
         made = list(tensors(outputs))
         for tensor in made:
             old = tag_of(flight, tensor)
-            if old is None or old.device != device or old.version != tensor._version:
-                _put(flight, tensor, Tag(flight, op, device, None, tensor._version))
+            if old is None or old.device != device or old.version != version(tensor):
+                _put(flight, tensor, Tag(flight, op, device, None, version(tensor)))
         self._expect(flight, made, sends)
 
     def inherit(self, flight: Any, outputs: Any, taken: Any, device: int) -> None:
@@ -61,7 +61,7 @@ class CopyingTransport(TaggedTransport):
         for tensor in tensors(outputs):
             base = bases.get(storage_key(tensor))
             if tag_of(flight, tensor) is None:
-                _put(flight, tensor, Tag(flight, -1, device if base is None else base.device, None, tensor._version))
+                _put(flight, tensor, Tag(flight, -1, device if base is None else base.device, None, version(tensor)))
 
     def home(self, flight: Any, value: Any) -> int | None:
         return next((tag.device for t in tensors(value) if (tag := tag_of(flight, t)) is not None), None)

@@ -25,7 +25,7 @@ from ...errors import InvalidInput
 from ..records import Trace
 from ..runtime.context import ambient, autocast_state
 from ..runtime.intercept import Frame, Handler, Interceptor, hooked
-from ..runtime.storage import storage_key
+from ..runtime.storage import storage_key, version
 from ..runtime.tree import map_tensors, tensors
 from ..snapshot import untouched
 
@@ -118,14 +118,14 @@ class Recorder(Handler):
         if getattr(run, "__name__", "") in READERS and module is None:
             raise InvalidInput(f"call {key!r} reads a tensor's values in Python; {_ELSE}")
         state = [] if module is None else list(module.buffers())
-        versions = [(t, 0 if t.is_inference() else t._version) for t in [*taken, *state]]
+        versions = [(t, version(t)) for t in [*taken, *state]]
         target = self._target(key, run, module)
         nodes = [self._node_of(t) for t in taken]
         behind = {w for t in taken for w in self.writers.get(storage_key(t), ())}
         given = self._arguments(args, kwargs)
         outputs = run(*args, **kwargs)
         made = list(tensors(outputs))
-        if made and all(any(t is g for g in taken) for t in made) and all(t._version == v for t, v in versions):
+        if made and all(any(t is g for g in taken) for t in made) and all(version(t) == v for t, v in versions):
             return outputs  # handed through as it came
         node = self._add(target, *given)
         self.program.after[node] = behind - {node, *nodes}
@@ -134,7 +134,7 @@ class Recorder(Handler):
             self.program.call_of[node] = self.index[key]
             for buffer in state:
                 self.users.setdefault(id(buffer), []).append(self.index[key])
-        self._written(node, key, [t for t, version in versions if not t.is_inference() and t._version != version])
+        self._written(node, key, [t for t, v in versions if version(t) != v])
         self._outputs(node, outputs)
         for t in made:
             self.maker.setdefault(storage_key(t), self.index.get(key, -1))
@@ -151,7 +151,7 @@ class Recorder(Handler):
                 self.changed[id(t)] = self.names.get(id(t), "")
 
     def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        name = f"the hooks of {what!r}" if isinstance(what, str) else f"the autograd Function {what.__name__}"
+        name = what if isinstance(what, str) else f"the autograd Function {what.__name__}"
         raise InvalidInput(f"{name} cannot be cut into stages; {_ELSE}")
 
     def end(self, frame: Frame, outputs: Any) -> Any:

@@ -31,6 +31,10 @@ class Context:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad))
+            if self.autocast:
+                # all threads share one cache of casts, which is emptied when a thread leaves its outermost region
+                torch.autocast_increment_nesting()
+                stack.callback(torch.autocast_decrement_nesting)
             for kind, dtype in self.autocast:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=self.cache))
             yield
@@ -45,10 +49,11 @@ def ambient() -> tuple[Any, ...]:
     """What a region of code may have set beyond `Context`: a call that finds it changed must run where it stands.
 
     Packing of activations (checkpointing, offloading), dispatch modes, transforms (`vmap`), forward-mode derivatives,
-    the default type, the choice of kernels.
+    the default type, the choice of kernels; also autocast, whose cache of casts ends with the region.
     """
     return (
         saved_tensor_hooks_active(),
+        autocast_state(),
         torch._C._len_torch_dispatch_stack(),
         torch._C._functorch.maybe_current_level() if torch._C._are_functorch_transforms_active() else None,  # type: ignore[attr-defined]
         forward_ad._current_level,
@@ -58,6 +63,11 @@ def ambient() -> tuple[Any, ...]:
         torch._C._get_flash_sdp_enabled(),
         torch._C._get_mem_efficient_sdp_enabled(),
     )
+
+
+def casts_shared() -> bool:
+    """Whether a leaf that several calls read is cast once for all of them: gradients differ by rounding where it is not."""
+    return bool(autocast_state()) and torch.is_autocast_cache_enabled() and torch.is_grad_enabled()
 
 
 def function_modes() -> int:

@@ -39,6 +39,7 @@ class Flight:
         self.held = 0  # how many regions are running in which nothing may wait
         self.before: tuple[Any, ...] = ()
         self.modes = 0
+        self.latest = -1  # the call that comes last in the plan, of those that the host has reached
         self.jobs: list[Job[None]] = []
         self.error: BaseException | None = None
         self.inplace_pending = False

@@ -62,7 +62,7 @@ class Handler:
         return run(*args, **kwargs)
 
     def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run code that wants tensors and its own place: an autograd Function (`what`), a container that has hooks (its name)."""
+        """Run code that wants tensors and its own place: an autograd Function, or what `what` says (hooks of a container)."""
         return run(*args, **kwargs)
 
     def end(self, frame: Frame, outputs: Any) -> Any:
@@ -146,7 +146,7 @@ class ContainerForward(Intercepted):
         scopes.append(self.name)
         try:
             if hooked(self.module):
-                return self.interceptor.region(self.name, self.original, args, kwargs)
+                return self.interceptor.region(f"hooks of {self.name!r}", self.original, args, kwargs)
             return self.original(*args, **kwargs)
         finally:
             scopes.pop()

@@ -22,7 +22,8 @@ class Plan:
     position (lowest first, None: code order), `sends` what is sent as soon as it is made,
     `parameters` the device of every parameter and buffer by name, `layers` the modules that are one operator each,
     `fixed` the calls that keep their place in the code, whatever `rank` says. `again` are the rows of
-    `runtime.again.Sources`, what is computed again or waits on the host, `random` those of its calls that draw random numbers.
+    `runtime.again.Sources`, what is computed again or waits on the host, `random` those of its calls that draw random numbers;
+    `shares` says that some parameter has several readers.
     """
 
     keys: tuple[str, ...]
@@ -39,6 +40,7 @@ class Plan:
     fixed: tuple[int, ...] = ()
     again: tuple[Row, ...] = ()
     random: tuple[int, ...] = ()
+    shares: bool = False
 
     @cached_property
     def index(self) -> dict[str, int]:

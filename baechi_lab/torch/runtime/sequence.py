@@ -35,8 +35,13 @@ def set_aside(numbers: int) -> int:
 
 
 def inputs_of(value: Any) -> set[Any]:
-    """The nodes behind the tensors of `value`: where the walk through a layer's own nodes ends."""
-    return {t.grad_fn for t in tensors(value) if t.grad_fn is not None}
+    """The nodes behind the tensors of `value`: where the walk through a layer's own nodes ends.
+
+    A layer that writes into a view is followed by nodes of the tensor that the view is of.
+    """
+    found = list(tensors(value))
+    bases = [t._base for t in found if t._is_view()]
+    return {t.grad_fn for t in (*found, *bases) if t is not None and t.grad_fn is not None}
 
 
 def nodes_between(outputs: Any, stop: Iterable[Any]) -> list[Any]:

@@ -26,7 +26,7 @@ from torch import nn
 
 from ...errors import CodeOrderKept, InvalidInput
 from .again import Activations, Sources
-from .context import Context, ambient, autocast_state, function_modes, in_backward, ordinary
+from .context import Context, ambient, autocast_state, casts_shared, function_modes, in_backward, ordinary
 from .deferred import KNOWN, Deferred, Future, defer, deferred, resolve, spec_of
 from .flight import Flight, Learned, Observer, observed
 from .gate import Gate
@@ -95,6 +95,9 @@ class Session(Handler):
             return
         if given is None:
             self._say("an argument of the model may hide tensors (a cache): this forward runs in code order")
+            return
+        if casts_shared() and (self.plan.shares or any(t.is_leaf and t.requires_grad for t in tensors((args, kwargs)))):
+            self._say("autocast casts a tensor once for several layers that read it: this forward runs in code order")
             return
         flight.before, flight.modes = ambient(), function_modes() + 1
         key = (given, autocast_state(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(), self.model.training)
@@ -175,6 +178,11 @@ class Session(Handler):
             self._settle(flight)
         if op < 0:
             return self._unplanned(flight, key, run, args, kwargs, held)
+        if op < flight.latest and not flight.gate.free:
+            self._flush(
+                flight
+            )  # the code calls in another order than the plan's, which would have later calls come first
+        flight.latest = max(flight.latest, op)
         if not flight.gate.reach(op):
             spec, numbers = flight.learned.get(key, (None, 0))
             stays = held or op in self.fixed  # a fixed call waits only where the code took another path

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from .storage import storage_key, tensor_bytes
+from .storage import storage_key, tensor_bytes, version
 from .tree import map_tensors, tensors
 
 
@@ -172,10 +172,8 @@ class StreamTransport(TaggedTransport):
         made = list(tensors(outputs))
         for tensor in made:
             old = tag_of(flight, tensor)
-            if tensor.device.type == "cuda" and (
-                old is None or old.device != device or old.version != _version(tensor)
-            ):
-                self._put(flight, tensor, Tag(flight, op, device, event, _version(tensor)))
+            if tensor.device.type == "cuda" and (old is None or old.device != device or old.version != version(tensor)):
+                self._put(flight, tensor, Tag(flight, op, device, event, version(tensor)))
         for position, target, _ in sends:
             if position < len(made) and made[position].device.type == "cuda":
                 self._send(flight, made[position], made[position]._baechi_tag, target)  # type: ignore[attr-defined]
@@ -186,17 +184,17 @@ class StreamTransport(TaggedTransport):
         bases = {storage_key(t): tag_of(flight, t) for t in tensors(taken)}
         for tensor in tensors(outputs):
             base = bases.get(storage_key(tensor))
-            if base is None or base.version != _version(tensor):
+            if base is None or base.version != version(tensor):
                 self.depart(flight, tensor, -1, device, ())
             elif tag_of(flight, tensor) is None:
                 self._put(flight, tensor, Tag(flight, base.op, base.device, base.event, base.version))
 
     def _send(self, flight: Any, tensor: torch.Tensor, tag: Tag, target: int) -> tuple[torch.Tensor, Any]:
-        version, copy, event = tag.copies.get(target, (-1, tensor, None))
-        if version == _version(tensor):
+        copied, copy, event = tag.copies.get(target, (-1, tensor, None))
+        if copied == version(tensor):
             return copy, event
-        if tag.event is None or tag.version != _version(tensor):  # complete only after what is submitted by now
-            tag.version, tag.event = _version(tensor), torch.cuda.Event()
+        if tag.event is None or tag.version != version(tensor):  # complete only after what is submitted by now
+            tag.version, tag.event = version(tensor), torch.cuda.Event()
             tag.event.record(self.compute(flight, tag.device))
         tx, rx = self._pair(tag.op, tag.device, target)
         tx.wait_event(tag.event)
@@ -211,7 +209,7 @@ class StreamTransport(TaggedTransport):
         if self.record:
             tensor.record_stream(reader)
             copy.record_stream(self.compute(flight, target))
-        tag.copies[target] = (_version(tensor), copy, event)
+        tag.copies[target] = (version(tensor), copy, event)
         if self.on_send is not None:
             self.on_send(tag.op, target, tensor_bytes(tensor), started, self._mark(rx))
         return copy, event
@@ -246,7 +244,7 @@ class StreamTransport(TaggedTransport):
         """An input or constant: it is complete after what the caller's stream holds now."""
         event = torch.cuda.Event()
         event.record(flight.ambient[tensor.device])
-        tag = Tag(flight, -1, self.first[tensor.device], event, _version(tensor))
+        tag = Tag(flight, -1, self.first[tensor.device], event, version(tensor))
         self._put(flight, tensor, tag)
         flight.adopted.append(tensor)
         return tag
@@ -295,7 +293,3 @@ def _indexed(device: torch.device) -> torch.device:
     return (
         torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
     )
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
