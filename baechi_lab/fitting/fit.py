@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import InvalidInput
-from ..graph import Cluster
+from ..graph import Cluster, Placement
 from ..graph.arguments import check_records
 from ..graph.costs import check_kinds
 from ..placers.giving_up.placing import Placing, code_of, lacking
@@ -42,6 +42,7 @@ def fit(
     seed: int = 0,
     every_way: bool = False,
     give_up: Sequence[str] = tuple(GIVE_UP),
+    placement: Placement | None = None,
     callback: Callable[[str], Any] | None = None,
 ) -> Fit:
     """Whether a training step fits the devices' memory, and if not, the ways to make it fit, each simulated.
@@ -62,6 +63,7 @@ def fit(
         every_way: try all ways even if the step fits as it is.
         give_up: names of what may be given up, by default all of "devices" (more of them are taken), "batch", "micro-batches",
             "recompute" and "offload"; other ways are not tried, nor two together of which one is another.
+        placement: of the graph on the cluster, where there is one already: the step as it is takes no longer than under it.
         callback: called with the name of every way before it is tried.
 
     Returns:
@@ -78,14 +80,14 @@ def fit(
     >>> answer.fits, answer.best.fits
     (False, True)
     """
-    check_records(cluster=cluster)
+    check_records(cluster=cluster, **({} if placement is None else {"placement": placement}))
     allowed = _ways_that(give_up)
     placing = Placing(tuple(placers) if not isinstance(placers, str) else placers, time_limit, seed)
     subject = subject_of(graph, batch_size, hardware)
     check_kinds(subject.graph, cluster)
     tell = callback or (lambda _: None)
     tell("as it is")
-    first, missing = _as_it_is(subject, cluster, placing)
+    first, missing = _as_it_is(subject, cluster, placing, placement)
     if first.fits and not every_way:
         return Fit((first,), missing, cluster)
     proof, ways = proof_of(subject.graph, cluster), [first]
@@ -113,13 +115,13 @@ def _ways_that(give_up: Sequence[str]) -> set[str]:
     return {GIVE_UP[name] for name in names}
 
 
-def _as_it_is(subject: Subject, cluster: Cluster, placing: Placing) -> tuple[Way, int]:
+def _as_it_is(subject: Subject, cluster: Cluster, placing: Placing, known: Placement | None) -> tuple[Way, int]:
     count = computing(cluster)
     choice = f"{count} devices" if count > 1 else "1 device"
-    found, why = placing.fastest(subject.graph, cluster)
+    found, why = placing.fastest(subject.graph, cluster, known)
     way = Way("as it is", choice, "nothing", batch_size=subject.batch_size, graph=subject.graph, cluster=cluster)
     if found is not None:
-        code = code_of(subject.original, "cluster", found[0], count)
+        code = "placement" if found[0] is known else code_of(subject.original, "cluster", found[0], count)
         return replace(way, command=code, placement=found[0], timeline=found[1]), 0
     over = placing.least_over(subject.graph, cluster)
     if over is None:

@@ -47,11 +47,21 @@ class Placing:
         ):
             raise InvalidInput(f"time_limit is {self.time_limit!r}; it must be a number of seconds of at least 0")
 
-    def fastest(self, graph: OpGraph, cluster: Cluster) -> tuple[tuple[Placement, Timeline] | None, str]:
-        """The fastest placement that keeps every rule, and its timeline; else None, and why the last placer found none."""
+    def fastest(
+        self, graph: OpGraph, cluster: Cluster, known: Placement | None = None
+    ) -> tuple[tuple[Placement, Timeline] | None, str]:
+        """The fastest placement that keeps every rule, and its timeline; else None, and why the last placer found none.
+
+        `known` is a placement that is there already: it counts as one of the tries, and wins ties.
+        """
+        stands = [] if known is None else [(known, simulate(graph, cluster, known))]
+        found = [pair for pair in stands if pair[1].feasible]
         if np.count_nonzero(~hosts_beside(cluster)) == 1:
-            return on_one_device(graph, cluster)
-        found, why = self._asked(graph, cluster)
+            alone, why = on_one_device(graph, cluster)
+            found += [alone] if alone else []
+            return min(found, key=lambda pair: pair[1].makespan_us, default=None), "" if found else why
+        asked, why = self._asked(graph, cluster)
+        found += asked
         if not found:
             return None, why
         best = min(found, key=lambda pair: pair[1].makespan_us)

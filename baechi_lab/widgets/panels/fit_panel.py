@@ -1,16 +1,18 @@
 """Beside the memory view: will it fit, and the ways to make it fit, for the graph and devices of the current setting.
 
-Of the setting, not of its result: where nothing fits there is none.
+Of the setting, not of its result: where nothing fits there is none. A result that is there counts as one of the tries.
 """
 
 from __future__ import annotations
 
 import ipywidgets
 
-from ...fitting.fit import fit
+from ...fitting.fit import PLACERS, fit
 from ...fitting.record import HEAD, Fit
+from ...graph.units import format_us
+from ...verdicts import change_in_words
 from ..background import Ticket
-from ..compute import source
+from ..compute import Outcome, source
 from ..fit_view import FitView
 from ..guard import Guard
 from ..tasks import Tasks
@@ -31,19 +33,38 @@ class FitPanel:
     def _ask(self) -> None:
         with Guard(self.model.fail):
             setting, model = self.model.setting, self.model
+            shown = None if model.stale else model.outcome
+            plain = shown is not None and shown.ran is shown.graph and not shown.placement.replicas
+            placement = shown.placement if shown is not None and plain else None
 
             def work(ticket: Ticket) -> Fit:
                 _, graph = source(setting, model.subject, model.memo, ticket.report)
                 tell = lambda way: ticket.report(f"will it fit: {way}")  # noqa: E731
-                return fit(graph, setting.cluster, every_way=True, callback=tell)
+                return fit(graph, setting.cluster, every_way=True, placement=placement, callback=tell)
 
-            self.tasks.start("the ways to fit", work, self.show)
+            self.tasks.start("the ways to fit", work, lambda answer: self.show(answer, shown))
 
-    def show(self, answer: Fit) -> None:
-        """The answer, its ways as points, and their table."""
+    def show(self, answer: Fit, shown: Outcome | None = None) -> None:
+        """The answer, its ways as points, and their table; `shown` is what the header said when it was asked."""
         self.answer = answer
-        say(self.state, answer.answer, "good" if answer.fits else "bad")
+        say(self.state, f"{answer.answer} {unlike(answer, shown)}".strip(), "good" if answer.fits else "bad")
         best = answer.best
         marked = -1 if best is None else answer.ways.index(best)
         self.points.children = [FitView(answer)]
         self.rows.value = table(HEAD, [way.texts() for way in answer.ways], marked)
+
+
+def unlike(answer: Fit, shown: Outcome | None) -> str:
+    """Why the step as it is differs from the header's; empty where it does not, or there is none."""
+    first = answer.ways[0]
+    if shown is None or first.timeline is None:
+        return ""
+    if first.command == "placement":
+        return f"As it is under the placement above; the other ways are placed by {', '.join(PLACERS)}."
+    if first.step_us == shown.timeline.makespan_us:
+        return ""
+    if shown.ran is not shown.graph:
+        return f"As it is, in one batch; the {format_us(shown.timeline.makespan_us)} above are of micro-batches."
+    by = first.placement.placer if first.placement is not None else ""
+    said = change_in_words(first.step_us, shown.timeline.makespan_us)
+    return f"As it is, placed by {by} here ({said} against the {format_us(shown.timeline.makespan_us)} above)."
