@@ -3,8 +3,8 @@ import { test } from "node:test";
 
 import { bytes, lines, load } from "./load.js";
 
-const { column, texts, formatTime, formatBytes, shortened, textOn, ticks, zoomedWindow, listen } = load(["common.js"],
-  ["column", "texts", "formatTime", "formatBytes", "shortened", "textOn", "ticks", "zoomedWindow", "listen"]);
+const { column, texts, formatTime, formatBytes, shortened, textOn, ticks, tickLabels, zoomedWindow, listen } = load(["common.js"],
+  ["column", "texts", "formatTime", "formatBytes", "shortened", "textOn", "ticks", "tickLabels", "zoomedWindow", "listen"]);
 
 test("a column is read wherever its bytes begin, and a missing one is empty", () => {
   assert.deepEqual([...column({ a: bytes("f8", [1.5, -2]) }, "a", "f8")], [1.5, -2]);
@@ -34,6 +34,14 @@ test("a text is shortened to the pixels there are", () => {
 
 test("text is black on light colours and white on dark ones", () => {
   assert.deepEqual(["#ffffff", "#F0E442", "#0072B2", "#000000"].map(textOn), ["#000000", "#000000", "#ffffff", "#ffffff"]);
+});
+
+test("labels of ticks have one unit and no more digits than tell them apart", () => {
+  assert.deepEqual(tickLabels([0, 200e3, 400e3]), ["0 ms", "200 ms", "400 ms"]); // not 200.00 ms
+  assert.deepEqual(tickLabels([0, 5e5, 1e6]), ["0.0 s", "0.5 s", "1.0 s"]);
+  assert.deepEqual(tickLabels([1000, 1000.5]), ["1.0000 ms", "1.0005 ms"]); // zoomed in: half a microsecond
+  assert.deepEqual(tickLabels([0]), ["0 ns"]);
+  assert.deepEqual(tickLabels([]), []);
 });
 
 test("ticks are multiples of 1, 2 or 5 times a power of ten, within the window", () => {

@@ -410,6 +410,9 @@ def test_explain_panel_lights_what_is_placed(bench):
 def test_explore_panel_sweeps_and_takes_the_best(bench):
     panel = bench.explore
     assert panel.batches.disabled  # a graph has one batch size
+    own = int(bench.model.setting.cluster.memory_bytes.max())  # of the setting, and half: not what never fits
+    offered = [bl.Cluster.uniform(1, memory_bytes=size) for size in panel.memory.value.split(", ")]
+    assert [int(c.memory_bytes[0]) for c in offered] == [own // 2, own]
     panel.devices.value, panel.memory.value, panel.placers.value = "1, 2", "1kB", "m-etf"
     panel.start.click()
     expected = bl.sweep(

@@ -17,6 +17,7 @@ from ..sweep_reasons import surprises
 from ..tasks import SWEEP, Tasks
 from ..views.chart_view import ChartView
 from .parts import WIDE, Quiet, button, hinted, note, row, say, table
+from .setting_panel import exact_bytes
 
 if TYPE_CHECKING:
     import pandas
@@ -37,7 +38,7 @@ class ExplorePanel:
         )
         self.replicas = _text("replicas", "1", hint="copies of the placement side by side")
         self.devices = _text("devices", "1, 2, 4", hint="how many of them; further ones are like the last")
-        self.memory = _text("memory", "4GB, 8GB", hint="of each device")
+        self.memory, self.offered = _text("memory", "", hint="of each device"), ""
         self.placers = _text("placers", "m-etf, contiguous", hint="names as in the setting")
         self.file = _text("file", "", "sweep.sqlite", "optional: where rows are kept, to go on later")
         self.start = button("Sweep", "compute every combination", self._start, style="primary")
@@ -84,8 +85,11 @@ class ExplorePanel:
         self._ready()
 
     def _ready(self) -> None:
-        """Batch sizes can only be swept where there is a model to build."""
+        """Batch sizes can only be swept where there is a model to build; memory is offered as the setting has it, and half."""
         setting, subject = self.model.setting, self.model.subject
+        if self.memory.value == self.offered:  # else somebody wrote it
+            most = int(setting.cluster.memory_bytes.max())
+            self.memory.value = self.offered = f"{exact_bytes(most // 2)}, {exact_bytes(most)}"
         step = setting.source == "given" and isinstance(subject, Step) and "model" in subject.info
         self.batches.disabled = not (setting.model or step)
         if self.batches.disabled and self.measure.value == RATE:

@@ -276,6 +276,16 @@ function ticks(from, to, count) {
   return marks;
 }
 
+/** Labels of ticks in one unit, with no more digits than tell them apart: 200 ms rather than 200.00 ms.
+ * @param {number[]} marks microseconds, ascending @returns {string[]} */
+function tickLabels(marks) {
+  const most = Math.max(0, ...marks);
+  const [unit, size] = most >= 1e6 ? ["s", 1e6] : most >= 1e3 ? ["ms", 1e3] : most >= 1 ? ["us", 1] : ["ns", 1e-3];
+  const step = (marks.length > 1 ? marks[1] - marks[0] : most / 10 || 1) / Number(size);
+  const digits = Math.min(Math.max(-Math.floor(Math.log10(step) + 1e-9), 0), 6);
+  return marks.map((mark) => `${(mark / Number(size)).toFixed(digits)} ${unit}`);
+}
+
 /** The label of a tick, centred at `x` but whole between `from` and `to`.
  * @param {CanvasRenderingContext2D} context @param {string} label @param {number} x @param {number} from @param {number} to @param {number} y */
 function drawTick(context, label, x, from, to, y) {

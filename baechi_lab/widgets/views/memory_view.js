@@ -179,8 +179,9 @@ function render({ model, el }) {
     context.font = `11px ${theme.font}`;
     context.textAlign = "center";
     context.fillStyle = theme.faint;
-    for (const time of ticks(axis.range[0], axis.range[1], (width - axis.gutter) / 110)) {
-      drawTick(context, formatTime(time), xOf(time), axis.gutter, width, height - FOOT / 2);
+    const marks = ticks(axis.range[0], axis.range[1], (width - axis.gutter) / 110), labels = tickLabels(marks);
+    for (const [k, time] of marks.entries()) {
+      drawTick(context, labels[k], xOf(time), axis.gutter, width, height - FOOT / 2);
     }
   }
 

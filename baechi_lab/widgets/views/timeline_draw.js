@@ -42,11 +42,12 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
     context.fillStyle = theme.faint;
     context.lineWidth = 1;
     context.beginPath();
-    for (const time of ticks(axis.range[0], axis.range[1], (width - axis.gutter) / 110)) {
+    const marks = ticks(axis.range[0], axis.range[1], (width - axis.gutter) / 110), labels = tickLabels(marks);
+    for (const [k, time] of marks.entries()) {
       const x = Math.round(xOf(time)) + 0.5;
       context.moveTo(x, STRIP + AXIS - 3);
       context.lineTo(x, height);
-      drawTick(context, formatTime(time), x, axis.gutter, width, STRIP + AXIS / 2);
+      drawTick(context, labels[k], x, axis.gutter, width, STRIP + AXIS / 2);
     }
     context.stroke();
   }
