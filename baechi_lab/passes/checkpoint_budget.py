@@ -2,7 +2,8 @@
 
 Candidates are plans for all budgets at once, so that a smaller budget never gives less work: what chains of groups admit
 (`passes.checkpoint_chain`), for several numbers of groups; sqrt(n) and other numbers of segments; and the step as it is.
-Graphs of few values are solved exactly (`passes.checkpoint_exact`). What a candidate holds is counted on its sequence.
+Graphs of few values are solved exactly (`passes.checkpoint_exact`). What a candidate holds is what the simulator counts, in the
+order of readiness or in that of the plan, and with what `OpGraph.reuse` says.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .checkpoint_chain import Chain, Table
 from .checkpoint_exact import Search, States
 from .checkpoint_milp import Program
 from .checkpoints import boundaries, segments
-from .peak import readiness_order, readiness_peak
+from .peak import order_peak, readiness_order, readiness_peak
 from .recompute import with_copies
 from .repeatable import Parts
 from .runs import Runs, runs_of
@@ -77,35 +78,38 @@ class Plans:
     def __init__(self, graph: OpGraph):
         # One device runs the ops in topological order or in that of readiness, whichever takes less memory.
         parts = [Parts(graph), Parts(graph, inverse(readiness_order(graph)))]
-        self.graph, self.parts = graph, min(parts, key=lambda p: Runs(p, p.ordered).peak)
+        self.graph, self.parts = graph, min(parts, key=lambda p: order_peak(graph, p.ordered))
         self.states = States(self.parts)
         self._known: dict[tuple[int, int], Runs] = {}  # by number of groups and units of memory
+        self._counted: dict[Runs, tuple[int, int]] = {}
 
     @cached_property
-    def ready(self) -> list[tuple[float, int, Runs]]:
-        """(work, peak, plan) of plans that devices follow by themselves, in the order of readiness."""
-        found = [(0.0, readiness_peak(self.graph), self._plain)]
+    def simple(self) -> list[Runs]:
+        """The step as it is, and plans that repeat ops at most once: all of few ops, else layers and segments of several numbers."""
         able = np.flatnonzero(self.parts.may_repeat & (self.parts.data_bytes > 0))
+        plans = [Runs(self.parts, self.parts.ordered)]
         if len(able) <= MOST_ENUMERATED:
             for chosen in range(1, 1 << len(able)):
                 kept = np.ones(self.graph.n, dtype=np.bool_)
                 kept[able[(chosen >> np.arange(len(able))) & 1 == 1]] = False
-                runs = runs_of(self.parts, kept)
-                found.append((runs.work_us, readiness_peak(with_copies(runs)), runs))
-        return sorted(found, key=lambda plan: plan[:2])
+                plans.append(runs_of(self.parts, kept))
+        elif not self.states.few:
+            count = max(int(np.sqrt(np.count_nonzero(self.parts.may_repeat))), 1)
+            numbers = sorted({max(count // 2, 1), count, 2 * count})
+            kept_ops = [boundaries(self.parts), *(segments(self.parts, k) for k in numbers)]
+            plans += [runs_of(self.parts, kept) for kept in kept_ops]
+        return plans
 
-    @cached_property
-    def _plain(self) -> Runs:
-        return Runs(self.parts, self.parts.ordered)
+    def peak(self, runs: Runs) -> int:
+        """Bytes that a plan holds at most as it is simulated, in the better of two orders."""
+        return min(self._peaks(runs))
 
-    @cached_property
-    def simple(self) -> list[tuple[Runs, int]]:
-        """The step as it is, layers, and segments of several numbers, each with its peak."""
-        count = max(int(np.sqrt(np.count_nonzero(self.parts.may_repeat))), 1)
-        numbers = sorted({max(count // 2, 1), count, 2 * count})
-        kept = [boundaries(self.parts), *(segments(self.parts, k) for k in numbers)]
-        plans = [self._plain, *(runs_of(self.parts, k) for k in kept)]
-        return [(runs, min(self._held(runs), readiness_peak(with_copies(runs)))) for runs in plans]
+    def _peaks(self, runs: Runs) -> tuple[int, int]:
+        """The peaks in the order of readiness and in the plan's own."""
+        if runs not in self._counted:
+            graph = with_copies(runs)
+            self._counted[runs] = readiness_peak(graph), order_peak(graph, runs.node)
+        return self._counted[runs]
 
     @cached_property
     def chains(self) -> list[Table]:
@@ -121,31 +125,29 @@ class Plans:
 
     def best(self, budget: int, ordered: bool = False, time_limit: float | None = None) -> OpGraph | None:
         """The graph of the best plan within the budget, None if there is none."""
-        found = [(work, 0, runs) for work, peak, runs in self.ready if peak <= budget][:1]
-        if found and found[0][0] == 0.0:
-            return with_copies(found[0][2], ordered and found[0][2].peak <= budget)
+        plans = [runs for runs in self.simple if self.peak(runs) <= budget]
+        if not plans or plans[0] is not self.simple[0]:  # the step as it is would do
+            plans += self._sequences(budget, time_limit)
+        best = min(plans, key=lambda runs: runs.work_us, default=None)
+        return None if best is None else self._as_graph(best, budget, ordered)
+
+    def _sequences(self, budget: int, time_limit: float | None) -> list[Runs]:
+        """Plans in which ops may run any number of times, the best of each kind that keeps within the budget."""
+        plans: list[Runs | None] = []
         if self.states.few:
             search = Search(self.states, budget)
-            plans = [Runs(self.parts, search.sequence())] if np.isfinite(search.best) else []
+            plans.append(Runs(self.parts, search.sequence()) if np.isfinite(search.best) else None)
         else:
-            plans = [runs for runs, peak in self.simple if peak <= budget]
-            plans += [runs for table in self.chains if (runs := self.of_chain(table, budget))]
-            if time_limit is not None and (solved := self.program.solve(budget, time_limit).runs):
-                plans.append(solved)
-        found += [(runs.work_us, 1, runs) for runs in plans]
-        if self.graph.reuse is not None:
-            found.append((np.inf, 2, self._leanest))
-        for _, _, runs in sorted(found, key=lambda plan: plan[:2]):
-            graph = with_copies(runs, ordered and runs.peak <= budget)
-            if readiness_peak(graph) <= budget:
-                return graph
-            if self._held(runs) <= budget:
-                return with_copies(runs, ordered=True)
-        return None
+            plans += [self.of_chain(table, budget) for table in self.chains]
+            plans.append(self.program.solve(budget, time_limit).runs if time_limit is not None else None)
+        return [runs for runs in plans if runs is not None and self.peak(runs) <= budget]
 
-    def _held(self, runs: Runs) -> int:
-        """Peak in the order of the plan as it is simulated: a small view keeps all that it lies in, which no plan counts."""
-        return runs.peak if self.graph.reuse is None else readiness_peak(with_copies(runs, ordered=True))
+    def _as_graph(self, runs: Runs, budget: int, ordered: bool) -> OpGraph:
+        """The plan with control dependencies where it needs them, or where an order is asked for: its own, if that fits."""
+        ready, own = self._peaks(runs)
+        if ready <= budget and not ordered:
+            return with_copies(runs)
+        return with_copies(runs, runs.node if own <= budget else readiness_order(with_copies(runs)))
 
     @cached_property
     def program(self) -> Program:
@@ -156,9 +158,9 @@ class Plans:
         """The plan of least work of a chain whose peak keeps within the budget, of those first read and those just before it."""
         levels, chosen = table.levels(), self._first_read(table)
         for k, before in zip(chosen, [-1, *chosen], strict=False):
-            if (runs := self._read(table, levels[k])).peak <= budget:
+            if self.peak(runs := self._read(table, levels[k])) <= budget:
                 plans = (self._read(table, level) for level in levels[before + 1 : k])
-                return next((less for less in plans if less.peak <= budget), runs)
+                return next((less for less in plans if self.peak(less) <= budget), runs)
         return None
 
     def _first_read(self, table: Table) -> list[int]:
@@ -176,24 +178,12 @@ class Plans:
     @cached_property
     def least(self) -> int:
         """Least bytes of any plan that was found."""
-        peaks = [peak for _, peak, _ in self.ready]
-        if not self.states.few:
-            peaks += [peak for _, peak in self.simple]
-        peaks.append(self._held(self._leanest))
-        if self.graph.reuse is not None:
-            peaks.append(readiness_peak(with_copies(self._leanest)))
-        return int(min(peaks))
-
-    @cached_property
-    def _leanest(self) -> Runs:
-        """The plan that holds least in its own order, where every output has bytes of its own."""
+        plans = list(self.simple)
         if self.states.few:
-            return Runs(self.parts, Search(self.states, int(Search(self.states).best)).sequence())
-        plans = [runs for runs, _ in self.simple]
-        for table in self.chains:
-            levels = table.levels()
-            plans += [self._read(table, levels[k]) for k in self._first_read(table)]
-        return min(plans, key=lambda runs: runs.peak)
+            plans.append(Runs(self.parts, Search(self.states, int(Search(self.states).best)).sequence()))
+        else:
+            plans += [self._read(t, t.levels()[k]) for t in self.chains for k in self._first_read(t)]
+        return min(self.peak(runs) for runs in plans)
 
     def _read(self, table: Table, level: int) -> Runs:
         key = (table.chain.count, level)

@@ -45,9 +45,12 @@ def readiness_peak(graph: OpGraph) -> int:
     >>> readiness_peak(g)
     35
     """
-    if graph.n == 0:
-        return 0
-    return (single_device_peak if graph.reuse is None else shared_peak)(graph, readiness_order(graph))
+    return order_peak(graph, readiness_order(graph))
+
+
+def order_peak(graph: OpGraph, order: NDArray[np.int64]) -> int:
+    """Peak bytes when one device runs every op in `order`, int64[n]; outputs may lie in inputs (`OpGraph.reuse`)."""
+    return (single_device_peak if graph.reuse is None else shared_peak)(graph, order)
 
 
 def readiness_order(graph: OpGraph) -> NDArray[np.int64]:

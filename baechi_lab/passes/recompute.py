@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -64,11 +65,8 @@ def recompute(
         budget: most bytes on one device, a number or a text such as "3GB", as simulated: parameters, outputs, gradients
             and temporaries. The least work that must be repeated is found, ops being computed again as often as that
             takes: exactly in small graphs (`passes.checkpoint_exact`) and on chains (`passes.checkpoint_chain`), else in
-            groups. Where the order of readiness would take more, control dependencies keep the order of the plan. In that
-            order every output counts with bytes of its own, also where `graph.reuse` says that it lies in others: peaks
-            of profiled steps are then a fifth lower than counted (a ResNet-50), and a budget between may be refused.
-            What is returned keeps within the budget as simulated, with what `graph.reuse` says. A
-            smaller budget never gives less work.
+            groups. Where the order of readiness would take more, control dependencies keep the order of the plan. What is
+            held counts as `bl.simulate` has it, with what `graph.reuse` says. A smaller budget never gives less work.
         ordered: control dependencies keep one device to the order of the plan, whatever its scheduler: TensorFlow's executor
             promises no order, and may run copies earlier than they are due. For steps on one device.
         time_limit: seconds for an integer program over groups of ops besides (`passes.checkpoint_milp`), whose plan is
@@ -144,7 +142,8 @@ class Recompute(Pass):
 
             return within(graph, parse_bytes(self.budget, "budget"), self.ordered, self.time_limit)
         parts, before = Parts(graph), readiness_peak(graph)
-        choices = (with_copies(runs_of(parts, kept), self.ordered) for kept in kept_ops(parts, self.keep, self.drop))
+        plans = (runs_of(parts, kept) for kept in kept_ops(parts, self.keep, self.drop))
+        choices = (with_copies(runs, runs.node if self.ordered else None) for runs in plans)
         first = next(choices)
         if first is graph or (peak := readiness_peak(first)) < before:
             return first
@@ -162,8 +161,8 @@ class Recompute(Pass):
 class _Copies:
     """Numbers of the copies, what they read, and what they wait for."""
 
-    def __init__(self, runs: Runs, ordered: bool = False):
-        self.runs, self.graph, self.ordered = runs, runs.graph, ordered
+    def __init__(self, runs: Runs, order: Ints | None = None):
+        self.runs, self.graph, self.order = runs, runs.graph, order
         self.origin = runs.ops[runs.copies]
         self.total = self.graph.n + len(self.origin)
         sized = self.graph.tensor_bytes > CONTROL_BYTES
@@ -199,20 +198,19 @@ class _Copies:
             if not any(not runs.first[k] and runs.due[k] == due for k in reads.get(position, ())):
                 found.add((runs.trigger(int(due)), node))
             found |= {(node, update) for update in runs.parts.updates_read.get(op, ())}
-        if self.ordered:
-            for position in range(1, len(runs.ops)):
-                if position - 1 not in reads.get(position, ()):
-                    found.add((int(runs.node[position - 1]), int(runs.node[position])))
+        if self.order is not None:
+            read = {(int(runs.node[k]), int(runs.node[p])) for p, sources in reads.items() for k in sources}
+            found |= set(pairwise(self.order.tolist())) - read
         return sorted(found)
 
 
-def with_copies(runs: Runs, ordered: bool = False) -> OpGraph:
+def with_copies(runs: Runs, order: Ints | None = None) -> OpGraph:
     """The graph in which the copies of `runs` are ops of their own.
 
-    With `ordered`, control dependencies make one device run it in that sequence, whatever its scheduler.
+    Control dependencies make one device run them in `order`, int64[runs] as `Runs.node` numbers them, whatever its scheduler.
     """
-    graph, at = runs.graph, _Copies(runs, ordered)
-    if not len(at.origin) and not ordered:
+    graph, at = runs.graph, _Copies(runs, order)
+    if not len(at.origin) and order is None:
         return graph
     origin = np.concatenate([np.arange(graph.n), at.origin])
     again = np.arange(len(origin)) >= graph.n

@@ -120,7 +120,7 @@ def test_an_order_without_copies_is_kept_as_well(case):
     """Nothing runs again, but ops wait for those before them in the plan, as the simulator has it."""
     step, graph, _ = case
     runs = Runs(Parts(graph), Parts(graph).ordered)
-    ordered = with_copies(runs, ordered=True)
+    ordered = with_copies(runs, runs.node)
     assert ordered.names == graph.names
     waits = {node.name: sum(name[0] == "^" for name in node.input) for node in parse_graph(step.graph_def).node}
     more = [

@@ -412,7 +412,7 @@ def test_the_order_of_a_plan_can_be_kept():
     graph = bl.OpGraph.from_edges([1] * 6, edges, names=names)
     runs = Runs(Parts(graph), np.array([0, 1, 3, 2, 4, 5]))
     assert (
-        on_one(graph).peak_bytes[0] > 2000 > 1016 == runs.peak == on_one(with_copies(runs, ordered=True)).peak_bytes[0]
+        on_one(graph).peak_bytes[0] > 2000 > 1016 == runs.peak == on_one(with_copies(runs, runs.node)).peak_bytes[0]
     )
 
 
