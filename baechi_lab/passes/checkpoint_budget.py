@@ -78,14 +78,14 @@ class Plans:
     def __init__(self, graph: OpGraph):
         # One device runs the ops in topological order or in that of readiness, whichever takes less memory.
         parts = [Parts(graph), Parts(graph, inverse(readiness_order(graph)))]
-        self.graph, self.parts = graph, min(parts, key=lambda p: order_peak(graph, p.ordered))
+        self.graph, self.parts = graph, min(parts, key=lambda p: Runs(p, p.ordered).peak)
         self.states = States(self.parts)
         self._known: dict[tuple[int, int], Runs] = {}  # by number of groups and units of memory
         self._counted: dict[Runs, tuple[int, int]] = {}
 
     @cached_property
     def simple(self) -> list[Runs]:
-        """The step as it is, and plans that repeat ops at most once: all of few ops, else layers and segments of several numbers."""
+        """The step as it is, and plans that repeat ops at most once: all of few ops, else layers and segments."""
         able = np.flatnonzero(self.parts.may_repeat & (self.parts.data_bytes > 0))
         plans = [Runs(self.parts, self.parts.ordered)]
         if len(able) <= MOST_ENUMERATED:
