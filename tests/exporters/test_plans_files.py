@@ -21,7 +21,7 @@ def chain():
 
 
 def test_a_chakra_plan_reads_back_to_the_simulated_step(chain, tmp_path):
-    """a 0..4, b 4..10. Sends queue: a's tensor 4..14 (0.01 us per byte), b's 14..14.5; then c until 17.5."""
+    """a 0..4, b 4..10. Sends queue: a's tensor 4..14 (0.01 us per byte), b's 14..14.5, rounded to 0; then c for 3."""
     cluster = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.01))
     placement = bl.Placement(device=[0, 0, 1])
     plan = bl.write_plan(chain, placement, "chakra", cluster=cluster)
@@ -30,38 +30,19 @@ def test_a_chakra_plan_reads_back_to_the_simulated_step(chain, tmp_path):
     for path, data in zip(paths, plan.files.values(), strict=True):
         path.write_bytes(data)
     again = bl.load_trace(paths)
-    assert bl.simulate(again.graph, again.cluster, again.placement).makespan_us == round(17.5)
+    assert bl.simulate(again.graph, again.cluster, again.placement).makespan_us == 4 + 10 + 3
     assert bl.simulate(chain, cluster, placement).makespan_us == pytest.approx(4 + 10 + 0.5 + 3)
     assert sorted(again.graph.op_types) == ["comm_recv"] * 2 + ["comm_send"] * 2 + ["comp"] * 3
     assert "no memory" in " ".join(plan.lost)
-    assert "wait for each other (sequential) is in the simulated start times" in " ".join(plan.lost)
+    assert "how transfers wait for each other (sequential) is not written" in " ".join(plan.lost)
     nodes = [json.loads(line) for line in plan.text.splitlines()]
     tags = {(n["attr"][1]["name"], n["attr"][1]["uint64Val"]) for n in nodes if n.get("type") == "COMM_SEND_NODE"}
     assert tags == {("comm_size", "1000"), ("comm_size", "50")}
 
 
-@pytest.mark.parametrize("comm", ["parallel", "sequential", "duplex"])
-def test_a_chakra_plan_waits_where_the_simulation_did(comm, tmp_path):
-    """Links decide here: without queues the step read back was 0.62 to 1.53 of the simulated one."""
-    rng = np.random.default_rng(0)
-    edges = [(i, j, int(rng.integers(1, 9))) for j in range(1, 60) for i in {*rng.integers(0, j, 3).tolist()}]
-    graph = bl.OpGraph.from_edges(rng.integers(10, 200, 60), edges)
-    links = [[bl.Link(20.0, 30.0 * (1 + a)) for _ in range(4)] for a in range(4)]
-    cluster = bl.Cluster.uniform(4, comm=comm).replace(link=links)
-    for seed, order in ((1, None), (2, rng.permutation(60))):
-        placement = bl.Placement(device=np.random.default_rng(seed).integers(0, 4, 60), priority=order)
-        plan = bl.write_plan(graph, placement, "chakra", cluster=cluster)
-        paths = [tmp_path / f"{seed}{ending}" for ending in sorted(plan.files)]
-        for path in paths:
-            path.write_bytes(plan.files[path.name[1:]])
-        again = bl.load_trace(paths)
-        replayed = bl.simulate(again.graph, again.cluster, again.placement).makespan_us
-        assert replayed == pytest.approx(bl.simulate(graph, cluster, placement).makespan_us, abs=1)
-
-
 def test_chakra_says_what_rounding_loses(chain):
     plan = bl.write_plan(chain.replace(duration_us=[0.4, 6, 3]), bl.Placement(device=[0, 0, 0]), "chakra")
-    assert plan.lost[0] == "times are whole microseconds: 0.4 us of 9.4 are rounded away or added"
+    assert plan.lost[0] == "durations are whole microseconds: 0.4 us of 9.4 are rounded away or added"
 
 
 @pytest.fixture
@@ -142,7 +123,7 @@ def test_command_line_from_file_to_plan(model, tmp_path, capsys):
     assert "measured" in capsys.readouterr().out
     assert main(["compare", str(tmp_path / "p.0.et"), "--devices", "2", "--placers", "single"]) == 0
     said = capsys.readouterr().err
-    assert said == ""
+    assert said.startswith("note: ") and "no start times" in said and said.count("\n") == 1
     for line, said in (
         (["profile", path, "--execution-trace", "x"], "goes with a Kineto trace"),
         (["profile", path, "--mode", "measured"], "is a program, and is estimated"),

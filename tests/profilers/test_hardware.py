@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import baechi_lab as bl
@@ -74,7 +75,7 @@ def test_products_belong_to_a_family():
     graph = bl.OpGraph.from_edges([5.0, 7.0], [(0, 1, 8)])
     cluster = bl.Cluster((bl.Device("host", "cpu-epyc-9654", 1 << 30), bl.Device("card", "a100", 1 << 30)))
     assert [bl.place(graph, cluster, name).device.tolist() for name in ("cpu-only", "gpu-only")] == [[0, 0], [1, 1]]
-    request = Request(graph, bl.Placement(device=[0, 1]), cluster, None, None)
+    request = Request(graph, np.array([0, 1]), cluster, None, None)
     assert request.accelerators() == {1: 0}
 
 

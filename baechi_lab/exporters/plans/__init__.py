@@ -61,17 +61,16 @@ def write_plan(
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     if layers is not None and not isinstance(layers, str):
         raise InvalidInput(f"layers is {layers!r:.60}; give the name of the layers' list, for example 'model.layers'")
-    request = Request(graph, placed, cluster, model, layers)
+    request = Request(graph, placed.device, cluster, model, layers)
     written = import_module(f"{__name__}.{format}").write(request)
-    lost = (*written.lost, *moved(request, written.device), *_never_written(placed, format, timed=cluster is not None))
+    lost = (*written.lost, *moved(request, written.device), *_never_written(placed, format))
     return WrittenPlan(format, written.value, written.text, lost, written.files)
 
 
-def _never_written(placement: Placement, format: str, timed: bool) -> tuple[str, ...]:
-    """What no format takes: an order of ops, but as start times, and replicas of stages."""
+def _never_written(placement: Placement, format: str) -> tuple[str, ...]:
+    """What no format takes: an order of ops and replicas of stages."""
     lost = []
-    ordered = placement.rank is not None and np.unique(placement.rank).size > 1
-    if ordered and not (timed and format == "chakra"):
+    if placement.rank is not None and np.unique(placement.rank).size > 1:
         lost.append(f"{format} has no order of ops within a device; the planned one is left to the runtime")
     if placement.replicas:
         lost.append(f"{format} has no stages on several devices; only the first of each group is written")

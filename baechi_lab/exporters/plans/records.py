@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from ...graph.cluster import HOST, Cluster
 from ...graph.opgraph import OpGraph
-from ...graph.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -38,18 +37,13 @@ class WrittenPlan:
 
 @dataclass(frozen=True)
 class Request:
-    """A plan to write: a placement of `graph`, and what its format needs besides."""
+    """A plan to write: `device` is int32[n], the device of every op of `graph`."""
 
     graph: OpGraph
-    placement: Placement
+    device: NDArray[Any]
     cluster: Cluster | None
     model: Any
     layers: str | None
-
-    @property
-    def device(self) -> NDArray[Any]:
-        """int32[n], the device of every op."""
-        return self.placement.device
 
     @property
     def forward(self) -> NDArray[Any]:
