@@ -4,7 +4,8 @@ MODEL is a benchmark model, FILE.py:FUNCTION, a program (model.onnx, or model.pt
 that ran elsewhere: of PyTorch (kineto.json with --execution-trace), Chakra (.et), TensorFlow (.xplane.pb, run.pb, .pbtxt).
 
 --mode measured runs the step on the attached devices; --mode estimated computes a roofline for --hardware (rtx2080,
-rtx4090, a100, h100, b200, mi300x, cpu-core, ...) and runs nothing. hf:config.json is a Hugging Face model by its
+rtx4090, a100, h100, b200, mi300x, cpu-core, ...) and runs nothing; processors are estimated worst, 50 % off in the mean
+on the one that was measured (docs/estimates.md). hf:config.json is a Hugging Face model by its
 configuration: no weights, no download, always estimated.
 """
 

@@ -64,7 +64,8 @@ def profile(
     """Profile a model into an OpGraph: one op per layer call and per function between layers, and its backward op.
 
     Measured where the model is or, with `hardware`, estimated by a roofline on fake tensors: nothing is computed and no
-    weights are held, so that a model made under `torch.device("meta")` may be of any size (docs/estimates.md).
+    weights are held, so that a model made under `torch.device("meta")` may be of any size. Processors are estimated worst:
+    on the core that was measured by 50 % in the mean, 24 % when calibrated (docs/estimates.md).
 
     Args:
         model: a module, or a `TorchStep` (then its inputs, atomic classes and optimizer states are taken).
