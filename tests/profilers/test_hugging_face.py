@@ -1,4 +1,4 @@
-"""Hugging Face models by configuration: five architectures written by hand, a large one, and bad configurations."""
+"""Hugging Face models by configuration: six architectures written by hand, a large one, and bad configurations."""
 
 import json
 import sys
@@ -20,6 +20,7 @@ ROTARY = {
 CONFIGS = {
     "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **ROTARY},
     "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8, **ROTARY},
+    "mixtral": {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, **ROTARY},
     "gpt2": {
         "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": H, "n_layer": N, "n_head": HEADS,
         "vocab_size": V, "n_positions": 64,
@@ -47,6 +48,7 @@ def forward_flops(name):
     return {
         "llama": tokens * (N * gated + H * V) + N * ATTENTION,
         "mistral": tokens * (N * gated + H * V) + N * ATTENTION,
+        "mixtral": tokens * (N * (gated + 3 * H * FF + 4 * H) + H * V) + N * ATTENTION,  # two experts per token, router
         "gpt2": tokens * (N * 12 * H * H + H * V) + N * ATTENTION,
         "bert": tokens * N * plain + 2 * B * (H * H + 2 * H) + N * ATTENTION,
         "t5": tokens * (N * plain + N * (plain + 4 * H * H) + H * V) + 3 * N * ATTENTION,
@@ -89,6 +91,64 @@ def test_images():
     model, inputs = bl.torch.hugging_face(config, batch_size=2)
     assert tuple(inputs["pixel_values"].shape) == (2, 3, 32, 32)
     assert bl.torch.profile(model, inputs, hardware="l4").n > 20
+
+
+TEXT = {**ROTARY, "model_type": "llama"}
+VISION = {
+    "hidden_size": H, "intermediate_size": FF, "num_hidden_layers": N, "num_attention_heads": HEADS, "image_size": 32,
+    "patch_size": 8,
+}  # fmt: skip
+ENCODER = {"encoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": FF}
+DECODER = {"decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": FF}
+SEVERAL = {
+    "llava": (
+        {
+            "model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": TEXT,
+            "vision_config": {**VISION, "model_type": "clip_vision_model"}, "image_token_index": V - 1,
+        },
+        {"input_ids": (2, S), "labels": (2, S), "pixel_values": (2, 3, 32, 32)}, "vision_tower",
+    ),
+    "clip": (
+        {
+            "model_type": "clip", "architectures": ["CLIPModel"], "text_config": {**TEXT, "model_type": "clip_text_model"},
+            "vision_config": VISION,
+        },
+        {"input_ids": (2, S), "pixel_values": (2, 3, 32, 32)}, "vision_model",
+    ),
+    "whisper": (
+        {
+            "model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "d_model": H, **ENCODER, **DECODER,
+            "vocab_size": V, "max_source_positions": 10, "max_target_positions": 64, "num_mel_bins": 8, "pad_token_id": 0,
+            "num_hidden_layers": 1,
+        },
+        {"input_features": (2, 8, 20), "decoder_input_ids": (2, S), "labels": (2, S)}, "encoder",
+    ),
+    "wav2vec2": (
+        {
+            "model_type": "wav2vec2", "architectures": ["Wav2Vec2ForCTC"], **ROTARY, "conv_dim": [32, 32],
+            "conv_kernel": [10, 3], "conv_stride": [5, 2], "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4,
+        },
+        {"input_values": (2, 5 * 2 * (S - 1) + 5 * 2 + 10)}, "feature_extractor",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_inputs_of_images_and_sound(name):
+    """All that a model takes is given: Llava was estimated without its images, Whisper was refused."""
+    config, shapes, part = SEVERAL[name]
+    model, inputs = bl.torch.hugging_face(config, batch_size=2, sequence_length=S)
+    assert {k: tuple(v.shape) for k, v in inputs.items() if k != "use_cache"} == shapes
+    graph = bl.torch.profile(model, inputs, hardware="h100", optimizer="sgd")
+    assert any(part in op for op in graph.names)
+
+
+def test_infinity_as_transformers_writes_it(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({**CONFIGS["llama"], "time_step_limit": [0.0, {"__float__": "Infinity"}]})
+    )
+    model, _ = bl.torch.hugging_face(tmp_path / "config.json", sequence_length=8)
+    assert model.config.time_step_limit == [0.0, float("inf")]
 
 
 @pytest.fixture
@@ -146,6 +206,17 @@ def without(name, field):
         ({**CONFIGS["bert"], "architectures": ["LlamaForCausalLM"]}, (), "config.json"),
         ({**CONFIGS["llama"], "num_hidden_layers": 2**31}, (), "field 'num_hidden_layers' of"),
         ({**CONFIGS["llama"], "model_type": {"a": ["llama"] * 500}}, (), "unknown model_type"),
+        ('{"model_type": {"__float__": "wide"}}', (), "config.json: not JSON: ValueError"),
+        (
+            {
+                "model_type": "llava_next",
+                "architectures": ["LlavaNextForConditionalGeneration"],
+                "text_config": TEXT,
+                "vision_config": {**VISION, "model_type": "clip_vision_model"},
+            },
+            ("--sequence-length", "8"),
+            "takes 'image_sizes' beside its images",
+        ),
         (CONFIGS["llama"], ("--sequence-length", "65"), "sequence_length is 65; the model has 64 positions"),
         (CONFIGS["llama"], ("--sequence-length", "0"), "--sequence-length is 0; it must be at least 1"),
         (CONFIGS["llama"], ("--batch-size", "two"), "--batch-size is 'two'"),

@@ -9,6 +9,8 @@ calls are random. What looks at values (`item()`, `nonzero()`) cannot run, and s
 from __future__ import annotations
 
 import functools
+import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import CellType, FunctionType
@@ -36,6 +38,8 @@ DTYPES = {
     "fp16": torch.float16, "float16": torch.float16, "half": torch.float16,
 }  # fmt: skip
 
+_SWITCH = "TRANSFORMERS_DISABLE_TORCH_CHECK"
+_GROUPED = torch.ops.aten._grouped_mm.default
 _DEVICE = torch.ops.prim.device.default
 _NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _UNKNOWN = (UnsupportedFakeTensorException, UnsupportedOperatorException)
@@ -73,6 +77,7 @@ def faked(
         stack.callback(_forget, model)
         stack.enter_context(_swapped(model, fake))
         stack.enter_context(_fused())
+        stack.enter_context(_unchecked())
         stack.enter_context(watching or Watching())
         if autocast is not None:
             stack.enter_context(torch.autocast("cpu", dtype=autocast))
@@ -183,6 +188,21 @@ def _fused() -> Iterator[None]:
         functional.dropout, functional.scaled_dot_product_attention = dropout, attention  # type: ignore[assignment]
 
 
+@contextmanager
+def _unchecked() -> Iterator[None]:
+    """Without checks of values in transformers (as many image tokens as images), and PyTorch's own log of what failed."""
+    log, before = logging.getLogger("torch._subclasses.fake_tensor"), os.environ.get(_SWITCH)
+    disabled, log.disabled, os.environ[_SWITCH] = log.disabled, True, "1"
+    try:
+        yield
+    finally:
+        log.disabled = disabled
+        if before is None:
+            del os.environ[_SWITCH]
+        else:
+            os.environ[_SWITCH] = before
+
+
 class Watching(TorchDispatchMode):
     """Sees every operator that runs; draws a real number wherever one would draw."""
 
@@ -196,12 +216,18 @@ class Watching(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags:
             draw()
-        out = func(*args, **kwargs)
+        out = _grouped(*args, **kwargs) if func is _GROUPED else func(*args, **kwargs)
         self.saw(func, args, kwargs, out)
         return out
 
     def saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """An operator ran."""
+
+
+def _grouped(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """A product per expert in any precision; PyTorch's own shape function knows bfloat16 only."""
+    groups = [offs.shape[0]] if a.dim() == b.dim() == 2 else [a.shape[0]] if a.dim() == b.dim() == 3 else []
+    return a.new_empty([*groups, a.shape[-2], b.shape[-1]], dtype=out_dtype)
 
 
 def draw() -> None:

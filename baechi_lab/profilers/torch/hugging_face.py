@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,18 @@ _TOKENS = (
     "ForConditionalGeneration",
     "ForTokenClassification",
 )
-_CLASSES = ("ForSequenceClassification", "ForImageClassification")
+_CLASSES = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
+_OWN_PROCESSOR = ("image_grid_thw", "aspect_ratio_ids", "pixel_attention_mask", "image_sizes")
+"""Arguments beside the images of models that cut each image into parts, by its size: what they get is not known here."""
 LARGEST_CONFIG = 1 << 24
 MOST_MODULES = 10_000
 """Of layers, blocks or experts in one model."""
 _COUNTS = ("layers", "n_layer", "depth", "num_block", "experts", "num_stage")
+_OTHER = re.compile("pixel_values(?!_videos)|input_features(?!_mask)|^input_values$|image_patches|^speech_values$")
+"""Arguments of models of several kinds of input, each of which has layers of its own."""
+_GIVE = "give bl.torch.profile(model, inputs, hardware=...) inputs of your own"
+_BY_CHANCE = {"layerdrop": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "apply_spec_augment": False}
+"""Layers that training leaves out and frames that it masks, as drawn numbers say; an estimate has all of them."""
 IMAGE_SIZE = 224
 """Pixels on a side, where a model takes images of any size."""
 
@@ -46,16 +54,19 @@ def hugging_face(
     Args:
         config: a `config.json` file, or what it holds.
         batch_size: samples in the inputs.
-        sequence_length: tokens per sample (of images, the configuration says the size).
+        sequence_length: tokens per sample, those of an image in its text among them; of sound, frames that the model's
+            first layers make of it (Whisper takes 30 seconds always). Of images, one per sample, the configuration says
+            the size.
         labels: whether the inputs have labels, so that the model computes its loss.
 
     Returns:
-        The module, in training mode, and its keyword arguments.
+        The module, in training mode (no layer is left out by chance), and its keyword arguments.
 
     Raises:
         MissingPackage: transformers is not installed.
         FormatError: a file that is not there, not JSON, or no object.
-        InvalidInput: a field that is missing or makes no model; more tokens than the model has positions.
+        InvalidInput: a field that is missing or makes no model; more tokens than the model has positions; a model whose
+            inputs cannot be made of its configuration, such as images that are cut into parts.
         UnknownNameError: a model type or architecture that the installed transformers does not have.
     """
     transformers = _transformers()
@@ -64,6 +75,9 @@ def hugging_face(
     check_whole("sequence_length", sequence_length, 1)
     made = _configuration(transformers, fields, where)
     kind = _architecture(transformers, fields, where)
+    for name, value in _BY_CHANCE.items():
+        if hasattr(made, name):
+            setattr(made, name, value)
     try:
         with torch.device("meta"):
             model = kind(made)
@@ -99,12 +113,17 @@ def _fields(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str
     if path.stat().st_size > LARGEST_CONFIG:
         raise FormatError(f"{path}: larger than {LARGEST_CONFIG} bytes; a configuration is a small JSON file")
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"), object_hook=_number)
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not JSON: {_line(error)}") from error
     if not isinstance(fields, dict):
         raise FormatError(f"{path}: holds a {type(fields).__name__}; a configuration is a JSON object")
     return fields, str(path)
+
+
+def _number(found: dict[str, Any]) -> Any:
+    """Infinity as `save_pretrained` writes it: {"__float__": "Infinity"}."""
+    return float(str(found["__float__"])) if found.keys() == {"__float__"} else found
 
 
 def _configuration(transformers: Any, fields: dict[str, Any], where: str) -> Any:
@@ -154,30 +173,82 @@ def _architecture(transformers: Any, fields: dict[str, Any], where: str) -> Any:
 
 
 def _inputs(model: Any, config: Any, kind: str, batch: int, length: int, labels: bool) -> dict[str, Any]:
-    main = model.main_input_name
-    tokens = lambda *shape: torch.zeros(*shape, dtype=torch.long, device="meta")  # noqa: E731
-    if main == "input_ids":
-        most = getattr(config, "max_position_embeddings", None)
-        if isinstance(most, int) and 0 < most < length:
-            raise InvalidInput(f"sequence_length is {length}; the model has {most} positions")
-        inputs = {"input_ids": tokens(batch, length)}
-    elif main == "pixel_values":
-        side = getattr(config, "image_size", IMAGE_SIZE)
-        size = side if isinstance(side, (list, tuple)) else [side] * 2
-        inputs = {"pixel_values": torch.zeros(batch, getattr(config, "num_channels", 3), *size, device="meta")}
-    else:
-        raise InvalidInput(f"{kind} takes {main!r}; inputs are known for models of 'input_ids' and 'pixel_values'")
     accepted = inspect.signature(model.forward).parameters
+    inputs = _main_inputs(model.main_input_name, config, kind, batch, length)
+    if "pixel_values" in accepted and "pixel_values" not in inputs:
+        _refuse_parts(accepted, kind)
+        inputs["pixel_values"] = _images(config, batch)
+    if "input_ids" in accepted and "input_ids" not in inputs:
+        inputs["input_ids"] = _tokens(batch, length)
+    other = next((n for n in accepted if _OTHER.search(n) and n not in inputs), None)
+    if other is not None:
+        raise InvalidInput(f"{kind} takes {other!r} beside {model.main_input_name!r}; {_GIVE}")
     if config.is_encoder_decoder and "decoder_input_ids" in accepted:
-        inputs["decoder_input_ids"] = tokens(batch, length)
+        _check_positions(config, "max_target_positions", length)
+        inputs["decoder_input_ids"] = _tokens(batch, length)
     if labels and "labels" in accepted and kind.endswith(_TOKENS):
-        inputs["labels"] = tokens(batch, length)
+        inputs["labels"] = _tokens(batch, length)
     if labels and "labels" in accepted and kind.endswith(_CLASSES):
-        inputs["labels"] = tokens(batch)
-        config.problem_type = config.problem_type or "single_label_classification"
-    if kind.endswith("ForSequenceClassification") and config.pad_token_id is None:
+        inputs["labels"] = _tokens(batch)
+        config.problem_type = getattr(config, "problem_type", None) or "single_label_classification"
+    if kind.endswith("ForSequenceClassification") and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0
     return inputs | ({"use_cache": False} if "use_cache" in accepted else {})
+
+
+def _refuse_parts(accepted: Collection[str], kind: str) -> None:
+    """Images of one size are all that is made here; Llava takes such, whatever else its signature has."""
+    parts = next((n for n in _OWN_PROCESSOR if n in accepted and not kind.startswith("LlavaFor")), None)
+    if parts is not None:
+        raise InvalidInput(f"{kind} takes {parts!r} beside its images, which its configuration does not say; {_GIVE}")
+
+
+def _main_inputs(main: str, config: Any, kind: str, batch: int, length: int) -> dict[str, Any]:
+    """What the model is made for, by the name that it has there."""
+    if main == "input_ids":
+        _check_positions(getattr(config, "text_config", config), "max_position_embeddings", length)
+        return {main: _tokens(batch, length)}
+    if main == "pixel_values":
+        return {main: _images(config, batch)}
+    shape = _sound(config, length) if main in ("input_features", "input_values") else None
+    if shape is None:
+        raise InvalidInput(f"{kind} takes {main!r}, whose shape its configuration does not say; {_GIVE}")
+    return {main: torch.zeros(batch, *shape, device="meta")}
+
+
+def _check_positions(config: Any, field: str, length: int) -> None:
+    most = getattr(config, field, None)
+    if isinstance(most, int) and 0 < most < length:
+        raise InvalidInput(f"sequence_length is {length}; the model has {most} positions")
+
+
+def _tokens(*shape: int) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=torch.long, device="meta")
+
+
+def _images(config: Any, batch: int) -> torch.Tensor:
+    """One image per sample, of the size that the vision model is for."""
+    seen = next((c for c in (getattr(config, n, None) for n in ("vision_config", "encoder")) if c is not None), config)
+    side = getattr(seen, "image_size", getattr(seen, "input_size", IMAGE_SIZE))
+    size = side if isinstance(side, (list, tuple)) else [side] * 2
+    return torch.zeros(batch, getattr(seen, "num_channels", 3), *size, device="meta")
+
+
+def _sound(config: Any, length: int) -> tuple[int, ...] | None:
+    """A sample of sound: a spectrum, or the samples of which convolutions make `length` frames; None if not known."""
+    if hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):  # Whisper, which halves its frames
+        return config.num_mel_bins, 2 * config.max_source_positions
+    if hasattr(config, "input_feat_per_channel"):
+        return length, config.input_feat_per_channel * config.input_channels
+    if hasattr(config, "feature_projection_input_dim"):
+        return length, config.feature_projection_input_dim
+    if hasattr(config, "max_length") and hasattr(config, "num_mel_bins"):
+        return config.max_length, config.num_mel_bins
+    if not (hasattr(config, "conv_kernel") and hasattr(config, "conv_stride")):
+        return None
+    for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
+        length = (length - 1) * stride + kernel
+    return (length,)
 
 
 def _line(error: BaseException) -> str:

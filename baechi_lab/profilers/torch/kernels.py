@@ -137,9 +137,21 @@ def _integers(args: Any, out: Any) -> float:
     return 2.0 * prod(args[0].shape) * args[1].shape[-1]
 
 
+def _grouped(args: Any, out: Any) -> float:
+    """A product per group, whose rows, columns or summed index are parts of what has two dimensions."""
+    left, right = args[:2]
+    groups = left.shape[0] if left.dim() == right.dim() == 3 else 1
+    return 2.0 * groups * left.shape[-2] * left.shape[-1] * right.shape[-1]
+
+
+def _grouped_backward(args: Any, out: Any) -> float:
+    return 2 * _grouped(args, out)
+
+
 _OWN: dict[str, Callable[[Any, Any], float]] = {
     "mkldnn_rnn_layer": _recurrent, "mkldnn_rnn_layer_backward": _recurrent_backward, "mv": _matrix_vector,
-    "addmv": _matrix_vector, "_int_mm": _integers,
+    "addmv": _matrix_vector, "_int_mm": _integers, "_grouped_mm": _grouped, "_scaled_grouped_mm": _grouped,
+    "grouped_mm_fallback": _grouped, "grouped_mm_fallback_backward": _grouped_backward,
 }  # fmt: skip
 """Products that torch's counter does not know."""
 
@@ -150,6 +162,9 @@ def _moved(name: str, taken: list[Any], made: list[Any]) -> int:
         return 2 * written + sum(_bytes(t) for t in taken[1:])
     if name in _WRITES_PART:
         return sum(_bytes(t) for t in taken[1:]) + 2 * max((_bytes(t) for t in taken[1:]), default=0)
+    if name == "_grouped_mm" and taken[0].dim() < taken[1].dim():  # no more experts than there are tokens
+        touched = min(1.0, taken[0].shape[0] / max(taken[1].shape[0], 1))
+        return written + _bytes(taken[0]) + int(touched * _bytes(taken[1])) + sum(map(_bytes, taken[2:]))
     distinct = {id(t): t for t in (taken[1:] if name in _OVERWRITES else taken)}
     return written + sum(map(_bytes, distinct.values()))
 
