@@ -12,7 +12,7 @@ from torch import nn
 from ..checks import check_whole
 from ..errors import InvalidInput
 from .models.losses import own_loss
-from .runtime.tree import as_arguments, divided, map_tensors, tensors
+from .runtime.tree import as_arguments, divided, lists_of_images, map_tensors, tensors
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -94,7 +94,8 @@ class TorchStep:
     def micro_batches(self, count: int) -> list[TorchStep]:
         """The steps of `count` equal parts of the batch, the first dimension of all inputs and targets.
 
-        Raises `InvalidInput` for a batch that does not divide, and for a tensor that has another first dimension.
+        Raises `InvalidInput` for a batch that does not divide, for a tensor that has another first dimension, and for lists
+        of what may be images, whose first dimension is that of channels.
 
         >>> step = TorchStep("tiny", lambda: nn.Linear(4, 2), (torch.ones(6, 4),))
         >>> [list(part.inputs[0].shape) for part in step.micro_batches(3)]
@@ -102,6 +103,13 @@ class TorchStep:
         """
         check_whole("micro_batches", count)
         given = [*tensors(self.inputs), *self.targets]
+        images = next(lists_of_images((self.inputs, self.targets)), None)
+        if images is not None and count > 1:
+            raise InvalidInput(
+                f"batch of step {self.name!r} has a list of {len(images)} tensors of shape {list(images[0].shape)}, "
+                "which may be images, whose first dimension is not the batch; to be cut into micro-batches, stack them into "
+                "one tensor, or write a tuple where the first dimension is the batch"
+            )
         if any(t.dim() == 0 or len(t) != len(given[0]) for t in given) or not given:
             shapes = ", ".join(str(list(t.shape)) for t in given)
             raise InvalidInput(

@@ -268,6 +268,11 @@ def test_a_batch_is_cut_along_its_first_dimension():
         skipping().micro_batches(3)
     with pytest.raises(InvalidInput, match=r"shapes \[4, 2\], \[3\]"):
         TorchStep("odd", nn.Identity, (torch.ones(4, 2), torch.ones(3))).micro_batches(2)
+    images = [torch.ones(3, 8, 8) for _ in range(3)]
+    for inputs in ((images,), images, ({"images": images},)):  # they had been cut along their channels
+        with pytest.raises(InvalidInput, match=r"has a list of 3 tensors of shape \[3, 8, 8\], which may be images"):
+            TorchStep("detector", nn.Identity, inputs).micro_batches(3)
+    assert len(TorchStep("parts", nn.Identity, (tuple(images),)).micro_batches(3)) == 3
 
 
 def test_means_and_sums_of_losses_are_told_apart():

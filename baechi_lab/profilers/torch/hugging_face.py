@@ -31,13 +31,15 @@ _TOKENS = (
     "ForTokenClassification",
 )
 _CLASSES = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
-_OWN_PROCESSOR = ("image_grid_thw", "aspect_ratio_ids", "pixel_attention_mask", "image_sizes")
+_OWN_PROCESSOR = ("image_grid_thw", "aspect_ratio_ids", "pixel_attention_mask", "image_sizes", "target_sizes")
 """Arguments beside the images of models that cut each image into parts, by its size: what they get is not known here."""
 LARGEST_CONFIG = 1 << 24
 MOST_MODULES = 10_000
 """Of layers, blocks or experts in one model."""
 _COUNTS = ("layers", "n_layer", "depth", "num_block", "experts", "num_stage")
-_OTHER = re.compile("pixel_values(?!_videos)|input_features(?!_mask)|^input_values$|image_patches|^speech_values$")
+_OTHER = re.compile(
+    "pixel_values(?!_videos)|input_features(?!_mask)|^input_values$|image_patches|flattened_patches|^protein_input_ids$"
+)
 """Arguments of models of several kinds of input, each of which has layers of its own."""
 _GIVE = "give bl.torch.profile(model, inputs, hardware=...) inputs of your own"
 _BY_CHANCE = {"layerdrop": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "apply_spec_augment": False}

@@ -141,6 +141,21 @@ def divided(batch: Any, count: int) -> list[Any]:
     return [map_tensors(batch, lambda t, k=k: t.chunk(count)[k]) for k in range(count)]  # type: ignore[misc]
 
 
+def lists_of_images(value: Any) -> Iterator[list[torch.Tensor]]:
+    """Lists of tensors that may be one image each (channels, height, width), as detectors take them, at any depth.
+
+    >>> images = [torch.ones(3, 8, 8), torch.ones(3, 8, 8)]
+    >>> len(list(lists_of_images((images, {"scale": [torch.ones(2)]})))), list(lists_of_images(tuple(images)))
+    (1, [])
+    """
+    if isinstance(value, list) and value and all(isinstance(t, torch.Tensor) for t in value):
+        if all(t.dim() == 3 and t.shape[0] in (1, 3, 4) for t in value):
+            yield value
+    elif isinstance(value, (tuple, list, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from lists_of_images(part)
+
+
 def understood(value: Any) -> bool:
     """Whether every tensor of `value` can be found: no foreign object that might hide one.
 
