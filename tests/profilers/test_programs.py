@@ -191,6 +191,14 @@ def test_weights_that_are_missing_are_named(tmp_path):
         bl.profile_program(tmp_path / "two.onnx")
 
 
+def test_values_that_nothing_makes_are_refused():
+    """A product with a weight that is not there had been estimated by the bytes of the rest."""
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], "first")], "g", ends[:1], ends[1:])
+    with pytest.raises(FormatError, match="operator 'first' reads 'w', which no operator makes"):
+        bl.profile_program(helper.make_model(graph), hardware="h100")
+
+
 def test_two_devices_for_a_model_of_onnx():
     graph = bl.profile_program(two_layers(4), hardware=["a100", "h100"])
     cluster = bl.Cluster.uniform(2, kind="h100")

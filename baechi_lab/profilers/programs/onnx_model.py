@@ -55,6 +55,7 @@ def _program(model: Any, name: str, batch_size: int | None, sizes: Mapping[str, 
     }
     for node in graph.node:
         _constant(node, shapes, types)
+    _check_reads(graph)
     nodes = [n for n in graph.node if n.op_type != "Constant"]
     known = {v: types[v] in _FLOATS and prod(shapes[v]) > 1 and bool(shapes[v]) for v in constants if v in shapes}
     for node in nodes:
@@ -72,6 +73,18 @@ def _program(model: Any, name: str, batch_size: int | None, sizes: Mapping[str, 
         ops.append(ProgramOp(name_of_op, node.op_type or "op", (kernel,), reads, tuple(v for v in node.output if v)))
     size = {v: prod(shape) * _WIDTH.get(types.get(v, ""), 4) for v, shape in shapes.items()}
     return Program(name, tuple(ops), size, known, tuple(o.name for o in graph.output), guessed=guessed)
+
+
+def _check_reads(graph: Any) -> None:
+    """Refuse what reads a value that is not there: its shape and the work on it are not known."""
+    there = {v.name for v in (*graph.input, *graph.initializer)} | {t.values.name for t in graph.sparse_initializer}
+    there |= {v for node in graph.node for v in node.output}
+    for node in graph.node:
+        missing = next((v for v in node.input if v and v not in there), None)
+        if missing is not None:
+            raise FormatError(
+                f"operator {(node.name or node.op_type)!r:.60} reads {missing!r:.80}, which no operator makes and is no input"
+            )
 
 
 def _inferred(model: Any, batch_size: int | None, sizes: Mapping[str, int]) -> Any:
