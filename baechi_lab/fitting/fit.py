@@ -80,7 +80,9 @@ def fit(
     >>> answer.fits, answer.best.fits
     (False, True)
     """
-    check_records(cluster=cluster, **({} if placement is None else {"placement": placement}))
+    check_records(cluster=cluster)
+    if placement is not None:
+        check_records(placement=placement)
     allowed = _ways_that(give_up)
     placing = Placing(tuple(placers) if not isinstance(placers, str) else placers, time_limit, seed)
     subject = subject_of(graph, batch_size, hardware)

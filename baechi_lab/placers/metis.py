@@ -29,6 +29,8 @@ from .memory.feasible import within_memory
 from .problem import groups_of, transfer_us
 
 IMBALANCE = (0.03, 0.1, 0.3)
+SMALLEST_SHARE = 0.001
+"""Of the largest part."""
 _TOP = 1 << 20
 _SILENCE = threading.Lock()
 
@@ -104,7 +106,7 @@ def metis_partitions(
     np.logical_and.at(homes, group, able)
     pointer, neighbour, cost = cut_costs(graph, cluster, group, count)
     load = graph.persistent_bytes if by_bytes else durations(graph, cluster).min(axis=1)
-    weight = _integers(np.bincount(group, load, count), _TOP)
+    weight = integers(np.bincount(group, load, count), _TOP)
     room = cluster.memory_bytes if by_bytes else cluster.speed
     parts = cluster.n if parts is None else parts
     useful = np.flatnonzero(room[:parts] > 0)  # METIS refuses parts of size 0, and more parts than vertices
@@ -113,8 +115,7 @@ def metis_partitions(
         home = np.where(homes[np.arange(count), home], home, homes.argmax(axis=1))
         yield "one group per device", home[group].astype(np.int32)
         return
-    fair = np.maximum(room[useful] / room.max(), 0.001)  # METIS fails on parts of next to nothing
-    share = (fair / fair.sum()).tolist()
+    share = fair_shares(room[useful]).tolist()
     for tolerance in imbalance:
         for recursive in (False, True):
             options = pymetis.Options(ufactor=max(1, round(tolerance * 1000)), seed=seed, numbering=0)
@@ -143,10 +144,22 @@ def cut_costs(
     key = np.concatenate([a * count + b, b * count + a])
     unique, place = np.unique(key, return_inverse=True)
     total = np.bincount(place.reshape(-1), np.concatenate([each, each]), len(unique))
-    return offsets(unique // count, count).tolist(), (unique % count).tolist(), _integers(total, 1 << 16, lowest=1)
+    return offsets(unique // count, count).tolist(), (unique % count).tolist(), integers(total, 1 << 16, lowest=1)
 
 
-def _integers(value: NDArray[Any], top: int, lowest: int = 0) -> list[int]:
-    """Scaled so that the largest becomes `top`."""
+def fair_shares(capacity: NDArray[Any]) -> NDArray[np.float64]:
+    """float64[D] that add up to 1, in proportion to capacities of which one at least is above 0.
+
+    None is below a thousandth of the largest: partitioners fail on parts of next to nothing.
+
+    >>> fair_shares(np.array([3.0, 1.0, 0.0])).round(4).tolist()
+    [0.7494, 0.2498, 0.0007]
+    """
+    share = np.maximum(capacity / capacity.max(), SMALLEST_SHARE)
+    return np.asarray(share / share.sum())
+
+
+def integers(value: NDArray[Any], top: int, lowest: int = 0) -> list[int]:
+    """Scaled so that the largest becomes `top`; none below `lowest`."""
     largest = float(value.max(initial=0.0))
     return np.maximum(np.rint(value / (largest or 1.0) * top), lowest).astype(np.int64).tolist()

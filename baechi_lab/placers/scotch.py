@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from ..graph.kernels.csr import offsets
 from ..workers.isolated import isolated
 from .base import Placer
 from .memory.feasible import within_memory
-from .metis import metis_partitions
+from .metis import SMALLEST_SHARE, fair_shares, integers, metis_partitions
 from .problem import groups_of
 
 PROGRAMS = ("gmap", "scotch_gmap")
@@ -118,13 +118,9 @@ def make_vertices(graph: OpGraph, cluster: Cluster, *, by_bytes: bool = False) -
         held = np.bincount(of, graph.persistent_bytes, count)
         cost = held[:, None] / np.maximum(cluster.memory_bytes, 1)
     total = cost.sum(axis=0)
-    most = total.max() or 1.0
-    total = np.maximum(
-        total, most / 1000 or most
-    )  # a device that takes no time for all of it still leaves others shares
-    share = (most / total) / (
-        most / total
-    ).sum()  # all devices done at once: capacity is the inverse of the time for all
+    # A device that takes no time for all of it still leaves others a share.
+    total = np.maximum(total, SMALLEST_SHARE * total.max()) if total.any() else np.ones(cluster.n)
+    share = fair_shares(total.max() / total)  # all devices done at once: capacity is the inverse of the time for all
     a, b = of[graph.edge_source].astype(np.int64), of[graph.consumers].astype(np.int64)
     part = 1.0 / np.maximum(np.diff(graph.consumer_ptr), 1)[graph.edge_tensor]  # sent once per device, not per reader
     size = part * graph.tensor_bytes[graph.edge_tensor]
@@ -170,7 +166,7 @@ def _by_scotch(program: str, v: Vertices, imbalance: float) -> NDArray[np.int64]
     with tempfile.TemporaryDirectory() as folder:
         source, target, mapping = (Path(folder) / name for name in ("graph.grf", "devices.tgt", "mapping.map"))
         source.write_text(source_graph(v))
-        parts = _whole(v.share, 1000)
+        parts = integers(v.share, 1000, lowest=1)
         target.write_text(f"cmpltw {len(parts)} {' '.join(map(str, parts))}\n")
         files = map(str, (source, target, mapping))
         command = isolated("baechi_lab.workers.bound", program, f"-b{imbalance:g}", *files)
@@ -187,15 +183,10 @@ def source_graph(v: Vertices) -> str:
     """Scotch's graph format: version, sizes, base 0 with edge and vertex weights, then a row per vertex."""
     off = ~np.eye(len(v.share), dtype=bool)
     latency, per_byte = (float(x[off].mean()) if off.any() else 0.0 for x in (v.latency, v.per_byte))
-    work, cut = _whole(v.work, _TOP), _whole(latency * v.sends + per_byte * v.bytes, _TOP)
+    carried = latency * v.sends + per_byte * v.bytes
+    work, cut = (integers(value, _TOP, lowest=1) for value in (v.work, carried))
     rows = ["0", f"{len(work)} {len(cut)}", "0 011"]
     for i in range(len(work)):
         near = range(int(v.pointer[i]), int(v.pointer[i + 1]))
         rows.append(" ".join(map(str, [work[i], len(near), *(x for e in near for x in (cut[e], int(v.other[e])))])))
     return "\n".join(rows) + "\n"
-
-
-def _whole(value: NDArray[Any], top: int) -> list[int]:
-    """Whole numbers of at least 1, the largest `top`."""
-    largest = float(value.max(initial=0.0))
-    return np.maximum(np.rint(value / (largest or 1.0) * top), 1).astype(np.int64).tolist()

@@ -162,9 +162,11 @@ def kind_named(name: str) -> str:
 
     >>> kind_named("NVIDIA H100"), kind_named("CPU"), kind_named("Fpga")
     ('h100', 'cpu', 'Fpga')
+
+    Raises `InvalidInput` for what is no text.
     """
     if not isinstance(name, str):
-        return name
+        raise InvalidInput(f"kind is {name!r:.60}; it must be a text such as 'gpu' or 'a100'")
     return known_kind(name) or (name.lower() if name.lower() in FAMILIES else name)
 
 

@@ -146,21 +146,21 @@ def rank_costs(
     graph: OpGraph, cluster: Cluster | None = None, communication: bool | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Durations float64[n] and edge costs float64[E] that the ranks count."""
-    check_records(graph=graph, **({} if cluster is None else {"cluster": cluster}))
+    check_records(graph=graph)
     if cluster is None:
         if communication:
             raise InvalidInput(
                 "communication is True without a cluster; give the cluster whose links are to be counted"
             )
         return graph.duration_us, np.zeros(graph.edge_count)
+    check_records(cluster=cluster)
     if communication is False:
         return mean_durations(graph, cluster), np.zeros(graph.edge_count)
     return mean_durations(graph, cluster), mean_transfers(graph, cluster)
 
 
 def mean_durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
-    """f    check_records(graph=graph, **({} if cluster is None else {"cluster": cluster}))
-    loat64[n]: mean duration over the devices that each op may use."""
+    """float64[n]: mean duration over the devices that each op may use."""
     able = allowed_devices(graph, cluster)
     return np.where(able, durations(graph, cluster), 0.0).sum(axis=1) / able.sum(axis=1)
 

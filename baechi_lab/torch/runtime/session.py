@@ -179,9 +179,8 @@ class Session(Handler):
         if op < 0:
             return self._unplanned(flight, key, run, args, kwargs, held)
         if op < flight.latest and not flight.gate.free:
-            self._flush(
-                flight
-            )  # the code calls in another order than the plan's, which would have later calls come first
+            # The code calls in another order than the plan's, which would have later calls come first.
+            self._flush(flight)
         flight.latest = max(flight.latest, op)
         if not flight.gate.reach(op):
             spec, numbers = flight.learned.get(key, (None, 0))
