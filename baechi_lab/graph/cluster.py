@@ -23,6 +23,9 @@ MOST_DEVICES = 4096
 
 MOST_MEMORY = 2**63 - 1
 
+MOST_US = 1e150
+"""Times of a graph or link, in microseconds, and speeds go up to this: sums and products of a few stay finite."""
+
 HOST = "host"
 """Kind of the devices that hold what is offloaded (`passes.offload`)."""
 
@@ -51,7 +54,7 @@ class Device:
         speed: relative to the reference device; durations are divided by it.
 
     Raises:
-        InvalidInput: an empty name or kind, negative memory, a speed that is not finite and above 0.
+        InvalidInput: an empty name or kind, negative memory, a speed that is not between 1e-150 and 1e150.
 
     >>> Device("gpu:0", "gpu", 8 << 30).speed
     1.0
@@ -76,8 +79,11 @@ class Device:
         if self.memory_bytes < 0:
             raise InvalidInput(f"memory_bytes of device {self.name!r} is {self.memory_bytes}; it must not be negative")
         speed = finite(self.speed)
-        if speed is None or speed <= 0:
-            raise InvalidInput(f"speed of device {self.name!r} is {self.speed!r:.60}; it must be finite and above 0")
+        if speed is None or not 1 / MOST_US <= speed <= MOST_US:
+            raise InvalidInput(
+                f"speed of device {self.name!r} is {self.speed!r:.60}; it must be finite and above 0, "
+                f"from {1 / MOST_US:g} to {MOST_US:g}"
+            )
         object.__setattr__(self, "speed", speed)
 
     @property
@@ -107,7 +113,7 @@ class Link:
             other device.
 
     Raises:
-        InvalidInput: a number that is negative or not finite.
+        InvalidInput: a number that is negative, not finite or above 1e150.
 
     >>> Link(134.0, 0.0001754).cost_us(1 << 20)
     317.9202...
@@ -125,7 +131,11 @@ class Link:
                     f"link {key} is {getattr(self, key)!r:.60}; it must be finite and not negative "
                     "(a bandwidth of 0 has no link)"
                 )
+            if value > MOST_US:
+                raise InvalidInput(f"link {key} is {value:g}; it must be at most {MOST_US:g}")
             object.__setattr__(self, key, value)  # 0 and 0.0 are one cost, and must have one hash
+        if (message := self.latency_us + 2 * self.overhead_us) > MOST_US:
+            raise InvalidInput(f"link latency_us + 2 * overhead_us is {message:g}; it must be at most {MOST_US:g}")
 
     @classmethod
     def from_bandwidth(cls, bytes_per_us: float, latency_us: float = 0.0) -> Link:

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CostError, InfeasiblePlacement
-from .cluster import HOST, Cluster, Device
+from .cluster import HOST, MOST_US, Cluster, Device
 from .opgraph import OpGraph
-from .validation import MOST_US
 
 
 def durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ColocationError, CostError, DuplicateNameError, InvalidInput, UnknownOpError
-from .cluster import MOST_DEVICES
+from .cluster import MOST_DEVICES, MOST_US
 
 if TYPE_CHECKING:
     from .opgraph import OpGraph
 
-MOST_US, MOST_BYTES = 1e150, 2**61 - 1
-"""All durations of a graph, and all of its bytes, may add up to this: sums stay exact integers, and products finite."""
+MOST_BYTES = 2**61 - 1
+"""All bytes of a graph may add up to this, so that sums stay exact integers; all of its durations to `MOST_US`."""
 
 
 def check_ids(what: str, ids: NDArray[Any], n: int, lowest: int = 0) -> None:
