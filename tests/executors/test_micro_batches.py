@@ -227,7 +227,9 @@ def test_order_has_no_circle(seed):
         waits, whole = waits_of(pipe), pipe.graph
         arcs = list(zip(whole.edge_source.tolist(), whole.consumers.tolist(), strict=True))
         arcs += [(k, op) for op, others in waits.items() for k in others]
-        bl.OpGraph.from_edges([0.0] * whole.n, [(a, b, 4) for a, b in sorted(set(arcs))])
+        joined = bl.OpGraph.from_edges([0.0] * whole.n, [(a, b, 4) for a, b in sorted(set(arcs))])  # or CycleError
+        assert all(joined.position[a] < joined.position[b] for a, b in arcs)
+        assert any(waits.values()), schedule
 
 
 # -- what differs from micro-batch to micro-batch ------------------------------------------------------------------------

@@ -171,4 +171,6 @@ def test_every_model_of_the_study_exists():
     from baechi_lab.models.registry import make_model
 
     for name, size in MODELS.items():
-        make_model(BUILT_AS.get(name, name), **size).validate()
+        made = make_model(BUILT_AS.get(name, name), **size)
+        made.validate()
+        assert made.get_params().items() >= size.items()

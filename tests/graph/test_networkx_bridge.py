@@ -1,7 +1,5 @@
 """networkx and back without loss."""
 
-import contextlib
-
 import networkx as nx
 import pytest
 from hypothesis import given, settings
@@ -202,5 +200,9 @@ def test_odd_attributes_are_one_sentence_or_taken(value):
             given.add_node("b", duration_us=2.0)
             given.add_edge("a", "b", size_bytes=4)
             {"node": given.nodes["a"], "edge": given.edges["a", "b"], "graph": given.graph}[where][key] = value
-            with contextlib.suppress(bl.BaechiLabError):
-                bl.OpGraph.from_networkx(given)
+            try:
+                graph = bl.OpGraph.from_networkx(given)
+            except bl.BaechiLabError as error:
+                assert "\n" not in str(error) and len(str(error)) < 400, (where, key)
+            else:
+                assert graph.n == 2 and bl.OpGraph.from_networkx(graph.to_networkx()).key == graph.key, (where, key)

@@ -41,7 +41,9 @@ def test_a_failure_shows_what_was_kept_back_and_later_lines_come_through(capfd):
     assert capfd.readouterr().err == "kept\nafter\n"
 
 
-def test_a_process_without_standard_error(monkeypatch):
+def test_a_process_without_standard_error(monkeypatch, capfd):
+    """There is nothing to keep back from: descriptor 2 stays what it was, which may be a file of the caller's."""
     monkeypatch.setattr(sys, "stderr", None)
     with loading._held_back():
-        pass
+        os.write(2, b"untouched\n")
+    assert capfd.readouterr().err == "untouched\n"

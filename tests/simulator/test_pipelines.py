@@ -280,7 +280,8 @@ def test_a_device_with_gradients_alone():
     """Gradients of weights on a device of their own: it has no forward op and stands where its inputs come from."""
     graph = bl.generators.pipeline([1.0, 1.0], [2.0, 2.0], [1.0, 1.0]).replace(colocation=np.full(6, -1))
     placed = bl.Placement(device=[0, 1, 0, 1, 2, 2])
-    run(graph, cluster(3), placed, 3, "1f1b")
+    timeline = run(graph, cluster(3), placed, 3, "1f1b")
+    assert np.bincount(timeline.device).tolist() == [6, 6, 6]  # F and B, or both W, of every micro-batch
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

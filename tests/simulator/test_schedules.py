@@ -58,7 +58,11 @@ def test_interleaved_with_more_stages_per_device():
     for chunks in (1, 2, 3, 4):
         for devices in (2, 3, 4):
             for count in range(1, 18):
-                make_schedule(make_rule("interleaved-1f1b"), setting(devices, count, "loop", chunks))
+                given = setting(devices, count, "loop", chunks)
+                made = make_schedule(make_rule("interleaved-1f1b"), given)
+                made.check(given.stage_device, count)  # complete, and free of dead-lock
+                held = [{unit.stage for unit in order} for order in made.orders]
+                assert held == [set(range(d, chunks * devices, devices)) for d in range(devices)]
 
 
 @pytest.mark.parametrize("count", [2, 4, 9])

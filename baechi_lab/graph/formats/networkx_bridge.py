@@ -196,7 +196,7 @@ def _edge_tensors(data: Mapping[str, Any], where: str) -> Iterator[tuple[str | N
         raise InvalidInput(f"tensors of {where} is {several!r:.60}; it must be a mapping of tensor name to bytes")
     listed = [(str(key), _required_bytes(several, key, where)) for key in several]
     if sum(size for _, size in listed) != total:
-        raise InvalidInput(f"size_bytes of {where} is {total}; its tensors add up to {sum(s for _, s in listed)}")
+        raise InvalidInput(f"size_bytes of {where} is {total}; its tensors add up to {sum(s for _, s in listed)!r:.60}")
     yield from listed
 
 
@@ -236,7 +236,9 @@ def _forward_of(names: Sequence[str], attributes: Sequence[Any], nodes: Mapping[
         except TypeError:  # a list or a mapping: no node
             at = None
         if at is None:
-            raise UnknownOpError(f"forward_of of node {names[i]!r} is {target!r}; the graph has no such node or name")
+            raise UnknownOpError(
+                f"forward_of of node {names[i]!r} is {target!r:.60}; the graph has no such node or name"
+            )
         found[i] = at
     return found
 
