@@ -45,7 +45,7 @@ def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[Any, dict[str
     states = arguments.optimizer_states
     started = time.perf_counter()
     try:
-        from ..profilers.torch.hugging_face import config_dtype, hugging_face
+        from ..profilers.torch.hugging_face import GIVE, config_dtype, hugging_face
         from ..profilers.torch.profile import profile as profile_layers
     except ModuleNotFoundError as error:
         if error.name != "torch":
@@ -59,12 +59,19 @@ def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[Any, dict[str
         sequence_length=options.whole(length, "--sequence-length", lowest=1),
         labels=not arguments.inference,
     )
-    graph = profile_layers(
-        model, inputs, hardware=hardware, mode="inference" if arguments.inference else "training",
-        granularity=arguments.granularity or "layer", dtype=arguments.dtype or config_dtype(path),
-        autocast=arguments.autocast, optimizer=arguments.optimizer,
-        optimizer_states=0 if states is None else options.whole(states, "--optimizer-states", lowest=0),
-    )  # fmt: skip
+    try:
+        graph = profile_layers(
+            model, inputs, hardware=hardware, mode="inference" if arguments.inference else "training",
+            granularity=arguments.granularity or "layer", dtype=arguments.dtype or config_dtype(path),
+            autocast=arguments.autocast, optimizer=arguments.optimizer,
+            optimizer_states=0 if states is None else options.whole(states, "--optimizer-states", lowest=0),
+        )  # fmt: skip
+    except InvalidInput as error:
+        if " failed on the sample inputs" not in str(error):
+            raise
+        raise InvalidInput(
+            f"{path}: {error}; its sizes may not fit together, or it takes other inputs: {GIVE}"
+        ) from error
     facts = {
         "parameters": sum(p.numel() for p in model.parameters()), "mode": "estimated",
         "device": hardware if isinstance(hardware, str) else ", ".join(hardware),

@@ -101,7 +101,9 @@ class untouched:
             if isinstance(here, torch.Tensor):
                 valued = not here.is_meta and not hasattr(here, "fake_mode")
                 if valued and here.layout is torch.strided and not isinstance(here, _LAZY):
-                    self.tensors.append((here, here.detach().to("cpu", copy=True)))
+                    kept = here.detach().to("cpu", copy=True)
+                    if not hasattr(kept, "fake_mode"):  # where all that is made is fake, nothing real is written
+                        self.tensors.append((here, kept))
             elif isinstance(here, torch.Generator):
                 self.generators.append((here, here.get_state()))
             else:

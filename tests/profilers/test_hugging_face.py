@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 
 import pytest
 
@@ -11,6 +12,8 @@ pytest.importorskip("transformers")
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.cli import main  # noqa: E402
 from baechi_lab.profilers.torch.estimated import estimate_layers  # noqa: E402
+from baechi_lab.profilers.torch.kernels import kernel_of  # noqa: E402
+from baechi_lab.profilers.torch.unread import UnusedParameters  # noqa: E402
 
 H, FF, N, HEADS, V, B, S = 64, 128, 2, 4, 300, 3, 16
 ROTARY = {
@@ -143,6 +146,86 @@ def test_inputs_of_images_and_sound(name):
     assert any(part in op for op in graph.names)
 
 
+def test_a_part_that_does_not_run_is_named():
+    """Llava with text only: its vision tower had been left out silently. Experts without tokens are no such part."""
+    model, inputs = bl.torch.hugging_face(SEVERAL["llava"][0], sequence_length=S)
+    unread = sum(p.numel() for n, p in model.named_parameters() if "vision_tower" in n or "projector" in n)
+    share = unread / sum(p.numel() for p in model.parameters())
+    text = {k: v for k, v in inputs.items() if k != "pixel_values"}
+    for granularity in ("layer", "operator"):
+        with pytest.warns(
+            UnusedParameters, match=f"^{share:.0%} of the parameters of Llava.* 'model.vision_tower', which"
+        ):
+            bl.torch.profile(model, text, hardware="h100", granularity=granularity)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bl.torch.profile(model, inputs, hardware="h100")
+        model, inputs = bl.torch.hugging_face(CONFIGS["mixtral"], sequence_length=1)
+        bl.torch.profile(model, inputs, hardware="h100")
+    experts = torch.nn.ModuleDict({"experts": torch.nn.Linear(9, 9), "router": torch.nn.Linear(9, 1)})
+    experts.forward = lambda x: experts["router"](x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bl.torch.profile(experts, torch.ones(1, 9), hardware="h100")
+
+
+def test_fewer_tokens_than_experts():
+    """Two tokens read the weights of two experts, not of all eight."""
+    rows, weights = torch.empty(2, H, device="meta"), torch.empty(8, H, FF, device="meta")
+    ends, out = torch.empty(8, dtype=torch.int32, device="meta"), torch.empty(2, FF, device="meta")
+    kernel = kernel_of(torch.ops.aten._grouped_mm.default, (rows, weights, ends), {}, out)
+    assert kernel.moved_bytes == 4 * (2 * H + 2 * H * FF + 8 + 2 * FF) and kernel.flops == 2 * 2 * H * FF
+
+
+FIT = {
+    "internvl": (
+        {
+            "model_type": "internvl", "architectures": ["InternVLForConditionalGeneration"], "image_token_id": V - 1,
+            "text_config": {**ROTARY, "model_type": "qwen2"}, "vision_config": {**VISION, "model_type": "internvl_vision"},
+        },
+        {"input_ids": (2, S), "labels": (2, S), "pixel_values": (2, 3, 32, 32)},
+    ),
+    "choices": (
+        {**CONFIGS["bert"], "architectures": ["BertForMultipleChoice"]}, {"input_ids": (2, 2, S), "labels": (2,)},
+    ),
+    "video": (
+        {
+            **VISION, "model_type": "videomae", "architectures": ["VideoMAEForVideoClassification"], "num_frames": 4,
+            "tubelet_size": 2,
+        },
+        {"pixel_values": (2, 4, 3, 32, 32), "labels": (2,)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIT)
+def test_models_that_were_refused(name):
+    config, shapes = FIT[name]
+    model, inputs = bl.torch.hugging_face(config, batch_size=2, sequence_length=S)
+    assert {k: tuple(v.shape) for k, v in inputs.items() if k != "use_cache"} == shapes
+    assert bl.torch.profile(model, inputs, hardware="h100").n > 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "needs"),
+    [
+        ("Kosmos2_5ForConditionalGeneration", "flattened_patches"),
+        ("EvollaForProteinText2Text", "protein_input_ids"),
+        ("MiniCPMV4_6ForConditionalGeneration", "target_sizes"),
+        ("InstructBlipForConditionalGeneration", "qformer_input_ids"),
+        ("Mistral3ForConditionalGeneration", "image_sizes"),
+    ],
+)
+def test_inputs_that_a_configuration_does_not_say(kind, needs):
+    made = getattr(pytest.importorskip("transformers"), kind, None)
+    if made is None:
+        pytest.skip(f"this transformers has no {kind}")
+    config = made.config_class()
+    fields = {**config.to_dict(), "model_type": config.model_type, "architectures": [kind]}
+    with pytest.raises(bl.errors.InvalidInput, match=f"{needs}'.*inputs of your own"):
+        bl.torch.hugging_face(fields, sequence_length=8)
+
+
 def test_infinity_as_transformers_writes_it(tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps({**CONFIGS["llama"], "time_step_limit": [0.0, {"__float__": "Infinity"}]})
@@ -216,6 +299,17 @@ def without(name, field):
             },
             ("--sequence-length", "8"),
             "takes 'image_sizes' beside its images",
+        ),
+        (
+            {
+                "model_type": "gemma3",
+                "architectures": ["Gemma3ForConditionalGeneration"],
+                "text_config": {**ROTARY, "model_type": "gemma3_text", "head_dim": 16},
+                "mm_tokens_per_image": 256,
+                "vision_config": {**VISION, "model_type": "siglip_vision_model"},
+            },
+            ("--sequence-length", "8"),
+            "its sizes may not fit together, or it takes other inputs: make the model with transformers",
         ),
         (CONFIGS["llama"], ("--sequence-length", "65"), "sequence_length is 65; the model has 64 positions"),
         (CONFIGS["llama"], ("--sequence-length", "0"), "--sequence-length is 0; it must be at least 1"),

@@ -29,6 +29,7 @@ from .counting import Counter, WorkWatch
 from .faking import faked, named_dtype
 from .graph import LayerProfile, Loss, durations, layer_graph
 from .profile import call_bytes, in_mode, mode_of, run_once, seen
+from .unread import warn_of_unread
 
 OPTIMIZERS = {
     "sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "lion": 1, "adam": 2, "adamw": 2, "adamax": 2, "nadam": 2,
@@ -127,6 +128,7 @@ def estimate_layers(
         if watch.loss_of is not None and training and found.results:
             loss = Loss(found.results[0], 0.0, 0.0, memory[-1], watch.loss_of)
         columns = call_bytes(model, found, training)
+    warn_of_unread(model, found)
     again = [
         (("b", call), kernel)
         for (phase, call), kernel in counter.rows

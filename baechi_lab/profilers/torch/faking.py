@@ -239,7 +239,7 @@ def draw() -> None:
 def _refusal(who: str, error: BaseException) -> InvalidInput:
     return InvalidInput(
         f"{who} looks at the values of tensors ({_first_line(error)}), which an estimate does not have: profile the model "
-        "measured, or without that part"
+        "measured, with weights (bl.torch.profile(model, inputs)), or without that part"
     )
 
 

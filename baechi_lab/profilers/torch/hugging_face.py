@@ -30,7 +30,15 @@ _TOKENS = (
     "ForConditionalGeneration",
     "ForTokenClassification",
 )
-_CLASSES = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
+_CLASSES = (
+    "ForSequenceClassification",
+    "ForImageClassification",
+    "ForAudioClassification",
+    "ForVideoClassification",
+    "ForMultipleChoice",
+)
+CHOICES = 2
+"""Answers to a question of multiple choice, each of which is a text of its own."""
 _OWN_PROCESSOR = ("image_grid_thw", "aspect_ratio_ids", "pixel_attention_mask", "image_sizes", "target_sizes")
 """Arguments beside the images of models that cut each image into parts, by its size: what they get is not known here."""
 LARGEST_CONFIG = 1 << 24
@@ -41,7 +49,10 @@ _OTHER = re.compile(
     "pixel_values(?!_videos)|input_features(?!_mask)|^input_values$|image_patches|flattened_patches|^protein_input_ids$"
 )
 """Arguments of models of several kinds of input, each of which has layers of its own."""
-_GIVE = "give bl.torch.profile(model, inputs, hardware=...) inputs of your own"
+GIVE = (
+    "make the model with transformers under torch.device('meta') and give bl.torch.profile(model, inputs, hardware=...) "
+    "inputs of your own"
+)
 _BY_CHANCE = {"layerdrop": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "apply_spec_augment": False}
 """Layers that training leaves out and frames that it masks, as drawn numbers say; an estimate has all of them."""
 IMAGE_SIZE = 224
@@ -178,13 +189,15 @@ def _inputs(model: Any, config: Any, kind: str, batch: int, length: int, labels:
     accepted = inspect.signature(model.forward).parameters
     inputs = _main_inputs(model.main_input_name, config, kind, batch, length)
     if "pixel_values" in accepted and "pixel_values" not in inputs:
-        _refuse_parts(accepted, kind)
+        _refuse_parts(model, accepted, kind)
         inputs["pixel_values"] = _images(config, batch)
     if "input_ids" in accepted and "input_ids" not in inputs:
         inputs["input_ids"] = _tokens(batch, length)
     other = next((n for n in accepted if _OTHER.search(n) and n not in inputs), None)
     if other is not None:
-        raise InvalidInput(f"{kind} takes {other!r} beside {model.main_input_name!r}; {_GIVE}")
+        raise InvalidInput(f"{kind} takes {other!r} beside {model.main_input_name!r}; {GIVE}")
+    if "bbox" in accepted:
+        inputs["bbox"] = _tokens(batch, length, 4)
     if config.is_encoder_decoder and "decoder_input_ids" in accepted:
         _check_positions(config, "max_target_positions", length)
         inputs["decoder_input_ids"] = _tokens(batch, length)
@@ -195,26 +208,39 @@ def _inputs(model: Any, config: Any, kind: str, batch: int, length: int, labels:
         config.problem_type = getattr(config, "problem_type", None) or "single_label_classification"
     if kind.endswith("ForSequenceClassification") and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0
+    if getattr(config, "image_token_id", 0) is None:  # which tokens stand for images makes no difference
+        config.image_token_id = 0
+    missing = next(
+        (n for n, p in accepted.items() if p.default is p.empty and p.kind in _NAMED and n not in inputs), None
+    )
+    if missing is not None:
+        raise InvalidInput(f"{kind} needs {missing!r}, which its configuration does not say; {GIVE}")
     return inputs | ({"use_cache": False} if "use_cache" in accepted else {})
 
 
-def _refuse_parts(accepted: Collection[str], kind: str) -> None:
-    """Images of one size are all that is made here; Llava takes such, whatever else its signature has."""
-    parts = next((n for n in _OWN_PROCESSOR if n in accepted and not kind.startswith("LlavaFor")), None)
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _refuse_parts(model: Any, accepted: Collection[str], kind: str) -> None:
+    """Images of one size are all that is made here; Llava and others take such, whatever else their signature has."""
+    makes = getattr(getattr(model, "model", model), "get_image_features", None)
+    sizes = None if makes is None else inspect.signature(makes).parameters.get("image_sizes")
+    whole = makes is not None and (sizes is None or sizes.default is None)
+    parts = next((n for n in _OWN_PROCESSOR if n in accepted and not (whole and n == "image_sizes")), None)
     if parts is not None:
-        raise InvalidInput(f"{kind} takes {parts!r} beside its images, which its configuration does not say; {_GIVE}")
+        raise InvalidInput(f"{kind} takes {parts!r} beside its images, which its configuration does not say; {GIVE}")
 
 
 def _main_inputs(main: str, config: Any, kind: str, batch: int, length: int) -> dict[str, Any]:
     """What the model is made for, by the name that it has there."""
     if main == "input_ids":
         _check_positions(getattr(config, "text_config", config), "max_position_embeddings", length)
-        return {main: _tokens(batch, length)}
+        return {main: _tokens(batch, *[CHOICES] * kind.endswith("ForMultipleChoice"), length)}
     if main == "pixel_values":
         return {main: _images(config, batch)}
     shape = _sound(config, length) if main in ("input_features", "input_values") else None
     if shape is None:
-        raise InvalidInput(f"{kind} takes {main!r}, whose shape its configuration does not say; {_GIVE}")
+        raise InvalidInput(f"{kind} takes {main!r}, whose shape its configuration does not say; {GIVE}")
     return {main: torch.zeros(batch, *shape, device="meta")}
 
 
@@ -229,11 +255,12 @@ def _tokens(*shape: int) -> torch.Tensor:
 
 
 def _images(config: Any, batch: int) -> torch.Tensor:
-    """One image per sample, of the size that the vision model is for."""
+    """One image per sample, or the frames of a video, of the size that the vision model is for."""
     seen = next((c for c in (getattr(config, n, None) for n in ("vision_config", "encoder")) if c is not None), config)
     side = getattr(seen, "image_size", getattr(seen, "input_size", IMAGE_SIZE))
     size = side if isinstance(side, (list, tuple)) else [side] * 2
-    return torch.zeros(batch, getattr(seen, "num_channels", 3), *size, device="meta")
+    frames = [seen.num_frames] if hasattr(seen, "num_frames") else []
+    return torch.zeros(batch, *frames, getattr(seen, "num_channels", 3), *size, device="meta")
 
 
 def _sound(config: Any, length: int) -> tuple[int, ...] | None:

@@ -32,6 +32,7 @@ from .estimated import optimizer_states
 from .faking import faked, named_dtype
 from .kernels import kernel_of
 from .profile import in_mode, mode_of, run_once
+from .unread import warn_of_unread
 
 
 @dataclass
@@ -180,6 +181,7 @@ def profile_operators(
         finally:
             recorder.recording = False
             interceptor.remove()
+    warn_of_unread(model, found)
     if optimizer is not None:
         states = optimizer_states(optimizer)
         _add_updates(recorder, gradients, size, states)
