@@ -163,6 +163,29 @@ def test_a_killed_process_of_the_pool_loses_no_call():
         assert pool.submit(max, 1, 2).result() == 2
 
 
+def test_errors_and_results_that_nothing_can_read_are_told(tmp_path):
+    """Their classes raise what they like when they are packed or built anew: the caller was told of a signal, or waited."""
+    program = """
+from baechi_lab.workers.pool import Pool
+class Unpacked(Exception):
+    def __reduce__(self): raise RuntimeError("no")
+class Ends(BaseException): pass
+class Unbuilt:
+    def __setstate__(self, state): raise RuntimeError("not here")
+    def __getstate__(self): return 1
+def fail(error): raise error("the reason")
+if __name__ == "__main__":
+    with Pool(1) as pool:
+        for call in ((fail, Unpacked), (fail, Ends), (Unbuilt,)):
+            print(pool.submit(*call).exception(timeout=60))
+"""
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=120)
+    said = done.stdout.splitlines()
+    assert said[0].endswith("Unpacked: the reason") and said[1] == "the reason", done.stderr
+    assert said[2] == "what the call returned cannot be read here: not here"
+
+
 @pytest.mark.slow
 def test_a_program_without_a_main_guard_is_told(tmp_path):
     program = """

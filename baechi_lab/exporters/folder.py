@@ -54,7 +54,7 @@ def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str
     except OSError as error:
         _remove(partial)
         raise ExecutionError(f"cannot write {target}: {error.strerror or error}; nothing was left behind") from error
-    except BaseException:
+    except BaseException:  # Ctrl-C, and whatever a writer raises: nothing is left behind
         _remove(partial)
         raise
     finally:

@@ -20,7 +20,7 @@ class Here(Executor):
         future.set_running_or_notify_cancel()
         try:
             future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
+        except BaseException as error:  # the future tells what the function raised; Ctrl-C also ends the caller
             future.set_exception(error)
             if not isinstance(error, Exception):
                 raise

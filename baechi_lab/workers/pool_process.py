@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import traceback
 from multiprocessing import spawn
 from typing import Any
 
@@ -30,10 +31,8 @@ def main() -> None:
                 _prepare(pickle.loads(more.pop(0)))  # noqa: S301  (a pipe from our own caller)
             held.update(zip(request.header["keep"], more, strict=True))
             reply = _packed(True, _called(task, held))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whatever a call raises reaches the caller through its future
             reply = _failed(error)
-            if not isinstance(error, (Exception, SystemExit)):
-                raise
         write_message(answers, "result", {}, [np.frombuffer(reply, np.uint8)])
         answers.flush()
 
@@ -60,8 +59,8 @@ def _failed(error: BaseException) -> bytes:
     try:
         packed = _packed(False, error)
         pickle.loads(packed)  # noqa: S301  (made in the line above)
-    except (pickle.PickleError, TypeError, AttributeError, ValueError):
-        return _packed(False, ExecutionError(f"{type(error).__name__}: {error}"))
+    except Exception:  # noqa: BLE001 - its class is not ours: what builds it anew may raise anything
+        return _packed(False, ExecutionError(traceback.format_exception_only(error)[-1].strip()))
     return packed
 
 

@@ -71,7 +71,7 @@ class LocalCluster:
                 self._start(core)
             deadline = time.monotonic() + timeout
             self.addresses = tuple(self._address(i, deadline) for i in range(n))
-        except BaseException:
+        except BaseException:  # Ctrl-C too leaves no worker
             self.close()
             raise
 

@@ -107,7 +107,7 @@ def execute(
     except ExecutionError:
         # The worker refused the request and waits for the next.
         raise
-    except BaseException:
+    except BaseException:  # Ctrl-C, and errors of `on_step`: the worker is in the middle of an answer
         used.close()
         raise
     finally:

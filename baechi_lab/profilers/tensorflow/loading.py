@@ -33,7 +33,7 @@ def _held_back() -> Iterator[None]:
         os.dup2(held.fileno(), 2)
         try:
             yield
-        except BaseException:
+        except BaseException:  # what was held back says why, whatever ended it
             held.seek(0)
             os.write(before, held.read())
             raise

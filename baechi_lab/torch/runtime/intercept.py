@@ -228,7 +228,7 @@ class Interceptor:
         try:
             with FunctionMode(handler, frame):
                 outputs = forward(*args, **kwargs)
-        except BaseException as error:
+        except BaseException as error:  # layers that wait in other threads must not wait for ever
             handler.abort(frame, error)
             raise
         finally:
