@@ -151,6 +151,39 @@ def test_unknown_operators_are_named_with_their_share():
     assert graph.duration_us[1] == pytest.approx(kernel.us(Hardware.named("v100")))
 
 
+def test_shapes_that_are_not_known_are_said():
+    """A product of tensors without a rank counts next to nothing, and had been one of the ops that count by bytes."""
+    made = model(
+        list(two_layers(4).graph.node), [value("x", 4, 8)], [value("y", 4, 4)], two_layers(4).graph.initializer
+    )
+    made.graph.input[0].type.tensor_type.ClearField("shape")
+    with pytest.warns(
+        GuessedCosts, match=r"shapes of \d of \d operators are not known \(.*MatMul.*\); .* \d+% of .*far more"
+    ):
+        bl.profile_program(made, hardware="v100", training=False)
+
+
+def test_versions_of_operators():
+    """Models that are no files were not asked for their versions; those of before ONNX Runtime's oldest passed silently."""
+    made = two_layers(4)
+    for version, message in (
+        (999, "the model: its operators are of version 999"),
+        (0, "operators is 0; opset_import must"),
+    ):
+        made.opset_import[0].version = version
+        with pytest.raises(FormatError, match=message):
+            bl.profile_program(made)
+    made.opset_import[0].version = 1
+    unknown = pytest.warns(GuessedCosts, match="shapes of 3 of 3 operators")  # which ONNX infers from version 7 on
+    with unknown, pytest.warns(GuessedCosts, match="of version 1, which ONNX Runtime no longer reads"):
+        bl.profile_program(made)
+    nodes = [helper.make_node("LayerNormalization", ["x", "w"], ["y"])]
+    made = model(nodes, [value("x", 4, 8)], [value("y", 4, 8)], [weights("w", 8)])
+    made.opset_import[0].version = 16
+    with pytest.warns(GuessedCosts, match=r"only the bytes are counted \(LayerNormalization\)"):  # came with version 17
+        bl.profile_program(made)
+
+
 def test_files_of_onnx(tmp_path):
     path = tmp_path / "two.onnx"
     onnx.save(two_layers(4), path)

@@ -48,18 +48,7 @@ def load_model(path: PathLike) -> Any:
     broken = next((text for text in _names(model.graph) if isinstance(text, bytes)), None)
     if broken is not None:
         raise FormatError(f"{name_of(path)}: the name {broken!r:.80} is no UTF-8 text; the file is damaged")
-    if model.ir_version > onnx.IR_VERSION:
-        raise FormatError(
-            f"{name_of(path)}: ir_version is {model.ir_version}; onnx {onnx.__version__}, which is installed, reads up to "
-            f"{onnx.IR_VERSION}"
-        )
-    known = onnx.defs.onnx_opset_version()
-    newest = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
-    if newest > known:
-        raise FormatError(
-            f"{name_of(path)}: its operators are of version {newest}; onnx {onnx.__version__}, which is installed, reads up "
-            f"to {known}"
-        )
+    check_versions(model, name_of(path))
     folder = os.path.dirname(os.path.abspath(name_of(path)))
     for tensor in model.graph.initializer:
         file = next((e.value for e in tensor.external_data if e.key == "location"), None)
@@ -68,6 +57,30 @@ def load_model(path: PathLike) -> Any:
                 f"{name_of(path)}: the weights of {tensor.name!r:.80} are in {file!r:.200}, which is not beside it"
             )
     return model
+
+
+def check_versions(model: Any, where: str) -> None:
+    """Refuse a model of a version that the installed `onnx` does not read, or of none.
+
+    Raises:
+        FormatError: its format, or its operators, are newer, or it names no version of its operators.
+    """
+    onnx = onnx_package()
+    reads = f"onnx {onnx.__version__}, which is installed, reads up to"
+    if model.ir_version > onnx.IR_VERSION:
+        raise FormatError(f"{where}: ir_version is {model.ir_version}; {reads} {onnx.IR_VERSION}")
+    version, known = opset_version(model), onnx.defs.onnx_opset_version()
+    if version > known:
+        raise FormatError(f"{where}: its operators are of version {version}; {reads} {known}")
+    own = any(node.domain in ("", "ai.onnx") for node in model.graph.node)
+    if own and version < 1:
+        raise FormatError(f"{where}: the version of its operators is {version}; opset_import must name 1 to {known}")
+
+
+def opset_version(model: Any) -> int:
+    """The version of ONNX's own operators that a model names; 1 where the oldest formats name none, else 0."""
+    named = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
+    return max(named, default=int(0 < model.ir_version < 3))
 
 
 def _names(graph: Any) -> Iterator[Any]:

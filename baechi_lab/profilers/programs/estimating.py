@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...checks import check_whole
@@ -14,11 +14,11 @@ from ...graph.formats.reading import name_of
 from ..hardware import Hardware, HardwareChoice, by_kind
 from .backward import with_training
 from .kinds import is_instance
-from .records import Program
+from .records import UNKNOWN_SHAPES, Program
 
 
 class GuessedCosts(UserWarning):
-    """Operators of which only the bytes could be counted; the message names them and their share of the work."""
+    """Operators of which only the bytes could be counted, if these; the message names them and their share of the work."""
 
 
 def profile_program(
@@ -40,7 +40,8 @@ def profile_program(
         one op per operator, and its backward ops; parameters are persistent bytes of the first op that reads them.
 
     Warns:
-        GuessedCosts: operators that are not known; they are estimated by their bytes.
+        GuessedCosts: operators that are not known, which are estimated by their bytes; shapes that are not known; operators
+            of versions before ONNX Runtime's oldest.
 
     Raises:
         FormatError: unreadable, cut off, of another version, or weights in a file that is missing.
@@ -80,15 +81,27 @@ def _read(program: Any, batch_size: int | None, sizes: dict[str, int]) -> Progra
 
 
 def _warn(program: Program, hardware: Hardware) -> None:
-    if not program.guessed:
-        return
-    us = program.microseconds(hardware)
-    share = sum(us[i] for i in program.guessed) / max(sum(us), 1e-300)
-    kinds = sorted({program.ops[i].op_type for i in program.guessed})
-    shown = ", ".join(kinds[:8]) + (f" and {len(kinds) - 8} more" if len(kinds) > 8 else "")
-    warnings.warn(
-        f"{program.name}: of {len(program.guessed)} operators only the bytes are counted ({shown}); they are {share:.0%} of the "
-        f"estimated forward time",
-        GuessedCosts,
-        stacklevel=4,
-    )
+    for said in (*program.notes, *_guesses(program, hardware)):
+        warnings.warn(f"{program.name}: {said}", GuessedCosts, stacklevel=4)
+
+
+def _guesses(program: Program, hardware: Hardware) -> Iterator[str]:
+    """What is not known of the program, with its share of the time."""
+    us = program.microseconds(hardware) if program.guessed else []
+    for unknown in (False, True):
+        ops = [i for i, why in program.guessed.items() if (why == UNKNOWN_SHAPES) is unknown]
+        if not ops:
+            continue
+        kinds = sorted({program.ops[i].op_type for i in ops})
+        shown = ", ".join(kinds[:8]) + (f" and {len(kinds) - 8} more" if len(kinds) > 8 else "")
+        share = sum(us[i] for i in ops) / max(sum(us), 1e-300)
+        if unknown:
+            yield (
+                f"the shapes of {len(ops)} of {len(us)} operators are not known ({shown}); their work is taken from what is "
+                f"known of their inputs, {share:.0%} of the estimated forward time, and may be far more"
+            )
+        else:
+            yield (
+                f"of {len(ops)} operators only the bytes are counted ({shown}); they are {share:.0%} of the estimated forward "
+                "time"
+            )

@@ -12,12 +12,12 @@ from math import prod
 from typing import Any
 
 from ...errors import FormatError, InvalidInput
-from ...graph.formats.onnx_file import inlined, load_model, onnx_package, op_names
+from ...graph.formats.onnx_file import check_versions, inlined, load_model, onnx_package, op_names, opset_version
 from ...graph.formats.reading import located, stem
 from ..arithmetic import per_element
 from ..roofline import Kernel
 from .onnx_flops import SHAPE_OPS, product_flops
-from .records import Program, ProgramOp, check_named
+from .records import UNKNOWN_SHAPES, Program, ProgramOp, check_named
 
 onnx = onnx_package()
 
@@ -29,6 +29,8 @@ _WIDTH = {
 _FLOATS = {"FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16"}
 _PRECISION = {"FLOAT16": "fp16", "BFLOAT16": "fp16", "INT8": "int8", "UINT8": "int8"}
 _STATISTICS = {"BatchNormalization": (3, 4)}
+OLDEST = 7
+"""Version of the operators that ONNX Runtime reads at least (its "Compatibility" page)."""
 _CONTROL_FLOW = ("If", "Loop", "Scan")
 
 Shape = tuple[int, ...]
@@ -41,6 +43,7 @@ def program_of(source: Any, batch_size: int | None = None, sizes: Mapping[str, i
         FormatError, InvalidInput, MissingPackage: see `bl.profile_program`.
     """
     if isinstance(source, onnx.ModelProto):
+        check_versions(source, "the model")
         return _program(source, source.graph.name or "onnx", batch_size, sizes or {})
     model = load_model(source)
     found: Program = located(source, lambda: _program(model, stem(source), batch_size, sizes or {}))
@@ -48,6 +51,7 @@ def program_of(source: Any, batch_size: int | None = None, sizes: Mapping[str, i
 
 
 def _program(model: Any, name: str, batch_size: int | None, sizes: Mapping[str, int]) -> Program:
+    version = opset_version(model)
     graph = _inferred(model, batch_size, sizes).graph
     shapes, types = _values(graph)
     constants = {t.name for t in graph.initializer} | {
@@ -63,16 +67,29 @@ def _program(model: Any, name: str, batch_size: int | None, sizes: Mapping[str, 
             if len(node.input) > position and node.input[position] in known:
                 known[node.input[position]] = False
     guessed: dict[int, str] = {}
+    assumed: set[str] = set()
     ops = []
     for i, (node, name_of_op) in enumerate(zip(nodes, op_names(nodes), strict=True)):
-        _assume_outputs(node, shapes, types)
-        kernel, why = _kernel(node, shapes, types)
+        assumed |= _assume_outputs(node, shapes, types)
+        kernel, why = _kernel(node, shapes, types, version)
+        if not assumed.isdisjoint((*node.input, *node.output)) and not why and not kernel.metadata:
+            why = UNKNOWN_SHAPES
         if why:
             guessed[i] = why
         reads = tuple(v for v in node.input if v)
         ops.append(ProgramOp(name_of_op, node.op_type or "op", (kernel,), reads, tuple(v for v in node.output if v)))
     size = {v: prod(shape) * _WIDTH.get(types.get(v, ""), 4) for v, shape in shapes.items()}
-    return Program(name, tuple(ops), size, known, tuple(o.name for o in graph.output), guessed=guessed)
+    outputs = tuple(o.name for o in graph.output)
+    return Program(name, tuple(ops), size, known, outputs, guessed=guessed, notes=_old(version))
+
+
+def _old(version: int) -> tuple[str, ...]:
+    if version >= OLDEST or version < 1:  # none where all operators are somebody's own
+        return ()
+    return (
+        f"its operators are of version {version}, which ONNX Runtime no longer reads (it takes {OLDEST} and later); they are "
+        "estimated as what they are today",
+    )
 
 
 def _check_reads(graph: Any) -> None:
@@ -160,16 +177,17 @@ def _constant(node: Any, shapes: dict[str, Shape], types: dict[str, str]) -> Non
             shapes[node.output[0]], types[node.output[0]] = tuple(tensor.dims), _type_name(tensor.data_type)
 
 
-def _assume_outputs(node: Any, shapes: dict[str, Shape], types: dict[str, str]) -> None:
-    """What inference leaves open has the shape of the op's largest input."""
+def _assume_outputs(node: Any, shapes: dict[str, Shape], types: dict[str, str]) -> set[str]:
+    """What inference leaves open has the shape of the op's largest input; returns these values."""
+    open_ones = {value for value in node.output if value and value not in shapes}
     largest = max((v for v in node.input if v in shapes), key=lambda v: prod(shapes[v]), default=None)
-    for value in node.output:
-        if value and value not in shapes:
-            shapes[value] = shapes[largest] if largest is not None else (1,)
-            types.setdefault(value, types.get(largest or "", "FLOAT"))
+    for value in open_ones:
+        shapes[value] = shapes[largest] if largest is not None else (1,)
+        types.setdefault(value, types.get(largest or "", "FLOAT"))
+    return open_ones
 
 
-def _kernel(node: Any, shapes: Mapping[str, Shape], types: Mapping[str, str]) -> tuple[Kernel, str]:
+def _kernel(node: Any, shapes: Mapping[str, Shape], types: Mapping[str, str], version: int) -> tuple[Kernel, str]:
     """What an op computes, and why that is a guess, if it is one."""
     if node.op_type in SHAPE_OPS:
         return Kernel(metadata=True), ""
@@ -182,7 +200,8 @@ def _kernel(node: Any, shapes: Mapping[str, Shape], types: Mapping[str, str]) ->
     try:
         count = product_flops(node, read, made)
     except (IndexError, TypeError, ValueError, ZeroDivisionError):
-        return Kernel(moved_bytes=float(moved)), "shapes that do not fit the operator"
+        all_known = all(v in shapes for v in node.input if v)
+        return Kernel(moved_bytes=float(moved)), "shapes that do not fit the operator" if all_known else UNKNOWN_SHAPES
     if count is not None:
         kinds = {types.get(v, "") for v in node.input if v}
         precision = next((p for kind, p in _PRECISION.items() if kind in kinds), "tf32")
@@ -191,6 +210,13 @@ def _kernel(node: Any, shapes: Mapping[str, Shape], types: Mapping[str, str]) ->
     why = ""
     if node.op_type in _CONTROL_FLOW:
         why = "a body that runs an unknown number of times"
-    elif not onnx.defs.has(node.op_type, domain="" if node.domain == "ai.onnx" else node.domain):
+    elif not _is_operator(node, version):
         why = "no operator of ONNX"
     return Kernel(flops=float(outputs * per_element(node.op_type)), moved_bytes=float(moved)), why
+
+
+def _is_operator(node: Any, version: int) -> bool:
+    """Whether ONNX has the operator, its own ones in the version that the model names."""
+    if node.domain in ("", "ai.onnx"):
+        return bool(onnx.defs.has(node.op_type, version))
+    return bool(onnx.defs.has(node.op_type, domain=node.domain))

@@ -12,6 +12,9 @@ from ...graph.tensors import TensorTable
 from ..hardware import Hardware
 from ..roofline import Kernel, estimated_us, work_of
 
+UNKNOWN_SHAPES = "shapes that are not known"
+"""Why an op is guessed whose bytes are guessed too."""
+
 
 @dataclass(frozen=True)
 class ProgramOp:
@@ -58,6 +61,7 @@ class Program:
         outputs: values that the program returns.
         kept_bytes: owner or parameter -> bytes held beside the parameters (gradients, optimizer states).
         guessed: op -> why only its bytes were counted.
+        notes: what else a user must know of the estimate, in sentences.
     """
 
     name: str
@@ -67,6 +71,7 @@ class Program:
     outputs: tuple[str, ...] = ()
     kept_bytes: Mapping[str, int] = field(default_factory=dict)
     guessed: Mapping[int, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def maker(self) -> dict[str, int]:
