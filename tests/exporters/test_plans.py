@@ -87,6 +87,17 @@ def test_layers_that_turn_back_are_named(format):
         write([0, 0, 1, 0, 1, 1, 1], format)
 
 
+@pytest.mark.parametrize("format", ["deepspeed", "pipelining"])
+def test_tied_weights_are_named_as_what_holds_a_layer(format):
+    """The placer 'contiguous', which was advised for every plan that turns back, cannot tell tied weights apart."""
+    graph = chain(NAMES, colocation=[0, -1, -1, -1, -1, -1, 0], colocation_names=("embed",))
+    with pytest.raises(
+        bl.InvalidInput, match=r"'head' turns back .* share a device with 'embed', as tied weights do: untie"
+    ):
+        bl.write_plan(graph, bl.Placement(device=[0, 0, 0, 1, 1, 1, 0]), format)
+    assert bl.write_plan(graph, bl.Placement(device=[0, 0, 0, 1, 1, 1, 0]), "megatron").value == "Et*2|t*2L"
+
+
 def test_a_layer_over_two_devices_goes_where_most_of_its_bytes_are():
     names = ["layers.0.a", "layers.0.b", "layers.1.a", "layers.1.b"]
     graph = chain(names, persistent_bytes=[10, 30, 5, 5])

@@ -33,7 +33,7 @@ def test_waits_that_nothing_explains_count_with_the_op_after_them():
     made = recording([a, b, Event("c", "op", "t2", 17, 18, after={1})], "three")
     assert made.graph.duration_us.tolist() == [10, 7, 1]
     assert replayed(made) == made.timeline.makespan_us == 18
-    assert "17% of the step" in made.notes[0]  # 3 of 18
+    assert "8% of all lanes' time" in made.notes[0]  # 3 of 2 * 18
 
 
 def test_what_overlaps_on_a_thread_gets_lanes_and_contradicted_dependencies_go():
@@ -110,6 +110,9 @@ def test_ranks_of_chakra_wait_for_each_other(tmp_path):
     assert replayed(made) == 4 + 2 + 1 + 3
     assert ("send", "recv") in edges(made.graph)
     assert "rank 1/compute" in made.cluster.names
+    assert not any("receives" in note for note in made.notes)
+    alone = bl.load_trace(tmp_path / "x.1.et")
+    assert alone.notes[0].startswith("1 receives have no send in what was given")
 
 
 def test_a_receive_of_chakra_holds_up_no_send_behind_it(tmp_path):
@@ -304,6 +307,13 @@ def test_execution_traces_of_another_run_or_version_are_refused(tmp_path):
         with pytest.raises(FormatError, match=match) as refused:
             bl.load_trace(tmp_path / "k.json", execution_trace=tmp_path / "e.json")
         assert ("e.json" in str(refused.value)) == (match != "of another run")  # the file at fault is named
+    same = et_node(5, "aten::exp(Tensor self) -> Tensor", [tensor(3)], [tensor(4)])
+    unnumbered = [event("cpu_op", "aten::exp", k, 1, **{"Record function id": 5}) for k in range(2)]
+    for rows in ([event("cpu_op", "aten::mm", 0, 1, **{"Record function id": 5})], unnumbered):
+        (tmp_path / "k.json").write_text(json.dumps({"traceEvents": rows}))
+        (tmp_path / "e.json").write_text(json.dumps({"schema": "1.0.0", "nodes": [same]}))
+        with pytest.raises(FormatError, match="of another run; give the profiler execution_trace_observer="):
+            bl.load_trace(tmp_path / "k.json", execution_trace=tmp_path / "e.json")
     (tmp_path / "e.json").write_text(json.dumps({"schema": "1.0.0", "nodes": []}))
     with pytest.raises(bl.InvalidInput, match="is no Kineto trace"):
         bl.load_trace(tmp_path / "x.pbtxt", execution_trace=tmp_path / "e.json")

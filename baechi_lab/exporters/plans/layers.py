@@ -98,10 +98,22 @@ def split(request: Request, units: Sequence[Unit]) -> tuple[Stage, ...]:
             raise InvalidInput(
                 f"layer {unit.name!r} turns back to device {request.device_name(unit.device)}, which "
                 f"{units[earlier.stop - 1].name!r} had left; a split into stages needs each device's layers in one run "
-                "(the placer 'contiguous' makes such plans of layers that were profiled whole, with atomic=[their class])"
+                f"({_remedy(request, unit, units[earlier.start : earlier.stop])})"
             )
         stages.append(Stage(unit.device, i, i + 1))
     return tuple(stages)
+
+
+def _remedy(request: Request, unit: Unit, earlier: Sequence[Unit]) -> str:
+    """What to do about a unit that turns back: tied weights hold it there, or the plan is none of stages."""
+    groups = {int(g) for g in request.graph.colocation[list(unit.ops)]} - {-1}
+    tied = next((u for u in earlier if not groups.isdisjoint(request.graph.colocation[list(u.ops)].tolist())), None)
+    if tied is not None:
+        return (
+            f"it must share a device with {tied.name!r}, as tied weights do: untie them, as tie_word_embeddings=False does in a "
+            "Hugging Face configuration, or write for 'megatron' or 'vllm', which hold them twice"
+        )
+    return "the placer 'contiguous' makes such plans of layers that were profiled whole, with atomic=[their class]"
 
 
 def spread(request: Request, units: Sequence[Unit], device: Sequence[int] | None = None) -> NDArray[Any]:

@@ -154,8 +154,8 @@ def graph_of_ranks(ranks: Sequence[list[Node]], name: str) -> Recording:
                 events[e].reads[number[source], "output"] = size
             else:
                 events[e].after.add(number[source])
-    _join(every, number, events)
-    notes = _start(events, [every[k] for k in number])
+    alone = _join(every, number, events)
+    notes = [*_alone(alone), *_start(events, [every[k] for k in number])]
     return recording(events, name, notes)
 
 
@@ -218,16 +218,30 @@ def _bytes(node: Node) -> int:
     return min(total, MOST_BYTES)
 
 
-def _join(nodes: Sequence[Node], number: Mapping[int, int], events: Sequence[Event]) -> None:
-    """A receive waits for the send of its peer with the same tag."""
+def _join(nodes: Sequence[Node], number: Mapping[int, int], events: Sequence[Event]) -> int:
+    """A receive waits for the send of its peer with the same tag; returns how many have none."""
     sends: dict[tuple[Any, Any, Any], int] = {}
     for k, node in enumerate(nodes):
         if node.type == "COMM_SEND_NODE":
             sends[node.rank, node.attributes.get("comm_dst"), node.attributes.get("comm_tag")] = k
+    alone = 0
     for k, node in enumerate(nodes):
+        if node.type != "COMM_RECV_NODE":
+            continue
         sent = sends.get((node.attributes.get("comm_src"), node.rank, node.attributes.get("comm_tag")))
-        if node.type == "COMM_RECV_NODE" and sent is not None and nodes[sent].rank != node.rank:
+        if sent is not None and nodes[sent].rank != node.rank:
             events[number[k]].reads[number[sent], "output"] = _bytes(nodes[sent]) or _bytes(node)
+        else:
+            alone += 1
+    return alone
+
+
+def _alone(receives: int) -> list[str]:
+    if not receives:
+        return []
+    return [
+        f"{receives} receives have no send in what was given, and wait for nothing; give the traces of all ranks, in order"
+    ]
 
 
 def _start(events: Sequence[Event], nodes: Sequence[Node]) -> list[str]:

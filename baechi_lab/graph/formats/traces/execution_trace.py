@@ -21,11 +21,16 @@ _VERSION = re.compile(r"^1\.\d+\.\d+")
 
 @dataclass(frozen=True)
 class Access:
-    """Storages that an op reads, writes anew and changes in place, each with its bytes."""
+    """Storages that an op of this name reads, writes anew and changes in place, each with its bytes."""
 
     reads: dict[int, int]
     makes: dict[int, int]
     changes: dict[int, int]
+    name: str = ""
+
+    def is_of(self, op: str) -> bool:
+        """Whether it may be what an op of this name did; overloads may stand behind a dot."""
+        return not self.name or self.name.partition(".")[0] == op.partition(".")[0]
 
 
 def looks_like_execution_trace(document: Any) -> bool:
@@ -66,7 +71,7 @@ def _access(node: Mapping[str, Any], schema: str) -> Access:
     reads = dict(s for value in inputs for s in _storages(value))
     changes = dict(s for k, value in enumerate(inputs) if k in changed for s in _storages(value))
     made = dict(s for value in _values(node, "outputs") for s in _storages(value))
-    return Access(reads, {s: size for s, size in made.items() if s not in reads}, changes)
+    return Access(reads, {s: size for s, size in made.items() if s not in reads}, changes, str(node.get("name", "")))
 
 
 def _values(node: Mapping[str, Any], key: str) -> list[Any]:

@@ -13,6 +13,7 @@ A host's ops stay on devices of kind "cpu" where the trace has kernels, and kern
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -183,10 +184,12 @@ class _Made:
 
     def by_tensors(self, ops: Sequence[_Op], of: Mapping[Any, Access]) -> list[str]:
         """Dependencies by the storages that ops read and wrote; a sentence on what is left out."""
-        known = [op for op in ops if op.key in of]
+        times = Counter(op.key for op in ops)  # a profiler without an observer numbers all of them 0
+        known = [op for op in ops if times[op.key] == 1 and op.key in of and of[op.key].is_of(op.name)]
         if not known:
             raise FormatError(
-                "the execution trace has none of the trace's ops (by record function id): it is of another run"
+                "the execution trace has none of the trace's ops (by record function id and name): it is of another run; "
+                "give the profiler execution_trace_observer="
             )
         notes = [
             "what depends on what comes from the tensors of the execution trace; the order in which a host submits is not kept"

@@ -83,7 +83,7 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
     >>> second = Event("b", "op", "thread 2", 8.0, 11.0, reads={(0, "x"): 64})
     >>> made = recording([first, second], "two")
     >>> made.graph.duration_us.tolist(), made.notes     # one microsecond passed before b, and nobody knows why
-    ([2.0, 4.0], ('waits that nothing in the trace explains add up to 17% of the step; each counts with the op after it',))
+    ([2.0, 4.0], ("waits that nothing in the trace explains add up to 8% of all lanes' time; each counts with the op after it",))
     """
     if not events:
         raise FormatError("the trace holds no operator")
@@ -96,7 +96,8 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
         raise FormatError(f"the trace has {len(lanes)} threads and streams; at most {MOST_DEVICES} can be devices")
     table, waits_for, dropped = _dependencies(events, order, place)
     duration, waited = _durations([events[i] for i in order], lane, waits_for)
-    said = [*notes, *_said(dropped, waited, max(e.end_us for e in events) - min(e.start_us for e in events))]
+    span = max(e.end_us for e in events) - min(e.start_us for e in events)
+    said = [*notes, *_said(dropped, waited, len(lanes) * span)]
     graph = _graph([events[i] for i in order], duration, table, name)
     number = {x: k for k, x in enumerate(lanes)}
     device = np.array([number[x] for x in lane])
@@ -174,12 +175,12 @@ def _durations(events: Sequence[Event], lane: list[str], waits_for: list[list[in
     return duration, waited
 
 
-def _said(dropped: int, waited: float, span: float) -> list[str]:
+def _said(dropped: int, waited: float, lanes_us: float) -> list[str]:
     said = []
     if dropped:
         said.append(f"{dropped} dependencies of the trace are not kept, as the op that waits had started before")
-    if span > 0 and waited / span >= 0.005:
-        share = f"{waited / span:.0%} of the step"
+    if lanes_us > 0 and waited / lanes_us >= 0.005:
+        share = f"{waited / lanes_us:.0%} of all lanes' time"
         said.append(f"waits that nothing in the trace explains add up to {share}; each counts with the op after it")
     return said
 
