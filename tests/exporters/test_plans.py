@@ -98,6 +98,15 @@ def test_tied_weights_are_named_as_what_holds_a_layer(format):
     assert bl.write_plan(graph, bl.Placement(device=[0, 0, 0, 1, 1, 1, 0]), "megatron").value == "Et*2|t*2L"
 
 
+@pytest.mark.parametrize("format", ["deepspeed", "pipelining", "megatron", "vllm", "llama_cpp"])
+def test_updates_are_no_layers(format):
+    """Updates of an optimizer counted as modules behind the last layer, and made a stage go back to its device."""
+    names = [*NAMES, "embed/update", "layers.0/update"]
+    types = ["op"] * len(NAMES) + ["Update"] * 2
+    plan = bl.write_plan(chain(names, types), bl.Placement(device=[*TWO, 0, 0]), format)
+    assert plan.value == write(TWO, format).value and not any("update" in said for said in plan.lost)
+
+
 def test_a_layer_over_two_devices_goes_where_most_of_its_bytes_are():
     names = ["layers.0.a", "layers.0.b", "layers.1.a", "layers.1.b"]
     graph = chain(names, persistent_bytes=[10, 30, 5, 5])

@@ -310,6 +310,7 @@ def _not_built():
         (lambda: lambda x: None, (np.ones(2),), "nothing to run"),
         (lambda: 5, (), "give a function"),
         (lambda: keras.Sequential([keras.layers.Dense(2)]), (np.ones((1, 2)), np.ones((1, 2))), "is not compiled"),
+        (lambda: _not_built(), (np.ones((2, 8, 8, 3)),), "was given inputs without targets, which its loss needs"),
         (lambda: lambda x: x, (tf.TensorSpec((None, 2), tf.float32),), "leaves a size open"),
         (lambda: lambda x: x, (np.array([object()]),), "Python objects; give numbers or texts"),
         (

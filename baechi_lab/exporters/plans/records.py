@@ -47,8 +47,9 @@ class Request:
 
     @property
     def forward(self) -> NDArray[Any]:
-        """The ops that are no backward ops, in topological order (code order, where that is one)."""
-        return self.graph.order[self.graph.forward_of[self.graph.order] < 0]
+        """The ops of the forward pass, in topological order (code order, where that is one): no backward ops or updates."""
+        update = np.array([t == "Update" for t in self.graph.op_types], dtype=np.bool_)
+        return self.graph.order[(self.graph.forward_of < 0)[self.graph.order] & ~update[self.graph.order]]
 
     def device_name(self, device: int) -> str:
         """The name of a device, or its index where no cluster was given."""

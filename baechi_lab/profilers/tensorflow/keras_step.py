@@ -23,7 +23,8 @@ def training_step(model: Any, batch: tuple[Any, ...]) -> Callable[..., Any]:
     metrics are left out. A model whose class overrides `train_step` runs that, and returns what it returns.
 
     Raises:
-        InvalidInput: the model is not compiled, or the batch is not `(x, y)` or `(x, y, sample_weight)`.
+        InvalidInput: the model is not compiled, or the batch is not `(x, y)` or `(x, y, sample_weight)`; `(x,)` is for models
+            without a loss of their own.
     """
     name = getattr(model, "name", type(model).__name__)
     if not getattr(model, "compiled", False) or model.optimizer is None:
@@ -39,6 +40,10 @@ def training_step(model: Any, batch: tuple[Any, ...]) -> Callable[..., Any]:
         _build(model, batch[0])
     if type(model).train_step is not _keras_train_step():
         return _in_replica(model, lambda *data: model.train_step(tuple(data)))
+    if len(batch) == 1 and getattr(model, "loss", None) is not None:
+        raise InvalidInput(
+            f"model {name!r} was given inputs without targets, which its loss needs; give a batch (x, y)"
+        )
     return _in_replica(model, _default_step(model))
 
 
