@@ -11,7 +11,7 @@ from ..graph.kernels.compiling import working_seconds
 from ..lazy import lazy_names
 from .base import Placer
 from .memory.packing import infeasible, packing_proof
-from .memory.sharing import tried_out, with_shared_memory
+from .memory.sharing import TRIES, kept_within, tried_out, with_shared_memory
 from .problem import memory_may_run_out
 from .registry import list_placers, make_placer, placer_names
 
@@ -22,6 +22,9 @@ else:
 
 __all__ = ["ListScheduler", "Placer", "list_placers", "make_placer", "place", "placer_names"]
 
+THOROUGH = ("auto", "search", "exact")
+"""Placers that try out small problems where they count memory as it is not."""
+
 
 def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **params: Any) -> Placement:
     """Place `graph` on `cluster` with a registered placer (parameters by keyword) or a placer object.
@@ -29,8 +32,9 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     On links with `overhead_us` placers count the processor time of a message as latency, and prove nothing. Where
     `graph.reuse` says that outputs lie in the memory of others, they still give every output bytes of its own: one that
     refuses is asked again with larger limits, and what it finds must keep within the real ones when it is simulated
-    (`placers.memory.sharing`). Where memory is short, nothing is proven of the time, and that nothing fits only from bytes
-    that are not shared (`placers.memory.packing`).
+    (`placers.memory.sharing`). A placement of one step that takes more than its placer counted, for views or late messages,
+    is planned again with smaller limits, or refused. Where memory is short, nothing is proven of the time, and that nothing
+    fits only from bytes that are not shared (`placers.memory.packing`).
 
     Args:
         graph: the ops to place; of `bl.profile`, or a coarse one of `bl.optimize`.
@@ -66,9 +70,15 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     try:
         found = made.assign(graph, seen)
     except InfeasiblePlacement as refused:
-        if graph.reuse is None:
+        if graph.reuse is not None:
+            found = _shared(graph, seen, made, refused)
+        elif cluster.overhead_us.any():
+            found = _later(graph, cluster, made, refused)
+        else:
             raise
-        found = _shared(graph, seen, made, refused)
+    if (graph.reuse is not None or cluster.overhead_us.any()) and made.uses_memory and memory_may_run_out(graph, seen):
+        if getattr(made, "objective", "latency") in ("latency", "makespan"):
+            found = _kept(graph, cluster, made, found)
     if cluster.overhead_us.any():
         found = found.replace(info={**_unproven(found.info), "overhead": "seen as latency"})
     if graph.reuse is not None and memory_may_run_out(graph, seen):
@@ -88,13 +98,34 @@ def _unproven(info: Any) -> dict[str, Any]:
     return {key: value for key, value in info.items() if key not in ("status", "gap", "bound_us")}
 
 
+def _later(graph: OpGraph, cluster: Cluster, made: Placer, refused: InfeasiblePlacement) -> Placement:
+    """What fits because ops wait for messages, or the refusal: a proof only where it holds whenever ops run."""
+    if packing_proof(graph, cluster) is not None or "no proof" in str(refused):
+        raise refused
+    if made.name in THOROUGH and (found := tried_out(graph, cluster)) is not None:
+        return found
+    said = f"{refused}; no proof: the processor time of messages was seen as latency"
+    raise InfeasiblePlacement(said, refused.needed_bytes, refused.available_bytes) from refused
+
+
+def _kept(graph: OpGraph, cluster: Cluster, made: Placer, found: Placement) -> Placement:
+    """A placement that fits as it is simulated, or a refusal without a proof."""
+    kept = kept_within(graph, cluster, made.assign, found, TRIES // 2 if made.anytime else TRIES)
+    if kept is None and made.name in THOROUGH:
+        kept = tried_out(graph, cluster)
+    if kept is None:
+        why = "no placement that fits was found, which is no proof that none exists"
+        raise infeasible(f"{why}: views and messages take more than placers count", graph, cluster)
+    return kept
+
+
 def _shared(graph: OpGraph, cluster: Cluster, made: Placer, refused: InfeasiblePlacement) -> Placement:
     """A placement that fits because outputs lie in others, or the refusal: a proof only where none counts these outputs."""
     if (why := packing_proof(graph, cluster, shared=True)) is not None:
         raise infeasible(why, graph, cluster) from refused
     found = None
     if getattr(made, "objective", "latency") in ("latency", "makespan") and graph.reuse.any():  # type: ignore[union-attr]
-        found = tried_out(graph, cluster) if made.name in ("auto", "search", "exact") else None
+        found = tried_out(graph, cluster) if made.name in THOROUGH else None
         found = found or with_shared_memory(graph, cluster, made.assign)
     if found is not None:
         return found

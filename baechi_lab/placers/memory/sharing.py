@@ -1,8 +1,11 @@
-"""Placements that fit because outputs lie in the memory of others (`OpGraph.reuse`), which placers do not count.
+"""Memory that placers do not count as it is: outputs that lie in the memory of others (`OpGraph.reuse`), late messages.
 
 Placers give every output bytes of its own. Where one refuses a graph whose outputs share memory, it is asked again with
 larger limits, and what it finds is simulated with the limits that there are. The first placement that keeps within them
 counts. Small problems are tried out: all placements, first in, first out and depth first.
+
+A view keeps the whole of what it lies in, which may be more than its own bytes, and messages that take processor time end
+ops later than planned: so a placement can also need more than its placer counted.
 """
 
 from __future__ import annotations
@@ -14,9 +17,12 @@ import numpy as np
 
 from ...errors import InfeasiblePlacement
 from ...graph import Cluster, OpGraph, Placement, allowed_devices
-from ...simulator import simulate
+from ...simulator import makespan_and_peak, simulate
 from ..problem import groups_of
 from .order import depth_first_order
+
+TRIES = 4
+"""Placements of a placer that counts too little; of those that take a time limit half as many."""
 
 LARGER = (1.25, 2.0)
 """Limits that are tried, as multiples of the devices' memory."""
@@ -44,6 +50,27 @@ def with_shared_memory(
             continue
         if simulate(graph, cluster, found).feasible:
             return found.replace(info={**found.info, "limits": factor})
+    return None
+
+
+def kept_within(
+    graph: OpGraph, cluster: Cluster, assign: Callable[[OpGraph, Cluster], Placement], found: Placement, tries: int = TRIES
+) -> Placement | None:  # fmt: skip
+    """`found`, or what `assign` finds with limits that are smaller by what the last one exceeded, once it fits.
+
+    None where none of `tries` placements does.
+    """
+    seen, room = cluster.without_overhead(), cluster.memory_bytes.copy()
+    for left in reversed(range(tries)):
+        over = np.maximum(simulate(graph, cluster, found).peak_bytes - cluster.memory_bytes, 0)
+        if not over.any():
+            return found
+        counted = makespan_and_peak(graph, seen, found)[1]  # outputs with bytes of their own, as placers count
+        room = np.where(over > 0, np.maximum(np.minimum(room, counted) - over, 0), room)
+        try:
+            found = assign(graph, seen.with_memory(room.tolist())) if left else found
+        except InfeasiblePlacement:
+            break
     return None
 
 
