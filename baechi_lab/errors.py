@@ -46,7 +46,7 @@ class UnknownNameError(InvalidInput):
         names = sorted(known)
         near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        return cls(f"unknown {what} {name!r}{hint} (known: {', '.join(names)})")
+        return cls(f"unknown {what} {name!r:.80}{hint} (known: {', '.join(names)})")
 
 
 class InfeasiblePlacement(BaechiLabError):

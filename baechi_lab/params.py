@@ -47,6 +47,8 @@ class Params:
             if set(words) <= set(_TYPES) and not any(_is_of(value, word) for word in words):
                 wanted = " or ".join(_TYPES[word] for word in words)
                 raise InvalidInput(f"{field.name}{self.whose()} is {value!r:.60}; it must be {wanted}")
+            if isinstance(value, int) and value >= 2**63:  # solvers count and draw with 64 bits
+                raise InvalidInput(f"{field.name}{self.whose()} is {value!s:.60}; it must be below 2**63")
         self.validate()
 
     def whose(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def check_model(name: str) -> None:
     """Refuse an unknown model or missing file before anything slow is imported."""
     if ".py:" in name:
         path = name.rpartition(":")[0]
-        if not Path(path).is_file():
+        if not os.path.isfile(path):
             raise FormatError(f"{path}: no such file")
         return
     from ..models.registry import model_class
@@ -72,7 +73,7 @@ def step_of_file(spec: str) -> Step:
     """
     path, _, function = spec.rpartition(":")
     loaded = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if loaded is None or loaded.loader is None or not Path(path).is_file():
+    if loaded is None or loaded.loader is None or not os.path.isfile(path):
         raise FormatError(f"{path}: no such Python file")
     module = importlib.util.module_from_spec(loaded)
     sys.path.insert(0, str(Path(path).resolve().parent))  # so that the file may import its neighbours
@@ -87,7 +88,7 @@ def _run_theirs(spec: str, call: Any, *arguments: Any) -> Any:
     """Call code of the reader's file; whatever it raises becomes one sentence."""
     try:
         return call(*arguments)
-    except Exception as error:  # their code may raise anything
+    except (Exception, SystemExit) as error:  # their code may raise anything, and end without a word
         raise InvalidInput(f"{spec} raised {type(error).__name__}: {error}") from error
 
 

@@ -8,8 +8,8 @@ Ends with exit code 1 where no combination worked; each row says why.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from ..graph import Cluster
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         "profile": options.one_of(arguments.mode, "--mode", ("estimated", "measured")),
         "hardware": arguments.hardware,
     }
-    from_file = arguments.subject.endswith(GRAPH_FILES) or Path(arguments.subject).is_file()
+    from_file = arguments.subject.endswith(GRAPH_FILES) or os.path.isfile(arguments.subject)
     subject = options.graph_from(arguments.subject) if from_file else arguments.subject
     with _Jobs(arguments.jobs) as executor:
         table = sweep(subject, path=arguments.output, executor=executor, progress=console.shows_progress(), **chosen)

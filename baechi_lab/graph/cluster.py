@@ -354,6 +354,10 @@ class Cluster:
     def with_memory(self, memory_bytes: int | str | Iterable[int | str]) -> Cluster:
         """The same cluster with another memory size, for all devices or one each."""
         one = isinstance(memory_bytes, (int, np.integer, str, float))
+        if not one and not isinstance(memory_bytes, Iterable):
+            raise InvalidInput(
+                f"memory_bytes is {memory_bytes!r:.60}; it must be one size, or a list of one per device"
+            )
         sizes = [memory_bytes] * self.n if one else list(memory_bytes)  # type: ignore[arg-type]
         if len(sizes) != self.n:
             raise InvalidInput(f"memory_bytes has {len(sizes)} entries for {self.n} devices")

@@ -32,7 +32,7 @@ def whole(field: str, values: Any, dtype: Any = np.int64) -> NDArray[Any]:
             what = "whole number" if np.isfinite(value) else "finite whole number"
             raise CostError(f"{field}[{bad[0]}] is {value}; it must be a {what}")
         if not isinstance(values, np.ndarray) and np.any(np.abs(given) >= 2**53):
-            given = _array(field, np.array(list(values), dtype=object))  # integers beside floats were rounded
+            given = _array(field, np.array(values, dtype=object))  # integers beside floats were rounded
     if given.dtype.kind == "O":
         return frozen(_exact(field, given, dtype), dtype)
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max

@@ -129,6 +129,8 @@ class OpGraph(Travelling):
             given = getattr(self, key)
             put(key, whole(key, np.full(n, -1) if given is None else given, np.int32))
         put("colocation_names", texts("colocation_names", self.colocation_names))
+        if isinstance(self.allowed_sets, str) or not isinstance(self.allowed_sets, Iterable):
+            raise InvalidInput(f"allowed_sets is {self.allowed_sets!r:.60}; it must be a list of lists of texts")
         put("allowed_sets", tuple(texts("allowed_sets", s) for s in self.allowed_sets))
         for key in ("group_of", "copy_of", "micro_batch"):
             if getattr(self, key) is not None:
@@ -341,6 +343,8 @@ def _triples(edges: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         raise InvalidInput("edges holds an entry that is not (producer, consumer, bytes)")
     fields = ("producer of edge", "consumer of edge", "tensor_bytes")
     producer, consumer, size = (whole(f, c) for f, c in zip(fields, columns, strict=True))
+    if any(column.ndim != 1 for column in (producer, consumer, size)):
+        raise InvalidInput("edges holds an entry in which a number is a list; each is (producer, consumer, bytes)")
     return producer, consumer, size
 
 

@@ -14,6 +14,7 @@ from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.arguments import check_records
+from ..graph.columns import finite
 from ..graph.costs import placed_durations
 from ..graph.kernels.csr import distinct
 
@@ -39,9 +40,9 @@ class Throughput:
 
     def samples_per_second(self, batch_size: float) -> float:
         """Samples per second when one micro-batch holds `batch_size` samples; infinite for a period of 0."""
-        if isinstance(batch_size, bool) or not np.isfinite(batch_size) or batch_size <= 0:
-            raise InvalidInput(f"batch_size is {batch_size!r}; it must be finite and above 0")
-        return float(np.inf) if self.period_us == 0 else float(batch_size) * 1e6 / self.period_us
+        if (size := finite(batch_size)) is None or size <= 0:
+            raise InvalidInput(f"batch_size is {batch_size!r:.60}; it must be finite and above 0")
+        return float(np.inf) if self.period_us == 0 else size * 1e6 / self.period_us
 
     def __repr__(self) -> str:
         kind, device = self.bottleneck

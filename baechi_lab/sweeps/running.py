@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BaechiLabError, ExecutionError, InvalidInput
 from ..graph import Cluster, OpGraph, Step
+from ..graph.arguments import check_records
+from ..graph.columns import text
 from ..graph.costs import check_kinds
 from ..graph.formats.wire import decoded, encoded
 from ..profilers.hardware import by_kind
@@ -98,6 +100,7 @@ def sweep(
     import pandas as pd
 
     template = Cluster.uniform(1) if cluster is None else cluster
+    check_records(cluster=template)
     placing, steps = (
         _placing(passes, forward_only, scheduler, params or {}),
         Steps.of(micro_batches, schedule, replicas),
@@ -282,6 +285,10 @@ def _placing(
     from ..stages import Optimize, Simulate
 
     Simulate(scheduler)  # refuses an unknown name before anything runs
+    if not isinstance(passes, Iterable):
+        raise InvalidInput(f"passes is {passes!r:.60}; it must be a list of passes")
+    if not isinstance(params, Mapping) or not all(isinstance(values, Mapping) for values in params.values()):
+        raise InvalidInput(f"params is {params!r:.60}; it must map names of placers to parameters, each by name")
     # A text is left as it is, for Optimize to refuse it.
     names = Optimize(passes if isinstance(passes, str) else tuple(passes), forward_only).passes  # type: ignore[arg-type]
     given = tuple(sorted((name, tuple(sorted(values.items()))) for name, values in params.items()))
@@ -300,7 +307,7 @@ def _check_placers(names: list[str], placing: Placing) -> None:
     from ..placers.registry import make_placer
 
     for name in names:
-        make_placer(name, **placing.of(name))
+        make_placer(name, **placing.of(text("placer", name)))
 
 
 def _check_subject(subject: Any, sizes: list[Any] | None, profiling: Profiling, template: Cluster) -> None:

@@ -54,7 +54,7 @@ class Store:
     def _said(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # names of tables are decoded outside SQLite
+        except (sqlite3.Error, UnicodeError) as error:  # names of files and tables are coded outside SQLite
             raise FormatError(f"{self.path} cannot be used for a sweep: {_why(error)}") from error
 
     def _prepare(self) -> None:

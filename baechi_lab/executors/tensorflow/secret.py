@@ -56,8 +56,8 @@ def make_secret(path: str | os.PathLike[str]) -> Path:
             stream.write(text)
     except FileExistsError:
         raise InvalidInput(f"{path} exists; a secret is never written over another file") from None
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be written: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a character that no name of a file has
+        raise InvalidInput(f"{path!a:.80} cannot be written: {getattr(error, 'strerror', None) or error}") from error
     return Path(path)
 
 

@@ -1,0 +1,55 @@
+"""Arguments of types and sizes that nobody means: each is refused in one sentence, never by an exception of Python's own."""
+
+import pytest
+
+import baechi_lab as bl
+
+GRAPH = bl.OpGraph.from_edges([1, 2], [(0, 1, 10)])
+CLUSTER = bl.Cluster.uniform(2)
+THROUGHPUT = bl.throughput(GRAPH, CLUSTER, bl.Placement(device=[0, 1]))
+
+
+def swept(**given):
+    return bl.sweep(GRAPH, **{"devices": [1], "placer": ["single"], "executor": "here", "progress": False, **given})
+
+
+CALLS = {
+    "an edge of lists": lambda: bl.OpGraph.from_edges([1, 1], [([0], 1, 4)]),
+    "a size that is a list": lambda: bl.OpGraph.from_edges([1, 1], [(0, 1, [])]),
+    "one number for a column": lambda: bl.OpGraph.from_edges([1], temp_bytes=1e308),
+    "no allowed sets": lambda: bl.OpGraph.from_edges([1], allowed_sets=None),
+    "no memory": lambda: CLUSTER.with_memory(None),
+    "no batch": lambda: THROUGHPUT.samples_per_second(None),
+    "a huge batch": lambda: THROUGHPUT.samples_per_second(10**400),
+    "a seed of 65 bits": lambda: bl.place(GRAPH, CLUSTER, "metis", seed=2**64),
+    "a seed of 400 digits": lambda: bl.place(GRAPH, CLUSTER, "hash", seed=10**400),
+    "a name of 400 digits": lambda: bl.place(GRAPH, CLUSTER, 10**400),
+    "a sweep on no cluster": lambda: swept(cluster=True),
+    "a sweep of no passes": lambda: swept(passes=None),
+    "a sweep with odd parameters": lambda: swept(params=1.5),
+    "a sweep with odd parameters of a placer": lambda: swept(params={"single": None}),
+    "a sweep of a placer that is a list": lambda: swept(placer=[[1]]),
+    "a sweep to half a character": lambda: swept(path="\ud800"),
+    "a secret in half a character": lambda: bl.make_secret("\ud800"),
+    "a secret with a NUL": lambda: bl.make_secret("a\0b"),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_odd_arguments_are_refused_in_one_sentence(case):
+    with pytest.raises(bl.BaechiLabError) as refused:
+        CALLS[case]()
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 600
+
+
+def test_odd_subjects_of_commands_are_refused_in_one_sentence(tmp_path, capsys):
+    """A name longer than a file's may be, and a file of one's own that ends the program."""
+    from baechi_lab.cli import main
+
+    program = tmp_path / "ends.py"
+    program.write_text("import sys\nsys.exit(7)\n")
+    for command in (["sweep", "a" * 5000, "--devices", "1"], ["profile", f"{program}:step"]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and len(said) < 600
+    assert "raised SystemExit: 7" in said
