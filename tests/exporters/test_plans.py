@@ -116,6 +116,12 @@ def test_a_layer_over_two_devices_goes_where_most_of_its_bytes_are():
     assert bl.write_plan(graph, bl.Placement(device=[1, 0, 1, 1]), "vllm").value == "1,1"  # 30 bytes against 10
 
 
+def test_llama_cpp_has_one_cpu():
+    """Layers on two CPUs were written as if one of them were the other."""
+    plan = write(TWO, "llama_cpp", cluster=bl.Cluster.uniform(2, kind="cpu"))
+    assert "cpu:0, cpu:1 are all 'CPU'" in plan.lost
+
+
 def test_ends_that_vllm_keeps_with_the_first_and_last_stage():
     plan = write([2, 0, 0, 1, 1, 1, 2], "vllm")
     assert plan.value == "2,2"

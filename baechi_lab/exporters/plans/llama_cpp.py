@@ -76,6 +76,9 @@ def _lost(request: Request, stack: Stack, overrides: list[str]) -> tuple[str, ..
         lost.append(
             "-ot moves weights only: the key-value cache of those layers stays where --tensor-split puts the layer"
         )
+    cpus = sorted({u.device for u in (*stack.layers, *stack.after)} - request.accelerators().keys())
+    if len(cpus) > 1:
+        lost.append(f"{', '.join(map(request.device_name, cpus))} are all 'CPU'")
     numbers = [int(u.name.rpartition(".")[2]) for u in stack.layers]
     if numbers != list(range(len(numbers))):
         lost.append(f"layers are numbered {numbers}; llama.cpp counts from 0 without gaps")
