@@ -230,7 +230,7 @@ def test_infinity_as_transformers_writes_it(tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps({**CONFIGS["llama"], "time_step_limit": [0.0, {"__float__": "Infinity"}]})
     )
-    model, _ = bl.torch.hugging_face(tmp_path / "config.json", sequence_length=8)
+    model, _ = bl.torch.hugging_face(tmp_path, sequence_length=8)
     assert model.config.time_step_limit == [0.0, float("inf")]
 
 

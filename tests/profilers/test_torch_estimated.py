@@ -378,3 +378,36 @@ def test_bug_what_a_model_caches_while_it_is_estimated_was_left_to_the_next_run(
     model = nn.Sequential(nn.Linear(4, 4), Positions())
     bl.torch.profile(model, torch.ones(2, 4), hardware="a100", mode="inference")
     assert type(model(torch.ones(2, 4))) is torch.Tensor
+
+
+class Clamped(nn.Module):
+    """Clamps what is not finite, in the ways of DETR and others; `way` 3 looks at values, 4 writes into the answer."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.layer, self.way = nn.Linear(8, 8), way
+
+    def forward(self, x):
+        x = self.layer(x)
+        infinite = torch.isinf(x) | torch.isnan(x)
+        if self.way == 4:
+            infinite |= x > 0
+        asked = (
+            not torch.isfinite(x).all(),
+            x.isinf().any() or x.isnan().any(),
+            infinite.any(),
+            x.mean() > 0,
+            infinite.any(),
+        )
+        return x.clamp(-1, 1) if asked[self.way] else x
+
+
+@pytest.mark.parametrize("way", range(5))
+def test_values_of_an_estimate_are_finite(way):
+    """DETR was refused, as it asks whether its values are finite."""
+    model = Clamped(way)
+    if way < 3:
+        assert "clamp" not in bl.torch.profile(model, torch.ones(2, 8), hardware="h100").names
+    else:
+        with pytest.raises(bl.errors.InvalidInput, match=r"looks at the values of tensors .* measured, with weights"):
+            bl.torch.profile(model, torch.ones(2, 8), hardware="h100")

@@ -3,7 +3,8 @@
 Every parameter, buffer and input is replaced by a fake tensor on the CPU, wherever it was, the meta device included:
 code that makes tensors of its own gets fake ones on the same device. Attention and dropout run as the fused kernels that
 they are on GPUs; random numbers are drawn for real, one for each operator that would draw, so that a trace sees which
-calls are random. What looks at values (`item()`, `nonzero()`) cannot run, and says so.
+calls are random. What looks at values (`item()`, `nonzero()`) cannot run, and says so, unless it asks whether all of them
+are finite.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch._subclasses.fake_tensor import (
 from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function, has_torch_function_unary
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...errors import InvalidInput
 from ...torch.runtime.tree import map_tensors
@@ -41,6 +43,7 @@ DTYPES = {
 _SWITCH = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 _GROUPED = torch.ops.aten._grouped_mm.default
 _DEVICE = torch.ops.prim.device.default
+_ITEM = torch.ops.aten._local_scalar_dense.default
 _NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _UNKNOWN = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 
@@ -204,7 +207,14 @@ def _unchecked() -> Iterator[None]:
 
 
 class Watching(TorchDispatchMode):
-    """Sees every operator that runs; draws a real number wherever one would draw."""
+    """Sees every operator that runs; draws a real number wherever one would draw.
+
+    Code that asks whether all values are finite, as to clamp those that are not, is told that they are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finite = WeakTensorKeyDictionary()  # answers to that question, as one of its operators has made them
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -216,12 +226,39 @@ class Watching(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags:
             draw()
+        if func is _ITEM and args[0] in self.finite:
+            return self.finite[args[0]]
         out = _grouped(*args, **kwargs) if func is _GROUPED else func(*args, **kwargs)
+        if self.finite and func._schema.is_mutable:
+            self.finite.pop(args[0], None)
+        if func in _ABOUT_FINITE and (answer := _ABOUT_FINITE[func](self.finite, *args)) is not None:
+            self.finite[out] = answer
         self.saw(func, args, kwargs, out)
         return out
 
     def saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """An operator ran."""
+
+
+def _combined(known: Any, *args: Any) -> bool | None:
+    """Of answers that are the same: theirs."""
+    said = {known.get(a) if isinstance(a, torch.Tensor) else None for a in args}
+    return said.pop() if len(said) == 1 else None
+
+
+_ABOUT_FINITE: dict[Any, Callable[..., bool | None]] = {
+    torch.ops.aten.isinf.default: lambda known, *args: False,
+    torch.ops.aten.isnan.default: lambda known, *args: False,
+    torch.ops.aten.ne.Scalar: lambda known, a, b: True if b == float("inf") else None,
+    torch.ops.aten.eq.Scalar: lambda known, a, b: False if b == float("inf") else None,
+    torch.ops.aten.eq.Tensor: lambda known, a, b: True if a is b else None,
+    torch.ops.aten.mul.Tensor: _combined,
+    torch.ops.aten.logical_or.default: _combined,
+    torch.ops.aten.bitwise_or.Tensor: _combined,
+    torch.ops.aten.all.default: _combined,
+    torch.ops.aten.any.default: _combined,
+}
+"""Operators of `isfinite`, `isinf`, `isnan` and of what is made of them -> the answer, None where it is about more."""
 
 
 def _grouped(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:

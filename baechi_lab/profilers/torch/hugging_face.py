@@ -65,7 +65,7 @@ def hugging_face(
     """A model of a configuration and sample inputs, both on the meta device, for `bl.torch.profile(..., hardware=)`.
 
     Args:
-        config: a `config.json` file, or what it holds.
+        config: a `config.json` file, the folder that has it, or what it holds.
         batch_size: samples in the inputs.
         sequence_length: tokens per sample, those of an image in its text among them; of sound, frames that the model's
             first layers make of it (Whisper takes 30 seconds always). Of images, one per sample, the configuration says
@@ -121,6 +121,7 @@ def _fields(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str
     if isinstance(config, Mapping):
         return dict(config), "the configuration"
     path = Path(name_of(config))
+    path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise FormatError(f"{path}: no such file; name the config.json of the model (nothing is downloaded)")
     if path.stat().st_size > LARGEST_CONFIG:
