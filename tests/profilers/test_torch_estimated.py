@@ -411,3 +411,13 @@ def test_values_of_an_estimate_are_finite(way):
     else:
         with pytest.raises(bl.errors.InvalidInput, match=r"looks at the values of tensors .* measured, with weights"):
             bl.torch.profile(model, torch.ones(2, 8), hardware="h100")
+
+
+def test_parameters_that_no_operator_reads_take_memory():
+    """They were not counted, as they are in a layer graph: of a layer that runs, weights, gradients and no states."""
+    model = nn.ModuleDict({"runs": nn.Linear(8, 8), "rests": nn.Linear(9, 9)})
+    model.forward = lambda x: model["runs"](x)
+    for granularity in ("layer", "operator"):
+        with pytest.warns(UserWarning, match="56% of the parameters .* most of them in 'rests'"):  # 90 of 162
+            graph = bl.torch.profile(model, torch.ones(2, 8), hardware="h100", granularity=granularity)
+        assert graph.persistent_bytes.sum() == 4 * (2 * 72 + 90)

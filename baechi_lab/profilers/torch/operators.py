@@ -216,6 +216,8 @@ def _graph(
     persistent = np.zeros(n, dtype=np.int64)
     for state, users in recorder.users.items():
         persistent[users[0]] += size[state] * (2 + states if state in trained else 1)
+    unread = {memory.state for memory in recorder.memory.values()} - recorder.users.keys() - {""}
+    persistent[:1] += sum(size[state] for state in unread)  # what no op reads lies with the first, as in a layer graph
     groups = merge(n, [*recorder.groups, *(tuple(dict.fromkeys(users)) for users in recorder.users.values())])
     colocation = np.full(n, -1, dtype=np.int32)
     for k, group in enumerate(groups):
