@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
 
@@ -22,3 +23,27 @@ def check_whole(field: str, value: Any, low: int = 1, also: str = "") -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
         raise InvalidInput(f"{field} is {value!r:.60}; it must be a whole number of at least {low}{also}")
     return int(value)
+
+
+def check_position(
+    field: str, value: Any, count: int, what: str = "positions", error: type[InvalidInput] = InvalidInput
+) -> int:
+    """`value` as an int; `error` unless it is a whole number from 0 to `count - 1`.
+
+    >>> check_position("device", 2, 2, "devices")
+    Traceback (most recent call last):
+    baechi_lab.errors.InvalidInput: device is 2; it must be one of the 2 devices, counted from 0
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < count:
+        raise error(f"{field} is {str(value)[:60]}; it must be one of the {count} {what}, counted from 0")
+    return int(value)
+
+
+def is_list(value: Any) -> bool:
+    """Whether there is something to go through; an array without dimensions only looks as if there were.
+
+    >>> import numpy as np
+    >>> is_list((1, 2)), is_list(np.arange(2)), is_list(np.array(2)), is_list(2)
+    (True, True, False, False)
+    """
+    return isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .checks import check_whole
+from .checks import check_whole, is_list
 from .comparison_runs import measure_rows, memory_of, split_cluster, where_to_run
 from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from .graph import Cluster, OpGraph, Placement, Step, Timeline
@@ -180,7 +180,7 @@ def _chosen(
 
     if isinstance(placers, str):
         raise InvalidInput(f"placers is the text {placers!r}; it must be a list, for example [{placers!r}]")
-    if not isinstance(placers, Iterable):
+    if not is_list(placers):
         raise InvalidInput(f"placers is {placers!r:.60}; it must be a list of placers")
     objects: list[Any] = []
     for given in placers:

@@ -13,12 +13,12 @@ A stage is anything callable with the inputs of its slot:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .checks import check_whole
+from .checks import check_whole, is_list
 from .errors import InvalidInput, UnknownNameError
 from .graph import Cluster, Link, OpGraph, Placement, Run, Step, Timeline
 from .params import Params
@@ -101,7 +101,7 @@ class Optimize(Stage):
             raise InvalidInput(
                 f"passes is the text {self.passes!r}; it must be a list of passes, for example ('fusion',)"
             )
-        if not isinstance(self.passes, Iterable):
+        if not is_list(self.passes):
             raise InvalidInput(f"passes is {self.passes!r:.60}; it must be a list of passes, for example ('fusion',)")
         object.__setattr__(self, "passes", tuple(self.passes))
         self.validate()

@@ -1,5 +1,7 @@
 """Arguments of types and sizes that nobody means: each is refused in one sentence, never by an exception of Python's own."""
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import baechi_lab as bl
@@ -18,6 +20,21 @@ CALLS = {
     "a size that is a list": lambda: bl.OpGraph.from_edges([1, 1], [(0, 1, [])]),
     "one number for a column": lambda: bl.OpGraph.from_edges([1], temp_bytes=1e308),
     "no allowed sets": lambda: bl.OpGraph.from_edges([1], allowed_sets=None),
+    "edges in an array without dimensions": lambda: bl.OpGraph.from_edges([1], np.array(2)),
+    "names in an array without dimensions": lambda: bl.OpGraph.from_edges([1], names=np.array("a")),
+    "memory in an array without dimensions": lambda: CLUSTER.with_memory(np.array(2)),
+    "passes in an array without dimensions": lambda: bl.optimize(GRAPH, passes=np.array(2)),
+    "placers in an array without dimensions": lambda: bl.compare(GRAPH, CLUSTER, np.array(2)),
+    "outputs of the op before the first": lambda: GRAPH.outputs(-1),
+    "outputs of no op": lambda: GRAPH.outputs(pd.NA),
+    "readers of a tensor beyond the last": lambda: GRAPH.tensor_consumers(1),
+    "the label of a tensor that is half": lambda: GRAPH.tensor_label(0.5),
+    "the price of no bytes": lambda: bl.Link(1, 1).cost_us(pd.NA),
+    "the price of bytes that were taken back": lambda: bl.Link(1, 1).cost_us(-1),
+    "a device without a name": lambda: CLUSTER.index(pd.NA),
+    "a link from the device before the first": lambda: CLUSTER.link_between(-1, 0),
+    "peaks of no device": lambda: bl.simulate(GRAPH, CLUSTER, bl.Placement(device=[0, 1])).peak_parts(2),
+    "400 digits of micro-batches": lambda: bl.unroll(GRAPH, 10**400),
     "no memory": lambda: CLUSTER.with_memory(None),
     "no batch": lambda: THROUGHPUT.samples_per_second(None),
     "a huge batch": lambda: THROUGHPUT.samples_per_second(10**400),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..checks import is_list
 from ..errors import InvalidInput
 from ..graph import Cluster, Placement
 from ..graph.arguments import check_records
@@ -110,7 +111,7 @@ def fit(
 
 def _ways_that(give_up: Sequence[str]) -> set[str]:
     """Names of the ways that give up no more than this."""
-    names = [give_up] if isinstance(give_up, str) or not isinstance(give_up, Iterable) else list(give_up)
+    names: list[Any] = [give_up] if isinstance(give_up, str) or not is_list(give_up) else list(give_up)
     unknown = [name for name in names if not isinstance(name, str) or name not in GIVE_UP]
     if unknown or isinstance(give_up, str):
         raise InvalidInput(f"give_up is {give_up!r}; it must be a list of names among {', '.join(map(repr, GIVE_UP))}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_whole
+from ..checks import check_position, check_whole, is_list
 from ..errors import DuplicateNameError, InvalidInput, UnknownNameError
 from .columns import finite, text
 from .kernels.csr import frozen
@@ -147,8 +147,11 @@ class Link:
         return cls(latency_us, 1.0 / bytes_per_us)
 
     def cost_us(self, size_bytes: int) -> float:
-        """Microseconds to move `size_bytes`, without the devices' own share."""
-        return self.latency_us + self.us_per_byte * size_bytes
+        """Microseconds to move `size_bytes`, without the devices' own share. Raises `InvalidInput` for no number of bytes."""
+        size = finite(size_bytes)
+        if size is None or size < 0:
+            raise InvalidInput(f"size_bytes is {str(size_bytes)[:60]}; it must be finite and not negative")
+        return self.latency_us + self.us_per_byte * size
 
     def __repr__(self) -> str:
         more = f", overhead_us={self.overhead_us!r}" if self.overhead_us else ""
@@ -183,7 +186,7 @@ class Cluster:
     comm: str = "sequential"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.devices, Iterable):
+        if not is_list(self.devices):
             raise InvalidInput(f"devices is {self.devices!r:.60}; it must be a list of Device")
         devices = tuple(self.devices)
         object.__setattr__(self, "devices", devices)
@@ -339,12 +342,13 @@ class Cluster:
 
     def index(self, name: str) -> int:
         """Position of the device of that name."""
-        if name not in self.names:
+        if not isinstance(name, str) or name not in self.names:
             raise UnknownNameError.of("device", name, self.names)
         return self.names.index(name)
 
     def link_between(self, source: int, target: int) -> Link:
-        """The link from device `source` to device `target`."""
+        """The link from device `source` to device `target`. Raises `InvalidInput` for what is no position of a device."""
+        source, target = (check_position("device", device, self.n, "devices") for device in (source, target))
         return self.link if isinstance(self.link, Link) else self.link[source][target]
 
     def replace(self, **changes: Any) -> Cluster:
@@ -354,7 +358,7 @@ class Cluster:
     def with_memory(self, memory_bytes: int | str | Iterable[int | str]) -> Cluster:
         """The same cluster with another memory size, for all devices or one each."""
         one = isinstance(memory_bytes, (int, np.integer, str, float))
-        if not one and not isinstance(memory_bytes, Iterable):
+        if not one and not is_list(memory_bytes):
             raise InvalidInput(
                 f"memory_bytes is {memory_bytes!r:.60}; it must be one size, or a list of one per device"
             )

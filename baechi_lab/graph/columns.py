@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import is_list
 from ..errors import CostError, InvalidInput
 from .kernels.csr import frozen
 
@@ -89,7 +90,7 @@ def _array(field: str, values: Any) -> NDArray[Any]:
 
 def texts(field: str, values: Iterable[Any]) -> tuple[str, ...]:
     """A tuple of texts that a file can hold. Raises `InvalidInput` for anything else."""
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+    if isinstance(values, (str, bytes)) or not is_list(values):
         raise InvalidInput(f"{field} is {values!r:.60}; it must be a list of texts")
     found = tuple(values)
     if not set(map(type, found)) <= {str} and (bad := [x for x in found if not isinstance(x, str)]):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import CycleError, InvalidInput
+from ..checks import check_position, is_list
+from ..errors import CycleError, InvalidInput, UnknownOpError
 from .columns import numbers, text, texts, whole
 from .kernels.csr import distinct, frozen, inverse, offsets, topological_order, transpose
 from .travelling import Travelling
@@ -129,7 +130,7 @@ class OpGraph(Travelling):
             given = getattr(self, key)
             put(key, whole(key, np.full(n, -1) if given is None else given, np.int32))
         put("colocation_names", texts("colocation_names", self.colocation_names))
-        if isinstance(self.allowed_sets, str) or not isinstance(self.allowed_sets, Iterable):
+        if isinstance(self.allowed_sets, str) or not is_list(self.allowed_sets):
             raise InvalidInput(f"allowed_sets is {self.allowed_sets!r:.60}; it must be a list of lists of texts")
         put("allowed_sets", tuple(texts("allowed_sets", s) for s in self.allowed_sets))
         for key in ("group_of", "copy_of", "micro_batch"):
@@ -257,15 +258,18 @@ class OpGraph(Travelling):
         return tuple(order[pointer[i] : pointer[i + 1]] for i in range(self.n))
 
     def outputs(self, op: int) -> range:
-        """The tensors that `op` produces."""
+        """The tensors that `op` produces. Raises `UnknownOpError` for what is no op's index."""
+        op = check_position("op", op, self.n, "ops", UnknownOpError)
         return range(int(self.output_ptr[op]), int(self.output_ptr[op + 1]))
 
     def tensor_consumers(self, tensor: int) -> NDArray[Any]:
-        """The ops that read `tensor`."""
+        """int32[k], the ops that read `tensor`. Raises `InvalidInput` for what is no tensor's index."""
+        tensor = check_position("tensor", tensor, self.tensor_count, "tensors")
         return self.consumers[self.consumer_ptr[tensor] : self.consumer_ptr[tensor + 1]]
 
     def tensor_label(self, tensor: int) -> str:
-        """`producer:tensor`, for messages and charts."""
+        """`producer:tensor`, for messages and charts. Raises `InvalidInput` for what is no tensor's index."""
+        tensor = check_position("tensor", tensor, self.tensor_count, "tensors")
         return f"{self.names[self.tensor_producer[tensor]]}:{self.tensor_names[tensor]}"
 
     @cached_property
@@ -333,7 +337,7 @@ class OpGraph(Travelling):
 
 def _triples(edges: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """int64[E] each: producers, consumers and bytes of a list of triples, exactly as given."""
-    if not isinstance(edges, Iterable):
+    if not is_list(edges):
         raise InvalidInput(f"edges is {edges!r:.60}; it must be a list of (producer, consumer, bytes)")
     try:
         columns = list(edges.T if isinstance(edges, np.ndarray) else zip(*edges, strict=True)) or [(), (), ()]

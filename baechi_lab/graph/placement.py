@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import is_list
 from ..errors import InvalidInput
 from .cluster import MOST_DEVICES
 from .columns import finite, numbers, record, text, whole
@@ -205,7 +206,7 @@ class Placement(Travelling):
 
 def _checked_replicas(groups: Any, device: NDArray[Any]) -> tuple[tuple[int, ...], ...]:
     """Groups of at least two distinct devices, each device in one of them at most."""
-    if not isinstance(groups, Iterable):
+    if not is_list(groups):
         raise InvalidInput(f"replicas is {groups!r:.60}; it must be groups of two or more devices")
     found = tuple(tuple(_indices("replicas", group, "device indices").tolist()) for group in groups)
     members = [d for group in found for d in group]

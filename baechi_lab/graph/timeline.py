@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_position
 from .columns import numbers, whole
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class Timeline:
 
     def peak_parts(self, device: int) -> dict[str, int]:
         """Bytes by category (`MEMORY_CATEGORIES`) at the instant at which `device` held most; zeros without a log."""
-        _, levels = self.memory.levels(device)
+        _, levels = self.memory.levels(check_position("device", device, len(self.device_names), "devices"))
         held = levels[levels.sum(axis=1).argmax()].tolist() if len(levels) else [0] * len(MEMORY_CATEGORIES)
         return dict(zip(MEMORY_CATEGORIES, held, strict=True))
 

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import is_list
 from ..errors import InvalidInput, UnknownOpError
 from ..graph import CONTROL_BYTES, HOST, Cluster, Link, OpGraph, Placement
 from ..graph.kernels.csr import offsets
@@ -79,7 +80,7 @@ def offload(
 
 def names_of(ops: Any) -> tuple[str, ...]:
     """The names as a tuple; a text alone is refused."""
-    if isinstance(ops, str) or not isinstance(ops, Iterable):
+    if isinstance(ops, str) or not is_list(ops):
         raise InvalidInput(f"ops is {ops!r:.60}; it must be a list of op names")
     return tuple(ops)
 

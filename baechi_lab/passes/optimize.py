@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from ..checks import is_list
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph
 from .base import Pass
@@ -53,7 +54,7 @@ def optimize(
         raise InvalidInput(f"cluster is a {type(cluster).__name__}; it must be a Cluster or None")
     if isinstance(passes, (str, Pass)):
         raise InvalidInput(f"passes is {passes!r}; it must be a list of passes, for example [{passes!r}]")
-    if not isinstance(passes, Iterable):
+    if not is_list(passes):
         raise InvalidInput(f"passes is {passes!r:.60}; it must be a list of passes")
     if not (isinstance(forward_only, bool) or forward_only == "auto"):
         raise InvalidInput(f'forward_only is {forward_only!r}; it must be True, False or "auto"')

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import is_list
 from ..errors import InvalidInput
 from ..graph import CONTROL_BYTES, OpGraph
 from ..graph.kernels.csr import offsets
@@ -98,7 +99,7 @@ def _names_or_choice(field: str, given: Any) -> Any:
     """A text or None as it is, names as a tuple."""
     if given is None or isinstance(given, str):
         return given
-    if not isinstance(given, Iterable):
+    if not is_list(given):
         raise InvalidInput(f"{field} is {given!r:.60}; it must be a list of op names" + CHOICES[field])
     return tuple(given)
 

@@ -120,7 +120,7 @@ class Unroll(Pass):
             raise InvalidInput(f"graph {graph.name!r} is unrolled already; unroll the graph of one micro-batch")
         if self.micro_batches * graph.n > MOST_OPS:
             raise InvalidInput(
-                f"micro_batches is {self.micro_batches}; a step of the {graph.n} ops of graph {graph.name!r} may have "
+                f"micro_batches is {str(self.micro_batches)[:60]}; a step of the {graph.n} ops of graph {graph.name!r} may have "
                 f"{MOST_OPS // graph.n} at most, which are {MOST_OPS} ops"
             )
         role = roles(graph)

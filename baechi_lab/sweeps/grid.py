@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from ..checks import check_whole
+from ..checks import check_whole, is_list
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, OpGraph, Step
 from ..graph.units import parse_bytes
@@ -194,6 +194,6 @@ def listed(what: str, values: Any) -> list[Any]:
     """One value or several, as a list."""
     if isinstance(values, (str, int)):
         return [values]
-    if not isinstance(values, Iterable) or isinstance(values, Mapping):
+    if not is_list(values) or isinstance(values, Mapping):
         raise InvalidInput(f"{what} is {values!r}; give one value or a list of them")
     return list(values)

@@ -10,6 +10,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..checks import is_list
 from ..errors import BaechiLabError, ExecutionError, InvalidInput
 from ..graph import Cluster, OpGraph, Step
 from ..graph.arguments import check_records
@@ -285,7 +286,7 @@ def _placing(
     from ..stages import Optimize, Simulate
 
     Simulate(scheduler)  # refuses an unknown name before anything runs
-    if not isinstance(passes, Iterable):
+    if not is_list(passes):
         raise InvalidInput(f"passes is {passes!r:.60}; it must be a list of passes")
     if not isinstance(params, Mapping) or not all(isinstance(values, Mapping) for values in params.values()):
         raise InvalidInput(f"params is {params!r:.60}; it must map names of placers to parameters, each by name")

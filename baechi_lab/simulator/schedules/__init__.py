@@ -39,7 +39,7 @@ def make_rule(schedule: Any) -> ScheduleRule:
     if isinstance(schedule, ScheduleRule):
         return schedule
     if not isinstance(schedule, str):
-        raise InvalidInput(f"schedule is {schedule!r}; it must be a name ({', '.join(RULES)}) or a Schedule")
+        raise InvalidInput(f"schedule is {schedule!r:.60}; it must be a name ({', '.join(RULES)}) or a Schedule")
     if schedule not in RULES:
         raise UnknownNameError.of("schedule", schedule, RULES)
     return RULES[schedule]()
