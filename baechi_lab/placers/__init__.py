@@ -9,6 +9,7 @@ from ..graph import Cluster, OpGraph, Placement
 from ..graph.arguments import check_records
 from ..graph.kernels.compiling import working_seconds
 from ..lazy import lazy_names
+from ..simulator import makespan_and_peak, simulate
 from .base import Placer
 from .memory.packing import infeasible, packing_proof
 from .memory.sharing import TRIES, kept_within, tried_out, with_shared_memory
@@ -77,8 +78,7 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
         else:
             raise
     if (graph.reuse is not None or cluster.overhead_us.any()) and made.uses_memory and memory_may_run_out(graph, seen):
-        if getattr(made, "objective", "latency") in ("latency", "makespan"):
-            found = _kept(graph, cluster, made, found)
+        found = _kept(graph, cluster, made, found)
     if cluster.overhead_us.any():
         found = found.replace(info={**_unproven(found.info), "overhead": "seen as latency"})
     if graph.reuse is not None and memory_may_run_out(graph, seen):
@@ -110,8 +110,18 @@ def _later(graph: OpGraph, cluster: Cluster, made: Placer, refused: InfeasiblePl
 
 def _kept(graph: OpGraph, cluster: Cluster, made: Placer, found: Placement) -> Placement:
     """A placement that fits as it is simulated, or a refusal without a proof."""
-    kept = kept_within(graph, cluster, made.assign, found, TRIES // 2 if made.anytime else TRIES)
-    if kept is None and made.name in THOROUGH:
+    goal = getattr(made, "objective", "latency")
+
+    def peaks(on: Cluster, placed: Placement) -> Any:
+        if goal == "step":
+            pipeline = {"micro_batches": made.micro_batches, "schedule": made.schedule}  # type: ignore[attr-defined]
+            return (simulate(graph, on, placed, **pipeline).peak_bytes,) * 2
+        whole = placed.replace(replicas=())  # in one micro-batch each replica holds what the first of its group holds
+        return simulate(graph, on, whole).peak_bytes, makespan_and_peak(graph, on, whole)[1]
+
+    tries = TRIES // 2 if made.anytime else TRIES
+    kept = kept_within(cluster, lambda limits: made.assign(graph, limits), found, peaks, tries)
+    if kept is None and made.name in THOROUGH and goal in ("latency", "makespan"):
         kept = tried_out(graph, cluster)
     if kept is None:
         why = "no placement that fits was found, which is no proof that none exists"

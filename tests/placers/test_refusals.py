@@ -224,6 +224,9 @@ def test_a_view_that_keeps_more_than_its_own_bytes_exceeds_nothing():
         assert bl.simulate(graph, cluster, placed).peak_bytes.tolist() in ([30, 50], [50, 30]), name
         with pytest.raises(bl.InfeasiblePlacement, match="no proof that none exists"):
             bl.place(graph, bl.Cluster.uniform(1, memory_bytes=60), name, **options)
+    for name in ("contiguous", "ideals"):  # stages hold the same memory, whatever they are made for
+        with pytest.raises(bl.InfeasiblePlacement, match="no proof that none exists"):
+            bl.place(graph, bl.Cluster.uniform(1, memory_bytes=60), name, objective="throughput")
 
 
 def test_what_fits_only_because_messages_delay_ops_is_not_refused_with_a_proof():

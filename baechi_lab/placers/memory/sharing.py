@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from ...errors import InfeasiblePlacement
 from ...graph import Cluster, OpGraph, Placement, allowed_devices
-from ...simulator import makespan_and_peak, simulate
+from ...simulator import simulate
 from ..problem import groups_of
 from .order import depth_first_order
 
@@ -54,21 +55,22 @@ def with_shared_memory(
 
 
 def kept_within(
-    graph: OpGraph, cluster: Cluster, assign: Callable[[OpGraph, Cluster], Placement], found: Placement, tries: int = TRIES
+    cluster: Cluster, assign: Callable[[Cluster], Placement], found: Placement, peaks: Callable[[Cluster, Placement], Any],
+    tries: int = TRIES,
 ) -> Placement | None:  # fmt: skip
     """`found`, or what `assign` finds with limits that are smaller by what the last one exceeded, once it fits.
 
-    None where none of `tries` placements does.
+    `peaks` gives int64[2, devices]: bytes that a placement needs on a cluster, and those that placers count. None where none
+    of `tries` placements fits.
     """
     seen, room = cluster.without_overhead(), cluster.memory_bytes.copy()
     for left in reversed(range(tries)):
-        over = np.maximum(simulate(graph, cluster, found).peak_bytes - cluster.memory_bytes, 0)
+        over = np.maximum(peaks(cluster, found)[0] - cluster.memory_bytes, 0)
         if not over.any():
             return found
-        counted = makespan_and_peak(graph, seen, found)[1]  # outputs with bytes of their own, as placers count
-        room = np.where(over > 0, np.maximum(np.minimum(room, counted) - over, 0), room)
+        room = np.where(over > 0, np.maximum(np.minimum(room, peaks(seen, found)[1]) - over, 0), room)
         try:
-            found = assign(graph, seen.with_memory(room.tolist())) if left else found
+            found = assign(seen.with_memory(room.tolist())) if left else found
         except InfeasiblePlacement:
             break
     return None
