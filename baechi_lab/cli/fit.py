@@ -56,7 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
         callback=(lambda way: print(f"trying {way}", file=sys.stderr)) if console.shows_progress() else None,
     )
     if arguments.json:
-        facts: dict[str, Any] = {"fits": found.fits, "missing_bytes": found.missing_bytes, "answer": found.answer}
+        facts: dict[str, Any] = {
+            "fits": found.fits,
+            "missing_bytes": found.missing_bytes,
+            "answer": found.answer,
+            "caveat": found.caveat,
+        }
         if found.proof is not None:
             facts |= {"proof": str(found.proof), "least_bytes": found.proof.least_bytes}
         output.print_json({**facts, "ways": [way.row() for way in found.ways]})

@@ -58,7 +58,8 @@ def fit(
         cluster: the devices there are.
         batch_size: samples of a step, for samples per second; what a function is called with first.
         hardware: for models and steps, as in `bl.profile` with mode="estimated".
-        placers: names; each places the optimized graph, the fastest that fits is taken.
+        placers: names; each places the optimized graph, the fastest that fits is taken. Of the step as it is, what is made of
+            theirs for other limits of memory counts too, so that more memory hardly ever gives a slower step.
         time_limit: seconds that `search` then improves the placement of the step as it is and of every way that fits.
         seed: of the search.
         every_way: try all ways even if the step fits as it is.
@@ -96,7 +97,7 @@ def fit(
     proof, ways = proof_of(subject.graph, cluster), [first]
     if "more devices" in allowed:
         tell("more devices")
-        ways += more_devices(subject, cluster, placing, proof)
+        ways += more_devices(subject, cluster, placing, proof, first)
     for name, kind in (("smaller batch", smaller_batches), ("micro-batches", micro_batches)):
         if name in allowed:
             tell(name)
@@ -121,7 +122,7 @@ def _ways_that(give_up: Sequence[str]) -> set[str]:
 def _as_it_is(subject: Subject, cluster: Cluster, placing: Placing, known: Placement | None) -> tuple[Way, int]:
     count = computing(cluster)
     choice = f"{count} devices" if count > 1 else "1 device"
-    found, why = placing.fastest(subject.graph, cluster, known)
+    found, why = placing.fastest(subject.graph, cluster, known, other_limits=True)
     way = Way("as it is", choice, "nothing", batch_size=subject.batch_size, graph=subject.graph, cluster=cluster)
     if found is not None:
         code = "placement" if found[0] is known else code_of(subject.original, "cluster", found[0], count)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..graph import Cluster, OpGraph, Placement, Timeline
+from ..graph.costs import hosts_beside
 from ..graph.units import format_bytes, format_us
 from .proof import Proof
 
@@ -161,13 +162,25 @@ class Fit:
             return f"{lacks} No way that was tried fits. {self.proof or ''}".rstrip()
         return f"{lacks} The fastest way that fits is {best.way}: {_in_words(best.choice)}, {format_us(best.step_us)} per step."
 
+    @property
+    def caveat(self) -> str:
+        """What the time of a step that fits several devices is not: a minimum. Empty elsewhere."""
+        first = self.ways[0]
+        if not self.fits or first.cluster is None or np.count_nonzero(~hosts_beside(first.cluster)) == 1:
+            return ""
+        return (
+            "Rules found it, so a placement made for less memory may be faster; time_limit= searches on from it, and "
+            "placement= counts one that is there already."
+        )
+
     def __str__(self) -> str:
         rows: list[Sequence[str]] = [HEAD, *(way.texts() for way in self.ways)]
         widths = [min(max(len(r[k]) for r in rows), 60) for k in range(len(HEAD))]
         lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
         proof = ["", str(self.proof)] if self.proof is not None and self.best is not None else []
         commands = [f"{way.way}, {way.choice}: {way.command}" for way in self.cheapest if way.command]
-        return "\n".join([self.answer, "", *lines, *proof, *([""] if commands else []), *commands])
+        caveat = [self.caveat] if self.caveat else []
+        return "\n".join([self.answer, *caveat, "", *lines, *proof, *([""] if commands else []), *commands])
 
     def __repr__(self) -> str:
         return f"<Fit: {self.answer}>"
@@ -180,13 +193,13 @@ class Fit:
             + "</tr>"
             for w in self.ways
         )
-        return f"<p>{html.escape(self.answer)}</p><table><tr>{head}</tr>{body}</table>"
+        return (
+            f"<p>{html.escape(' '.join([self.answer, self.caveat]).rstrip())}</p><table><tr>{head}</tr>{body}</table>"
+        )
 
 
 def fullest(way: Way) -> int:
     """Peak bytes of the fullest device that computes."""
-    from ..graph.costs import hosts_beside
-
     if way.timeline is None or way.cluster is None:
         return 0
     return int(np.where(hosts_beside(way.cluster), 0, way.timeline.peak_bytes).max(initial=0))

@@ -19,13 +19,12 @@ from ...simulator import simulate
 from .. import place
 from ..base import Placer
 from ..problem import memory_may_run_out
+from .ladder import FAST
 from .offloading import offload_and_place
 from .placing import Placing
 from .recomputing import Joint, choices, recompute_and_place
 
 GIVE_UP = ("recompute", "offload")
-FAST = ("single", "m-topo", "m-etf", "contiguous")
-"""Who places the graphs among which is chosen."""
 
 
 def check_give_up(give_up: Any, objective: str) -> None:

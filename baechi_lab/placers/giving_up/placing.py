@@ -16,6 +16,7 @@ from .. import place
 from ..memory.feasible import plans_alone
 from ..memory.order import depth_first_order
 from ..registry import placer_class
+from .ladder import FAST, ladder
 
 MOST_RAW = 2000
 """Ops of a graph for which every placer may repair its plan: on larger ones that takes minutes."""
@@ -48,11 +49,12 @@ class Placing:
             raise InvalidInput(f"time_limit is {self.time_limit!r}; it must be a number of seconds of at least 0")
 
     def fastest(
-        self, graph: OpGraph, cluster: Cluster, known: Placement | None = None
+        self, graph: OpGraph, cluster: Cluster, known: Placement | None = None, *, other_limits: bool = False
     ) -> tuple[tuple[Placement, Timeline] | None, str]:
         """The fastest placement that keeps every rule, and its timeline; else None, and why the last placer found none.
 
-        `known` is a placement that is there already: it counts as one of the tries, and wins ties.
+        `known` is a placement that is there already: it counts as one of the tries, and wins ties. So do, with `other_limits`,
+        those made for other limits of memory (`giving_up.ladder`), but of large graphs.
         """
         stands = [] if known is None else [(known, simulate(graph, cluster, known))]
         found = [pair for pair in stands if pair[1].feasible]
@@ -62,6 +64,12 @@ class Placing:
             return min(found, key=lambda pair: pair[1].makespan_us, default=None), "" if found else why
         asked, why = self._asked(graph, cluster)
         found += asked
+        if other_limits and graph.n <= MOST_RAW:
+            found += [
+                (placed.replace(info={**placed.info, "form": "ladder", "placers": tuple(self.placers)}), timeline)
+                for placed, timeline in ladder(graph, cluster, self.placers)
+                if timeline.feasible
+            ]
         if not found:
             return None, why
         best = min(found, key=lambda pair: pair[1].makespan_us)
@@ -153,6 +161,10 @@ def code_of(graph: str, cluster: str, placed: Placement, devices: int) -> str:
     if order:
         how = "g.position" if order == "position" else "baechi_lab.placers.memory.order.depth_first_order(g)"
         return f"bl.Placement(device=[0] * (g := {graph}).n, order={how})"
+    if placed.info.get("form") == "ladder":
+        asked = tuple(placed.info["placers"])
+        names = "" if asked == FAST else f", {asked!r}"
+        return f"baechi_lab.placers.giving_up.ladder.fastest({graph}, {cluster}{names})"
     if placed.placer == "search":
         return f"bl.place({graph}, {cluster}, 'search', time_limit={placed.params.get('time_limit')})"
     if devices == 1 or placed.info.get("form") == "raw":

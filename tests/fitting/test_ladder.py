@@ -1,0 +1,56 @@
+"""More memory and more devices: what fits less of either is never forgotten, as far as one ladder of limits is tried."""
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.placers.giving_up.ladder import ladder
+from baechi_lab.placers.giving_up.placing import Placing
+
+RULES = Placing(("single", "m-topo", "m-etf", "contiguous"))
+LINK = bl.Link(5.0, 0.0001)
+
+
+def step(seed, ops=14):
+    rng = np.random.default_rng(seed)
+    graph = bl.generators.with_backward(bl.generators.layered_dag(ops, seed=seed))
+    return graph.replace(persistent_bytes=rng.integers(0, 200_000, graph.n))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_placement_of_the_ladder_is_forgotten_where_there_is_more_memory(seed):
+    graph, roomy = step(seed), bl.Cluster.uniform(3, memory_bytes=1 << 40, link=LINK)
+    known = [(int(t.peak_bytes.max()), t.makespan_us) for _, t in ladder(graph, roomy)]
+    assert len({peak for peak, _ in known}) > 3
+    peaks = sorted(peak for peak, _ in known)
+    for memory in (peaks[0], peaks[len(peaks) // 2]):
+        cluster = roomy.with_memory(memory)
+        found, _ = RULES.fastest(graph, cluster, other_limits=True)
+        assert found[1].makespan_us <= min(us for peak, us in known if peak <= memory)
+        assert [t.makespan_us for _, t in ladder(graph, cluster)] == [us for _, us in known]  # whatever the limit
+
+
+def test_a_row_of_the_ladder_is_what_its_code_gives_and_says_that_it_is_no_minimum():
+    graph, cluster = step(1), bl.Cluster.uniform(3, memory_bytes="1GB", link=LINK)
+    answer = bl.fit(graph, cluster)
+    first, (plain, _) = answer.ways[0], RULES.fastest(graph, cluster)
+    assert "ladder.fastest" in first.command and first.step_us < plain[1].makespan_us
+    import baechi_lab
+
+    placed = eval(first.command, {"bl": bl, "baechi_lab": baechi_lab, "graph": graph, "cluster": cluster})  # noqa: S307 (our own text)
+    assert bl.simulate(graph, cluster, placed).makespan_us == first.step_us
+    assert bl.check(graph, cluster, first.placement, first.timeline) == ()
+    assert "a placement made for less memory may be faster" in str(answer)
+    assert bl.fit(graph, bl.Cluster.uniform(1)).caveat == ""
+
+
+def test_more_devices_are_never_slower_than_those_there_are():
+    """The placement on fewer devices is one of the tries, whether it was found here or given."""
+    graph, cluster = step(3), bl.Cluster.uniform(2, memory_bytes="1GB", link=LINK)
+    best = bl.place(graph, cluster, "search", evaluations=3000, workers=1)
+    for placement in (None, best):
+        answer = bl.fit(graph, cluster, every_way=True, give_up=("devices",), placement=placement)
+        first, more = answer.ways
+        assert more.fits and more.step_us <= first.step_us
+        if more.placement is first.placement:
+            assert more.command == first.command
