@@ -120,6 +120,7 @@ def test_checks_of_shapes_and_types_are_no_operators(file, tmp_path):
         ({"change": lambda d: d["graph_module"]["graph"]["outputs"][0]["as_tensor"].update(name=[1])}, "is named"),
         ({"change": lambda d: d["graph_module"]["graph"]["nodes"][0]["outputs"].append({})}, "must have one field"),
         ({"drop": "/models/"}, "holds 0 programs"),
+        ({"replace": "archive_version"}, "archive_version is .*; version 0 is read"),
     ],
 )
 def test_what_is_refused(file, tmp_path, how, match):

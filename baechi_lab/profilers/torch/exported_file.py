@@ -24,6 +24,9 @@ from .symbols import evaluated
 SCHEMA_VERSIONS = range(7, 9)
 """Major versions of the program's schema that are read."""
 
+ARCHIVE_VERSIONS = (b"0",)
+"""Arrangements of the files in the archive that are read."""
+
 # torch._export.serde.schema: ScalarType
 _TYPES = (
     None, "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64", "complex128",
@@ -45,10 +48,11 @@ def read_document(data: bytes) -> Any:
     """The JSON of the program in an archive.
 
     Raises:
-        FormatError: no archive, cut off, or none or several programs in it.
+        FormatError: no archive, cut off, of another version, or none or several programs in it.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            _check_version(archive)
             names = [n for n in archive.namelist() if "/models/" in n and n.endswith(".json")]
             names = names or [
                 n for n in archive.namelist() if n.rpartition("/")[2] == "serialized_exported_program.json"
@@ -65,6 +69,16 @@ def read_document(data: bytes) -> Any:
         raise FormatError("not an archive of torch.export (.pt2), or cut off") from error
     except zlib.error as error:
         raise FormatError("the archive is damaged") from error
+
+
+def _check_version(archive: zipfile.ZipFile) -> None:
+    """Refuse another arrangement of files; archives of PyTorch before 2.8 do not say theirs."""
+    for name in archive.namelist():
+        if name.rpartition("/")[2] == "archive_version":
+            with archive.open(name) as stream:
+                version = stream.read(20).strip()
+            if version not in ARCHIVE_VERSIONS:
+                raise FormatError(f"archive_version is {version.decode(errors='replace')!r}; version 0 is read")
 
 
 def read_program(document: Any, name: str, batch_size: int | None, sizes: Mapping[str, int]) -> Program:
