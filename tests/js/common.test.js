@@ -3,8 +3,8 @@ import { test } from "node:test";
 
 import { bytes, lines, load } from "./load.js";
 
-const { column, texts, formatTime, formatBytes, shortened, textOn, ticks, tickLabels, zoomedWindow, listen } = load(["common.js"],
-  ["column", "texts", "formatTime", "formatBytes", "shortened", "textOn", "ticks", "tickLabels", "zoomedWindow", "listen"]);
+const { column, texts, formatTime, formatBytes, formatLimit, formatShare, shortened, textOn, ticks, tickLabels, zoomedWindow, listen } = load(["common.js"],
+  ["column", "texts", "formatTime", "formatBytes", "formatLimit", "formatShare", "shortened", "textOn", "ticks", "tickLabels", "zoomedWindow", "listen"]);
 
 test("a column is read wherever its bytes begin, and a missing one is empty", () => {
   assert.deepEqual([...column({ a: bytes("f8", [1.5, -2]) }, "a", "f8")], [1.5, -2]);
@@ -23,6 +23,15 @@ test("times and bytes have the unit that keeps them short", () => {
   assert.deepEqual([0, 0.25, 0.004, 1e-9].map(formatTime), ["0 us", "0.25 us", "4.00 ns", "0 us"]);
   assert.equal(formatTime(NaN), "?");
   assert.deepEqual([0, 999, 1000, 5e15].map(formatBytes), ["0 B", "999 B", "1.00 kB", "5000.00 TB"]);
+});
+
+test("a limit in whole GiB is told in both units, since peaks are in GB", () => {
+  assert.deepEqual([2 ** 33, 8e9, 3 * 2 ** 20, 0].map(formatLimit), ["8.59 GB = 8 GiB", "8.00 GB", "3.15 MB = 3 MiB", "0 B"]);
+});
+
+test("only what is all idle is 100% idle", () => {
+  assert.deepEqual([0, 0.25, 0.9996, 1].map(formatShare), ["0%", "25%", "99.9%", "100%"]);
+  assert.deepEqual([1e-5, 0.004, 0.9951, 1 - 1e-12].map(formatShare), ["0.1%", "0.4%", "99.5%", "100%"]);
 });
 
 test("a text is shortened to the pixels there are", () => {

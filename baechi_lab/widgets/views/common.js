@@ -55,6 +55,19 @@ function formatBytes(value) {
   return unit === 0 ? `${value.toFixed(0)} B` : `${value.toFixed(2)} ${units[unit]}`;
 }
 
+/** A device's memory: sizes in whole GiB or MiB, as many are given, in these as well. @param {number} value bytes */
+function formatLimit(value) {
+  const unit = [["GiB", 2 ** 30], ["MiB", 2 ** 20]].find(([, size]) => value > 0 && value % Number(size) === 0);
+  return formatBytes(value) + (unit ? ` = ${value / Number(unit[1])} ${unit[0]}` : "");
+}
+
+/** A share from 0 to 1 in per cent; only 0 is 0% and only 1 is 100%. @param {number} share */
+function formatShare(share) {
+  const whole = (share * 100).toFixed(0);
+  const exact = Math.min(share, 1 - share) < 1e-9;
+  return exact || (whole !== "0" && whole !== "100") ? `${whole}%` : `${Math.min(Math.max(share * 100, 0.1), 99.9).toFixed(1)}%`;
+}
+
 /** An element with attributes and children.
  * @template {keyof HTMLElementTagNameMap} Tag
  * @param {Tag} tag @param {Record<string, any>} attributes @param {(Node | string)[]} children

@@ -164,7 +164,7 @@ function devicesOf(paint, devices, i) {
   if (!paint.fits) return "";
   const share = paint.shares.get(i);
   if (!share) return devices[paint.device[i]];
-  return [...share].map((part, d) => (part > 0.0005 ? `${devices[d]} ${(part * 100).toFixed(0)}%` : "")).filter(Boolean).join(", ");
+  return [...share].map((part, d) => (part > 0.0005 ? `${devices[d]} ${formatShare(part)}` : "")).filter(Boolean).join(", ");
 }
 
 /** What is said about a box, as rows of name and value; the last is a hint.

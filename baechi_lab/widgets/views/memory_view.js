@@ -193,7 +193,7 @@ function render({ model, el }) {
       return showTooltip(view, x, y, rowName(d), [
         ["peak", formatBytes(peak.bytes) + (peak.measured_bytes > 0 ? `, measured ${formatBytes(peak.measured_bytes)}` : "")],
         ...partsOf(peak),
-        ["at", formatTime(peak.time_us)], ["caused by", peak.name], ["limit", formatBytes(model.get("limit_bytes")[d])],
+        ["at", formatTime(peak.time_us)], ["caused by", peak.name], ["limit", formatLimit(model.get("limit_bytes")[d])],
       ]);
     }
     const row = lastChange(d, timeAt(x));

@@ -75,7 +75,7 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
         context.fillText(shortened(lane.label, axis.gutter - 72, 11), 18, top + height / 2 + 0.5);
         context.fillStyle = theme.faint;
         context.textAlign = "right";
-        context.fillText(`${(lane.idle_share * 100).toFixed(0)}% idle`, axis.gutter - 6, top + height / 2 + 0.5);
+        context.fillText(`${formatShare(lane.idle_share)} idle`, axis.gutter - 6, top + height / 2 + 0.5);
         context.textAlign = "left";
       }
     });

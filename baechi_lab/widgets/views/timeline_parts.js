@@ -88,13 +88,13 @@ const STATISTICS = [
 /** One row of the statistics as texts; shares are of the range as far as the step reaches. @param {any} row @returns {string[]} */
 function statisticsTexts(row) {
   const span = row.busy_us + row.idle_us;
-  const share = (/** @type {number} */ part) => (span > 0 ? ` (${((part / span) * 100).toFixed(0)}%)` : "");
+  const share = (/** @type {number} */ part) => (span > 0 ? ` (${formatShare(part / span)})` : "");
   const time = (/** @type {number} */ value) => (value > 0 ? formatTime(value) : "");
   const w = row.waited;
   return [
     row.device, `${formatTime(row.busy_us)}${share(row.busy_us)}`, `${formatTime(row.idle_us)}${share(row.idle_us)}`,
     time(w.transfer), time(w.queue), time(w.op), time(w.order), time(w.nothing), row.ops.toLocaleString("en"),
-    row.most ? `${row.most}${row.busy_us > 0 ? ` (${((row.most_us / row.busy_us) * 100).toFixed(0)}%)` : ""}` : "",
+    row.most ? `${row.most}${row.busy_us > 0 ? ` (${formatShare(row.most_us / row.busy_us)})` : ""}` : "",
   ];
 }
 

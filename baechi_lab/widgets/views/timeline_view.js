@@ -10,7 +10,7 @@ function render({ model, el }) {
   const { draw, extent } = timelinePainter(s, model, () => view, axis, strip, () => explained());
   const reset = button("Fit", "show the whole step (0)", axis.fit);
   const zoomSelection = button("Zoom to selection", "show the selected ops from first to last", () => toSelection());
-  const criticalButton = button("Critical path", "mark the ops and transfers that determine the makespan (c)", () => toggleCritical());
+  const criticalButton = button("Critical path", "mark the ops and transfers that determine the makespan; an op with no transfer before it waited for an op of its device (c)", () => toggleCritical());
   const trace = button("Chrome trace", "download this timeline as a trace for Perfetto or chrome://tracing", () => model.send({ type: "trace" }));
   const measure = button("Statistics", "busy and idle time of what is shown, or of a range marked by Shift and a drag (s)", () => change({ measuring: !model.get("measuring") }));
   const colourBy = chooser("Colour", "what the bars' colours mean", (value) => change({ color_by: value }));
@@ -54,7 +54,7 @@ function render({ model, el }) {
     const makespans = model.get("makespans");
     const bubbles = (origin) => {
       const idle = s.lanes.filter((lane) => lane.kind === "ops" && lane.origin === origin).map((lane) => lane.idle_share);
-      return s.batches.length && idle.length ? `, ${((idle.reduce((a, b) => a + b, 0) / idle.length) * 100).toFixed(0)}% bubbles` : "";
+      return s.batches.length && idle.length ? `, ${formatShare(idle.reduce((a, b) => a + b, 0) / idle.length)} bubbles` : "";
     };
     title.textContent = Object.entries(makespans).map(([origin, value]) => `${origin} ${formatTime(value)}${bubbles(origin)}`).join("  ·  ");
   }
@@ -84,7 +84,7 @@ function render({ model, el }) {
     const time = (us) => (us > 0 ? formatTime(us) : "");
     if (l.kind === "transfers") return [["transfers", String(s.bars.pointer[lane + 1] - s.bars.pointer[lane])], ["", "above: sent, below: received"]];
     return [
-      ["busy", formatTime(l.busy_us)], ["idle", `${formatTime(l.idle_us)} (${(l.idle_share * 100).toFixed(1)}% of the step)`],
+      ["busy", formatTime(l.busy_us)], ["idle", `${formatTime(l.idle_us)} (${formatShare(l.idle_share)} of the step)`],
       ["for transfers", time(waited[TRANSFER_WAIT])], ["in queues", time(waited[QUEUE_WAIT])], ["for other devices", time(waited[2])],
       ["by order", time(waited[3])], ["nothing left", time(waited[NOTHING_LEFT])],
       ["bubbles", `${l.bubbles}, together ${formatTime(l.bubble_us)}`], ["longest", l.bubbles ? formatTime(l.longest_us) : ""],
@@ -157,7 +157,7 @@ function render({ model, el }) {
       }
     }
     const why = model.get("why");
-    const count = s.selected.size === 1 ? [] : [`${s.selected.size} ops selected`];
+    const count = s.selected.size === 1 ? [] : [`${s.selected.size.toLocaleString("en")} ops selected`];
     return view.say([...count, ...rows, ...(why ? [`why then: ${why}`] : [])].join("  ·  "));
   }
 
