@@ -54,14 +54,14 @@ def _on_devices(subject: Subject, cluster: Cluster, placing: Placing, count: int
         "more devices", f"{count} devices", f"{more} more device" + "s" * (more > 1), batch_size=subject.batch_size
     )
     larger = grown(cluster, count)
-    return tried(way, subject.graph, larger, placing, subject.original, _code_of(larger), known)
+    return tried(way, subject.graph, larger, placing, subject.original, _code_of(larger, count), known)
 
 
-def _code_of(cluster: Cluster) -> str:
-    """Code that makes a cluster of equal devices behind equal links; a word for any other."""
+def _code_of(cluster: Cluster, count: int) -> str:
+    """Code that makes a cluster: of equal devices behind equal links by itself, any other of the one that there is."""
     first = cluster.devices[0]
     if len({(d.kind, d.memory_bytes, d.speed) for d in cluster.devices}) > 1 or not isinstance(cluster.link, Link):
-        return "larger"
+        return f"baechi_lab.fitting.devices.grown(cluster, {count})"
     more = "".join(
         f", {key}={value!r}" for key, value, usual in (("comm", cluster.comm, "sequential"), ("kind", first.kind, "gpu"),
         ("speed", first.speed, 1.0)) if value != usual

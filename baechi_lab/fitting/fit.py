@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -86,6 +86,10 @@ def fit(
     if placement is not None:
         check_records(placement=placement)
     allowed = _ways_that(give_up)
+    if not isinstance(placers, Iterable):
+        raise InvalidInput(f"placers is {placers!r}; it must be a list of names, for example ['m-etf']")
+    if callback is not None and not callable(callback):
+        raise InvalidInput(f"callback is {callback!r}; it must be a function of the name of a way")
     placing = Placing(tuple(placers) if not isinstance(placers, str) else placers, time_limit, seed)
     subject = subject_of(graph, batch_size, hardware)
     check_kinds(subject.graph, cluster)

@@ -13,7 +13,7 @@ from ..graph.cluster import Device
 from ..graph.units import format_bytes
 from ..passes.offload import host_of, offloaded_placement
 from ..placers.giving_up.offloading import ways_to_offload
-from ..placers.giving_up.placing import Placing, code_of
+from ..placers.giving_up.placing import Placing, code_of, code_of_over
 from ..placers.giving_up.recomputing import Joint, recompute_and_place, words_of
 from ..simulator import simulate
 from .attempt import all_hosts, computing, tried
@@ -94,9 +94,12 @@ def recomputation(subject: Subject, cluster: Cluster, placing: Placing) -> Itera
         yield replace(way, error="no choice of ops to compute again fits, in any placement that was found")
         return
     shown: set[str] = set()
-    for joint in found:
-        if joint.what not in shown:
+    least = float("inf")
+    for joint in found:  # the fastest first: a larger budget that is slower is no choice
+        budget = joint.keyword.get("budget", 0)
+        if joint.what not in shown and budget <= least:
             shown.add(joint.what)
+            least = min(least, budget or least)
             yield _recomputed(way, subject, joint, computing(cluster))
 
 
@@ -127,16 +130,18 @@ def _more_in_words(share: float) -> str:
 def offloading(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[Way]:
     """Outputs by shares, optimizer state, and both, until the step fits."""
     assumed = not any(device.kind == HOST for device in cluster.devices) or all_hosts(cluster)
-    cluster = _with_host(cluster) if assumed else cluster
+    room = _room_of_host(cluster)
+    cluster = _with_host(cluster, room) if assumed else cluster
     where = cluster.names[host_of(cluster)] if sum(d.kind == HOST for d in cluster.devices) == 1 else None
     where = where or next(d.name for d in cluster.devices if d.kind == HOST)
+    at = f"cluster.with_host({room}, name={where!r})" if assumed else "cluster"
     over, placing = placing.least_over(subject.graph, cluster), replace(placing, repairs=False)
     last: Way | None = None
     for keyword, moved in ways_to_offload(subject.graph, cluster, where):
         words = _moved_words(keyword["share"], keyword["state"])
         way = Way("offloading", words, batch_size=subject.batch_size, graph=moved, cluster=cluster)
-        made = f"bl.offload({subject.original}, cluster, {words_of(keyword)})"
-        last = _offloaded(way, moved, cluster, placing, over, made)
+        made = f"bl.offload({subject.original}, {at}, {words_of(keyword)})"
+        last = _offloaded(way, moved, cluster, placing, over, (subject.original, at, made))
         if last.timeline is not None:
             needs = int(last.timeline.peak_bytes[cluster.index(where)])
             assumes = ", assumed behind the devices' link" if assumed else ""
@@ -148,23 +153,21 @@ def offloading(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator
     )
 
 
-def _offloaded(way: Way, moved: OpGraph, cluster: Cluster, placing: Placing, over: Any, made: str) -> Way:
+def _offloaded(
+    way: Way, moved: OpGraph, cluster: Cluster, placing: Placing, over: Any, code: tuple[str, str, str]
+) -> Way:
     """Under the placement of the step as it is; where that does not fit, or all of it moved, placed again."""
+    original, at, made = code
     under = replace(way, error="no placement of the step as it is was found")
     if over is not None:
         placed = offloaded_placement(over[0], moved, cluster)
         timeline = simulate(moved, cluster, placed)
         error = timeline.violations[0].message if timeline.violations else ""
-        under = replace(
-            way,
-            placement=placed,
-            timeline=timeline,
-            error=error,
-            command=f"bl.place({made}, cluster, {placed.placer!r})" if computing(cluster) == 1 else made,
-        )
+        held = f"baechi_lab.passes.offload.offloaded_placement({code_of_over(original, at, over[0])}, {made}, {at})"
+        under = replace(way, placement=placed, timeline=timeline, error=error, command=held)
     if under.fits or (computing(cluster) > 1 and "100%" not in way.choice):
         return under
-    again = tried(way, moved, cluster, placing, made)
+    again = tried(way, moved, cluster, placing, made, at)
     return again if again.fits else under
 
 
@@ -173,11 +176,16 @@ def _moved_words(share: float, state: bool) -> str:
     return " and ".join(x for x in (outputs, "optimizer state" if state else "") if x)
 
 
-def _with_host(cluster: Cluster) -> Cluster:
+def _room_of_host(cluster: Cluster) -> int:
+    """Bytes of the host that is assumed: of all devices, four times, as far as they can be counted."""
+    held = int(cluster.memory_bytes.sum())
+    return min(4 * held, (1 << 62) - held)
+
+
+def _with_host(cluster: Cluster, room: int) -> Cluster:
     name = "host"
     while name in cluster.names:
         name += "'"
-    room = min(4 * int(cluster.memory_bytes.sum()), (1 << 62) - int(cluster.memory_bytes.sum()))
     return (
         cluster.with_host(room, name=name)
         if room > 0

@@ -59,8 +59,8 @@ def within(graph: OpGraph, budget: int, ordered: bool = False, time_limit: float
     )
     if proof == least:
         what = (
-            f"one device needs at least {least} bytes ({format_bytes(least)}) for this step in the order of its forward "
-            "pass, whatever is computed again"
+            f"one device needs at least {least} bytes ({format_bytes(least)}) for this step, whatever is "
+            "computed again, with its ops in the order in which they run here; that no other order needs less is not proven"
         )
     sentence = f"budget is {budget}; {what}"
     raise InfeasiblePlacement(sentence, least, [budget])
@@ -137,10 +137,16 @@ class Plans:
         if self.states.few:
             search = Search(self.states, budget)
             plans.append(Runs(self.parts, search.sequence()) if np.isfinite(search.best) else None)
+            plans.append(self.leanest)
         else:
             plans += [self.of_chain(table, budget) for table in self.chains]
             plans.append(self.program.solve(budget, time_limit).runs if time_limit is not None else None)
         return [runs for runs in plans if runs is not None and self.peak(runs) <= budget]
+
+    @cached_property
+    def leanest(self) -> Runs:
+        """The exact plan of least bytes; where outputs share memory it may hold less than the search counts."""
+        return Runs(self.parts, Search(self.states, int(Search(self.states).best)).sequence())
 
     def _as_graph(self, runs: Runs, budget: int, ordered: bool) -> OpGraph:
         """The plan with control dependencies where it needs them, or where an order is asked for: its own, if that fits."""
@@ -180,7 +186,7 @@ class Plans:
         """Least bytes of any plan that was found."""
         plans = list(self.simple)
         if self.states.few:
-            plans.append(Runs(self.parts, Search(self.states, int(Search(self.states).best)).sequence()))
+            plans.append(self.leanest)
         else:
             plans += [self._read(t, t.levels()[k]) for t in self.chains for k in self._first_read(t)]
         return min(self.peak(runs) for runs in plans)

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+import baechi_lab
 import baechi_lab as bl
 from baechi_lab.cli import main
 from baechi_lab.fitting.devices import grown
@@ -94,7 +95,7 @@ def test_two_ways_together_where_neither_fits():
     answer = bl.fit(graph, cluster)
     assert {w.way for w in answer.ways if w.fits} == {"more devices", "recomputation + offloading"}
     both = next(w for w in answer.ways if w.way == "recomputation + offloading")
-    placed = eval(both.command, {"bl": bl, "graph": graph, "cluster": cluster})  # noqa: S307 (our own text)
+    placed = eval(both.command, {"bl": bl, "baechi_lab": baechi_lab, "graph": graph, "cluster": cluster})  # noqa: S307 (our own text)
     assert bl.simulate(both.graph, cluster, placed).makespan_us == both.step_us
     assert bl.check(both.graph, cluster, both.placement, both.timeline) == ()
 

@@ -54,3 +54,28 @@ def test_more_devices_are_never_slower_than_those_there_are():
         assert more.fits and more.step_us <= first.step_us
         if more.placement is first.placement:
             assert more.command == first.command
+
+
+def test_the_code_of_every_row_makes_its_step_with_the_cluster_that_was_given():
+    """A host that is assumed, and devices beside a host, were not in the code."""
+    import baechi_lab
+
+    for cluster in (
+        bl.Cluster.uniform(1, memory_bytes="1MB", link=LINK).with_host("1GB"),
+        bl.Cluster.uniform(1, memory_bytes="1MB"),
+    ):
+        graph = step(1, 8)
+        ran = {"bl": bl, "baechi_lab": baechi_lab, "graph": graph, "cluster": cluster}
+        for way in bl.fit(graph, cluster, every_way=True, give_up=("devices", "offload")).ways:
+            if way.command:
+                placed = eval(way.command, ran)  # noqa: S307 (our own text)
+                assert bl.simulate(way.graph, way.cluster, placed).makespan_us == way.step_us
+
+
+def test_arguments_that_are_no_lists_or_functions():
+    for more, said in (({"placers": 3}, "placers is 3"), ({"callback": 3}, "callback is 3")):
+        with pytest.raises(bl.InvalidInput, match=said):
+            bl.fit(step(1), bl.Cluster.uniform(1), **more)
+    for give_up in (3, (["x"],)):
+        with pytest.raises(bl.InvalidInput, match="give_up is"):
+            bl.place(step(1), bl.Cluster.uniform(1), "search", give_up=give_up)

@@ -492,3 +492,14 @@ def test_all_copies_of_an_op_with_bytes_are_in_its_group():
     copies = [i for i, name in enumerate(again.names) if name.startswith("f1")]
     assert len(copies) >= 3 and set(again.colocation[copies].tolist()) == {0} and again.colocation_names == ("f1",)
     assert again.persistent_bytes.sum() == 100
+
+
+@pytest.mark.parametrize("seed", [4])
+def test_the_least_that_is_told_is_a_budget_that_there_is_a_plan_for(seed):
+    """Where outputs share memory the exact plan of least bytes holds less than it was asked to."""
+    plain = bl.generators.with_backward(bl.generators.random_dag(6, seed=seed))
+    graph = plain.replace(reuse=np.random.default_rng(seed).choice([0, OVERWRITES, VIEW], plain.n))
+    with pytest.raises(bl.InfeasiblePlacement) as refused:
+        bl.recompute(graph, budget=0)
+    least = refused.value.needed_bytes
+    assert on_one(bl.recompute(graph, budget=least)).peak_bytes[0] <= least

@@ -44,7 +44,7 @@ def fastest(graph: OpGraph, cluster: Cluster, placers: Sequence[str] = FAST) -> 
 
 def ladder(graph: OpGraph, cluster: Cluster, placers: Sequence[str] = FAST) -> list[Pair]:
     """Placements that do not depend on the devices' memory, simulated on the cluster as it is; none where no plan is lawful."""
-    roomy = cluster.with_memory(int(min(2**62 // max(cluster.n, 1), 1 << 50)))
+    roomy = cluster.with_memory(plenty(cluster))
     found = _unlimited(graph, roomy, placers)
     if not found:
         return []
@@ -57,6 +57,11 @@ def ladder(graph: OpGraph, cluster: Cluster, placers: Sequence[str] = FAST) -> l
             break
         found.append((made, simulate(graph, roomy, made)))
     return [(placed, simulate(graph, cluster, placed)) for placed, _ in found]
+
+
+def plenty(cluster: Cluster) -> int:
+    """Bytes of a device that are never short, and can be added up over all devices."""
+    return int(min(2**62 // max(cluster.n, 1), 1 << 50))
 
 
 def _unlimited(graph: OpGraph, roomy: Cluster, placers: Sequence[str]) -> list[Pair]:

@@ -16,7 +16,7 @@ from .. import place
 from ..memory.feasible import plans_alone
 from ..memory.order import depth_first_order
 from ..registry import placer_class
-from .ladder import FAST, ladder
+from .ladder import FAST, ladder, plenty
 
 MOST_RAW = 2000
 """Ops of a graph for which every placer may repair its plan: on larger ones that takes minutes."""
@@ -120,7 +120,7 @@ class Placing:
 
     def least_over(self, graph: OpGraph, cluster: Cluster) -> tuple[Placement, Timeline] | None:
         """The placement whose fullest device lacks least memory, of those made for devices with more than they have."""
-        roomy = cluster.with_memory(int(min(2**62 // max(cluster.n, 1), 1 << 50)))
+        roomy = cluster.with_memory(plenty(cluster))
         coarse, found = optimize(graph, cluster), []
         one = np.count_nonzero(~hosts_beside(cluster)) == 1
         for name in ("single",) if one else dict.fromkeys(["m-topo", *self.placers]):
@@ -153,6 +153,12 @@ def lacking(timeline: Timeline, cluster: Cluster) -> int:
     """Bytes by which the device that lacks most exceeds its memory; 0 where all are enough."""
     over = np.where(hosts_beside(cluster), 0, timeline.peak_bytes - cluster.memory_bytes)
     return int(max(over.max(initial=0), 0))
+
+
+def code_of_over(graph: str, cluster: str, placed: Placement) -> str:
+    """Code that makes what `Placing.least_over` found."""
+    roomy = f"{cluster}.with_memory(baechi_lab.placers.giving_up.ladder.plenty({cluster}))"
+    return f"bl.place(bl.optimize(g := {graph}, {cluster}), {roomy}, {placed.placer!r}).on(g)"
 
 
 def code_of(graph: str, cluster: str, placed: Placement, devices: int) -> str:
