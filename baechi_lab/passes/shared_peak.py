@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
-from ..graph.opgraph import GROWS, OVERWRITES, VIEW
+from ..graph.opgraph import GROWS, OVERWRITES, OWN, VIEW
 
 
 def shared_peak(graph: OpGraph, order: NDArray[np.int64]) -> int:
@@ -56,6 +56,7 @@ class _Device:
 
     def _make(self, op: int, tensor: int, read: list[int]) -> None:
         reuse = self.reuse[op]
+        reuse = reuse if self.size[tensor] else OWN  # a wait must not keep what the op reads
         found = self._viewed(tensor, read) if reuse == VIEW else None
         if reuse == OVERWRITES:
             found = self._written_over(tensor, read)

@@ -8,6 +8,7 @@ counted once per *buffer*, and a buffer is given back with the last of the tenso
   the persistent bytes.
 - An op that `OVERWRITES` takes over the buffer of an input of the same size where it is the only one that still needs it
   when it starts; not that of a received copy, and for an output that is sent only that of an input that was sent.
+- A tensor without bytes, as a wait between two ops, lies nowhere: it must not keep an input.
 - An op that `GROWS` takes its persistent bytes when it starts, not at the start of the step.
 
 Placers count by the plain rules. Their peak is lower only where a view is smaller than what it keeps. What is held does
@@ -173,7 +174,7 @@ class _Walk:
 
     def _shared(self, op: int, tensor: int, reuse: int) -> _Buffer | None:
         """The buffer of an input in which an output lies."""
-        if reuse not in (VIEW, OVERWRITES):
+        if reuse not in (VIEW, OVERWRITES) or not self.size[tensor]:
             return None
         held = [(t, buffer) for t in self._read(op) if (buffer := self.buffers.get((t, self.place[op]))) is not None]
         if reuse == VIEW:

@@ -35,7 +35,7 @@ def shared_intervals(
     for op in sorted(
         np.flatnonzero((reuse == VIEW) | (reuse == OVERWRITES)).tolist(), key=lambda i: (start[i], graph.position[i])
     ):
-        for t in graph.outputs(op):
+        for t in (t for t in graph.outputs(op) if tensors[t]):
             inputs = [
                 u for u in read[pointer[op] : pointer[op + 1]].tolist() if members[row[u, device[op]]] is not None
             ]

@@ -195,3 +195,14 @@ def test_unrolled_steps_keep_what_is_known_of_memory():
     step = bl.unroll(graph, 2)
     assert [step.op_types[i] for i in np.flatnonzero(step.reuse == OVERWRITES)] == ["Relu", "Relu"]
     assert "Accumulate" in step.op_types
+
+
+def test_a_wait_for_a_view_keeps_nothing():
+    """Op 1 looks at op 0's 30 bytes and makes 10 in them; op 3 only waits for op 1, so the 30 go before it runs."""
+    graph = bl.OpGraph.from_edges(
+        [1, 1, 1, 1],
+        [(0, 1, 30), (1, 2, 10), (1, 3, 0), (2, 3, 5)],
+        temp_bytes=[0, 0, 0, 20],
+        reuse=[OWN, VIEW, OWN, OWN],
+    )
+    assert peaks(graph) == [35] and readiness_peak(graph) == 35

@@ -26,6 +26,7 @@ class FitPanel:
         self.tasks, self.model = tasks, tasks.model
         self.ask = button("Will it fit?", "try more devices, recomputation and offloading, each simulated", self._ask)
         self.state, self.rows = note(), ipywidgets.HTML(layout=WIDE)
+        say(self.state, "Says whether the graph fits these devices, and what each way to make it fit costs.")
         self.answer: Fit | None = None
         self.points = ipywidgets.VBox([], layout=WIDE)
         self.widget = ipywidgets.VBox([row(self.ask), self.state, self.points, self.rows], layout=WIDE)
@@ -47,7 +48,11 @@ class FitPanel:
     def show(self, answer: Fit, shown: Outcome | None = None) -> None:
         """The answer, its ways as points, and their table; `shown` is what the header said when it was asked."""
         self.answer = answer
-        say(self.state, f"{answer.answer} {unlike(answer, shown)}".strip(), "good" if answer.fits else "bad")
+        say(
+            self.state,
+            " ".join(filter(None, (answer.answer, unlike(answer, shown), answer.caveat))),
+            "good" if answer.fits else "bad",
+        )
         best = answer.best
         marked = -1 if best is None else answer.ways.index(best)
         self.points.children = [FitView(answer)]
