@@ -57,14 +57,15 @@ def test_more_devices_are_never_slower_than_those_there_are():
 
 
 def test_the_code_of_every_row_makes_its_step_with_the_cluster_that_was_given():
-    """A host that is assumed, and devices beside a host, were not in the code."""
+    """A host that is assumed, devices beside a host, and what lies there were not in the code."""
     import baechi_lab
 
-    for cluster in (
-        bl.Cluster.uniform(1, memory_bytes="1MB", link=LINK).with_host("1GB"),
-        bl.Cluster.uniform(1, memory_bytes="1MB"),
+    random = bl.generators.with_backward(bl.generators.random_dag(6, seed=24))
+    for graph, cluster in (
+        (step(1, 8), bl.Cluster.uniform(1, memory_bytes="1MB", link=LINK).with_host("1GB")),
+        (step(1, 8), bl.Cluster.uniform(1, memory_bytes="1MB")),
+        (random, bl.Cluster.uniform(1, memory_bytes=36_061, link=bl.Link(2.0, 1e-5))),
     ):
-        graph = step(1, 8)
         ran = {"bl": bl, "baechi_lab": baechi_lab, "graph": graph, "cluster": cluster}
         for way in bl.fit(graph, cluster, every_way=True, give_up=("devices", "offload")).ways:
             if way.command:

@@ -166,7 +166,9 @@ def code_of(graph: str, cluster: str, placed: Placement, devices: int) -> str:
     order = placed.info.get("order")
     if order:
         how = "g.position" if order == "position" else "baechi_lab.placers.memory.order.depth_first_order(g)"
-        return f"bl.Placement(device=[0] * (g := {graph}).n, order={how})"
+        made = f"g := {graph}"  # the outputs on a host are all that is not on the only device
+        where = f"baechi_lab.graph.allowed_devices({made}, {cluster}).argmax(axis=1)"
+        return f"bl.Placement(device={where if placed.device.any() else f'[0] * ({made}).n'}, order={how})"
     if placed.info.get("form") == "ladder":
         asked = tuple(placed.info["placers"])
         names = "" if asked == FAST else f", {asked!r}"
