@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer and the table."""
-    from ..fitting.fit import GIVE_UP, PLACERS, fit
+    from ..fitting.fit import GIVE_UP, fit
+    from ..placers.giving_up.ladder import FAST
 
     if (arguments.graph is None) == (arguments.model is None):
         raise InvalidInput("give a graph file or --model NAME, one of the two")
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         cluster,
         batch_size=size,
         hardware=arguments.hardware,
-        placers=PLACERS if arguments.placers is None else options.names(arguments.placers, "--placers"),
+        placers=FAST if arguments.placers is None else options.names(arguments.placers, "--placers"),
         time_limit=options.number(arguments.time_limit, "--time-limit"),
         every_way=arguments.all,
         give_up=_given_up(arguments.give_up, tuple(GIVE_UP)),

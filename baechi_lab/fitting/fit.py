@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from ..errors import InvalidInput
 from ..graph import Cluster, Placement
 from ..graph.arguments import check_records
 from ..graph.costs import check_kinds
+from ..placers.giving_up.ladder import FAST
 from ..placers.giving_up.placing import Placing, code_of, lacking
 from .attempt import computing
 from .combining import combinations
@@ -19,8 +20,6 @@ from .proof import proof_of
 from .record import Fit, Way
 from .subject import Subject, subject_of
 from .ways import micro_batches, offloading, recomputation, smaller_batches
-
-PLACERS = ("single", "m-topo", "m-etf", "contiguous")
 
 GIVE_UP = {
     "devices": "more devices",
@@ -38,7 +37,7 @@ def fit(
     *,
     batch_size: int | None = None,
     hardware: str | Mapping[str, str] = "rtx2080",
-    placers: Sequence[str] = PLACERS,
+    placers: Sequence[str] = FAST,
     time_limit: float = 0.0,
     seed: int = 0,
     every_way: bool = False,
@@ -86,8 +85,8 @@ def fit(
     if placement is not None:
         check_records(placement=placement)
     allowed = _ways_that(give_up)
-    if not isinstance(placers, Iterable):
-        raise InvalidInput(f"placers is {placers!r}; it must be a list of names, for example ['m-etf']")
+    if not is_list(placers):
+        raise InvalidInput(f"placers is {placers!r:.60}; it must be a list of names, for example ['m-etf']")
     if callback is not None and not callable(callback):
         raise InvalidInput(f"callback is {callback!r}; it must be a function of the name of a way")
     placing = Placing(tuple(placers) if not isinstance(placers, str) else placers, time_limit, seed)

@@ -112,15 +112,18 @@ def _kept(graph: OpGraph, cluster: Cluster, made: Placer, found: Placement) -> P
     """A placement that fits as it is simulated, or a refusal without a proof."""
     goal = getattr(made, "objective", "latency")
 
-    def peaks(on: Cluster, placed: Placement) -> Any:
+    def held(on: Cluster, placed: Placement) -> Any:
         if goal == "step":
             pipeline = {"micro_batches": made.micro_batches, "schedule": made.schedule}  # type: ignore[attr-defined]
-            return (simulate(graph, on, placed, **pipeline).peak_bytes,) * 2
-        whole = placed.replace(replicas=())  # in one micro-batch each replica holds what the first of its group holds
-        return simulate(graph, on, whole).peak_bytes, makespan_and_peak(graph, on, whole)[1]
+            return simulate(graph, on, placed, **pipeline).peak_bytes
+        # In one micro-batch each replica holds what the first of its group holds.
+        return simulate(graph, on, placed.replace(replicas=())).peak_bytes
+
+    def counted(on: Cluster, placed: Placement) -> Any:
+        return held(on, placed) if goal == "step" else makespan_and_peak(graph, on, placed.replace(replicas=()))[1]
 
     tries = TRIES // 2 if made.anytime else TRIES
-    kept = kept_within(cluster, lambda limits: made.assign(graph, limits), found, peaks, tries)
+    kept = kept_within(cluster, lambda limits: made.assign(graph, limits), found, held, counted, tries)
     if kept is None and made.name in THOROUGH and goal in ("latency", "makespan"):
         kept = tried_out(graph, cluster)
     if kept is None:

@@ -74,7 +74,11 @@ def test_the_code_of_every_row_makes_its_step_with_the_cluster_that_was_given():
 
 
 def test_arguments_that_are_no_lists_or_functions():
-    for more, said in (({"placers": 3}, "placers is 3"), ({"callback": 3}, "callback is 3")):
+    for more, said in (
+        ({"placers": 3}, "placers is 3"),
+        ({"placers": np.array(3)}, "placers is array"),
+        ({"callback": 3}, "callback is 3"),
+    ):
         with pytest.raises(bl.InvalidInput, match=said):
             bl.fit(step(1), bl.Cluster.uniform(1), **more)
     for give_up in (3, (["x"],)):

@@ -9,10 +9,11 @@ slower than what the placer finds by itself in half of its time, nor than the fa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from ...checks import is_list
 from ...errors import InfeasiblePlacement, InvalidInput
 from ...graph import HOST, Cluster, OpGraph, Placement
 from ...simulator import simulate
@@ -29,7 +30,7 @@ GIVE_UP = ("recompute", "offload")
 
 def check_give_up(give_up: Any, objective: str) -> None:
     """Refuse what cannot be given up, and periods and steps of several micro-batches, which are not compared here."""
-    if isinstance(give_up, str) or not isinstance(give_up, Iterable) or any(way not in GIVE_UP for way in give_up):
+    if isinstance(give_up, str) or not is_list(give_up) or any(way not in GIVE_UP for way in give_up):
         raise InvalidInput(f"give_up is {give_up!r}; it must name 'recompute', 'offload' or both")
     if give_up and objective not in ("latency", "makespan"):
         raise InvalidInput(f"give_up is {give_up!r} and objective is {objective!r}; it must be 'latency' or 'makespan'")

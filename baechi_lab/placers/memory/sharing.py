@@ -55,20 +55,20 @@ def with_shared_memory(
 
 
 def kept_within(
-    cluster: Cluster, assign: Callable[[Cluster], Placement], found: Placement, peaks: Callable[[Cluster, Placement], Any],
-    tries: int = TRIES,
+    cluster: Cluster, assign: Callable[[Cluster], Placement], found: Placement,
+    held: Callable[[Cluster, Placement], Any], counted: Callable[[Cluster, Placement], Any], tries: int = TRIES,
 ) -> Placement | None:  # fmt: skip
     """`found`, or what `assign` finds with limits that are smaller by what the last one exceeded, once it fits.
 
-    `peaks` gives int64[2, devices]: bytes that a placement needs on a cluster, and those that placers count. None where none
-    of `tries` placements fits.
+    `held` gives int64[devices], the bytes that a placement needs on a cluster, `counted` those that placers count. None where
+    none of `tries` placements fits.
     """
     seen, room = cluster.without_overhead(), cluster.memory_bytes.copy()
     for left in reversed(range(tries)):
-        over = np.maximum(peaks(cluster, found)[0] - cluster.memory_bytes, 0)
+        over = np.maximum(held(cluster, found) - cluster.memory_bytes, 0)
         if not over.any():
             return found
-        room = np.where(over > 0, np.maximum(np.minimum(room, peaks(seen, found)[1]) - over, 0), room)
+        room = np.where(over > 0, np.maximum(np.minimum(room, counted(seen, found)) - over, 0), room)
         try:
             found = assign(seen.with_memory(room.tolist())) if left else found
         except InfeasiblePlacement:

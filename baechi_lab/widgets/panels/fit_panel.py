@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ipywidgets
 
-from ...fitting.fit import PLACERS, fit
+from ...fitting.fit import fit
 from ...fitting.record import HEAD, Fit
 from ...graph.units import format_us
+from ...placers.giving_up.ladder import FAST
 from ...verdicts import change_in_words
 from ..background import Ticket
 from ..compute import Outcome, source
@@ -65,7 +66,7 @@ def unlike(answer: Fit, shown: Outcome | None) -> str:
     if shown is None or first.timeline is None:
         return ""
     if first.command == "placement":
-        return f"As it is under the placement above; the other ways are placed by {', '.join(PLACERS)}."
+        return f"As it is under the placement above; the other ways are placed by {', '.join(FAST)}."
     if first.step_us == shown.timeline.makespan_us:
         return ""
     if shown.ran is not shown.graph:
