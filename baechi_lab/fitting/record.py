@@ -135,6 +135,11 @@ class Fit:
             found.setdefault(way.way, way)
         return tuple(found.values())
 
+    @property
+    def room_bytes(self) -> int:
+        """The memory of the smallest device that computes."""
+        return int(self.cluster.memory_bytes[~hosts_beside(self.cluster)].min())
+
     def pareto(self) -> tuple[Way, ...]:
         """Ways that no other one beats in time per sample and in the peak of the fullest device that computes, fastest first."""
         tried = sorted((w for w in self.ways if w.timeline), key=lambda w: (w.time_per_sample_us, fullest(w)))
@@ -169,8 +174,8 @@ class Fit:
         if not self.fits or first.cluster is None or np.count_nonzero(~hosts_beside(first.cluster)) == 1:
             return ""
         return (
-            "Rules found it, so a placement made for less memory may be faster; time_limit= searches on from it, and "
-            "placement= counts one that is there already."
+            "Rules found it, so a placement made for less memory may be faster (time_limit= searches on from it, "
+            "placement= counts one that is there already)."
         )
 
     def __str__(self) -> str:

@@ -45,6 +45,26 @@ def format_bytes(value: float) -> str:
     return f"{size:.2f} TB"
 
 
+def exact_bytes(size: int) -> str:
+    """A size as people write it, in the largest unit that loses nothing.
+
+    >>> exact_bytes(8 << 30), exact_bytes(2_400_000_000), exact_bytes(7)
+    ('8 GiB', '2400 MB', '7 B')
+    """
+    units = (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6), ("KiB", 2**10), ("kB", 10**3))
+    return next((f"{size // unit} {name}" for name, unit in units if size and size % unit == 0), f"{size} B")
+
+
+def format_limit(size: float) -> str:
+    """A limit as people give it, where it is a round one; else as other sizes.
+
+    >>> format_limit(8 << 30), format_limit(8_000_000_000), format_limit(12_345_678_901)
+    ('8 GiB', '8 GB', '12.35 GB')
+    """
+    exact = exact_bytes(int(size))
+    return exact if int(exact.split()[0]) < 10_000 else format_bytes(size)
+
+
 def format_us(value: float) -> str:
     """Microseconds in the unit that suits them: `1234.5` -> `1.23 ms`.
 

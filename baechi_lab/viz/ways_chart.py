@@ -6,12 +6,14 @@ import plotly.graph_objects as go
 
 from ..errors import InvalidInput
 from ..fitting.record import Fit, Way, fullest
-from ..graph.costs import hosts_beside
+from ..graph.units import format_limit
 from .colors import LIMIT, series_colors
 from .layout import BYTES, LEGEND, annotated, scale, styled
 
 NAMED = 10
 """So many points have their names beside them; more have a legend."""
+FAR = 3
+"""A limit so many times above the largest peak is not drawn: the points would be one."""
 
 
 def ways(answer: Fit, *, title: str = "Ways to fit: time against memory") -> go.Figure:
@@ -27,9 +29,9 @@ def ways(answer: Fit, *, title: str = "Ways to fit: time against memory") -> go.
         raise InvalidInput(f"ways draws what bl.fit returned, not a {type(answer).__name__}")
     shown = [k for k, way in enumerate(answer.ways) if way.timeline is not None]
     factor, unit = scale(max((answer.ways[k].time_per_sample_us for k in shown), default=1.0))
-    computing = ~hosts_beside(answer.cluster)
-    most = max([*(fullest(answer.ways[k]) for k in shown), int(answer.cluster.memory_bytes[computing].min()), 1])
-    size, name = scale(most, BYTES)
+    room, most = answer.room_bytes, max([*(fullest(answer.ways[k]) for k in shown), 1])
+    near = room <= FAR * most
+    size, name = scale(max(most, room) if near else most, BYTES)
     figure = go.Figure()
     front = answer.pareto()
     if len(front) > 1:
@@ -40,13 +42,13 @@ def ways(answer: Fit, *, title: str = "Ways to fit: time against memory") -> go.
     for kind, color in zip(kinds, series_colors(len(kinds)), strict=True):
         mine = [k for k in shown if answer.ways[k].way == kind]
         figure.add_trace(_points(answer, mine, color, factor, size))
-    limit = int(answer.cluster.memory_bytes[computing].min()) / size
-    figure.add_vline(
-        x=limit,
-        line={"color": LIMIT, "dash": "dash", "width": 1.5},
-        annotation={"text": "memory of a device", "font": {"color": LIMIT}},
-    )
-    figure.update_xaxes(title_text=f"peak of the fullest device ({name})", rangemode="tozero")
+    if near:
+        figure.add_vline(
+            x=room / size,
+            line={"color": LIMIT, "dash": "dash", "width": 1.5},
+            annotation={"text": "memory of a device", "font": {"color": LIMIT}},
+        )
+    figure.update_xaxes(title_text=peak_axis(room, near, name), rangemode="tozero")
     per = "sample" if any(answer.ways[k].batch_size for k in shown) else "step"
     figure.update_yaxes(title_text=f"time per {per} ({unit})", rangemode="tozero")
     styled(figure, title, 420, legend=LEGEND)
@@ -56,6 +58,12 @@ def ways(answer: Fit, *, title: str = "Ways to fit: time against memory") -> go.
     return annotated(
         figure, [(x, y, t.name, t.marker.color) for t in texts.values() for x, y in zip(t.x, t.y, strict=True)]
     )
+
+
+def peak_axis(room: int, near: bool, unit: str) -> str:
+    """The title of the axis of peaks; a limit too far off to be drawn is told there."""
+    told = "" if near else f"; a device has {format_limit(room)}"
+    return f"peak of the fullest device ({unit}){told}"
 
 
 def _points(answer: Fit, mine: list[int], color: str, factor: float, size: float) -> go.Scatter:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..graph.costs import hosts_beside
-from ..graph.units import format_bytes, format_us
+from ..graph.units import format_bytes, format_limit, format_us
 from ..viz.colors import SERIES, device_colors
 from ..viz.layout import BYTES, UNITS, scale
+from ..viz.ways_chart import FAR, peak_axis
 from .views.chart_view import bars, curves, limit, points, rule, series
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def peaks_chart(table: pandas.DataFrame, device_names: tuple[str, ...], limits: 
         series([row[d] / factor for row in rows], name, color, tips=[f"{name}: {format_bytes(row[d])}" for row in rows])
         for d, (name, color) in enumerate(zip(device_names, device_colors(device_names), strict=True))
     ]
-    shown = [x for x in sorted({int(x) for x in limits}) if x <= 3 * largest]
+    shown = [x for x in sorted({int(x) for x in limits}) if x <= FAR * largest]
     return bars(known["placer"], f"peak memory ({unit})", parts, [rule(x / factor, "limit", LIMIT) for x in shown])
 
 
@@ -97,8 +97,9 @@ def ways_chart(answer: Fit) -> Any:
     from ..fitting.record import fullest
 
     tried = [k for k, way in enumerate(answer.ways) if way.timeline is not None]
-    room = int(answer.cluster.memory_bytes[~hosts_beside(answer.cluster)].min())
-    size, bytes_unit = scale(float(max([*(fullest(answer.ways[k]) for k in tried), room])), BYTES)
+    room, most = answer.room_bytes, max([*(fullest(answer.ways[k]) for k in tried), 1])
+    near = room <= FAR * most
+    size, bytes_unit = scale(float(max(most, room) if near else most), BYTES)
     factor, unit = scale(max((answer.ways[k].time_per_sample_us for k in tried), default=1.0), UNITS)
 
     def made(ways: Any, name: str, color: str, **more: Any) -> Any:
@@ -112,8 +113,8 @@ def ways_chart(answer: Fit) -> Any:
         tips = [f"{w.choice}: {format_us(w.step_us)}, {format_bytes(fullest(w))} on the fullest device" for w in ways]
         parts.append(made(ways, kind, CURVES[k % len(CURVES)], ids=ids, tips=tips))
     per = "sample" if any(answer.ways[k].batch_size for k in tried) else "step"
-    rules = [limit(room / size, "memory of a device", LIMIT)]
-    return points(f"peak of the fullest device ({bytes_unit})", f"time per {per} ({unit})", parts, rules)
+    rules = [limit(room / size, "memory of a device", LIMIT)] if near else []
+    return points(peak_axis(room, near, bytes_unit), f"time per {per} ({unit})", parts, rules)
 
 
 MEASURES = {
@@ -237,7 +238,7 @@ def _word(column: str, value: Any) -> str:
     plural = "" if value == 1 else "s"
     words: dict[str, Any] = {
         "devices": lambda v: f"{int(v)} device{plural}",
-        "memory_bytes": lambda v: f"{v / 1e9:.4g} GB" if v >= 1e8 else f"{v / 1e6:.4g} MB",
+        "memory_bytes": format_limit,
         "batch_size": lambda v: f"batch {int(v)}", "micro_batches": lambda v: f"{int(v)} micro-batch{'es' if v > 1 else ''}",
         "replicas": lambda v: f"{int(v)} replica{plural}",
     }  # fmt: skip

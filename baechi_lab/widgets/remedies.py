@@ -12,12 +12,23 @@ from ..graph.units import format_bytes
 from ..memo import Memo
 from ..passes.optimize import PASSES
 from ..placers.auto import Auto
-from ..verdicts import AT_THE_BOUND, SLOWER, WELL_DIVIDED, against_one_device, coarse_in_words, finer, too_coarse
+from ..verdicts import (
+    AT_THE_BOUND,
+    SLOWER,
+    WELL_DIVIDED,
+    against_one_device,
+    change_in_words,
+    coarse_in_words,
+    finer,
+    too_coarse,
+)
 from .compute import Outcome, Report, laid_out, optimized, placed, silent, simulated, source
 from .setting import Setting
 
 QUICK = ("single", "m-topo", "m-etf", "contiguous")
 """Whom `auto` asks when it is only tried whether anything fits."""
+SECONDS, BETTER = 2.0, 0.995
+"""A setting that took less is tried in its finer form before that is offered: is its step that much shorter?"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,7 @@ def remedy_of(outcome: Outcome, memo: Memo, report: Report = silent) -> Remedy |
         return None
     divided = outcome.timeline.makespan_us <= WELL_DIVIDED * outcome.one_device_us
     if not divided and too_coarse(outcome.graph, outcome.coarse, setting.cluster):
-        return _finer_groups(outcome, memo)
+        return _finer_groups(outcome, memo, report)
     slower = outcome.timeline.makespan_us > SLOWER * outcome.one_device_us
     if not slower or setting.moves or setting.cluster.n == 1:
         return None
@@ -71,15 +82,32 @@ def remedy_of(outcome: Outcome, memo: Memo, report: Report = silent) -> Remedy |
     return None
 
 
-def _finer_groups(outcome: Outcome, memo: Memo) -> Remedy | None:
-    """The most passes that leave something to divide."""
+def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Remedy | None:
+    """The most passes that leave something to divide; None where that was tried, and is not faster."""
     setting = outcome.setting
     for passes in finer(setting.passes):
         changed = setting.replace(passes=passes)
         groups = optimized(changed, outcome.graph, memo)
         if not too_coarse(outcome.graph, groups, setting.cluster):
-            return Remedy(coarse_in_words(outcome.coarse), _without(setting.passes, passes), {"passes": passes})
+            said, button = coarse_in_words(outcome.coarse), _without(setting.passes, passes)
+            if setting.moves or outcome.seconds > SECONDS:
+                return Remedy(said, button, {"passes": passes})
+            report(f"is it faster with {', '.join(passes) or 'no passes'}?", 0.97)
+            step_us = _step_us(changed, outcome, memo)
+            faster = f"{said}, and {change_in_words(step_us, outcome.timeline.makespan_us)} without these passes"
+            better = step_us < BETTER * outcome.timeline.makespan_us
+            return Remedy(faster, button, {"passes": passes}) if better else None
     return None
+
+
+def _step_us(setting: Setting, outcome: Outcome, memo: Memo) -> float:
+    """The simulated step under another setting of the same graph; infinite where it does not fit."""
+    try:
+        base = placed(setting, optimized(setting, outcome.graph, memo), memo)
+        line = simulated(setting, outcome.graph, laid_out(setting, outcome.graph, base), memo)
+    except BaechiLabError:  # no placement, or no stages
+        return float("inf")
+    return line.makespan_us if line.feasible else float("inf")
 
 
 def _without(passes: tuple[str, ...], kept: tuple[str, ...]) -> str:

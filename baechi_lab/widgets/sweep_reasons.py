@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ..graph.units import format_bytes, format_us
+from ..graph.units import format_limit, format_us
 
 if TYPE_CHECKING:
     import pandas
@@ -57,5 +57,5 @@ def _reason(row: pandas.Series, less: pandas.Series) -> str:
 def _both(row: pandas.Series, less: pandas.Series) -> str:
     return (
         f"{row['placer']} on {int(row['devices'])} devices: {format_us(row['makespan_us'])} with "
-        f"{format_bytes(row['memory_bytes'])} each, {format_us(less['makespan_us'])} with {format_bytes(less['memory_bytes'])}"
+        f"{format_limit(row['memory_bytes'])} each, {format_us(less['makespan_us'])} with {format_limit(less['memory_bytes'])}"
     )

@@ -45,12 +45,13 @@ class Tasks:
         self.rows: pandas.DataFrame | None = None
         self.runs: list[tuple[Outcome, Run]] = []
         self._stop_sweep = threading.Event()
-        self.job = ""
+        self.job = self._refusal = ""
 
     def _begin(self, job: str) -> None:
         """Note what is under way; a second task must not push the first aside unseen."""
         if self.worker.busy:
-            raise InvalidInput(f"{self.job} is still under way: wait for it, or cancel it")
+            self._refusal = f"{self.job} is still under way: wait for it, or cancel it"
+            raise InvalidInput(self._refusal)
         self.job = job
         self.model.clear_problem()
 
@@ -59,7 +60,7 @@ class Tasks:
         if self.model.inline:
             done(work(Ticket(lambda text, share: None)))
         else:
-            self.worker.submit(work, done, lambda: self.model.emit("task", ("", -1.0)))
+            self.worker.submit(work, done, self._over)
 
     def start(self, job: str, work: Any, done: Any) -> None:
         """Do `work(ticket)` in the background and hand the result to `done`; refused while another task is under way."""
@@ -71,7 +72,14 @@ class Tasks:
         self._stop_sweep.set()
         # Runs and sweeps end by themselves and give what they have; anything else is dropped.
         if self.job not in (RUN, SWEEP) and self.worker.cancel():
-            self.model.emit("task", ("", -1.0))
+            self._over()
+
+    def _over(self) -> None:
+        """Nothing is under way any more, and what was refused for that reason may be asked for again."""
+        self.model.emit("task", ("", -1.0))
+        problem = self.model.problem
+        if problem is not None and problem.sentence == self._refusal:
+            self.model.clear_problem()
 
     @property
     def running(self) -> bool:
@@ -199,7 +207,7 @@ class Tasks:
         if run.status not in ("ok", "cancelled"):
             self.model.fail(Problem(f"the run ended with status {run.status!r}: {run.message}", run.message))
         self.model.emit("run", (outcome, run))
-        self.model.emit("task", ("", -1.0))
+        self._over()
 
     def run_of(self, outcome: Outcome | None) -> Run | None:
         """The newest run of this placement, also after the setting went elsewhere and came back."""
@@ -293,7 +301,7 @@ class Tasks:
             options["executor"] = "here"
             self._swept(work(Ticket(lambda text, share: None)))
         else:
-            self.worker.submit(work, self._swept, lambda: self.model.emit("task", ("", -1.0)))
+            self.worker.submit(work, self._swept, self._over)
 
     def _sweep_row(self, rows: list[dict[str, Any]]) -> None:
         import pandas as pd

@@ -29,6 +29,15 @@ def test_a_point_leads_to_its_timeline():
     assert "bl.recompute" in view.words.value
 
 
+def test_a_limit_far_above_the_peaks_is_told_instead_of_drawn():
+    """Peaks of kilobytes beside a limit of gigabytes were one point at 0 GB."""
+    near, far = (bl.fit(graph(), bl.Cluster.uniform(1, memory_bytes=size), every_way=True) for size in ("1.2MB", "8GiB"))
+    assert FitView(near).points.spec["rules"] and len(viz.ways(near).layout.shapes) == 1
+    spec, figure = FitView(far).points.spec, viz.ways(far)
+    assert spec["rules"] == [] and not figure.layout.shapes
+    assert spec["x"] == figure.layout.xaxis.title.text == "peak of the fullest device (kB); a device has 8 GiB"
+
+
 def test_the_button_beside_the_memory_view():
     bench = Workbench(graph(), bl.Cluster.uniform(1, memory_bytes="1GB"))
     bench.model.inline = True
@@ -54,6 +63,8 @@ def test_the_header_s_placement_is_one_of_the_tries(monkeypatch):
     bench.fit.ask.click()
     assert bench.fit.answer.ways[0].step_us == few < bench.outcome.timeline.makespan_us
     assert "placed by" in bench.fit.state.value and "above)" in bench.fit.state.value
+    # What to write in code is no advice for whoever looks at a form.
+    assert bench.fit.answer.caveat and "time_limit=" not in bench.fit.state.value
 
 
 def test_where_nothing_fits_the_button_says_what_would():

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.graph.units import exact_bytes
 from baechi_lab.widgets import GraphView, MemoryView, TimelineView
 from baechi_lab.widgets.columns import unpack
 from baechi_lab.widgets.glossary import meaning
 from baechi_lab.widgets.panels.params_form import ParamsForm
 from baechi_lab.widgets.panels.parts import table
-from baechi_lab.widgets.panels.setting_panel import exact_bytes
 
 
 @pytest.fixture

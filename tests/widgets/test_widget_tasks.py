@@ -8,6 +8,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.widgets.comparing import compare_placers, difference
+from baechi_lab.widgets.guard import Guard
 from baechi_lab.widgets.model import WorkbenchModel
 from baechi_lab.widgets.setting import Setting
 from baechi_lab.widgets.tasks import Tasks
@@ -191,8 +192,12 @@ def test_a_second_task_does_not_push_the_first_aside(graph):
     tasks._start("waiting", lambda ticket: gate.wait(10), lambda result: None)
     with pytest.raises(bl.InvalidInput, match="waiting is still under way"):
         tasks.compare(["single"])
+    with Guard(made.fail):
+        tasks.compare(["single"])
+    assert "waiting is still under way" in made.problem.sentence
     tasks.cancel()
     gate.set()
+    assert made.problem is None  # it stayed there until somebody dismissed it
     tasks.compare(["single"])
     assert tasks.worker.wait(30) and len(told) == 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from ..compute import Outcome
 from ..guard import Guard
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
-from .parts import WIDE, Fold, button, note, row, say, table
+from .parts import WIDE, Fold, button, for_people, note, row, say, table
 
 if TYPE_CHECKING:
     import pandas
@@ -29,8 +28,6 @@ HEAD = {
     "took": "time of placing", "measured": "median of a real run of this placement", "": "", " ": "",
 }  # fmt: skip
 MOST_GROUPS = 60
-KEYWORDS = re.compile(r" \([^()]*(?:=|--)[^()]*\)")
-"""What notes say to those who write code."""
 
 
 class ComparePanel:
@@ -111,7 +108,7 @@ class ComparePanel:
         outcome = self.tasks.table_of
         if outcome is None:
             return
-        compared, notes = best_first(compared), [KEYWORDS.sub("", text) for text in compared.attrs.get("notes", ())]
+        compared, notes = best_first(compared), [for_people(text) for text in compared.attrs.get("notes", ())]
         notes += [f"{row['placer']}: {row['error']}" for _, row in compared.iterrows() if row["error"]]
         say(self.notes, ". ".join(notes), "bad")
         head = [name for name in HEAD if name != "measured" or compared["measured_us"].notna().any()]

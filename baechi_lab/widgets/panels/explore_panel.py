@@ -8,7 +8,7 @@ import ipywidgets
 
 from ...errors import InfeasiblePlacement, InvalidInput
 from ...graph import Step
-from ...graph.units import format_bytes, format_us
+from ...graph.units import exact_bytes, format_bytes, format_limit, format_us
 from ...sweeps import best
 from ..charts import AXES, MEASURES, asked, sweep_chart
 from ..guard import Guard
@@ -17,7 +17,6 @@ from ..sweep_reasons import surprises
 from ..tasks import SWEEP, Tasks
 from ..views.chart_view import ChartView
 from .parts import WIDE, Quiet, button, hinted, note, row, say, table
-from .setting_panel import exact_bytes
 
 if TYPE_CHECKING:
     import pandas
@@ -191,7 +190,7 @@ def described(values: Any) -> str:
     )
     batch += f"{int(copies)} replicas, " if _there(copies) and copies > 1 else ""
     speed = f", {format_rate(rate)} samples per second" if _there(rate) else ""
-    where = f"{count} device{'s' if count > 1 else ''} of {format_bytes(values['memory_bytes'])}"
+    where = f"{count} device{'s' if count > 1 else ''} of {format_limit(values['memory_bytes'])}"
     return f"{batch}{where}, {values['placer']}: step {format_us(values['makespan_us'])}{speed}"
 
 
@@ -207,7 +206,7 @@ def _cells(values: Any) -> list[str]:
 
     return [
         shown("batch_size", lambda v: str(int(v))), shown("micro_batches", lambda v: str(int(v))), shown("schedule", str),
-        shown("replicas", lambda v: str(int(v))), str(values["devices"]), format_bytes(values["memory_bytes"]),
+        shown("replicas", lambda v: str(int(v))), str(values["devices"]), format_limit(values["memory_bytes"]),
         str(values["placer"]), shown("makespan_us", format_us), shown("samples_per_second", format_rate),
         shown("bubble", lambda v: f"{v:.0%}"), shown("peak_bytes", format_bytes), "yes" if values["feasible"] else "no",
         str(values["error"] or ""),

@@ -17,7 +17,7 @@ from ..compute import Outcome, source
 from ..fit_view import FitView
 from ..guard import Guard
 from ..tasks import Tasks
-from .parts import WIDE, button, note, row, say, table
+from .parts import WIDE, button, for_people, note, row, say, table
 
 
 class FitPanel:
@@ -44,14 +44,14 @@ class FitPanel:
                 tell = lambda way: ticket.report(f"will it fit: {way}")  # noqa: E731
                 return fit(graph, setting.cluster, every_way=True, placement=placement, callback=tell)
 
-            self.tasks.start("the ways to fit", work, lambda answer: self.show(answer, shown))
+            self.tasks.start("the search for ways to fit", work, lambda answer: self.show(answer, shown))
 
     def show(self, answer: Fit, shown: Outcome | None = None) -> None:
         """The answer, its ways as points, and their table; `shown` is what the header said when it was asked."""
         self.answer = answer
         say(
             self.state,
-            " ".join(filter(None, (answer.answer, unlike(answer, shown), answer.caveat))),
+            " ".join(filter(None, (answer.answer, unlike(answer, shown), for_people(answer.caveat)))),
             "good" if answer.fits else "bad",
         )
         best = answer.best

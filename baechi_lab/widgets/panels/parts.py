@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from ..glossary import explained
 
 WIDE = {"width": "100%", "margin": "1px 0"}
 """A dict, not a Layout: every widget makes its own of it."""
+KEYWORDS = re.compile(r" \([^()]*(?:=|--)[^()]*\)")
+"""What notes say to those who write code."""
 
 
 def heading(text: str, hint: str = "") -> ipywidgets.HTML:
@@ -31,6 +34,15 @@ def note(text: str = "") -> ipywidgets.HTML:
 def say(target: ipywidgets.HTML, text: str, kind: str = "note") -> None:
     """Put plain text into a note, its terms explained; `kind` is `note`, `good` or `bad`."""
     target.value = f'<div class="bl-{kind}">{explained(text)}</div>' if text else ""
+
+
+def for_people(note: str) -> str:
+    """A note of the library without what it says to those who write code.
+
+    >>> for_people("rules found it (time_limit= searches on)")
+    'rules found it'
+    """
+    return KEYWORDS.sub("", note)
 
 
 def button(text: str, tooltip: str, call: Callable[[], Any], width: str = "auto", style: str = "") -> ipywidgets.Button:

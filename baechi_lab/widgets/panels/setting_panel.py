@@ -10,6 +10,7 @@ import ipywidgets
 from ...errors import InvalidInput
 from ...graph import Cluster, Link, Step
 from ...graph.cluster import COMMUNICATION_MODES
+from ...graph.units import exact_bytes
 from ...passes.optimize import PASSES
 from ..charts import progress_chart
 from ..compute import time_limit
@@ -305,16 +306,6 @@ def other_link(cluster: Cluster) -> str:
         if isinstance(link, Link)
         else "one per pair, as given"
     )
-
-
-def exact_bytes(size: int) -> str:
-    """A size as people write it, in the largest unit that loses nothing.
-
-    >>> exact_bytes(8 << 30), exact_bytes(2_400_000_000), exact_bytes(7)
-    ('8 GiB', '2400 MB', '7 B')
-    """
-    units = (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6), ("KiB", 2**10), ("kB", 10**3))
-    return next((f"{size // unit} {name}" for name, unit in units if size and size % unit == 0), f"{size} B")
 
 
 def _each(value: str, convert: Any) -> Any:
