@@ -407,6 +407,15 @@ def test_explain_panel_lights_what_is_placed(bench):
     assert bench.explain.slider.value == 4 and "step 4 of 4: d goes to" in bench.explain.sentence.value
 
 
+def test_a_sweep_that_ends_without_a_row_is_not_said_to_be_starting(bench):
+    panel, tasks = bench.explore, bench.tasks
+    before, tasks.job = panel.state.value, "the sweep"
+    bench.model.emit("task", ("starting the sweep", 0.0))
+    assert "starting the sweep" in panel.state.value
+    bench.model.emit("task", ("", -1.0))  # as after an error
+    assert panel.state.value == before
+
+
 def test_explore_panel_sweeps_and_takes_the_best(bench):
     panel = bench.explore
     assert panel.batches.disabled  # a graph has one batch size

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 STYLE, NARROW = {"description_width": "94px"}, {"description_width": "68px"}
 RATE, TIME = "samples per second", "step time (ms)"
+HINT = "Every combination of these values is placed and simulated."
 
 
 class ExplorePanel:
@@ -53,12 +54,12 @@ class ExplorePanel:
         for control in (self.axis, self.by, self.measure):
             control.layout.width = "250px"
         self.chart, self.rows, self.reading = ChartView(height=270), ipywidgets.HTML(layout=WIDE), note()
-        self.state, self.verdict = note("Every combination of these values is placed and simulated."), note()
+        self.state, self.verdict = note(HINT), note()
         self.reasons = note()
         self.take = button("Use the best", "take over its devices, memory, placer, batch and micro-batches", self._take)
         self.take.layout.display = "none"
         self.table: pandas.DataFrame | None = None
-        self.fresh, self.quiet = True, Quiet()
+        self.fresh, self.told, self.quiet = True, False, Quiet()
         for control in (self.axis, self.by, self.measure):
             control.observe(lambda _: self._asked(), "value")
         lists = [
@@ -79,7 +80,7 @@ class ExplorePanel:
             layout=WIDE,
         )  # fmt: skip
         self.model.on("sweep", self.show)
-        self.model.on("task", lambda said: say(self.state, said[0]) if said[0] and tasks.job == SWEEP else None)
+        self.model.on("task", self._told)
         self.model.on("setting", lambda _: self._ready())
         self._ready()
 
@@ -116,9 +117,15 @@ class ExplorePanel:
             self.tasks.sweep(self.grid(), self.file.value.strip() or None)
             self.fresh = True
 
+    def _told(self, said: tuple[str, float]) -> None:
+        """How far the sweep is; where it ended without a row, nothing is under way and nothing was found."""
+        if self.tasks.job == SWEEP and (said[0] or self.told):
+            say(self.state, said[0] or HINT)
+            self.told = bool(said[0])
+
     def show(self, rows: pandas.DataFrame) -> None:
         """Rows so far."""
-        self.table = rows
+        self.table, self.told = rows, False
         self._ask(rows)
         self._draw()
         say(self.state, f"{len(rows)} combinations computed, {int(rows['feasible'].astype(bool).sum())} of them fit.")
