@@ -110,7 +110,7 @@ class ComparePanel:
             return
         compared, notes = best_first(compared), [for_people(text) for text in compared.attrs.get("notes", ())]
         notes += [f"{row['placer']}: {row['error']}" for _, row in compared.iterrows() if row["error"]]
-        say(self.notes, ". ".join(notes), "bad")
+        say(self.notes, ". ".join(text[:1].upper() + text[1:] for text in notes), "bad")
         head = [name for name in HEAD if name != "measured" or compared["measured_us"].notna().any()]
         cells: list[Any] = [ipywidgets.HTML(f'<b title="{html.escape(HEAD[name])}">{name}</b>') for name in head]
         for k, values in compared.iterrows():

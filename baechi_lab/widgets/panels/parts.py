@@ -16,6 +16,8 @@ WIDE = {"width": "100%", "margin": "1px 0"}
 """A dict, not a Layout: every widget makes its own of it."""
 KEYWORDS = re.compile(r" \([^()]*(?:=|--)[^()]*\)")
 """What notes say to those who write code."""
+UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]i?)?B\b|[mun]?s\b)")
+"""Between a number and its unit no line may break."""
 
 
 def heading(text: str, hint: str = "") -> ipywidgets.HTML:
@@ -106,7 +108,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], marked: int = -1, 
     top = "".join(f"<th>{explained(h)}</th>" for h in head)
     body = "".join(
         f'<tr class="{"bl-marked" if k == marked else ""}">'
-        + "".join(f"<td>{html.escape(c)}</td>" for c in cells)
+        + "".join(f"<td>{html.escape(UNIT.sub(chr(0xA0), c))}</td>" for c in cells)
         + "</tr>"
         for k, cells in enumerate(rows)
     )
