@@ -81,10 +81,41 @@ def test_calls_run_where_the_module_before_them_runs():
     assert plan.lost == ("1 of 3 ops, 33% of the time, run elsewhere: 'add' on 0 instead of 1",)
 
 
-@pytest.mark.parametrize("format", ["vllm", "megatron", "deepspeed", "pipelining"])
-def test_layers_that_turn_back_are_named(format):
+@pytest.mark.parametrize(
+    ("format", "device"),
+    [
+        ("vllm", [0, 0, 1, 0, 1, 1, 1]),
+        ("deepspeed", [0, 0, 1, 0, 1, 1, 1]),
+        ("megatron", [0, 0, 1, 0, 0, 0, 0]),  # 0, 1, 0: no whole round
+        ("pipelining", [0, 0, 1, 0, 2, 1, 2]),  # 0, 1, 0, 2, 1, 2
+    ],
+)
+def test_layers_that_turn_back_are_named(format, device):
     with pytest.raises(bl.InvalidInput, match=r"'layers.2' turns back to device 0, which 'layers.0' had left"):
-        write([0, 0, 1, 0, 1, 1, 1], format)
+        write(device, format)
+
+
+LOOPED = [0, 0, 1, 0, 1, 1, 1]
+
+
+def test_rounds_through_the_devices_are_virtual_stages_of_megatron():
+    """Two stages on each of two devices, as its interleaved schedule runs them, were refused."""
+    plan = write(LOOPED, "megatron")
+    assert plan.value == "Et|t|t|tL" and plan.lost == ()
+    assert plan.text.startswith("--pipeline-model-parallel-size 2 ")  # 4 stages on 2 ranks: 2 virtual ones each
+    swapped = write([1 - d for d in LOOPED], "megatron")
+    assert swapped.value == plan.value
+    assert swapped.lost == ("the format numbers ranks, not devices: rank 0 is device 1, rank 1 is device 0",)
+    # An embedding on a device of its own would be a stage of its own, which no round has.
+    apart = write([2, *LOOPED[1:]], "megatron")
+    assert apart.value == plan.value and "'embed' on 0 instead of 2" in apart.lost[0]
+
+
+def test_rounds_through_the_devices_are_looped_stages_of_torch():
+    plan = write(LOOPED, "pipelining")
+    assert plan.value == dict.fromkeys(["layers.1", "layers.2", "layers.3"], "BEGINNING") and plan.lost == ()
+    assert "# 4 stages on 2 ranks: stage k is rank k % 2's, as in ScheduleInterleaved1F1B.\n" in plan.text
+    assert "ranks" not in write(TWO, "pipelining").text
 
 
 @pytest.mark.parametrize("format", ["deepspeed", "pipelining"])

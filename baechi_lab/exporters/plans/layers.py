@@ -82,8 +82,8 @@ def find_stack(request: Request) -> Stack:
     )
 
 
-def split(request: Request, units: Sequence[Unit]) -> tuple[Stage, ...]:
-    """The units cut where their device changes, one stage per device.
+def split(request: Request, units: Sequence[Unit], looped: bool = False) -> tuple[Stage, ...]:
+    """The units cut where their device changes, one stage per device; with `looped` also several, in rounds (`rounds`).
 
     Raises:
         InvalidInput: the units go back to a device that they left; the message names the first that does.
@@ -92,16 +92,37 @@ def split(request: Request, units: Sequence[Unit]) -> tuple[Stage, ...]:
     for i, unit in enumerate(units):
         if stages and stages[-1].device == unit.device:
             stages[-1] = Stage(unit.device, stages[-1].start, i + 1)
-            continue
-        earlier = next((s for s in stages if s.device == unit.device), None)
-        if earlier is not None:
-            raise InvalidInput(
-                f"layer {unit.name!r} turns back to device {request.device_name(unit.device)}, which "
-                f"{units[earlier.stop - 1].name!r} had left; a split into stages needs each device's layers in one run "
-                f"({_remedy(request, unit, units[earlier.start : earlier.stop])})"
-            )
-        stages.append(Stage(unit.device, i, i + 1))
+        else:
+            stages.append(Stage(unit.device, i, i + 1))
+    times = rounds(stages)
+    if stages and (times == 0 or (times > 1 and not looped)):
+        raise InvalidInput(_turning_back(request, units, stages, looped))
     return tuple(stages)
+
+
+def rounds(stages: Sequence[Stage]) -> int:
+    """How often the stages go through all their devices in one order: 1 for a stage each, 0 where they do not.
+
+    >>> [rounds([Stage(d, k, k + 1) for k, d in enumerate(devices)]) for devices in ((2, 0), (0, 1, 0, 1), (0, 1, 0))]
+    [1, 2, 0]
+    """
+    devices = [s.device for s in stages]
+    size = len(set(devices))
+    times, rest = divmod(len(devices), max(size, 1))
+    return times if not rest and devices == devices[:size] * times else 0
+
+
+def _turning_back(request: Request, units: Sequence[Unit], stages: Sequence[Stage], looped: bool) -> str:
+    """The sentence about the first unit that goes back to a device which an earlier one had left."""
+    seen: dict[int, Stage] = {}
+    again = next(s for s in stages if seen.setdefault(s.device, s) is not s)
+    unit, earlier = units[again.start], seen[again.device]
+    rounds_too = ", or rounds through all devices in one order" if looped else ""
+    return (
+        f"layer {unit.name!r} turns back to device {request.device_name(unit.device)}, which "
+        f"{units[earlier.stop - 1].name!r} had left; a split into stages needs each device's layers in one run{rounds_too} "
+        f"({_remedy(request, unit, units[earlier.start : earlier.stop])})"
+    )
 
 
 def _remedy(request: Request, unit: Unit, earlier: Sequence[Unit]) -> str:
@@ -134,11 +155,12 @@ def spread(request: Request, units: Sequence[Unit], device: Sequence[int] | None
 
 def stage_devices(request: Request, stages: Sequence[Stage]) -> tuple[str, ...]:
     """The sentence on which device is which stage, where that is not 0, 1, 2, ..."""
-    devices = [s.device for s in stages]
+    devices = [s.device for s in stages[: len(stages) // max(rounds(stages), 1)]]
     if devices == list(range(len(devices))):
         return ()
-    named = ", ".join(f"stage {i} is device {request.device_name(d)}" for i, d in enumerate(devices))
-    return (f"the format numbers stages, not devices: {named}",)
+    what = "rank" if len(devices) < len(stages) else "stage"
+    named = ", ".join(f"{what} {i} is device {request.device_name(d)}" for i, d in enumerate(devices))
+    return (f"the format numbers {what}s, not devices: {named}",)
 
 
 def _numbered(request: Request) -> dict[str, dict[int, list[int]]]:

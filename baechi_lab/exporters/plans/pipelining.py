@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from ...errors import InvalidInput
-from .layers import Unit, split, spread, stage_devices
+from .layers import Unit, rounds, split, spread, stage_devices
 from .records import Request, Written, is_call, stem
 
 
 def write(request: Request) -> Written:
     """`{"layers.2": "BEGINNING"}`: the outermost modules that begin where the stage changes.
 
+    Stages that go through the devices several times in one order are what torch's looped schedules run.
+
     Raises:
-        InvalidInput: no op is a module's, or the modules go back to a device that they left.
+        InvalidInput: no op is a module's, or the modules go back to a device that they left in another order.
     """
     ops = [int(i) for i in request.forward if not is_call(request.graph, i)]
     if not ops:
         raise InvalidInput("no modules found: all ops of the graph are calls of plain functions")
     units = [Unit(stem(request.graph.names[i]), (i,), int(request.device[i])) for i in ops]
-    stages = split(request, units)
+    stages = split(request, units, looped=True)
     names = [_outermost(units, s.start) for s in stages[1:]]
     entries = "".join(f"    {name!r}: SplitPoint.BEGINNING,\n" for name in names)
-    text = f"from torch.distributed.pipelining import SplitPoint\n\nsplit_spec = {{\n{entries}}}\n"
+    ranks = len(stages) // rounds(stages)
+    looped = f"# {len(stages)} stages on {ranks} ranks: stage k is rank k % {ranks}'s, as in ScheduleInterleaved1F1B.\n"
+    spec = f"{looped if ranks < len(stages) else ''}split_spec = {{\n{entries}}}\n"
+    text = f"from torch.distributed.pipelining import SplitPoint\n\n{spec}"
     return Written(dict.fromkeys(names, "BEGINNING"), text, spread(request, units), stage_devices(request, stages))
 
 
