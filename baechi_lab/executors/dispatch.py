@@ -133,6 +133,7 @@ def execute(
         )  # fmt: skip
         return _beside(run, ways, steps, warmup, stop)
     if isinstance(cluster, LocalCluster):
+        cluster.require_alive()
         workers, cluster = cluster.addresses, cluster.cluster
     chosen = backend or ("tensorflow-cluster" if workers else "tensorflow")
     if chosen not in BACKENDS:

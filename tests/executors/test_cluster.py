@@ -98,8 +98,11 @@ def test_worker_killed_mid_step(step, placement, which):
         run = bl.execute(step, placement, steps=10**6, warmup=0, traced=1, cluster=local, on_step=kill)
         assert run.status == "died" and 3 <= len(run.outputs) < 10**6 and run.timeline is not None
         assert run.message == f"worker {which} of the cluster ({local.addresses[which]}) has ended"
-        with pytest.raises(bl.ExecutionError, match=r"does not answer .* start it with: baechi-lab worker --bind 127"):
+        # Which command starts a worker at that address is no advice about a cluster that starts its own.
+        with pytest.raises(bl.ExecutionError, match=rf"worker {which} of the cluster .* has ended; make a new LocalCl"):
             bl.execute(step, placement, cluster=local)
+        with pytest.raises(bl.ExecutionError, match=r"does not answer .* start it with: baechi-lab worker --bind 127"):
+            bl.execute(step, placement, workers=local.addresses)
     assert all(not os.path.exists(f"/proc/{pid}") for pid in local.pids)
 
 

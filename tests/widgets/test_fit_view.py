@@ -31,7 +31,9 @@ def test_a_point_leads_to_its_timeline():
 
 def test_a_limit_far_above_the_peaks_is_told_instead_of_drawn():
     """Peaks of kilobytes beside a limit of gigabytes were one point at 0 GB."""
-    near, far = (bl.fit(graph(), bl.Cluster.uniform(1, memory_bytes=size), every_way=True) for size in ("1.2MB", "8GiB"))
+    near, far = (
+        bl.fit(graph(), bl.Cluster.uniform(1, memory_bytes=size), every_way=True) for size in ("1.2MB", "8GiB")
+    )
     assert FitView(near).points.spec["rules"] and len(viz.ways(near).layout.shapes) == 1
     spec, figure = FitView(far).points.spec, viz.ways(far)
     assert spec["rules"] == [] and not figure.layout.shapes

@@ -107,6 +107,14 @@ class LocalCluster:
         lines = self._logs[index].read().decode("utf-8", "replace").splitlines()
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it said nothing")
 
+    def require_alive(self) -> None:
+        """Raise `ExecutionError` if a worker has ended; it names the first."""
+        ended = next((i for i, process in enumerate(self._processes) if process.poll() is not None), None)
+        if ended is not None:
+            raise ExecutionError(
+                f"worker {ended} of the cluster ({self.addresses[ended]}) has ended; make a new LocalCluster"
+            )
+
     @property
     def n(self) -> int:
         """Number of workers."""

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ...errors import InvalidInput
 from ..timeline import MEMORY_CATEGORIES, Timeline
 
 _PLACE = 10
@@ -26,6 +27,9 @@ _PLACE = 10
 
 def timeline_text(timeline: Timeline, memory: bool = False) -> str:
     """The text; with every change of memory where `memory` is true.
+
+    Raises:
+        InvalidInput: memory is neither True nor False.
 
     >>> from baechi_lab import Cluster, Link, OpGraph, Placement, simulate
     >>> graph = OpGraph.from_edges([2, 3], [(0, 1, 4)], names=["a", "b"])
@@ -38,6 +42,8 @@ def timeline_text(timeline: Timeline, memory: bool = False) -> str:
     gpu:0: computes 2 us, peak 4 B of 1000 B
     gpu:1: computes 3 us, peak 4 B of 1000 B
     """
+    if not isinstance(memory, (bool, np.bool_)):
+        raise InvalidInput(f"memory is {memory!r:.60}; it must be True or False")
     lines = [f"{timeline.origin}, {_number(timeline.makespan_us)} us", *_events(timeline)]
     lines += _memory(timeline) if memory else []
     lines += _devices(timeline)
