@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..checks import is_list
+import numpy as np
+
+from ..checks import check_whole, is_list
 from ..errors import InvalidInput
 from ..graph import Cluster, Placement
 from ..graph.arguments import check_records
@@ -89,6 +91,9 @@ def fit(
         raise InvalidInput(f"placers is {placers!r:.60}; it must be a list of names, for example ['m-etf']")
     if callback is not None and not callable(callback):
         raise InvalidInput(f"callback is {callback!r}; it must be a function of the name of a way")
+    if not isinstance(every_way, (bool, np.bool_)):
+        raise InvalidInput(f"every_way is {every_way!r:.60}; it must be True or False")
+    check_whole("seed", seed, low=0)
     placing = Placing(tuple(placers) if not isinstance(placers, str) else placers, time_limit, seed)
     subject = subject_of(graph, batch_size, hardware)
     check_kinds(subject.graph, cluster)
