@@ -209,7 +209,7 @@ def test_simulated_and_measured_on_a_local_cluster():
     assert (table["measured_us"] <= table["measured_high_us"]).all()
     # The cluster is closed: every row says so, none is lost.
     gone = bl.compare(graph, local, ["single"], step=step, measure=True, steps=1, progress=False)
-    assert gone["measured_us"].isna().all() and gone["error"].str.contains("does not answer").all()
+    assert gone["measured_us"].isna().all() and gone["error"].str.contains("has ended; make a new LocalCluster").all()
 
 
 def test_ctrl_c_ends_a_comparison(monkeypatch):

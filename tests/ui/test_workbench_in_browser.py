@@ -13,6 +13,7 @@ import urllib.request
 import jupyter_browser as jb
 import numpy as np
 import pytest
+from whole_screen import EMPTIED, TABS, WHOLE, faults, tab, themed
 
 import baechi_lab as bl
 from baechi_lab.graph.units import format_bytes, format_us
@@ -106,10 +107,6 @@ def shows(page, text, timeout=30_000):
         "&& !document.querySelector('.bl-stale'); }",
         arg=text, timeout=timeout,
     )  # fmt: skip
-
-
-def tab(page, name):
-    page.click(f'.bl-workbench .bl-tab:text-is("{name}")')
 
 
 def control(page, label):
@@ -574,67 +571,6 @@ def test_export_writes_the_script(page, lab):
     shot(page, "08-export")
 
 
-WHOLE = """(tab) => {
-  const bench = document.querySelector('.bl-workbench');
-  const seen = (e) => e.offsetParent !== null && e.getBoundingClientRect().width > 0;
-  const all = (selector) => [...bench.querySelectorAll(selector)].filter(seen);
-  const brush = document.createElement('canvas').getContext('2d');
-  const wide = (text, e) => { brush.font = getComputedStyle(e).font; return brush.measureText(text).width; };
-  const chosen = (e) => e.options[e.selectedIndex]?.textContent ?? '';
-  const panes = bench.querySelector('.bl-panes');
-  const tall = (e) => e.scrollHeight > e.clientHeight + 2 || e.scrollWidth > e.clientWidth + 2;
-  const unlike = (e) => Math.abs((e.querySelector('svg')?.clientWidth ?? 0) - e.clientWidth) > 2;
-  const labels = '.widget-button, .bl-button, .widget-label, .bl-key, .bl-live, th';
-  const beyond = (e) => {
-    const [a, b] = [e.getBoundingClientRect(), e.closest('svg').getBoundingClientRect()];
-    return a.left < b.left - 2 || a.right > b.right + 2 || a.bottom > b.bottom + 2;
-  };
-  return {
-    below: Math.round(bench.getBoundingClientRect().bottom - innerHeight),
-    cut: all(labels).filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.textContent),
-    chosen: all('select').filter((e) => wide(chosen(e), e) > e.clientWidth - 18).map(chosen),
-    blank: all('.bl-chart').filter((e) => e.clientHeight > 0 && unlike(e)).length,
-    outside: all('.bl-chart text').filter(beyond).map((e) => e.textContent),
-    scrolls: tab === 'Compare' && [panes, ...all('.bl-pane-compare .bl-grid, .bl-pane-compare .bl-scroll')].some(tall),
-    // A hair too wide is enough for a bar to scroll sideways.
-    sideways: all('.widget-box').filter((e) => e.scrollWidth > e.clientWidth && getComputedStyle(e).overflowX === 'auto')
-      .map((e) => e.innerText.slice(0, 40)),
-    nothing: /\\b0\\.00 us/.test(bench.innerText),
-  };
-}"""
-CONTRAST = """() => {
-  const numbers = (text) => (text.match(/[\\d.]+/g) ?? []).map((v) => Number(v) * (text.startsWith('color(') ? 255 : 1));
-  const light = ([r, g, b]) => [r, g, b].map((c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, c, k) => sum + c * [0.2126, 0.7152, 0.0722][k], 0);
-  const behind = (e) => {
-    for (let at = e; at; at = at.parentElement) {
-      const found = numbers(getComputedStyle(at).backgroundColor);
-      if (found.length === 3 || found[3] > 0.5) return found;
-    }
-    return [255, 255, 255];
-  };
-  const faint = [];
-  for (const e of document.querySelectorAll('.bl-workbench *')) {
-    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
-    if (!own || !e.getClientRects().length || e.matches('option, style, title, :disabled')) continue;
-    const style = getComputedStyle(e);
-    const text = numbers(e instanceof SVGElement ? style.fill : style.color).slice(0, 3);
-    const [a, b] = [light(text), light(behind(e))];
-    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (contrast < 3) faint.push(`${contrast.toFixed(1)} ${e.tagName} ${e.textContent.slice(0, 40)}`);
-  }
-  return faint;
-}"""
-EMPTIED = """() => {  // canvases without any mark when the page is shown: this observer is asked after those of the views
-  const empty = (c) => !new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer).some((p) => p);
-  window.emptied = [];
-  const sizes = new ResizeObserver((all) => all.map((e) => e.target.querySelector('canvas')).filter((c) => c?.width && empty(c))
-    .forEach((c) => window.emptied.push(`${c.ariaLabel} ${c.width} x ${c.height}`)));
-  document.querySelectorAll('.bl-workbench .bl-stage').forEach((stage) => sizes.observe(stage));
-}"""
-TABS = ("Graph", "Timeline", "Compare", "Run", "Explore", "Explain", "Fit", "Export")
-
-
 def test_everything_is_whole_on_one_screen_light_and_dark(page):
     """No label cut, no chart blank or clipped, nothing in a colour like its background, no part below the screen."""
     tab(page, "Fit")
@@ -642,23 +578,11 @@ def test_everything_is_whole_on_one_screen_light_and_dark(page):
     page.wait_for_selector(".bl-pane-fit .bl-chart circle", timeout=60_000)
     page.evaluate(EMPTIED)
     for theme in ("Light", "Dark"):
-        page.evaluate(
-            f"() => window.jupyterapp.commands.execute('apputils:change-theme', {{ theme: 'JupyterLab {theme}' }})"
-        )
-        flag = json.dumps(theme == "Light")
-        page.wait_for_selector(f"body[data-jp-theme-light='{flag}']", state="attached")
+        themed(page, theme)
         for width, height in ((1280, 720), (1600, 1000)):
             page.set_viewport_size({"width": width, "height": height})
             for name in TABS:
-                tab(page, name)
-                for _ in range(40):  # until what follows the size of the window has followed
-                    page.evaluate("() => document.querySelector('.bl-workbench').scrollIntoView({ block: 'start' })")
-                    page.wait_for_timeout(60)
-                    if (found := page.evaluate(WHOLE, name))["below"] <= 0:
-                        break
-                assert found.pop("below") <= 0, (name, width, theme)
-                assert not any(found.values()), (name, width, theme, found)
-                assert page.evaluate(CONTRAST) == [], (name, width, theme)
+                assert faults(page, name) == {}, (name, width, theme)
                 if (width == 1280) == (theme == "Light"):  # a picture takes longer than all the looking
                     shot(page, f"20-{name.lower()}-{width}-{theme.lower()}")
     assert page.evaluate("() => window.emptied") == []

@@ -215,7 +215,7 @@ def _cells(values: Any) -> list[str]:
         shown("batch_size", lambda v: str(int(v))), shown("micro_batches", lambda v: str(int(v))), shown("schedule", str),
         shown("replicas", lambda v: str(int(v))), str(values["devices"]), format_limit(values["memory_bytes"]),
         str(values["placer"]), shown("makespan_us", format_us), shown("samples_per_second", format_rate),
-        shown("bubble", lambda v: f"{v:.0%}"), shown("peak_bytes", format_bytes), "yes" if values["feasible"] else "no",
+        shown("bubble", lambda v: f"{max(v, 0.0):.0%}"), shown("peak_bytes", format_bytes), "yes" if values["feasible"] else "no",
         str(values["error"] or ""),
     ]  # fmt: skip
 
