@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.executors.tensorflow import server
+from baechi_lab.executors.tensorflow import cluster, server
 from baechi_lab.executors.tensorflow.peers import Peers
 
 pytest.importorskip("tensorflow")
@@ -37,6 +37,44 @@ def test_workers_are_single_threaded_on_a_core_each(local):
     assert all(len(c) == 1 for c in cores)
     if len(os.sched_getaffinity(0)) > 1:
         assert cores[0] != cores[1]
+
+
+def test_threads_that_share_a_core_do_not_spin(monkeypatch):
+    """They would take it from the one that works: of two threads, and of workers beyond the cores."""
+    started = []
+
+    class Stop(Exception):
+        pass
+
+    def start(*arguments, **_):
+        started.append("--no-spinning" in arguments)
+        raise Stop
+
+    monkeypatch.setattr(cluster, "start", start)
+    monkeypatch.setattr(cluster, "cores", lambda: 2)
+    for n, threads in ((2, 1), (2, 2), (3, 1)):
+        with pytest.raises(Stop):
+            bl.LocalCluster(n, threads=threads)
+    assert started == [False, True, True]
+
+
+def test_a_worker_without_spinning_tells_tensorflow_so(monkeypatch):
+    import tensorflow as tf
+
+    told = []
+
+    class Server:
+        def __init__(self, known, start):
+            told.append(known.default_session_config.experimental.disable_thread_spinning)
+
+        def start(self):
+            pass
+
+    monkeypatch.setattr(tf.distribute, "Server", Server)
+    monkeypatch.setattr(server, "keep_to_loopback", lambda port: None)
+    for spinning in (True, False):
+        server.start("127.0.0.1", 0, 2, spinning=spinning)
+    assert told == [False, True]
 
 
 def test_losses_equal_the_unplaced_step(cluster_run, unplaced_losses):

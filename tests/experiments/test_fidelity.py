@@ -205,9 +205,9 @@ def _costs(monkeypatch, walls):
     def cost(local, worker, steps, step, devices):
         us = next(left) if step.name.startswith("ladder") else 10_000.0
         kernels = 500.0 + (0 if step.name.endswith("x 0") else 4 * 16)
-        return calibration._Cost(us, kernels, (us / 2,) * devices)
+        return calibration.Cost(us, kernels, (us / 2,) * devices)
 
-    monkeypatch.setattr(calibration, "_cost", cost)
+    monkeypatch.setattr(calibration, "cost_of", cost)
     monkeypatch.setattr(calibration, "Worker", nullcontext)
     monkeypatch.setattr(calibration, "RUNGS", 4)
     return calibrate(SimpleNamespace(n=2))
@@ -234,11 +234,11 @@ def test_a_message_is_what_a_step_takes_more_when_its_tensor_moves(monkeypatch):
     def cost(local, worker, steps, step, devices):
         if "messages" in step.name:
             count = int(step.name.split()[0])
-            return calibration._Cost(0.0, 0.0, (10.0 * count, 30.0 * count))
+            return calibration.Cost(0.0, 0.0, (10.0 * count, 30.0 * count))
         goes = "that go," in step.name
-        return calibration._Cost(1_000.0 + 72 * 250 * goes, 0.0, (500.0 + 72 * 120 * goes, 500.0 + 72 * 80 * goes))
+        return calibration.Cost(1_000.0 + 72 * 250 * goes, 0.0, (500.0 + 72 * 120 * goes, 500.0 + 72 * 80 * goes))
 
-    monkeypatch.setattr(calibration, "_cost", cost)
+    monkeypatch.setattr(calibration, "cost_of", cost)
     monkeypatch.setattr(calibration, "Worker", nullcontext)
     monkeypatch.setattr(calibration, "RUNGS", 4)
     costs = calibrate(SimpleNamespace(n=2))
@@ -252,12 +252,12 @@ def test_a_message_after_long_kernels_takes_more(monkeypatch):
 
     def cost(local, worker, steps, step, devices):
         if "hops" not in step.name:
-            return calibration._Cost(0.0, 0.0, (0.0, 0.0))
+            return calibration.Cost(0.0, 0.0, (0.0, 0.0))
         stream = int(step.name.split()[-3])
         cpu = 72 * (100.0 + more[stream]) / 2 if "that go," in step.name else 0.0
-        return calibration._Cost(0.0, 0.0, (cpu, cpu), took[stream])
+        return calibration.Cost(0.0, 0.0, (cpu, cpu), took[stream])
 
-    monkeypatch.setattr(calibration, "_cost", cost)
+    monkeypatch.setattr(calibration, "cost_of", cost)
     monkeypatch.setattr(calibration, "Worker", nullcontext)
     costs = calibrate(SimpleNamespace(n=2))
     assert np.array(costs.cooled) == pytest.approx(np.array([(0, 0), (10, 20), (50, 90), (300, 90)]))

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.executors.tensorflow.calibration import Calibration, Cost
+from baechi_lab.experiments.pipelines import busy
 from baechi_lab.experiments.pipelines.layers import layer_stages, least_runs
 from baechi_lab.experiments.pipelines.report import FORMAT, Row, keep, rows_of, summarize_rows
 from baechi_lab.experiments.results import result, result_names
@@ -38,6 +40,22 @@ def test_stages_are_whole_layers():
     assert layer_stages(graph, 2).tolist() == [0, 1, 1, 1, 1, 0]
     with pytest.raises(bl.InvalidInput, match="the model has 3 layers; 4 stages need as many"):
         layer_stages(graph, 4)
+
+
+def test_messages_of_busy_workers_are_what_both_ends_work_more(monkeypatch):
+    """Products take 9 ms of each; 24 messages 30 us of the sender and 20 of the receiver, 90 us from end to end."""
+
+    def cost(local, worker, steps, step, devices):
+        goes = "that go," in step.name
+        return Cost(0.0, 0.0, (9_000.0 + 24 * 30 * goes, 9_000.0 + 24 * 20 * goes))
+
+    monkeypatch.setattr(busy, "cost_of", cost)
+    monkeypatch.setattr(busy, "_arrivals", lambda size, local, worker: np.full(3, 90.0))
+    free = bl.Link(0.0, 0.0)
+    before = Calibration(2.0, 7.0, free, free, free, 1.0, cooled=((0.0, 0.0), (5.0, 9.0)))
+    costs = busy.busy_calibration(before, None, None)
+    assert [x.cost_us(1 << 20) for x in (costs.send, costs.receive, costs.wire)] == pytest.approx([30, 20, 40])
+    assert (costs.op_us, costs.step_us, costs.cold_us(5.0)) == (2.0, 7.0, 0.0)
 
 
 def row(schedule, simulated, measured):

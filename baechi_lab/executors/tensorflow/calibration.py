@@ -42,6 +42,8 @@ STREAM = 4 << 20
 they take cancels; of traces, whose kernels are some per cent off, only the small ones are used."""
 STREAMS = (1 << 18, 1 << 20, 1 << 22)
 """Bytes that the products between messages make: from what stays in a core's own caches to what leaves nothing in them."""
+SIDE = 256
+"""Rows and columns of the matrices whose products lie between messages of a busy worker: about a millisecond each."""
 TRIES = 3
 """How often ladders are measured when the one with ops took no longer than the one without."""
 
@@ -106,7 +108,7 @@ def mean_calibration(found: Sequence[Calibration]) -> Calibration:
 
 
 @dataclass(frozen=True)
-class _Cost:
+class Cost:
     """One step of a made-up kind: wall and per worker CPU microseconds, and those of kernels in its trace but for products.
 
     `product_us`: the median product.
@@ -128,7 +130,7 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
     if local.n < 2:
         raise InvalidInput("calibrate needs a cluster of at least 2 workers")
     with Worker() as worker:
-        cost = partial(_cost, local, worker, steps)
+        cost = partial(cost_of, local, worker, steps)
         bare = cost(ladder_step(FEW, 0, 4), 1)
         without, ladder = _ladders(cost)
         found = np.array([_message(cost, size) for size in SIZES])
@@ -145,7 +147,7 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
     return Calibration(op_us, max(bare.wall_us - bare.kernels_us, 0.0), send, receive, wire, share, cooled)
 
 
-def _ladders(cost: Callable[[Step, int], _Cost]) -> tuple[_Cost, _Cost]:
+def _ladders(cost: Callable[[Step, int], Cost]) -> tuple[Cost, Cost]:
     """A ladder without and with ops on its rungs, again while other programs made the first the slower of the two."""
     for _ in range(TRIES):
         without, ladder = (cost(ladder_step(RUNGS, width, STREAM), 1) for width in (0, WIDTH))
@@ -154,7 +156,7 @@ def _ladders(cost: Callable[[Step, int], _Cost]) -> tuple[_Cost, _Cost]:
     return without, ladder
 
 
-def _message(cost: Callable[[Step, int], _Cost], size: int) -> tuple[float, float, float]:
+def _message(cost: Callable[[Step, int], Cost], size: int) -> tuple[float, float, float]:
     """CPU microseconds that a message takes of sender and receiver, and wall microseconds from end to end."""
     few, many = (cost(message_step(count, size), 2) for count in (FEW, MANY))
     stays, goes = (cost(hop_step(MANY, size, goes), 2) for goes in (False, True))
@@ -164,7 +166,7 @@ def _message(cost: Callable[[Step, int], _Cost], size: int) -> tuple[float, floa
     return both * sent / (sent + received), both * received / (sent + received), hop
 
 
-def _cooled(cost: Callable[[Step, int], _Cost], warm_us: float) -> tuple[tuple[float, float], ...]:
+def _cooled(cost: Callable[[Step, int], Cost], warm_us: float) -> tuple[tuple[float, float], ...]:
     """`Calibration.cooled` where a message takes `warm_us` of both processors with nothing in between."""
     found = [(0.0, 0.0)]
     for stream in STREAMS:
@@ -174,7 +176,7 @@ def _cooled(cost: Callable[[Step, int], _Cost], warm_us: float) -> tuple[tuple[f
     return tuple((float(us), float(more)) for us, more in found)
 
 
-def _cost(local: LocalCluster, worker: Worker, steps: int, step: Step, devices: int) -> _Cost:
+def cost_of(local: LocalCluster, worker: Worker, steps: int, step: Step, devices: int) -> Cost:
     """Median wall and mean CPU time of a step whose ops say in their names where they run: `d0_...`, `d1_...`."""
     from ..dispatch import execute
     from ..structure import graph_of
@@ -195,7 +197,7 @@ def _cost(local: LocalCluster, worker: Worker, steps: int, step: Step, devices: 
     product = np.array(["_product" in graph.names[op] for op in timeline.op.tolist()], dtype=np.bool_)
     took = timeline.end_us - timeline.start_us
     product_us = float(np.median(took[product])) if product.any() else 0.0
-    return _Cost(run.median_seconds * 1e6, float(took[~product].sum()), tuple(spent[:devices]), product_us)
+    return Cost(run.median_seconds * 1e6, float(took[~product].sum()), tuple(spent[:devices]), product_us)
 
 
 def process_seconds(pid: int) -> float:
@@ -226,9 +228,13 @@ def hop_step(hops: int, size: int, goes: bool = True, stream: int = 0) -> Step:
     return _step(name, partial(_hops, hops, size, goes, stream))
 
 
-def busy_step(messages: int, size: int) -> Step:
-    """Products one after the other on device 0, after each of which a tensor of `size` bytes goes to device 1."""
-    return _step(f"{messages} messages of {size} bytes between products", partial(_busy, messages, size))
+def stream_step(messages: int, size: int, goes: bool = True, both: bool = False) -> Step:
+    """Products one after the other on device 0, after each of which a tensor of `size` bytes goes to device 1, or stays.
+
+    With `both`, device 1 makes products of its own meanwhile.
+    """
+    name = f"{messages} messages of {size} bytes that {'go' if goes else 'stay'}, between products"
+    return _step(name, partial(_stream, messages, size, goes, both))
 
 
 def _ladder(rungs: int, width: int, size: int, raw: Any) -> Any:
@@ -252,18 +258,24 @@ def _messages(messages: int, size: int, raw: Any) -> Any:
     return raw.IdentityN(input=received, name="d1_all")[0]
 
 
-def _busy(messages: int, size: int, raw: Any) -> Any:
-    value = matrix = raw.Fill(dims=[384, 384], value=np.float32(1 / 384), name="d0_matrix")
+def _stream(messages: int, size: int, goes: bool, both: bool, raw: Any) -> Any:
+    value = [raw.Fill(dims=[SIDE, SIDE], value=np.float32(1 / SIDE), name=f"d{d}_matrix") for d in range(1 + both)]
+    matrix = list(value)
     source = raw.Fill(dims=[size // 4], value=np.float32(1), name="d0_source")
     received = []
     for i in range(messages):
-        value = raw.MatMul(a=value, b=matrix, name=f"d0_product{i}")
-        with value.graph.control_dependencies([value.op]):
+        value = [
+            raw.MatMul(a=a, b=b, name=f"d{d}_product{i}") for d, (a, b) in enumerate(zip(value, matrix, strict=True))
+        ]
+        with source.graph.control_dependencies([value[0].op]):
             sent = raw.Identity(input=source, name=f"d0_send{i}")
-        received.append(raw.Identity(input=sent, name=f"d1_receive{i}"))
-    last = raw.Slice(input=value, begin=raw.Fill(dims=[2], value=0, name="d0_begin"),
-                     size=raw.Fill(dims=[2], value=1, name="d0_size"), name="d0_last")  # fmt: skip
-    return raw.IdentityN(input=[*received, last], name="d1_all")[0]
+        received.append(raw.Identity(input=sent, name=f"d{int(goes)}_receive{i}"))
+    for d, last in enumerate(value):
+        received.append(raw.Slice(
+            input=last, begin=raw.Fill(dims=[2], value=0, name=f"d{d}_begin"),
+            size=raw.Fill(dims=[2], value=1, name=f"d{d}_size"), name=f"d{d}_last",
+        ))  # fmt: skip
+    return raw.IdentityN(input=received, name=f"d{int(goes)}_all")[0]
 
 
 def _hops(hops: int, size: int, goes: bool, stream: int, raw: Any) -> Any:

@@ -17,6 +17,7 @@ from ...checks import check_whole
 from ...errors import ExecutionError
 from ...graph.cluster import Cluster, Device, Link
 from ...workers.client import worker_environment
+from ...workers.executors import cores
 from ...workers.forked import Forked, start
 from .devices import cpu_memory
 
@@ -37,7 +38,8 @@ class LocalCluster:
         trusted_network: start them as well where they cannot be kept to loopback (not on Linux): then everyone on the
             network can run code as you.
         threads: of each worker, which share its core. With one, a tensor that is ready to be sent may wait for the ops that
-            are ready behind it: TensorFlow leaves large sends to another thread. With two it leaves at once.
+            are ready behind it: TensorFlow leaves large sends to another thread. With two it leaves at once. Where threads
+            share a core, those that have nothing to do sleep, instead of taking it from the one that works.
 
     Raises:
         InvalidInput: a bad `n` or `threads`.
@@ -64,6 +66,8 @@ class LocalCluster:
         names = (f"/job:worker/task:{i}/device:CPU:0" for i in range(n))
         self.cluster = Cluster(tuple(Device(name, "cpu", memory) for name in names), link, comm)  # type: ignore[arg-type]
         self._options = [str(threads), *(["--trusted-network"] if trusted_network else [])]
+        if threads > 1 or n > cores():
+            self._options.append("--no-spinning")
         self._logs: list[IO[bytes]] = []
         self._processes: list[subprocess.Popen[bytes] | Forked] = []
         try:

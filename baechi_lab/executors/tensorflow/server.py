@@ -43,12 +43,14 @@ def parse_bind(bind: str) -> tuple[str, int]:
 
 
 def start(
-    host: str, port: int, threads: int = 1, *, trusted_network: bool = False, secret: str | None = None
+    host: str, port: int, threads: int = 1, *, trusted_network: bool = False, secret: str | None = None,
+    spinning: bool = True,
 ) -> str:  # fmt: skip
     """Start the server in this process and return its address `host:port`.
 
     With `secret`, a file of `make_secret`, those who have it reach the server there, through TLS. Without it and without
-    `trusted_network` the host must be loopback, and the server is reached from this machine alone.
+    `trusted_network` the host must be loopback, and the server is reached from this machine alone. Threads that have
+    nothing to do look for work for a while before they sleep, unless `spinning` is False.
 
     Raises `InvalidInput` for another host or a file that holds no secret, `ExecutionError` when the port is taken, the
     address is not one of this machine, or this system cannot keep the server to loopback.
@@ -67,6 +69,7 @@ def start(
     tf = import_tensorflow()
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads, intra_op_parallelism_threads=threads)
     config.gpu_options.allow_growth = True
+    config.experimental.disable_thread_spinning = not spinning
     address = f"{host}:{free}"
     try:
         known = tf.train.ServerDef(job_name="unassigned", protocol="grpc", port=inside, default_session_config=config)
@@ -102,14 +105,14 @@ def _free_port(host: str, port: int) -> int:
 
 def main(
     bind: str = LOOPBACK + ":0", threads: int = 1, core: int | None = None, follow_stdin: bool = False,
-    trusted_network: bool = False, secret: str | None = None,
+    trusted_network: bool = False, secret: str | None = None, spinning: bool = True,
 ) -> int:  # fmt: skip
     """Run one worker until it is stopped; prints its address on a line of its own.
 
     `bind` is `host:port` (loopback unless a host is named); `threads` ops run at a time; `core` pins the process to
     one processor core; `follow_stdin` ends it when its stdin does; `secret` lets those who have that file reach it
-    through TLS; `trusted_network` lets it listen on every interface, without authentication. Raises `InvalidInput`,
-    `ExecutionError`.
+    through TLS; `trusted_network` lets it listen on every interface, without authentication; without `spinning` its
+    idle threads sleep at once. Raises `InvalidInput`, `ExecutionError`.
     """
     host, port = parse_bind(bind)
     if core is not None and hasattr(os, "sched_setaffinity"):
@@ -118,7 +121,8 @@ def main(
     keep_freed_memory()
     if trusted_network:
         print("warning: everyone who reaches this machine's network can run code as you", file=sys.stderr)
-    print(f"worker {start(host, port, threads, trusted_network=trusted_network, secret=secret)}", flush=True)
+    address = start(host, port, threads, trusted_network=trusted_network, secret=secret, spinning=spinning)
+    print(f"worker {address}", flush=True)
     if follow_stdin:
         sys.stdin.buffer.read()
         os._exit(0)
@@ -134,7 +138,7 @@ if __name__ == "__main__":
     try:
         main(
             sys.argv[1], int(sys.argv[3]), core=int(sys.argv[2]), follow_stdin=True,
-            trusted_network="--trusted-network" in sys.argv,
+            trusted_network="--trusted-network" in sys.argv, spinning="--no-spinning" not in sys.argv,
         )  # fmt: skip
     except (ExecutionError, InvalidInput) as problem:
         sys.exit(str(problem))
