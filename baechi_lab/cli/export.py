@@ -58,9 +58,11 @@ def _write_plan(arguments: argparse.Namespace, graph: OpGraph, placement: Placem
     """The text to its file or to standard output, what it lost to standard error."""
     from ..exporters.plans import write_plan
     from ..graph.formats.files import write_atomically
+    from ..simulator import simulate
 
     model = arguments.model if arguments.model.endswith(".onnx") else None
-    plan = write_plan(graph, placement, arguments.format, model=model, cluster=cluster)
+    timeline = simulate(graph, cluster, placement) if arguments.format == "chakra" else None
+    plan = write_plan(graph, placement, arguments.format, model=model, cluster=cluster, timeline=timeline)
     if arguments.output:
         for ending, data in (plan.files or {"": plan.text.encode()}).items():
             write_atomically(arguments.output + ending, data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,16 +21,21 @@ def chain():
     )
 
 
+def read_back(plan, folder):
+    """The recording of a Chakra plan's files."""
+    paths = [folder / f"plan{ending}" for ending in plan.files]
+    for path, data in zip(paths, plan.files.values(), strict=True):
+        path.write_bytes(data)
+    return bl.load_trace(paths)
+
+
 def test_a_chakra_plan_reads_back_to_the_simulated_step(chain, tmp_path):
     """a 0..4, b 4..10. Sends queue: a's tensor 4..14 (0.01 us per byte), b's 14..14.5, rounded to 0; then c for 3."""
     cluster = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.01))
     placement = bl.Placement(device=[0, 0, 1])
     plan = bl.write_plan(chain, placement, "chakra", cluster=cluster)
     assert sorted(plan.files) == [".0.et", ".1.et"]
-    paths = [tmp_path / f"plan{ending}" for ending in sorted(plan.files)]
-    for path, data in zip(paths, plan.files.values(), strict=True):
-        path.write_bytes(data)
-    again = bl.load_trace(paths)
+    again = read_back(plan, tmp_path)
     assert bl.simulate(again.graph, again.cluster, again.placement).makespan_us == 4 + 10 + 3
     assert bl.simulate(chain, cluster, placement).makespan_us == pytest.approx(4 + 10 + 0.5 + 3)
     assert sorted(again.graph.op_types) == ["comm_recv"] * 2 + ["comm_send"] * 2 + ["comp"] * 3
@@ -38,6 +44,53 @@ def test_a_chakra_plan_reads_back_to_the_simulated_step(chain, tmp_path):
     nodes = [json.loads(line) for line in plan.text.splitlines()]
     tags = {(n["attr"][1]["name"], n["attr"][1]["uint64Val"]) for n in nodes if n.get("type") == "COMM_SEND_NODE"}
     assert tags == {("comm_size", "1000"), ("comm_size", "50")}
+
+
+@pytest.mark.parametrize("comm", ["sequential", "duplex", "parallel"])
+def test_a_chakra_plan_with_a_timeline_keeps_the_queues_of_transfers(comm, tmp_path):
+    """Links that are busy most of the time: the order of transfers decides how long the step is."""
+    graph = random_graph(seed=5)
+    cluster = bl.Cluster.uniform(3, link=bl.Link(7.0, 0.2, overhead_us=2.0), comm=comm)
+    placement = bl.Placement(device=np.arange(graph.n) % 3)
+    timeline = bl.simulate(graph, cluster, placement)
+    plan = bl.write_plan(graph, placement, "chakra", cluster=cluster, timeline=timeline)
+    again = read_back(plan, tmp_path)
+    assert not any("not kept" in note for note in again.notes)
+    assert bl.simulate(again.graph, again.cluster, again.placement).makespan_us == round(timeline.makespan_us)
+    assert again.timeline.makespan_us == round(timeline.makespan_us)
+    assert "keep the order of this step" in " ".join(plan.lost)
+
+
+def random_graph(seed):
+    """30 ops with tensors of up to 2000 bytes; every fifth op takes no time."""
+    rng = np.random.default_rng(seed)
+    edges = [(i, j, int(rng.integers(0, 2000))) for i in range(30) for j in range(i + 1, 30) if rng.random() < 0.2]
+    return bl.OpGraph.from_edges(rng.integers(1, 90, 30) * (np.arange(30) % 5 > 0), edges)
+
+
+def test_a_timeline_is_of_the_step_that_is_written(chain):
+    cluster, placement = bl.Cluster.uniform(2), bl.Placement(device=[0, 0, 1])
+    timeline = bl.simulate(chain, cluster, placement)
+    for given, said in (
+        ({"placement": bl.Placement(device=[0, 1, 1])}, "of another step"),
+        ({"cluster": None}, "without cluster"),
+        ({"timeline": replace(timeline, origin="measured")}, "is measured"),
+        ({"timeline": 3}, "timeline is of type int"),
+        ({"format": "dot"}, "dot has no order"),
+    ):
+        values = {"placement": placement, "format": "chakra", "cluster": cluster, "timeline": timeline} | given
+        with pytest.raises(InvalidInput, match=said):
+            bl.write_plan(chain, values.pop("placement"), values.pop("format"), **values)
+
+
+def test_chakra_ranks_are_devices_also_where_some_are_empty(chain, tmp_path):
+    cluster = bl.Cluster.uniform(4, link=bl.Link(10.0, 0.0, overhead_us=1.0))
+    plan = bl.write_plan(chain, bl.Placement(device=[1, 1, 3]), "chakra", cluster=cluster)
+    assert list(plan.files) == [".0.et", ".1.et", ".2.et", ".3.et"]
+    again = read_back(plan, tmp_path)
+    assert not any("no send" in note for note in again.notes)
+    # a 4 + 1, b 6 + 1 and c 3 + 2 with their messages; b's message leaves at 12, a's was on the wire until 15
+    assert again.timeline.makespan_us == 5 + 10 + 10 + 5
 
 
 def test_chakra_says_what_rounding_loses(chain):

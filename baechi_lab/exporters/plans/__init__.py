@@ -12,6 +12,7 @@ from ...graph.cluster import Cluster
 from ...graph.columns import record
 from ...graph.opgraph import OpGraph
 from ...graph.placement import Placement
+from ...graph.timeline import Timeline
 from .records import Request, WrittenPlan, moved
 
 __all__ = ["FORMATS", "WrittenPlan", "write_plan"]
@@ -28,6 +29,7 @@ def write_plan(
     model: Any = None,
     cluster: Cluster | None = None,
     layers: str | None = None,
+    timeline: Timeline | None = None,
 ) -> WrittenPlan:
     """Write a placement for another runtime, and say what of it that runtime cannot be told.
 
@@ -40,12 +42,13 @@ def write_plan(
         model: the PyTorch model, which "device_map" needs for its parameters; for "onnx" the model or its file.
         cluster: names the devices; those of kind "cpu" are CPUs, all others count as GPUs 0, 1, ... in their order.
         layers: where the numbered layers are ("model.layers"); by default the stack with most ops.
+        timeline: the simulated step, whose order of ops and transfers "chakra" keeps; no other format has one.
 
     Returns:
         the plan as a value and as text, and a sentence for each thing that was lost.
 
     Raises:
-        InvalidInput: a placement of another graph, no layers found, layers that go back to a device that they left.
+        InvalidInput: a placement or timeline of another graph, no layers found, layers that go back to a device that they left.
         UnknownNameError: an unknown format.
 
     >>> names = ["embed", "layers.0", "layers.1", "layers.2", "head"]
@@ -61,16 +64,20 @@ def write_plan(
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     if layers is not None and not isinstance(layers, str):
         raise InvalidInput(f"layers is {layers!r:.60}; give the name of the layers' list, for example 'model.layers'")
-    request = Request(graph, placed.device, cluster, model, layers)
+    if timeline is not None:
+        record("timeline", timeline, Timeline)
+        if format != "chakra":
+            raise InvalidInput(f"timeline was given and {format} has no order; only chakra takes one")
+    request = Request(graph, placed.device, cluster, model, layers, timeline)
     written = import_module(f"{__name__}.{format}").write(request)
-    lost = (*written.lost, *moved(request, written.device), *_never_written(placed, format))
+    lost = (*written.lost, *moved(request, written.device), *_never_written(placed, format, timeline is not None))
     return WrittenPlan(format, written.value, written.text, lost, written.files)
 
 
-def _never_written(placement: Placement, format: str) -> tuple[str, ...]:
-    """What no format takes: an order of ops and replicas of stages."""
+def _never_written(placement: Placement, format: str, ordered: bool) -> tuple[str, ...]:
+    """What no format takes: an order of ops, but for that of a timeline, and replicas of stages."""
     lost = []
-    if placement.rank is not None and np.unique(placement.rank).size > 1:
+    if not ordered and placement.rank is not None and np.unique(placement.rank).size > 1:
         lost.append(f"{format} has no order of ops within a device; the planned one is left to the runtime")
     if placement.replicas:
         lost.append(f"{format} has no stages on several devices; only the first of each group is written")

@@ -1,7 +1,8 @@
 """Chakra: an execution trace per device, for simulators such as ASTRA-sim (schema: see `graph/formats/traces/chakra`).
 
 Every op is a COMP node of its duration on its device; a tensor that another device reads is a send there and a receive here,
-of its bytes, once per receiver, with a tag of its own. `files` has the binary form, `NAME.0.et`, `NAME.1.et`, ...; the text is
+of its bytes, once per receiver, with a tag of its own. With a timeline, ops and transfers also wait for each other as in the
+simulated step (see `chakra_order`). `files` has the binary form, `NAME.0.et`, `NAME.1.et`, ...; the text is
 the JSON form. `bl.load_trace([...])` reads the files back.
 """
 
@@ -13,39 +14,42 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.costs import durations
+from ...graph.costs import placed_durations
 from ...graph.formats.traces.chakra import SCHEMA, TYPES
 from ...graph.formats.traces.protobuf import messages, with_length
+from .chakra_order import COMPUTE, RECEIVE, SEND, Node, scheduled
 from .records import Request, Written
 
 VERSION = "0.0.4"
 _NUMBER = {name: k for k, name in enumerate(TYPES)}
-_Node = dict[str, Any]
 
 
 def write(request: Request) -> Written:
-    """The nodes of every device that the plan uses."""
+    """The nodes of every device, those that the plan leaves empty among them: a file's number is its rank."""
     length = _durations(request)
     ranks = _ranks(request, np.rint(length))
+    if request.timeline is not None:
+        ranks = scheduled(ranks, request)
     value = {device: _binary(nodes) for device, nodes in ranks.items()}
     text = "".join(
         json.dumps({"rank": device, "version": VERSION}) + "\n" + _text(nodes) for device, nodes in ranks.items()
     )
-    return Written(value, text, request.device, _lost(request, length), {f".{d}.et": data for d, data in value.items()})
+    lost = _lost(request, length) if request.timeline is None else _lost_in_order(request)
+    return Written(value, text, request.device, lost, {f".{d}.et": data for d, data in value.items()})
 
 
 def _durations(request: Request) -> NDArray[np.float64]:
-    """float64[n] microseconds of every op on its device."""
+    """float64[n] microseconds of every op on its device, what its messages take of that device included."""
     if request.cluster is None:
         return request.graph.duration_us
-    table = durations(request.graph, request.cluster)
-    return np.asarray(table)[np.arange(request.graph.n), request.device]
+    return placed_durations(request.graph, request.cluster, request.device)
 
 
-def _ranks(request: Request, length: NDArray[Any]) -> dict[int, list[_Node]]:
+def _ranks(request: Request, length: NDArray[Any]) -> dict[int, list[Node]]:
     """Device -> nodes in topological order; sends follow their op, receives come before their first reader."""
     graph, device = request.graph, request.device.tolist()
-    ranks: dict[int, list[_Node]] = {d: [] for d in sorted(set(device))}
+    count = max(device, default=0) + 1 if request.cluster is None else request.cluster.n
+    ranks: dict[int, list[Node]] = {d: [] for d in range(count)}
     node_of: dict[int, int] = {}
     received: dict[tuple[int, int], int] = {}
     pointer, tensors = graph.inputs
@@ -62,12 +66,14 @@ def _ranks(request: Request, length: NDArray[Any]) -> dict[int, list[_Node]]:
             before.append(received[t, here])
         made = int(graph.tensor_bytes[list(graph.outputs(i))].sum())
         attributes = {"is_cpu_op": False, "tensor_size": made}
-        node_of[i] = _add(ranks[here], graph.names[i], "COMP_NODE", sorted(set(before)), attributes, int(length[i]))
+        node_of[i] = _add(
+            ranks[here], graph.names[i], COMPUTE, sorted(set(before)), attributes, int(length[i]), (i, -1)
+        )
     return ranks
 
 
 def _transfer(
-    request: Request, ranks: dict[int, list[_Node]], tensor: int, producer: int, source: int, target: int
+    request: Request, ranks: dict[int, list[Node]], tensor: int, producer: int, source: int, target: int
 ) -> int:
     """The receive of a tensor; its send is added to the other rank."""
     graph = request.graph
@@ -75,27 +81,29 @@ def _transfer(
     attributes = {"is_cpu_op": False, "comm_size": size, "comm_src": source, "comm_dst": target, "comm_tag": tensor}
     link = None if request.cluster is None else request.cluster.link_between(source, target)
     took = 0 if link is None else round(link.cost_us(size))
-    _add(ranks[source], f"send {name}", "COMM_SEND_NODE", [producer], attributes, took)
-    return _add(ranks[target], f"receive {name}", "COMM_RECV_NODE", [], attributes, 0)
+    _add(ranks[source], f"send {name}", SEND, [producer], attributes, took, (tensor, target))
+    return _add(ranks[target], f"receive {name}", RECEIVE, [], attributes, 0, (tensor, target))
 
 
-def _add(nodes: list[_Node], name: str, kind: str, before: list[int], attributes: dict[str, Any], length: int) -> int:
-    number = len(nodes) + 1
-    nodes.append(
-        {"id": number, "name": name, "type": kind, "data_deps": before, "attr": attributes, "duration_micros": length}
-    )
-    return number
+def _add(
+    nodes: list[Node], name: str, kind: str, before: list[int], attributes: dict[str, Any], length: int, of: tuple[int, int]
+) -> int:  # fmt: skip
+    nodes.append(Node(len(nodes) + 1, name, kind, before, attributes, length, of))
+    return len(nodes)
 
 
-def _binary(nodes: list[_Node]) -> bytes:
+def _binary(nodes: list[Node]) -> bytes:
     made = messages(SCHEMA)
     parts = [with_length(made["GlobalMetadata"](version=VERSION).SerializeToString())]
     for node in nodes:
         attr = [
             {"name": key, "bool_val": value} if isinstance(value, bool) else {"name": key, _kind(key): value}
-            for key, value in node["attr"].items()
+            for key, value in node.attributes.items()
         ]
-        message = made["Node"](**{**node, "type": _NUMBER[node["type"]], "attr": attr})
+        message = made["Node"](
+            id=node.id, name=node.name, type=_NUMBER[node.kind], ctrl_deps=node.after, data_deps=node.before,
+            duration_micros=node.length_us, attr=attr,
+        )  # fmt: skip
         parts.append(with_length(message.SerializeToString()))
     return b"".join(parts)
 
@@ -104,19 +112,20 @@ def _kind(key: str) -> str:
     return "uint64_val" if key.endswith("size") else "int32_val"
 
 
-def _text(nodes: list[_Node]) -> str:
+def _text(nodes: list[Node]) -> str:
     """As the JSON of protocol buffers: names in camel case, numbers of 64 bits as texts."""
     lines = []
     for node in nodes:
         attr = [
             {"name": k, "boolVal": v} if isinstance(v, bool) else {"name": k, "uint64Val": str(v)} if k.endswith("size") else
-            {"name": k, "int32Val": v} for k, v in node["attr"].items()
+            {"name": k, "int32Val": v} for k, v in node.attributes.items()
         ]  # fmt: skip
+        control = {"ctrlDeps": [str(d) for d in node.after]} if node.after else {}
         lines.append(json.dumps({
-            "id": str(node["id"]), "name": node["name"], "type": node["type"], "dataDeps": [str(d) for d in node["data_deps"]],
-            "durationMicros": str(node["duration_micros"]), "attr": attr,
+            "id": str(node.id), "name": node.name, "type": node.kind, **control, "dataDeps": [str(d) for d in node.before],
+            "durationMicros": str(node.length_us), "attr": attr,
         }))  # fmt: skip
-    return "\n".join(lines) + "\n"
+    return "".join(line + "\n" for line in lines)
 
 
 def _lost(request: Request, length: NDArray[np.float64]) -> tuple[str, ...]:
@@ -126,8 +135,7 @@ def _lost(request: Request, length: NDArray[np.float64]) -> tuple[str, ...]:
         lost.append(
             f"durations are whole microseconds: {off:.3g} us of {float(length.sum()):.6g} are rounded away or added"
         )
-    if graph.persistent_bytes.any() or graph.temp_bytes.any():
-        lost.append("nodes have no memory: what ops hold and need while they run is not written")
+    lost += _memory(request)
     crosses = request.device[graph.edge_source] != request.device[graph.consumers]
     if request.cluster is None and crosses.any():
         lost.append(
@@ -136,6 +144,26 @@ def _lost(request: Request, length: NDArray[np.float64]) -> tuple[str, ...]:
     elif request.cluster is not None and crosses.any():
         mode = request.cluster.comm
         lost.append(
-            f"how transfers wait for each other ({mode}) is not written; the simulator that reads the traces has a way of its own"
+            f"how transfers wait for each other ({mode}) is not written without timeline=bl.simulate(graph, cluster, placement); "
+            "the simulator that reads the traces has a way of its own"
         )
     return tuple(lost)
+
+
+def _lost_in_order(request: Request) -> tuple[str, ...]:
+    timeline, lost = request.timeline, []
+    if timeline is not None and (off := np.rint(timeline.makespan_us) - timeline.makespan_us):
+        lost.append(
+            f"times are whole microseconds: the step of {timeline.makespan_us:.6g} us becomes {timeline.makespan_us + off:.0f}"
+        )
+    lost.append(
+        "ops and transfers keep the order of this step (control dependencies), wherever else they are simulated"
+    )
+    return (*lost, *_memory(request))
+
+
+def _memory(request: Request) -> list[str]:
+    graph = request.graph
+    if not (graph.persistent_bytes.any() or graph.temp_bytes.any()):
+        return []
+    return ["nodes have no memory: what ops hold and need while they run is not written"]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ...graph.cluster import HOST, Cluster
 from ...graph.opgraph import OpGraph
+from ...graph.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,14 @@ class WrittenPlan:
 
 @dataclass(frozen=True)
 class Request:
-    """A plan to write: `device` is int32[n], the device of every op of `graph`."""
+    """A plan to write: `device` is int32[n], the device of every op of `graph`; `timeline` is when they run there."""
 
     graph: OpGraph
     device: NDArray[Any]
     cluster: Cluster | None
     model: Any
     layers: str | None
+    timeline: Timeline | None = None
 
     @property
     def forward(self) -> NDArray[Any]:

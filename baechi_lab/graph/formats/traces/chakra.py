@@ -265,7 +265,7 @@ def _start(events: Sequence[Event], nodes: Sequence[Node]) -> list[str]:
         now, ended = running[0][0], []
         while running and running[0][0] == now:
             ended.append(heappop(running)[1])
-        started += len(ended)
+            events[ended[-1]].turn = started = started + 1
         for i in (i for j in ended for i in readers[j]):
             missing[i] -= 1
             if not missing[i]:

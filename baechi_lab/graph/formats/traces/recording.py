@@ -33,7 +33,10 @@ MOST_BYTES = 2**53
 
 @dataclass
 class Event:
-    """One thing that ran. `reads`: (event, label of the tensor) -> bytes; `after`: events that it waited for otherwise."""
+    """One thing that ran. `reads`: (event, label of the tensor) -> bytes; `after`: events that it waited for otherwise.
+
+    `turn`: which of several of the same times came first.
+    """
 
     name: str
     op_type: str
@@ -46,6 +49,7 @@ class Event:
     persistent_bytes: int = 0
     group: str = ""
     fixed: bool = False
+    turn: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +92,7 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
     if not events:
         raise FormatError("the trace holds no operator")
     _check(events)
-    order = sorted(range(len(events)), key=lambda i: (events[i].start_us, events[i].end_us, i))
+    order = sorted(range(len(events)), key=lambda i: (events[i].start_us, events[i].end_us, events[i].turn, i))
     place = {i: k for k, i in enumerate(order)}
     lane = _lanes([events[i] for i in order])
     lanes = list(dict.fromkeys(lane))

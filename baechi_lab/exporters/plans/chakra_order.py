@@ -1,0 +1,131 @@
+"""The order of a simulated step in Chakra's words: who waits for whom on a device and in its transfer queues.
+
+A node waits for the one before it on its device, or in the queue of transfers that it shares, by a control dependency;
+where transfers pass each other, they are on streams of their own:
+
+    sequential    one queue of sends and receives per device
+    duplex        stream 0 of receives, stream 1 of sends, a queue each
+    parallel      receives on stream 0, which take no time; sends that overlap are on streams 1, 2, ...
+
+A send holds the sender's queue from its start on, a receive the receiver's from a time that may lie within the send. Chakra's
+receive comes after its send, so that its node begins when both its queue and the send's end let it, and ends with the transfer.
+Start and end of every node are rounded, and not its duration: what starts when the last of several ends does so still, and a
+replay of the nodes, each as early as it can, ends within rounding of the simulated step.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ...errors import InvalidInput
+from ...graph.cluster import Cluster
+from ...graph.timeline import Timeline
+from .records import Request
+
+COMPUTE, SEND, RECEIVE = "COMP_NODE", "COMM_SEND_NODE", "COMM_RECV_NODE"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of one rank. `of`: (op, -1), or (tensor, target) of a send or receive; `before` data, `after` control."""
+
+    id: int
+    name: str
+    kind: str
+    before: list[int]
+    attributes: dict[str, Any]
+    length_us: int
+    of: tuple[int, int]
+    after: tuple[int, ...] = ()
+
+
+_Times = dict[tuple[str, tuple[int, int]], tuple[float, float]]
+
+
+def scheduled(ranks: dict[int, list[Node]], request: Request) -> dict[int, list[Node]]:
+    """The nodes of each rank with the times and in the order of the request's timeline, first things first.
+
+    Raises:
+        InvalidInput: the timeline is of another step, was measured, or comes without its cluster.
+    """
+    timeline, cluster = _checked(request)
+    times = _times(timeline, cluster)
+    return {rank: _in_order(nodes, times, cluster.comm) for rank, nodes in ranks.items()}
+
+
+def _checked(request: Request) -> tuple[Timeline, Cluster]:
+    timeline, cluster = request.timeline, request.cluster
+    if cluster is None or timeline is None:
+        raise InvalidInput("timeline was given without cluster; give the cluster that it was simulated on")
+    if timeline.origin != "simulated":
+        raise InvalidInput(f"timeline is {timeline.origin}; give bl.simulate(graph, cluster, placement)")
+    device = np.full(request.graph.n, -1)
+    if timeline.op_names == request.graph.names and timeline.device_names == cluster.names:
+        device[timeline.op] = timeline.device
+    if not np.array_equal(device, request.device):
+        raise InvalidInput("timeline is of another step; give bl.simulate(graph, cluster, placement) of this placement")
+    return timeline, cluster
+
+
+def _times(timeline: Timeline, cluster: Cluster) -> _Times:
+    """(kind, of) -> start and end in microseconds of every node."""
+    rows = zip(timeline.op.tolist(), timeline.start_us.tolist(), timeline.end_us.tolist(), strict=True)
+    times: _Times = {(COMPUTE, (op, -1)): (start, end) for op, start, end in rows}
+    moved = timeline.transfers
+    for k, (tensor, source, target) in enumerate(
+        zip(moved.tensor.tolist(), moved.source.tolist(), moved.target.tolist(), strict=True)
+    ):
+        start, receive, end = float(moved.start_us[k]), float(moved.receive_us[k]), float(moved.end_us[k])
+        cost = cluster.link_between(source, target).cost_us(int(timeline.tensor_bytes[tensor]))
+        sent = end if receive == start else min(start + cost, end)
+        times[SEND, (tensor, target)] = (start, sent)
+        times[RECEIVE, (tensor, target)] = (max(sent, receive), end)
+    return times
+
+
+def _in_order(nodes: Sequence[Node], times: _Times, comm: str) -> list[Node]:
+    """Nodes by start, numbered anew; of equal times the one that is first in `nodes`, which is a topological order."""
+    order = sorted(range(len(nodes)), key=lambda k: (*times[nodes[k].kind, nodes[k].of], k))
+    number = {nodes[k].id: position for position, k in enumerate(order, 1)}
+    spans = [times[nodes[k].kind, nodes[k].of] for k in order]
+    whole = [(round(start), round(end)) for start, end in spans]
+    stream = _streams([nodes[k].kind for k in order], whole, comm)
+    before = _queued(stream)
+    made = []
+    for position, k in enumerate(order, 1):
+        node, (start, end), lane = nodes[k], whole[position - 1], stream[position - 1]
+        data = sorted(number[d] for d in node.before)
+        after = tuple(d for d in before.get(position, ()) if d not in data)
+        attributes = node.attributes if isinstance(lane, str) else {**node.attributes, "stream": lane}
+        made.append(replace(node, id=position, before=data, attributes=attributes, length_us=end - start, after=after))
+    return made
+
+
+def _streams(kinds: Sequence[str], spans: Sequence[tuple[int, int]], comm: str) -> list[int | str]:
+    """The queue of each node: that of all computing or of all transfers, or the number of a stream."""
+    if comm == "sequential":
+        return ["compute" if kind == COMPUTE else "transfers" for kind in kinds]
+    found: list[int | str] = []
+    ends: list[int] = []
+    for kind, (start, end) in zip(kinds, spans, strict=True):
+        if kind != SEND or comm == "duplex":
+            found.append({COMPUTE: "compute", SEND: 1, RECEIVE: 0}[kind])
+            continue
+        free = next((k for k, until in enumerate(ends) if until <= start), len(ends))
+        ends[free:] = [end, *ends[free + 1 :]]
+        found.append(free + 1)
+    return found
+
+
+def _queued(queues: Sequence[int | str]) -> dict[int, tuple[int, ...]]:
+    """Position (from 1) -> the position before it in its queue."""
+    members = defaultdict[int | str, list[int]](list)
+    for position, queue in enumerate(queues, 1):
+        members[queue].append(position)
+    return {b: (a,) for positions in members.values() for a, b in pairwise(positions)}
