@@ -206,6 +206,53 @@ def test_models_that_were_refused(name):
     assert bl.torch.profile(model, inputs, hardware="h100").n > 20
 
 
+SMALL = {
+    "hidden_size": H, "num_hidden_layers": N, "num_attention_heads": HEADS, "intermediate_size": FF, "vocab_size": V,
+    "attn_implementation": "eager",
+}  # fmt: skip
+TWO_SIDES = {
+    "d_model": H, "encoder_layers": N, "decoder_layers": N, "encoder_attention_heads": HEADS, "vocab_size": V,
+    "decoder_attention_heads": HEADS, "encoder_ffn_dim": FF, "decoder_ffn_dim": FF, "attn_implementation": "eager",
+}  # fmt: skip
+LOOK = {
+    "longformer": {"architectures": ["LongformerForMaskedLM"], "attention_window": [8, 8], **SMALL},
+    "led": {"architectures": ["LEDForConditionalGeneration"], "attention_window": [8, 8], **TWO_SIDES},
+    "vilt": {"architectures": ["ViltForMaskedLM"], "image_size": 32, "patch_size": 8, **SMALL},
+    "flaubert": {
+        "architectures": ["FlaubertWithLMHeadModel"], "emb_dim": H, "n_layers": N, "n_heads": HEADS, "vocab_size": V,
+        "n_words": V,
+    },
+    "data2vec-audio": {
+        "architectures": ["Data2VecAudioForCTC"], **SMALL, "conv_dim": [32] * 7, "num_conv_pos_embedding_groups": 4,
+    },
+    "bart": {"architectures": ["BartForSequenceClassification"], **TWO_SIDES},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LOOK)
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_models_that_look_at_masks_and_tokens(kind, mode):
+    """As many FLOPs of matrix products as PyTorch counts of a real run; all six were refused."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, inputs = bl.torch.hugging_face({"model_type": kind, **LOOK[kind]}, batch_size=2, sequence_length=24)
+    inputs = {k: v for k, v in inputs.items() if k != "labels" or mode == "training"}
+    real = type(model)(model.config).train(mode == "training")
+    data = {k: torch.zeros_like(v, device="cpu") if getattr(v, "is_meta", False) else v for k, v in inputs.items()}
+    with FlopCounterMode(display=False) as counted:
+        out = real(**data)
+        if mode == "training":
+            next(iter(out.values())).sum().backward()
+    assert estimate_layers(model, inputs, mode=mode).flops == counted.get_total_flops()
+
+
+def test_tokens_of_text_are_no_padding():
+    _, inputs = bl.torch.hugging_face({"model_type": "bart", **LOOK["bart"]}, sequence_length=4)
+    assert inputs["input_ids"].tolist() == [[3, 3, 3, 2]], "0 to 2 are beginning, padding and end"
+    _, inputs = bl.torch.hugging_face(FIT["internvl"][0], sequence_length=4)
+    assert inputs["input_ids"].is_meta, "which tokens stand for images is not known"
+
+
 @pytest.mark.parametrize(
     ("kind", "needs"),
     [

@@ -115,7 +115,7 @@ def _streams(kinds: Sequence[str], spans: Sequence[tuple[int, int]], comm: str) 
     ends: list[int] = []
     for kind, (start, end) in zip(kinds, spans, strict=True):
         if kind != SEND or comm == "duplex":
-            found.append({COMPUTE: "compute", SEND: 1, RECEIVE: 0}[kind])
+            found.append("compute" if kind == COMPUTE else int(kind == SEND))
             continue
         free = next((k for k, until in enumerate(ends) if until <= start), len(ends))
         ends[free:] = [end, *ends[free + 1 :]]

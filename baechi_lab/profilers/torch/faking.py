@@ -3,8 +3,8 @@
 Every parameter, buffer and input is replaced by a fake tensor on the CPU, wherever it was, the meta device included:
 code that makes tensors of its own gets fake ones on the same device. Attention and dropout run as the fused kernels that
 they are on GPUs; random numbers are drawn for real, one for each operator that would draw, so that a trace sees which
-calls are random. What looks at values (`item()`, `nonzero()`) cannot run, and says so, unless it asks whether all of them
-are finite.
+calls are random. What looks at values (`item()`, `nonzero()`) runs where these depend on nothing but integer inputs and
+what the model makes itself (see `values`), or asks whether all of them are finite; else it cannot run, and says so.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...errors import InvalidInput
 from ...torch.runtime.tree import map_tensors
+from .values import Values
 
 DTYPES = {
     "fp32": torch.float32, "float32": torch.float32, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16,
@@ -81,11 +82,11 @@ def faked(
         stack.enter_context(_swapped(model, fake))
         stack.enter_context(_fused())
         stack.enter_context(_unchecked())
-        stack.enter_context(watching or Watching())
+        watching = stack.enter_context(watching or Watching())
         if autocast is not None:
             stack.enter_context(torch.autocast("cpu", dtype=autocast))
         try:
-            yield map_tensors(inputs, fake)
+            yield map_tensors(inputs, functools.partial(_with_values, watching, fake))
         except _NEEDS_VALUES as error:
             raise _refusal("the model", error) from error
         except InvalidInput as error:
@@ -96,6 +97,16 @@ def faked(
             raise InvalidInput(
                 f"the model cannot be estimated: {_first_line(error)} has no shape function in PyTorch"
             ) from error
+
+
+def _with_values(
+    watching: Watching, fake: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor
+) -> torch.Tensor:
+    """The fake twin of an input; of whole numbers and of yes and no, the values are known."""
+    made = fake(tensor)
+    if not (tensor.is_meta or tensor.is_floating_point() or tensor.is_complex()) and tensor.layout is torch.strided:
+        watching.values.put(made, tensor)
+    return made
 
 
 def _forget(model: nn.Module) -> None:
@@ -214,6 +225,7 @@ class Watching(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+        self.values = Values()
         self.finite = WeakTensorKeyDictionary()  # answers to that question, as one of its operators has made them
 
     @classmethod
@@ -226,13 +238,21 @@ class Watching(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags:
             draw()
-        if func is _ITEM and args[0] in self.finite:
+        if func is _ITEM and args[0] in self.finite and self.values.of(args[0]) is None:
             return self.finite[args[0]]
-        out = _grouped(*args, **kwargs) if func is _GROUPED else func(*args, **kwargs)
+        args = self.values.index(func, args)
+        try:
+            out = _grouped(*args, **kwargs) if func is _GROUPED else func(*args, **kwargs)
+        except _NEEDS_VALUES:
+            if (answer := self.values.answer(func, args, kwargs)) is None:
+                raise
+            out = answer[0]
+        else:
+            self.values.ran(func, args, kwargs, out)
         if self.finite and func._schema.is_mutable:
             self.finite.pop(args[0], None)
-        if func in _ABOUT_FINITE and (answer := _ABOUT_FINITE[func](self.finite, *args)) is not None:
-            self.finite[out] = answer
+        if func in _ABOUT_FINITE and (finite := _ABOUT_FINITE[func](self.finite, *args)) is not None:
+            self.finite[out] = finite
         self.saw(func, args, kwargs, out)
         return out
 

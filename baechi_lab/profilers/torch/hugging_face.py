@@ -73,7 +73,9 @@ def hugging_face(
         labels: whether the inputs have labels, so that the model computes its loss.
 
     Returns:
-        The module, in training mode (no layer is left out by chance), and its keyword arguments.
+        The module, in training mode (no layer is left out by chance), and its keyword arguments. Where text is all that it
+        takes, tokens have values, for code that looks for padding: a token of no meaning of its own, and the end of a text
+        where the model classifies by that.
 
     Raises:
         MissingPackage: transformers is not installed.
@@ -216,7 +218,25 @@ def _inputs(model: Any, config: Any, kind: str, batch: int, length: int, labels:
     )
     if missing is not None:
         raise InvalidInput(f"{kind} needs {missing!r}, which its configuration does not say; {GIVE}")
+    if not inputs.keys() - _TEXT:
+        inputs |= {
+            name: _text(config, kind, inputs[name]) for name in ("input_ids", "decoder_input_ids") if name in inputs
+        }
     return inputs | ({"use_cache": False} if "use_cache" in accepted else {})
+
+
+_TEXT = {"input_ids", "decoder_input_ids", "labels"}
+
+
+def _text(config: Any, kind: str, like: torch.Tensor) -> torch.Tensor:
+    """Tokens that are neither padding nor any other that the configuration names, so that none is left out."""
+    named = [v for k, v in vars(config).items() if re.search("_(token_id|index)$", k)]
+    taken = {token for v in named for token in (v if isinstance(v, list) else [v])}
+    plain = next(k for k in range(len(taken) + 1) if k not in taken)
+    made = torch.full(like.shape, plain)
+    if config.is_encoder_decoder and kind.endswith("ForSequenceClassification") and isinstance(getattr(config, "eos_token_id", None), int):
+        made[..., -1] = config.eos_token_id
+    return made
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -1,0 +1,121 @@
+"""Code that looks at values of fake tensors: known where they depend on integer inputs and on what the model makes itself."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import baechi_lab as bl  # noqa: E402
+from baechi_lab.errors import InvalidInput  # noqa: E402
+from baechi_lab.profilers.torch.estimated import estimate_layers  # noqa: E402
+from baechi_lab.profilers.torch.values import MOST_ELEMENTS  # noqa: E402
+
+
+class Model(torch.nn.Module):
+    """A layer of 4, applied to as many rows as `count` says."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.layer, self.count = torch.nn.Linear(4, 4, bias=False), count
+
+    def forward(self, x, tokens):
+        return self.layer(x.new_zeros(int(self.count(self.layer(x), tokens)), 4))
+
+
+TOKENS = torch.tensor([[5, 5, 0], [5, 0, 0]])
+X = torch.ones(3, 4)
+
+
+def in_place(x, tokens):
+    mask = torch.ones(2, 3, dtype=torch.long)
+    mask[:, 1:].mul_(tokens[:, 1:])  # through a view: 1 5 0, 1 0 0
+    return mask.sum()
+
+
+def by_mask(x, tokens):
+    return x.repeat(2, 1).view(2, 3, 4)[tokens != 0].shape[0]
+
+
+def gathered(x, tokens):
+    return sum(len(torch.unique(row)) for row in tokens.split(1))
+
+
+def like(x, tokens):
+    return torch.full_like(x, 2.0).sum() / torch.tensor(8.0)  # 3 * 4 * 2 / 8
+
+
+def known_inf(x, tokens):
+    """All other values are taken as finite."""
+    bias = torch.zeros(2).masked_fill(torch.tensor([True, False]), float("-inf"))
+    return 2 if torch.isinf(bias).any() else 9
+
+
+@pytest.mark.parametrize(
+    ("count", "rows"),
+    [
+        (lambda x, tokens: (tokens != 0).sum(), 3),
+        (lambda x, tokens: len(tokens.nonzero()), 3),
+        (lambda x, tokens: tokens.max().item(), 5),
+        (lambda x, tokens: x.masked_select((tokens != 0).sum(0, keepdim=True).T > 0).numel(), 8),
+        (lambda x, tokens: sum(tokens[0].tolist()), 10),
+        (lambda x, tokens: torch.repeat_interleave(tokens[0], tokens[1]).shape[0], 5),
+        (lambda x, tokens: 1 + bool(torch.equal(tokens, tokens.clone())), 2),
+        (in_place, 7),
+        (by_mask, 3),
+        (gathered, 4),
+        (like, 3),
+        (known_inf, 2),
+    ],
+)
+def test_values_that_depend_on_no_weights_are_those_of_a_real_run(count, rows):
+    model = Model(count)
+    assert len(model(X, TOKENS)) == rows
+    flops = estimate_layers(model, (X, TOKENS), mode="inference").flops
+    assert flops == 2 * 4 * 4 * (3 + rows), "the layer runs on the three rows of x and on those of its choice"
+    assert bl.torch.profile(model, (X, TOKENS), hardware="a100", granularity="operator").n > 2
+
+
+def written(x, tokens):
+    """A known mask that is not known any more once something of weights is written to a part of it."""
+    mask = torch.ones(2, 3)
+    mask[0].copy_(x[0, :3])
+    return mask[1].sum()
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda x, tokens: x.sum(),
+        lambda x, tokens: (x.argmax(-1) * 0).sum(),
+        lambda x, tokens: torch.rand(3).sum(),
+        lambda x, tokens: torch.zeros(3).bernoulli_(0.5).sum(),
+        lambda x, tokens: torch.ones(MOST_ELEMENTS + 1).sum(),
+        lambda x, tokens: torch.empty(3).sum(),
+        lambda x, tokens: x[x > 0].shape[0],
+        written,
+    ],
+)
+def test_values_that_depend_on_weights_or_chance_are_refused(count):
+    with pytest.raises(InvalidInput, match="looks at the values of tensors"):
+        bl.torch.profile(Model(count), (X, TOKENS), hardware="a100")
+
+
+def test_inputs_without_values_are_refused():
+    model = Model(lambda x, tokens: tokens.sum())
+    for tokens in (TOKENS.to("meta"), TOKENS.float()):
+        with pytest.raises(InvalidInput, match="looks at the values of tensors"):
+            bl.torch.profile(model, (X, tokens), hardware="a100")
+    given = torch.arange(3)[None].expand(2, 3)  # rows that share memory: 0 + 1 + 2, twice
+    found = Model(lambda x, tokens: tokens.contiguous().sum())
+    with pytest.raises(InvalidInput, match="looks at the values of tensors"):
+        bl.torch.profile(found, (X, given), hardware="a100")
+
+
+def test_real_memory_that_a_model_writes_is_not_known():
+    kept = torch.zeros(2)
+
+    def count(x, tokens):
+        kept.add_(1)
+        return kept.sum()
+
+    with pytest.raises(InvalidInput, match="looks at the values of tensors"):
+        bl.torch.profile(Model(count), (X, TOKENS), hardware="a100")
