@@ -84,7 +84,8 @@ def faults(page, name):
     for _ in range(40):  # until what follows the size of the window has followed
         page.evaluate("() => document.querySelector('.bl-workbench').scrollIntoView({ block: 'start' })")
         page.wait_for_timeout(60)
-        if (found := page.evaluate(WHOLE, name))["below"] <= 0:
+        found = page.evaluate(WHOLE, name)
+        if found["below"] <= 0 and not found["blank"]:
             break
     found["below"] = max(found["below"], 0)
     return {kind: what for kind, what in {**found, "faint": page.evaluate(CONTRAST)}.items() if what}

@@ -78,6 +78,21 @@ def test_a_click_selects_the_group_and_says_so(diamond, split):
     assert (view.found["total"], view.found["moving"]) == (2, 3)
 
 
+def test_a_box_more_leaves_the_others_with_what_was_selected_of_them(diamond, split):
+    """c of the closed scope s is selected; d beside it adds d alone, and what is told to take time are these two ops."""
+    view = GraphView()
+    view.show_graph(diamond)
+    view.show_timeline(split)
+    view.open_nodes(())
+    view.choose([2])
+    s, d = (view.tree.names.index(name) for name in ("s", "d"))
+    assert view.selected == [s] and view.chosen_us == diamond.duration_us[2]
+    view.selected = sorted([s, d])  # as a click with Shift does
+    assert view.selected_ops == [2, 3] and view.chosen_us == diamond.duration_us[2] + diamond.duration_us[3]
+    view.selected = [s]  # as a click does: the whole box
+    assert view.selected_ops == [1, 2]
+
+
 def test_a_selected_scope_is_named_with_what_moves_along(pair):
     graph = bl.OpGraph.from_edges(
         [1] * 4, [(0, 1, 4), (1, 2, 4), (2, 3, 4)], names=["n/w", "n/x", "m/y", "m/z"],

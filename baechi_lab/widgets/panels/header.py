@@ -115,7 +115,8 @@ class Header:
 def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str, str]]:
     """What an outcome costs and where it comes from, as names and texts; `before` is what was shown before it."""
     line, setting = outcome.timeline, outcome.setting
-    placed_by = setting.placer + (f" + {len(setting.moves)} moved by hand" if setting.moves else "")
+    moves = len(setting.moves)
+    placed_by = setting.placer + (f" + {moves} move{'' if moves == 1 else 's'} by hand" if moves else "")
     count, sent = outcome.coarse.n, len(line.transfers)
     groups = f" in {count:,} group{'' if count == 1 else 's'}" if outcome.coarse is not outcome.graph else ""
     step = line.makespan_us

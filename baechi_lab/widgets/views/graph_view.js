@@ -143,10 +143,10 @@ function render({ model, el }) {
     confirm.textContent = model.get("status");
     confirm.hidden = !confirm.textContent;
     if (!here.length) return view.say("");
-    const time = here.reduce((sum, i) => sum + scene.time[i], 0);
-    const about = here.length === 1
+    const whole = here.length === 1 && marks.chosen[here[0]] === scene.size[here[0]];
+    const about = whole
       ? factsOf(scene, paint, devices, here[0]).slice(0, -1).filter((f) => f[1]).map(([a, b]) => `${a} ${b}`).join(" · ")
-      : `in ${here.length} boxes, ${formatTime(time)}`;
+      : `in ${here.length} ${here.length === 1 ? "box" : "boxes"}, ${formatTime(model.get("chosen_us"))}`;
     return view.say(`Selected: ${said} · ${about}`);
   }
 
@@ -352,10 +352,11 @@ function render({ model, el }) {
     devices: devicesChanged,
     colors: devicesChanged,
     selected: () => { selected = new Set(model.get("selected")); describeSelection(); view.redraw(); },
-    marks: () => { marks = readMarks(model, scene.id.length); view.redraw(); },
+    marks: () => { marks = readMarks(model, scene.id.length); describeSelection(); view.redraw(); },
     critical: () => { pressed(); repath(); },
     status: describeSelection,
     said: describeSelection,
+    chosen_us: describeSelection,
     found: listFound,
     dim: () => { dim = readDim(model); view.redraw(); },
     focus: () => bring(model.get("focus")),

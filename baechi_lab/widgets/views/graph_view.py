@@ -28,7 +28,8 @@ class GraphView(CanvasView):
     """Draws an `OpGraph` under a `Timeline`; boxes open inside a frame, at most `MOST_NODES` are drawn.
 
     `selected` holds the boxes with selected ops, `selected_ops` those ops of the original graph: what is clicked, and with it
-    what moves along (its group of the coarse graph, its colocation group). `said` tells in words what a move would move.
+    what moves along (its group of the coarse graph, its colocation group). `said` tells in words what a move would move, and
+    `chosen_us` how long these ops take.
     Moves and history commands arrive as messages and are passed to `on_command(name, content)`.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
@@ -48,6 +49,7 @@ class GraphView(CanvasView):
     marks = traitlets.Dict().tag(sync=True)
     focus = traitlets.List(traitlets.Int()).tag(sync=True)
     said = traitlets.Unicode("").tag(sync=True)
+    chosen_us = traitlets.Float(0.0).tag(sync=True)
     found: traitlets.Dict = traitlets.Dict().tag(sync=True)
     editable = traitlets.Bool(True).tag(sync=True)
     height = traitlets.Int(380).tag(sync=True)
@@ -136,11 +138,17 @@ class GraphView(CanvasView):
         return self._ops.tolist()  # type: ignore[no-any-return]
 
     def _clicked(self, change: Any) -> None:
-        """The browser selected boxes: their ops, and what moves along with them, are selected."""
-        if self.graph is None or self.scene is None or change.new == covering(self.scene, self.selected_ops):
+        """The browser selected boxes: their ops, and what moves along with them, are selected.
+
+        Where boxes are added or taken away, the others keep what was selected of them.
+        """
+        if self.graph is None or self.scene is None:
             return
-        inside = [self.tree.members(node) for node in change.new]
-        self.choose(np.concatenate(inside) if inside else [])
+        before, now = set(covering(self.scene, self.selected_ops)), set(change.new)
+        if now != before:
+            kept = now & before if len(now) > 1 and (now > before or now < before) else set()
+            own = self._ops[np.isin(self.scene.nodes[self.scene.owner[self._ops]], list(kept))]
+            self.choose(np.concatenate([own, *(self.tree.members(node) for node in now - kept)]))
 
     def choose(self, ops: Iterable[int]) -> None:
         """Select ops and what moves along with them, and say so."""
@@ -159,6 +167,7 @@ class GraphView(CanvasView):
         with self.hold_sync():
             self.said = in_words(self.graph, self.tree, asked, self._ops, self.group_of)
             self.selected = covering(self.scene, self._ops.tolist())
+            self.chosen_us = float(self.graph.duration_us[self._ops].sum())
             self._mark()
 
     def _mark(self) -> None:
