@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from numbers import Real
 from typing import Any
 
@@ -34,13 +33,13 @@ from .evaluation.orders import best_of, topological_position
 from .memory.feasible import within_memory
 from .memory.order import depth_first_order
 from .problem import groups_of, transfer_us
-from .stages.chain import make_chain
 from .stages.levels import level_cuts
 from .stages.line_cuts import cut_lines
 from .stages.objective import Objective
 from .stages.orders import device_orders
 from .stages.plan import Cut, best_cut, made_of, shared_by_all
 from .stages.units import make_units
+from .stages.ways import chain_of, ways
 
 CAPS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0, 4.0)
 
@@ -87,14 +86,15 @@ class Contiguous(Placer):
             if units.unit.tobytes() in seen:
                 continue
             seen.add(units.unit.tobytes())
-            for order, shared in product(device_orders(limits, units.able), self._goal.widths):
-                chain = make_chain(units, limits, order, sum=self.sum, replicas=shared, once=self.objective == "step")
+            for way in (way for order in device_orders(limits, units.able) for way in ways(self._goal, order)):
+                chain = chain_of(way, units, limits, self._goal)
                 for cost, stages in cut_lines(units, chain, self._goal.goals):
                     if stages:
                         members = [(slice(first, end), d, r) for first, end, d, r in stages]
-                        yield made_of(units.unit, units.n, members, order, f"{name} line", cost)
-                if shared and len(seen) == 1 and self.objective == "step":
-                    yield from shared_by_all(units.unit, units.n, order, min(int(chain.run[0]), self.micro_batches))
+                        yield made_of(units.unit, units.n, members, way.devices, f"{name} line", cost)
+                if way.shared and len(seen) == 1 and self.objective == "step":
+                    most = min(int(chain.run[0]), self.micro_batches)
+                    yield from shared_by_all(units.unit, units.n, way.devices, most)
             if self.replicas:
                 yield from level_cuts(units, limits, f"{name} line", sum=self.sum)
 

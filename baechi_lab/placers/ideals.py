@@ -16,14 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 
 from ..checks import check_whole
 from ..graph import Cluster, OpGraph, Placement
 from .base import Placer
-from .stages.chain import make_chain
 from .stages.closed_sets import closed_sets, cut_sets
 from .stages.levels import level_cuts
 from .stages.line_cuts import cut_line
@@ -31,6 +29,7 @@ from .stages.objective import Objective
 from .stages.orders import device_orders
 from .stages.plan import Cut, best_cut, made_of, shared_by_all
 from .stages.units import make_units
+from .stages.ways import chain_of, ways
 
 MOST_SETS = 50_000
 LARGE = 5_000
@@ -73,16 +72,16 @@ class Ideals(Placer):
 
         def cuts(limits: Cluster) -> Iterator[Cut]:
             orders = device_orders(cluster, units.able)[: None if few else 1]
-            for order, shared in product(orders, self._goal.widths):
-                once = self.objective == "step"
-                chain = make_chain(units, limits, order, sum=self.sum, replicas=shared, once=once)
+            for way in (way for order in orders for way in ways(self._goal, order)):
+                chain = chain_of(way, units, limits, self._goal)
                 for goal in self._goal.goals[: None if few else 1]:
                     bound, _ = cut_line(units, chain, goal)
                     cost, stages = cut_sets(units, chain, goal, sets, bound)
                     if stages:
-                        yield made_of(units.unit, units.n, stages, order, "closed sets", cost)
-                if shared and once:
-                    yield from shared_by_all(units.unit, units.n, order, min(int(chain.run[0]), self.micro_batches))
+                        yield made_of(units.unit, units.n, stages, way.devices, "closed sets", cost)
+                if way.shared and self.objective == "step":
+                    most = min(int(chain.run[0]), self.micro_batches)
+                    yield from shared_by_all(units.unit, units.n, way.devices, most)
             if self.replicas:
                 yield from level_cuts(units, limits, "line", sum=self.sum)
 

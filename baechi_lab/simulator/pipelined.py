@@ -66,11 +66,11 @@ def pipelined(
     whole = _unrolled(graph, micro_batches, placed)
     if schedule is None:
         return Pipelined(whole, placed.on(whole))
-    chosen = Schedule.parse(schedule) if isinstance(schedule, str) and "F0" in schedule else schedule
-    rule = None if isinstance(chosen, Schedule) else make_rule(chosen)
-    stages = stages_of(graph, cluster, placed.device, _shape(chosen) if rule is None else rule.shape)
+    chosen = _chosen(schedule)
+    rule = None if isinstance(chosen, Schedule) else chosen
+    stages = stages_of(graph, cluster, placed.device, shape_of(chosen))
     if rule is None:
-        made: Schedule = chosen
+        made: Schedule = chosen  # type: ignore[assignment]
         made.check(stages.line.tolist(), micro_batches, stages.training, _replicas(placed, stages))
     else:
         made = _made(rule, graph, cluster, placed, stages, micro_batches)
@@ -123,9 +123,25 @@ def _replicas(placed: Placement, stages: Stages) -> tuple[int, ...]:
     return tuple(width.get(d, 1) for d in _homes(stages))
 
 
-def _shape(schedule: Schedule) -> str:
-    """How the stages of a given order lie on the devices; lines of the same stages are replicas."""
-    lines = list(dict.fromkeys(frozenset(unit.stage for unit in order) for order in schedule.orders))
+def _chosen(schedule: Any) -> Schedule | ScheduleRule:
+    """The order that is given or written down, or the rule of that name."""
+    if isinstance(schedule, str) and "F0" in schedule:
+        return Schedule.parse(schedule)
+    return schedule if isinstance(schedule, Schedule) else make_rule(schedule)
+
+
+def shape_of(schedule: Any) -> str:
+    """How the stages lie on the devices under a schedule, one of `SHAPES`: as its rule says, or as a given order has them.
+
+    Lines of the same stages are replicas. Raises `InvalidInput` for what is no schedule.
+
+    >>> shape_of("1f1b"), shape_of("zb-v")
+    ('chain', 'v')
+    """
+    chosen = _chosen(schedule)
+    if not isinstance(chosen, Schedule):
+        return chosen.shape
+    lines = list(dict.fromkeys(frozenset(unit.stage for unit in order) for order in chosen.orders))
     home = {stage: d for d, line in enumerate(lines) for stage in line}
     several = len(home) > len(lines)
     if several and home.get(len(lines)) == len(lines) - 1:

@@ -33,13 +33,14 @@ PARALLEL, SEQUENTIAL = COMMUNICATION_MODES.index("parallel"), COMMUNICATION_MODE
 
 
 class Chain(NamedTuple):
-    """D devices in the order of the stages.
+    """D devices in the order of the stages; one that has several stages is there as often.
 
     `kind` int32[D]: column of `work` of a device; `work` float64[units + 1, kinds] and `barred` int64[units + 1, kinds]
     are sums over the units of what they take, and of whether they may not run; `memory` int64[D]; `latency`,
     `per_byte` float64[D + 1]: the link between the devices before and at a place (0 at the ends); `run` int64[D]: how
     many equal devices follow, itself counted; `ring` float64[D, D]: slowest microseconds per byte among `r` devices
-    from `d` on, at [d, r - 1], `ring_latency` likewise; `rule` how loads add up; `once`: gradients are added up once per step.
+    from `d` on, at [d, r - 1], `ring_latency` likewise; `rule` how loads add up; `once`: gradients are added up once per step;
+    `whole`: each must have a stage.
     """
 
     kind: Any
@@ -53,11 +54,13 @@ class Chain(NamedTuple):
     ring_latency: Any
     rule: int
     once: bool
+    whole: bool
 
 
 def make_chain(
-    units: Units, cluster: Cluster, devices: Sequence[int], *, sum: bool, replicas: bool, once: bool = False
-) -> Chain:
+    units: Units, cluster: Cluster, devices: Sequence[int], *, sum: bool, replicas: bool, once: bool = False,
+    whole: bool = False,
+) -> Chain:  # fmt: skip
     """The chain of `devices` (indices into the cluster); without `replicas` no stage takes more than one."""
     chosen = np.asarray(devices, dtype=np.int64)
     columns = np.concatenate([units.work, ~units.able, cluster.memory_bytes[None, :].repeat(1, axis=0)])[:, chosen]
@@ -76,6 +79,7 @@ def make_chain(
         ring_latency=_slowest(cluster.latency_us, chosen),
         rule=SUM if sum else COMMUNICATION_MODES.index(cluster.comm),
         once=once,
+        whole=whole,
     )
 
 

@@ -83,7 +83,7 @@ def cut_sets(
     one = np.uint64(1) << (units.reader % 64).astype(np.uint64)
     np.bitwise_or.at(readers, (tensor, units.reader // 64), one)
     crossing = _crossing(units, bits, tensor)
-    best, came = fresh(len(sets), len(chain.kind))
+    best, came = fresh(len(sets), len(chain.kind), chain.whole)
     sums, tensors = (work, barred, held, gradient), (units.producer, units.size.astype(np.float64), readers)
     _pairs(best, came, chain, sums, sets, tensors, crossing, goal, bound * (1 + 1e-9))
     if not np.isfinite(best[-1, -1]):
@@ -140,7 +140,8 @@ def _pairs(
                 continue
             _border(sets, i, j, tensors, crossing, low, high)
             relax(best, came, chain, sums, i, j, low, high, goal)
-        leave_out(best, came, j)
+        if not chain.whole:
+            leave_out(best, came, j)
 
 
 @njit(cache=True)

@@ -83,10 +83,10 @@ def stages_of(came: Any, last: int, devices: int) -> list[tuple[int, int, int, i
     return found[::-1]
 
 
-def fresh(count: int, devices: int) -> tuple[Any, Any]:
-    """`best` and `came` before the first stage: the empty set, 0, costs nothing."""
+def fresh(count: int, devices: int, whole: bool = False) -> tuple[Any, Any]:
+    """`best` and `came` before the first stage: the empty set, 0, costs nothing; on no device, if all take part (`whole`)."""
     best = np.full((count, devices + 1), np.inf)
-    best[0] = 0.0
+    best[0, : 1 if whole else None] = 0.0
     came = np.zeros((count, devices + 1, 2), dtype=np.int64)
     came[:, :, 1] = 1
     return best, came

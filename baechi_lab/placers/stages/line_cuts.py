@@ -48,7 +48,7 @@ def cut_lines(units: Units, chain: Chain, goals: Sequence[tuple[float, float]]) 
     for most in (COARSE, MOST):
         places = np.unique(np.linspace(0, units.n, min(most, units.n) + 1).round().astype(np.int64))
         sums = chain.work[places], chain.barred[places], _before(units.held)[places], _before(units.gradient)[places]
-        tables = [fresh(len(places), len(chain.kind)) for _ in goals]
+        tables = [fresh(len(places), len(chain.kind), chain.whole) for _ in goals]
         best, came = (np.stack([table[k] for table in tables]) for k in (0, 1))
         bound = np.array([cost for cost, _ in found])
         _intervals((best, came), chain, sums, _changes(units, places), (np.array(goals, dtype=np.float64), bound))
@@ -126,7 +126,8 @@ def _intervals(tables: Any, chain: Any, sums: Any, changes: Any, asked: Any) -> 
                 cross[i, x] = cross[i + 1, x] + edge[i, x]
         for g in range(len(goals)):
             _ends(best[g], came[g], chain, sums, cross, j, goals[g, 0], goals[g, 1], bound[g])
-            leave_out(best[g], came[g], j)
+            if not chain.whole:
+                leave_out(best[g], came[g], j)
 
 
 @njit(cache=True)
