@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.widgets import remedies
 from baechi_lab.widgets.model import WorkbenchModel, first_setting
 from baechi_lab.widgets.panels.header import facts_of, mood, why_won
 from baechi_lab.widgets.setting import Setting
@@ -111,6 +112,18 @@ def test_finer_groups_are_offered_where_they_are_faster_and_it_is_said_by_how_mu
     # Over a slow link one device is best in any case: the click that was offered changed nothing.
     made = computed(forked, slow, passes=GROUPING)
     assert made.outcome.coarse.n == 1 and made.remedy is None
+
+
+@pytest.mark.parametrize("placer", ["m-topo", "auto"])
+def test_finer_groups_are_tried_also_where_placing_took_long(forked, placer, monkeypatch):
+    monkeypatch.setattr(remedies, "SECONDS", -1.0)
+    quick, slow = (bl.Cluster.uniform(2, link=bl.Link(us, 0.0), comm="parallel") for us in (2.0, 50.0))
+    made = computed(forked, quick, passes=GROUPING, placer=placer)
+    assert "and -32 % without these passes, placed by auto among single, m-topo" in made.remedy.sentence
+    made.change(**made.remedy.changes)
+    assert made.outcome.timeline.makespan_us == 17 and made.setting.placer == "auto"
+    # Over a slow link nothing is gained, so nothing is offered.
+    assert computed(forked, slow, passes=GROUPING, placer=placer).remedy is None
 
 
 def test_a_slow_rule_is_told_of_groups_and_of_auto():
