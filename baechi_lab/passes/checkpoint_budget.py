@@ -2,7 +2,8 @@
 
 Candidates are plans for all budgets at once, so that a smaller budget never gives less work: what chains of groups admit
 (`passes.checkpoint_chain`), for several numbers of groups; sqrt(n) and other numbers of segments; and the step as it is.
-Graphs of few values are solved exactly (`passes.checkpoint_exact`). What a candidate holds is what the simulator counts, in the
+Graphs of a few ops are solved exactly over all orders (`passes.checkpoint_orders`), those of few values in one order
+(`passes.checkpoint_exact`). What a candidate holds is what the simulator counts, in the
 order of readiness or in that of the plan, and with what `OpGraph.reuse` says.
 """
 
@@ -16,13 +17,13 @@ from numpy.typing import NDArray
 from ..errors import InfeasiblePlacement
 from ..graph import OpGraph
 from ..graph.kernels.csr import inverse
-from ..graph.opgraph import GROWS, OWN
 from ..graph.units import format_bytes
 from .checkpoint_chain import Chain, Table
 from .checkpoint_exact import Search, States
 from .checkpoint_milp import Program
+from .checkpoint_orders import MOST_OPS, Orders
 from .checkpoints import boundaries, segments
-from .peak import order_peak, readiness_order, readiness_peak
+from .peak import least_of_one_op, order_peak, readiness_order, readiness_peak
 from .recompute import with_copies
 from .repeatable import Parts
 from .runs import Runs, runs_of
@@ -58,9 +59,12 @@ def within(graph: OpGraph, budget: int, ordered: bool = False, time_limit: float
         f"{proof} ({format_bytes(proof)})"
     )
     if proof == least:
+        order = "with its ops in the order in which they run here; that no other order needs less is not proven"
+        if plans.orders is not None:
+            order = "in whatever order its ops run"
         what = (
             f"one device needs at least {least} bytes ({format_bytes(least)}) for this step, whatever is "
-            "computed again, with its ops in the order in which they run here; that no other order needs less is not proven"
+            f"computed again, {order}"
         )
     sentence = f"budget is {budget}; {what}"
     raise InfeasiblePlacement(sentence, least, [budget])
@@ -80,6 +84,7 @@ class Plans:
         parts = [Parts(graph), Parts(graph, inverse(readiness_order(graph)))]
         self.graph, self.parts = graph, min(parts, key=lambda p: Runs(p, p.ordered).peak)
         self.states = States(self.parts)
+        self.orders = Orders(self.parts) if graph.n <= MOST_OPS else None
         self._known: dict[tuple[int, int], Runs] = {}  # by number of groups and units of memory
         self._counted: dict[Runs, tuple[int, int]] = {}
 
@@ -134,6 +139,9 @@ class Plans:
     def _sequences(self, budget: int, time_limit: float | None) -> list[Runs]:
         """Plans in which ops may run any number of times, the best of each kind that keeps within the budget."""
         plans: list[Runs | None] = []
+        if self.orders is not None:
+            sequence = self.orders.sequence(budget)
+            plans.append(None if sequence is None else Runs(self.parts, sequence))
         if self.states.few:
             search = Search(self.states, budget)
             plans.append(Runs(self.parts, search.sequence()) if np.isfinite(search.best) else None)
@@ -185,6 +193,9 @@ class Plans:
     def least(self) -> int:
         """Least bytes of any plan that was found."""
         plans = list(self.simple)
+        if self.orders is not None:
+            sequence = self.orders.sequence(self.orders.least)
+            plans += [] if sequence is None else [Runs(self.parts, sequence)]
         if self.states.few:
             plans.append(self.leanest)
         else:
@@ -199,23 +210,7 @@ class Plans:
 
     @cached_property
     def lower_bound(self) -> int:
-        """Bytes that every plan needs: those of the exact search, which shares no memory, else of the op that needs most."""
+        """Bytes that every plan needs: those of an exact search (that in one order shares no memory), else of the largest op."""
+        if self.orders is not None:
+            return self.orders.least
         return self.least if self.states.few and self.graph.reuse is None else least_of_one_op(self.graph)
-
-
-def least_of_one_op(graph: OpGraph) -> int:
-    """Persistent bytes, and what the op that needs most reads, makes and uses meanwhile, as far as it shares no memory.
-
-    >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 20)], persistent_bytes=[5, 0, 0])
-    >>> least_of_one_op(graph), least_of_one_op(graph.replace(reuse=[0, 1, 0]))    # op 1 writes over what it reads
-    (55, 35)
-    """
-    need, size, grows = graph.temp_bytes.copy(), graph.tensor_bytes, np.zeros(graph.n, dtype=np.bool_)
-    if graph.reuse is not None:
-        grows = graph.reuse == GROWS
-        size = np.where((grows | (graph.reuse == OWN))[graph.tensor_producer], size, 0)
-    np.add.at(need, graph.tensor_producer, size)
-    np.add.at(need, graph.consumers, size[graph.edge_tensor])
-    growing = np.where(grows, graph.persistent_bytes, 0)
-    held = int(graph.persistent_bytes.sum())
-    return max(held, held - int(growing.sum()) + int((need + growing).max(initial=0)))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ..graph import OpGraph
 from ..graph.kernels.csr import inverse
+from ..graph.opgraph import GROWS, OWN
 from .shared_peak import shared_peak
 
 
@@ -68,3 +69,21 @@ def readiness_order(graph: OpGraph) -> NDArray[np.int64]:
             if open_inputs[reader] == 0:
                 heappush(ready, (now, reader))
     return np.array(found, dtype=np.int64)
+
+
+def least_of_one_op(graph: OpGraph) -> int:
+    """Persistent bytes, and what the op that needs most reads, makes and uses meanwhile, as far as it shares no memory.
+
+    >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 20)], persistent_bytes=[5, 0, 0])
+    >>> least_of_one_op(graph), least_of_one_op(graph.replace(reuse=[0, 1, 0]))    # op 1 writes over what it reads
+    (55, 35)
+    """
+    need, size, grows = graph.temp_bytes.copy(), graph.tensor_bytes, np.zeros(graph.n, dtype=np.bool_)
+    if graph.reuse is not None:
+        grows = graph.reuse == GROWS
+        size = np.where((grows | (graph.reuse == OWN))[graph.tensor_producer], size, 0)
+    np.add.at(need, graph.tensor_producer, size)
+    np.add.at(need, graph.consumers, size[graph.edge_tensor])
+    growing = np.where(grows, graph.persistent_bytes, 0)
+    held = int(graph.persistent_bytes.sum())
+    return max(held, held - int(growing.sum()) + int((need + growing).max(initial=0)))

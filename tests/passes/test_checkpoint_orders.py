@@ -1,0 +1,77 @@
+"""Recomputation in graphs of a few ops: the optimum over all orders and repetitions, against enumeration."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.passes.checkpoint_orders import Orders
+from baechi_lab.passes.peak import order_peak
+from baechi_lab.passes.recompute import with_copies
+from baechi_lab.passes.repeatable import Parts
+from baechi_lab.passes.runs import Runs
+
+
+def sequences(graph, parts, repeats):
+    """Every order of the ops in which at most so many run again."""
+    able = set(np.flatnonzero(parts.may_repeat).tolist())
+    pointer, ops = graph.predecessors
+    before = [set(ops[a:b].tolist()) for a, b in itertools.pairwise(pointer)]
+
+    def longer(found, left):
+        ran = set(found)
+        if len(ran) == graph.n:
+            yield found
+            return
+        for op in range(graph.n):
+            if op not in ran and before[op] <= ran:
+                yield from longer([*found, op], left)
+            elif op in ran and op in able and left:
+                yield from longer([*found, op], left - 1)
+
+    return longer([], repeats)
+
+
+def small(seed):
+    rng = np.random.default_rng(seed)
+    forward = bl.generators.random_dag(3, seed=seed, size_bytes=(1000, 4000), temp_bytes=(0, 2000))
+    graph = bl.generators.with_backward(forward)
+    if seed % 2:
+        return graph.replace(reuse=rng.choice([0, 1, 2, 3], graph.n), persistent_bytes=rng.integers(0, 999, graph.n))
+    return graph
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_against_all_orders(seed):
+    graph = small(seed)
+    parts, found = Parts(graph), []
+    for ops in sequences(graph, parts, 2):
+        runs = Runs(parts, np.array(ops))
+        found.append((order_peak(with_copies(runs, runs.node), runs.node), runs.work_us))
+    assert Orders(parts).least == min(peak for peak, _ in found)
+    before = np.inf
+    for budget in sorted({peak for peak, _ in found}):
+        again = bl.recompute(graph, budget=budget)
+        timeline = bl.simulate(again, bl.Cluster.uniform(1), bl.Placement(device=[0] * again.n))
+        work = float(again.duration_us.sum() - graph.duration_us.sum())
+        assert timeline.peak_bytes[0] <= budget
+        assert work <= min(us for peak, us in found if peak <= budget) + 1e-6 and work <= before + 1e-6
+        before = work
+
+
+def test_the_order_saves_what_repeating_cannot():
+    """Two branches of which each ends in little: one after the other holds 1000 bytes, side by side 2000."""
+    edges = [(0, 1, 8), (0, 2, 8), (1, 3, 1000), (2, 4, 1000), (3, 5, 8), (4, 5, 8)]
+    graph = bl.OpGraph.from_edges([1] * 6, edges, op_types=["Data", "Loss", "Loss", "op", "op", "op"])
+    with pytest.raises(bl.InfeasiblePlacement, match="in whatever order its ops run") as refused:
+        bl.recompute(graph, budget=1)
+    assert refused.value.needed_bytes == 1016  # x is read by the other branch as well, or the first one's end is held
+    again = bl.recompute(graph, budget=1016)
+    timeline = bl.simulate(again, bl.Cluster.uniform(1), bl.Placement(device=[0] * again.n))
+    assert again.n == graph.n and timeline.peak_bytes[0] == 1016
+
+
+def test_the_empty_graph():
+    orders = Orders(Parts(bl.OpGraph.from_edges([])))
+    assert orders.least == 0 and len(orders.sequence(0)) == 0
