@@ -234,8 +234,9 @@ def _text(config: Any, kind: str, like: torch.Tensor) -> torch.Tensor:
     taken = {token for v in named for token in (v if isinstance(v, list) else [v])}
     plain = next(k for k in range(len(taken) + 1) if k not in taken)
     made = torch.full(like.shape, plain)
-    if config.is_encoder_decoder and kind.endswith("ForSequenceClassification") and isinstance(getattr(config, "eos_token_id", None), int):
-        made[..., -1] = config.eos_token_id
+    end = getattr(config, "eos_token_id", None)
+    if config.is_encoder_decoder and kind.endswith("ForSequenceClassification") and isinstance(end, int):
+        made[..., -1] = end
     return made
 
 
