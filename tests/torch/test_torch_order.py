@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -234,3 +235,17 @@ def test_bug_what_comes_after_a_call_that_the_code_left_out_still_comes_after_th
     assert gate._left(2) == {0}
     gate.submit(0)
     assert gate._left(2) == set()
+
+
+def test_bug_what_waited_for_an_op_before_one_that_the_code_left_out_was_never_let_go():
+    gate = Gate(make_order([(), (0,), (1,)], None, [0, 0, 0]))
+    gate.reach(0), gate.reach(2)
+    gate.release()
+    thread = threading.Thread(target=gate.wait, args=(2,), daemon=True)
+    thread.start()
+    while not gate.waiters:
+        time.sleep(0.001)
+    gate.submit(0)
+    assert not gate.waiters
+    thread.join(timeout=60)
+    assert not thread.is_alive()

@@ -65,7 +65,8 @@ class Gate:
         """`op` is submitted: let those go that waited for it last."""
         with self.lock:
             self.submitted[op] = True
-            for dependent in self.order.dependents[op] if self.waiters else ():
+            # Once the order is dropped, an op may wait for one that is before a call that the code left out.
+            for dependent in list(self.waiters) if self.free else self.order.dependents[op]:
                 waiter = self.waiters.get(dependent)
                 if waiter is not None:
                     waiter.left.discard(op)
