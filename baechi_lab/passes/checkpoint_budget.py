@@ -60,7 +60,7 @@ def within(graph: OpGraph, budget: int, ordered: bool = False, time_limit: float
     )
     if proof == least:
         order = "with its ops in the order in which they run here; that no other order needs less is not proven"
-        if plans.orders is not None:
+        if plans.least_over_orders is not None:
             order = "in whatever order its ops run"
         what = (
             f"one device needs at least {least} bytes ({format_bytes(least)}) for this step, whatever is "
@@ -87,6 +87,11 @@ class Plans:
         self.orders = Orders(self.parts) if graph.n <= MOST_OPS else None
         self._known: dict[tuple[int, int], Runs] = {}  # by number of groups and units of memory
         self._counted: dict[Runs, tuple[int, int]] = {}
+
+    @cached_property
+    def least_over_orders(self) -> int | None:
+        """Least bytes of any plan in any order; None where there are too many ops or orders to try."""
+        return None if self.orders is None else self.orders.least
 
     @cached_property
     def simple(self) -> list[Runs]:
@@ -193,8 +198,8 @@ class Plans:
     def least(self) -> int:
         """Least bytes of any plan that was found."""
         plans = list(self.simple)
-        if self.orders is not None:
-            sequence = self.orders.sequence(self.orders.least)
+        if self.orders is not None and self.least_over_orders is not None:
+            sequence = self.orders.sequence(self.least_over_orders)
             plans += [] if sequence is None else [Runs(self.parts, sequence)]
         if self.states.few:
             plans.append(self.leanest)
@@ -211,6 +216,6 @@ class Plans:
     @cached_property
     def lower_bound(self) -> int:
         """Bytes that every plan needs: those of an exact search (that in one order shares no memory), else of the largest op."""
-        if self.orders is not None:
-            return self.orders.least
+        if self.least_over_orders is not None:
+            return self.least_over_orders
         return self.least if self.states.few and self.graph.reuse is None else least_of_one_op(self.graph)

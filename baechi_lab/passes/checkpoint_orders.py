@@ -4,7 +4,7 @@ A plan is a path through states: which ops have run, and which tensors are held 
 first time or again, and drops before it as little as memory asks for. What is held on the way is what
 the simulator counts on one device, with outputs that lie in inputs (`OpGraph.reuse`); where one of several inputs of one size
 has to be taken, each is tried. Dijkstra's algorithm finds the path of least work within a budget, or of least bytes. There may
-be exponentially many states.
+be exponentially many states, so the search ends without an answer after `MOST_TRIED` ways to drop tensors.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from .repeatable import Parts
 
 MOST_OPS = 12
 """Ops of the graphs that are small enough for it."""
+MOST_TRIED = 5_000_000
+"""Sets of tensors to drop that one search compares with each other."""
 
 Set = frozenset[int]
 Buffer = tuple[int, Set]
@@ -54,7 +56,7 @@ Waiting = tuple[Cost, int, State, tuple[State, Run] | None]
 
 
 class Orders:
-    """All plans of a graph."""
+    """All plans of a graph; `least` and `sequence` are None where there are too many to look at."""
 
     def __init__(self, parts: Parts):
         self.graph = graph = parts.graph
@@ -66,6 +68,7 @@ class Orders:
         self.before = [frozenset(row) for row in _rows(*graph.predecessors)]
         self.updates = [frozenset(parts.updates_read.get(op, ())) for op in range(graph.n)]
         self.floor = least_of_one_op(graph)
+        self._left = MOST_TRIED
         # Tensors without bytes hold nothing. Copies neither read control dependencies nor make them.
         read = [[t for t in row if self.size[t]] for row in _rows(*graph.inputs)]
         made = [[t for t in graph.outputs(op) if self.size[t]] for op in range(graph.n)]
@@ -78,17 +81,19 @@ class Orders:
         self.made_again = {t for op in self.able for t in data[op]}
 
     @cached_property
-    def least(self) -> int:
+    def least(self) -> int | None:
         """Least peak of any plan in bytes."""
-        return max((run.need for run in self._path(None)), default=0)
+        path = self._path(None)
+        return None if path is None else max((run.need for run in path), default=0)
 
     def sequence(self, budget: int) -> NDArray[np.int64] | None:
         """int64[runs]: the ops of a plan of least work whose peak is at most `budget` bytes, None if there is none."""
-        path = self._path(budget)
+        path = self._path(budget) or []
         return np.array([run.op for run in path], dtype=np.int64) if path or not self.graph.n else None
 
-    def _path(self, budget: int | None) -> list[Run]:
-        """The runs of the best plan; none where there is no plan."""
+    def _path(self, budget: int | None) -> list[Run] | None:
+        """The runs of the best plan; none where there is no plan. None where too much would have to be tried."""
+        self._left = MOST_TRIED
         end = frozenset(range(self.graph.n))
         came: dict[State, tuple[State, Run] | None] = {}
         number = count()
@@ -104,6 +109,8 @@ class Orders:
                 if run.after not in came and (budget is None or run.need <= budget):
                     cost = (0 if budget is not None else max(peak, run.need), us + run.us, runs + 1)
                     heappush(queue, (cost, next(number), run.after, (state, run)))
+            if self._left <= 0:
+                return None
         return []
 
     def _runs(self, state: State, enough: int) -> Iterator[Run]:
@@ -126,6 +133,9 @@ class Orders:
         beside = self.persistent + sum(self.grows[k] for k in ran) + self.temporary[op]
         found: list[tuple[int, set[int]]] = []  # bytes beyond `enough`, what is dropped for that
         for some in chain.from_iterable(combinations(may, k) for k in range(len(may) + 1)):
+            self._left -= 1 + len(found)
+            if self._left <= 0:
+                return
             if any(before <= set(some) and excess == 0 for excess, before in found):
                 continue
             last = gone.union(some)

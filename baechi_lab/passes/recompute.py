@@ -65,9 +65,10 @@ def recompute(
         drop: names of the ops whose outputs are dropped; all others are kept.
         budget: most bytes on one device, a number or a text such as "3GB", as simulated: parameters, outputs, gradients
             and temporaries. The least work that must be repeated is found, ops being computed again as often as that
-            takes: exactly in graphs of up to 12 ops, over all orders of them (`passes.checkpoint_orders`), of up to 12
-            values of forward ops, for one order (`passes.checkpoint_exact`), and on chains (`passes.checkpoint_chain`),
-            else in groups. Where the order of readiness would take more, control dependencies keep the order of the plan.
+            takes: exactly in graphs of up to 12 ops, over all orders of them (`passes.checkpoint_orders`; where these are too
+            many, as in larger ones), of up to 12 values of forward ops, for one order (`passes.checkpoint_exact`), and on
+            chains (`passes.checkpoint_chain`), else in groups. Where the order of readiness would take more, control
+            dependencies keep the order of the plan.
             What is held counts as `bl.simulate` has it, with what `graph.reuse` says. A smaller budget never gives less work.
         ordered: control dependencies keep one device to the order of the plan, whatever its scheduler: TensorFlow's executor
             promises no order, and may run copies earlier than they are due. For steps on one device.

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.passes import checkpoint_orders
 from baechi_lab.passes.checkpoint_orders import Orders
 from baechi_lab.passes.peak import order_peak
 from baechi_lab.passes.recompute import with_copies
@@ -75,3 +76,17 @@ def test_the_order_saves_what_repeating_cannot():
 def test_the_empty_graph():
     orders = Orders(Parts(bl.OpGraph.from_edges([])))
     assert orders.least == 0 and len(orders.sequence(0)) == 0
+
+
+def test_too_much_to_try_proves_nothing(monkeypatch):
+    """Seven values that four ops each read: more sets of them than may be looked at, so one order is what is proven."""
+    edges = [(0, i, 50) for i in range(1, 8)] + [(i, j, 10 * i + j) for i in range(1, 8) for j in range(8, 12)]
+    graph = bl.OpGraph.from_edges([1] * 12, edges, forward_of=[-1] * 8 + [1, 2, 3, 4])
+    monkeypatch.setattr(checkpoint_orders, "MOST_TRIED", 1_000)
+    assert Orders(Parts(graph)).least is None
+    with pytest.raises(bl.InfeasiblePlacement) as refused:
+        bl.recompute(graph, budget=1)
+    assert "in whatever order" not in str(refused.value)
+    again = bl.recompute(graph, budget=refused.value.needed_bytes)
+    timeline = bl.simulate(again, bl.Cluster.uniform(1), bl.Placement(device=[0] * again.n))
+    assert timeline.peak_bytes[0] <= refused.value.needed_bytes
