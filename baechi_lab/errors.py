@@ -44,8 +44,9 @@ class UnknownNameError(InvalidInput):
     @classmethod
     def of(cls, what: str, name: object, known: Iterable[str]) -> UnknownNameError:
         names = sorted(known)
-        near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        lower = {known_name.lower(): known_name for known_name in names}  # "A1000" is nearer to "a100" than to "v100"
+        near = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.4)
+        hint = f"; did you mean {lower[near[0]]!r}?" if near else ""
         return cls(f"unknown {what} {name!r:.80}{hint} (known: {', '.join(names)})")
 
 

@@ -46,3 +46,8 @@ def test_parameters_are_for_names_only_and_must_be_known():
         PASSES.make("coplacement", {"backwards": False})
     with pytest.raises(bl.UnknownNameError, match="unknown pass '5'"):
         PASSES.make(5)
+
+
+def test_the_nearest_name_does_not_depend_on_case():
+    with pytest.raises(bl.UnknownNameError, match="unknown hardware 'A1000'; did you mean 'a100'"):
+        raise bl.UnknownNameError.of("hardware", "A1000", ["v100", "a100", "h100"])
