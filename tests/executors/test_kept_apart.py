@@ -64,8 +64,15 @@ def test_a_scheduled_step_trains_alike(convolutions, plain, worker, schedule):
     assert losses(*convolutions, worker, micro_batches=2, schedule=schedule) == pytest.approx(plain, rel=1e-5)
 
 
-def test_a_step_that_does_not_run_to_its_end_says_so(convolutions, monkeypatch):
-    """With nothing kept apart the ops wait for each other: an error, where there was a loss that never changed."""
+def one_op_of_two():
+    """Does TensorFlow run padding and convolution as one op here? oneDNN does, which is off on processors without AVX-512 VNNI."""
+    from tensorflow.python.util import _pywrap_util_port
+
+    return _pywrap_util_port.IsMklEnabled()
+
+
+def test_a_step_that_does_not_run_to_its_end_says_so(convolutions, plain, monkeypatch):
+    """With nothing kept apart ops that run as one wait for each other: an error, where there was a loss that never changed."""
     step, graph = convolutions
     for module in (session, unrolling):
         monkeypatch.setattr(module, "keep_apart", lambda *given, **options: None)
@@ -76,7 +83,10 @@ def test_a_step_that_does_not_run_to_its_end_says_so(convolutions, monkeypatch):
     running = session.PlacedSession(placed, session.session_config())
     try:
         running.start(ordered.initial_values)
-        with pytest.raises(ExecutionError, match="wait for each other"):
-            running.call(ordered.example_inputs)
+        if one_op_of_two():
+            with pytest.raises(ExecutionError, match="wait for each other"):
+                running.call(ordered.example_inputs)
+        else:
+            assert float(running.call(ordered.example_inputs)[0]) == pytest.approx(plain[0], rel=1e-5)
     finally:
         running.close()
