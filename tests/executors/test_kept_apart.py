@@ -65,7 +65,7 @@ def test_a_scheduled_step_trains_alike(convolutions, plain, worker, schedule):
 
 
 def one_op_of_two():
-    """Does TensorFlow run padding and convolution as one op here? oneDNN does, which is off on processors without AVX-512 VNNI."""
+    """Does TensorFlow run padding and convolution as one op here? oneDNN does; on processors without AVX-512 VNNI it is off."""
     from tensorflow.python.util import _pywrap_util_port
 
     return _pywrap_util_port.IsMklEnabled()
