@@ -8,7 +8,7 @@ is under way from a sender that goes on computing, whose network threads wait fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -40,8 +40,8 @@ def busy_calibration(costs: Calibration, local: LocalCluster, worker: Worker) ->
     return replace(costs, send=send, receive=receive, wire=_fitted(wires), cooled=())
 
 
-def _fitted(times_us: object) -> Link:
-    return fit_link(SIZES, times_us)[0]  # type: ignore[arg-type]
+def _fitted(times_us: Sequence[float]) -> Link:
+    return fit_link(SIZES, times_us)[0]
 
 
 def _ends(cost: Callable[[Step, int], Cost], size: int) -> tuple[float, float]:

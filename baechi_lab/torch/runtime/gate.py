@@ -66,7 +66,8 @@ class Gate:
         with self.lock:
             self.submitted[op] = True
             # Once the order is dropped, an op may wait for one that is before a call that the code left out.
-            for dependent in list(self.waiters) if self.free else self.order.dependents[op]:
+            near = self.order.dependents[op] if self.waiters else ()
+            for dependent in list(self.waiters) if self.free else near:
                 waiter = self.waiters.get(dependent)
                 if waiter is not None:
                     waiter.left.discard(op)
