@@ -117,8 +117,8 @@ def _step_us(setting: Setting, outcome: Outcome, memo: Memo) -> float:
 
 
 def _without(passes: tuple[str, ...], kept: tuple[str, ...]) -> str:
-    """The words of a button: `Place without fusion`."""
-    return "Place without " + " and ".join(name for name in passes if name not in kept)
+    """The words of a button: `Place without fusion`, or without passes at all."""
+    return "Place without " + (" and ".join(name for name in passes if name not in kept) if kept else "passes")
 
 
 def fitting_passes(setting: Setting, graph: OpGraph, memo: Memo, report: Report = silent) -> Remedy | None:

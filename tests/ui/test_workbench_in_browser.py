@@ -204,8 +204,30 @@ def test_the_critical_path_is_the_real_chain(page, expected):
     page.click('.bl-toolbar:has(.bl-moves) button:text-is("Critical path")')
     page.wait_for_function(f"(n) => document.querySelector('{GRAPH}').dataset.critical === n", arg=str(len(crossed)))
     shot(page, "11-critical-path")
+    keys = page.locator(f".bl-view:has({GRAPH}) .bl-key")
+    assert keys.last.is_visible() and "critical path" in keys.all_inner_texts()
     page.click('.bl-toolbar:has(.bl-moves) button:text-is("Critical path")')
     assert 0 < len(crossed) < data(page, "arrows")
+
+
+def test_the_legend_tells_what_occurs(page, expected):
+    """Below the picture: colours of arrows and mixed boxes that are drawn, until something is selected."""
+    graph, line = expected.graph(), expected.timeline()
+    owner = build_tree(graph).owner(build_tree(graph).visible(build_tree(graph).open_until(24)))
+    source, target = graph.edge_source, graph.consumers
+    apart = owner[source] != owner[target]
+    crossing = (line.device[source] != line.device[target]) & (graph.tensor_bytes[graph.edge_tensor] > 0) & apart
+    mixed = [len(set(line.device[owner == box].tolist())) > 1 for box in np.unique(owner)]
+    page.wait_for_function("() => !document.querySelector('.bl-legend').textContent.includes('critical')")
+    keys = page.locator(f".bl-view:has({GRAPH}) .bl-key").all_inner_texts()
+    assert ("tensors to another device" in keys) == bool(crossing.any())
+    assert any(key.startswith("on several devices") for key in keys) == any(mixed)
+    page.locator(GRAPH).focus()
+    page.keyboard.press("n")
+    page.wait_for_selector(f".bl-view:has({GRAPH}) .bl-live:has-text('Selected: ')")
+    assert not page.locator(f".bl-view:has({GRAPH}) .bl-legend").is_visible()
+    page.keyboard.press("Escape")
+    page.wait_for_selector(f".bl-view:has({GRAPH}) .bl-legend")
 
 
 def test_boxes_open_in_place(page):
@@ -398,6 +420,11 @@ def test_statistics_of_a_marked_range(page, expected):
     table = timeline_part(page, ".bl-statistics tr").all_inner_texts()[1:]
     for text, row in zip(table, rows, strict=True):
         assert format_us(row.busy_us) in text and format_us(row.idle_us) in text and f"\t{row.ops}\t" in text
+    columns = zip(
+        *(text.split("\t") for text in page.locator(f".bl-view:has({TIMELINE}) .bl-statistics tr").all_inner_texts()),
+        strict=True,
+    )
+    assert all(any(cells[1:]) for cells in columns)  # a cause that nobody waited for has no column
     shot(page, "15-statistics")
     page.click('button:text-is("Zoom to range")')
     page.wait_for_function(

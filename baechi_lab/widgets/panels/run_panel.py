@@ -102,7 +102,7 @@ class RunPanel:
             self.tasks.run(self.steps.value, kind=self.kind.value, native=self.native.value)
         if not guard.failed:
             self.start.disabled, self.stop.disabled = True, False
-            say(self.state, "Starting TensorFlow in a process of its own ...")
+            say(self.state, "Starting in a process of its own ...")
             self.numbers.value = ""
 
     def _stop(self) -> None:
@@ -132,7 +132,7 @@ class RunPanel:
         shown = "".join(f"<span>{html.escape(k)} <b>{html.escape(v)}</b></span>" for k, v in facts if v)
         self.numbers.value = f'<div class="bl-facts">{shown}</div>'
         if live.run is None:
-            say(self.state, f"Running: {live.phase} steps" if live.phase != "starting" else "Starting TensorFlow ...")
+            say(self.state, f"Running: {live.phase} steps" if live.phase != "starting" else "Starting ...")
         say(self.told, traced_in_words(live))
         self.chart.show(run_chart(live))
 

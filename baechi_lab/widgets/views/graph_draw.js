@@ -48,6 +48,23 @@ function traceArrow(scene, a, line, heads) {
   heads.closePath();
 }
 
+/** What colours mean, of what is drawn. @param {Paint} paint @param {string[]} colours of devices @param {boolean} showCritical
+ * @returns {HTMLElement[]} */
+function graphKeys(paint, colours, showCritical) {
+  if (!paint.fits) return [];
+  const line = (/** @type {string} */ kind, /** @type {string} */ text) => element(
+    "span", { class: "bl-key" }, element("span", { class: `bl-line ${kind}` }), text);
+  const keys = [line("bl-within", "tensors within a device")];
+  if (paint.crossing.some((bytes) => bytes > 0)) keys.push(line("bl-moving", "tensors to another device"));
+  if (showCritical) keys.push(line("bl-critical", "critical path"));
+  if (paint.shares.size) {
+    const bar = `background-image:linear-gradient(90deg, ${colours[0]} 60%, ${colours[1]} 60%)`;
+    keys.push(element("span", { class: "bl-key" }, element("span", { class: "bl-mixed", style: bar }),
+      "on several devices: the bar shows their shares of its time"));
+  }
+  return keys;
+}
+
 /** Everything but the paths: what one frame of the view draws.
  * @param {CanvasRenderingContext2D} context
  * @param {{scene: Scene, paint: Paint, marks: Marks, dim: Uint8Array, colours: string[], theme: Theme, t: Transform, size: number[],

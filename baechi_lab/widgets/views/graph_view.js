@@ -25,7 +25,9 @@ function render({ model, el }) {
   const list = element("div", { class: "bl-found", hidden: true });
   view.stage.append(crumbs, list);
   const confirm = element("div", { class: "bl-confirm", role: "status" });
+  const legend = element("div", { class: "bl-legend" });
   el.insertBefore(confirm, view.live);
+  el.insertBefore(legend, view.live);
 
   function draw(context, width, height, theme) {
     if ((!fitted || (untouched && fittedFor !== `${width} ${height}`)) && scene.id.length) fit();
@@ -142,6 +144,9 @@ function render({ model, el }) {
     closeButton.disabled = here.length === 0;
     confirm.textContent = model.get("status");
     confirm.hidden = !confirm.textContent;
+    legend.hidden = here.length > 0; // the line below the picture says one or the other
+    view.live.hidden = !legend.hidden;
+    legend.replaceChildren(...graphKeys(paint, colours, Boolean(model.get("critical"))));
     if (!here.length) return view.say("");
     const whole = here.length === 1 && marks.chosen[here[0]] === scene.size[here[0]];
     const about = whole
@@ -353,7 +358,7 @@ function render({ model, el }) {
     colors: devicesChanged,
     selected: () => { selected = new Set(model.get("selected")); describeSelection(); view.redraw(); },
     marks: () => { marks = readMarks(model, scene.id.length); describeSelection(); view.redraw(); },
-    critical: () => { pressed(); repath(); },
+    critical: () => { pressed(); repath(); describeSelection(); },
     status: describeSelection,
     said: describeSelection,
     chosen_us: describeSelection,

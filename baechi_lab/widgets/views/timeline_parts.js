@@ -98,17 +98,19 @@ function statisticsTexts(row) {
   ];
 }
 
-/** The table of a range, a part per timeline. @param {any[]} rows @param {number[]} range @param {boolean} marked
+/** The table of a range, a part per timeline, without the causes that no device waited for. @param {any[]} rows @param {number[]} range @param {boolean} marked
  * @param {HTMLElement[]} buttons */
 function statisticsTable(rows, range, marked, buttons) {
   const span = range[1] - range[0];
   const said = `${marked ? "Marked" : "Shown"}: ${formatTime(range[0])} to ${formatTime(range[1])}, ${formatTime(span)}`;
-  const head = element("tr", {}, ...STATISTICS.map(([name, title]) => element("th", { title }, name)));
+  const texts = rows.map(statisticsTexts);
+  const used = STATISTICS.map((_, column) => texts.some((row) => row[column]));
+  const head = element("tr", {}, ...STATISTICS.filter((_, k) => used[k]).map(([name, title]) => element("th", { title }, name)));
   const body = rows.flatMap((row, k) => {
     const first = k === 0 || rows[k - 1].title !== row.title;
     const several = rows.some((other) => other.title !== row.title);
-    const heading = element("tr", {}, element("th", { colspan: String(STATISTICS.length) }, row.title));
-    const cells = statisticsTexts(row).map((text) => element("td", {}, text));
+    const heading = element("tr", {}, element("th", { colspan: String(used.filter(Boolean).length) }, row.title));
+    const cells = texts[k].filter((_, column) => used[column]).map((text) => element("td", {}, text));
     return [...(several && first ? [heading] : []), element("tr", {}, ...cells)];
   });
   return [element("div", { class: "bl-statistics-head" }, element("b", {}, said), ...buttons), element("table", {}, head, ...body)];
