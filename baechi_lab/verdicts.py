@@ -78,6 +78,17 @@ def change_in_words(step_us: float, before_us: float) -> str:
     return f"{change:+.0f} %" if abs(change) >= 10 else f"{change:+.1f} %"
 
 
+def gap_in_words(gap: float) -> str:
+    """How far a step is above the lower bound, as a person would round it.
+
+    >>> gap_in_words(0.0123), gap_in_words(1.05), gap_in_words(21.529), gap_in_words(float("nan"))
+    ('1.2%', '105.0%', '2,150%', 'unknown')
+    """
+    if math.isnan(gap):
+        return "unknown"
+    return f"{gap:.1%}" if gap < 10 else f"{float(f'{100 * gap:.3g}'):,.0f}%"
+
+
 def group_work(graph: OpGraph) -> NDArray[np.float64]:
     """Microseconds of work of every colocation group (an op without one is its own), in no promised order.
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..graph import Timeline
 from ..graph.units import format_bytes, format_us
+from ..verdicts import gap_in_words
 
 if TYPE_CHECKING:
     import pandas
@@ -92,7 +93,7 @@ def _comparison_row(row: Mapping[str, Any], measured: bool) -> list[str]:
 
     cells = [
         str(row["placer"]), cell("makespan_us", format_us), cell("one_device_us", versus), cell("lower_bound_us", format_us),
-        cell("gap", lambda gap: f"{gap:.1%}"), cell("peak_bytes", format_bytes), "yes" if row["feasible"] else "no",
+        cell("gap", gap_in_words), cell("peak_bytes", format_bytes), "yes" if row["feasible"] else "no",
         cell("moved_bytes", format_bytes), cell("balance", lambda b: f"{b:.2f}"),
         cell("place_seconds", lambda s: f"{s:.3g} s"),
     ]  # fmt: skip
@@ -131,7 +132,7 @@ def print_timeline(facts: Mapping[str, Any]) -> None:
     bound, gap = facts["lower_bound_us"], facts["gap"]
     print_facts({
         f"step, {facts['origin']}": format_us(facts["makespan_us"]),
-        "lower bound": format_us(bound) + ("" if gap is None else f" (gap {gap:.1%})"),
+        "lower bound": format_us(bound) + ("" if gap is None else f" (gap {gap_in_words(gap)})"),
         "moved": f"{format_bytes(facts['moved_bytes'])} in {facts['transfers']} transfer{'' if facts['transfers'] == 1 else 's'}",
         "feasible": "yes" if facts["feasible"] else "no",
     })  # fmt: skip

@@ -10,6 +10,7 @@ import ipywidgets
 
 from ...comparison import DEFAULT_PLACERS
 from ...graph.units import format_bytes, format_us
+from ...verdicts import gap_in_words
 from ..charts import peaks_chart, times_chart
 from ..comparing import CURRENT, best_first, difference
 from ..compute import Outcome
@@ -207,7 +208,7 @@ def row_texts(values: Any) -> list[str]:
     measured = values["measured_us"]
     return [
         str(values["placer"]), format_us(values["makespan_us"]), _versus(values),
-        f"{values['gap']:.1%}", format_bytes(values["peak_bytes"]) + ("" if values["feasible"] else " ✗"),
+        gap_in_words(values["gap"]), format_bytes(values["peak_bytes"]) + ("" if values["feasible"] else " ✗"),
         format_bytes(values["moved_bytes"]), f"{values['balance']:.2f}", format_us(values["place_seconds"] * 1e6),
         format_us(measured) if measured == measured and measured is not None else "",
     ]  # fmt: skip

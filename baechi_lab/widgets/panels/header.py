@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import html
-import math
 
 import ipywidgets
 
 from ...graph.units import format_bytes, format_us
-from ...verdicts import SLOWER, against_one_device, change_in_words
+from ...verdicts import SLOWER, against_one_device, change_in_words, gap_in_words
 from ..compute import Outcome
 from ..glossary import explained
 from ..guard import Guard, Problem
@@ -128,7 +127,7 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
         ("", _rate(outcome.samples * 1e6 / step) if outcome.samples and step > 0 else ""),
         ("bubble", f"{outcome.bubble:.0%}" if setting.pipeline else ""),
         ("lower bound", format_us(outcome.lower_bound_us) if outcome.bounds else "none"),
-        ("gap", f"{outcome.gap:.1%}" if not math.isnan(outcome.gap) else "unknown"),
+        ("gap", gap_in_words(outcome.gap)),
         ("peak memory", format_bytes(int(line.peak_bytes.max(initial=0)))),
         ("moved", f"{format_bytes(line.moved_bytes)} in {sent:,} transfer{'' if sent == 1 else 's'}"),
         ("placed by", f"{placed_by} in {outcome.base.seconds:.3g} s"),
