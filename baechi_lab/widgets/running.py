@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,8 @@ from .compute import Outcome
 class LiveRun:
     """Step times so far, in seconds, and the Run once it is over; `simulated_seconds` is what was promised.
 
-    `costs` names other hardware that the promise was made for; empty if it was measured here.
+    `costs` names other hardware that the promise was made for; empty if it was measured here. `planned` is how many steps
+    are to be measured.
     """
 
     simulated_seconds: float
@@ -27,6 +29,13 @@ class LiveRun:
     phase: str = "starting"
     run: Run | None = None
     costs: str = ""
+    planned: int = 0
+
+    @classmethod
+    def of(cls, outcome: Outcome, run: Run) -> LiveRun:
+        """A run that is over, beside what `outcome` promises."""
+        seconds = [float(x) for x in run.step_seconds]
+        return cls(outcome.timeline.makespan_us / 1e6, seconds, "done", run, _other_costs(outcome), len(seconds))
 
     def add(self, step: Any) -> None:
         """Take in a step's result; only measured steps count."""
@@ -58,12 +67,18 @@ def _other_costs(outcome: Outcome) -> str:
     return "" if outcome.setting.profile == "measured" else outcome.setting.hardware
 
 
-class Runner:
-    """Runs an outcome beside the interface; `changed(live)` is called on the interface's thread after every step."""
+PAUSE_SECONDS = 0.25
+"""Between two pictures of a run. Steps that come faster would keep the interface so busy that Stop is not heard, and take the
+time of the processor that they measure."""
 
-    def __init__(self, worker: Background, changed: Callable[[LiveRun], None]):
-        self.worker, self.changed = worker, changed
+
+class Runner:
+    """Runs an outcome beside the interface; `changed(live)` is called on the interface's thread, at most every `pause` s."""
+
+    def __init__(self, worker: Background, changed: Callable[[LiveRun], None], pause: float = PAUSE_SECONDS):
+        self.worker, self.changed, self.pause = worker, changed, pause
         self.live: LiveRun | None = None
+        self._next = 0.0
         self._stop = threading.Event()
 
     def start(self, outcome: Outcome, steps: int, warmup: int, done: Callable[[Run], None], **options: Any) -> None:
@@ -76,32 +91,44 @@ class Runner:
         if step_to_run is None:
             raise InvalidInput("a stored graph cannot be run: choose a model, or open the workbench with a step")
         self._stop = stop = threading.Event()
-        self.live = live = LiveRun(outcome.timeline.makespan_us / 1e6, costs=_other_costs(outcome))
+        promised = outcome.timeline.makespan_us / 1e6
+        self.live = live = LiveRun(promised, costs=_other_costs(outcome), planned=steps)
+        self._next = 0.0
 
         def arrived(step: Any) -> None:
-            self.worker.deliver(lambda: self._arrived(live, step))
+            live.add(step)
+            if time.monotonic() >= self._next:
+                self._next = float("inf")  # until the interface has drawn
+                self.worker.deliver(lambda: self._arrived(live))
 
         def work(ticket: Ticket) -> Run:
             from ..executors import execute
 
-            ticket.report("starting TensorFlow in a process of its own")
+            ticket.report("starting in a process of its own")
             return execute(
                 step_to_run, outcome.placement, steps, warmup=warmup, graph=outcome.graph, on_step=arrived,
                 cancel=stop, **options,
             )  # fmt: skip
 
         def ended(run: Run) -> None:
-            live.run, live.phase = run, "done"
-            live.seconds = [float(x) for x in run.step_seconds]
-            self.changed(live)
+            self.live = finished = LiveRun.of(outcome, run)
+            self.changed(finished)
             done(run)
 
         self.worker.submit(work, ended)
 
-    def _arrived(self, live: LiveRun, step: Any) -> None:
-        if live is self.live and live.run is None:
-            live.add(step)
+    def _arrived(self, live: LiveRun) -> None:
+        if live is not self.live:
+            return
+        try:
             self.changed(live)
+        finally:
+            self._next = time.monotonic() + self.pause
+
+    @property
+    def stopping(self) -> bool:
+        """The run was asked to end."""
+        return self._stop.is_set()
 
     def stop(self) -> None:
         """End the run; what was measured so far is kept."""

@@ -16,7 +16,7 @@ from .compute import Outcome, compute
 from .explaining import Log, explain
 from .guard import Problem
 from .model import WorkbenchModel
-from .running import Runner
+from .running import LiveRun, Runner
 
 if TYPE_CHECKING:
     import pandas
@@ -36,7 +36,7 @@ class Tasks:
     def __init__(self, model: WorkbenchModel):
         self.model = model
         self.worker = Background(model.fail, lambda text, share: model.emit("task", (text, share)))
-        self.runner = Runner(self.worker, lambda live: model.emit("live", live))
+        self.runner = Runner(self.worker, self._came_on)
         self.table: pandas.DataFrame | None = None
         self.table_of: Outcome | None = None
         self.held: Outcome | None = None
@@ -189,8 +189,8 @@ class Tasks:
     # -- running ---------------------------------------------------------------------------------------
 
     def run(self, steps: int, warmup: int = 3, kind: str = "auto", native: bool = False) -> None:
-        """Run the current placement for real, and the step undivided with `native`; `live` is emitted after every
-        step, `run` at the end.
+        """Run the current placement for real, and the step undivided with `native`; `live` is emitted as steps come,
+        `run` at the end.
         """
         outcome = self.outcome()
         setting = outcome.setting
@@ -200,6 +200,13 @@ class Tasks:
         options: dict[str, Any] = {**({} if kind == "auto" else {"kind": kind}), **setting.pipeline}
         options |= {"native": True} if native else {}
         self.runner.start(outcome, steps, warmup, lambda run: self._ran(outcome, run), **options)
+
+    def _came_on(self, live: LiveRun) -> None:
+        self.model.emit("live", live)
+        count = len(live.seconds)
+        if live.run is None and live.phase != "starting":
+            told = f"step {count} of {live.planned}" if count else f"{live.phase} steps"
+            self.model.emit("task", (told, count / live.planned))
 
     def _ran(self, outcome: Outcome, run: Run) -> None:
         if len(run.step_seconds):
@@ -324,9 +331,11 @@ def _alike(first: Outcome, second: Outcome) -> bool:
 
 
 def same_placement(first: Outcome, second: Outcome) -> bool:
-    """The same ops of the same graph on the same devices, in the same planned order."""
+    """The same ops of the same graph on the same devices, in the same planned order and the same micro-batches."""
     if first is second:
         return True
+    if first.setting.pipeline != second.setting.pipeline:
+        return False
     a, b = first.placement, second.placement
     if first.setting.cluster.names != second.setting.cluster.names or first.graph.key != second.graph.key:
         return False

@@ -2,6 +2,7 @@
 
 import html
 import re
+from dataclasses import replace
 
 import ipywidgets
 import numpy as np
@@ -474,6 +475,30 @@ def test_export_panel_shows_code_that_reads_back(bench):
 
 def test_run_panel_says_why_it_cannot_run(bench):
     assert bench.run.start.disabled and "cannot be run" in bench.run.state.value
+
+
+def test_the_run_panel_shows_the_run_of_the_placement_that_is_there(bench):
+    """Numbers of another placement, or beside what was promised before the ops were profiled here, are no comparison."""
+    outcome = replace(bench.model.outcome, step=bl.Step("s", b"", (), (), (), (), ()))
+    run = bl.Run(replace(outcome.timeline, origin="measured"), np.array([0.002, 0.002]), (), "ok")
+    bench.model.outcome, bench.tasks.runs = outcome, [(outcome, run)]
+    bench.model.emit("run", (outcome, run))
+    assert "simulated for rtx2080" in bench.run.numbers.value and "measured / simulated" not in bench.run.numbers.value
+    # The same placement with costs measured here: the run is held against what is promised now.
+    here = replace(outcome, setting=replace(outcome.setting, profile="measured"))
+    bench.model.outcome = here
+    bench.model.emit("outcome", here)
+    ratio = 0.002 / (here.timeline.makespan_us / 1e6)
+    assert f"measured / simulated <b>{ratio:.2f}</b>" in bench.run.numbers.value
+    assert "rtx2080" not in bench.run.numbers.value
+    # Another placement, which was not run.
+    moved = replace(here, placement=here.placement.replace(device=(here.placement.device + 1) % here.setting.cluster.n))
+    bench.model.outcome = moved
+    bench.model.emit("outcome", moved)
+    assert bench.run.numbers.value == "" and bench.run.chart.spec == {} and "Not run yet" in bench.run.state.value
+    # What ends now ran the placement before.
+    bench.model.emit("run", (here, run))
+    assert bench.run.numbers.value == "" and "the placement before this one" in bench.run.state.value
 
 
 # -- workbench ------------------------------------------------------------------------------------------

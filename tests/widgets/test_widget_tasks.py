@@ -157,13 +157,19 @@ def test_a_run_reports_steps_as_they_come(monkeypatch, tasks):
     step = bl.Step("s", b"", (), (), (), (), ())
     outcome = replace(tasks.model.outcome, step=step)
     tasks.model.outcome = outcome
-    seen, ended = [], []
+    tasks.runner.pause = 0.0
+    seen, ended, told = [], [], []
+    tasks.model.on("task", told.append)
     tasks.model.on("live", lambda live: seen.append((live.phase, list(live.seconds))))
     tasks.model.on("run", ended.append)
     tasks.run(3)
     assert tasks.worker.wait(20)
     assert seen[0] == ("warmup", []) and seen[3] == ("measured", pytest.approx([0.1, 0.2, 0.3]))
     assert tasks.run_of(outcome).median_seconds == pytest.approx(0.2) and len(ended) == 1
+    assert told[1:5] == [("warmup steps", 0), *((f"step {k} of 3", k / 3) for k in (1, 2, 3))] and told[-1] == (
+        "",
+        -1.0,
+    )
     # It is still there after the setting went elsewhere and came back, and belongs to no other placement.
     again = replace(outcome, placement=outcome.placement.replace(info={}))
     assert again is not outcome and tasks.run_of(again) is tasks.run_of(outcome)
@@ -172,6 +178,38 @@ def test_a_run_reports_steps_as_they_come(monkeypatch, tasks):
     # The measured time appears in the next table.
     tasks.compare(["m-etf"])
     assert tasks.table["measured_us"][0] == pytest.approx(0.2e6)
+
+
+def test_fast_steps_are_drawn_now_and_then_and_all_at_the_end(monkeypatch, tasks):
+    """A step of a millisecond costs less than its picture: an interface that draws each of them hears no Stop."""
+    import baechi_lab.executors as executors
+
+    drawn = []
+
+    class Result:
+        phase, seconds = "measured", 0.001
+
+    def execute(step, placement, steps, *, on_step, **given):
+        for _ in range(steps):
+            on_step(Result())
+        return bl.Run(replace(outcome.timeline, origin="measured"), np.full(steps, 0.001), (), "ok")
+
+    monkeypatch.setitem(executors.__dict__, "execute", execute)
+    outcome = replace(tasks.model.outcome, step=bl.Step("s", b"", (), (), (), (), ()))
+    tasks.model.outcome = outcome
+    tasks.runner.pause = 1e9
+    tasks.model.on("live", lambda live: drawn.append((len(live.seconds), live.run is not None)))
+    tasks.run(1000)
+    assert tasks.worker.wait(20)
+    assert drawn == [(1, False), (1000, True)]
+
+
+def test_a_run_in_micro_batches_is_not_one_of_the_whole_step(tasks):
+    outcome = tasks.model.outcome
+    run = bl.Run(outcome.timeline, np.array([0.1]), (), "ok")
+    tasks.runs = [(outcome, run)]
+    pipelined = replace(outcome, setting=replace(outcome.setting, micro_batches=2, schedule="gpipe"))
+    assert tasks.run_of(outcome) is run and tasks.run_of(pipelined) is None
 
 
 def test_the_interval_encloses_the_median():

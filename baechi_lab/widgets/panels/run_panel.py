@@ -19,6 +19,7 @@ from .parts import WIDE, button, count_up_to, hinted, note, row, say
 
 STYLE = {"description_width": "60px"}
 MOST_STEPS = 10_000
+DONE = "The measured timeline is below the simulated one."
 KINDS = [("attached: GPUs, else CPU", "auto"), ("GPUs", "gpu"), ("CPU (logical devices)", "cpu")]
 
 
@@ -74,13 +75,23 @@ class RunPanel:
         self.start.disabled = not runnable or running
         if running:
             return
-        if not runnable:
-            say(
-                self.state,
-                "A stored graph cannot be run: choose a model in Setting, or open with a step.",
-            )
-        elif self.tasks.run_of(outcome) is None:
-            say(self.state, f"Simulated: {format_us(outcome.timeline.makespan_us)}. Not run yet.")  # type: ignore[union-attr]
+        run = self.tasks.run_of(outcome)
+        if outcome is None or not runnable:
+            say(self.state, "A stored graph cannot be run: choose a model in Setting, or open with a step.")
+        elif run is None:
+            say(self.state, f"Simulated: {format_us(outcome.timeline.makespan_us)}. Not run yet.")
+        else:
+            say(self.state, f"This placement was run. {DONE}")
+        if outcome is not None and run is not None:
+            self.show(LiveRun.of(outcome, run))
+        else:
+            self._clear()
+
+    def _clear(self) -> None:
+        """No numbers of another placement beside this one."""
+        self.numbers.value = ""
+        say(self.told, "")
+        self.chart.show(None)
 
     def _profile(self) -> None:
         with Guard(self.model.fail):
@@ -103,7 +114,7 @@ class RunPanel:
         if not guard.failed:
             self.start.disabled, self.stop.disabled = True, False
             say(self.state, "Starting in a process of its own ...")
-            self.numbers.value = ""
+            self._clear()
 
     def _stop(self) -> None:
         self.tasks.runner.stop()
@@ -131,19 +142,23 @@ class RunPanel:
             facts.append(("measured / native", f"{live.run.native_ratio:.2f}"))
         shown = "".join(f"<span>{html.escape(k)} <b>{html.escape(v)}</b></span>" for k, v in facts if v)
         self.numbers.value = f'<div class="bl-facts">{shown}</div>'
-        if live.run is None:
+        if live.run is None and not self.tasks.runner.stopping:
             say(self.state, f"Running: {live.phase} steps" if live.phase != "starting" else "Starting ...")
         say(self.told, traced_in_words(live))
         self.chart.show(run_chart(live))
 
     def _done(self, finished: tuple[Outcome, Run]) -> None:
-        _, run = finished
+        outcome, run = finished
         self.stop.disabled = True
         self._ready()
         moved = f" {len(run.moved_ops)} ops ran elsewhere than placed." if run.moved_ops else ""
-        why = f" {run.message}" if run.message and run.status != "ok" else ""
+        why = f" {run.message}" if run.message and run.status not in ("ok", "cancelled") else ""
         ended: Any = {"ok": "Done.", "cancelled": "Stopped."}.get(run.status, f"Ended: {run.status}.")
-        say(self.state, f"{ended}{moved}{why} The measured timeline is below the simulated one.")
+        if len(run.step_seconds) and self.tasks.run_of(self.model.outcome) is not run:
+            say(self.state, f"{ended}{moved}{why} It ran the placement before this one; go back to that to see it.")
+            return
+        self.show(LiveRun.of(outcome, run))
+        say(self.state, f"{ended}{moved}{why} {DONE}" if len(run.step_seconds) else f"{ended}{moved}{why}")
 
 
 def foreign(outcome: Outcome) -> str:
