@@ -7,7 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse
 from fewer import fast
 
 import baechi_lab as bl
@@ -296,6 +298,11 @@ def _not_built():
     return model
 
 
+class Raises(keras.layers.Layer):
+    def call(self, x):
+        raise RuntimeError("no table of it")
+
+
 @pytest.mark.parametrize(
     ("make", "inputs", "message"),
     [
@@ -312,7 +319,19 @@ def _not_built():
         (lambda: keras.Sequential([keras.layers.Dense(2)]), (np.ones((1, 2)), np.ones((1, 2))), "is not compiled"),
         (lambda: _not_built(), (np.ones((2, 8, 8, 3)),), "was given inputs without targets, which its loss needs"),
         (lambda: lambda x: x, (tf.TensorSpec((None, 2), tf.float32),), "leaves a size open"),
-        (lambda: lambda x: x, (np.array([object()]),), "Python objects; give numbers or texts"),
+        (
+            lambda: lambda x: x,
+            (np.array([object()]),),
+            "Python objects; give numbers or texts, .* a tf.ragged.constant",
+        ),
+        (lambda: lambda x: x * 2, (tf.Variable(3.0),), "is a ResourceVariable; let the step read it"),
+        (lambda: lambda x: x * 2, (keras.Variable(3.0),), "is a Variable; let the step read it"),
+        (lambda: lambda x: x, (scipy.sparse.eye(3),), r"is a dia_matrix of SciPy; give a tf\.sparse\.SparseTensor"),
+        (
+            lambda: Raises(),
+            (np.ones(2, np.float32),),
+            r"RuntimeError: .* when calling Raises.call\(\): no table of it",
+        ),
         (
             lambda: lambda x: next(x),
             (iter(tf.data.Dataset.range(3)),),
@@ -378,6 +397,14 @@ def test_texts_may_be_an_array_of_objects():
     for texts in (["a", "bcd"], [b"a", b"bcd"]):
         step = bl.trace(tf.strings.length, np.array(texts, dtype=object))
         assert step.inputs[0].dtype == "string" and run_step(step, steps=1)[0].tolist() == [[4]]
+
+
+def test_columns_and_tables_of_pandas_are_arrays():
+    """They are tensors to tf.function, and were no inputs to us: "takes 1 tensors; 0 example inputs were given"."""
+    table = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]})
+    assert run_step(bl.trace(tf.reduce_sum, table), steps=1)[0].tolist() == [[10]]
+    assert run_step(bl.trace(lambda d: d["a"] * d["b"], dict(table)), steps=1)[0].tolist() == [[11]]
+    assert run_step(bl.trace(tf.strings.length, pd.Series(["a", "bcd"])), steps=1)[0].tolist() == [[4]]
 
 
 def test_outputs_are_called_as_in_the_dict_that_is_returned():

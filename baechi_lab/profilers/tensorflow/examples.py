@@ -11,13 +11,13 @@ from ...errors import InvalidInput
 
 
 def as_tensors(value: Any, label: str) -> Any:
-    """Replace arrays and tensor specs by tensors, within nests; leave Python values alone.
+    """Replace arrays, tables of pandas and tensor specs by tensors, within nests; leave Python values alone.
 
     Args:
         value: one example input of the step that is called `label`.
 
     Raises:
-        InvalidInput: an open size, objects that are neither numbers nor texts, a dataset or an iterator.
+        InvalidInput: an open size, objects that are neither numbers nor texts, a variable, a dataset or an iterator.
 
     >>> as_tensors({"text": np.array(["a", "bc"], dtype=object)}, "step")["text"].dtype.name
     'string'
@@ -33,14 +33,22 @@ def as_tensors(value: Any, label: str) -> Any:
         if not value.shape.is_fully_defined():
             raise InvalidInput(f"example input {value} leaves a size open; costs need the sizes of a real batch")
         return tf.zeros(value.shape, value.dtype) if value.dtype != tf.string else tf.fill(value.shape, "")
-    if isinstance(value, (np.ndarray, np.generic)):
-        return _tensor(value)
+    if hasattr(value, "assign_add"):
+        kind = type(value).__name__
+        raise InvalidInput(
+            f"an example input of step {label!r} is a {kind}; let the step read it, and hand over what is fed"
+        )
+    if isinstance(value, (np.ndarray, np.generic)) or _is_array(value):
+        return _tensor(np.asarray(value))
     if isinstance(value, (tf.data.Dataset, Iterator)):
         first = "next(iter(dataset))" if isinstance(value, tf.data.Dataset) else "next(iterator)"
         raise InvalidInput(
             f"an example input of step {label!r} is a {type(value).__name__}; let the step take one batch, and give the "
             f"first one, {first}"
         )
+    if hasattr(value, "tocoo"):
+        kind = type(value).__name__
+        raise InvalidInput(f"an example input of step {label!r} is a {kind} of SciPy; give a tf.sparse.SparseTensor")
     return value
 
 
@@ -55,5 +63,15 @@ def _tensor(value: Any) -> Any:
     import tensorflow as tf
 
     if value.dtype.kind == "O" and not all(isinstance(x, (str, bytes)) for x in value.reshape(-1)):
-        raise InvalidInput("an example input is an array of Python objects; give numbers or texts")
+        raise InvalidInput(
+            "an example input is an array of Python objects; give numbers or texts, of rows that are not equally long a "
+            "tf.ragged.constant"
+        )
     return tf.constant(value)
+
+
+def _is_array(value: Any) -> bool:
+    """Is it what tf.function makes a tensor of: a column or table of pandas, an array of another framework?"""
+    import tensorflow as tf
+
+    return hasattr(value, "__array__") and not (tf.is_tensor(value) or isinstance(value, type))

@@ -8,6 +8,7 @@ with its value, then run `step.outputs` and `step.updates` together.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +29,9 @@ from .shapes import SHAPES, lacks_shapes, specs, with_shapes
 from .simplify import simplify
 
 _KEPT_HINTS = ("_lower_using_switch_merge", SHAPES)
+
+_ANSI = re.compile(r"\x1b\[\d+m")
+_IN_KERAS = "Exception encountered when calling "
 
 _BOUND_TO_PROCESS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 
@@ -113,13 +117,16 @@ def _concrete_function(function: Any, examples: list[Any], label: str) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    """The sentence of an error: AutoGraph puts it after the user's source lines, with the error's name."""
+    """The sentence of an error: AutoGraph puts it after the user's source lines, with its name; Keras below a heading."""
     kind = type(error).__name__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    named = [line for line in lines if line.startswith(kind + ": ")]
+    lines = [line.strip() for line in _ANSI.sub("", str(error)).splitlines() if line.strip()] or [""]
+    named = [k for k, line in enumerate(lines) if line.startswith(kind + ": ")]
     if lines[0].startswith("in user code") and not named:
-        named = lines[-1:]  # an error type that AutoGraph does not know: it keeps the original at the end
-    reason = named[-1] if named else f"{kind}: {lines[0]}"
+        named = [len(lines) - 1]  # an error type that AutoGraph does not know: it keeps the original at the end
+    at = named[-1] if named else 0
+    reason = lines[at] if named else f"{kind}: {lines[0]}"
+    if _IN_KERAS in reason and at + 1 < len(lines):
+        reason = f"{reason.removesuffix('.')}: {lines[at + 1]}"
     return reason.split(". Received args")[0]
 
 
