@@ -43,6 +43,16 @@ def test_what_overlaps_on_a_thread_gets_lanes_and_contradicted_dependencies_go()
     assert made.notes[0].startswith("1 dependencies of the trace are not kept")
 
 
+def test_bug_ops_of_one_variable_that_ran_on_two_lanes():
+    """The second read overlaps the first and gets a lane of its own; the trace's own placement broke the group."""
+    rows = [("w", 0, 1), ("read", 1, 5), ("read too", 2, 6), ("assign", 6, 8)]
+    made = recording([Event(n, "op", "CPU:0", a, b, group="w") for n, a, b in rows], "reads")
+    assert made.placement.device.tolist() == [0, 0, 1, 0] and made.graph.colocation.tolist() == [0, 0, -1, 0]
+    timeline = bl.simulate(made.graph, made.cluster, made.placement)
+    assert not bl.check(made.graph, made.cluster, made.placement, timeline)
+    assert made.notes[0].startswith("1 ops ran on another lane than what they share a variable with")
+
+
 # -- Chakra ----------------------------------------------------------------------------------------------
 
 

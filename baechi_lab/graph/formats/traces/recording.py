@@ -101,8 +101,9 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
     table, waits_for, dropped = _dependencies(events, order, place)
     duration, waited = _durations([events[i] for i in order], lane, waits_for)
     span = max(e.end_us for e in events) - min(e.start_us for e in events)
-    said = [*notes, *_said(dropped, waited, len(lanes) * span)]
-    graph = _graph([events[i] for i in order], duration, table, name)
+    group, apart = _groups([events[i] for i in order], lane)
+    said = [*notes, *_said(dropped, waited, len(lanes) * span, apart)]
+    graph = _graph([events[i] for i in order], duration, table, group, name)
     number = {x: k for k, x in enumerate(lanes)}
     device = np.array([number[x] for x in lane])
     kinds = {x: events[i].kind for x, i in zip(reversed(lane), reversed(order), strict=True)}
@@ -179,8 +180,17 @@ def _durations(events: Sequence[Event], lane: list[str], waits_for: list[list[in
     return duration, waited
 
 
-def _said(dropped: int, waited: float, lanes_us: float) -> list[str]:
+def _groups(events: Sequence[Event], lane: list[str]) -> tuple[list[str], int]:
+    """The group of each event, none for those that ran on another lane than its first; and how many these are."""
+    home: dict[str, str] = {}
+    kept = [e.group if home.setdefault(e.group, x) == x else "" for e, x in zip(events, lane, strict=True)]
+    return kept, sum(bool(e.group) and not group for e, group in zip(events, kept, strict=True))
+
+
+def _said(dropped: int, waited: float, lanes_us: float, apart: int) -> list[str]:
     said = []
+    if apart:
+        said.append(f"{apart} ops ran on another lane than what they share a variable with; any device may take them")
     if dropped:
         said.append(f"{dropped} dependencies of the trace are not kept, as the op that waits had started before")
     if lanes_us > 0 and waited / lanes_us >= 0.005:
@@ -189,15 +199,15 @@ def _said(dropped: int, waited: float, lanes_us: float) -> list[str]:
     return said
 
 
-def _graph(events: Sequence[Event], duration: list[float], table: TensorTable, name: str) -> OpGraph:
-    groups = {g: k for k, g in enumerate(dict.fromkeys(e.group for e in events if e.group))}
+def _graph(events: Sequence[Event], duration: list[float], table: TensorTable, group: list[str], name: str) -> OpGraph:
+    groups = {g: k for k, g in enumerate(dict.fromkeys(filter(None, group)))}
     kinds = sorted({e.kind for e in events if e.fixed})
     return OpGraph(
         names=_distinct([e.name for e in events]),
         op_types=tuple(e.op_type or "op" for e in events),
         duration_us=duration,  # type: ignore[arg-type]
         persistent_bytes=[e.persistent_bytes for e in events],  # type: ignore[arg-type]
-        colocation=[groups.get(e.group, -1) for e in events],  # type: ignore[arg-type]
+        colocation=[groups.get(g, -1) for g in group],  # type: ignore[arg-type]
         colocation_names=tuple(groups),
         allowed=[kinds.index(e.kind) if e.fixed else -1 for e in events],  # type: ignore[arg-type]
         allowed_sets=tuple((k,) for k in kinds),
