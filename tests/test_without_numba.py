@@ -70,6 +70,8 @@ REACH = """
 
     graph = bl.generators.random_dag(24, colocation_groups=3, grouped=0.3, persistent_bytes=9, temp_bytes=3, seed=5)
     alone = bl.simulate(graph, cluster, bl.place(graph, cluster, "single")).peak_bytes.max()
+    sharing = graph.replace(reuse=[op % 4 for op in range(graph.n)])
+    bl.simulate(sharing, cluster, bl.Placement(device=[op % 2 for op in range(graph.n)]))
     effort = {"time_limit": None, "evaluations": 60, "workers": 1}
     for comm, share in (("parallel", 0.6), ("sequential", 0.6), ("duplex", 2.0)):
         room = cluster.replace(comm=comm).with_memory(int(share * alone))

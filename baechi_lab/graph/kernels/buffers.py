@@ -1,0 +1,222 @@
+"""Buffers of tensors that may lie in the memory of others (`OpGraph.reuse`), taken and given back event by event.
+
+A *slot* is a tensor on a device: first those where the tensors are made, then those of received copies. Of each the
+buffer in which it lies is kept, or `NONE`: nowhere yet, or in persistent bytes. Source of the rules: docs/simulated-time.md,
+"Outputs that lie in inputs". Complexity: O(ops + edges + transfers), of an op with k inputs that writes over one k^2.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..opgraph import GROWS, OVERWRITES, VIEW, OpGraph
+from ..timeline import MEMORY_CATEGORIES
+from .csr import distinct
+from .jit import njit
+
+PERSISTENT, OUTPUTS, TEMPORARY, COPIES = range(len(MEMORY_CATEGORIES))
+START, END, RECEIVE, ARRIVED = range(4)
+NONE = -1
+
+
+class Uses(NamedTuple):
+    """Who makes, reads and sends what. Per op: `reuse`, `temporary` and `persistent` bytes, `place`, pointers to its outputs
+    and to its inputs, which are `tensors` in `slots` (`NONE`: never here). Per tensor: `size`, `producer`, `home`, how often
+    it is `sent`, its `uses` at home. Per transfer: the tensor `moved`, its `target`, the `copy`'s slot and `copy_uses`."""
+
+    reuse: Any
+    temporary: Any
+    persistent: Any
+    place: Any
+    outputs: Any
+    inputs: Any
+    tensors: Any
+    slots: Any
+    size: Any
+    producer: Any
+    home: Any
+    sent: Any
+    uses: Any
+    moved: Any
+    target: Any
+    copy: Any
+    copy_uses: Any
+
+
+class State(NamedTuple):
+    """`buffer` of every slot; of buffers their `bytes`, `category` and uses `left`; rows of the log; `counts` of both."""
+
+    buffer: Any
+    bytes: Any
+    category: Any
+    left: Any
+    device: Any
+    time: Any
+    what: Any
+    delta: Any
+    op: Any
+    counts: Any
+
+
+def uses_of(graph: OpGraph, place: Any, moved: Any, target: Any) -> Uses:
+    """The columns of a graph with `reuse` whose ops are at `place` (int64[n]), tensors `moved` being sent to `target`."""
+    producer, count, (pointer, tensors) = graph.tensor_producer, graph.tensor_count, graph.inputs
+    home, reader = place[producer], place[np.repeat(np.arange(graph.n), np.diff(pointer))]
+    devices = np.int64(max(place.max(initial=0), target.max(initial=0)) + 1)
+    here, read = reader == home[tensors], tensors * devices + reader
+    copied = moved * devices + target
+    copies = distinct(copied)  # a slot each
+    near = np.minimum(np.searchsorted(copies, read), max(len(copies) - 1, 0))
+    there = copies[near] == read if len(copies) else np.zeros(len(read), dtype=np.bool_)
+    sent, at = np.bincount(moved, minlength=count), np.searchsorted(copies, copied)
+    return Uses(
+        reuse=graph.reuse, temporary=graph.temp_bytes, persistent=graph.persistent_bytes, place=place,
+        outputs=graph.output_ptr, inputs=pointer, tensors=tensors,
+        slots=np.where(here, tensors, np.where(there, count + near, NONE)),
+        size=graph.tensor_bytes, producer=producer, home=home, sent=sent,
+        uses=1 + sent + np.bincount(tensors[here], minlength=count),
+        moved=moved, target=target, copy=np.where(target == home[moved], moved, count + at),
+        copy_uses=np.bincount(near[there], minlength=len(copies))[at],
+    )  # fmt: skip
+
+
+def state_for(uses: Uses, what: Any, index: Any) -> State:
+    """Room for every buffer that can be made, and for every change."""
+    starts = index[what == START]
+    made = int((uses.outputs[starts + 1] - uses.outputs[starts]).sum()) + int(np.count_nonzero(what == RECEIVE))
+    rows = 2 * made + 2 * len(starts) + int(np.count_nonzero(what == END))
+
+    def room(count: int, kind: Any = np.int64) -> Any:
+        return np.zeros(count, dtype=kind)
+
+    slots = np.full(len(uses.size) + len(uses.moved), NONE)
+    return State(
+        slots, room(made), room(made), room(made),
+        room(rows, np.int32), room(rows, np.float64), room(rows, np.int8), room(rows), room(rows, np.int32), room(2),
+    )  # fmt: skip
+
+
+@njit(cache=True)
+def walk(uses: Uses, state: State, time: Any, what: Any, index: Any) -> int:
+    """Follow the events; the number of rows of the log that were written."""
+    for k in range(len(what)):
+        at = index[k]
+        if what[k] == START:
+            _start(uses, state, time[k], at)
+        elif what[k] == END:
+            _end(uses, state, time[k], at)
+        elif what[k] == RECEIVE:
+            tensor, buffer = uses.moved[at], _made(uses, state, uses.moved[at], COPIES)
+            state.buffer[uses.copy[at]], state.left[buffer] = buffer, uses.copy_uses[at]
+            _log(state, uses.target[at], time[k], COPIES, uses.size[tensor], uses.producer[tensor])
+        else:
+            tensor = uses.moved[at]
+            _release(state, tensor, uses.home[tensor], time[k], uses.producer[tensor])
+    return state.counts[1]
+
+
+@njit(cache=True)
+def _start(uses: Uses, state: State, time: float, op: int) -> None:
+    here = uses.place[op]
+    _log(state, here, time, TEMPORARY, uses.temporary[op], op)
+    if uses.reuse[op] == GROWS:
+        _log(state, here, time, PERSISTENT, uses.persistent[op], op)
+    for tensor in range(uses.outputs[op], uses.outputs[op + 1]):
+        found = NONE
+        if uses.size[tensor] and uses.reuse[op] == VIEW:
+            found = _viewed(uses, state, op, tensor)
+        elif uses.size[tensor] and uses.reuse[op] == OVERWRITES:
+            found = _written_over(uses, state, op, tensor)
+        if found == NONE and not (uses.reuse[op] == VIEW and _lasting(uses, state, op, tensor)):
+            found = _made(uses, state, tensor, OUTPUTS)
+            _log(state, here, time, OUTPUTS, uses.size[tensor], op)
+        state.buffer[tensor] = found
+        if found != NONE:
+            state.left[found] += uses.uses[tensor]
+
+
+@njit(cache=True)
+def _end(uses: Uses, state: State, time: float, op: int) -> None:
+    here = uses.place[op]
+    _log(state, here, time, TEMPORARY, -uses.temporary[op], op)
+    for e in range(uses.inputs[op], uses.inputs[op + 1]):
+        _release(state, uses.slots[e], here, time, op)
+    for tensor in range(uses.outputs[op], uses.outputs[op + 1]):
+        _release(state, tensor, here, time, op)
+
+
+@njit(cache=True)
+def _viewed(uses: Uses, state: State, op: int, tensor: int) -> int:
+    """The buffer of the smallest input that is here and at least as large."""
+    best = NONE
+    for e in range(uses.inputs[op], uses.inputs[op + 1]):
+        size = uses.size[uses.tensors[e]]
+        if size >= uses.size[tensor] and _held(uses, state, e) != NONE:
+            if best == NONE or size < uses.size[uses.tensors[best]]:
+                best = e
+    return NONE if best == NONE else _held(uses, state, best)
+
+
+@njit(cache=True)
+def _written_over(uses: Uses, state: State, op: int, tensor: int) -> int:
+    """The buffer of the first input of the same size that only this op still needs, and that was made here."""
+    for e in range(uses.inputs[op], uses.inputs[op + 1]):
+        read, buffer = uses.tensors[e], _held(uses, state, e)
+        if buffer == NONE or uses.size[read] != uses.size[tensor]:
+            continue
+        if uses.home[read] != uses.place[op] or (uses.sent[tensor] and not uses.sent[read]):
+            continue
+        own = 0
+        for other in range(uses.inputs[op], uses.inputs[op + 1]):
+            own += _held(uses, state, other) == buffer
+        if state.left[buffer] == own:
+            return buffer
+    return NONE
+
+
+@njit(cache=True)
+def _lasting(uses: Uses, state: State, op: int, tensor: int) -> bool:
+    """Whether a view of no buffer is one of persistent bytes: it reads such a view, or nothing that is as large."""
+    for e in range(uses.inputs[op], uses.inputs[op + 1]):
+        if uses.size[uses.tensors[e]] >= uses.size[tensor] and _held(uses, state, e) != NONE:
+            return False
+    return True
+
+
+@njit(cache=True)
+def _held(uses: Uses, state: State, e: int) -> int:
+    """The buffer of an input."""
+    slot = uses.slots[e]
+    return NONE if slot == NONE else state.buffer[slot]
+
+
+@njit(cache=True)
+def _made(uses: Uses, state: State, tensor: int, category: int) -> int:
+    """A buffer of the size of `tensor`, not used yet."""
+    buffer = state.counts[0]
+    state.counts[0] += 1
+    state.bytes[buffer], state.category[buffer] = uses.size[tensor], category
+    return buffer
+
+
+@njit(cache=True)
+def _release(state: State, slot: int, device: int, time: float, op: int) -> None:
+    """One use of a slot has ended."""
+    buffer = NONE if slot == NONE else state.buffer[slot]
+    if buffer == NONE:
+        return
+    state.left[buffer] -= 1
+    if state.left[buffer] == 0:
+        _log(state, device, time, state.category[buffer], -state.bytes[buffer], op)
+
+
+@njit(cache=True)
+def _log(state: State, device: int, time: float, category: int, delta: int, op: int) -> None:
+    if delta == 0:
+        return
+    row = state.counts[1]
+    state.counts[1] += 1
+    state.device[row], state.time[row], state.what[row] = device, time, category
+    state.delta[row], state.op[row] = delta, op
