@@ -67,7 +67,7 @@ def check_model(name: str) -> None:
 
 
 def step_of_file(spec: str) -> Step:
-    """The step that FILE.py:FUNCTION returns, traced.
+    """The step that FILE.py:FUNCTION returns, traced. What the file imports is looked for beside it last.
 
     Raises `FormatError`, `UnknownNameError`, `InvalidInput`: no such file or function, or whatever the function raised.
     """
@@ -76,7 +76,8 @@ def step_of_file(spec: str) -> Step:
     if loaded is None or loaded.loader is None or not os.path.isfile(path):
         raise FormatError(f"{path}: no such Python file")
     module = importlib.util.module_from_spec(loaded)
-    sys.path.insert(0, str(Path(path).resolve().parent))  # so that the file may import its neighbours
+    # The file may import its neighbours, but they hide nobody's: TensorFlow would import a random.py among them.
+    sys.path.append(str(Path(path).resolve().parent))
     _run_theirs(path, loaded.loader.exec_module, module)
     if not callable(getattr(module, function, None)):
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
