@@ -33,7 +33,8 @@ class Outcome:
     """Everything that one setting gives: `base` is the placer's placement, `placement` the one after moves.
 
     `ran` is the graph whose ops the timeline has: `graph`, or with micro-batches the unrolled one. `once` is the timeline
-    of `graph` itself, one micro-batch: where its ops are and what moves between them.
+    of `graph` itself, one micro-batch: where its ops are and what moves between them. `as_groups_us` is the step that an
+    anytime placer told of, with every group as one op; NaN where there are none.
     """
 
     setting: Setting
@@ -49,6 +50,7 @@ class Outcome:
     chain: Chain
     one_device: Timeline | None
     seconds: float
+    as_groups_us: float = float("nan")
 
     @property
     def one_device_us(self) -> float:
@@ -131,7 +133,10 @@ def compute(setting: Setting, subject: Step | OpGraph | None, memo: Memo, report
     limits = bounded(setting, graph, memo, placement)
     alone = memo.recall("one device", _alone, graph, setting.cluster, setting.pipeline)[0]
     seconds = time.perf_counter() - began
-    return Outcome(setting, step, graph, coarse, base, placement, ran, timeline, once, limits, chain, alone, seconds)
+    return Outcome(
+        setting, step, graph, coarse, base, placement, ran, timeline, once, limits, chain, alone, seconds,
+        as_groups(setting, graph, coarse, base, memo),
+    )  # fmt: skip
 
 
 def laid_out(setting: Setting, graph: OpGraph, base: Placement) -> Placement:
@@ -240,7 +245,8 @@ class Placing:
             said, point = str(progress[0]), (float(progress[0].seconds), best_us(progress[0]))
             limit = time_limit(str(self.stage.placer), self.stage.params)
             share = -1.0 if not limit else min(point[0] / limit, 1.0)
-            said += f" of at most {limit:g} s" if limit else ""
+            if limit:
+                said = said.replace(f"{point[0]:.1f} s", f"{point[0]:.1f} of {limit:g} s", 1)
         return report(f"{self.stage.placer}: {said}", share, point) is True
 
 
@@ -273,6 +279,14 @@ def simulated(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo
     """The timeline of a placement on the full graph."""
     stage = Simulate(setting.scheduler, **setting.pipeline)
     return memo.recall("simulate", stage, graph, setting.cluster, placement)[0]  # type: ignore[no-any-return]
+
+
+def as_groups(setting: Setting, graph: OpGraph, coarse: OpGraph, base: Placement, memo: Memo) -> float:
+    """The step in us that an anytime placer worked on: groups run as one op, their ops one by one; NaN where it is the same."""
+    if coarse is graph or setting.pipeline or not placer_class(setting.placer).anytime:
+        return float("nan")
+    stage = Simulate(setting.scheduler)
+    return float(memo.recall("simulate groups", stage, coarse, setting.share, base)[0].makespan_us)
 
 
 def bounded(setting: Setting, graph: OpGraph, memo: Memo, placement: Placement | None = None) -> Mapping[str, float]:

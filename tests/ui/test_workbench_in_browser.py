@@ -549,6 +549,8 @@ def test_cancel_in_the_middle_of_a_search(page, expected):
     page.click('button:text-is("Compute")')
     page.wait_for_selector('.bl-note:has-text("simulations")', timeout=60_000)
     page.wait_for_selector('.bl-setting .bl-chart:has-text("best so far")')
+    # What is told takes two lines at most, and moves nothing.
+    assert page.locator(".bl-workbench .bl-strip").bounding_box()["height"] < 45
     page.click('button:text-is("Cancel")')
     page.wait_for_selector('.bl-note:has-text("out of date")')
     assert format_us(expected.timeline().makespan_us) in page.locator(".bl-facts").first.inner_text()

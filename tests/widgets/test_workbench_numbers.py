@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.graph.units import format_us
 from baechi_lab.widgets import remedies
 from baechi_lab.widgets.model import WorkbenchModel, first_setting
-from baechi_lab.widgets.panels.header import facts_of, mood, why_won
+from baechi_lab.widgets.panels.header import facts_of, mood, why_other, why_won
 from baechi_lab.widgets.setting import Setting
 
 
@@ -304,3 +305,33 @@ def test_explain_says_ties_jumps_and_holds_starts_against_the_timeline():
     # b starts on the device of a at 5 us; c would start there at 12 us, but for the memory.
     assert [log.interesting(k) for k in range(3)] == ["", "", "memory refused"]
     assert log.next_interesting(0) == 2
+
+
+def test_the_step_of_ops_beside_the_best_that_a_search_of_groups_told():
+    """The search moves groups as one op each; the step is that of their ops, and whoever kept the best reads why it differs."""
+    graph, cluster = bl.generators.gnmt(length=4, layers=2), bl.Cluster.uniform(2)
+    params = {"time_limit": None, "evaluations": 40}
+    bench = bl.Workbench(graph, cluster, placer="search", params=params, passes=("colocation", "fusion"))
+    coarse = bl.optimize(graph, cluster, passes=("colocation", "fusion"))
+    told = []
+    placed = bl.place(coarse, cluster, "search", callback=told.append, **params)
+    step = bl.simulate(graph, cluster, placed).makespan_us
+    assert bench.outcome.as_groups_us == bl.simulate(coarse, cluster, placed).makespan_us == told[-1].makespan_us
+    assert abs(step / told[-1].makespan_us - 1) > 0.005  # or there would be nothing to say
+    said = f"search found {format_us(told[-1].makespan_us)} with each group as one op"
+    assert said in bench.header.facts.value and format_us(step) in why_other(bench.outcome)
+    # Ops placed one by one, and placers that tell no best, have nothing to explain.
+    alone = bl.Workbench(graph, cluster, placer="search", params=params, passes=())
+    ruled = bl.Workbench(graph, cluster, placer="m-etf", passes=("colocation", "fusion"))
+    assert why_other(alone.outcome) == why_other(ruled.outcome) == ""
+
+
+def test_progress_is_held_against_the_limit():
+    from baechi_lab.placers.search.rule import Progress
+    from baechi_lab.stages import Place
+    from baechi_lab.widgets.compute import Placing
+
+    said = []
+    placing = Placing(Place("search", time_limit=20), lambda *told: said.append(told))
+    placing._tell(Progress(5.0, 12345, 2000.0, "m-etf"))
+    assert said == [("search: 5.0 of 20 s, 2.00 ms from m-etf, 12,345 simulations", 0.25, (5.0, 2000.0))]

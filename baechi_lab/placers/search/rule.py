@@ -69,8 +69,10 @@ class Progress:
 
     def __str__(self) -> str:
         if not np.isfinite(self.makespan_us):
-            return f"{self.seconds:.1f} s, {self.evaluations} simulations, asking the rules for a start"
-        return f"{self.seconds:.1f} s, {self.evaluations} simulations, {format_us(self.makespan_us)} from {self.start}"
+            return f"{self.seconds:.1f} s, asking the rules for a start, {self.evaluations:,} simulations"
+        return (
+            f"{self.seconds:.1f} s, {format_us(self.makespan_us)} from {self.start}, {self.evaluations:,} simulations"
+        )
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ class SettingPanel:
                 ],
             ),
             Fold("Optimization passes", [passes, self.forward]),
-            Fold("Placer", [self.placer, self.placer_note, self.params.widget, self.curve, self.scheduler]),
+            Fold("Placer", [self.placer, self.placer_note, self.curve, self.params.widget, self.scheduler]),
             Fold("Micro-batches", [self.micro, self.schedule, self.replicas]),
         ]
 
