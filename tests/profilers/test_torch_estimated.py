@@ -363,6 +363,36 @@ def test_the_workbench_takes_it(ids):
     assert bl.Workbench(graph) is not None
 
 
+class Remembers(nn.Module):
+    """Keeps what it saw in tensors and lists that are no buffers."""
+
+    def __init__(self, looks=False):
+        super().__init__()
+        self.inner, self.seen, self.kept, self.looks = nn.Linear(4, 4), torch.zeros(1), [], looks
+        self.last = self.seen
+
+    def forward(self, x):
+        self.seen += 1
+        self.last = self.inner(x)
+        self.kept.append(self.last)
+        return self.last * (float(self.last.sum()) if self.looks else 1.0)
+
+
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("granularity", ["layer", "operator"])
+def test_bug_an_estimate_changed_tensors_that_are_no_buffers(granularity, looks):
+    """It added 4 to `seen`, for real, and left fake tensors in the list and the attribute; where it is refused as well."""
+    model = Remembers(looks)
+    state = torch.get_rng_state()
+    if looks:
+        with pytest.raises(bl.InvalidInput, match="looks at the values"):
+            bl.torch.profile(model, torch.ones(2, 4), hardware="a100", granularity=granularity)
+    else:
+        bl.torch.profile(model, torch.ones(2, 4), hardware="a100", granularity=granularity)
+    assert model.seen.tolist() == [0] and model.kept == [] and model.last is model.seen
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_bug_what_a_model_caches_while_it_is_estimated_was_left_to_the_next_run():
     """Positions are made once for all models of the class, as Hugging Face's detectors do."""
 

@@ -34,6 +34,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...errors import InvalidInput
 from ...torch.runtime.tree import map_tensors
+from ...torch.snapshot import untouched
 from .values import Values
 
 DTYPES = {
@@ -67,7 +68,7 @@ def faked(
     """Run the body with a fake model, under fake tensors and `watching`; gives the fake inputs.
 
     Args:
-        model: its parameters and buffers are put back afterwards.
+        model: it is as before afterwards, with what it holds besides parameters and buffers.
         inputs: any structure of tensors.
         dtype: floating-point parameters, buffers and inputs have it, as after `model.to(dtype)`.
         autocast: matrix products run in it, as under `torch.autocast`.
@@ -76,10 +77,13 @@ def faked(
     Raises:
         InvalidInput: the model looks at values that fake tensors do not have, or has parameters without a shape yet.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, ExitStack() as stack:
-        fake = _Maker(mode, dtype)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = _Maker(mode, dtype)
+    with ExitStack() as stack:
         stack.callback(_forget, model)
         stack.enter_context(_swapped(model, fake))
+        stack.enter_context(untouched(model))  # before all tensors that are made are fake, its copies of values too
+        stack.enter_context(mode)
         stack.enter_context(_fused())
         stack.enter_context(_unchecked())
         watching = stack.enter_context(watching or Watching())
