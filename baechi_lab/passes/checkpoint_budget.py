@@ -70,6 +70,10 @@ def within(graph: OpGraph, budget: int, ordered: bool = False, time_limit: float
     raise InfeasiblePlacement(sentence, least, [budget])
 
 
+def _work(runs: Runs) -> float:
+    return runs.work_us
+
+
 @lru_cache(maxsize=4)
 def plans_of(graph: OpGraph) -> Plans:
     """The plans of a graph, kept for the next budget."""
@@ -138,7 +142,7 @@ class Plans:
         plans = [runs for runs in self.simple if self.peak(runs) <= budget]
         if not plans or plans[0] is not self.simple[0]:  # the step as it is would do
             plans += self._sequences(budget, time_limit)
-        best = min(plans, key=lambda runs: runs.work_us, default=None)
+        best = min(plans, key=_work, default=None)
         return None if best is None else self._as_graph(best, budget, ordered)
 
     def _sequences(self, budget: int, time_limit: float | None) -> list[Runs]:
@@ -153,8 +157,12 @@ class Plans:
             plans.append(self.leanest)
         else:
             plans += [self.of_chain(table, budget) for table in self.chains]
-            plans.append(self.program.solve(budget, time_limit).runs if time_limit is not None else None)
-        return [runs for runs in plans if runs is not None and self.peak(runs) <= budget]
+        found = [runs for runs in plans if runs is not None and self.peak(runs) <= budget]
+        if time_limit is not None and not self.states.few:
+            start = min([*found, *(r for r in self.simple if self.peak(r) <= budget)], key=_work, default=None)
+            better = self.program.solve(budget, time_limit, start).runs
+            found += [] if better is None else [better]
+        return found
 
     @cached_property
     def leanest(self) -> Runs:

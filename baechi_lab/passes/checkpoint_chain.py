@@ -46,7 +46,8 @@ MOST_UNITS = 1000
 class Chain:
     """The groups, the stages of late ops, and what runs and is held, in bytes and microseconds.
 
-    With `pin=False` no value is held throughout for being read further down, and there are no tables: then it is no chain.
+    With `pin=False` no value is held throughout for being read further down, and there are no tables: then it is no chain. Where
+    every op is a group, there is a stage for every late op that reads one, else for every group.
     """
 
     def __init__(self, parts: Parts, most: int = MOST_GROUPS, *, pin: bool = True):
@@ -99,12 +100,16 @@ class Chain:
             read.append(found[found >= 0].tolist())
         highest = np.array([max((int(self.group[p]) for p in r), default=-1) for r in read], dtype=np.int64)
         still = np.maximum.accumulate(highest[::-1])[::-1] if len(highest) else highest
-        self.stage = np.maximum(still, 0)
+        self.stage, self.stages = np.maximum(still, 0), self.count
+        if not self.pin and self.count == len(self.ops):
+            turn = np.maximum(np.cumsum(highest >= 0), 1)
+            self.stages = max(int(np.count_nonzero(highest >= 0)), 1)
+            self.stage = self.stages - turn
         self.own, self.input_read = held_for_backward(parts)[self.ops], np.zeros(self.count, dtype=np.bool_)
         self.pinned = np.zeros(len(self.ops), dtype=np.bool_)
-        for stage, positions in zip(self.stage.tolist(), read, strict=True):
+        for stage, positions in zip(self.stage.tolist() if self.pin else [], read, strict=False):
             for p in positions:
-                self.pinned[p] |= self.pin and self.group[p] < stage - 1
+                self.pinned[p] |= self.group[p] < stage - 1
                 self.input_read[stage] |= self.group[p] == stage - 1
         self.own &= ~self.pinned
         self.read = read
@@ -115,7 +120,7 @@ class Chain:
     def _late_bytes(self) -> None:
         """int64[m] each: bytes of late outputs and of values held throughout when a stage is due, and at most in it."""
         parts, graph = self.parts, self.parts.graph
-        rank, count = parts.rank, self.count
+        rank, count = parts.rank, self.stages
         first_late = graph.n - len(self.late_ops)
         last = rank[graph.tensor_producer].copy()
         np.maximum.at(last, graph.edge_tensor, rank[graph.consumers])
@@ -130,15 +135,19 @@ class Chain:
         free[self.ops[~self.pinned]] = False
         data = np.flatnonzero(free[graph.tensor_producer] & (graph.tensor_bytes > CONTROL_BYTES))
         until, self.start_bytes = np.zeros(count, dtype=np.int64), 0  # the latter are read by the first group alone
+        self.undecided: dict[tuple[int, tuple[int, ...]], int] = {}
         for t in data.tolist():
             readers = graph.tensor_consumers(t)
             stages = [*self.group[self.place[readers[self.place[readers] >= 0]]].tolist()]
             stages += self.stage[rank[readers[parts.late[readers]]] - first_late].tolist()
-            if stages and count:
+            if stages and self.count and self.pin:
                 until[min(stages)] += graph.tensor_bytes[t]
+            elif stages and self.count:
+                self._undecided(t, until)
             if stages and max(stages) == 0 and not parts.late[readers].any():
                 self.start_bytes += int(graph.tensor_bytes[t])
-        kept = np.cumsum(until)  # alive in stage j: what is needed in a stage of at most j
+        kept = self.kept = np.cumsum(until)  # alive in stage j: what is needed in a stage of at most j
+        self.late_bytes = live[first_late:] + graph.temp_bytes[self.late_ops]  # while each late op runs
         self.due, self.backward = kept.copy(), kept.copy()
         for j in range(count):
             ranks = first_late + np.flatnonzero(self.stage == j)
@@ -146,7 +155,24 @@ class Chain:
                 before = int(live[ranks[0] - 1]) if ranks[0] > first_late else 0
                 gone = last[late] == ranks[0] - 1
                 self.due[j] += before - int(graph.tensor_bytes[late][gone].sum())
-                self.backward[j] += int((live[ranks] + graph.temp_bytes[self.late_ops[ranks - first_late]]).max())
+                self.backward[j] += int(self.late_bytes[ranks - first_late].max())
+
+    def _undecided(self, t: int, until: Ints) -> None:
+        """Counts tensor `t`, which no plan drops: held for the late ops that read it, and for groups until these run again.
+
+        `undecided` has, by the least of the late ops' stages (`stages` where none reads it) and the groups that read it, bytes.
+        """
+        parts, readers = self.parts, self.parts.graph.tensor_consumers(t)
+        first_late = self.parts.graph.n - len(self.late_ops)
+        late = parts.late[readers]
+        stage = int(self.stage[parts.rank[readers[late]] - first_late].min(initial=self.stages))
+        groups = self.place[readers[~late]]
+        groups = np.unique(self.group[groups[groups >= 0]])
+        if stage < self.stages:
+            until[stage] += self.parts.graph.tensor_bytes[t]
+        key = stage, tuple(groups.tolist())
+        if key[1]:
+            self.undecided[key] = self.undecided.get(key, 0) + int(self.parts.graph.tensor_bytes[t])
 
     def _tables(self) -> None:
         """[i, k] for runs of groups i..k: bytes held after, bytes under way at most, microseconds; see `_run`."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.highs import silent_highs
 from baechi_lab.passes import checkpoint_milp
 from baechi_lab.passes.checkpoint_budget import Plans
 from baechi_lab.passes.checkpoint_exact import Search, States
@@ -39,6 +40,42 @@ def test_against_enumeration(seed):
         assert solved.runs.peak <= budget and solved.runs.work_us >= optimum - 1e-6
         assert solved.bound_us <= solved.runs.work_us + 1e-3 or solved.status != "Optimal"
     assert program.solve(2 * most, time_limit=10.0).runs.work_us == 0.0
+
+
+@pytest.mark.parametrize(("n", "span", "seed"), [(8, 3, 1), (10, 3, 1), (11, 4, 2), (12, 5, 3)])
+def test_bytes_of_single_ops_are_counted_exactly(n, span, seed):
+    """The optimum of the program is that of all sequences in one order, down to the least budget: a batch is held while ops that
+    read it run again, and several late ops that read one op's stage hold no more than each of them."""
+    parts = Parts(skipping(n, span, seed))
+    states, program = States(parts), Program(parts)
+    least, most = int(Search(states).best), Runs(parts, parts.ordered).peak
+    for share in (0.0, 0.3, 0.6):
+        budget = int(least + share * (most - least))
+        solved = program.solve(budget, time_limit=120.0)
+        assert solved.status == "Optimal" and solved.runs.peak <= budget
+        assert solved.runs.work_us == pytest.approx(Search(states, budget).best, abs=1e-4)
+        assert solved.bound_us == pytest.approx(solved.runs.work_us, rel=1e-3, abs=1e-4)
+
+
+def test_a_start_is_a_plan_of_the_program(monkeypatch):
+    """What is held in each stage of a plan gives its work again, so the solver begins with it and no node is needed."""
+    parts = Parts(skipping(20, 4))
+    program, plans = Program(parts), Plans(parts.graph)
+    budget = int(plans.least + 0.5 * (plans.peak(plans.simple[0]) - plans.least))
+    start = min(plans._sequences(budget, None), key=lambda runs: runs.work_us)
+    again = program._decode(program._repeats(program._held(start)))
+    assert again.work_us == pytest.approx(start.work_us) and again.peak <= budget
+    monkeypatch.setattr(checkpoint_milp, "silent_highs", lambda **options: silent_highs(**options, mip_max_nodes=0))
+    assert program.solve(budget, time_limit=120.0, start=start).runs.work_us <= start.work_us + 1e-6
+
+
+def test_a_value_that_is_read_far_down_need_not_be_held_throughout():
+    """Dynamic programs hold it, and repeat 11.95 us here; the least that any plan of one order repeats is 8.8."""
+    graph = skipping(16, 4)
+    plans = Plans(graph)
+    budget = int(plans.least + 0.5 * (readiness_peak(graph) - plans.least))
+    work = [bl.recompute(graph, budget=budget, time_limit=limit).duration_us.sum() for limit in (None, 120.0)]
+    assert work - graph.duration_us.sum() == pytest.approx([11.95, 8.8], abs=1e-3)
 
 
 def test_a_stage_by_hand():
