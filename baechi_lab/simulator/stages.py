@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph
+from ..graph.kernels.csr import offsets
 from ..passes.roles import BACKWARD, FORWARD, SETUP, roles
 
 START, F, B, W, END = range(5)
@@ -258,14 +259,20 @@ def _ungrounded(graph: OpGraph, role: NDArray[np.int8]) -> Bools:
     return np.array(free, dtype=np.bool_)
 
 
-def _neighbours(graph: OpGraph, edges: Ints) -> tuple[list[list[int]], list[list[int]]]:
+class _Rows:
+    """A list of ops for every op, cut out when it is asked for: so many lists at once keep the garbage collector busy."""
+
+    def __init__(self, op: Any, other: Any, n: int):
+        self.pointer, self.others = offsets(op, n).tolist(), other[np.argsort(op, kind="stable")].tolist()
+
+    def __getitem__(self, op: int) -> list[int]:
+        return self.others[self.pointer[op] : self.pointer[op + 1]]
+
+
+def _neighbours(graph: OpGraph, edges: Ints) -> tuple[_Rows, _Rows]:
     """Sources and readers of every op over these edges."""
-    before: list[list[int]] = [[] for _ in range(graph.n)]
-    after: list[list[int]] = [[] for _ in range(graph.n)]
-    for a, b in zip(graph.edge_source[edges].tolist(), graph.consumers[edges].tolist(), strict=True):
-        before[b].append(a)
-        after[a].append(b)
-    return before, after
+    source, reader = graph.edge_source[edges], graph.consumers[edges]
+    return _Rows(reader, source, graph.n), _Rows(source, reader, graph.n)
 
 
 # -- F, B and W -------------------------------------------------------------------------------------------------------
@@ -286,7 +293,7 @@ def _parts(work: _Work, stage: Ints) -> tuple[NDArray[np.int32], NDArray[np.int8
     if np.any(late & waited):
         edge = next(e for e in rising.tolist() if _leads_to(int(graph.consumers[e]), waited, after))
         raise work.turned(edge, stage, "backward")
-    _first_stage(work, stage, waited, before)
+    _first_stage(work, stage, waited)
     part = np.full(graph.n, END, dtype=np.int8)
     part[work.role == SETUP] = START
     part[work.forward], part[work.backward] = F, W
@@ -295,7 +302,7 @@ def _parts(work: _Work, stage: Ints) -> tuple[NDArray[np.int32], NDArray[np.int8
     return np.where((part == START) | (part == END), -1, stage).astype(np.int32), part
 
 
-def _closed(marked: Bools, neighbours: list[list[int]], order: Any) -> Bools:
+def _closed(marked: Bools, neighbours: _Rows, order: Any) -> Bools:
     """Also mark every neighbour of a marked op; `order` visits an op before its neighbours."""
     found = marked.tolist()
     for i in order.tolist():
@@ -305,7 +312,7 @@ def _closed(marked: Bools, neighbours: list[list[int]], order: Any) -> Bools:
     return np.array(found, dtype=np.bool_)
 
 
-def _leads_to(op: int, marked: Bools, after: list[list[int]]) -> bool:
+def _leads_to(op: int, marked: Bools, after: _Rows) -> bool:
     waiting, seen = [op], {op}
     while waiting:
         i = waiting.pop()
@@ -316,14 +323,14 @@ def _leads_to(op: int, marked: Bools, after: list[list[int]]) -> bool:
     return False
 
 
-def _first_stage(work: _Work, stage: Ints, waited: Bools, before: list[list[int]]) -> None:
+def _first_stage(work: _Work, stage: Ints, waited: Bools) -> None:
     """Mark the B of stages for which no other stage waits."""
     graph = work.graph
     for s in np.unique(stage[work.backward]).tolist():
         mine = work.backward & (stage == s)
         if np.any(waited & mine):
             continue
-        inside = [[k for k in ks if mine[k]] for ks in before]
+        inside, _ = _neighbours(graph, work.back[mine[graph.edge_source[work.back]]])
         first = _first_layer(work, np.flatnonzero(mine))
         own = np.zeros(graph.n, dtype=np.bool_)
         for i in first:
