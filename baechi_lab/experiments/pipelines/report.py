@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TARGET_ERROR = 0.10
 """Mean error of the simulated step that the study aims at."""
 CLEAR = 0.10
-"""Schedules whose measured steps differ by more than this must be ranked right."""
+"""Schedules whose measured steps differ by more than this, the same way in every round, must be ranked right."""
 FORMAT, VERSION = "baechi_lab pipelines", 1
 
 
@@ -35,7 +35,8 @@ class Row:
     `simulated_us` from the profile of one micro-batch and measured overheads; `measured_us` the median, with the
     interval `low_us`..`high_us`; `fastest_us` the fastest step. `busy_share` is the CPU time of the busiest process per
     time that passed; `others_share` the CPU seconds of other programs per second: high values mean a disturbed row.
-    `single_us` is the measured step of all micro-batches on one process.
+    `single_us` is the measured step of all micro-batches on one process. `rounds_us` are the medians of the rounds, in
+    each of which all schedules had a turn.
     """
 
     framework: str
@@ -52,11 +53,25 @@ class Row:
     busy_share: float
     others_share: float
     single_us: float
+    rounds_us: tuple[float, ...] = ()
 
     @property
     def error(self) -> float:
         """Simulated / measured - 1."""
         return self.simulated_us / self.measured_us - 1.0
+
+    def times_as_long(self, other: Row) -> float:
+        """As another schedule, by round: a machine that changes its pace meets both. 1.0 where rounds contradict each other.
+
+        >>> def row(*rounds):
+        ...     return Row("x", "m", 2, "a", 4, 2, 9.0, float(np.median(rounds)), 0.0, 0.0, 0.0, 1.0, 0.0, 9.0, rounds)
+        >>> row(120.0, 240.0, 130.0).times_as_long(row(100.0, 200.0, 100.0)), row(120.0, 90.0).times_as_long(row(100.0, 100.0))
+        (1.2, 1.0)
+        """
+        if not self.rounds_us or len(self.rounds_us) != len(other.rounds_us):
+            return self.measured_us / other.measured_us
+        ratios = np.array(self.rounds_us) / np.array(other.rounds_us)
+        return float(np.median(ratios)) if np.all(ratios > 1) or np.all(ratios < 1) else 1.0
 
 
 @dataclass(frozen=True)
@@ -94,9 +109,10 @@ def summarize_rows(rows: Iterable[Row]) -> Summary:
     for mine in groups.values():
         for i, a in enumerate(mine):
             for b in mine[i + 1 :]:
-                if max(a.measured_us, b.measured_us) > (1 + CLEAR) * min(a.measured_us, b.measured_us):
+                ratio = a.times_as_long(b)
+                if max(ratio, 1 / ratio) > 1 + CLEAR:
                     clear += 1
-                    right += (a.simulated_us < b.simulated_us) == (a.measured_us < b.measured_us)
+                    right += (a.simulated_us < b.simulated_us) == (ratio < 1)
     errors = [abs(row.error) for row in rows]
     mean, worst = (float(np.mean(errors)), float(np.max(errors))) if errors else (0.0, 0.0)
     others = float(np.median([row.others_share for row in rows])) if rows else 0.0
@@ -136,5 +152,10 @@ def keep(path: str | os.PathLike[str], part: str, rows: Sequence[Row], **setting
 def rows_of(document: Mapping[str, Any], framework: str | None = None) -> tuple[Row, ...]:
     """All rows of a stored document, or those of one framework."""
     parts = [part["rows"] for part in document.values() if isinstance(part, dict) and "rows" in part]
-    made = (Row(**{key: row[key] for key in Row.__dataclass_fields__}) for rows in parts for row in rows)
+    made = (_row(row) for rows in parts for row in rows)
     return tuple(row for row in made if framework is None or row.framework == framework)
+
+
+def _row(stored: Mapping[str, Any]) -> Row:
+    values = {key: stored[key] for key in Row.__dataclass_fields__ if key in stored}
+    return Row(**{**values, "rounds_us": tuple(values.get("rounds_us", ()))})

@@ -160,7 +160,7 @@ def _row(
     return Row(
         "tensorflow", model, processes, plan.schedule, count, len(plan.timeline.info["stage_device"]), plan.simulated_us,
         measured.median * 1e6, measured.low * 1e6, measured.high * 1e6, float(seconds.min()) * 1e6, min(busy, 1.0), others,
-        single,
+        single, tuple(float(np.median(run.step_seconds)) * 1e6 for run in runs),
     )  # fmt: skip
 
 
