@@ -30,7 +30,7 @@ class TorchStep:
         targets: what the loss compares with, on the CPU: a tensor, or a tuple of them.
         optimizer: `parameters -> torch.optim.Optimizer`, or None for no update; for an export, a class of
             `torch.optim` or `functools.partial` of one.
-        optimizer_states: tensors of a parameter's size that it keeps (SGD 0, momentum 1, Adam 2).
+        optimizer_states: tensors of a parameter's size that it keeps (SGD 0, momentum 1, Adam 2); by default counted.
         atomic: module classes that are kept whole.
         mode: "training" calls `train()` on what `build` makes, which `from_pretrained` leaves in `eval()`; None leaves it.
 
@@ -48,7 +48,7 @@ class TorchStep:
     loss: Callable[..., torch.Tensor] | None = None
     targets: tuple[torch.Tensor, ...] = ()
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
-    optimizer_states: int = 0
+    optimizer_states: int | None = None
     atomic: tuple[str, ...] = ()
     seed: int = 0
     config: dict[str, Any] = field(default_factory=dict)
@@ -67,6 +67,8 @@ class TorchStep:
             kind = type(targets).__name__
             raise InvalidInput(f"targets of step {self.name!r} is a {kind}; it must be a tensor or a tuple of tensors")
         object.__setattr__(self, "targets", tuple(targets))
+        if self.optimizer_states is not None:
+            check_whole(f"optimizer_states of step {self.name!r}", self.optimizer_states, 0)
         try:
             args, kwargs = as_arguments(self.inputs)
         except InvalidInput as error:
@@ -85,6 +87,19 @@ class TorchStep:
             torch.manual_seed(self.seed)
             model = self.build()
         return model.train() if self.mode == "training" else model
+
+    @property
+    def kept_states(self) -> int:
+        """Tensors of a parameter's size that the optimizer keeps: as given, else as it keeps them for one small parameter.
+
+        An optimizer that cannot update a parameter alone counts as none.
+
+        >>> TorchStep("t", lambda: nn.Linear(4, 2), (torch.ones(3, 4),), optimizer=torch.optim.Adam).kept_states
+        2
+        """
+        if self.optimizer_states is not None:
+            return self.optimizer_states
+        return 0 if self.optimizer is None else states_of(self.optimizer)
 
     def on(self, device: str) -> TorchStep:
         """The same step with inputs and targets on another device."""
@@ -157,3 +172,16 @@ class TorchStep:
     def __repr__(self) -> str:
         shapes = ", ".join(str(list(t.shape)) for t in tensors(self.inputs))
         return f"<TorchStep {self.name!r}: inputs {shapes}>"
+
+
+def states_of(make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]) -> int:
+    """How many tensors of a parameter's shape an optimizer has after its first update of one; 0 where it makes none."""
+    parameter = nn.Parameter(torch.zeros(3, 5, device="cpu"))
+    parameter.grad = torch.ones_like(parameter)
+    try:
+        optimizer = make([parameter])
+        optimizer.step()
+    except (TypeError, ValueError, LookupError, AttributeError, RuntimeError):  # one that wants a closure, or names
+        return 0
+    kept = optimizer.state.get(parameter, {})
+    return sum(isinstance(t, torch.Tensor) and t.shape == parameter.shape for t in kept.values())

@@ -319,7 +319,7 @@ def known_graph(
     if graph is None:
         graph = profile_layers(
             model, step.inputs, warmup=0, runs=1, traced=found, loss=step.loss_of, batch=(step.inputs, step.targets)
-        ).graph(optimizer_states=step.optimizer_states)
+        ).graph(optimizer_states=step.kept_states)
     calls = len(found.calls)
     if placement.n == calls and placement.graph_key is None and placement.group_of is None and graph.n != calls:
         back = list(backward_ops(found))

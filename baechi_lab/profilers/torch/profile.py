@@ -110,7 +110,7 @@ def profile(
     if isinstance(model, TorchStep):
         step, model = model, model.model()
         loss, batch = step.loss_of, (step.inputs, step.targets)
-        sample_inputs, atomic, optimizer_states = step.inputs, step.atomic, optimizer_states or step.optimizer_states
+        sample_inputs, atomic, optimizer_states = step.inputs, step.atomic, optimizer_states or step.kept_states
     if granularity not in GRANULARITIES:
         raise InvalidInput(f"granularity is {granularity!r}; it must be one of {', '.join(GRANULARITIES)}")
     if hardware is not None:
