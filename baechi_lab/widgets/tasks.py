@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -285,6 +286,7 @@ class Tasks:
         self._begin(SWEEP)
         self._stop_sweep = stop = threading.Event()
         rows: list[dict[str, Any]] = []
+        count = math.prod(len(values) for values in grid.values())
         options: dict[str, Any] = {
             "cluster": setting.cluster, "passes": setting.passes, "forward_only": setting.forward_only,
             "scheduler": None if grid.get("schedule") else setting.scheduler,
@@ -298,7 +300,7 @@ class Tasks:
 
             def on_row(row: dict[str, Any]) -> None:
                 rows.append(row)
-                ticket.report(f"{len(rows)} rows", -1.0)
+                ticket.report(f"{len(rows)} of {count} combinations", len(rows) / count)
                 copy = list(rows)
                 self.worker.deliver(lambda: self._sweep_row(copy))
 

@@ -432,6 +432,19 @@ def test_a_sweep_that_ends_without_a_row_is_not_said_to_be_starting(bench):
     assert panel.state.value == before
 
 
+def test_that_nothing_fits_is_said_when_the_sweep_is_over(bench, monkeypatch):
+    """The first rows are those with the least memory: that none of them fits is no answer yet."""
+    panel, tasks = bench.explore, bench.tasks
+    rows = bl.sweep(bench.model.outcome.graph, cluster=bench.model.setting.cluster, memory_bytes=[1], placer=["m-etf"])
+    tasks.job = "the sweep"
+    monkeypatch.setattr(tasks.worker, "_ticket", object())
+    panel.show(rows)
+    assert "nothing fits so far" in panel.verdict.value and "bl-bad" not in panel.verdict.value
+    monkeypatch.setattr(tasks.worker, "_ticket", None)
+    panel.show(rows)
+    assert "no setting fits" in panel.verdict.value and "bl-bad" in panel.verdict.value
+
+
 def test_explore_panel_sweeps_and_takes_the_best(bench):
     panel = bench.explore
     assert panel.batches.disabled  # a graph has one batch size

@@ -247,10 +247,13 @@ def test_stopping_a_sweep_keeps_its_rows(monkeypatch, graph):
     made.compute_now()
     tasks, plain = Tasks(made), sweeps.sweep
     monkeypatch.setattr(sweeps, "sweep", lambda *args, **options: plain(*args, **{**options, "executor": "here"}))
+    told = []
+    made.on("task", told.append)
     made.on("sweep", lambda rows: tasks.cancel())
     tasks.sweep({"devices": [1, 2, 3, 4], "memory_bytes": ["8GB"], "placer": ["single"]})
     assert tasks.worker.wait(30)
     assert 1 <= len(tasks.rows) < 4 and not tasks.worker.busy
+    assert ("1 of 4 combinations", 0.25) in told
 
 
 # -- cancelling in the middle of a placer -----------------------------------------------------------------

@@ -300,6 +300,7 @@ def test_explain_says_ties_jumps_and_holds_starts_against_the_timeline():
     cluster = bl.Cluster.uniform(2, memory_bytes=20, link=bl.Link(100.0, 0.0))
     bench = bl.Workbench(graph, cluster, placer="m-etf", passes=())
     log = explain(bench.outcome)
+    assert log.sentence(0) == "step 1 of 3: op0 goes to gpu:0, starting at 0 us: earliest start 0 us."
     assert log.tied(0).startswith("A tie: 1 other pair of op and device could start then too; the lower number")
     assert log.against_timeline(0, bench.outcome.timeline) == ""
     # b starts on the device of a at 5 us; c would start there at 12 us, but for the memory.

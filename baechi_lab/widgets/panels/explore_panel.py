@@ -134,7 +134,9 @@ class ExplorePanel:
             say(self.verdict, "Best that fits: " + described(best(rows)), "good")
             self.take.layout.display = "inline-flex"
         except InfeasiblePlacement as error:
-            say(self.verdict, str(error), "bad")
+            under_way = self.tasks.worker.busy and self.tasks.job == SWEEP
+            said = str(error).replace("no setting fits", "nothing fits so far", 1) if under_way else str(error)
+            say(self.verdict, said, "note" if under_way else "bad")
             self.take.layout.display = "none"
 
     def _asked(self) -> None:
