@@ -122,15 +122,25 @@ def test_accelerate_runs_the_map(graph, tmp_path):
     assert torch.equal(spread(TOKENS), expected)
 
 
-def test_torch_splits_where_the_plan_says(model, graph):
+def test_torch_splits_where_the_plan_says(graph):
     pipelining = pytest.importorskip("torch.distributed.pipelining")
     plan = bl.write_plan(graph, placed(graph, {**SPLIT, "head": 1}), "pipelining")
     assert plan.value == {"layers.1": "BEGINNING"}
     points = {name: getattr(pipelining.SplitPoint, point) for name, point in plan.value.items()}
-    pipe = pipelining.pipeline(model, (TOKENS,), split_spec=points)
+    pipe = pipelining.pipeline(Language(), (TOKENS,), split_spec=points)
     assert pipe.num_stages == 2
     first = {name for name, _ in pipe.get_stage_module(0).named_parameters()}
     assert any("layers.0" in name for name in first) and not any("layers.1" in name for name in first)
+
+
+def test_bug_torch_splits_before_the_first_of_a_list(graph):
+    """The split was said to be before the `ModuleList`, which is never called: PyTorch made one stage, and said nothing."""
+    pipelining = pytest.importorskip("torch.distributed.pipelining")
+    where = {"embed": 0, "layers.0": 1, "layers.1": 1, "layers.2": 1, "norm": 2, "head": 2}
+    plan = bl.write_plan(graph, placed(graph, where), "pipelining")
+    points = {name: getattr(pipelining.SplitPoint, point) for name, point in plan.value.items()}
+    assert list(points) == ["layers.0", "norm"]
+    assert pipelining.pipeline(Language(), (TOKENS,), split_spec=points).num_stages == 3
 
 
 def test_the_model_of_another_graph_is_refused(graph):

@@ -30,9 +30,13 @@ def write(request: Request) -> Written:
 
 
 def _outermost(units: list[Unit], start: int) -> str:
-    """The shortest prefix of the module's name that no module before it shares."""
+    """The shortest prefix of the module's name that no module before it shares, and that is called.
+
+    What holds numbered modules may be a `ModuleList`, which nobody calls: PyTorch would not split there, and say nothing.
+    """
     parts = units[start].name.split(".")
-    prefixes = [".".join(parts[: k + 1]) for k in range(len(parts))]
+    ends = [k for k in range(1, len(parts) + 1) if k == len(parts) or not parts[k].isdecimal()]
+    prefixes = [".".join(parts[:k]) for k in ends]
     earlier = [f"{u.name}." for u in units[:start]]
     free = [p for p in prefixes if not any(name.startswith(f"{p}.") for name in earlier)]
     if not free:
