@@ -64,6 +64,14 @@ def test_a_damaged_file_is_a_damaged_profile(tmp_path):
     path.write_text("node1 -- Conv2d(3, 64) -- forward_compute_ti")
     with pytest.raises(FormatError, match="line 1: field forward_compute_time is missing"):
         load_graph(path)
+    layer = "-- L -- forward_compute_time=1, backward_compute_time=2, activation_size=8, parameter_size=4\n"
+    path.write_text(f"node1 {layer}node2 {layer}node3 {layer}\tnode1 -- node2\n")
+    with pytest.raises(
+        FormatError, match=r"1 of 3 nodes have no edge, such as 'node3' \(edges come last: is the file trunc"
+    ):
+        load_graph(path)
+    path.write_text(f"node1 {layer}")
+    assert load_graph(path).n == 2
     path.write_text('{"name": "a -- b", ')
     with pytest.raises(FormatError, match="not JSON"):
         load_graph(path)

@@ -49,7 +49,7 @@ def graph_from_pipedream(text: str, name: str) -> OpGraph:
     """The training graph of a profile.
 
     Raises:
-        FormatError: naming line and field. DuplicateNameError, UnknownOpError, CycleError.
+        FormatError: naming line and field, or that layers lack edges. DuplicateNameError, UnknownOpError, CycleError.
 
     >>> layer = "-- L -- forward_compute_time=1.0, backward_compute_time=2.0, activation_size=8.0, parameter_size=4.0"
     >>> graph = graph_from_pipedream(f"node1 {layer}\\nnode2 {layer}\\n\\tnode1 -- node2", "two")
@@ -66,7 +66,18 @@ def graph_from_pipedream(text: str, name: str) -> OpGraph:
             if layer.name in layers:
                 raise DuplicateNameError(f"line {number}: node {layer.name!r} is there twice")
             layers[layer.name] = layer
+    _check_edges(layers, edges)
     return _graph(list(layers.values()), edges, name)
+
+
+def _check_edges(layers: dict[str, _Layer], edges: list[tuple[str, str]]) -> None:
+    """Refuse a layer without edges beside others: edges come last, and a file that is cut off lacks some."""
+    joined = {end for edge in edges for end in edge}
+    alone = [x.name for x in layers.values() if x.name not in joined and not x.kind.startswith("Input")]
+    if alone and len(layers) > 1:
+        raise FormatError(
+            f"{len(alone)} of {len(layers)} nodes have no edge, such as {alone[0]!r} (edges come last: is the file truncated?)"
+        )
 
 
 def _layer(line: str, number: int) -> _Layer:
