@@ -81,8 +81,8 @@ class Search(Placer):
 
     Args:
         time_limit: seconds, without those of compiling at the first use; 0 returns the start.
-        evaluations: simulations, for results that do not depend on the machine; they do depend on `workers`, each of
-            which follows a chain of its own with its share of them.
+        evaluations: simulations; with `time_limit=None` the result does not depend on the machine, but on `workers`, each
+            of which follows a chain of its own with its share of them.
         start: a placement, a placer's name, or None for the best of the fast rules.
         schedulers: "fifo", "planned" (priorities are searched too), or both.
         objective: "makespan" (or "latency", the same), "p90": the 90th percentile under errors of the profile of `error`
@@ -92,7 +92,7 @@ class Search(Placer):
         workers: threads; another number of them searches elsewhere.
         executor: search on `islands` that exchange what they find, on a `concurrent.futures.Executor`, a
             `dask.distributed.Client` or a `RayExecutor`; "here": one after the other in this process. Each island has the
-            whole `time_limit`; `evaluations` are divided, and the result then does not depend on the executor.
+            whole `time_limit`; `evaluations` are divided, and without `time_limit` the result does not depend on the executor.
         islands: how many of them; another number searches elsewhere.
         give_up: "recompute", "offload" or both where memory binds: then the result is a placement of `info["graph"]`, the
             graph or one that gives up time for memory, whichever is faster (`placers.giving_up`).
