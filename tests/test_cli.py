@@ -477,11 +477,18 @@ def test_a_placer_may_have_a_parameter_named_placer(call, graph_file):
         ("--passes fusion,none", "unknown pass 'none'"), ("--placers m-etf,none", "unknown placer 'none'"),
         ("--memory much", "'much' is not an amount of memory"), ("--devices 5000", "at most 4096"),
         ("-p layers=x", "layers of model 'mlp' is 'x'"), ("-p none=1", "unknown parameter of model 'mlp'"),
+        ("-o nowhere/out", "nowhere is not a folder that exists"),
     ],
 )  # fmt: skip
 def test_demo_checks_its_options_before_it_traces(call, monkeypatch, words, said):
     monkeypatch.setattr("baechi_lab.cli.steps.step_from", lambda _: pytest.fail("traced"))
     check_refused(call("demo", "--model", "mlp", *words.split()), said)
+
+
+def test_export_looks_at_its_folder_before_it_places(call, monkeypatch, tmp_path):
+    monkeypatch.setattr("baechi_lab.cli.placing.placed", lambda _: pytest.fail("placed"))
+    (tmp_path / "thesis.tex").write_text("mine")
+    check_refused(call("export", "mlp", "-o", tmp_path), "holds no earlier export")
 
 
 def test_sweep_prints_why_a_row_failed(call, graph_file):

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ExecutionError, InfeasiblePlacement
+from ..exporters.folder import check_place
 from ..graph import Cluster
 from ..graph.cluster import device_count
 from ..graph.units import format_us, parse_bytes
@@ -61,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         make_pass(name)
     if arguments.memory is not None:
         parse_bytes(arguments.memory, "--memory")
+    check_place(arguments.output)
     steps.check_model(arguments.model)
     if arguments.batch_size is None and arguments.model == "inception_v3":
         arguments.batch_size = "2"  # a step of about a second on two CPU cores

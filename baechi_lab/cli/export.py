@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Place and write."""
     from ..executors.structure import graph_of
     from ..exporters import export
+    from ..exporters.folder import check_place
     from ..exporters.plans import FORMATS
 
     if arguments.format == "device_map":
@@ -44,10 +45,12 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.format == FOLDER:
             raise InvalidInput(f"{arguments.model} holds no step that could run; name a --format")
         return _write_plan(arguments, *files.placed(arguments))
+    folder = arguments.output or "placed_training"
+    if arguments.format == FOLDER:
+        check_place(folder)  # before minutes of profiling
     step, placement, cluster, graph = placing.placed(arguments)
     if arguments.format != FOLDER:
         return _write_plan(arguments, graph_of(step) if graph is None else graph, placement, cluster)
-    folder = arguments.output or "placed_training"
     export(step, placement, folder, graph=graph, **pipeline)
     facts = {"folder": folder, "script": f"{folder.rstrip('/')}/train.py"}
     output.print_json(facts) if arguments.json else output.print_facts(facts)

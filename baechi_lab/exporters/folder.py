@@ -40,8 +40,7 @@ def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str
         InvalidInput: the folder's place is taken by something else, or its parent does not exist.
         ExecutionError: the disk is full or not writable; then nothing is left behind and an earlier export stays.
     """
-    target = Path(os.path.abspath(folder))
-    _check_place(target)
+    target = check_place(folder)
     clear(target.parent, rf"\.{re.escape(target.name)}\.partial-{RANDOM}", _remove_leftover)
     try:
         partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
@@ -80,13 +79,16 @@ def _fill(partial: Path, files: Mapping[str, bytes | str | Writer]) -> None:
     _sync_folder(partial)
 
 
-def _check_place(target: Path) -> None:
+def check_place(folder: str | os.PathLike[str]) -> Path:
+    """The absolute path of a folder that can be written; `InvalidInput` where its place is taken, or has no parent."""
+    target = Path(os.path.abspath(folder))
     if not target.parent.is_dir():
         raise InvalidInput(f"folder {target}: {target.parent} is not a folder that exists")
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise InvalidInput(f"folder {target} exists and is not a folder; give another name")
     if target.is_dir() and any(target.iterdir()):
         _check_own(target, target)
+    return target
 
 
 def _check_own(folder: Path, name: Path) -> None:
