@@ -56,8 +56,8 @@ class WorkbenchModel:
     def __init__(self, subject: Step | OpGraph | None, setting: Setting, *, inline: bool = False):
         if not isinstance(subject, (Step, OpGraph, type(None))):
             raise InvalidInput(
-                f"a workbench opens on a Step or an OpGraph, not on {type(subject).__name__}; bl.torch.profile makes the graph of "
-                "a PyTorch model, bl.trace the step of a TensorFlow function"
+                f"a workbench opens on a Step or an OpGraph, not on {type(subject).__name__}; bl.torch.profile makes the graph "
+                "of a PyTorch model, bl.trace the step of a TensorFlow function"
             )
         if subject is None and setting.source == GIVEN:
             raise InvalidInput("a workbench needs a graph, a step, or a setting that names a model or a file")
