@@ -61,8 +61,9 @@ class Log:
         d = self.decisions[step]
         name, device = self.coarse.names[d.chosen.op], self.device_names[d.chosen.device]
         start = "" if math.isnan(d.chosen.start_us) else f", starting at {format_us(d.chosen.start_us)}"
-        why = f": {d.reason}" if d.reason else ""
-        return f"step {step + 1} of {len(self)}: {name} goes to {device}{start}{why}."
+        # Some reasons are sentences, others the end of one.
+        why = f". {d.reason}" if d.reason.endswith(".") else f": {d.reason}." if d.reason else "."
+        return f"step {step + 1} of {len(self)}: {name} goes to {device}{start}{why}"
 
     def tied(self, step: int) -> str:
         """Candidates that could have started when the chosen one does, and what decided among them; empty for none."""

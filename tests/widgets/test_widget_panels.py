@@ -525,7 +525,9 @@ def test_the_workbench_has_a_picture_for_saved_notebooks(bench):
 def test_a_workbench_refuses_what_it_cannot_open(pair):
     with pytest.raises(bl.InvalidInput, match="needs a graph"):
         bl.Workbench(None, pair)
-    with pytest.raises(bl.InvalidInput, match=r"not on function; bl\.torch\.profile makes the graph of a PyTorch model"):
+    with pytest.raises(
+        bl.InvalidInput, match=r"not on function; bl\.torch\.profile makes the graph of a PyTorch model"
+    ):
         bl.Workbench(lambda x: x, pair)
     with pytest.raises(bl.InvalidInput, match="unknown setting"):
         bl.Workbench(bl.OpGraph.from_edges([1]), pair, colour="red")

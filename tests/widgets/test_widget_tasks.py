@@ -103,6 +103,7 @@ def test_every_placer_can_be_explained(tasks, placer):
         rows = log.rows(step)
         assert rows[0][0] == log.coarse.names[chosen.op] and [r[3] for r in rows].count("chosen") == 1
         assert log.sentence(step).startswith(f"step {step + 1} of {len(log)}: {log.coarse.names[chosen.op]} goes to")
+        assert log.sentence(step).endswith(".") and ".." not in log.sentence(step)
         assert log.step_of(int(log.ops(step)[0])) == step
 
 
