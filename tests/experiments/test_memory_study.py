@@ -1,5 +1,6 @@
 """The stored study of memory meets its target; orders and summaries by hand."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -7,8 +8,10 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.experiments import memory
+from baechi_lab.experiments.fidelity.profiles import temporary_bytes
 from baechi_lab.experiments.memory.__main__ import NAMES
 from baechi_lab.experiments.memory.predicting import in_both_orders
+from baechi_lab.graph import MEMORY_CATEGORIES, MemoryLog
 
 STORED = Path(bl.__file__).parent / "experiments" / "results" / "memory.json"
 FIELDS = ("model", "placement", "device", "simulated", "measured", "allocator", "simulated_parts", "parts")
@@ -55,3 +58,17 @@ def test_peaks_of_a_small_gnmt_follow_what_pytorch_holds():
     assert len(rows) == 3 and sum(row.parts[3] for row in rows) > 0  # copies between devices
     assert all(-0.05 <= row.error <= 0.25 for row in rows)
     assert rows[0].parts[0] == rows[0].simulated_parts[0]
+
+
+def test_temporary_bytes_of_a_measured_timeline():
+    """What an op holds besides its outputs: 30, or 20 and then 25 of which 20 are freed before; outputs do not count."""
+    graph = bl.OpGraph.from_edges([2, 3], [(0, 1, 8)])
+    line = bl.simulate(graph, bl.Cluster.uniform(1), bl.Placement(device=[0, 0]))
+    temporary, outputs = MEMORY_CATEGORIES.index("temporary"), MEMORY_CATEGORIES.index("outputs")
+    rows = [
+        (0.0, temporary, 30, 0), (0.0, outputs, 8, 0), (2.0, temporary, -30, 0), (2.0, temporary, 20, 1),
+        (3.0, temporary, -20, 1), (3.0, temporary, 25, 1), (5.0, temporary, -25, 1),
+    ]  # fmt: skip
+    time, category, delta, op = zip(*rows, strict=True)
+    log = MemoryLog([0] * len(rows), time, category, delta, op)
+    assert temporary_bytes(dataclasses.replace(line, memory=log), 2).tolist() == [30, 25]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...errors import ExecutionError, InvalidInput
 from ...executors import LocalCluster, Worker, execute
 from ...executors.tensorflow.pipelining import pipelined_step
-from ...graph import OpGraph, Placement, Run, Step, Timeline
+from ...graph import MEMORY_CATEGORIES, OpGraph, Placement, Run, Step, Timeline
 from ...passes.unroll import ACCUMULATE
 from ...profilers import profile
 
@@ -24,14 +24,29 @@ TRACES = 5
 
 
 def measured_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = TRACES) -> OpGraph:
-    """The step's graph with durations as worker 0 takes them alone. Raises `ExecutionError` when the step does not run."""
+    """The step's graph with durations and temporary bytes as worker 0 takes them alone.
+
+    Raises `ExecutionError` when the step does not run.
+    """
     shape = profile(step, mode="estimated", hardware="cpu-core")
     alone = Placement(device=np.zeros(shape.n, dtype=np.int32))
-    seen = np.zeros((traces, shape.n))
+    seen, temporary = np.zeros((traces, shape.n)), np.zeros(shape.n, dtype=np.int64)
     for row in seen:
         timeline = _traced(step, alone, local, worker, shape)
         row[timeline.op] = timeline.end_us - timeline.start_us
-    return shape.replace(duration_us=_typical(seen), duration_by_kind={})
+        temporary = np.maximum(temporary, temporary_bytes(timeline, shape.n))
+    return shape.replace(duration_us=_typical(seen), duration_by_kind={}, temp_bytes=temporary)
+
+
+def temporary_bytes(timeline: Timeline, count: int) -> NDArray[np.int64]:
+    """int64[count]: what each op of a measured timeline held at most besides its outputs."""
+    held, most = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    log = timeline.memory
+    for row in np.flatnonzero(log.category == MEMORY_CATEGORIES.index("temporary")).tolist():
+        op = log.op[row]
+        held[op] += log.delta[row]
+        most[op] = max(most[op], held[op])
+    return most
 
 
 def busy_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = TRACES) -> OpGraph:
