@@ -234,11 +234,12 @@ class Placing:
         name, params = str(self.stage.placer), dict(self.stage.params)
         if "callback" in placer_class(name).__dataclass_fields__:
             params["callback"] = self._tell
+        if limit := time_limit(name, self.stage.params):  # networks are built before the first answer is there
+            self._said(f"{name}: 0 of {limit:g} s, no answer yet", 0.0)
         return Place(name, **params)(graph, cluster)
 
     def _tell(self, *progress: Any) -> bool:
         """Tell how far the placer is; True when its best so far is enough."""
-        report: Report = getattr(self, "_report")  # noqa: B009  (set past the frozen fields)
         if len(progress) == 2:
             said, share, point = f"{progress[0]} of {progress[1]} answers", progress[0] / max(progress[1], 1), None
         else:
@@ -247,7 +248,11 @@ class Placing:
             share = -1.0 if not limit else min(point[0] / limit, 1.0)
             if limit:
                 said = said.replace(f"{point[0]:.1f} s", f"{point[0]:.1f} of {limit:g} s", 1)
-        return report(f"{self.stage.placer}: {said}", share, point) is True
+        return self._said(f"{self.stage.placer}: {said}", share, point) is True
+
+    def _said(self, *told: Any) -> Any:
+        report: Report = getattr(self, "_report")  # noqa: B009  (set past the frozen fields)
+        return report(*told)
 
 
 def best_us(progress: Any) -> float:

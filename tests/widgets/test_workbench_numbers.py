@@ -336,3 +336,8 @@ def test_progress_is_held_against_the_limit():
     placing = Placing(Place("search", time_limit=20), lambda *told: said.append(told))
     placing._tell(Progress(5.0, 12345, 2000.0, "m-etf"))
     assert said == [("search: 5.0 of 20 s, 2.00 ms from m-etf, 12,345 simulations", 0.25, (5.0, 2000.0))]
+    # The planner builds networks before it has any answer.
+    said.clear()
+    learning = Placing(Place("hierarchical", time_limit=20, updates=1, groups=2), lambda *told: said.append(told))
+    learning(bl.OpGraph.from_edges([1, 2], [(0, 1, 8)]), bl.Cluster.uniform(2))
+    assert said[0] == ("hierarchical: 0 of 20 s, no answer yet", 0.0) and len(said) == 2
