@@ -33,9 +33,9 @@ class RunPanel:
         self.steps.observe(self._counted, "value")
         self.steps.layout.width = "150px"
         self.native = ipywidgets.Checkbox(
-            value=False, description="and as the framework runs it", indent=False, layout={"width": "220px"},
+            value=True, description="and as the framework runs it", indent=False, layout={"width": "220px"},
         )  # fmt: skip
-        hinted(self.native, "also the undivided step, as tf.function, Keras or PyTorch runs it on one device")
+        hinted(self.native, "also the undivided step on one device, as tf.function or Keras runs it: what placing is worth")
         self.start = button("Start", "run the current placement for real", self._start, style="primary")
         self.stop = button("Stop", "end the run; what was measured is kept", self._stop)
         self.stop.disabled = True
