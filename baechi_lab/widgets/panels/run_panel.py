@@ -35,7 +35,9 @@ class RunPanel:
         self.native = ipywidgets.Checkbox(
             value=True, description="and as the framework runs it", indent=False, layout={"width": "220px"},
         )  # fmt: skip
-        hinted(self.native, "also the undivided step on one device, as tf.function or Keras runs it: what placing is worth")
+        hinted(
+            self.native, "also the undivided step on one device, as tf.function or Keras runs it: what placing is worth"
+        )
         self.start = button("Start", "run the current placement for real", self._start, style="primary")
         self.stop = button("Stop", "end the run; what was measured is kept", self._stop)
         self.stop.disabled = True
