@@ -82,6 +82,11 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+/** One line of a legend: a stroke in the colour of its class, and what it means. @param {string} kind @param {string} text @param {string} title */
+function lineKey(kind, text, title = "") {
+  return element("span", { class: "bl-key", title }, element("span", { class: `bl-line ${kind}` }), text);
+}
+
 /** A button with a text and an explanation. @param {string} text @param {string} title @param {() => void} onclick */
 function button(text, title, onclick) {
   return element("button", { type: "button", title, class: "bl-button", onclick }, text);

@@ -52,11 +52,9 @@ function traceArrow(scene, a, line, heads) {
  * @returns {HTMLElement[]} */
 function graphKeys(paint, colours, showCritical) {
   if (!paint.fits) return [];
-  const line = (/** @type {string} */ kind, /** @type {string} */ text) => element(
-    "span", { class: "bl-key" }, element("span", { class: `bl-line ${kind}` }), text);
-  const keys = [line("bl-within", "tensors within a device")];
-  if (paint.crossing.some((bytes) => bytes > 0)) keys.push(line("bl-moving", "tensors to another device"));
-  if (showCritical) keys.push(line("bl-critical", "critical path"));
+  const keys = [lineKey("bl-within", "tensors within a device")];
+  if (paint.crossing.some((bytes) => bytes > 0)) keys.push(lineKey("bl-moving", "tensors to another device"));
+  if (showCritical) keys.push(lineKey("bl-critical", "critical path"));
   if (paint.shares.size) {
     const bar = `background-image:linear-gradient(90deg, ${colours[0]} 60%, ${colours[1]} 60%)`;
     keys.push(element("span", { class: "bl-key" }, element("span", { class: "bl-mixed", style: bar }),

@@ -63,10 +63,8 @@ function legendOf(model, against, moved) {
   const items = model.get("legend").map((/** @type {{label: string, color: string, time: number}} */ one) => element(
     "span", { class: "bl-key", title: `${one.label}: ${formatTime(one.time)} in all` },
     element("span", { class: "bl-swatch", style: `background:${one.color}` }), one.label));
-  const line = (/** @type {string} */ kind, /** @type {string} */ text, /** @type {string} */ title) => element(
-    "span", { class: "bl-key", title }, element("span", { class: `bl-line ${kind}` }), text);
-  items.push(line("bl-moving", "waits for a transfer", "idle: the tensor that the next op needs is under way; dashed: it waits in the queue of a link"),
-    line("bl-waiting", "waits for another device", "idle: the op whose tensor is needed next has not ended on another device"));
+  items.push(lineKey("bl-moving", "waits for a transfer", "idle: the tensor that the next op needs is under way; dashed: it waits in the queue of a link"),
+    lineKey("bl-waiting", "waits for another device", "idle: the op whose tensor is needed next has not ended on another device"));
   if (against) {
     items.push(element("span", { class: "bl-key bl-moved", title: "the bar's upper edge has the colour of the other device" },
       `▔ ${moved.toLocaleString("en")} ops on another device than in ${against}`));
