@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--parts", default="study,speed-up", metavar="NAME[,NAME...]", help="study, speed-up or both (both)"
     )
     parser.add_argument("--workers", default="2", metavar="N", help="workers, one core each (2)")
-    parser.add_argument("--steps", default="5", metavar="N", help="measured steps per round (5)")
-    parser.add_argument("--rounds", default="3", metavar="N", help="rounds through all placements (3)")
+    parser.add_argument("--steps", default="3", metavar="N", help="measured steps per round (3)")
+    parser.add_argument("--rounds", default="5", metavar="N", help="rounds through all placements (5)")
     parser.add_argument("--wait", default="60", metavar="S", help="seconds to wait for a quiet machine (60)")
     parser.add_argument("--busy", action="store_true", help="measure beside other programs too; stored as not quiet")
     parser.add_argument("--seed", default="0", metavar="N", help="of the random placement (0)")

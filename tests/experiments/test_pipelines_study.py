@@ -53,9 +53,17 @@ def test_messages_of_busy_workers_are_what_both_ends_work_more(monkeypatch):
     monkeypatch.setattr(busy, "_arrivals", lambda size, local, worker: np.full(3, 90.0))
     free = bl.Link(0.0, 0.0)
     before = Calibration(2.0, 7.0, free, free, free, 1.0, cooled=((0.0, 0.0), (5.0, 9.0)))
-    costs = busy.busy_calibration(before, None, None)
+    costs = busy.with_busy_messages(before, [busy.busy_messages(None, None)])
     assert [x.cost_us(1 << 20) for x in (costs.send, costs.receive, costs.wire)] == pytest.approx([30, 20, 40])
     assert (costs.op_us, costs.step_us, costs.cold_us(5.0)) == (2.0, 7.0, 0.0)
+
+
+def test_single_differences_that_are_far_off_do_not_count():
+    """Three rounds; in the last the cores were slower while messages went, in the second while they did not."""
+    free = bl.Link(0.0, 0.0)
+    right = np.array([[30.0, 20.0, 90.0]] * len(busy.SIZES))
+    costs = busy.with_busy_messages(Calibration(2.0, 7.0, free, free, free, 1.0), [right, right - 400.0, right + 400.0])
+    assert [x.cost_us(4096) for x in (costs.send, costs.receive, costs.wire)] == pytest.approx([30, 20, 40])
 
 
 def row(schedule, simulated, measured):

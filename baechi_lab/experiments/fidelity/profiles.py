@@ -1,12 +1,14 @@
 """What kernels of a step take on workers of a cluster: while the others do nothing, and while they run the same step.
 
 Workers share caches and memory bandwidth, so kernels that stream through memory take longer beside each other. Neither
-profile looks at a placement that is predicted.
+profile looks at a placement that is predicted. Cores change their pace (see `pipelines.tensorflow`), so what is to be held
+against steps of some minutes is profiled several times in these minutes (`mean_graph`).
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +22,15 @@ from ...profilers import profile
 
 SETTLED = 6
 """Steps before one counts: during the first few allocators go on asking the system for memory, and connections widen."""
+AGAIN = 2
+"""The same for workers that have run the step before."""
 TRACES = 5
 
 
-def measured_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = TRACES) -> OpGraph:
-    """The step's graph with durations and temporary bytes as worker 0 takes them alone.
+def measured_graph(
+    step: Step, local: LocalCluster, worker: Worker, traces: int = TRACES, warmup: int = SETTLED
+) -> OpGraph:
+    """The step's graph with durations and temporary bytes as worker 0 takes them alone; `warmup` steps before each trace.
 
     Raises `ExecutionError` when the step does not run.
     """
@@ -32,10 +38,25 @@ def measured_graph(step: Step, local: LocalCluster, worker: Worker, traces: int 
     alone = Placement(device=np.zeros(shape.n, dtype=np.int32))
     seen, temporary = np.zeros((traces, shape.n)), np.zeros(shape.n, dtype=np.int64)
     for row in seen:
-        timeline = _traced(step, alone, local, worker, shape)
+        timeline = _traced(step, alone, local, worker, shape, warmup)
         row[timeline.op] = timeline.end_us - timeline.start_us
         temporary = np.maximum(temporary, temporary_bytes(timeline, shape.n))
     return shape.replace(duration_us=_typical(seen), duration_by_kind={}, temp_bytes=temporary)
+
+
+def mean_graph(profiles: Sequence[OpGraph]) -> OpGraph:
+    """One step as profiled several times: mean durations, and the most temporary bytes.
+
+    >>> a, b = (OpGraph.from_edges([us], temp_bytes=[most]) for us, most in ((10.0, 8), (14.0, 4)))
+    >>> mean = mean_graph([a, b])
+    >>> mean.duration_us.tolist(), mean.temp_bytes.tolist()
+    ([12.0], [8])
+    """
+    return profiles[0].replace(
+        duration_us=np.mean([graph.duration_us for graph in profiles], axis=0),
+        temp_bytes=np.max([graph.temp_bytes for graph in profiles], axis=0),
+        duration_by_kind={},
+    )
 
 
 def temporary_bytes(timeline: Timeline, count: int) -> NDArray[np.int64]:
@@ -49,7 +70,7 @@ def temporary_bytes(timeline: Timeline, count: int) -> NDArray[np.int64]:
     return most
 
 
-def busy_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = TRACES) -> OpGraph:
+def busy_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = TRACES, warmup: int = SETTLED) -> OpGraph:
     """The same while worker 1 runs the step as well: two micro-batches that know nothing of each other, one on each.
 
     Raises `ExecutionError` when the step does not run.
@@ -63,13 +84,15 @@ def busy_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = TR
     origin = np.asarray(twice.graph.copy_of)
     seen = np.zeros((traces, shape.n))
     for row in seen:
-        timeline = _traced(twice.step, apart, local, worker, twice.graph)
+        timeline = _traced(twice.step, apart, local, worker, twice.graph, warmup)
         mine = ~second[timeline.op] & ~added[timeline.op]
         row[origin[timeline.op[mine]]] = (timeline.end_us - timeline.start_us)[mine]
     return shape.replace(duration_us=_typical(seen), duration_by_kind={})
 
 
-def beside_us(step: Step, local: LocalCluster, worker: Worker, traces: int = TRACES) -> NDArray[np.float64] | None:
+def beside_us(
+    step: Step, local: LocalCluster, worker: Worker, traces: int = TRACES, warmup: int = SETTLED
+) -> NDArray[np.float64] | None:
     """Durations of `busy_graph`; None, which is said, where two of the step cannot run at once, and on one worker.
 
     Raises `ExecutionError` when the step does not run.
@@ -79,7 +102,7 @@ def beside_us(step: Step, local: LocalCluster, worker: Worker, traces: int = TRA
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of batch statistics: nobody reads what this step computes
-            return busy_graph(step, local, worker, traces).duration_us
+            return busy_graph(step, local, worker, traces, warmup).duration_us
     except InvalidInput as error:
         warnings.warn(f"kernels of step {step.name!r} count as if the other workers did nothing: {error}", stacklevel=2)
         return None
@@ -96,19 +119,22 @@ def _typical(seen: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(each * max(whole, 1.0))
 
 
-def _traced(step: Step, placement: Placement, local: LocalCluster, worker: Worker, graph: OpGraph) -> Timeline:
-    run = run_placed(step, placement, local, worker, 0, graph)
+def _traced(
+    step: Step, placement: Placement, local: LocalCluster, worker: Worker, graph: OpGraph, warmup: int
+) -> Timeline:
+    run = run_placed(step, placement, local, worker, 0, graph, warmup)
     if run.timeline is None:
         raise ExecutionError(f"step {step.name!r} gave no trace")
     return run.timeline
 
 
 def run_placed(
-    step: Step, placement: Placement, local: LocalCluster, worker: Worker, steps: int, graph: OpGraph
-) -> Run:
+    step: Step, placement: Placement, local: LocalCluster, worker: Worker, steps: int, graph: OpGraph,
+    warmup: int = SETTLED,
+) -> Run:  # fmt: skip
     """Run the step on the cluster; `info["all_seconds"]` has every step. `ExecutionError` when it does not end ok."""
     run = execute(
-        step, placement, steps, warmup=SETTLED, traced=1, cluster=local, graph=graph, worker=worker, progress=False
+        step, placement, steps, warmup=warmup, traced=1, cluster=local, graph=graph, worker=worker, progress=False
     )
     if run.status != "ok":
         raise ExecutionError(f"step {step.name!r} ended with status {run.status!r}: {run.message}")

@@ -23,7 +23,7 @@ from ...workers.client import Worker
 from .charging import predicted_us, with_shared_caches
 from .others import MOST, Others, own_processes, refused, wait_for_quiet
 from .peaks import predicted_peaks
-from .profiles import beside_us, measured_graph, run_placed
+from .profiles import AGAIN, SETTLED, beside_us, mean_graph, measured_graph, run_placed
 from .report import Report, Row
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -41,6 +41,8 @@ PASSES = ("colocation", "fusion")
 """Without co-placement, which would leave most of a recurrent step in one group: placements are to differ."""
 WAIT = 60.0
 """Seconds that a study waits for a quiet machine."""
+TRACES = 2
+"""Traces of the step per round, alone and beside another."""
 TRIES = 2
 """Measurements of a model, before a machine on which others work at times is refused."""
 PLACEMENTS = ("single", "m-topo", "m-etf", "m-sct", "random")
@@ -72,8 +74,8 @@ def study(
     placements: Sequence[str] = PLACEMENTS,
     *,
     workers: int = 2,
-    steps: int = 5,
-    rounds: int = 3,
+    steps: int = 3,
+    rounds: int = 5,
     seed: int = 0,
     calibration: Calibration | None = None,
     progress: bool = True,
@@ -86,8 +88,8 @@ def study(
         cases: models to study, as traced steps or as names with their parameters (default `MODELS`).
         placements: names of placers, and `random`: each colocation group on a device drawn with `seed`.
         workers: size of the local cluster.
-        steps, rounds: measured steps of each placement per round; rounds go through all placements of a model in
-            turns, so that a drift of the machine meets them all.
+        steps, rounds: measured steps of each placement per round; rounds profile the step and go through all placements
+            of a model in turns, so that a drift of the machine meets them all, and what is predicted too.
         calibration: overheads measured before; by default they are measured before every model, and its predictions go by
             the mean of those so far.
         on_model: called with what there is so far whenever a model is done.
@@ -153,26 +155,32 @@ def _measured(
     from tqdm.auto import tqdm
 
     steps, rounds, seed = counts
-    graph = measured_graph(case.step, local, worker)
-    beside = beside_us(case.step, local, worker)
-    placed = {name: place_for(name, graph, local, costs, seed) for name in placements}
+    profiles: list[OpGraph] = []
+    besides: list[NDArray[np.float64]] = []
+    placed: dict[str, Placement] = {}
     runs: dict[str, list[Run]] = {name: [] for name in placements}
-    share, disturbed = dict.fromkeys(placed, np.inf), dict.fromkeys(placed, 0.0)
+    share, disturbed = dict.fromkeys(placements, np.inf), dict.fromkeys(placements, 0.0)
     own = own_processes([*local.pids, worker.pid])
-    bar = tqdm(total=rounds * len(placed), desc=case.name, unit="run", disable=not progress, leave=False)
+    bar = tqdm(total=rounds * len(placements), desc=case.name, unit="run", disable=not progress, leave=False)
     with bar:
         for index in range(rounds):
+            warmup = AGAIN if index else SETTLED
+            profiles.append(measured_graph(case.step, local, worker, TRACES, warmup))
+            if len(besides) == index:  # None, which is said once: two of the step cannot run at once
+                besides += [us for us in [beside_us(case.step, local, worker, TRACES, warmup)] if us is not None]
+            placed = placed or {name: place_for(name, profiles[0], local, costs, seed) for name in placements}
             # The order turns, so that no placement always follows the same one.
             for name in list(placed)[:: 1 if index % 2 == 0 else -1]:
                 others = Others(own)
                 before = [process_seconds(pid) for pid in local.pids]
-                run = run_placed(case.step, placed[name], local, worker, steps, graph)
+                run = run_placed(case.step, placed[name], local, worker, steps, profiles[0], warmup)
                 spent = max(process_seconds(pid) - b for pid, b in zip(local.pids, before, strict=True))
                 share[name] = min(share[name], spent / max(sum(run.info["all_seconds"]), 1e-9))
                 disturbed[name] = max(disturbed[name], others.share())
                 runs[name].append(run)
                 bar.update()
-    return _Measured(case.name, graph, beside, placed, runs, share, disturbed)
+    beside = np.mean(besides, axis=0) if besides else None
+    return _Measured(case.name, mean_graph(profiles), beside, placed, runs, share, disturbed)
 
 
 def place_for(

@@ -19,8 +19,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="workers, one device each (%(default)s)")
     parser.add_argument("--models", default="mlp,gnmt,transformer,gpt", help="names, by comma (%(default)s)")
     parser.add_argument("--micro-batches", type=int, default=8, help="of a step (%(default)s)")
-    parser.add_argument("--steps", type=int, default=5, help="measured per round (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="through all schedules (%(default)s)")
+    parser.add_argument("--steps", type=int, default=4, help="measured per round (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="through all schedules (%(default)s)")
     parser.add_argument("--store", help="a file that keeps the rows; other parts in it stay")
     given = parser.parse_args()
     from .tensorflow import settings_of, study

@@ -13,41 +13,54 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import ExecutionError
 from ...executors import LocalCluster, Worker, execute
 from ...executors.structure import graph_of
 from ...executors.tensorflow.calibration import SIZES, Calibration, Cost, cost_of, stream_step
-from ...graph import Link, Placement, Step
+from ...graph import Placement, Step
 from ...profilers.links import fit_link
 
 MESSAGES = 24
-RUNS = 3
 STEPS = 12
 
 
-def busy_calibration(costs: Calibration, local: LocalCluster, worker: Worker) -> Calibration:
-    """`costs` with messages as they are between busy workers; nothing is added for cold caches, which are so already.
+def busy_messages(local: LocalCluster, worker: Worker) -> NDArray[np.float64]:
+    """float64[sizes, 3], microseconds per message of each of `SIZES`: of the sender's and the receiver's processor, on the way.
 
     Raises `ExecutionError` when a made-up step does not run.
     """
     cost = partial(cost_of, local, worker, STEPS)
-    send, receive = (_fitted(times) for times in zip(*(_ends(cost, size) for size in SIZES), strict=True))
-    wires = []
-    for size in SIZES:
-        took = float(np.median(np.concatenate([_arrivals(size, local, worker) for _ in range(RUNS)])))
-        wires.append(max(took - send.cost_us(size) - receive.cost_us(size), 0.1))
-    return replace(costs, send=send, receive=receive, wire=_fitted(wires), cooled=())
+    return np.array([(*_ends(cost, size), np.median(_arrivals(size, local, worker))) for size in SIZES])
 
 
-def _fitted(times_us: Sequence[float]) -> Link:
-    return fit_link(SIZES, times_us)[0]
+def with_busy_messages(costs: Calibration, found: Sequence[NDArray[np.float64]]) -> Calibration:
+    """`costs` with messages as they are between busy workers; nothing is added for cold caches, which are so already.
+
+    Args:
+        found: what `busy_messages` found, once or several times: single differences of two steps may be far off where the
+            cores change their pace between the two.
+
+    >>> from baechi_lab.graph import Link
+    >>> free = Link(0.0, 0.0)
+    >>> seen = np.array([[30.0, 20.0, 90.0]] * len(SIZES))
+    >>> costs = with_busy_messages(Calibration(1.0, 0.0, free, free, free, 1.0), [seen, seen + 500.0, seen])
+    >>> [round(link.cost_us(4), 3) for link in (costs.send, costs.receive, costs.wire)]
+    [30.0, 20.0, 40.0]
+    """
+    send, receive, way = np.maximum(np.median(np.array(found), axis=0), 0.1).T
+    ends = fit_link(SIZES, send)[0], fit_link(SIZES, receive)[0]
+    wires = [
+        max(us - sum(end.cost_us(size) for end in ends), 0.1) for size, us in zip(SIZES, way.tolist(), strict=True)
+    ]
+    return replace(costs, send=ends[0], receive=ends[1], wire=fit_link(SIZES, wires)[0], cooled=())
 
 
 def _ends(cost: Callable[[Step, int], Cost], size: int) -> tuple[float, float]:
     """Microseconds of processor time that a message takes of a sender and of a receiver that both make products."""
     stays, goes = (cost(stream_step(MESSAGES, size, goes, both=True), 2).cpu_us for goes in (False, True))
-    sent, received = (max((b - a) / MESSAGES, 0.1) for a, b in zip(stays, goes, strict=True))
+    sent, received = ((b - a) / MESSAGES for a, b in zip(stays, goes, strict=True))
     return sent, received
 
 
