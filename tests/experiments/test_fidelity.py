@@ -152,6 +152,14 @@ def test_report_prints_and_becomes_json():
     read = json.loads(report.to_json())
     assert read["calibration"]["send"] == {"latency_us": 5.0, "us_per_byte": 0.5, "overhead_us": 0.0}
     assert len(read["rows"]) == 2 and read["summary"]["clear_pairs"] == 1
+    assert "pace" not in str(report)
+
+
+def test_a_report_tells_that_the_cores_changed_their_pace():
+    report = Report((row("m", "single", 100, 100), row("m", "a", 90, 80, drift=1.37)), COSTS)
+    assert str(report).endswith(
+        "The cores changed their pace: one profile of a step took 1.37 times as long as another."
+    )
 
 
 @pytest.mark.parametrize("counts", [{"steps": 0}, {"rounds": 0}])

@@ -22,6 +22,8 @@ CLEAR = 0.10
 """Placements whose measured times differ by more than this must be ranked right."""
 QUIET = 0.8
 """Share of the CPU below which a worker was disturbed too much for its times to count."""
+DRIFT = 1.1
+"""`Row.drift` above which it is told: times of single steps are then no better than that."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Row:
     `traced_compute_us` are the busiest device's kernels as profiled on worker 0 and as traced under the placement;
     `message_us` is what messages take of all processors; `busy_share` is the CPU time of the busiest worker per time that passed,
     in the round where it was least; `others_share` that of all other programs, in the round where it was most. Peaks are
-    those of the device that held most when measured, as in `experiments.memory`; 0 where they were not taken.
+    those of the device that held most when measured, as in `experiments.memory`; 0 where they were not taken. `drift`: of the
+    profiles of the step, one per round, the longest as a multiple of the shortest; far above 1 where cores change their pace.
     """
 
     model: str
@@ -51,6 +54,7 @@ class Row:
     others_share: float = 0.0
     simulated_peak_bytes: int = 0
     measured_peak_bytes: int = 0
+    drift: float = 1.0
 
     @property
     def error(self) -> float:
@@ -125,6 +129,7 @@ class Report:
                 "of_single": row.measured_us / self._single_us(row.model),
                 "busy_share": row.busy_share,
                 "others_share": row.others_share,
+                "drift": row.drift,
                 "simulated_peak_mb": row.simulated_peak_bytes / 1e6,
                 "measured_peak_mb": row.measured_peak_bytes / 1e6,
             }
@@ -165,6 +170,9 @@ class Report:
         text = self.to_pandas().to_string(index=False, float_format=lambda x: f"{x:.3g}")
         ranks = ", ".join(f"{model} {rho:.2f}" for model, rho in found.rank_correlation.items())
         quiet = "" if found.quiet else "\nThe machine was busy with other work: these times do not count."
+        drift = max((row.drift for row in self.rows), default=1.0)
+        if drift > DRIFT:
+            quiet += f"\nThe cores changed their pace: one profile of a step took {drift:.2f} times as long as another."
         return (
             f"{text}\nmean error {found.mean_error:.1%}, worst {found.worst_error:.1%}; "
             f"{found.ranked_right} of {found.clear_pairs} clear pairs ranked right; rank correlation {ranks}{quiet}"

@@ -76,7 +76,7 @@ def load_report(path: str | os.PathLike[str]) -> Report:
             key: Link(**value) if isinstance(value, dict) else value for key, value in part["calibration"].items()
         }
         costs["cooled"] = tuple(map(tuple, costs.get("cooled", ())))  # older files do not have it
-        later = ("others_share", "simulated_peak_bytes", "measured_peak_bytes")  # older files do not have them
+        later = ("others_share", "simulated_peak_bytes", "measured_peak_bytes", "drift")  # older files do not have them
         rows = tuple(
             Row(**{key: row[key] for key in Row.__dataclass_fields__ if key in row or key not in later})
             for row in part["rows"]

@@ -59,6 +59,7 @@ class _Measured:
     runs: dict[str, list[Run]]
     busy_share: dict[str, float]
     others_share: dict[str, float]
+    drift: float
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,9 @@ def _measured(
                 runs[name].append(run)
                 bar.update()
     beside = np.mean(besides, axis=0) if besides else None
-    return _Measured(case.name, mean_graph(profiles), beside, placed, runs, share, disturbed)
+    took = [float(graph.duration_us.sum()) for graph in profiles]
+    drift = max(took) / max(min(took), 1e-9)
+    return _Measured(case.name, mean_graph(profiles), beside, placed, runs, share, disturbed, drift)
 
 
 def place_for(
@@ -229,6 +232,7 @@ def _row(found: _Measured, name: str, local: LocalCluster, costs: Calibration) -
         without_overheads_us=plain.makespan_us,
         busy_share=found.busy_share[name],
         others_share=found.others_share[name],
+        drift=found.drift,
         **_peaks(graph, local, placed, costs, timelines),
     )
 
