@@ -35,6 +35,20 @@ def test_a_send_waits_for_local_ops():
     assert ends([1, 5, 1], [(0, 1, 8), (0, 2, 8)], [0, 0, 1], AS_GIVEN, 2.0, 1.0, 3.0) == [1, 6, 13]
 
 
+@pytest.mark.parametrize(
+    ("durations", "device", "expected"),
+    [([10, 1, 5, 1], [1, 0, 0, 1], [10, 17, 24, 24]), ([10, 1, 1, 5], [1, 0, 1, 0], [10, 17, 29, 22])],
+)
+def test_a_send_that_was_asked_for_goes_where_its_reader_would(durations, device, expected):
+    """1 runs from 16 to 17, when device 0 has long been asked, and makes a local op of 5 and a send of 2 ready.
+
+    Read by 3, behind the local op 2, the tensor is sent first: until 19, there at 22, received until 23. Read by 2, before the
+    local op 3, it is sent after that, from 22 to 24, there at 27, received until 28.
+    """
+    edges = [(0, 1, 8), (1, 2, 8), (1, 3, 8)]
+    assert ends(durations, edges, device, AS_GIVEN, 2.0, 1.0, 3.0) == expected
+
+
 @pytest.mark.parametrize(("draw", "expected"), [(AS_GIVEN, [22, 11, 102, 51]), (BACKWARD, [22, 11, 73, 55])])
 def test_whether_a_worker_asks_first_decides(draw, expected):
     """0 and 1 on device 0 feed 2 on device 1, which has 3 to run. 9 to send, 18 on the wire, 4 to receive.

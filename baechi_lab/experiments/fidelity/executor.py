@@ -2,8 +2,8 @@
 
 The simulator's rules say nothing of a runtime; a prediction for this one follows what it does:
 
-- A worker's thread takes ops from a stack. What an op makes ready goes on top, later ops of the graph above earlier ones,
-  sends below all of them.
+- A worker's thread takes ops from a stack. What an op makes ready goes on top, later ops of the graph above earlier ones. A
+  send is where the first op that reads its tensor elsewhere would be.
 - A step begins with a stack of the ops that need nothing, and one for each tensor to come, which asks for it. Nobody
   promises their order, so it is drawn.
 - What comes from other threads goes to the bottom: requests for tensors, and ops that a received tensor makes ready. Whoever
@@ -12,7 +12,8 @@ The simulator's rules say nothing of a runtime; a prediction for this one follow
 
 That ops which a thread makes ready go to the front of its queue, and those of others to the back, is the rule of the thread
 pool under the executor (Eigen's non-blocking one, `Schedule`); requests are put into the same pool by TensorFlow's worker
-service. That sends go last of an op's successors was seen in traces.
+service. An op's successors are in the order in which its part of the graph was made, and TensorFlow's partitioner, which goes
+through the whole graph, adds a send when it comes to its first reader (`Partition`); the last of them runs next.
 """
 
 from __future__ import annotations
@@ -127,13 +128,17 @@ class _Execution:
         return self._duration[op], ends
 
     def _ready(self, op: int) -> list[int]:
-        """What the end of `op` makes ready: sends, then ops in the graph's order; the last is on top."""
+        """What the end of `op` makes ready, in the graph's order; the last is on top."""
         found = []
         for after in self._next[op]:
             self._waits[after] -= 1
             if self._waits[after] == 0:
                 found.append(after)
-        return sorted(found, key=lambda x: (x < self._kernels, x))
+        return sorted(found, key=self._place)
+
+    def _place(self, op: int) -> int:
+        """Of an op in the graph; of a send that of its first reader."""
+        return op if op < self._kernels else min(self._next[self._receive(op - self._kernels)], default=op)
 
     # -- messages ------------------------------------------------------------------------------------------
 
