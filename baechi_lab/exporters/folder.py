@@ -80,15 +80,25 @@ def _fill(partial: Path, files: Mapping[str, bytes | str | Writer]) -> None:
 
 
 def check_place(folder: str | os.PathLike[str]) -> Path:
-    """The absolute path of a folder that can be written; `InvalidInput` where its place is taken, or has no parent."""
+    """The absolute path of a folder that can be written; `InvalidInput` where its place is taken, or has no parent.
+
+    So is a name that the system does not take, or a place that it does not let us look at.
+    """
     target = Path(os.path.abspath(folder))
+    try:
+        _check_free(target)
+    except OSError as error:
+        raise InvalidInput(f"folder {target} cannot be used: {error.strerror or error}; give another name") from error
+    return target
+
+
+def _check_free(target: Path) -> None:
     if not target.parent.is_dir():
         raise InvalidInput(f"folder {target}: {target.parent} is not a folder that exists")
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise InvalidInput(f"folder {target} exists and is not a folder; give another name")
     if target.is_dir() and any(target.iterdir()):
         _check_own(target, target)
-    return target
 
 
 def _check_own(folder: Path, name: Path) -> None:

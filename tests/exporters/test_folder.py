@@ -91,6 +91,11 @@ def test_a_list_without_hashes_makes_nobodys_file_ours(tmp_path):
         write_folder(tmp_path, NEW)
 
 
+def test_a_name_that_no_system_takes(tmp_path):
+    with pytest.raises(bl.InvalidInput, match="cannot be used: File name too long"):
+        write_folder(tmp_path / ("9" * 400), {"a.txt": "x"})
+
+
 def test_an_empty_folder_is_filled(tmp_path):
     (tmp_path / "out").mkdir()
     assert content(write_folder(tmp_path / "out", NEW)) == as_bytes(NEW)
