@@ -106,6 +106,28 @@ def test_transfers_are_those_that_the_placement_cuts(run, ops, placement):
     assert np.all(moved.end_us >= moved.start_us)
 
 
+def test_a_variable_that_is_assigned_a_value_is_held_once():
+    """The value's memory becomes the variable's, whose old one goes: after the step there is as much as before."""
+    import tensorflow as tf
+
+    variables = [tf.Variable(tf.ones((64, 64))) for _ in range(4)]
+
+    def step(x):
+        value = tf.reduce_sum(x)
+        for variable in variables:
+            variable.assign(variable * 0.5 + value)
+            value += tf.reduce_sum(variable)
+        return value
+
+    traced = bl.trace(step, np.ones(4, np.float32))
+    graph = graph_of(traced)
+    run = bl.execute(traced, bl.Placement(device=[0] * graph.n), 1, warmup=1, graph=graph, progress=False)
+    log = run.timeline.memory
+    persistent, outputs, temporary, copies = log.levels(0)[1][-1].tolist()
+    assert (persistent, temporary, copies) == (4 * 64 * 64 * 4, 0, 0)
+    assert outputs <= 16  # the value that the step returns
+
+
 def test_memory_holds_the_variables_throughout(run, ops, placement, step):
     weights_on = np.zeros(2, dtype=np.int64)
     for spec, value in zip(step.variables, step.initial_values, strict=True):

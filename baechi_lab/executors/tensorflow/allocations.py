@@ -41,6 +41,36 @@ def allocations(kernels: Sequence[Kernel], devices: Sequence[str], offset: NDArr
     return np.array(sorted(rows, key=lambda row: row[1]), dtype=np.float64).reshape(-1, 5)
 
 
+def given_up(memory: NDArray[np.float64], assigned: Sequence[tuple[int, float, int]]) -> list[tuple[float, ...]]:
+    """Rows like those of `memory`: the old values of variables that took over an op's output.
+
+    An assignment keeps the memory of a value that nobody else needs, and gives back that of the value before, which an
+    earlier step's op had allocated: no record of this step tells of it.
+
+    Args:
+        memory: rows of `allocations`.
+        assigned: (device, end of the assignment, bytes) of every assignment whose value was made on its device.
+
+    >>> made = np.array([(0, 5.0, OUTPUTS, 64, 3), (0, 6.0, OUTPUTS, 64, 4), (0, 8.0, OUTPUTS, -64, 4)])
+    >>> given_up(made, [(0, 9.0, 64), (0, 10.0, 32)])  # of op 3's, which is still there at the end
+    [(0, 9.0, 1, -64, 3)]
+    """
+    kept: dict[tuple[int, int], list[tuple[float, int]]] = {}
+    for device, time, category, delta, op in memory.tolist():
+        there = kept.setdefault((int(device), int(abs(delta))), [])
+        if category == OUTPUTS and delta > 0:
+            there.append((time, int(op)))
+        elif category == OUTPUTS:
+            there.remove(next(row for row in there if row[1] == op))
+    rows: list[tuple[float, ...]] = []
+    for device, end, size in sorted(assigned, key=lambda row: row[1]):
+        there = kept.get((device, size), [])
+        before = [i for i, (time, _) in enumerate(there) if time <= end]
+        if before:
+            rows.append((device, end, OUTPUTS, -size, there.pop(before[-1])[1]))
+    return rows
+
+
 def allocator_peaks(kernels: Sequence[Kernel], devices: Sequence[str]) -> NDArray[np.int64]:
     """int64[devices]: the most that each device's allocator had handed out when a kernel ended, and within it.
 

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from ...graph.opgraph import CONTROL_BYTES, OpGraph
 from ...graph.timeline import MemoryLog, Timeline, Transfers
-from .allocations import COPIES, PERSISTENT
+from .allocations import COPIES, PERSISTENT, given_up
 from .sends import CONTROL
 from .trace import Trace
 
+ASSIGNMENT = "AssignVariableOp"
+"""The op that keeps its input's memory as the variable's; others write into what the variable has, or say what they took."""
 _CONTROL_NAME = "^"
 """How profiles name the tensor that stands for an op's control dependencies."""
 
@@ -36,7 +38,7 @@ def to_timeline(
         tensor, moves[:, 3].astype(np.int32), moves[:, 4].astype(np.int32),
         moves[:, 5] - zero, moves[:, 5] - zero, moves[:, 6] - zero,
     )  # fmt: skip
-    log = _memory(trace, zero, persistent, _copies(trace, zero) if copied else [])
+    log = _memory(trace, zero, persistent, _copies(trace, zero) if copied else [], _assigned(trace, graph))
     peak = np.array([log.levels(d)[1].sum(axis=1).max(initial=0) for d in range(len(device_names))], dtype=np.int64)
     end = max(trace.end_us.max(initial=zero), moves[:, 6].max(initial=zero)) - zero
     order = np.lexsort((trace.op, trace.device, trace.start_us))
@@ -80,11 +82,31 @@ def _copies(trace: Trace, zero: float) -> list[tuple[float, ...]]:
     return rows
 
 
+def _assigned(trace: Trace, graph: OpGraph) -> list[tuple[int, float, int]]:
+    """(device, end, bytes) of every assignment to a variable of a value that was made on its device."""
+    ran = {
+        op: (d, end) for op, d, end in zip(trace.op.tolist(), trace.device.tolist(), trace.end_us.tolist(), strict=True)
+    }
+    rows = zip(
+        graph.edge_source.tolist(),
+        graph.consumers.tolist(),
+        graph.tensor_bytes[graph.edge_tensor].tolist(),
+        strict=True,
+    )
+    return [
+        (ran[reader][0], ran[reader][1], size)
+        for source, reader, size in rows
+        if graph.op_types[reader] == ASSIGNMENT and size > CONTROL_BYTES
+        and source in ran and reader in ran and ran[source][0] == ran[reader][0]
+    ]  # fmt: skip
+
+
 def _memory(
-    trace: Trace, zero: float, persistent: Sequence[tuple[int, int, int]], copies: list[tuple[float, ...]]
-) -> MemoryLog:
+    trace: Trace, zero: float, persistent: Sequence[tuple[int, int, int]], copies: list[tuple[float, ...]],
+    assigned: Sequence[tuple[int, float, int]],
+) -> MemoryLog:  # fmt: skip
     held = [(device, 0.0, PERSISTENT, size, op) for device, op, size in persistent]
-    ran = trace.memory.copy()
+    ran = np.concatenate([trace.memory, np.array(given_up(trace.memory, assigned), dtype=np.float64).reshape(-1, 5)])
     ran[:, 1] = np.maximum(ran[:, 1] - zero, 0.0)
     rows = np.concatenate([np.array([*held, *copies], dtype=np.float64).reshape(-1, 5), ran])
     # The runtime's clock ticks in microseconds: within one, memory counts as taken before other memory is freed.
