@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.executors.statistics import compare_rounds, drift, interleaved, summarize
+from baechi_lab.executors.statistics import compare_rounds, drift, interleaved, mean_of_rounds, summarize
 from baechi_lab.graph import Run
 
 
@@ -37,6 +37,15 @@ def test_same_seed_same_interval():
     series = np.random.default_rng(0).random(30)
     assert summarize(series, seed=4) == summarize(series, seed=4)
     assert summarize(series, seed=4) != summarize(series, seed=5)
+
+
+def test_rounds_count_alike_whatever_their_pace():
+    """Two rounds at one pace and one at twice the time: the mean is 4/3, while the median of all steps is that of one pace."""
+    rounds = [[1.0, 1.0, 7.0], [2.0, 2.0, 2.0], [1.0, 1.0, 1.0]]
+    mean, low, high = mean_of_rounds(rounds)
+    assert mean == pytest.approx(4 / 3) and low == pytest.approx(mean)
+    assert high == pytest.approx(4 / 3 + 6 / 3)  # of three drawn from the first round two are 7 in 7 of 27 cases
+    assert mean_of_rounds(rounds) == (mean, low, high)
 
 
 def test_drift_of_a_line():
