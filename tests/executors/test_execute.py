@@ -1,12 +1,14 @@
 """`bl.execute` on logical CPU devices: results, measured timeline, refusals."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import baechi_lab as bl
 from baechi_lab.executors.structure import graph_of
+from baechi_lab.executors.tensorflow.running import _replaced
 
 
 def test_losses_equal_the_unplaced_step(run, unplaced_losses):
@@ -58,6 +60,26 @@ def test_constants_and_shapes_are_not_told_of_as_moved():
         ran.node.add(name=name, op=kind, device="/device:CPU:1")
     metadata = SimpleNamespace(partition_graphs=[ran])
     assert _moved(metadata, SimpleNamespace(graph_def=planned.SerializeToString())) == ["m"]
+
+
+def test_what_the_runtime_replaced_is_told():
+    """One op is another in a divided graph, one is itself; a receive is no op of the step."""
+    pytest.importorskip("tensorflow")
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+
+    placed, part = GraphDef(), GraphDef()
+    for name, op in (("a", "MatMul"), ("b", "Relu")):
+        placed.node.add(name=name, op=op)
+    for name, op in (("a", "_MklMatMul"), ("b", "Relu"), ("b_S1", "_Recv")):
+        part.node.add(name=name, op=op)
+    metadata = SimpleNamespace(partition_graphs=[part])
+    assert _replaced(metadata, SimpleNamespace(graph_def=placed.SerializeToString())) == {"a": "_MklMatMul"}
+
+
+def test_replaced_ops_are_ops_of_the_step(run, ops):
+    replaced = run.info["replaced"]
+    types = dict(zip(ops.names, ops.op_types, strict=True))
+    assert set(replaced) <= set(types) and all(replaced[name] != types[name] for name in replaced)
 
 
 def test_nothing_moves_when_resources_stay_together(run):

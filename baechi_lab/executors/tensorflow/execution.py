@@ -48,6 +48,7 @@ class _Collected:
     memory_bytes: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
+    replaced: dict[str, str] = field(default_factory=dict)
     steps: list[StepResult] = field(default_factory=list)
     trace: Trace | None = None
     variables: tuple[NDArray[Any], ...] = ()
@@ -166,6 +167,7 @@ def _take(message: Message, got: _Collected) -> None:
         got.steps.append(StepResult(header["index"], header["phase"], header["seconds"], outputs))
     elif message.kind == "timeline":
         got.moved = sorted({*got.moved, *header["moved"]})
+        got.replaced = header["replaced"]
         got.trace = Trace(*message.arrays)
     elif message.kind == "variables":
         got.variables = message.arrays
@@ -191,6 +193,7 @@ def _run(
         "devices": tuple(got.devices),
         "warmup_seconds": [s.seconds for s in got.steps if s.phase == "warmup"],
         "traced_seconds": [s.seconds for s in got.steps if s.phase == "traced"],
+        "replaced": got.replaced,
     }
     if got.variables:
         info["variables"] = {spec.name: value for spec, value in zip(step.variables, got.variables, strict=True)}

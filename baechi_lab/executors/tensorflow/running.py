@@ -84,20 +84,21 @@ def _steps(
     devices = [*chosen.devices, *(name for name in limits if name not in chosen.devices and "XLA" not in name)]
     send("ready", {"devices": devices, "memory_bytes": [limits[d] for d in devices], "moved": list(placed.moved),
                    "notes": list(chosen.notes)})  # fmt: skip
-    traces: list[tuple[Trace, list[str]]] = []
+    traces: list[tuple[Trace, dict[str, Any]]] = []
     warmup, traced, steps = header["warmup"], header["traced"], header["steps"]
     for index in range(warmup + traced + steps):
         batch = inputs[index % len(inputs)]
         phase = "warmup" if index < warmup else "traced" if index < warmup + traced else "measured"
         if phase == "traced":
             (outputs, metadata), seconds = timed(partial(session.trace, batch))
-            traces.append((read_trace(metadata, header["op_names"], device, devices), _moved(metadata, placed)))
+            found = {"moved": _moved(metadata, placed), "replaced": _replaced(metadata, placed)}
+            traces.append((read_trace(metadata, header["op_names"], device, devices), found))
         else:
             outputs, seconds = timed(partial(session.call, batch))
         send("step", {"index": index, "phase": phase, "seconds": seconds}, [np.asarray(x) for x in outputs])
         if len(traces) == traced > 0 and phase == "traced":
             middle = _middle([trace for trace, _ in traces])
-            send("timeline", {"moved": traces[middle][1]}, traces[middle][0].arrays())
+            send("timeline", traces[middle][1], traces[middle][0].arrays())
     if header["return_variables"]:
         send("variables", {}, session.values())
     send("done")
@@ -118,3 +119,10 @@ def _moved(metadata: Any, placed: PlacedGraph) -> list[str]:
         for node in part.node:
             found.setdefault(original_name(node.name), set()).add(node.device)
     return sorted(name for name, there in found.items() if wanted.get(name, "") and wanted[name] not in there)
+
+
+def _replaced(metadata: Any, placed: PlacedGraph) -> dict[str, str]:
+    """Ops that the runtime replaced by others, as it does where oneDNN has them, and the types of those."""
+    types = {node.name: node.op for node in parse_graph(placed.graph_def).node}
+    nodes = (node for part in metadata.partition_graphs for node in part.node)
+    return {node.name: node.op for node in nodes if types.get(node.name, node.op) != node.op}
