@@ -49,6 +49,25 @@ def test_a_send_that_was_asked_for_goes_where_its_reader_would(durations, device
     assert ends(durations, edges, device, AS_GIVEN, 2.0, 1.0, 3.0) == expected
 
 
+def test_receiving_begins_before_sending_has_ended():
+    """As above, but both ends of a message work beside each other for 1 us.
+
+    0 is sent from 10 to 12, there at 11, received until 12, and 1 runs until 13. It is sent until 15, there at 14, received until
+    15, 3 until 16; only after the whole send device 0 goes on, with 2, until 20.
+    """
+    assert ends([10, 1, 5, 1], [(0, 1, 8), (1, 2, 8), (1, 3, 8)], [1, 0, 0, 1], AS_GIVEN, 2.0, 1.0, -1.0) == [
+        10,
+        13,
+        20,
+        16,
+    ]
+
+
+def test_nothing_is_received_before_it_is_sent():
+    """The send begins at 6, so the tensor is there at 6, although 9 us of the send would be left by then."""
+    assert ends([1, 5, 1], [(0, 1, 8), (0, 2, 8)], [0, 0, 1], AS_GIVEN, 2.0, 1.0, -9.0) == [1, 6, 8]
+
+
 @pytest.mark.parametrize(("draw", "expected"), [(AS_GIVEN, [22, 11, 102, 51]), (BACKWARD, [22, 11, 73, 55])])
 def test_whether_a_worker_asks_first_decides(draw, expected):
     """0 and 1 on device 0 feed 2 on device 1, which has 3 to run. 9 to send, 18 on the wire, 4 to receive.
@@ -87,3 +106,28 @@ def test_one_device_takes_the_sum_of_its_ops():
     assert executed(graph, alone, graph.n, np.zeros(0), AS_GIVEN).max() == pytest.approx(graph.duration_us.sum())
     empty = bl.OpGraph.from_edges([])
     assert executed(empty, bl.Placement(device=[]), 0, np.zeros(0), AS_GIVEN).tolist() == []
+
+
+def typed(durations, edges, device, types, draw=AS_GIVEN):
+    """When ops of these types end, messages taking nothing."""
+    graph = bl.OpGraph.from_edges([float(x) for x in durations], edges, op_types=types)
+    costs = SimpleNamespace(op_us=0.0, send=FREE, receive=FREE)
+    both, placed = with_messages(graph, bl.Placement(device=device), costs)
+    return executed(both, placed, graph.n, np.zeros((both.n - graph.n) // 2), draw)[: graph.n].tolist()
+
+
+def test_cheap_ops_run_at_once_and_in_turn():
+    """0 makes 1 to 4 ready. The reshapes 1 and 3 run at once, 1 first, and then what 3 makes ready, 5, before 4 and 2."""
+    edges = [(0, 1, 8), (0, 2, 8), (0, 3, 8), (0, 4, 8), (3, 5, 8)]
+    types = ["MatMul", "Reshape", "Mul", "Reshape", "Mul", "MatMul"]
+    assert typed([1, 1, 10, 1, 10, 10], edges, [0] * 6, types) == [1, 2, 33, 3, 23, 13]
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("MatMul", [10, 11, 21, 12]), ("_MklMatMul", [10, 11, 21, 22])])
+def test_a_send_comes_after_what_onednn_computes(kind, expected):
+    """Device 0 was asked long ago when 1 makes 2, here, and a send to 3 ready: 3 is later in the graph, so it is sent first.
+
+    An op that was replaced when the graph was already divided is later than the send.
+    """
+    found = typed([10, 1, 10, 1], [(0, 1, 8), (1, 2, 8), (1, 3, 8)], [1, 0, 0, 1], ["Mul", "Mul", kind, "Mul"])
+    assert found == expected

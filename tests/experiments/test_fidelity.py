@@ -20,6 +20,7 @@ from baechi_lab.executors.tensorflow.calibration import (
     calibrate,
     hop_step,
     ladder_step,
+    mean_calibration,
     message_step,
     process_seconds,
 )
@@ -34,6 +35,7 @@ from baechi_lab.experiments.fidelity import (
 from baechi_lab.experiments.fidelity.charging import with_shared_caches
 from baechi_lab.experiments.fidelity.others import Others, own_processes, wait_for_quiet
 from baechi_lab.experiments.fidelity.report import Report, Row
+from baechi_lab.experiments.fidelity.study import place_for
 
 COSTS = Calibration(1.0, 100.0, bl.Link(5.0, 0.5), bl.Link(2.0, 0.25), bl.Link(10.0, 1.0), 1.0)
 """1 us per op, 100 per step; a message of 8 bytes costs 9 to send, 4 to receive, 18 on the wire."""
@@ -68,6 +70,27 @@ def test_prediction_of_a_chain_over_two_devices():
     graph = bl.OpGraph.from_edges([10.0, 10.0], [(0, 1, 8)])
     assert predicted_us(graph, bl.Placement(device=[0, 1]), COSTS) == 11 + 9 + 18 + 4 + 11 + 100
     assert predicted_us(graph, bl.Placement(device=[0, 0]), COSTS) == 11 + 11 + 100
+
+
+def test_prediction_where_both_ends_of_a_message_work_beside_each_other():
+    """11, 9 to send, of which receiving covers 3 us and a quarter per byte, 4 to receive, 11 again, and 100 for the step."""
+    costs = replace(COSTS, wire=bl.Link(0.0, 0.0), overlap=bl.Link(3.0, 0.25))
+    graph = bl.OpGraph.from_edges([10.0, 10.0], [(0, 1, 8)])
+    assert predicted_us(graph, bl.Placement(device=[0, 1]), costs) == 11 + (9 - 5) + 4 + 11 + 100
+
+
+def test_placers_see_what_a_message_takes_from_end_to_end(monkeypatch):
+    """5 + 2 + 10 - 3 us, and 0.5 + 0.25 + 1 - 0.125 per byte."""
+    seen = []
+
+    def place(coarse, cluster, name):
+        seen.append(cluster)
+        return bl.place(coarse, cluster, name)
+
+    monkeypatch.setattr(sys.modules[place_for.__module__], "place", place)
+    local = SimpleNamespace(cluster=bl.Cluster.uniform(2, kind="cpu"))
+    place_for("m-etf", bl.OpGraph.from_edges([10.0, 10.0]), local, replace(COSTS, overlap=bl.Link(3.0, 0.125)))
+    assert seen[0].link == bl.Link(14.0, 1.625)
 
 
 def test_a_kernel_takes_longer_while_the_other_device_works():
@@ -233,10 +256,11 @@ def test_ladders_that_stay_disturbed_are_not_trusted(monkeypatch):
     assert costs.busy_share == 0.0 and costs.op_us == -1.0 and costs.step_us == 8_500.0
 
 
-def test_a_message_is_what_a_step_takes_more_when_its_tensor_moves(monkeypatch):
+@pytest.mark.parametrize(("hop_us", "wire_us", "overlap_us"), [(250, 50, 0), (130, 0, 70)])
+def test_a_message_is_what_a_step_takes_more_when_its_tensor_moves(monkeypatch, hop_us, wire_us, overlap_us):
     """72 hops take 14.4 ms more of both processors together, 200 us each; of many at once the sender has a quarter.
 
-    From end to end a message takes 250 us, so 50 are left for the wire.
+    From end to end a message takes 250 us, so 50 are left for the wire; or 130, so 70 of both ends are beside each other.
     """
 
     def cost(local, worker, steps, step, devices):
@@ -244,13 +268,17 @@ def test_a_message_is_what_a_step_takes_more_when_its_tensor_moves(monkeypatch):
             count = int(step.name.split()[0])
             return calibration.Cost(0.0, 0.0, (10.0 * count, 30.0 * count))
         goes = "that go," in step.name
-        return calibration.Cost(1_000.0 + 72 * 250 * goes, 0.0, (500.0 + 72 * 120 * goes, 500.0 + 72 * 80 * goes))
+        return calibration.Cost(1_000.0 + 72 * hop_us * goes, 0.0, (500.0 + 72 * 120 * goes, 500.0 + 72 * 80 * goes))
 
     monkeypatch.setattr(calibration, "cost_of", cost)
     monkeypatch.setattr(calibration, "Worker", nullcontext)
     monkeypatch.setattr(calibration, "RUNGS", 4)
     costs = calibrate(SimpleNamespace(n=2))
-    assert [x.cost_us(1 << 20) for x in (costs.send, costs.receive, costs.wire)] == pytest.approx([50, 150, 50])
+    found = [x.cost_us(1 << 20) for x in (costs.send, costs.receive, costs.wire, costs.overlap)]
+    assert found == pytest.approx([50, 150, wire_us, overlap_us], abs=1e-6)
+    assert mean_calibration([costs, replace(costs, overlap=bl.Link(0.0, 0.0))]).overlap.cost_us(8) == pytest.approx(
+        overlap_us / 2
+    )
 
 
 def test_a_message_after_long_kernels_takes_more(monkeypatch):

@@ -1,7 +1,9 @@
 """`baechi-lab fidelity`: both parts for real on the smallest model, what it stores, and what it refuses."""
 
 import importlib
+import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,20 +13,23 @@ from baechi_lab.executors.tensorflow.calibration import Calibration
 from baechi_lab.experiments.fidelity import load, load_report, provenance, speed_up_table, store
 from baechi_lab.experiments.fidelity.study import BUILT_AS, MODELS
 
-COSTS = Calibration(1.0, 100.0, bl.Link(5.0, 0.5), bl.Link(2.0, 0.25), bl.Link(10.0, 1.0), 1.0)
+COSTS = Calibration(
+    1.0, 100.0, bl.Link(5.0, 0.5), bl.Link(2.0, 0.25), bl.Link(10.0, 1.0), 1.0, overlap=bl.Link(1.0, 0.125)
+)  # fmt: skip
 
 
 @pytest.fixture
 def small(monkeypatch):
-    """One small model in both parts; the calibration, which has tests of its own, takes no time."""
+    """One small model in both parts; calibrations, which have tests of their own, take no time: two have `COSTS` as mean."""
     study, speedup = (
         importlib.import_module(f"baechi_lab.experiments.fidelity.{name}") for name in ("study", "speedup")
     )
     monkeypatch.setattr(study, "MODELS", {"mlp": {"batch_size": 4}})
     monkeypatch.setattr(speedup, "SPEED_UP", ("mlp", {"batch_size": 4}))
     monkeypatch.setattr(speedup.speed_up, "__defaults__", (speedup.PLACERS[-1:],))
-    for module in (study, speedup):
-        monkeypatch.setattr(module, "calibrate", lambda local: COSTS)
+    in_turns = itertools.cycle(replace(COSTS, op_us=us) for us in (0.5, 1.5))
+    monkeypatch.setattr(study, "calibrate", lambda local, steps: next(in_turns))
+    monkeypatch.setattr(speedup, "calibrate", lambda local: COSTS)
 
 
 @pytest.mark.tensorflow
@@ -41,7 +46,7 @@ def test_both_parts_are_printed_and_stored(small, tmp_path, capsys):
             "--steps",
             "2",
             "--rounds",
-            "1",
+            "2",
             "-o",
             str(path),
             "--json",
@@ -60,7 +65,7 @@ def test_both_parts_are_printed_and_stored(small, tmp_path, capsys):
     assert stored["study"]["rows"] == printed["rows"] and stored["speed_up"]["rows"] == printed["speed_up"]
     for part in (stored["study"], stored["speed_up"]):
         assert part["command"] and part["date"].endswith("UTC") and part["hardware"]["cores"] >= 1
-        assert (part["steps"], part["rounds"], part["workers"]) == (2, 1, 2)
+        assert (part["steps"], part["rounds"], part["workers"]) == (2, 2, 2)
     assert stored["study"]["seed"] == 0 and stored["study"]["models"] == {"mlp": {"batch_size": 4}}
     report = load_report(path)
     assert report.calibration == COSTS and [row.placement for row in report.rows] == ["single", "random"]

@@ -3,9 +3,9 @@
 Idea (LogP's overhead `o`, Culler et al. 1993, doi:10.1145/155332.155333, with LogGP's per-byte part, Alexandrov et
 al. 1995, doi:10.1145/215399.215427): on workers without transfer engines, sending and receiving take the devices' own
 processors. That is read from the operating system's CPU clocks of the worker processes while a tensor goes to and fro; the
-clocks do not run while other programs have the core. What is left of its time is the wire. Tensors that all leave at
-once take half as much, because threads that are awake need not be woken; in a training step they come one by one. They
-only tell how sender and receiver share the cost.
+clocks do not run while other programs have the core. What is left of its time is the wire; where its time is less than that
+of both ends, they worked beside each other so long. Tensors that all leave at once take half as much, because threads that
+are awake need not be woken; in a training step they come one by one. They only tell how sender and receiver share the cost.
 
 Every figure is the difference of two steps, one with and one without what is measured, so that the fixed costs of a step
 cancel. Between the ops that are counted a kernel goes through megabytes, as kernels of a training step do: what the runtime
@@ -47,6 +47,8 @@ SIDE = 256
 TRIES = 3
 """How often ladders are measured when the one with ops took no longer than the one without."""
 
+_FREE = Link(0.0, 0.0)
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -58,7 +60,8 @@ class Calibration:
     a share of the time that passed: well below 1, other programs had its core and nothing here is to be trusted; 0 where
     they hid even the difference between a short and a long step. `cooled`: what a message takes of both ends together
     beyond `send` and `receive`, as rows (microseconds of kernels that a device has run since it last sent, for a message
-    that it sends, or last received; microseconds).
+    that it sends, or last received; microseconds). `overlap`: how long both ends of a message work beside each other; there is
+    no wire then.
     """
 
     op_us: float
@@ -68,6 +71,7 @@ class Calibration:
     wire: Link
     busy_share: float
     cooled: tuple[tuple[float, float], ...] = ()
+    overlap: Link = _FREE
 
     def cold_us(self, between_us: float) -> float:
         """What an end of a message takes beyond `send` or `receive` when its device has run kernels for so long.
@@ -103,7 +107,7 @@ def mean_calibration(found: Sequence[Calibration]) -> Calibration:
     cooled = tuple((mean(us for us, _ in rows), mean(more for _, more in rows)) for rows in rungs)
     return Calibration(
         mean(c.op_us for c in found), mean(c.step_us for c in found), link(lambda c: c.send), link(lambda c: c.receive),
-        link(lambda c: c.wire), min(c.busy_share for c in found), cooled,
+        link(lambda c: c.wire), min(c.busy_share for c in found), cooled, link(lambda c: c.overlap),
     )  # fmt: skip
 
 
@@ -139,12 +143,13 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
     tiny_us, tiny_cpu = ladder.wall_us - without.wall_us, ladder.cpu_us[0] - without.cpu_us[0]
     op_us = (max(tiny_us, 0.0) - (ladder.kernels_us - without.kernels_us)) / ops
     send, receive, hop = (fit_link(SIZES, times)[0] for times in found.T)
-    wire = Link(
-        max(hop.latency_us - send.latency_us - receive.latency_us, 0.0),
-        max(hop.us_per_byte - send.us_per_byte - receive.us_per_byte, 0.0),
+    left = (
+        hop.latency_us - send.latency_us - receive.latency_us,
+        hop.us_per_byte - send.us_per_byte - receive.us_per_byte,
     )
+    wire, overlap = (Link(*(max(sign * part, 0.0) for part in left)) for sign in (1.0, -1.0))
     share = min(1.0, max(tiny_cpu, 0.0) / tiny_us) if tiny_us > 0.0 else 0.0
-    return Calibration(op_us, max(bare.wall_us - bare.kernels_us, 0.0), send, receive, wire, share, cooled)
+    return Calibration(op_us, max(bare.wall_us - bare.kernels_us, 0.0), send, receive, wire, share, cooled, overlap)
 
 
 def _ladders(cost: Callable[[Step, int], Cost]) -> tuple[Cost, Cost]:

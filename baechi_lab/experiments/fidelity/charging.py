@@ -77,7 +77,8 @@ def with_messages(graph: OpGraph, placement: Placement, calibration: Calibration
         (receive[of], graph.consumers[crosses], 0),
     ]  # fmt: skip
     rows = np.concatenate([np.stack(np.broadcast_arrays(*edge), axis=1) for edge in edges])
-    both = OpGraph.from_edges(np.concatenate([own, *ends]), rows)
+    types = (*graph.op_types, *("_Send",) * len(message), *("_Recv",) * len(message))
+    both = OpGraph.from_edges(np.concatenate([own, *ends]), rows, op_types=types)
     return both, Placement(device=np.concatenate([device, device[producer], target]))
 
 
@@ -152,13 +153,14 @@ def beside(
 
 
 def wire_us(both: OpGraph, kernels: int, calibration: Calibration) -> NDArray[np.float64]:
-    """float64 per message: what it takes between its ends."""
+    """float64 per message: what it takes between its ends, below 0 where they work beside each other."""
     sends = (both.n - kernels) // 2
     size = np.zeros(sends)
     of = both.tensor_producer - kernels
     mine = (of >= 0) & (of < sends)
     size[of[mine]] = both.tensor_bytes[mine]
-    return np.asarray(calibration.wire.latency_us + calibration.wire.us_per_byte * size)
+    wire, overlap = calibration.wire, calibration.overlap
+    return np.asarray(wire.latency_us - overlap.latency_us + (wire.us_per_byte - overlap.us_per_byte) * size)
 
 
 def _cold(

@@ -3,17 +3,20 @@
 The simulator's rules say nothing of a runtime; a prediction for this one follows what it does:
 
 - A worker's thread takes ops from a stack. What an op makes ready goes on top, later ops of the graph above earlier ones. A
-  send is where the first op that reads its tensor elsewhere would be.
+  send is where the first op that reads its tensor elsewhere would be. Ops that oneDNN computes come after all others, sends
+  included. Ops that only pass on or describe a tensor are not put on the stack but run at once, the first first.
 - A step begins with a stack of the ops that need nothing, and one for each tensor to come, which asks for it. Nobody
   promises their order, so it is drawn.
 - What comes from other threads goes to the bottom: requests for tensors, and ops that a received tensor makes ready. Whoever
   has ops of its own thus sends late, which no other order of ops would show.
-- Threads of the network receive meanwhile; an op that runs takes so much longer.
+- Threads of the network receive meanwhile; an op that runs takes so much longer. The receiver begins before the sender has
+  put everything away.
 
 That ops which a thread makes ready go to the front of its queue, and those of others to the back, is the rule of the thread
 pool under the executor (Eigen's non-blocking one, `Schedule`); requests are put into the same pool by TensorFlow's worker
 service. An op's successors are in the order in which its part of the graph was made, and TensorFlow's partitioner, which goes
-through the whole graph, adds a send when it comes to its first reader (`Partition`); the last of them runs next.
+through the whole graph, adds a send when it comes to its first reader (`Partition`); the last of them runs next. Where a
+processor has oneDNN, TensorFlow afterwards replaces ops of the divided graph by its kernels, which are then the last ones.
 """
 
 from __future__ import annotations
@@ -29,6 +32,14 @@ from numpy.typing import NDArray
 
 from ...graph import OpGraph, Placement
 
+INLINE = frozenset((
+    "Const", "ExpandDims", "Identity", "IdentityN", "Merge", "NoOp", "PreventGradient", "Rank", "Reshape", "Shape", "ShapeN",
+    "Size", "Snapshot", "Squeeze", "StopGradient", "Switch",
+))  # fmt: skip
+"""Types of ops that a thread runs at once: those whose kernels say that they are not expensive (`IsExpensive` in the headers
+that come with TensorFlow)."""
+ONEDNN = "_Mkl"
+"""What types of ops begin with that oneDNN computes."""
 Task = tuple[float, Callable[[float], None]]
 """Microseconds that something takes of a worker's thread, and what follows when it ends."""
 
@@ -38,7 +49,8 @@ def executed(
 ) -> NDArray[np.float64]:
     """When the ops of `both` end, float64[n]: `kernels` ops, then one that sends per message, then one that receives it.
 
-    `wire_us`: float64[messages] between the two.
+    Types of ops are those that ran, as in `measured_graph`. `wire_us`: float64[messages] between the two; below 0 where
+    receiving begins before sending has ended.
 
     >>> both = OpGraph.from_edges([2.0, 5.0, 3.0, 4.0, 1.0], [(0, 1, 0), (0, 3, 0), (3, 4, 0), (4, 2, 0)])
     >>> placed = Placement(device=[0, 0, 1, 0, 1])
@@ -50,9 +62,13 @@ def executed(
 
 @dataclass
 class _Worker:
-    """Its stack, top first; `late_us` is what interrupts took of the op that runs, `received_us` when the last one ends."""
+    """Its stack, top first, and what comes before that, next first.
+
+    `late_us` is what interrupts took of the op that runs, `received_us` when the last one ends.
+    """
 
     stack: deque[Task] = field(default_factory=deque)
+    inline: deque[Task] = field(default_factory=deque)
     busy: bool = False
     late_us: float = 0.0
     received_us: float = 0.0
@@ -62,6 +78,8 @@ class _Execution:
     def __init__(self, both: OpGraph, device: list[int], kernels: int, wire_us: list[float]) -> None:
         self._kernels, self._messages, self._device, self._wire_us = kernels, len(wire_us), device, wire_us
         self._duration = both.duration_us.tolist()
+        self._inline = [kind in INLINE for kind in both.op_types]
+        self._last = [kind.startswith(ONEDNN) for kind in both.op_types]
         edges = np.unique(np.stack([both.edge_source, both.consumers]), axis=1)
         self._waits = np.bincount(edges[1], minlength=both.n).tolist()
         self._next: list[list[int]] = [[] for _ in range(both.n)]
@@ -98,12 +116,13 @@ class _Execution:
 
     def _go_on(self, worker: _Worker, now: float) -> None:
         """Take what lies on top, unless the thread has no turn."""
-        if worker.busy or not worker.stack:
+        tasks = worker.inline or worker.stack
+        if worker.busy or not tasks:
             return
         if worker.received_us > now:
             self._at(worker.received_us, lambda then: self._go_on(worker, then))
             return
-        takes_us, follows = worker.stack.popleft()
+        takes_us, follows = tasks.popleft()
         worker.busy = True
         self._at(now + takes_us, lambda then: self._ends(worker, follows, then))
 
@@ -119,11 +138,12 @@ class _Execution:
     def _op(self, op: int) -> Task:
         def ends(now: float) -> None:
             self._end_us[op] = now
-            stack = self._workers[self._device[op]].stack
-            ready = [
-                self._op(x) if x < self._kernels else (0.0, self._makes(x - self._kernels)) for x in self._ready(op)
-            ]
-            stack.extendleft(ready)
+            worker = self._workers[self._device[op]]
+            for x in self._ready(op):
+                if self._inline[x]:
+                    worker.inline.append(self._op(x))
+                else:
+                    worker.stack.appendleft(self._op(x) if x < self._kernels else (0.0, self._makes(x - self._kernels)))
 
         return self._duration[op], ends
 
@@ -136,9 +156,11 @@ class _Execution:
                 found.append(after)
         return sorted(found, key=self._place)
 
-    def _place(self, op: int) -> int:
-        """Of an op in the graph; of a send that of its first reader."""
-        return op if op < self._kernels else min(self._next[self._receive(op - self._kernels)], default=op)
+    def _place(self, op: int) -> tuple[bool, int]:
+        """Of an op in the divided graph; of a send that of its first reader, before anything was replaced."""
+        if op < self._kernels:
+            return self._last[op], op
+        return False, min(self._next[self._receive(op - self._kernels)], default=op)
 
     # -- messages ------------------------------------------------------------------------------------------
 
@@ -170,12 +192,17 @@ class _Execution:
         if not (self._asked[message] and self._made[message]):
             return
         op = self._kernels + message
+        wire_us, stack = self._wire_us[message], self._workers[self._device[op]].stack
+        rest_us = min(max(-wire_us, 0.0), self._duration[op])
+
+        def leaves(now: float) -> None:
+            self._at(now + max(wire_us, 0.0), lambda then: self._arrives(message, then))
+            stack.appendleft((rest_us, ends))
 
         def ends(now: float) -> None:
             self._end_us[op] = now
-            self._at(now + self._wire_us[message], lambda then: self._arrives(message, then))
 
-        self._workers[self._device[op]].stack.appendleft((self._duration[op], ends))
+        stack.appendleft((self._duration[op] - rest_us, leaves))
 
     def _arrives(self, message: int, now: float) -> None:
         """Receiving interrupts; what waits for the tensor goes to the bottom."""

@@ -30,18 +30,22 @@ TRACES = 5
 def measured_graph(
     step: Step, local: LocalCluster, worker: Worker, traces: int = TRACES, warmup: int = SETTLED
 ) -> OpGraph:
-    """The step's graph with durations and temporary bytes as worker 0 takes them alone; `warmup` steps before each trace.
+    """The step's graph with durations, temporary bytes and types of ops as on worker 0 alone; `warmup` steps before each trace.
+
+    Types are those that ran: TensorFlow replaces some ops where oneDNN has them.
 
     Raises `ExecutionError` when the step does not run.
     """
     shape = profile(step, mode="estimated", hardware="cpu-core")
     alone = Placement(device=np.zeros(shape.n, dtype=np.int32))
     seen, temporary = np.zeros((traces, shape.n)), np.zeros(shape.n, dtype=np.int64)
+    types = shape.op_types
     for row in seen:
-        timeline = _traced(step, alone, local, worker, shape, warmup)
+        timeline, replaced = _traced(step, alone, local, worker, shape, warmup)
         row[timeline.op] = timeline.end_us - timeline.start_us
+        types = tuple(replaced.get(name, kind) for name, kind in zip(shape.names, shape.op_types, strict=True))
         temporary = np.maximum(temporary, temporary_bytes(timeline, shape.n))
-    return shape.replace(duration_us=_typical(seen), duration_by_kind={}, temp_bytes=temporary)
+    return shape.replace(duration_us=_typical(seen), duration_by_kind={}, temp_bytes=temporary, op_types=types)
 
 
 def mean_graph(profiles: Sequence[OpGraph]) -> OpGraph:
@@ -84,7 +88,7 @@ def busy_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = TR
     origin = np.asarray(twice.graph.copy_of)
     seen = np.zeros((traces, shape.n))
     for row in seen:
-        timeline = _traced(twice.step, apart, local, worker, twice.graph, warmup)
+        timeline, _ = _traced(twice.step, apart, local, worker, twice.graph, warmup)
         mine = ~second[timeline.op] & ~added[timeline.op]
         row[origin[timeline.op[mine]]] = (timeline.end_us - timeline.start_us)[mine]
     return shape.replace(duration_us=_typical(seen), duration_by_kind={})
@@ -121,11 +125,12 @@ def _typical(seen: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _traced(
     step: Step, placement: Placement, local: LocalCluster, worker: Worker, graph: OpGraph, warmup: int
-) -> Timeline:
+) -> tuple[Timeline, dict[str, str]]:
+    """One traced step, and what TensorFlow replaced in it."""
     run = run_placed(step, placement, local, worker, 0, graph, warmup)
     if run.timeline is None:
         raise ExecutionError(f"step {step.name!r} gave no trace")
-    return run.timeline
+    return run.timeline, run.info["replaced"]
 
 
 def run_placed(

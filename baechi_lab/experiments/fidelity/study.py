@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput
-from ...executors.statistics import summarize
+from ...executors.statistics import mean_of_rounds
 from ...executors.tensorflow.calibration import Calibration, calibrate, mean_calibration, process_seconds
 from ...executors.tensorflow.cluster import LocalCluster
-from ...graph import OpGraph, Placement, Run, Step, Timeline
+from ...graph import Link, OpGraph, Placement, Run, Step, Timeline
 from ...graph.costs import allowed_devices
 from ...passes import optimize
 from ...placers import place
@@ -41,6 +41,8 @@ PASSES = ("colocation", "fusion")
 """Without co-placement, which would leave most of a recurrent step in one group: placements are to differ."""
 WAIT = 60.0
 """Seconds that a study waits for a quiet machine."""
+CALIBRATION_STEPS = 10
+"""Steps of each made-up kind that a round measures overheads with."""
 TRACES = 2
 """Traces of the step per round, alone and beside another."""
 TRIES = 2
@@ -60,6 +62,7 @@ class _Measured:
     busy_share: dict[str, float]
     others_share: dict[str, float]
     drift: float
+    costs: Calibration
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,8 @@ def study(
         workers: size of the local cluster.
         steps, rounds: measured steps of each placement per round; rounds profile the step and go through all placements
             of a model in turns, so that a drift of the machine meets them all, and what is predicted too.
-        calibration: overheads measured before; by default they are measured before every model, and its predictions go by
-            the mean of those so far.
+        calibration: overheads measured before; by default they are measured in every round of a model, and its predictions
+            go by their mean.
         on_model: called with what there is so far whenever a model is done.
         wait: seconds to wait for a machine that other programs leave alone, before the overheads are measured and before
             every model; a model that was disturbed is measured once more. None measures all the same.
@@ -110,15 +113,13 @@ def study(
     for case in cases_of(cases):
         with LocalCluster(workers) as local, Worker() as worker:
             own = own_processes([*local.pids, worker.pid])
-            if wait is not None:
-                wait_for_quiet(own, wait)
-            costs.append(calibration or calibrate(local))
-            mean = mean_calibration(costs)
-            measure = partial(_measured, case, placements, local, worker, mean, (steps, rounds, seed), progress)
+            counts = (steps, rounds, seed)
+            measure = partial(_measured, case, placements, local, worker, calibration, counts, progress)
             found = _undisturbed(wait, own, measure)
-            rows += [_row(found, name, local, mean) for name in placements]
+            costs.append(found.costs)
+            rows += [_row(found, name, local) for name in placements]
         if on_model is not None:
-            on_model(Report(tuple(rows), mean))
+            on_model(Report(tuple(rows), mean_calibration(costs)))
     return Report(tuple(rows), mean_calibration(costs))
 
 
@@ -149,13 +150,14 @@ def _measured(
     placements: Sequence[str],
     local: LocalCluster,
     worker: Worker,
-    costs: Calibration,
+    calibration: Calibration | None,
     counts: tuple[int, int, int],
     progress: bool,
 ) -> _Measured:
     from tqdm.auto import tqdm
 
     steps, rounds, seed = counts
+    costs: list[Calibration] = []
     profiles: list[OpGraph] = []
     besides: list[NDArray[np.float64]] = []
     placed: dict[str, Placement] = {}
@@ -166,10 +168,11 @@ def _measured(
     with bar:
         for index in range(rounds):
             warmup = AGAIN if index else SETTLED
+            costs.append(calibration or calibrate(local, CALIBRATION_STEPS))
             profiles.append(measured_graph(case.step, local, worker, TRACES, warmup))
             if len(besides) == index:  # None, which is said once: two of the step cannot run at once
                 besides += [us for us in [beside_us(case.step, local, worker, TRACES, warmup)] if us is not None]
-            placed = placed or {name: place_for(name, profiles[0], local, costs, seed) for name in placements}
+            placed = placed or {name: place_for(name, profiles[0], local, costs[0], seed) for name in placements}
             # The order turns, so that no placement always follows the same one.
             for name in list(placed)[:: 1 if index % 2 == 0 else -1]:
                 others = Others(own)
@@ -183,7 +186,8 @@ def _measured(
     beside = np.mean(besides, axis=0) if besides else None
     took = [float(graph.duration_us.sum()) for graph in profiles]
     drift = max(took) / max(min(took), 1e-9)
-    return _Measured(case.name, mean_graph(profiles), beside, placed, runs, share, disturbed, drift)
+    mean = mean_calibration(costs)
+    return _Measured(case.name, mean_graph(profiles), beside, placed, runs, share, disturbed, drift, mean)
 
 
 def place_for(
@@ -192,9 +196,9 @@ def place_for(
     """A placement for this cluster; placers see what a message costs in all."""
     if name == "random":
         return random_placement(graph, local, seed)
-    link = type(costs.wire)(
-        costs.wire.latency_us + costs.send.latency_us + costs.receive.latency_us,
-        costs.wire.us_per_byte + costs.send.us_per_byte + costs.receive.us_per_byte,
+    parts = ((costs.wire, 1.0), (costs.send, 1.0), (costs.receive, 1.0), (costs.overlap, -1.0))
+    link = Link(
+        sum(sign * part.latency_us for part, sign in parts), sum(sign * part.us_per_byte for part, sign in parts)
     )
     coarse = optimize(graph, passes=passes, forward_only=False)
     return place(coarse, local.cluster.replace(link=link), name).on(graph)
@@ -209,10 +213,10 @@ def random_placement(graph: OpGraph, local: LocalCluster, seed: int) -> Placemen
     return Placement(device=drawn[group].astype(np.int32), placer="random", graph_key=graph.key)
 
 
-def _row(found: _Measured, name: str, local: LocalCluster, costs: Calibration) -> Row:
+def _row(found: _Measured, name: str, local: LocalCluster) -> Row:
     """One line of the report: prediction, measurement, and where they part."""
-    graph, placed, runs = found.graph, found.placed[name], found.runs[name]
-    measured = summarize(np.concatenate([run.step_seconds for run in runs]))
+    graph, placed, runs, costs = found.graph, found.placed[name], found.runs[name], found.costs
+    measured = mean_of_rounds([run.step_seconds for run in runs])
     plain = simulate(graph, local.cluster.replace(link=costs.wire, comm="parallel"), placed, "fifo")
     both, _ = with_shared_caches(graph, placed, costs, found.beside_us)
     timelines = [run.timeline for run in runs if run.timeline is not None]
@@ -223,9 +227,9 @@ def _row(found: _Measured, name: str, local: LocalCluster, costs: Calibration) -
         ops=graph.n,
         transfers=len(timelines[0].transfers),
         predicted_us=predicted_us(graph, placed, costs, found.beside_us),
-        measured_us=measured.median * 1e6,
-        measured_low_us=measured.low * 1e6,
-        measured_high_us=measured.high * 1e6,
+        measured_us=measured[0] * 1e6,
+        measured_low_us=measured[1] * 1e6,
+        measured_high_us=measured[2] * 1e6,
         compute_us=float(plain.busy_us.max()),
         traced_compute_us=kernels_us,
         message_us=float(both.duration_us[graph.n :].sum()),
