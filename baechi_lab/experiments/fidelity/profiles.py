@@ -41,7 +41,7 @@ def measured_graph(
     seen, temporary = np.zeros((traces, shape.n)), np.zeros(shape.n, dtype=np.int64)
     types = shape.op_types
     for row in seen:
-        timeline, replaced = _traced(step, alone, local, worker, shape, warmup)
+        timeline, replaced = traced_step(step, alone, local, worker, shape, warmup)
         row[timeline.op] = timeline.end_us - timeline.start_us
         types = tuple(replaced.get(name, kind) for name, kind in zip(shape.names, shape.op_types, strict=True))
         temporary = np.maximum(temporary, temporary_bytes(timeline, shape.n))
@@ -88,7 +88,7 @@ def busy_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = TR
     origin = np.asarray(twice.graph.copy_of)
     seen = np.zeros((traces, shape.n))
     for row in seen:
-        timeline, _ = _traced(twice.step, apart, local, worker, twice.graph, warmup)
+        timeline, _ = traced_step(twice.step, apart, local, worker, twice.graph, warmup)
         mine = ~second[timeline.op] & ~added[timeline.op]
         row[origin[timeline.op[mine]]] = (timeline.end_us - timeline.start_us)[mine]
     return shape.replace(duration_us=_typical(seen), duration_by_kind={})
@@ -123,10 +123,13 @@ def _typical(seen: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(each * max(whole, 1.0))
 
 
-def _traced(
+def traced_step(
     step: Step, placement: Placement, local: LocalCluster, worker: Worker, graph: OpGraph, warmup: int
 ) -> tuple[Timeline, dict[str, str]]:
-    """One traced step, and what TensorFlow replaced in it."""
+    """One traced step after `warmup` others, and the types of ops that TensorFlow replaced in it, by name.
+
+    Raises `ExecutionError` when it does not run.
+    """
     run = run_placed(step, placement, local, worker, 0, graph, warmup)
     if run.timeline is None:
         raise ExecutionError(f"step {step.name!r} gave no trace")

@@ -22,6 +22,7 @@ from ...simulator import simulate
 from ...workers.client import Worker
 from .charging import predicted_us, with_shared_caches
 from .others import MOST, Others, own_processes, refused, wait_for_quiet
+from .pairs import Pairs, mean_pairs, measured_apart, under
 from .peaks import predicted_peaks
 from .profiles import AGAIN, SETTLED, beside_us, mean_graph, measured_graph, run_placed
 from .report import Report, Row
@@ -57,6 +58,7 @@ class _Measured:
     model: str
     graph: OpGraph
     beside_us: NDArray[np.float64] | None
+    pairs: Pairs | None
     placed: dict[str, Placement]
     runs: dict[str, list[Run]]
     busy_share: dict[str, float]
@@ -100,7 +102,8 @@ def study(
         wait: seconds to wait for a machine that other programs leave alone, before the overheads are measured and before
             every model; a model that was disturbed is measured once more. None measures all the same.
 
-    Durations come from traces of the whole step on worker 0, alone and beside the same step on worker 1; the prediction of
+    Durations come from traces of the whole step on worker 0, alone and beside the same step on worker 1 (and of kernels that
+    need another op beside them, from one where these ops are on worker 1); the prediction of
     `single` is thus a test of the overheads alone, that of the others of the whole simulator. Every model has workers of its
     own: those that have run others for a while take up to a quarter more for a message.
 
@@ -160,6 +163,7 @@ def _measured(
     costs: list[Calibration] = []
     profiles: list[OpGraph] = []
     besides: list[NDArray[np.float64]] = []
+    apart: list[Pairs | None] = []
     placed: dict[str, Placement] = {}
     runs: dict[str, list[Run]] = {name: [] for name in placements}
     share, disturbed = dict.fromkeys(placements, np.inf), dict.fromkeys(placements, 0.0)
@@ -172,6 +176,7 @@ def _measured(
             profiles.append(measured_graph(case.step, local, worker, TRACES, warmup))
             if len(besides) == index:  # None, which is said once: two of the step cannot run at once
                 besides += [us for us in [beside_us(case.step, local, worker, TRACES, warmup)] if us is not None]
+            apart.append(measured_apart(case.step, local, worker, profiles[-1], TRACES, warmup))
             placed = placed or {name: place_for(name, profiles[0], local, costs[0], seed) for name in placements}
             # The order turns, so that no placement always follows the same one.
             for name in list(placed)[:: 1 if index % 2 == 0 else -1]:
@@ -187,7 +192,9 @@ def _measured(
     took = [float(graph.duration_us.sum()) for graph in profiles]
     drift = max(took) / max(min(took), 1e-9)
     mean = mean_calibration(costs)
-    return _Measured(case.name, mean_graph(profiles), beside, placed, runs, share, disturbed, drift, mean)
+    return _Measured(
+        case.name, mean_graph(profiles), beside, mean_pairs(apart), placed, runs, share, disturbed, drift, mean
+    )
 
 
 def place_for(
@@ -215,10 +222,11 @@ def random_placement(graph: OpGraph, local: LocalCluster, seed: int) -> Placemen
 
 def _row(found: _Measured, name: str, local: LocalCluster) -> Row:
     """One line of the report: prediction, measurement, and where they part."""
-    graph, placed, runs, costs = found.graph, found.placed[name], found.runs[name], found.costs
+    runs, costs = found.runs[name], found.costs
+    graph, placed, beside = under(found.graph, found.placed[name], found.pairs, found.beside_us)
     measured = mean_of_rounds([run.step_seconds for run in runs])
     plain = simulate(graph, local.cluster.replace(link=costs.wire, comm="parallel"), placed, "fifo")
-    both, _ = with_shared_caches(graph, placed, costs, found.beside_us)
+    both, _ = with_shared_caches(graph, placed, costs, beside)
     timelines = [run.timeline for run in runs if run.timeline is not None]
     kernels_us = float(np.median([t.busy_us.max() for t in timelines]))
     return Row(
@@ -226,7 +234,7 @@ def _row(found: _Measured, name: str, local: LocalCluster) -> Row:
         placement=name,
         ops=graph.n,
         transfers=len(timelines[0].transfers),
-        predicted_us=predicted_us(graph, placed, costs, found.beside_us),
+        predicted_us=predicted_us(graph, placed, costs, beside),
         measured_us=measured[0] * 1e6,
         measured_low_us=measured[1] * 1e6,
         measured_high_us=measured[2] * 1e6,
