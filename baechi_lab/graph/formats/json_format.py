@@ -76,7 +76,10 @@ def check_schema(document: Any) -> None:
     errors = sorted(Draft202012Validator(part).iter_errors(_cut(document)), key=lambda e: (len(e.path), str(e.path)))
     if errors:
         where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in errors[0].absolute_path).lstrip(".")
-        raise FormatError(f"{where or 'the document'}: {errors[0].message[:200]}")
+        said = errors[0].message  # the value, however long, and what is wrong with it
+        raise FormatError(
+            f"{where or 'the document'}: {said if len(said) <= 200 else f'{said[:60]} ... {said[-130:]}'}"
+        )
 
 
 def _cut(value: Any) -> Any:
