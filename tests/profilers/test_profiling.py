@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.graph.opgraph import OWN, VIEW
 from baechi_lab.profilers.hardware import GPU_LAUNCH_US, HOST_OP_US, Hardware
 from baechi_lab.profilers.tensorflow.measured import read_traces
 from baechi_lab.profilers.tensorflow.pairing import paired_share
@@ -228,3 +229,22 @@ def test_measured_on_a_gpu(product):
     graph, report = profile_with_report(product, mode="measured", progress=False)
     assert report.device == "/device:GPU:0" and set(graph.duration_by_kind) == {"gpu"}
     assert graph.duration_us[op(graph, "Relu")] > 0
+
+
+@pytest.mark.tensorflow
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    ("shape", "axis", "kind"), [((3, 16, 16), 0, VIEW), ((16, 3, 16), 1, OWN), ((3, 3), 0, OWN), ((3, 5, 16), 0, VIEW)]
+)
+def test_aligned_parts_along_the_first_axis_lie_in_the_whole(shape, axis, kind):
+    """As the graph says, and as a trace shows: parts of their own are allocated, others are not."""
+    tf = pytest.importorskip("tensorflow")
+    step = bl.trace(lambda x: tf.add_n(tf.unstack(tf.sin(x), axis=axis)), np.ones(shape, np.float32))
+    graph = bl.profile(step, mode="estimated", hardware="cpu-core")
+    op = graph.op_types.index("Unpack")
+    assert graph.reuse[op] == kind
+    run = bl.execute(step, bl.Placement(device=np.zeros(graph.n, dtype=np.int32)), steps=0, warmup=0, traced=1)
+    assert run.status == "ok", run.message
+    log = run.timeline.memory
+    made = int(log.delta[(log.op == op) & (log.delta > 0)].sum())
+    assert (made > 0) == (kind == OWN)

@@ -224,7 +224,7 @@ def _graph(step: Step, structure: Structure, columns: dict[str, Any]) -> OpGraph
         colocation=colocation,
         colocation_names=groups,
         forward_of=forward_ops(structure.nodes),
-        reuse=reuse_of(node.op for node in structure.nodes),
+        reuse=reuse_of(structure),
         name=step.name,
         **{
             "tensor_bytes": structure.tensor_bytes,

@@ -1,18 +1,17 @@
-"""How TensorFlow's ops come by the memory of their outputs (`OpGraph.reuse`), by type.
+"""How TensorFlow's ops come by the memory of their outputs (`OpGraph.reuse`), mostly by type.
 
-Views hand their input on, and `ReadVariableOp` the variable itself. Most elementwise kernels write over an input to which
+Views hand their input on, or parts of it, and `ReadVariableOp` the variable itself. Most elementwise kernels write over an input to which
 nobody else holds a reference (`forward_input_or_allocate_output` in their source). Kernels that do neither, and types that
 are not known here, allocate. Cross entropy writes its gradient over the logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ...graph.opgraph import OVERWRITES, OWN, VIEW
+from .structure import Structure
 
 VIEWS = frozenset(
     [
@@ -135,10 +134,29 @@ IN_PLACE = frozenset(
 )
 
 
-def reuse_of(op_types: Iterable[str]) -> NDArray[np.int8]:
-    """int8[n], `OpGraph.reuse` of ops of these types.
+ALIGNED = 64
+"""Bytes to which TensorFlow's tensors are aligned (`EIGEN_MAX_ALIGN_BYTES`)."""
 
-    >>> reuse_of(["MatMul", "Relu", "Reshape"]).tolist() == [OWN, OVERWRITES, VIEW]
+
+def reuse_of(structure: Structure) -> NDArray[np.int8]:
+    """int8[n], `OpGraph.reuse` of a step's ops.
+
+    >>> from types import SimpleNamespace
+    >>> nodes = [SimpleNamespace(op=kind) for kind in ("MatMul", "Relu", "Reshape")]
+    >>> reuse_of(SimpleNamespace(nodes=nodes)).tolist() == [OWN, OVERWRITES, VIEW]
     True
     """
-    return np.array([VIEW if t in VIEWS else OVERWRITES if t in IN_PLACE else OWN for t in op_types], dtype=np.int8)
+    return np.array([_reuse(structure, op) for op in range(len(structure.nodes))], dtype=np.int8)
+
+
+def _reuse(structure: Structure, op: int) -> int:
+    kind = structure.nodes[op].op
+    if kind in VIEWS or (kind == "Unpack" and _cuts(structure, op)):
+        return VIEW
+    return OVERWRITES if kind in IN_PLACE else OWN
+
+
+def _cuts(structure: Structure, op: int) -> bool:
+    """Does an `Unpack` hand on parts of its input as they are: along the first axis, each aligned (`UnpackOp::Compute`)?"""
+    size = structure.tensor_bytes[list(structure.output_tensors[op])]
+    return bool(structure.nodes[op].attr["axis"].i == 0 and len(size) and not (size % ALIGNED).any())
