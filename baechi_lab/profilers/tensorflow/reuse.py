@@ -1,8 +1,8 @@
 """How TensorFlow's ops come by the memory of their outputs (`OpGraph.reuse`), mostly by type.
 
-Views hand their input on, or parts of it, and `ReadVariableOp` the variable itself. Most elementwise kernels write over an input to which
-nobody else holds a reference (`forward_input_or_allocate_output` in their source). Kernels that do neither, and types that
-are not known here, allocate. Cross entropy writes its gradient over the logits.
+Views hand their input on, or parts of it, and `ReadVariableOp` the variable itself. Most elementwise kernels write over an
+input to which nobody else holds a reference (`forward_input_or_allocate_output` in their source). Kernels that do neither,
+and types that are not known here, allocate. Cross entropy writes its gradient over the logits.
 """
 
 from __future__ import annotations
