@@ -59,7 +59,7 @@ def test_constants_and_shapes_are_not_told_of_as_moved():
         planned.node.add(name=name, op=kind, device="/device:CPU:0")
         ran.node.add(name=name, op=kind, device="/device:CPU:1")
     metadata = SimpleNamespace(partition_graphs=[ran])
-    assert _moved(metadata, SimpleNamespace(graph_def=planned.SerializeToString())) == ["m"]
+    assert _moved(metadata, planned.node) == ["m"]
 
 
 def test_what_the_runtime_replaced_is_told():
@@ -73,7 +73,7 @@ def test_what_the_runtime_replaced_is_told():
     for name, op in (("a", "_MklMatMul"), ("b", "Relu"), ("b_S1", "_Recv")):
         part.node.add(name=name, op=op)
     metadata = SimpleNamespace(partition_graphs=[part])
-    assert _replaced(metadata, SimpleNamespace(graph_def=placed.SerializeToString())) == {"a": "_MklMatMul"}
+    assert _replaced(metadata, placed.node) == {"a": "_MklMatMul"}
 
 
 def test_replaced_ops_are_ops_of_the_step(run, ops):

@@ -91,7 +91,8 @@ def _steps(
         phase = "warmup" if index < warmup else "traced" if index < warmup + traced else "measured"
         if phase == "traced":
             (outputs, metadata), seconds = timed(partial(session.trace, batch))
-            found = {"moved": _moved(metadata, placed), "replaced": _replaced(metadata, placed)}
+            nodes = parse_graph(placed.graph_def).node
+            found = {"moved": _moved(metadata, nodes), "replaced": _replaced(metadata, nodes)}
             traces.append((read_trace(metadata, header["op_names"], device, devices), found))
         else:
             outputs, seconds = timed(partial(session.call, batch))
@@ -110,9 +111,8 @@ def _middle(traces: Sequence[Trace]) -> int:
     return spans.index(statistics.median_low(spans))
 
 
-def _moved(metadata: Any, placed: PlacedGraph) -> list[str]:
+def _moved(metadata: Any, nodes: Sequence[Any]) -> list[str]:
     """Ops that the runtime put on another device than the placed graph says, but for those that move no data."""
-    nodes = parse_graph(placed.graph_def).node
     wanted = {node.name: node.device for node in nodes if node.op not in PLACED_FREELY}
     found: dict[str, set[str]] = {}
     for part in metadata.partition_graphs:
@@ -121,8 +121,8 @@ def _moved(metadata: Any, placed: PlacedGraph) -> list[str]:
     return sorted(name for name, there in found.items() if wanted.get(name, "") and wanted[name] not in there)
 
 
-def _replaced(metadata: Any, placed: PlacedGraph) -> dict[str, str]:
+def _replaced(metadata: Any, nodes: Sequence[Any]) -> dict[str, str]:
     """Ops that the runtime replaced by others, as it does where oneDNN has them, and the types of those."""
-    types = {node.name: node.op for node in parse_graph(placed.graph_def).node}
-    nodes = (node for part in metadata.partition_graphs for node in part.node)
-    return {node.name: node.op for node in nodes if types.get(node.name, node.op) != node.op}
+    types = {node.name: node.op for node in nodes}
+    ran = (node for part in metadata.partition_graphs for node in part.node)
+    return {node.name: node.op for node in ran if types.get(node.name, node.op) != node.op}

@@ -16,7 +16,8 @@ from ...graph import Placement, Run
 from ...workers.client import Worker
 from .charging import predicted_us
 from .others import own_processes, wait_for_quiet
-from .profiles import beside_us, measured_graph, run_placed
+from .pairs import measured_apart, under
+from .profiles import TRACES, beside_us, measured_graph, run_placed
 from .study import WAIT, Case, place_for
 
 SPEED_UP: tuple[str, dict[str, Any]] = (
@@ -87,6 +88,7 @@ def speed_up(
         costs = calibration or calibrate(local)
         graph = measured_graph(case.step, local, worker)
         beside = beside_us(case.step, local, worker)
+        pairs = measured_apart(case.step, local, worker, graph, TRACES)
         alone = Placement(device=np.zeros(graph.n, dtype=np.int32))
         single_us = predicted_us(graph, alone, costs)
 
@@ -97,7 +99,8 @@ def speed_up(
         for name, passes in placers:
             placed = place_for(name, graph, local, costs, passes=passes)
             measured = interleaved(partial(run, alone), partial(run, placed), rounds)
-            share = predicted_us(graph, placed, costs, beside) / single_us
+            seen, where, longer = under(graph, placed, pairs, beside)
+            share = predicted_us(seen, where, costs, longer) / single_us
             found.append(SpeedUp(case.name, name, tuple(passes), graph.n, _messages(graph, placed), share, measured))
     return tuple(found), costs
 

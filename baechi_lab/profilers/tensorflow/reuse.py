@@ -158,5 +158,6 @@ def _reuse(structure: Structure, op: int) -> int:
 
 def _cuts(structure: Structure, op: int) -> bool:
     """Does an `Unpack` hand on parts of its input as they are: along the first axis, each aligned (`UnpackOp::Compute`)?"""
-    size = structure.tensor_bytes[list(structure.output_tensors[op])]
-    return bool(structure.nodes[op].attr["axis"].i == 0 and len(size) and not (size % ALIGNED).any())
+    attributes, size = structure.nodes[op].attr, structure.tensor_bytes[list(structure.output_tensors[op])]
+    axis = attributes["axis"].i if "axis" in attributes else 0  # asking for one that is not there would add it
+    return bool(axis == 0 and len(size) and not (size % ALIGNED).any())
