@@ -99,7 +99,8 @@ def study(
         calibration: overheads measured before; by default they are measured in every round of a model, and its predictions
             go by their mean.
         on_model: called with what there is so far whenever a model is done.
-        wait: seconds to wait for a machine that other programs leave alone before every model; a model that was disturbed is measured once more. None measures all the same.
+        wait: seconds to wait for a machine that other programs leave alone, before every model; a model that was disturbed
+            is measured once more. None measures all the same.
 
     Durations come from traces of the whole step on worker 0, alone and beside the same step on worker 1 (and of kernels that
     need another op beside them, from one where these ops are on worker 1); the prediction of
