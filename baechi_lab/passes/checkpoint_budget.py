@@ -20,6 +20,7 @@ from ..graph.kernels.csr import inverse
 from ..graph.units import format_bytes
 from .checkpoint_chain import Chain, Table
 from .checkpoint_exact import Search, States
+from .checkpoint_groups import Groups
 from .checkpoint_milp import Program
 from .checkpoint_orders import MOST_OPS, Orders
 from .checkpoints import boundaries, segments
@@ -37,6 +38,10 @@ MOST_LEVELS = 40
 """Levels of a chain's table whose plans are read first: of more than 100 ops reading one takes a fifth of a second."""
 READ_ALL = 100
 """Ops up to which the plans of all levels are read."""
+MOST_PROVEN = 40
+"""Ops up to which the integer program is asked without a limit of time: it takes seconds there."""
+MOST_FREE = 80
+"""Ops up to which it is asked for all plans, when a limit of time is given."""
 MOST_ENUMERATED = 7
 """Ops that may be repeated of which all subsets are tried, in the order of readiness."""
 
@@ -151,23 +156,44 @@ class Plans:
         if self.orders is not None:
             sequence = self.orders.sequence(budget)
             plans.append(None if sequence is None else Runs(self.parts, sequence))
+            plans.append(self.leanest_order)
         if self.states.few:
             search = Search(self.states, budget)
             plans.append(Runs(self.parts, search.sequence()) if np.isfinite(search.best) else None)
             plans.append(self.leanest)
         else:
             plans += [self.of_chain(table, budget) for table in self.chains]
-        found = [runs for runs in plans if runs is not None and self.peak(runs) <= budget]
-        if time_limit is not None and not self.states.few:
-            start = min([*found, *(r for r in self.simple if self.peak(r) <= budget)], key=_work, default=None)
-            better = self.program.solve(budget, time_limit, start).runs
-            found += [] if better is None else [better]
-        return found
+            plans += self._programs(budget, time_limit)
+        return [runs for runs in plans if runs is not None and self.peak(runs) <= budget]
+
+    def _programs(self, budget: int, time_limit: float | None) -> list[Runs | None]:
+        """Plans of the integer program: without a limit of time only where optima are soon proven, else of both its forms."""
+        groups = self.groups
+        if time_limit is None:
+            asked = groups.exact and groups.count <= MOST_PROVEN and not self.plain and budget >= self.least
+            return [Program(groups, once=True).solve(budget).runs] if asked else []
+        if not groups.exact:  # counted from above, so that plans of a larger budget may keep within this one
+            more = max(groups.plain_peak - self.peak(self.simple[0]), 0)
+            budgets = sorted({budget, budget + more})
+            return [Program(groups, once=True).solve(room, time_limit / len(budgets)).runs for room in budgets]
+        solved = [Program(groups, once=True).solve(budget, time_limit)]
+        left = time_limit - solved[0].seconds
+        if groups.count <= MOST_FREE and left > 0.0:
+            solved.append(Program(groups).solve(budget, left, solved[0] if solved[0].values else None))
+        return [one.runs for one in solved]
 
     @cached_property
     def leanest(self) -> Runs:
         """The exact plan of least bytes; where outputs share memory it may hold less than the search counts."""
         return Runs(self.parts, Search(self.states, int(Search(self.states).best)).sequence())
+
+    @cached_property
+    def leanest_order(self) -> Runs | None:
+        """The plan of least bytes in any order: a search for a larger budget may give up where it finds too much to try."""
+        if self.orders is None or self.least_over_orders is None:
+            return None
+        sequence = self.orders.sequence(self.least_over_orders)
+        return None if sequence is None else Runs(self.parts, sequence)
 
     def _as_graph(self, runs: Runs, budget: int, ordered: bool) -> OpGraph:
         """The plan with control dependencies where it needs them, or where an order is asked for: its own, if that fits."""
@@ -177,9 +203,15 @@ class Plans:
         return with_copies(runs, runs.node if own <= budget else readiness_order(with_copies(runs)))
 
     @cached_property
-    def program(self) -> Program:
-        """The integer program, for graphs that are no chains."""
-        return Program(self.parts)
+    def groups(self) -> Groups:
+        """The groups of the integer program."""
+        return Groups(self.parts)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the ops that may be repeated are a chain, which the dynamic program solves."""
+        chain = self.chains[0].chain if self.chains else None
+        return chain is None or (chain.count == len(chain.ops) and not chain.pinned.any())
 
     def of_chain(self, table: Table, budget: int) -> Runs | None:
         """The plan of least work of a chain whose peak keeps within the budget, of those first read and those just before it."""
@@ -205,10 +237,7 @@ class Plans:
     @cached_property
     def least(self) -> int:
         """Least bytes of any plan that was found."""
-        plans = list(self.simple)
-        if self.orders is not None and self.least_over_orders is not None:
-            sequence = self.orders.sequence(self.least_over_orders)
-            plans += [] if sequence is None else [Runs(self.parts, sequence)]
+        plans = [*self.simple, *([] if self.leanest_order is None else [self.leanest_order])]
         if self.states.few:
             plans.append(self.leanest)
         else:

@@ -36,6 +36,7 @@ from .repeatable import Parts
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 MOST_GROUPS = 200
 CELLS = 10**8
@@ -47,12 +48,13 @@ class Chain:
     """The groups, the stages of late ops, and what runs and is held, in bytes and microseconds.
 
     With `pin=False` no value is held throughout for being read further down, and there are no tables: then it is no chain. Where
-    every op is a group, there is a stage for every late op that reads one, else for every group.
+    every op is a group, there is a stage for every late op that reads one, else for every group. `able`, bool[n], are the
+    ops that may be dropped, by default all that may be repeated.
     """
 
-    def __init__(self, parts: Parts, most: int = MOST_GROUPS, *, pin: bool = True):
+    def __init__(self, parts: Parts, most: int = MOST_GROUPS, *, pin: bool = True, able: Bools | None = None):
         self.parts, graph, self.pin = parts, parts.graph, pin
-        self.ops = self._repeated()
+        self.ops = self._repeated(parts.may_repeat if able is None else able)
         place = np.full(graph.n, -1, dtype=np.int64)
         place[self.ops] = np.arange(len(self.ops))
         self.size, self.us = parts.data_bytes[self.ops], graph.duration_us[self.ops]
@@ -65,13 +67,13 @@ class Chain:
         self.place = place
         self._stages()
 
-    def _repeated(self) -> Ints:
-        """Ops that may be repeated and lead to what a late op reads, in topological order."""
+    def _repeated(self, able: Bools) -> Ints:
+        """Ops of those `able` to be repeated that lead to what a late op reads, in topological order."""
         parts = self.parts
-        leads = held_for_backward(parts)
+        leads = held_for_backward(parts) & able
         for op in parts.ordered[::-1].tolist():
-            leads[op] |= bool(leads[parts.readers(op)].any())
-        return parts.ordered[(leads & parts.may_repeat)[parts.ordered]]
+            leads[op] |= bool(able[op] and leads[parts.readers(op)].any())
+        return parts.ordered[leads[parts.ordered]]
 
     def _cuts(self, most: int) -> Ints:
         """Ends of the groups: after every op, or in each of `most` equal windows where least is read across."""

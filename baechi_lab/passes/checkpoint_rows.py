@@ -1,0 +1,116 @@
+"""A mixed-integer program that grows column by column and row by row, for HiGHS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..highs import silent_highs
+
+Terms = list[tuple[int, float]]
+"""Columns with their coefficients; a column may be there several times."""
+FEASIBLE = 2
+"""HiGHS's number for a solution that keeps all rows."""
+
+
+def minus(terms: Terms) -> Terms:
+    """The terms with opposite signs."""
+    return [(column, -value) for column, value in terms]
+
+
+def times(factor: float, terms: Terms) -> Terms:
+    """The terms with their coefficients multiplied."""
+    return [(column, factor * value) for column, value in terms]
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """Values of all columns, None where no solution was found; the proven bound; what the solver says; seconds."""
+
+    values: NDArray[np.float64] | None
+    bound: float
+    status: str
+    seconds: float
+
+
+class Rows:
+    """The least sum of cost times columns, which lie between 0 and their upper bounds.
+
+    >>> rows = Rows()
+    >>> a, b = rows.integer(2.0), rows.integer(3.0)
+    >>> rows.add([(a, 1.0), (b, 2.0)], 2.0)
+    >>> rows.solve(None).values.round().astype(int).tolist(), rows.solve(None, integer=False).bound
+    ([0, 1], 3.0)
+    """
+
+    def __init__(self) -> None:
+        self.cost: list[float] = []
+        self.upper: list[float] = []
+        self.integers: list[int] = []
+        self.low: list[float] = []
+        self.high: list[float] = []
+        self.start, self.index, self.value = [0], [], []  # type: list[int], list[int], list[float]
+
+    def column(self, cost: float = 0.0, upper: float = 1.0) -> int:
+        """A new continuous variable."""
+        self.cost.append(cost)
+        self.upper.append(upper)
+        return len(self.cost) - 1
+
+    def integer(self, cost: float = 0.0) -> int:
+        """A new variable that is 0 or 1."""
+        self.integers.append(self.column(cost))
+        return self.integers[-1]
+
+    def add(self, terms: Terms, low: float, high: float = np.inf) -> None:
+        """low <= sum of the terms <= high."""
+        total: dict[int, float] = {}
+        for column, value in terms:
+            total[column] = total.get(column, 0.0) + value
+        self.index += [column for column, value in total.items() if value]
+        self.value += [value for value in total.values() if value]
+        self.start.append(len(self.index))
+        self.low.append(low)
+        self.high.append(high)
+
+    def solve(
+        self, time_limit: float | None, *, integer: bool = True, start: Mapping[int, float] | None = None
+    ) -> Answer:
+        """The optimum, or what is known when `time_limit` seconds are over; `start` has values of columns to begin with."""
+        import highspy
+
+        limit = {} if time_limit is None else {"time_limit": float(time_limit)}
+        solver = silent_highs(threads=1, random_seed=0, mip_rel_gap=0.0, **limit)
+        model, kinds = self._model(), [highspy.HighsVarType.kContinuous] * len(self.cost)
+        if integer:
+            for column in self.integers:
+                kinds[column] = highspy.HighsVarType.kInteger
+            model.integrality_ = kinds
+        solver.passModel(model)
+        if start:
+            columns = np.array(list(start), dtype=np.int32)
+            solver.setSolution(len(columns), columns, np.array(list(start.values()), dtype=np.float64))
+        solver.run()
+        status, info = solver.modelStatusToString(solver.getModelStatus()), solver.getInfo()
+        seconds, solved = float(solver.getRunTime()), info.primal_solution_status == FEASIBLE
+        bound = float(info.mip_dual_bound if integer else info.objective_function_value if solved else 0.0)
+        values = np.array(solver.getSolution().col_value) if solved else None
+        return Answer(values, max(bound, 0.0) if np.isfinite(bound) else 0.0, status, seconds)
+
+    def _model(self) -> Any:
+        import highspy
+
+        model, infinite = highspy.HighsLp(), highspy.kHighsInf
+        model.num_row_, model.num_col_ = len(self.low), len(self.cost)
+        model.col_cost_, model.col_lower_ = np.array(self.cost), np.zeros(len(self.cost))
+        model.col_upper_ = np.where(np.isinf(self.upper), infinite, self.upper)
+        model.row_lower_ = np.where(np.isinf(self.low), -infinite, self.low)
+        model.row_upper_ = np.where(np.isinf(self.high), infinite, self.high)
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_, model.a_matrix_.index_ = np.array(self.start), np.array(self.index, dtype=np.int32)
+        model.a_matrix_.value_ = np.array(self.value, dtype=np.float64)
+        return model
