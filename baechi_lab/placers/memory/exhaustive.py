@@ -8,6 +8,7 @@ what would take more than `MOST` is not begun, or is tried in a few orders only.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import islice, product
 from typing import Any
 
@@ -38,14 +39,24 @@ def first_fitting(graph: OpGraph, cluster: Cluster) -> tuple[Placement | None, s
     >>> first_fitting(graph, Cluster.uniform(2, memory_bytes=10, link=Link(0.0, 0.0)))[0].device.tolist()
     [0, 1]
     """
-    group, need = groups_of(graph), promises(graph)
-    able = np.ones((len(need), cluster.n), dtype=np.bool_)
+    able = _able(graph, cluster)
+    count = float(np.prod(able.sum(axis=1, dtype=np.float64)))
+    return (None, "") if count > MOST or graph.n > MOST_OPS else _tried_out(graph, cluster)
+
+
+def _able(graph: OpGraph, cluster: Cluster) -> NDArray[np.bool_]:
+    """bool[groups, devices]: where each colocation group may be."""
+    group = groups_of(graph)
+    able = np.ones((int(group.max(initial=-1)) + 1, cluster.n), dtype=np.bool_)
     np.logical_and.at(able, group, allowed_devices(graph, cluster))
-    count = 1.0
-    for choices in able.sum(axis=1).tolist():
-        count *= choices
-    if count > MOST or graph.n > MOST_OPS:
-        return None, ""
+    return able
+
+
+@lru_cache(maxsize=16)
+def _tried_out(graph: OpGraph, cluster: Cluster) -> tuple[Placement | None, str]:
+    """What `first_fitting` finds; one rule after the other asks it of the same problem."""
+    group, need, able = groups_of(graph), promises(graph), _able(graph, cluster)
+    count = int(able.sum(axis=1).prod())
     orders = list(islice(topological_orders(graph), int(MOST // count) + 1))
     every = len(orders) <= MOST // count
     tried = [None, depth_first_order(graph), *orders[: max(int(MOST // count) - 2, 0)]]
@@ -59,7 +70,7 @@ def first_fitting(graph: OpGraph, cluster: Cluster) -> tuple[Placement | None, s
             evaluate(model, work, make_assignment(device, order), Limits(True))
             if overflow(model, work) == 0:
                 return Placement(device=device, order=order), ""
-    return None, f"no placement fits: all {int(count)} were tried, in every order" if every else ""
+    return None, f"no placement fits: all {count} were tried, in every order" if every else ""
 
 
 def topological_orders(graph: OpGraph) -> Iterator[NDArray[Any]]:
