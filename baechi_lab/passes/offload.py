@@ -25,6 +25,7 @@ from ..checks import is_list
 from ..errors import InvalidInput, UnknownOpError
 from ..graph import CONTROL_BYTES, HOST, Cluster, Link, OpGraph, Placement
 from ..graph.kernels.csr import offsets
+from ..graph.opgraph import OWN, VIEW
 from .base import Pass
 from .repeatable import Parts
 
@@ -50,7 +51,7 @@ def offload(
         graph: the profile of a training step, not coarsened.
         cluster: has at least one device of kind "host" (`Cluster.with_host`).
         ops: names of the ops whose outputs are offloaded; None: those that would wait longer than two transfers take.
-        share: of the bytes that these hold, from those that wait longest; 0 offloads no outputs.
+        share: of the bytes that these hold, from those that wait longest; 0 offloads no outputs, more at least one.
         state: optimizer state lies on the host between steps, too.
         host: name of the device, needed where the cluster has several hosts.
         lead: how early a copy back begins, in times that its transfer takes.
@@ -59,7 +60,8 @@ def offload(
         The new graph, whose ops on the host come last and are allowed there only; the given one where nothing waits.
 
     Raises:
-        InvalidInput: a coarse graph; no device of kind "host"; a host that is none; a share outside 0 to 1.
+        InvalidInput: a coarse graph; no device of kind "host", or no other one; a host that is none; a share outside 0 to 1; an
+            op in `ops` of which the backward pass reads nothing.
         UnknownNameError: no device of that name. UnknownOpError: no op of that name.
 
     >>> graph = OpGraph.from_edges([1, 9, 9, 1], [(0, 1, 800), (1, 2, 8), (2, 3, 8), (0, 3, 800)], forward_of=[-1, -1, -1, 0])
@@ -96,6 +98,10 @@ def host_of(cluster: Cluster, name: str | None = None) -> int:
                 f"host is {name!r}, a device of kind {cluster.devices[found].kind!r}; it must be of kind 'host'"
             )
         return found
+    if len(hosts) == cluster.n:
+        raise InvalidInput(
+            "the cluster has devices of kind 'host' only, which then compute; add a device of another kind"
+        )
     if len(hosts) != 1:
         raise InvalidInput(
             f"the cluster has {len(hosts)} devices of kind 'host'; "
@@ -121,10 +127,15 @@ class Offload(Pass):
 
     def validate(self) -> None:
         Link(self.latency_us, self.us_per_byte)
-        for key, high in (("share", 1.0), ("lead", np.inf)):
+
+    def check(self) -> None:
+        for key, high in (("share", 1.0), ("lead", np.inf)):  # before the types, whose refusal knows no range
             value = getattr(self, key)
-            if isinstance(value, bool) or not (isinstance(value, (int, float)) and 0 <= value <= high):
-                raise InvalidInput(f"{key} is {value!r}; it must be a number from 0" + (" to 1" if high == 1 else ""))
+            number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+            if not (number and 0 <= value <= high):
+                wanted = "from 0 to 1" if high == 1 else "of at least 0"
+                raise InvalidInput(f"{key} is {value!r:.60}; it must be a number {wanted}")
+        super().check()
 
     def apply(self, graph: OpGraph) -> OpGraph:
         if not isinstance(graph, OpGraph):
@@ -168,23 +179,30 @@ class _Offloading:
         np.maximum.at(last, graph.edge_tensor[~late], parts.rank[graph.consumers[~late]])
         producer = graph.tensor_producer
         able = (first < graph.n) & (size > CONTROL_BYTES) & ~parts.late[producer] & ~parts.setup[producer]
-        if self.params.ops is not None:
-            return np.flatnonzero(able & self._named()[producer]).tolist()
         waits = self.begins[np.minimum(first, graph.n - 1)] - self.ends[last]
-        able &= waits > 2 * self._transfer_us(size)
+        able &= waits > 2 * self._transfer_us(size) if self.params.ops is None else self._named(able)[producer]
         chosen = np.flatnonzero(able)
         chosen = chosen[np.lexsort((chosen, -waits[chosen]))]
         held = np.cumsum(size[chosen])
         limit = self.params.share * float(held[-1]) if len(held) else 0.0
-        return chosen[held <= limit].tolist()
+        return chosen[held <= max(limit, float(held[0]) if limit else 0.0)].tolist()
 
-    def _named(self) -> NDArray[np.bool_]:
-        found = np.zeros(self.graph.n, dtype=np.bool_)
+    def _named(self, able: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """bool[n]: the ops that were asked for; each must make a tensor of those that are `able` to be offloaded."""
+        graph, found = self.graph, np.zeros(self.graph.n, dtype=np.bool_)
         for name in self.params.ops or ():
-            if not isinstance(name, str) or name not in self.graph.index:
-                raise UnknownOpError(f"ops names op {name!r:.60}, which graph {self.graph.name!r} does not have")
-            found[self.graph.index[name]] = True
+            if not isinstance(name, str) or name not in graph.index:
+                raise UnknownOpError(f"ops names op {name!r:.60}, which graph {graph.name!r} does not have")
+            op = graph.index[name]
+            if not able[graph.output_ptr[op] : graph.output_ptr[op + 1]].any():
+                raise InvalidInput(f"op {name!r} in ops cannot be offloaded: {self._why_not(op)}")
+            found[op] = True
         return found
+
+    def _why_not(self, op: int) -> str:
+        if self.parts.late[op] or self.parts.setup[op]:
+            return "it is no forward op"
+        return f"the backward pass reads nothing of it that is larger than {CONTROL_BYTES} bytes"
 
     def _transfer_us(self, size: Any) -> Any:
         return self.params.latency_us + self.params.us_per_byte * size
@@ -275,9 +293,14 @@ class _Offloading:
             forward_of=column(graph.forward_of, -1),
             colocation=column(graph.colocation, -1),
             colocation_names=graph.colocation_names,
+            reuse=None if graph.reuse is None else np.concatenate([graph.reuse, self._shared()]),
             name=f"{graph.name}, offloading",
             **self._edges(),
         )
+
+    def _shared(self) -> list[int]:
+        """What goes back from the host lies in what it was sent, or in the state that it keeps."""
+        return [OWN if made == STORED else VIEW for made in self.types]
 
     def _edges(self) -> dict[str, Any]:
         """Producer, bytes, names and readers of all tensors, ordered by producer."""

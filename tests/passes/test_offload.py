@@ -118,3 +118,31 @@ def test_bad_input():
     for share in (-0.1, 1.5, "half", True):
         with pytest.raises(bl.InvalidInput, match="share is"):
             bl.offload(graph, WITH_HOST, share=share)
+
+
+def test_a_share_sends_at_least_one_output_and_counts_for_named_ops_too():
+    """a (1000 bytes) waits from 5 until 35; b (500 bytes) from 15 until 25."""
+    names, edges = ["x", "a", "b", "c", "c_grad", "b_grad", "a_grad"], [(0, 1, 8), (1, 2, 1000), (2, 3, 500), (3, 4, 8)]
+    graph = bl.OpGraph.from_edges(
+        [0, 1, 4, 10, 10, 10, 1], [*edges, (4, 5, 8), (5, 6, 8), (1, 6, 1000), (2, 5, 500)], names=names,
+        forward_of=[-1, -1, -1, -1, 3, 2, 1],
+    )  # fmt: skip
+    for ops in (None, ["a", "b"]):
+        for share, count in ((0.0, 0), (0.1, 1), (0.5, 1), (1.0, 2)):
+            moved = bl.offload(graph, WITH_HOST, ops, share=share)
+            assert moved.names[graph.n :] == ("a/offloaded", "b/offloaded")[:count]
+
+
+def test_what_cannot_be_offloaded_is_refused_by_name():
+    graph = step()
+    for name, why in (("c_grad", "it is no forward op"), ("x", "the backward pass reads nothing of it")):
+        with pytest.raises(bl.InvalidInput, match=f"op '{name}' in ops cannot be offloaded: {why}"):
+            bl.offload(graph, WITH_HOST, [name])
+
+
+def test_outputs_that_share_memory_do_so_beside_a_host():
+    """b is a view of a, so both are 1000 bytes; the host holds what it was sent, once."""
+    graph = step(reuse=[0, 0, 2, 0, 0, 0, 0])
+    moved = bl.offload(graph, WITH_HOST, ["a"])
+    assert moved.reuse.tolist() == [*graph.reuse.tolist(), 2]
+    assert simulated(graph, moved).peak_bytes[1] == 1000
