@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from ..errors import InvalidInput
+from ..graph.units import parse_bytes
 from . import console, options, output
 
 
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidInput("give a graph file or --model NAME, one of the two")
     cluster = options.cluster_from(arguments)
     if arguments.host_memory is not None:
-        cluster = cluster.with_host(arguments.host_memory)
+        cluster = cluster.with_host(parse_bytes(arguments.host_memory, "--host-memory"))
     size = None if arguments.batch_size is None else options.whole(arguments.batch_size, "--batch-size", 1)
     found = fit(
         arguments.model if arguments.graph is None else options.graph_from(arguments.graph),

@@ -13,7 +13,7 @@ from ..errors import BaechiLabError
 from ..graph import Cluster
 from ..placers.giving_up.placing import Placing
 from ..placers.giving_up.recomputing import choices, words_of
-from .attempt import computing
+from .attempt import all_hosts, computing
 from .proof import Proof, proof_of
 from .record import Way
 from .subject import Subject
@@ -89,6 +89,8 @@ def _micro(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[Way
 def _moved(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[Way]:
     """What recomputes, and then offloads; the fastest of all choices, else the one that needs least."""
     found: list[Way] = []
+    if all_hosts(cluster):
+        return
     try:
         for keyword, again in choices(subject.graph, cluster, computing(cluster)):
             made = f"bl.recompute({subject.original}, {words_of(keyword)})"

@@ -27,12 +27,14 @@ class Proof:
         least_devices: nor does any on fewer devices than this, as large as the largest; 0 where no number is enough.
         as_it_is: why no placement of the step as it is fits, in a sentence; empty where that is not proven.
         whatever: why neither more devices nor recomputation nor offloading help; empty where that is not proven.
+        coarse: whether the ops are groups: the ops that they were made of may fit.
     """
 
     least_bytes: int
     least_devices: int
     as_it_is: str = ""
     whatever: str = ""
+    coarse: bool = False
 
     def __str__(self) -> str:
         """
@@ -40,7 +42,8 @@ class Proof:
         'No proof that no placement fits: proven is only that a device needs at least 7 B.'
         """
         if self.whatever:
-            return f"Proven: {self.whatever}; only smaller batches help."
+            finer = ", or the graph that its groups were made of" if self.coarse else ""
+            return f"Proven: {self.whatever}; only smaller batches help{finer}."
         if self.as_it_is:
             return f"Proven of the step as it is: {self.as_it_is}."
         least = format_bytes(self.least_bytes)
@@ -63,7 +66,7 @@ def proof_of(graph: OpGraph, cluster: Cluster) -> Proof:
     enough = -(-together // room) if room else 0
     return Proof(
         max(most, -(-together // count)), int(enough if most <= room else 0), _as_it_is(graph, cluster),
-        _whatever(graph, alone, room),
+        _whatever(graph, alone, room), graph.group_of is not None,
     )  # fmt: skip
 
 

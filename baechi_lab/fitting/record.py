@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from ..graph import Cluster, OpGraph, Placement, Timeline
 from ..graph.costs import hosts_beside
 from ..graph.units import format_bytes, format_us
+from ..simulator.bounds.bounds import bounds
 from .proof import Proof
 
 if TYPE_CHECKING:
@@ -167,15 +169,18 @@ class Fit:
             return f"{lacks} No way that was tried fits. {self.proof or ''}".rstrip()
         return f"{lacks} The fastest way that fits is {best.way}: {_in_words(best.choice)}, {format_us(best.step_us)} per step."
 
-    @property
+    @cached_property
     def caveat(self) -> str:
-        """What the time of a step that fits several devices is not: a minimum. Empty elsewhere."""
+        """What the time of a step that fits several devices is not: a minimum. Empty elsewhere, and where none is faster."""
         first = self.ways[0]
         if not self.fits or first.cluster is None or np.count_nonzero(~hosts_beside(first.cluster)) == 1:
             return ""
+        least = bounds(first.graph, first.cluster).best  # type: ignore[arg-type]
+        if first.step_us <= least * (1 + 1e-9):
+            return ""
         return (
-            "Rules found it, so a placement made for less memory may be faster (time_limit= searches on from it, "
-            "placement= counts one that is there already)."
+            f"Rules found it, so a placement made for less memory may be faster, but none takes less than {format_us(least)} "
+            "(time_limit= searches on from it, placement= counts one that is there already)."
         )
 
     def __str__(self) -> str:

@@ -46,13 +46,20 @@ def subject_of(given: Any, batch_size: Any, hardware: str | Mapping[str, str]) -
 
     Raises:
         InvalidInput: none of these, a function without a batch size, or one that does not return a graph.
-        UnknownNameError: no such model.
+        UnknownNameError: no such model or hardware.
     """
+    from ..profilers.hardware import by_kind
+
+    by_kind(hardware)
     if batch_size is not None:
         check_whole("batch_size", batch_size)
     if isinstance(given, OpGraph):
         return Subject(given, batch_size, None)
     if isinstance(given, str):
+        if "." in given:
+            raise InvalidInput(
+                f"graph is {given!r:.60}; a model's name has no dot, and a file is read by bl.load_graph"
+            )
         return _model(given, {}, batch_size, hardware)
     if isinstance(given, Step):
         if "model" not in given.info:

@@ -129,7 +129,10 @@ def _more_in_words(share: float) -> str:
 
 def offloading(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[Way]:
     """Outputs by shares, optimizer state, and both, until the step fits."""
-    assumed = not any(device.kind == HOST for device in cluster.devices) or all_hosts(cluster)
+    if all_hosts(cluster):
+        yield Way("offloading", "any", error="all devices are of kind 'host', which then compute: none is beside them")
+        return
+    assumed = not any(device.kind == HOST for device in cluster.devices)
     room = _room_of_host(cluster)
     cluster = _with_host(cluster, room) if assumed else cluster
     where = cluster.names[host_of(cluster)] if sum(d.kind == HOST for d in cluster.devices) == 1 else None

@@ -29,7 +29,9 @@ def parse_bytes(value: int | float | str, field: str = "memory_bytes") -> int:
             size = Decimal(match[1]) * _FACTOR[(match[2] or "").lower()]
             value = int(size) if size < 2**64 else 2**64
     elif isinstance(value, bool) or finite(value) is None:
-        raise InvalidInput(f"{field}: {value!r:.60} is not a number of bytes")
+        raise InvalidInput(
+            f"{field}: {value!r:.60} is not a number of bytes; give a number of at least 0, or a text such as 8GB"
+        )
     if int(value) >= 2**63:
         raise InvalidInput(f"{field}: {given!r:.60} is too large; a number of bytes must fit into 64 bits")
     return int(value)

@@ -204,6 +204,10 @@ def test_bad_input():
         bl.fit(build(8), cluster, time_limit=-1)
     with pytest.raises(bl.UnknownNameError, match="unknown model 'gnnt'; did you mean 'gnmt'"):
         bl.fit("gnnt", cluster)
+    with pytest.raises(bl.InvalidInput, match=r"graph is 'graph\.json'; .* a file is read by bl\.load_graph"):
+        bl.fit("graph.json", cluster)
+    with pytest.raises(bl.UnknownNameError, match="unknown hardware 'a1000'"):
+        bl.fit(build(8), cluster, hardware="a1000")
     for give_up in ("recompute", ["hope"], [[]], 3):
         with pytest.raises(
             bl.InvalidInput, match=r"give_up is .*; it must be a list of names among 'devices', 'batch'"
@@ -230,4 +234,30 @@ def test_the_command(tmp_path, capsys):
     assert ways == {"as it is", "more devices", "recomputation"}
     assert main([*memory, "--give-up", "hope"]) == 2
     assert "--give-up is 'hope'; it must be names among devices, batch" in capsys.readouterr().err
+    assert main([*memory, "--host-memory", "8 GBs"]) == 2
+    assert "--host-memory: '8 GBs' is not an amount of memory" in capsys.readouterr().err
     assert main(["fit"]) == 2 and "give a graph file or --model NAME" in capsys.readouterr().err
+
+
+def test_only_smaller_batches_help_is_not_said_of_groups():
+    graph = bl.generators.with_backward(bl.generators.chain(8, seed=0))
+    answer = bl.fit(bl.optimize(graph), bl.Cluster.uniform(2, memory_bytes="5MB"))
+    assert "or the graph that its groups were made of" in str(answer)
+    assert bl.fit(graph, bl.Cluster.uniform(2, memory_bytes="5MB")).fits
+
+
+def test_a_step_that_none_can_beat_has_no_caveat():
+    """No op, one, and two equal ones apart, whose devices both work all the time."""
+    cluster = bl.Cluster.uniform(2, memory_bytes=100)
+    for durations in ([], [5.0], [5.0, 5.0]):
+        assert bl.fit(bl.OpGraph.from_edges(durations), cluster).caveat == ""
+
+
+def test_hosts_alone_compute_and_nothing_is_offloaded_to_them():
+    graph = bl.generators.with_backward(bl.generators.chain(8, seed=0))
+    hosts = bl.Cluster((bl.Device("h", "host", 5 * 10**6),))
+    ways = {way.way: way for way in bl.fit(graph, hosts).ways}
+    assert ways["more devices"].fits and ways["recomputation"].fits
+    assert "all devices are of kind 'host'" in ways["offloading"].error
+    with pytest.raises(bl.InvalidInput, match="has devices of kind 'host' only"):
+        bl.offload(graph, hosts)
