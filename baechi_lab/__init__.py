@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         save_graph,
     )
     from .passes import list_passes
-    from .passes.offload import offload
+    from .passes.offload import offload, offloaded_placement
     from .passes.optimize import optimize
     from .passes.recompute import recompute
     from .passes.unroll import unroll
@@ -79,7 +79,8 @@ __all__ = [
     "Run", "Simulate", "Step", "TensorSpec", "Timeline", "Transfers", "UnknownNameError", "UnknownOpError", "Violation",
     "Workbench", "WrittenPlan", "__version__", "apply", "bounds", "calibrate", "check", "compare", "critical_path",
     "downward_rank", "execute", "export", "fit", "generators", "list_passes", "list_placers", "load_cluster", "load_graph",
-    "load_trace", "make_secret", "measure_cluster", "measure_link", "models", "move", "offload", "optimize", "place",
+    "load_trace", "make_secret", "measure_cluster", "measure_link", "models", "move", "offload", "offloaded_placement",
+    "optimize", "place",
     "profile", "profile_program", "ratios", "recompute", "robustness", "save_cluster", "save_graph", "simulate",
     "sweep", "throughput", "torch", "total_rank", "trace", "unroll", "upward_rank", "write_plan",
 ]  # fmt: skip

@@ -66,10 +66,17 @@ def run(arguments: argparse.Namespace) -> int:
         }
         if found.proof is not None:
             facts |= {"proof": str(found.proof), "least_bytes": found.proof.least_bytes}
-        output.print_json({**facts, "ways": [way.row() for way in found.ways]})
+        output.print_json({**facts, "setup": _setup(arguments), "ways": [way.row() for way in found.ways]})
     else:
-        print(found)
+        print(found, *_setup(arguments), sep="\n")
     return 0
+
+
+def _setup(arguments: argparse.Namespace) -> list[str]:
+    """What `graph` and `cluster` are in the code of the ways."""
+    host = "" if arguments.host_memory is None else f".with_host({arguments.host_memory!r})"
+    graph = [] if arguments.graph is None else [f"graph = bl.load_graph({arguments.graph!r})"]
+    return [*graph, f"cluster = {options.cluster_code(arguments)}{host}"]
 
 
 def _given_up(text: str | None, every: tuple[str, ...]) -> list[str] | tuple[str, ...]:

@@ -62,6 +62,18 @@ def cluster_from(arguments: argparse.Namespace) -> Cluster:
     return Cluster(devices, link, comm)
 
 
+def cluster_code(arguments: argparse.Namespace) -> str:
+    """Python that makes what `cluster_from` gives."""
+    if arguments.cluster is not None:
+        return f"bl.load_cluster({arguments.cluster!r})"
+    made = cluster_from(arguments)
+    first, link = made.devices[0], f"link=bl.{made.link!r}, comm={made.comm!r}"
+    if len({(d.memory_bytes, d.speed) for d in made.devices}) == 1:
+        each = f"memory_bytes={first.memory_bytes}, kind={first.kind!r}, speed={first.speed!r}"
+        return f"bl.Cluster.uniform({made.n}, {each}, {link})"
+    return f"bl.Cluster([{', '.join(f'bl.{device!r}' for device in made.devices)}], {link})"
+
+
 def transfers_from(arguments: argparse.Namespace) -> tuple[str, Link, str]:
     """Device kind, link and communication mode."""
     from ..profilers.hardware import kind_named

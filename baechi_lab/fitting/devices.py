@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..graph import HOST, Cluster, Link
+from ..graph import Cluster
 from ..placers.giving_up.placing import Placing
-from .attempt import all_hosts, computing, tried
+from .attempt import computing, tried
 from .proof import Proof
 from .record import Way
 from .subject import Subject
@@ -53,39 +53,5 @@ def _on_devices(subject: Subject, cluster: Cluster, placing: Placing, count: int
     way = Way(
         "more devices", f"{count} devices", f"{more} more device" + "s" * (more > 1), batch_size=subject.batch_size
     )
-    larger = grown(cluster, count)
-    return tried(way, subject.graph, larger, placing, subject.original, _code_of(larger, count), known)
-
-
-def _code_of(cluster: Cluster, count: int) -> str:
-    """Code that makes a cluster: of equal devices behind equal links by itself, any other of the one that there is."""
-    first = cluster.devices[0]
-    if len({(d.kind, d.memory_bytes, d.speed) for d in cluster.devices}) > 1 or not isinstance(cluster.link, Link):
-        return f"baechi_lab.fitting.devices.grown(cluster, {count})"
-    more = "".join(
-        f", {key}={value!r}" for key, value, usual in (("comm", cluster.comm, "sequential"), ("kind", first.kind, "gpu"),
-        ("speed", first.speed, 1.0)) if value != usual
-    )  # fmt: skip
-    return f"bl.Cluster.uniform({cluster.n}, memory_bytes={first.memory_bytes}, link=bl.{cluster.link!r}{more})"
-
-
-def grown(cluster: Cluster, count: int) -> Cluster:
-    """The cluster with copies of its last computing device until `count` devices compute; links are those of that device.
-
-    >>> grown(Cluster.uniform(1), 3).names
-    ('gpu:0', 'gpu:1', 'gpu:2')
-    """
-    last = max(k for k, device in enumerate(cluster.devices) if device.kind != HOST or all_hosts(cluster))
-    kind, number, taken = cluster.devices[last].kind, 0, set(cluster.names)
-    origin, devices = list(range(cluster.n)), list(cluster.devices)
-    for _ in range(count - computing(cluster)):
-        while f"{kind}:{number}" in taken:
-            number += 1
-        taken.add(f"{kind}:{number}")
-        devices.append(replace(cluster.devices[last], name=f"{kind}:{number}"))
-        origin.append(last)
-    if isinstance(cluster.link, Link):
-        return cluster.replace(devices=tuple(devices))
-    among = cluster.link_between(last, last - 1 if last else min(1, cluster.n - 1))
-    link = [[among if a == b else cluster.link_between(a, b) for b in origin] for a in origin]
-    return cluster.replace(devices=tuple(devices), link=link)
+    larger, code = cluster.with_devices(count), f"cluster.with_devices({count})"
+    return tried(way, subject.graph, larger, placing, subject.original, code, known)

@@ -166,7 +166,7 @@ def _offloaded(
         placed = offloaded_placement(over[0], moved, cluster)
         timeline = simulate(moved, cluster, placed)
         error = timeline.violations[0].message if timeline.violations else ""
-        held = f"baechi_lab.passes.offload.offloaded_placement({code_of_over(original, at, over[0])}, {made}, {at})"
+        held = f"bl.offloaded_placement({code_of_over(original, at, over[0])}, {made}, {at})"
         under = replace(way, placement=placed, timeline=timeline, error=error, command=held)
     if under.fits or (computing(cluster) > 1 and "100%" not in way.choice):
         return under

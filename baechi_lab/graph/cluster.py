@@ -388,6 +388,21 @@ class Cluster:
         links = self.link if one else [*rows, [link] * (self.n + 1)]
         return self.replace(devices=(*self.devices, Device(name, HOST, parse_bytes(memory_bytes))), link=links)
 
+    def with_devices(self, count: int) -> Cluster:
+        """The same cluster with copies of its last device that computes, behind links like its, until `count` devices compute.
+
+        Raises:
+            InvalidInput: fewer than there are.
+
+        >>> Cluster.uniform(1).with_host("1GB").with_devices(2).names
+        ('gpu:0', 'host', 'gpu:1')
+        """
+        from .costs import hosts_beside
+        from .growing import grown
+
+        check_whole("number of devices", count, low=int((~hosts_beside(self)).sum()))
+        return grown(self, device_count(count))
+
     # -- identity ------------------------------------------------------------------------------------
 
     @cached_property

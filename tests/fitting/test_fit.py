@@ -6,10 +6,8 @@ import json
 import numpy as np
 import pytest
 
-import baechi_lab
 import baechi_lab as bl
 from baechi_lab.cli import main
-from baechi_lab.fitting.devices import grown
 from baechi_lab.fitting.proof import proof_of
 from baechi_lab.placers.giving_up import placing
 from baechi_lab.placers.giving_up.placing import Placing
@@ -95,7 +93,7 @@ def test_two_ways_together_where_neither_fits():
     answer = bl.fit(graph, cluster)
     assert {w.way for w in answer.ways if w.fits} == {"more devices", "recomputation + offloading"}
     both = next(w for w in answer.ways if w.way == "recomputation + offloading")
-    placed = eval(both.command, {"bl": bl, "baechi_lab": baechi_lab, "graph": graph, "cluster": cluster})  # noqa: S307 (our own text)
+    placed = eval(both.command, {"bl": bl, "graph": graph, "cluster": cluster})  # noqa: S307 (our own text)
     assert bl.simulate(both.graph, cluster, placed).makespan_us == both.step_us
     assert bl.check(both.graph, cluster, both.placement, both.timeline) == ()
 
@@ -179,9 +177,14 @@ def test_a_graph_alone_has_no_other_batch():
 def test_devices_are_added_like_the_last_one():
     links = [[bl.Link(1, 0), bl.Link(2, 0)], [bl.Link(3, 0), bl.Link(4, 0)]]
     cluster = bl.Cluster((bl.Device("a", "cpu", 5), bl.Device("b", "gpu", 7)), links)
-    more = grown(cluster, 3)
+    more = cluster.with_devices(3)
     assert more.names == ("a", "b", "gpu:0") and more.memory_bytes.tolist() == [5, 7, 7]
     assert more.link_between(0, 2) == bl.Link(2, 0) and more.link_between(1, 2) == bl.Link(3, 0)
+    alone = bl.Cluster.uniform(1, link=bl.Link(1, 0)).with_host("1GB", link=bl.Link(9, 0))
+    assert alone.with_devices(3).link_between(0, 3) == bl.Link(1, 0)  # not that to the host
+    assert alone.with_devices(1) == alone
+    with pytest.raises(bl.InvalidInput, match="number of devices is 1; it must be a whole number of at least 2"):
+        cluster.with_devices(1)
 
 
 def test_bad_input():
@@ -219,6 +222,24 @@ def test_the_command(tmp_path, capsys):
     bl.save_graph(build(64), path := str(tmp_path / "graph.json"))
     assert main(["fit", path, "--memory", "400kB", "--devices", "1", "--link-latency", "5", "--batch-size", "64"]) == 0
     assert "No: the fullest device lacks" in (said := capsys.readouterr().out) and "recomputation" in said
+    for memory in ("400kB", "400kB,390kB"):
+        options = [
+            "--devices",
+            str(memory.count(",") + 1),
+            "--host-memory",
+            "1MB",
+            "--give-up",
+            "devices,offload",
+            "--json",
+        ]
+        assert main(["fit", path, "--memory", memory, *options]) == 0
+        told = json.loads(capsys.readouterr().out)
+        ran = {"bl": bl}
+        exec("\n".join(told["setup"]), ran)
+        for way in told["ways"]:
+            placed = eval(way["command"] or "None", ran)  # noqa: S307 (our own text)
+            assert placed is None or isinstance(placed, bl.Placement)
+        assert ran["cluster"].memory_bytes.tolist()[-1] == 1_000_000
     assert main(["fit", path, "--memory", "8GB", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fits"] is True
     assert main(["fit", path, "--memory", "20kB", "--json"]) == 0

@@ -28,23 +28,15 @@ FEW = 50
 FAST = ("single", "m-topo", "m-etf", "contiguous")
 """Who places the graphs among which is chosen."""
 
+PLENTY = 1 << 50
+"""Bytes of a device that are never short, and can be added up over all devices."""
+
 Pair = tuple[Placement, Timeline]
-
-
-def fastest(graph: OpGraph, cluster: Cluster, placers: Sequence[str] = FAST) -> Placement:
-    """The fastest of the ladder that fits the cluster; what `bl.fit` names where it took it.
-
-    >>> from baechi_lab.graph.generators import chain
-    >>> fastest(chain(4, seed=0), Cluster.uniform(2)).n
-    4
-    """
-    fits = [pair for pair in ladder(graph, cluster, placers) if pair[1].feasible]
-    return min(fits, key=lambda pair: pair[1].makespan_us)[0]
 
 
 def ladder(graph: OpGraph, cluster: Cluster, placers: Sequence[str] = FAST) -> list[Pair]:
     """Placements that do not depend on the devices' memory, simulated on the cluster as it is; none where no plan is lawful."""
-    roomy = cluster.with_memory(plenty(cluster))
+    roomy = cluster.with_memory(PLENTY)
     found = _unlimited(graph, roomy, placers)
     if not found:
         return []
@@ -57,11 +49,6 @@ def ladder(graph: OpGraph, cluster: Cluster, placers: Sequence[str] = FAST) -> l
             break
         found.append((made, simulate(graph, roomy, made)))
     return [(placed, simulate(graph, cluster, placed)) for placed, _ in found]
-
-
-def plenty(cluster: Cluster) -> int:
-    """Bytes of a device that are never short, and can be added up over all devices."""
-    return int(min(2**62 // max(cluster.n, 1), 1 << 50))
 
 
 def _unlimited(graph: OpGraph, roomy: Cluster, placers: Sequence[str]) -> list[Pair]:

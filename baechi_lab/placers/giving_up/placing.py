@@ -16,7 +16,7 @@ from .. import place
 from ..memory.feasible import plans_alone
 from ..memory.order import depth_first_order
 from ..registry import placer_class
-from .ladder import FAST, ladder, plenty
+from .ladder import FAST, PLENTY, ladder
 
 MOST_RAW = 2000
 """Ops of a graph for which every placer may repair its plan: on larger ones that takes minutes."""
@@ -120,7 +120,7 @@ class Placing:
 
     def least_over(self, graph: OpGraph, cluster: Cluster) -> tuple[Placement, Timeline] | None:
         """The placement whose fullest device lacks least memory, of those made for devices with more than they have."""
-        roomy = cluster.with_memory(plenty(cluster))
+        roomy = cluster.with_memory(PLENTY)
         coarse, found = optimize(graph, cluster), []
         one = np.count_nonzero(~hosts_beside(cluster)) == 1
         for name in ("single",) if one else dict.fromkeys(["m-topo", *self.placers]):
@@ -157,22 +157,15 @@ def lacking(timeline: Timeline, cluster: Cluster) -> int:
 
 def code_of_over(graph: str, cluster: str, placed: Placement) -> str:
     """Code that makes what `Placing.least_over` found."""
-    roomy = f"{cluster}.with_memory(baechi_lab.placers.giving_up.ladder.plenty({cluster}))"
-    return f"bl.place(bl.optimize(g := {graph}, {cluster}), {roomy}, {placed.placer!r}).on(g)"
+    return f"bl.place(bl.optimize(g := {graph}, {cluster}), {cluster}.with_memory({PLENTY}), {placed.placer!r}).on(g)"
 
 
 def code_of(graph: str, cluster: str, placed: Placement, devices: int) -> str:
-    """Code that makes a placement which `Placing` found, from code that makes the graph and the cluster."""
-    order = placed.info.get("order")
-    if order:
-        how = "g.position" if order == "position" else "baechi_lab.placers.memory.order.depth_first_order(g)"
-        made = f"g := {graph}"  # the outputs on a host are all that is not on the only device
-        where = f"baechi_lab.graph.allowed_devices({made}, {cluster}).argmax(axis=1)"
-        return f"bl.Placement(device={where if placed.device.any() else f'[0] * ({made}).n'}, order={how})"
-    if placed.info.get("form") == "ladder":
-        asked = tuple(placed.info["placers"])
-        names = "" if asked == FAST else f", {asked!r}"
-        return f"baechi_lab.placers.giving_up.ladder.fastest({graph}, {cluster}{names})"
+    """Code that makes a placement which `Placing` found, from code that makes the graph and the cluster; `bl` is all it needs."""
+    if placed.info.get("order") or placed.info.get("form") == "ladder":
+        asked = tuple(placed.info.get("placers", FAST))
+        names = "" if asked == FAST else f", placers={asked!r}"
+        return f"bl.fit({graph}, {cluster}{names}, give_up=()).best.placement"
     if placed.placer == "search":
         return f"bl.place({graph}, {cluster}, 'search', time_limit={placed.params.get('time_limit')})"
     if devices == 1 or placed.info.get("form") == "raw":
