@@ -42,7 +42,7 @@ class Subject:
 
 
 def subject_of(given: Any, batch_size: Any, hardware: str | Mapping[str, str]) -> Subject:
-    """A model's name or step, a function of the batch size, or a graph.
+    """A model's name or step, a function of the batch size, or a graph; a subject as it is.
 
     Raises:
         InvalidInput: none of these, a function without a batch size, or one that does not return a graph.
@@ -53,6 +53,8 @@ def subject_of(given: Any, batch_size: Any, hardware: str | Mapping[str, str]) -
     by_kind(hardware)
     if batch_size is not None:
         check_whole("batch_size", batch_size)
+    if isinstance(given, Subject):
+        return given
     if isinstance(given, OpGraph):
         return Subject(given, batch_size, None)
     if isinstance(given, str):
@@ -85,9 +87,13 @@ def _model(name: str, params: Mapping[str, Any], batch_size: int | None, hardwar
     others = {k: v for k, v in params.items() if k != "batch_size"}
     size = batch_size or make_model(name, **others).get_params()["batch_size"]
     rebuild = lambda n: _profile(build(name, **others, batch_size=n), hardware)  # noqa: E731
-    more = "".join(f", {k}={v!r}" for k, v in others.items())
-    code = f"bl.profile(bl.models.build({name!r}, batch_size=BATCH{more}), mode='estimated', hardware={hardware!r})"
-    return Subject(rebuild(size), size, rebuild, code)
+    return Subject(rebuild(size), size, rebuild, model_code(name, others, hardware))
+
+
+def model_code(name: str, params: Mapping[str, Any], hardware: Any) -> str:
+    """Code that makes the graph of a model at batch size BATCH; `params` are its others."""
+    more = "".join(f", {k}={v!r}" for k, v in params.items())
+    return f"bl.profile(bl.models.build({name!r}, batch_size=BATCH{more}), mode='estimated', hardware={hardware!r})"
 
 
 def _profile(step: Step, hardware: Any) -> OpGraph:

@@ -30,7 +30,10 @@ class FitView(ipywidgets.VBox):
     """
 
     def __init__(self, answer: Fit):
-        self.answer, self.words = answer, note("Click a point for its timeline.")
+        self.answer, self.words = (
+            answer,
+            note("Click a point for its timeline, and again for the next where several lie in one place."),
+        )
         self.points, self.timeline = ChartView(height=300), TimelineView()
         self.points.show(ways_chart(answer))
         self.points.observe(lambda change: self.show(change["new"]) if change["new"] >= 0 else None, "clicked")

@@ -4,10 +4,10 @@ import { readFileSync } from "node:fs";
 
 const FOLDER = new URL("../../baechi_lab/widgets/views/", import.meta.url);
 
-/** The named functions of the joined files. */
+/** The named functions of the joined files, without what a view hands to the page. */
 export function load(files, names) {
   const text = files.map((name) => readFileSync(new URL(name, FOLDER), "utf-8")).join("\n");
-  return new Function(`${text}\nreturn { ${names.join(", ")} };`)();
+  return new Function(`${text.replace(/^export default .*$/gm, "")}\nreturn { ${names.join(", ")} };`)();
 }
 
 /** A view's traits: columns of numbers as the bytes that Python sends, after one byte that makes them unaligned. */

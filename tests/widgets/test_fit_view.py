@@ -1,5 +1,7 @@
 """The ways to fit, as points with timelines and beside the memory view."""
 
+import pytest
+
 import baechi_lab as bl
 from baechi_lab import viz
 from baechi_lab.widgets import FitView, Workbench
@@ -46,6 +48,20 @@ def test_the_button_beside_the_memory_view():
     bench.fit.ask.click()
     assert bench.fit.answer.fits and "Yes: 1 device" in bench.fit.state.value
     assert "recomputation" in bench.fit.rows.value
+
+
+def test_a_model_has_other_batches_too():
+    """The panel asked for another batch of the graph alone, which does not say what that costs."""
+    pytest.importorskip("tensorflow")
+    bench = Workbench(bl.models.build("mlp", batch_size=32), bl.Cluster.uniform(1, memory_bytes="1GB"))
+    bench.model.inline = True
+    bench.fit.ask.click()
+    ways = {way.way: way for way in bench.fit.answer.ways}
+    assert ways["as it is"].batch_size == 32 and ways["as it is"].samples_per_second > 0
+    assert ways["smaller batch"].fits and ways["smaller batch"].choice == "batch 16"
+    assert ways["micro-batches"].fits and "bl.models.build('mlp', batch_size=16" in ways["micro-batches"].command
+    plain = bl.profile(bl.models.build("mlp", batch_size=16), mode="estimated", hardware="rtx2080")
+    assert ways["smaller batch"].graph.key == plain.key
 
 
 def test_the_header_s_placement_is_one_of_the_tries(monkeypatch):

@@ -157,7 +157,7 @@ def lacking(timeline: Timeline, cluster: Cluster) -> int:
 
 def code_of_over(graph: str, cluster: str, placed: Placement) -> str:
     """Code that makes what `Placing.least_over` found."""
-    return f"bl.place(bl.optimize(g := {graph}, {cluster}), {cluster}.with_memory({PLENTY}), {placed.placer!r}).on(g)"
+    return f"bl.place(bl.optimize(g := {graph}, {cluster}), {cluster}.with_memory(1 << 50), {placed.placer!r}).on(g)"
 
 
 def code_of(graph: str, cluster: str, placed: Placement, devices: int) -> str:

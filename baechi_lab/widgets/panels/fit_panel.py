@@ -5,10 +5,15 @@ Of the setting, not of its result: where nothing fits there is none. A result th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import ipywidgets
 
 from ...fitting.fit import fit
 from ...fitting.record import HEAD, Fit
+from ...fitting.subject import Subject, model_code
+from ...graph import OpGraph, Step
 from ...graph.units import format_us
 from ...placers.giving_up.ladder import FAST
 from ...verdicts import change_in_words
@@ -16,6 +21,7 @@ from ..background import Ticket
 from ..compute import Outcome, source
 from ..fit_view import FitView
 from ..guard import Guard
+from ..setting import Setting
 from ..tasks import Tasks
 from .parts import WIDE, button, for_people, note, row, say, table
 
@@ -40,9 +46,9 @@ class FitPanel:
             placement = shown.placement if shown is not None and plain else None
 
             def work(ticket: Ticket) -> Fit:
-                _, graph = source(setting, model.subject, model.memo, ticket.report)
+                subject = fitted(setting, lambda at: source(at, model.subject, model.memo, ticket.report))
                 tell = lambda way: ticket.report(f"will it fit: {way}")  # noqa: E731
-                return fit(graph, setting.cluster, every_way=True, placement=placement, callback=tell)
+                return fit(subject, setting.cluster, every_way=True, placement=placement, callback=tell)
 
             self.tasks.start("the search for ways to fit", work, lambda answer: self.show(answer, shown))
 
@@ -58,6 +64,19 @@ class FitPanel:
         marked = -1 if best is None else answer.ways.index(best)
         self.points.children = [FitView(answer)]
         self.rows.value = table(HEAD, [way.texts() for way in answer.ways], marked)
+
+
+def fitted(setting: Setting, made: Callable[[Setting], tuple[Step | None, OpGraph]]) -> Subject:
+    """The graph of a setting, as `made` gives it, in one batch; with an estimated model also those of other batches."""
+    step, graph = made(setting)
+    if step is None or "model" not in step.info or setting.profile != "estimated":
+        return Subject(graph, None, None)
+    whole = replace(setting, micro_batches=None, schedule=None, replicas=1)
+    params = dict(step.info["params"])
+    size = setting.batch_size or params["batch_size"]
+    others = {k: v for k, v in params.items() if k != "batch_size"}
+    rebuild = lambda batch: made(replace(whole, batch_size=batch))[1]  # noqa: E731
+    return Subject(rebuild(size), size, rebuild, model_code(step.info["model"], others, setting.hardware))
 
 
 def unlike(answer: Fit, shown: Outcome | None) -> str:

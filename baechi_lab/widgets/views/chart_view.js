@@ -9,6 +9,7 @@ const SVG = "http://www.w3.org/2000/svg";
  * @typedef {{y: number, to?: number, x?: number, text: string, color: string, dash: boolean}} Rule */
 /** @typedef {{kind: string, labels: string[], x: string, y: string, title: string, steps?: boolean, from?: number, to?: number,
  *   ticks?: number[], series: Series[], rules: Rule[]}} Spec */
+/** A mark in pixels. @typedef {{x: number, y: number, id: number | undefined, text: string}} Spot */
 /** Where things lie: pixels of the plot's edges, and of values. @typedef {{left: number, right: number, top: number,
  *   bottom: number, width: number, xOf: (v: number) => number, yOf: (v: number) => number}} Plot */
 
@@ -24,11 +25,22 @@ function svg(tag, attributes, text) {
 let ruler = null;
 /** Pixels that a text takes in a chart. @param {string} text */
 function textWidth(text) {
-  if (!ruler) {
-    ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
-    ruler.font = "600 11px Inter, Helvetica, Arial, sans-serif";
-  }
-  return ruler.measureText(text).width;
+  return (ruler ?? rulerOf("Inter, Helvetica, Arial, sans-serif")).measureText(text).width;
+}
+
+/** Measure texts in the font of the page. @param {string} family */
+function rulerOf(family) {
+  ruler ??= /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+  ruler.font = `600 11px ${family}`;
+  return ruler;
+}
+
+/** The marks that a click at a place means: the nearest, and those that lie where it lies.
+ * @param {Spot[]} spots @param {number} x @param {number} y @returns {Spot[]} */
+function spotsAt(spots, x, y) {
+  const far = (/** @type {Spot} */ spot) => Math.hypot(spot.x - x, spot.y - y);
+  const nearest = spots.reduce((a, b) => (far(b) < far(a) ? b : a));
+  return spots.filter((spot) => Math.hypot(spot.x - nearest.x, spot.y - nearest.y) < 1);
 }
 
 /** Labels at heights `wanted`, moved apart until `gap` lies between them and kept within `[top, bottom]`.
@@ -82,8 +94,9 @@ function keyPlaces(names, width) {
 /** Names below the bars are turned where one of them is wider than its place. @param {Spec} spec @param {number} room */
 const turned = (spec, room) => spec.kind === "bars" && spec.labels.some((label) => textWidth(label) > room - 4);
 
-/** @param {HTMLElement} host @param {Spec} spec @param {number} width @param {number} height @param {(id: number) => void} clicked */
+/** @param {HTMLElement} host @param {Spec} spec @param {number} width @param {number} height @param {(ids: number[]) => void} clicked */
 function drawChart(host, spec, width, height, clicked) {
+  rulerOf(getComputedStyle(host).fontFamily);
   const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spec.title || spec.y });
   host.replaceChildren(picture);
   const named = spec.series.filter((s) => s.name);
@@ -198,9 +211,11 @@ function setAxis(picture, spec, plot) {
   return true;
 }
 
-/** @param {Element} picture @param {Spec} spec @param {Plot} plot @param {(id: number) => void} clicked */
+/** @param {Element} picture @param {Spec} spec @param {Plot} plot @param {(ids: number[]) => void} clicked */
 function drawLines(picture, spec, plot, clicked) {
   const { bottom, xOf, yOf } = plot;
+  /** @type {Spot[]} */
+  const spots = [];
   /** @type {{series: Series, x: number, y: number}[]} */
   const ends = [];
   for (const s of spec.series) {
@@ -216,7 +231,8 @@ function drawLines(picture, spec, plot, clicked) {
       // What does not fit is a cross, or a hollow point; without any value it lies on the axis.
       const at = Number.isFinite(y) ? y : bottom;
       if (!s.hollow?.[k] && !Number.isFinite(y)) continue;
-      picture.append(drawMark(spec, s, k, x, at), hitArea(s, k, x, at, clicked));
+      picture.append(drawMark(spec, s, k, x, at));
+      spots.push({ x, y: at, id: s.ids?.[k], text: s.tips?.[k] || `${s.name}: ${plainNumber(s.y[k] ?? NaN)}` });
     }
     // A line is named at its end, points at the lowest of them.
     const nowhere = there.length ? [] : points.filter((p) => s.hollow?.[p.k]).slice(-1).map((p) => ({ ...p, y: bottom }));
@@ -224,6 +240,7 @@ function drawLines(picture, spec, plot, clicked) {
     if (s.name) ends.push(...named.map((p) => ({ series: s, x: p.x, y: p.y })));
   }
   drawNames(picture, spec, plot, ends);
+  picture.append(...spots.map((spot) => hitArea(spots, spot, clicked))); // above names, whose lines begin in the marks
 }
 
 /** @param {Spec} spec @param {Series} s @param {number} k @param {number} x @param {number} y */
@@ -235,17 +252,20 @@ function drawMark(spec, s, k, x, y) {
   return svg("circle", { cx: x, cy: y, r: radius, style: `stroke:${stroke};fill:${open ? "none" : stroke}`, "stroke-width": open ? 2 : 0 });
 }
 
-/** What is pointed at around a mark. @param {Series} s @param {number} k @param {number} x @param {number} y
- * @param {(id: number) => void} clicked */
-function hitArea(s, k, x, y, clicked) {
-  const text = s.tips?.[k] || `${s.name}: ${plainNumber(s.y[k] ?? NaN)}`;
-  const hit = svg("circle", { cx: x, cy: y, r: 9, fill: "transparent" });
-  hit.append(svg("title", {}, text));
-  const id = s.ids?.[k];
+/** What is pointed at around a mark. Areas may cover each other: a click means the nearest mark, and of several in one place
+ * one after the other. @param {Spot[]} spots @param {Spot} spot @param {(ids: number[]) => void} clicked */
+function hitArea(spots, spot, clicked) {
+  const hit = svg("circle", { cx: spot.x, cy: spot.y, r: 9, fill: "transparent" });
+  hit.append(svg("title", {}, spotsAt(spots, spot.x, spot.y).map(({ text }) => text).join("\n")));
+  const id = spot.id;
   if (id === undefined) return hit;
-  for (const [name, value] of Object.entries({ class: "bl-chart-hit", tabindex: "0", role: "button", "aria-label": text })) hit.setAttribute(name, value);
-  hit.addEventListener("click", () => clicked(id));
-  hit.addEventListener("keydown", (event) => { if (/** @type {KeyboardEvent} */ (event).key === "Enter") clicked(id); });
+  for (const [name, value] of Object.entries({ class: "bl-chart-hit", tabindex: "0", role: "button", "aria-label": spot.text })) hit.setAttribute(name, value);
+  hit.addEventListener("click", (event) => {
+    const { left, top } = /** @type {Element} */ (hit.ownerSVGElement).getBoundingClientRect();
+    const { clientX, clientY } = /** @type {MouseEvent} */ (event);
+    clicked(spotsAt(spots, clientX - left, clientY - top).flatMap((there) => there.id ?? []));
+  });
+  hit.addEventListener("keydown", (event) => { if (/** @type {KeyboardEvent} */ (event).key === "Enter") clicked([id]); });
   return hit;
 }
 
@@ -270,8 +290,8 @@ function drawNames(picture, spec, { right, top, bottom, width }, ends) {
 /** @param {{model: Model, el: HTMLElement}} given */
 function render({ model, el }) {
   el.classList.add("bl-view", "bl-chart");
-  const clicked = (/** @type {number} */ id) => {
-    model.set("clicked", id);
+  const clicked = (/** @type {number[]} */ ids) => {
+    model.set("clicked", ids[(ids.indexOf(model.get("clicked")) + 1) % ids.length]);
     model.save_changes();
   };
   const draw = () => {
