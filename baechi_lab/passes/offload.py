@@ -234,7 +234,8 @@ class _Offloading:
         first = int(readers[parts.rank[readers].argmin()])
         producer, size = int(graph.tensor_producer[tensor]), int(graph.tensor_bytes[tensor])
         label = graph.tensor_names[tensor] if tensor > graph.output_ptr[producer] else ""
-        op = self._add(f"{graph.names[producer]}{':' if label else ''}{label}/offloaded", OFFLOADED)
+        mark = "." if label.isdigit() else ":"  # TensorFlow's names have no colon
+        op = self._add(f"{graph.names[producer]}{mark if label else ''}{label}/offloaded", OFFLOADED)
         self.reads.append((tensor, op))
         if (trigger := self._trigger(first, size)) != producer:
             self._wait(trigger, op)
@@ -322,6 +323,18 @@ class _Offloading:
             "consumer_ptr": offsets(key // total, len(order)),
             "consumers": (key % total).astype(np.int32),
         }
+
+
+def sent_tensor(graph: OpGraph, op: int) -> int:
+    """The tensor that an op on the host was sent; what it waits for has no bytes.
+
+    >>> step = OpGraph.from_edges([1, 9, 1], [(0, 1, 800), (1, 2, 8), (0, 2, 800)], forward_of=[-1, -1, 0])
+    >>> sent_tensor(offload(step, Cluster.uniform(1).with_host("1GB"), ["op0"]), 3)
+    0
+    """
+    pointer, tensors = graph.inputs
+    read = tensors[pointer[op] : pointer[op + 1]]
+    return int(read[graph.tensor_bytes[read].argmax()])
 
 
 def offloaded_placement(placement: Placement, graph: OpGraph, cluster: Cluster) -> Placement:

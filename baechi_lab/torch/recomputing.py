@@ -45,7 +45,8 @@ def _rows(calls: int, graph: OpGraph) -> Iterator[Row]:
         tensor = int(graph.edge_tensor[edge])
         producer, hosted = int(graph.tensor_producer[tensor]), False
         if _HOST.search(graph.names[producer]) and producer >= calls:
-            tensor = int(graph.inputs[1][graph.inputs[0][producer]])
+            read = graph.inputs[1][graph.inputs[0][producer] : graph.inputs[0][producer + 1]]
+            tensor = int(read[graph.tensor_bytes[read].argmax()])  # the others are waits, without bytes
             producer, hosted = int(graph.tensor_producer[tensor]), True
         made, read = runs[producer], runs[reader]
         if made is None or read is None or made[1] == BACKWARD or read[1] == 0:

@@ -128,3 +128,55 @@ def test_an_order_without_copies_is_kept_as_well(case):
         for node in parse_graph(recomputed_step(step, ordered).graph_def).node
     ]
     assert any(more) and recomputed_step(step, graph) is step
+
+
+@pytest.mark.parametrize("first", ["", "sqrt"])
+def test_offloaded_outputs_are_sent_to_a_third_device_and_back(case, first, worker):
+    """Dropout included; with copies and without. The host runs what hands the outputs on, and nothing else."""
+    step, graph, again = case
+    free = bl.Link(0.0, 0.0)
+    cluster = bl.Cluster.uniform(1, kind="cpu", link=free).with_host("64GB", link=free)
+    moved = bl.offload(again if first else graph, cluster)
+    hosted = [name for name in moved.names if name.endswith("/offloaded")]
+    assert len(hosted) > LAYERS
+    placed = bl.place(moved, cluster, "m-etf")
+    more = {"warmup": 1, "kind": "cpu", "worker": worker, "progress": False}
+    plain = bl.execute(step, bl.Placement(device=[0] * graph.n), 3, graph=graph, virtual=2, **more)
+    run = bl.execute(step, placed, 3, traced=1, graph=moved, virtual=2, **more)
+    assert run.status == "ok", run.message
+    assert [float(o[0]) for o in run.outputs][:4] == [float(o[0]) for o in plain.outputs][:4]
+    timeline = run.timeline
+    there = {timeline.op_names[k] for k in timeline.op[timeline.device == 1].tolist()}
+    assert set(hosted) >= there and there
+    ways = set(zip(timeline.transfers.source.tolist(), timeline.transfers.target.tolist(), strict=True))
+    assert ways == {(0, 1), (1, 0)}
+
+
+def test_a_second_output_goes_to_the_host(worker):
+    def both(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            low, high = tf.split(tf.tanh(x), 2, axis=1)
+            loss = tf.reduce_sum(tf.tanh(low * high) ** 2)
+        return tape.gradient(loss, x)
+
+    value = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+    step = bl.trace(both, value, name="halves")
+    graph = bl.profile(step, mode="estimated", hardware="cpu-core")
+    cluster = bl.Cluster.uniform(1, kind="cpu").with_host("1GB")
+    split = next(name for name, kind in zip(graph.names, graph.op_types, strict=True) if kind == "Split")
+    late = graph.forward_of.copy()
+    late[[k for k, name in enumerate(graph.names) if "gradient" in name.lower()]] = graph.index[split]
+    moved = bl.offload(graph.replace(forward_of=late), cluster, [split])
+    assert {name for name in moved.names if name.endswith("/offloaded")} >= {f"{split}.1/offloaded"}
+    run = bl.execute(step, bl.place(moved, cluster, "single"), 1, graph=moved, kind="cpu", virtual=2, worker=worker,
+                     progress=False)  # fmt: skip
+    assert run.status == "ok", run.message
+    np.testing.assert_array_equal(run.outputs[0][0], both(tf.constant(value)).numpy())
+
+
+def test_state_on_a_host_is_refused(case):
+    step, graph, _ = case
+    stored = graph.replace(name="mine", names=(*graph.names[:-1], "w/state"), op_types=(*graph.op_types[:-1], "State"))
+    with pytest.raises(bl.InvalidInput, match=r"has optimizer state on a host .*; offload with state=False"):
+        recomputed_step(step, stored)

@@ -358,6 +358,19 @@ def test_offloaded_tensors_on_cpu_devices_stay_where_they_are(small):
     assert same(train(placed, (x,)), train(copy.deepcopy(model), (x,)))
 
 
+def test_what_a_host_waits_for_is_not_what_it_holds(small):
+    """Over a slow link a copy is due before its output is made: the wait came first among what the host reads."""
+    model, x, _ = small
+    graph = profiled(model, x)
+    slow = bl.Link(1e6, 0.0)
+    cluster = bl.Cluster.uniform(1, kind="cpu", link=slow).with_host("1GB", link=slow)
+    moved = bl.offload(graph, cluster, ["1", "4"])
+    first = moved.inputs[1][moved.inputs[0][graph.n : moved.n]]
+    assert 0 in moved.tensor_bytes[first]
+    plan = bl.torch.distribution(bl.torch.distribute(copy.deepcopy(model), x, cluster, "m-etf", graph=moved)).plan
+    assert {row[3] for row in plan.again} == {graph.index["1"], graph.index["4"]}
+
+
 @pytest.mark.slow
 def test_the_exported_script_computes_again_with_torch_alone(tmp_path):
     step = bl.torch.models.build("bert", **SMALL["bert"])

@@ -24,6 +24,7 @@ def run(*command):
 def test_pure_parts():
     files = sorted(path.name for path in FOLDER.glob("*.test.js"))
     assert files == [
+        "chart_view.test.js",
         "common.test.js",
         "graph_data.test.js",
         "time_axis.test.js",

@@ -1,8 +1,9 @@
-"""A traced step -> the step of a recomputed graph (`bl.recompute`), as TensorFlow runs it.
+"""A traced step -> the step of a recomputed or offloaded graph (`bl.recompute`, `bl.offload`), as TensorFlow runs it.
 
 The ops that the graph has twice are there twice, under the graph's names: a copy has its original's type, attributes and
 inputs, reads what the graph says that it reads (an original, or another copy), and waits for what the graph says by control
-dependencies. Nothing else changes. Sessions of placed steps run without graph rewriters, which would otherwise
+dependencies. What the graph has on a host is an op there that hands on what it reads, so that TensorFlow sends it there and
+back. Nothing else changes. Sessions of placed steps run without graph rewriters, which would otherwise
 find that a copy computes what its original did, and take it out.
 """
 
@@ -15,30 +16,42 @@ from typing import Any
 from ...errors import InvalidInput
 from ...graph import OpGraph
 from ...graph.step import Step
+from ...passes.offload import OFFLOADED, STATE, sent_tensor
 from ...profilers.tensorflow.apart import keep_apart
-from ...profilers.tensorflow.nodes import has_side_effect, join, split
+from ...profilers.tensorflow.nodes import has_side_effect, join, output_types, split
 from ..structure import graph_of
 from .session import PREFIX, parse_graph
 
 AGAIN = "/again"
 
+Origin = tuple[str, int | None]
+"""An op of the step, and for what lies on a host which of its outputs."""
+
 
 def recomputed_step(step: Step, graph: OpGraph) -> Step:
-    """`step` with the copies that `graph` has of its ops; the step itself where it has none.
+    """`step` with the copies that `graph` has of its ops, and what it has on a host; the step itself where it has none.
 
     Raises:
-        InvalidInput: a copy of an op that the step does not have, or that has side effects.
+        InvalidInput: a copy of an op that the step does not have, or that has side effects; optimizer state on a host.
 
     >>> recomputed = recomputed_step(step, bl.recompute(bl.profile(step)))  # doctest: +SKIP
     """
     definition = parse_graph(step.graph_def)
-    if not any(name.endswith(AGAIN) for name in graph.names) and graph.tensor_count <= graph_of(step).tensor_count:
+    changed = (
+        OFFLOADED in graph.op_types or STATE in graph.op_types or any(name.endswith(AGAIN) for name in graph.names)
+    )
+    if not changed and graph.tensor_count <= graph_of(step).tensor_count:
         return step  # the step as it is, and nothing waits for more than there
     nodes = {node.name: node for node in definition.node}
     origin = {name: _origin(graph, op, nodes) for op, name in enumerate(graph.names)}
     templates = {name: (nodes[name].op, list(nodes[name].input)) for name in nodes}
     for op, name in enumerate(graph.names):
-        first = origin[name]
+        first, output = origin[name]
+        if output is not None:
+            made = definition.node.add(name=name, op="Identity")
+            made.attr["T"].type = output_types(nodes[first])[output]
+            made.input.extend(_inputs(graph, op, [join(first, output)], origin))
+            continue
         if name not in nodes:
             if has_side_effect(nodes[first].op):
                 raise InvalidInput(
@@ -58,31 +71,44 @@ def recomputed_step(step: Step, graph: OpGraph) -> Step:
     return replace(step, graph_def=definition.SerializeToString(deterministic=True))
 
 
-def _origin(graph: OpGraph, op: int, nodes: Any) -> str:
-    """The op of the step that an op of the graph is, or computes again."""
-    name = graph.names[op]
+def _origin(graph: OpGraph, op: int, nodes: Any) -> Origin:
+    """The op of the step that an op of the graph is, computes again, or has an output of on a host."""
+    name, kind = graph.names[op], graph.op_types[op]
+    if name not in nodes and kind == OFFLOADED:
+        tensor = sent_tensor(graph, op)
+        return _origin(graph, int(graph.tensor_producer[tensor]), nodes)[0], int(graph.tensor_names[tensor])
+    if name not in nodes and kind == STATE:
+        raise InvalidInput(
+            f"graph {graph.name!r} has optimizer state on a host ({name!r}), which a TensorFlow step cannot; offload with "
+            "state=False"
+        )
     while graph.names[op] not in nodes:
         before = int(graph.forward_of[op])
         if before < 0 or not graph.names[op].startswith(graph.names[before] + AGAIN):
             raise InvalidInput(f"op {name!r} of graph {graph.name!r} is none of the step's, and no copy of one")
         op = before
-    return graph.names[op]
+    return graph.names[op], None
 
 
-def _inputs(graph: OpGraph, op: int, template: Iterable[str], origin: dict[str, str]) -> list[str]:
+def _inputs(graph: OpGraph, op: int, template: Iterable[str], origin: dict[str, Origin]) -> list[str]:
     """What an op reads and waits for: as the step says, from the producers that the graph names."""
     pointer, tensors = graph.inputs
     read = [
         (graph.names[int(graph.tensor_producer[t])], graph.tensor_names[t])
         for t in tensors[pointer[op] : pointer[op + 1]].tolist()
     ]
-    source = {(origin[producer], label): producer for producer, label in read}
+    source: dict[tuple[str, str], str] = {}
+    for producer, label in read:
+        first, output = origin[producer]
+        given = label if output is None else str(output)
+        if label.isdigit():
+            source[first, given] = join(producer, int(label))
     data, waits = [], []
     for reference in template:
         name, output = split(reference)
         if output < 0:
             waits.append(name)
         else:
-            data.append(join(source.get((name, str(output)), name), output))
+            data.append(source.get((name, str(output)), reference))
     waits += [producer for producer, label in read if not label.isdigit()]
     return [*data, *(join(name, -1) for name in dict.fromkeys(waits))]
