@@ -93,12 +93,15 @@ def recomputation(subject: Subject, cluster: Cluster, placing: Placing) -> Itera
     if not found:
         yield replace(way, error="no choice of ops to compute again fits, in any placement that was found")
         return
-    shown: set[str] = set()
+    shown: set[object] = set()
     least = float("inf")
-    for joint in found:  # the fastest first: a larger budget that is slower is no choice
+    for (
+        joint
+    ) in found:  # the fastest first: a larger budget that is slower is no choice, nor is the same step once more
         budget = joint.keyword.get("budget", 0)
-        if joint.what not in shown and budget <= least:
-            shown.add(joint.what)
+        costs = (joint.timeline.makespan_us, *joint.timeline.peak_bytes.tolist())
+        if not {joint.what, costs} & shown and budget <= least:
+            shown |= {joint.what, costs}
             least = min(least, budget or least)
             yield _recomputed(way, subject, joint, computing(cluster))
 

@@ -1,5 +1,6 @@
 """Does a step fit, and the ways to make it fit: each is simulated, and what is said of it is what the simulation says."""
 
+import dataclasses
 import itertools
 import json
 
@@ -8,6 +9,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.cli import main
+from baechi_lab.fitting import ways
 from baechi_lab.fitting.proof import proof_of
 from baechi_lab.placers.giving_up import placing
 from baechi_lab.placers.giving_up.placing import Placing
@@ -251,8 +253,8 @@ def test_the_command(tmp_path, capsys):
     )
     memory = ["fit", path, "--memory", "400kB", "--devices", "1"]
     assert main([*memory, "--give-up", "devices,recompute", "--json"]) == 0
-    ways = {way["way"] for way in json.loads(capsys.readouterr().out)["ways"]}
-    assert ways == {"as it is", "more devices", "recomputation"}
+    told = {way["way"] for way in json.loads(capsys.readouterr().out)["ways"]}
+    assert told == {"as it is", "more devices", "recomputation"}
     assert main([*memory, "--give-up", "hope"]) == 2
     assert "--give-up is 'hope'; it must be names among devices, batch" in capsys.readouterr().err
     assert main([*memory, "--host-memory", "8 GBs"]) == 2
@@ -282,3 +284,17 @@ def test_hosts_alone_compute_and_nothing_is_offloaded_to_them():
     assert "all devices are of kind 'host'" in ways["offloading"].error
     with pytest.raises(bl.InvalidInput, match="has devices of kind 'host' only"):
         bl.offload(graph, hosts)
+
+
+def test_a_plan_that_two_choices_make_is_one_row(monkeypatch):
+    """As a budget that leaves no better plan than the boundaries of layers."""
+    made = ways.recompute_and_place
+
+    def twice(*given):
+        found = made(*given)
+        return [copy for joint in found for copy in (joint, dataclasses.replace(joint, what=f"{joint.what} again"))]
+
+    monkeypatch.setattr(ways, "recompute_and_place", twice)
+    answer = bl.fit(build(64), bl.Cluster.uniform(1, memory_bytes="400kB", link=LINK), give_up=["recompute"])
+    rows = [(way.step_us, *way.peak_bytes) for way in answer.ways if way.way == "recomputation" and way.fits]
+    assert rows and len(set(rows)) == len(rows)
