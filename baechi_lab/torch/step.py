@@ -14,6 +14,9 @@ from ..errors import InvalidInput
 from .models.losses import own_loss
 from .runtime.tree import as_arguments, divided, lists_of_images, map_tensors, tensors
 
+FAILURES = (TypeError, ValueError, LookupError, AttributeError, RuntimeError)
+"""What an optimizer raises that cannot update parameters alone: it wants a closure, or their names."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TorchStep:
@@ -181,7 +184,7 @@ def states_of(make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]) -
     try:
         optimizer = make([parameter])
         optimizer.step()
-    except (TypeError, ValueError, LookupError, AttributeError, RuntimeError):  # one that wants a closure, or names
+    except FAILURES:
         return 0
     kept = optimizer.state.get(parameter, {})
     return sum(isinstance(t, torch.Tensor) and t.shape == parameter.shape for t in kept.values())

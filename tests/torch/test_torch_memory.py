@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import baechi_lab as bl
-from baechi_lab.executors.torch.storages import Storages
+from baechi_lab.profilers.torch.storages import Storages
 from baechi_lab.graph.opgraph import GROWS
 from baechi_lab.torch.step import TorchStep
 

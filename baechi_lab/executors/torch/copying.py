@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ...profilers.torch.storages import Storages
 from ...torch.runtime.storage import storage_key, version
 from ...torch.runtime.transport import Tag, TaggedTransport, tag_of
 from ...torch.runtime.tree import map_tensors, tensors
-from .storages import Storages
 
 
 class CopyingTransport(TaggedTransport):

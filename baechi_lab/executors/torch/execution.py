@@ -17,6 +17,7 @@ from ...errors import InvalidInput, UnknownNameError
 from ...graph import Cluster, OpGraph, Placement, Run
 from ...graph.arguments import refuse_replicas
 from ...passes.unroll import unroll
+from ...profilers.torch.storages import Storages
 from ...torch.assigner import assign, distribution
 from ...torch.plan import torch_devices
 from ...torch.recomputing import changed
@@ -28,7 +29,6 @@ from ...torch.tracing import trace
 from ..tensorflow.execution import StepResult
 from .pipelined import Cut, cut_step, run_pipeline
 from .reduction import is_mean
-from .storages import Storages
 from .timeline import Measurement
 
 
@@ -291,6 +291,8 @@ class _Running:
             named = self.model.named_parameters()
             self.gradients = {n: p.grad.float().cpu().numpy().copy() for n, p in named if p.grad is not None}
         if self.optimizer is not None:
+            if measurement is not None:
+                measurement.updating()
             self.optimizer.step()
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
@@ -312,24 +314,22 @@ def attached(placement: Placement) -> Cluster:
 def known_graph(
     step: TorchStep, model: nn.Module, found: Trace, placement: Placement, graph: OpGraph | None
 ) -> tuple[OpGraph, Placement]:
-    """The graph to report in, and the placement read for it; one of the calls alone covers their backward ops."""
-    from ...profilers.torch.graph import backward_ops
+    """The graph to report in, and the placement read for it; one of the calls alone covers all ops of their groups."""
     from ...profilers.torch.profile import profile_layers
 
     if graph is None:
         graph = profile_layers(
-            model, step.inputs, warmup=0, runs=1, traced=found, loss=step.loss_of, batch=(step.inputs, step.targets)
-        ).graph(optimizer_states=step.kept_states)
+            model, step.inputs, warmup=0, runs=1, traced=found, loss=step.loss_of, batch=(step.inputs, step.targets),
+            make=step.optimizer,
+        ).graph(optimizer_states=step.optimizer_states)  # fmt: skip
     calls = len(found.calls)
     if placement.n == calls and placement.graph_key is None and placement.group_of is None and graph.n != calls:
-        back = list(backward_ops(found))
+        home = dict(zip(graph.colocation[:calls].tolist(), placement.device.tolist(), strict=True))
         rank = (
             None
             if placement.rank is None
             else np.r_[placement.rank, placement.rank.max(initial=0) + 1 + np.arange(graph.n - calls)]
         )
-        home = [placement.device[found.results[0]]] * (graph.n - calls - len(back)) if found.results else []
-        return graph, placement.replace(
-            device=np.r_[placement.device, placement.device[back], home].astype(np.int32), order=rank, priority=None
-        )
+        device = [*placement.device.tolist(), *(home[group] for group in graph.colocation[calls:].tolist())]
+        return graph, placement.replace(device=np.array(device, dtype=np.int32), order=rank, priority=None)
     return graph, placement.on(graph)

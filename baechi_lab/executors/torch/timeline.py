@@ -14,6 +14,7 @@ device is a GPU of its own, the peak is the allocator's.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ from torch import nn
 
 from ...graph import MEMORY_CATEGORIES, Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
 from ...profilers.torch.graph import LOSS, backward_ops
+from ...profilers.torch.storages import Storages
+from ...profilers.torch.updating import kept_besides, kept_by
 from ...torch.assigner import distribution
 from ...torch.recomputing import copies
 from ...torch.records import Trace
@@ -35,7 +38,6 @@ from ...torch.runtime.sequence import inputs_of, nodes_between
 from ...torch.runtime.transport import HostTransport, StreamTransport
 from ...torch.runtime.tree import tensors
 from .copying import CopyingTransport
-from .storages import Storages
 
 Mark = Any
 """A CUDA event with its device, or the host's clock in nanoseconds."""
@@ -73,7 +75,7 @@ class Measurement(Observer):
         self.lock = threading.Lock()
         self.local = threading.local()
         self.bases: dict[int, torch.cuda.Event] = {}
-        self.base_ns = 0
+        self.base_ns, self.updating_ns = 0, sys.maxsize
         self.session.observer = self
         self.transport, self.plain = self.session.transport, self.session.plain
         if storages is not None and type(self.transport) is HostTransport:
@@ -117,13 +119,21 @@ class Measurement(Observer):
         """What is there when the step starts."""
         calls = self.session.plan.device
         first = calls[0] if calls else 0
-        home, states = self.session.plan.parameters, {} if optimizer is None else optimizer.state
+        home = self.session.plan.parameters
         for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
             device = home.get(name, first)
-            storages.add([tensor, *tensors(dict(states.get(tensor, {})))], device, persistent=True)
+            kept = [] if optimizer is None else kept_by(optimizer, tensor)
+            storages.add([tensor, *kept], device, persistent=True)
             if tensor.grad is not None:
                 storages.add([tensor.grad], device)
         storages.add(tensors(batch), first, persistent=True)
+        storages.add([] if optimizer is None else kept_besides(optimizer), first, persistent=True)
+
+    def updating(self) -> None:
+        """The backward pass is over: what is made now belongs to no call."""
+        self.updating_ns = time.perf_counter_ns()
+        if self.storages is not None:
+            self.storages.call(-1, self.storages.home)
 
     def finish(self) -> None:
         """The step is over: gradients that are there belong to their parameters."""
@@ -203,6 +213,8 @@ class Measurement(Observer):
 
         def after(into: Any, outof: Any) -> None:
             self.stop_marks[back] = self._mark(op)
+            if self.storages is not None:  # gradients are added up between nodes, and some nodes belong to no call
+                self.storages.call(-1, self.storages.home)
 
         node.register_prehook(before)
         node.register_hook(after)
@@ -338,7 +350,7 @@ class Measurement(Observer):
         rows = []
         for held in self.storages.held if self.storages is not None else ():
             ended = self.stop_marks.get(held.op, -1)
-            brief = 0 <= held.end_ns <= ended
+            brief = 0 <= held.end_ns <= ended or (held.end_ns >= 0 and held.start_ns >= self.updating_ns)
             category = persistent if held.persistent else copies if held.received else temporary if brief else outputs
             rows.append((held.start_ns, 1, held.device, category, held.size, max(held.op, -1)))
             if held.end_ns >= 0:

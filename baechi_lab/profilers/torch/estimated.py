@@ -30,6 +30,7 @@ from .faking import faked, named_dtype
 from .graph import LayerProfile, Loss, durations, layer_graph
 from .profile import call_bytes, in_mode, mode_of, run_once, seen
 from .unread import warn_of_unread
+from .updating import Update
 
 OPTIMIZERS = {
     "sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "lion": 1, "adam": 2, "adamw": 2, "adamax": 2, "nadam": 2,
@@ -91,8 +92,10 @@ class LayerEstimate:
             moved = self.layers.parameter_gradients * (3.0 + 2 * states)
             done = self.layers.parameter_gradients / 2.0 * (1 + states)  # of 4 bytes: two per element and state
             rows = enumerate(Kernel(flops=f, moved_bytes=m) for f, m in zip(done, moved, strict=True))
-            update = estimated_us(work_of(len(moved), rows), hardware)
-        return replace(self.layers, forward_us=forward[:-1], backward_us=backward[:-1], update_us=update, loss=loss)
+            update = Update.plain(
+                estimated_us(work_of(len(moved), rows), hardware), self.layers.parameter_gradients * states
+            )
+        return replace(self.layers, forward_us=forward[:-1], backward_us=backward[:-1], update=update, loss=loss)
 
 
 def estimate_layers(

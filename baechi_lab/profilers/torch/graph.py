@@ -5,7 +5,9 @@ Forward op `i` is call `i`. In training every call whose outputs have gradients 
 for its backward pass is also read by the backward op of `j`, so a simulation keeps it until then; what else `j`
 saves is a tensor from `j` to its backward op. Control tensors (4 bytes) order in-place writes, state shared between
 calls, and the loss: every backward op of an output waits for all outputs. Where the update is part of the step, every
-call with trained parameters of its own has an update op, after the backward ops of all calls that use them.
+call with trained parameters of its own has an update op, after the whole backward pass: an optimizer's `step` is called then.
+What the update of a call still holds while those of others run is an output of its op. `name/updated` reads it, after the
+last update during which it is there and before the next one (`updating`).
 
 Where a profile has timed the halves of backward passes apart, a call with parameters has a second backward op for their
 gradients. It reads what the first one reads, and nobody waits for it.
@@ -29,6 +31,7 @@ from ...graph.opgraph import GROWS, OWN, VIEW
 from ...graph.tensors import TensorTable
 from ...torch.records import Trace
 from .memory import CallMemory
+from .updating import Update
 
 LOSS = "Loss"
 """Type of the op that computes the loss."""
@@ -63,9 +66,8 @@ class LayerProfile:
 
     `parameters`, `outputs`, `parameter_gradients`, `upstream_gradients`, `temporaries` (forward) and
     `backward_temporaries` are int64 bytes, the paper's classes a to e; `saved` holds, per call, the values it saves
-    for its backward pass and the bytes of what else it saves. `update_us`, where the optimizer's update is part of the
-    step, are the microseconds that it takes for the parameters that each call is the first to use. `batch_bytes` are the
-    inputs and targets where the step is known; they wait with the first call.
+    for its backward pass and the bytes of what else it saves. `update` is what the optimizer's update takes, where it is part
+    of the step. `batch_bytes` are the inputs and targets where the step is known; they wait with the first call.
     """
 
     trace: Trace
@@ -78,7 +80,7 @@ class LayerProfile:
     upstream_gradients: NDArray[np.int64]
     memory: tuple[CallMemory, ...]
     name: str = "model"
-    update_us: NDArray[np.float64] | None = None
+    update: Update | None = None
     halves: Halves | None = None
     loss: Loss | None = None
     batch_bytes: int = 0
@@ -104,49 +106,57 @@ class LayerProfile:
         peak = np.maximum(self.temporaries, self.backward_temporaries)
         return peak + self.upstream_gradients if self.mode == "training" else self.outputs + self.temporaries
 
-    def graph(self, *, optimizer_states: int = 0) -> OpGraph:
-        """The OpGraph, with `optimizer_states` tensors of a parameter's size that the optimizer keeps."""
+    def graph(self, *, optimizer_states: int | None = None) -> OpGraph:
+        """The OpGraph, with `optimizer_states` tensors of a parameter's size that the optimizer keeps; None for those measured."""
         return layer_graph(self, optimizer_states=optimizer_states)
 
 
-def layer_graph(profile: LayerProfile, *, optimizer_states: int = 0) -> OpGraph:
-    """The graph of a profile; `optimizer_states` counts tensors of a parameter's size that the optimizer keeps."""
+def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -> OpGraph:
+    """The graph of a profile; `optimizer_states` counts tensors of a parameter's size that the optimizer keeps.
+
+    By default they take what the profile's update says.
+    """
     trace, n = profile.trace, len(profile.trace.calls)
     backward = backward_ops(trace) if profile.mode == "training" else {}
     weights = weight_ops(profile, backward)
     later = [*backward, *weights]
     updates = _update_ops(profile, n + len(later))
-    first = n + len(later) + len(updates)
+    released = _release_ops(profile, updates)
+    first = n + len(later) + len(updates) + len(released)
     loss = {} if profile.loss is None else {first: first + 1}  # the loss -> its backward op
-    forward_of = [-1] * n + later + [-1] * len(updates) + [k for op in loss for k in (-1, op)]
+    forward_of = [-1] * n + later + [-1] * (len(updates) + len(released)) + [k for op in loss for k in (-1, op)]
     names, types = [c.key for c in trace.calls], [c.op_type for c in trace.calls]
     # A trailing underscore says "in place", as in the names of PyTorch's functions.
     forward_types = [f"{c.op_type}_" if c.inplace and c.module is not None else c.op_type for c in trace.calls]
     table = TensorTable()
     _forward_tensors(table, profile, backward, weights)
     _backward_tensors(table, trace, backward, weights)
-    _update_tensors(table, trace, backward, weights, updates)
+    _update_tensors(table, profile, backward, weights, updates, released)
     for op, back in loss.items():
         _loss_tensors(table, profile, op, back, backward, weights)
-    colocation, groups = _groups(trace, (backward, weights, updates), len(forward_of), profile.loss)
+    colocation, groups = _groups(trace, (backward, weights, updates, released), len(forward_of), profile.loss)
     temporary, persistent, reuse = _bytes(profile, backward, weights, table, optimizer_states)
-    none = np.zeros(len(updates), dtype=np.int64)
+    none = np.zeros(len(updates) + len(released), dtype=np.int64)
+    while_updating = none.copy()
+    if profile.update is not None:
+        while_updating[: len(updates)] = profile.update.temporary[list(updates)]
     return OpGraph(
         names=(
             *names,
             *(f"{names[i]}/backward" for i in backward),
             *(f"{names[i]}/backward_weights" for i in weights),
             *(f"{names[i]}/update" for i in updates),
+            *(f"{names[i]}/updated" for i in released),
             *_loss_names(names, loss),
         ),
         op_types=(
             *forward_types,
             *(f"{types[i]}Backward" for i in later),
-            *("Update" for _ in updates),
+            *("Update" for _ in (*updates, *released)),
             *([LOSS, f"{LOSS}Backward"] if loss else []),
         ),
         duration_us=durations(profile),
-        temp_bytes=np.r_[temporary, none, _loss_temporary(profile, table, loss)],
+        temp_bytes=np.r_[temporary, while_updating, _loss_temporary(profile, table, loss)],
         persistent_bytes=np.r_[persistent, none, [0] * 2 * len(loss)],
         reuse=np.r_[reuse, none, [0] * 2 * len(loss)] if profile.mode == "training" else None,
         colocation=colocation,
@@ -160,7 +170,10 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int = 0) -> OpGraph:
 def durations(profile: LayerProfile) -> NDArray[np.float64]:
     """float64[ops of the graph]: microseconds of calls, their backward ops and their updates."""
     backward = backward_ops(profile.trace) if profile.mode == "training" else {}
-    update = np.zeros(0) if profile.update_us is None else profile.update_us[list(_update_ops(profile, 0))]
+    updates = _update_ops(profile, 0)
+    update = np.zeros(len(updates) + len(_release_ops(profile, updates)))
+    if profile.update is not None:
+        update[: len(updates)] = profile.update.us[list(updates)]
     later = _backward_us(profile, list(backward), list(weight_ops(profile, backward)))
     loss = [] if profile.loss is None else [profile.loss.forward_us, profile.loss.backward_us]
     return np.r_[profile.forward_us, later, update, loss]
@@ -174,10 +187,17 @@ def backward_ops(trace: Trace) -> dict[int, int]:
 
 
 def _update_ops(profile: LayerProfile, first: int) -> dict[int, int]:
-    """Call -> the op that updates its parameters, from op `first` on."""
-    if profile.mode != "training" or profile.update_us is None:
+    """Call -> the op that updates its parameters, from op `first` on, in the order of the update."""
+    if profile.mode != "training" or profile.update is None:
         return {}
-    return {i: first + k for k, i in enumerate(np.flatnonzero(profile.parameter_gradients).tolist())}
+    return {i: first + k for k, i in enumerate(i for i in profile.update.order if profile.parameter_gradients[i])}
+
+
+def _release_ops(profile: LayerProfile, updates: dict[int, int]) -> dict[int, int]:
+    """Call -> the op that lets go of what its update holds while others run, after all of `updates`."""
+    first = max(updates.values(), default=-1) + 1
+    holding = [] if profile.update is None else [i for i in updates if profile.update.held[i] > 0]
+    return {i: first + k for k, i in enumerate(holding)}
 
 
 def weight_ops(profile: LayerProfile, backward: dict[int, int]) -> dict[int, int]:
@@ -283,8 +303,9 @@ def _made(table: TensorTable) -> dict[int, int]:
 
 
 def _bytes(
-    profile: LayerProfile, backward: dict[int, int], weights: dict[int, int], table: TensorTable, optimizer_states: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int8]]:
+    profile: LayerProfile, backward: dict[int, int], weights: dict[int, int], table: TensorTable,
+    optimizer_states: int | None,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int8]]:  # fmt: skip
     """Temporary and persistent bytes and `OpGraph.reuse` of calls and their backward ops.
 
     A backward op holds its peak: what is no gradient is temporary. A call that makes no memory returns a view, or what it
@@ -292,7 +313,9 @@ def _bytes(
     """
     n, ops = len(profile.trace.calls), len(profile.trace.calls) + len(backward) + len(weights)
     persistent, reuse = np.zeros(ops, dtype=np.int64), np.full(ops, OWN, dtype=np.int8)
-    persistent[:n] = profile.parameters + profile.parameter_gradients * optimizer_states
+    measured = 0 if profile.update is None else profile.update.states
+    states = measured if optimizer_states is None else profile.parameter_gradients * optimizer_states
+    persistent[:n] = profile.parameters + states
     persistent[:1] += profile.batch_bytes if n else 0
     users: dict[str, int] = {}
     for i in backward:
@@ -358,15 +381,21 @@ def _backward_tensors(table: TensorTable, trace: Trace, backward: dict[int, int]
 
 
 def _update_tensors(
-    table: TensorTable, trace: Trace, backward: dict[int, int], weights: dict[int, int], updates: dict[int, int]
-) -> None:
-    users: dict[str, list[int]] = {}
-    for i in backward:
-        for name in trace.calls[i].parameters:
-            users.setdefault(name, []).append(i)
-    for i, op in updates.items():
-        for j in dict.fromkeys(j for name in trace.calls[i].parameters for j in users.get(name, ())):
-            table.add(weights.get(j, backward[j]), "control", CONTROL_BYTES, [op])
+    table: TensorTable, profile: LayerProfile, backward: dict[int, int], weights: dict[int, int],
+    updates: dict[int, int], released: dict[int, int],
+) -> None:  # fmt: skip
+    """Updates wait for the ends of the backward pass; what one holds is there until the last one that it is there for."""
+    gradients = {producer for producer, label in table.rows if label.startswith("gradient:")}
+    for op in (*backward.values(), *weights.values()) if updates else ():
+        if op not in gradients:
+            table.add(op, "control", CONTROL_BYTES, updates.values())
+    order = list(updates)
+    for i, op in released.items():
+        held, until = int(profile.update.held[i]), int(profile.update.until[i])  # type: ignore[union-attr]
+        table.add(updates[i], "held", held, [op])
+        table.add(updates[until], "control", CONTROL_BYTES, [op])
+        following = order[order.index(until) + 1 :][:1]
+        table.add(op, "control", CONTROL_BYTES, [updates[k] for k in following])
 
 
 def _groups(

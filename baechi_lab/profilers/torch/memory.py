@@ -86,7 +86,11 @@ class MemoryWatch(Handler):
         self.spans: dict[
             int, tuple[int, int]
         ] = {}  # backward pass of a call -> begin of its first window, end of its last
+        self.begins: list[tuple[int, int]] = []  # of all windows of the backward pass, and their ops
         self.cuda = cuda
+        self.last: tuple[int, int] | None = (
+            None  # CUDA: op of the last window of the backward pass, bytes when it began
+        )
         # what calls take that other calls made, by position; the batch; what no call made and an earlier one has saved
         self.read_at = [*({*call.read_at.values()} for call in found.calls), None]
         self.batch: set[int] = set()
@@ -197,6 +201,7 @@ class MemoryWatch(Handler):
     @contextmanager
     def window(self, phase: str, op: int) -> Iterator[None]:
         """The length of time in which what is allocated belongs to an op, forward ("f") or backward ("b")."""
+        self._between()
         before = self._before()
         with record_function(f"{_LABEL}{phase}{op}"):
             yield
@@ -204,17 +209,31 @@ class MemoryWatch(Handler):
         column[op] = max(column[op], self._after(before))
         if phase == "b" and self.cuda:
             first = self.spans.setdefault(op, (before, 0))[0]
+            self.last = op, first
+            self._between()
+
+    def _between(self) -> None:
+        """CUDA: what was held since the last window of the backward pass began belongs to its op."""
+        if self.last is not None:
+            torch.cuda.synchronize()
+            op, first = self.last
             self.peaks[op] = max(self.peaks[op], int(torch.cuda.max_memory_allocated()) - first)
 
     def spanned(self, op: int, start: int, end: int) -> None:
         """A window of a call's backward pass, in places of the list of changes."""
         known = self.spans.get(op, (start, end))
         self.spans[op] = min(known[0], start), max(known[1], end)
+        self.begins.append((start, op))
 
     def read_spans(self, changes: list[int]) -> None:
-        """The peaks of backward passes: what lies between their first and last node, the release of its gradients too."""
+        """The peaks of backward passes: what lies between their first node and the next one after their last.
+
+        So the release of gradients counts, and adding up those of a parameter or a value that is used several times.
+        """
+        begins = sorted(self.begins)
         for op, (start, end) in self.spans.items():
-            self.peaks[op] = max(0, *accumulate(changes[start:end], initial=0))
+            later = (begin for begin, of in begins[bisect_left(begins, (end, -1)) :] if of != op)
+            self.peaks[op] = max(0, *accumulate(changes[start : next(later, len(changes))], initial=0))
 
     def _before(self) -> int:
         if not self.cuda:

@@ -38,7 +38,7 @@ from ...torch.runtime.context import in_backward, kept_activations
 from ...torch.runtime.intercept import Frame, Handler, Interceptor
 from ...torch.runtime.launch import move
 from ...torch.runtime.sequence import inputs_of, nodes_between
-from ...torch.runtime.storage import storage_key, tensor_bytes
+from ...torch.runtime.storage import storage_bytes, storage_key, tensor_bytes
 from ...torch.runtime.tree import as_arguments, map_tensors, tensors
 from ...torch.snapshot import untouched
 from ...torch.step import TorchStep
@@ -47,6 +47,7 @@ from ..hardware import Hardware, HardwareChoice, by_kind
 from .graph import Halves, LayerProfile, Loss
 from .halves import HalvesTimer
 from .memory import LOSS_KEY, CallMemory, measure_memory
+from .updating import MakeOptimizer, measure_update
 
 LossOf = Callable[[Any], torch.Tensor]
 
@@ -68,7 +69,7 @@ def profile(
     on the core that was measured by 50 % in the mean, 24 % when calibrated (docs/estimates.md).
 
     Args:
-        model: a module, or a `TorchStep` (then its inputs, atomic classes and optimizer states are taken).
+        model: a module, or a `TorchStep` (then its inputs, atomic classes and optimizer are taken).
         sample_inputs: a tensor, a tuple of positional arguments, a dict (or `BatchEncoding`) of keywords, or both as
             `(tuple, dict)`.
         mode: "training" (forward and backward) or "inference"; by default what `model.training` says.
@@ -106,15 +107,16 @@ def profile(
     (('linear', 'linear/backward', 'linear/update'), 10)
     """
     loss: LossOf | None = None
-    batch, step = None, None
+    batch, step, states = None, None, optimizer_states or None
     if isinstance(model, TorchStep):
         step, model = model, model.model()
         loss, batch = step.loss_of, (step.inputs, step.targets)
-        sample_inputs, atomic, optimizer_states = step.inputs, step.atomic, optimizer_states or step.kept_states
+        sample_inputs, atomic, states = step.inputs, step.atomic, states or step.optimizer_states
     if granularity not in GRANULARITIES:
         raise InvalidInput(f"granularity is {granularity!r}; it must be one of {', '.join(GRANULARITIES)}")
     if hardware is not None:
-        return _estimate(model, sample_inputs, by_kind(hardware), granularity, optimizer, optimizer_states,
+        states = states or (0 if step is None else step.kept_states)
+        return _estimate(model, sample_inputs, by_kind(hardware), granularity, optimizer, states,
                          {"mode": mode, "atomic": atomic, "dtype": dtype, "autocast": autocast}, step)  # fmt: skip
     for field, value in (("granularity", granularity != "layer"), ("dtype", dtype), ("autocast", autocast)):
         if value:
@@ -122,12 +124,13 @@ def profile(
     layers = profile_layers(
         model, sample_inputs, mode=mode, warmup=warmup, runs=runs, atomic=atomic, device=device,
         split_backward=split_backward, accumulate=accumulate, loss=loss, batch=batch,
+        make=None if step is None else step.optimizer,
     )  # fmt: skip
     if optimizer is not None:
         from .estimated import optimizer_states as states_of
 
-        optimizer_states = states_of(optimizer)
-    return layers.graph(optimizer_states=optimizer_states)
+        states = states_of(optimizer)
+    return layers.graph(optimizer_states=states)
 
 
 def _estimate(
@@ -146,10 +149,10 @@ def profile_layers(
     model: nn.Module, sample_inputs: Any, *, mode: str | None = None, warmup: int = 2, runs: int = 5,
     atomic: Collection[str | type] = (), traced: Trace | None = None, device: str | None = None,
     split_backward: bool = False, accumulate: bool = False, loss: LossOf | None = None,
-    batch: Any = None,
+    batch: Any = None, make: MakeOptimizer | None = None,
 ) -> LayerProfile:  # fmt: skip
     """The numbers behind `profile`, per layer; parameters as there. `loss` makes a loss of the model's outputs,
-    `batch` is all that the step is given."""
+    `batch` is all that the step is given, `make` makes the optimizer of its update."""
     training = mode_of(model, mode)
     if warmup < 0 or runs < 1:
         raise InvalidInput(f"warmup is {warmup} and runs is {runs}; warmup must be at least 0 and runs at least 1")
@@ -168,9 +171,14 @@ def profile_layers(
                 memory = measure_memory(
                     found,
                     interceptor,
-                    lambda: run_once(model, args, kwargs, training, loss=seen(interceptor, loss)),
+                    lambda: run_once(model, args, kwargs, training, keep=True, loss=seen(interceptor, loss)),
                     training,
                 )
+                gradients = {n: 0 if p.grad is None else storage_bytes(p.grad) for n, p in model.named_parameters()}
+                can_update = make is not None and training
+                update = measure_update(model, found, make, runs, now_us) if can_update else None
+                for parameter in model.parameters():
+                    parameter.grad = None
                 if split_backward and training:
                     interceptor.handler = halves
                     for k in range(warmup + runs):
@@ -181,7 +189,8 @@ def profile_layers(
     again = np.array([call.recomputed for call in found.calls], dtype=np.int64)
     forward, backward = timer.forward[:-1] / runs, timer.backward[:-1] / runs
     added = timer.added[:-1] / runs if accumulate else np.zeros(len(found.calls))
-    made = _profile(model, found, training, forward, backward + forward * again + added, memory[:-1])
+    made = _profile(model, found, training, forward, backward + forward * again + added, memory[:-1], gradients)
+    made = replace(made, update=update)
     if batch is not None:
         made = replace(made, batch_bytes=sum(tensor_bytes(t) for t in tensors(batch)))
     if loss is not None and training and found.results and timer.loss_of is not None:
@@ -353,17 +362,24 @@ def mode_of(model: nn.Module, mode: str | None) -> bool:
 
 def _profile(
     model: nn.Module, found: Trace, training: bool, forward: NDArray[np.float64], backward: NDArray[np.float64],
-    memory: tuple[CallMemory, ...],
+    memory: tuple[CallMemory, ...], gradients: dict[str, int],
 ) -> LayerProfile:  # fmt: skip
     mode = "training" if training else "inference"
-    a, b, c, d = call_bytes(model, found, training)
+    a, b, c, d = call_bytes(model, found, training, gradients)
     return LayerProfile(found, mode, forward, backward, a, b, c, d, memory, name=type(model).__name__.lower())
 
 
-def call_bytes(model: nn.Module, found: Trace, training: bool) -> tuple[NDArray[np.int64], ...]:
-    """Four int64[calls]: bytes of parameters and buffers, outputs, gradients of parameters, gradients from above."""
+def call_bytes(
+    model: nn.Module, found: Trace, training: bool, gradients: dict[str, int] | None = None
+) -> tuple[NDArray[np.int64], ...]:
+    """Four int64[calls]: bytes of parameters and buffers, outputs, gradients of parameters, gradients from above.
+
+    `gradients` are the bytes of those that a backward pass made, by parameter: of embeddings they may be sparse, and of what
+    does not reach the loss there are none. By default every trained parameter has one of its size.
+    """
     size = {name: tensor_bytes(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    if gradients is None:
+        gradients = {name: size[name] for name, p in model.named_parameters() if p.requires_grad}
     counted: set[str] = set()
     columns = np.zeros((4, len(found.calls)), dtype=np.int64)
     used = {name for call in found.calls for name in (*call.parameters, *call.buffers)}
@@ -374,6 +390,6 @@ def call_bytes(model: nn.Module, found: Trace, training: bool) -> tuple[NDArray[
         counted |= own
         columns[0, i] += sum(size[name] for name in own)
         columns[1, i] = call.output_bytes
-        columns[2, i] = sum(size[name] for name in own & trained) if training else 0
+        columns[2, i] = sum(gradients[name] for name in own & gradients.keys()) if training else 0
         columns[3, i] = call.output_bytes if training and call.requires_grad else 0
     return tuple(columns)

@@ -3,8 +3,9 @@
 A dispatch mode sees every tensor that an operator of torch returns, in the backward pass too; a weak reference tells when
 its storage goes. Counted are the bytes of storages, each once however many views it has, not the allocator's rounding.
 Scratch of kernels, which never becomes a tensor, is read from the events of the CPU's allocator (`scratch`). A storage
-belongs to the device whose call runs in the thread that makes it; what is made outside of calls (the update of
-parameters) belongs to `home`.
+belongs to the device whose call runs in the thread that makes it. What is made outside of calls (the update of
+parameters) lies where what it is made from lies, as between devices with memory of their own; part by part where an operator
+takes a list and returns one; on `home` where nothing is known of what it is made from.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...profilers.torch.memory import windows
 from ...torch.runtime.tree import tensors
+from .memory import windows
 
 _LABEL = "baechi operator "
 
@@ -91,9 +92,10 @@ class Storages:
             if known is not None and known[1].op < 0 and not (known[1].persistent or known[1].received):
                 known[1].device, known[1].op = device, CLAIMED
 
-    def running(self) -> Held:
-        """An operator that starts now; its place in `ran` is its label."""
-        op, device = getattr(self.local, "op", -1), getattr(self.local, "device", self.home)
+    def running(self, taken: Any) -> Held:
+        """An operator that starts now with some arguments; its place in `ran` is its label."""
+        op = getattr(self.local, "op", -1)
+        device = self.local.device if op >= 0 else self.lying(taken)
         with self.lock:
             self.ran.append(Held(device, 0, op, time.perf_counter_ns(), label=len(self.ran)))
             return self.ran[-1]
@@ -105,6 +107,24 @@ class Storages:
     def call(self, op: int, device: int) -> None:
         """Calls of `op` on `device` run in this thread from now on; -1 for none."""
         self.local.op, self.local.device = op, device
+
+    def lying(self, taken: Any) -> int:
+        """The device of the largest followed storage among what is taken; `home` where none is."""
+        known = [self.alive.get(t.untyped_storage()._cdata) for t in tensors(taken) if _has_storage(t)]
+        held = [row[1] for row in known if row is not None and row[0]() is not None]
+        return max(held, key=lambda row: row.size).device if held else self.home
+
+    def ran_to(self, outputs: Any, taken: Any) -> None:
+        """Follow what an operator made."""
+        if getattr(self.local, "op", -1) >= 0:
+            self.add(tensors(outputs))
+            return
+        lists = [part for part in taken if isinstance(part, (tuple, list)) and any(True for _ in tensors(part))]
+        if isinstance(outputs, (tuple, list)) and lists and len(lists[0]) == len(outputs):
+            for made, given in zip(outputs, lists[0], strict=True):
+                self.add(tensors(made), self.lying(given))
+        else:
+            self.add(tensors(outputs), self.lying(taken))
 
     def add(
         self,
@@ -142,11 +162,11 @@ class _Following(TorchDispatchMode):
         self.storages = storages
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        held = self.storages.running()
+        held = self.storages.running((args, kwargs))
         with record_function(f"{_LABEL}{held.label}"):
             outputs = func(*args, **(kwargs or {}))
         held.end_ns = time.perf_counter_ns()
-        self.storages.add(tensors(outputs))
+        self.storages.ran_to(outputs, args)
         return outputs
 
 
