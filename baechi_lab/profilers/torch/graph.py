@@ -107,7 +107,7 @@ class LayerProfile:
         return peak + self.upstream_gradients if self.mode == "training" else self.outputs + self.temporaries
 
     def graph(self, *, optimizer_states: int | None = None) -> OpGraph:
-        """The OpGraph, with `optimizer_states` tensors of a parameter's size that the optimizer keeps; None for those measured."""
+        """The OpGraph; `optimizer_states` counts tensors of a parameter's size that the optimizer keeps, None: as measured."""
         return layer_graph(self, optimizer_states=optimizer_states)
 
 

@@ -175,8 +175,9 @@ def profile_layers(
                     training,
                 )
                 gradients = {n: 0 if p.grad is None else storage_bytes(p.grad) for n, p in model.named_parameters()}
-                can_update = make is not None and training
-                update = measure_update(model, found, make, runs, now_us) if can_update else None
+                update = None
+                if make is not None and training:
+                    update = measure_update(model, found, make, runs, now_us)
                 for parameter in model.parameters():
                     parameter.grad = None
                 if split_backward and training:

@@ -1,0 +1,168 @@
+"""What the update of parameters takes while it runs: profiles and simulated peaks beside measured ones."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn, optim
+
+import baechi_lab as bl
+from baechi_lab.profilers.torch.storages import Held, Storages
+from baechi_lab.profilers.torch.updating import phases
+from baechi_lab.torch.step import TorchStep
+
+WEIGHT = 128 * 128 * 4
+
+
+def layers():
+    return nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(3)))
+
+
+class AllAtOnce(optim.Optimizer):
+    """Divides all gradients by their norm, then goes through the parameters; keeps its averages outside of `state`."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+        self.average = {}
+
+    @torch.no_grad()
+    def step(self):
+        given = [p for group in self.param_groups for p in group["params"]]
+        norm = sum(p.grad.square().sum() for p in given).sqrt()
+        for p, gradient in [(p, p.grad / norm) for p in given]:
+            self.average[p] = gradient if p not in self.average else 0.9 * self.average[p] + gradient
+            p -= 0.01 * self.average[p]
+
+
+def peaks(step, device, devices=2):
+    """Simulated and measured peak of every device; `device` says where a group of ops is, by its name."""
+    graph = bl.torch.profile(step, warmup=0, runs=1)
+    cluster = bl.Cluster.uniform(devices, kind="cpu", comm="parallel")
+    where = [device(graph.colocation_names[group]) for group in graph.colocation]
+    placed = bl.Placement(device=where, graph_key=graph.key)
+    line = bl.simulate(graph, cluster, placed)
+    assert not bl.check(graph, cluster, placed, line)
+    run = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph)
+    return line.peak_bytes, run.timeline.peak_bytes
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        partial(optim.SGD, lr=0.01, momentum=0.9, weight_decay=0.1),
+        optim.Adam,
+        partial(optim.AdamW, amsgrad=True, maximize=True, foreach=True),
+        partial(optim.Adam, fused=True),
+        partial(optim.RMSprop, momentum=0.9, centered=True),
+        optim.Adagrad,
+        AllAtOnce,
+    ],
+)
+@pytest.mark.parametrize("split", [False, True])
+def test_bug_what_an_update_takes_while_it_runs_was_not_simulated(optimizer, split):
+    """Three layers with little but parameters; layers 0 and 2 on one device, or all three."""
+    step = TorchStep("three", layers, (torch.ones(2, 128),), optimizer=optimizer)
+    simulated, measured = peaks(step, lambda name: int(split and name == "1"))
+    held = measured > 0
+    assert held.tolist() == [True, split]
+    assert np.abs(simulated[held] / measured[held] - 1).max() < 0.01
+
+
+def test_the_update_of_a_loop_over_parameters():
+    """Adam takes a root and its quotient, 2 weights, and holds the quotient of a layer until it has that of the next one.
+
+    So layer 0 and 1 hold one each until 1 and 2 are updated, the last one nothing; beside it 2 weights of moments.
+    """
+    step = TorchStep("three", layers, (torch.ones(2, 128),), optimizer=partial(optim.Adam, foreach=False))
+    graph = bl.torch.profile(step, warmup=0, runs=1)
+    assert graph.names[6:11] == ("0/update", "1/update", "2/update", "0/updated", "1/updated")
+    temporary = {name: int(graph.temp_bytes[op]) // WEIGHT for name, op in graph.index.items() if "/upd" in name}
+    assert temporary == {"0/update": 1, "1/update": 1, "2/update": 2, "0/updated": 0, "1/updated": 0}
+    held = {graph.names[graph.tensor_producer[t]]: int(graph.tensor_bytes[t]) // WEIGHT
+            for t in range(graph.tensor_count) if graph.tensor_names[t] == "held"}  # fmt: skip
+    assert held == {"0/update": 1, "1/update": 1}
+    (peak,), _ = peaks(step, lambda name: 0, devices=1)
+    assert (
+        peak // WEIGHT == 3 * (1 + 1 + 2) + 3
+    )  # parameters, gradients, moments; two temporaries and what layer 1 holds
+
+
+def test_updates_wait_for_the_end_of_the_backward_pass():
+    graph = bl.torch.profile(TorchStep("three", layers, (torch.ones(2, 128),), optimizer=optim.SGD), warmup=0, runs=1)
+    for name in ("0/update", "1/update", "2/update"):
+        pointer, before = graph.predecessors
+        op = graph.index[name]
+        assert [graph.names[k] for k in before[pointer[op] : pointer[op + 1]]] == ["0/backward"]
+    assert graph.duration_us[graph.index["1/update"]] > 0
+
+
+def test_what_is_taken_of_all_parameters_before_they_are_updated():
+    """10 of each of three calls from 0 to 9; then 5, 30 and 5 of one after another. The largest is updated last: 3 x 10 + 30."""
+    rows = [Held(i, 10, -1, 0, 9) for i in range(3)]
+    rows += [Held(i, size, -1, 1 + 2 * i, 2 + 2 * i) for i, size in enumerate((5, 30, 5))]
+    temporary, held, until, order = phases(3, rows)
+    assert order[-1] == 1 and until.tolist() == [1, 1, 1]
+    assert temporary.tolist() == [5, 40, 5] and held.tolist() == [10, 0, 10]
+
+
+def test_an_update_without_temporaries_holds_nothing():
+    temporary, held, _, order = phases(2, [])
+    assert temporary.tolist() == held.tolist() == [0, 0] and order == (0, 1)
+
+
+def test_what_no_call_makes_lies_where_it_is_made_from():
+    following = Storages(home=7)
+    here, there = torch.ones(4), torch.ones(8)
+    following.add([here], 1)
+    following.add([there], 2)
+    with following.mode():
+        kept = [here * 2, *torch._foreach_sqrt([here, there]), torch.zeros(2)]
+    assert [held.device for held in following.held] == [1, 2, 1, 1, 2, 7] and len(kept) == 4
+
+
+class Repeated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(128, 128, bias=False)
+
+    def forward(self, x):
+        return self.layer(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
+
+
+def test_bug_adding_up_the_gradients_of_a_shared_layer_was_not_counted():
+    """Gradient so far, the new one and their sum are there at once: a weight, three gradients and little else."""
+    step = TorchStep("repeated", Repeated, (torch.ones(2, 128),))
+    (simulated,), (measured,) = peaks(step, lambda name: 0, devices=1)
+    assert simulated // WEIGHT == measured // WEIGHT == 4 and abs(simulated / measured - 1) < 0.01
+
+
+class Looked(nn.Module):
+    """A table of which few rows are read, and a layer whose outputs the loss does not see."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.layer = nn.Embedding(1000, 32, sparse=True), nn.Linear(32, 64)
+        self.unseen = nn.Linear(64, 512)
+
+    def forward(self, x):
+        y = self.layer(self.table(x))
+        with torch.no_grad():
+            shift = self.unseen(y).mean()
+        return y - shift
+
+
+def test_bug_gradients_that_are_sparse_or_absent_were_counted_whole():
+    """16 rows of 32 numbers and their 16 places: 16 x 32 x 4 + 16 x 8 bytes; the layer that the loss does not see has none."""
+    step = TorchStep("looked", Looked, (torch.arange(16),), optimizer=partial(optim.SGD, lr=0.1))
+    graph = bl.torch.profile(step, warmup=0, runs=1)
+    assert graph.persistent_bytes[graph.index["table/backward"]] == 16 * 32 * 4 + 16 * 8
+    assert graph.persistent_bytes[graph.index["unseen"]] == (64 * 512 + 512) * 4
+    assert "unseen/update" not in graph.index
+    simulated, measured = peaks(step, lambda name: 0, devices=1)
+    assert abs(simulated[0] / measured[0] - 1) < 0.05
+
+
+def test_an_optimizer_that_wants_a_closure_has_no_update():
+    step = TorchStep("three", layers, (torch.ones(2, 128),), optimizer=optim.LBFGS)
+    assert not any("update" in name for name in bl.torch.profile(step, warmup=0, runs=1).names)
