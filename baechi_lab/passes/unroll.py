@@ -7,7 +7,8 @@ two tensors and writes one, so it takes three times the tensor's bytes over the 
 profile itself: those of the graph's own `AddN` and `Add` ops, weighted by what they move. A graph without such ops is
 asked for its updates, which are bound by memory in the same way, and then for its fastest ops by bytes moved; a graph
 in which nothing moves bytes adds for nothing. A graph that shows no updates, as PyTorch's layer graphs do, has its
-backward ops add into the gradients that it keeps; its `persistent_bytes` count them, and no op is added.
+backward ops add into the gradients that it keeps; its `persistent_bytes` count them, and no op is added. Where such
+gradients come with the backward op (`GROWS`), those of a later micro-batch are beside the sum until they are added to it.
 
 A stage with r replicas has its setup, its updates and its sums once on each of them, and every r-th micro-batch on each;
 before the updates the replicas add up their sums around a ring (`all_reduce`).
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import OpGraph, Placement
-from ..graph.opgraph import OWN
+from ..graph.opgraph import GROWS, OWN
 from .all_reduce import ALL_REDUCE
 from .base import Pass
 from .roles import BACKWARD, SETUP, UPDATE, roles
@@ -186,7 +187,7 @@ def _unrolled(graph: OpGraph, at: Layout) -> OpGraph:
         op_types=_op_types(graph, at),
         duration_us=_durations(graph, at, graph.duration_us, origin),
         duration_by_kind={kind: _durations(graph, at, us, origin) for kind, us in graph.duration_by_kind.items()},
-        temp_bytes=np.where(added, 0, graph.temp_bytes[origin]),
+        temp_bytes=np.where(added, 0, graph.temp_bytes[origin] + np.where(again, _grown(graph)[origin], 0)),
         persistent_bytes=np.where(again, 0, graph.persistent_bytes[origin]),
         allowed=graph.allowed[origin],
         allowed_sets=graph.allowed_sets,
@@ -199,6 +200,11 @@ def _unrolled(graph: OpGraph, at: Layout) -> OpGraph:
         reuse=None if graph.reuse is None else np.where(added, OWN, graph.reuse[origin]),
         **tensors_of(graph, at),
     )
+
+
+def _grown(graph: OpGraph) -> Ints:
+    """int64[n]: what ops take that are not there before."""
+    return np.zeros(graph.n, dtype=np.int64) if graph.reuse is None else graph.persistent_bytes * (graph.reuse == GROWS)
 
 
 def _once(graph: OpGraph, at: Layout, ops: Ints) -> list[str]:

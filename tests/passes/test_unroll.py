@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.graph.opgraph import GROWS
 from baechi_lab.passes.roles import BACKWARD, FORWARD, SETUP, UPDATE, roles
 from baechi_lab.passes.unroll import micro_batch_size, unroll, us_per_byte_moved
 
@@ -128,6 +129,23 @@ def test_weights_kept_by_the_ops_themselves_are_there_once_and_keep_copies_toget
     assert made.persistent_bytes.tolist() == [100, 0, 0, 0, 0, 0]
     assert made.colocation.tolist() == [0, -1] * 3 and made.colocation_names == ("layer",)
     assert made.duration_us.sum() == 3 * 3.0
+
+
+def test_bug_a_gradient_beside_the_sum_that_it_is_added_to_was_not_counted():
+    """A weight of 10 and, from the first backward op on, its gradient of 10; the second one's is there while it runs."""
+    graph = bl.OpGraph.from_edges(
+        [1.0, 2.0],
+        [(0, 1, 4)],
+        names=["layer", "back"],
+        forward_of=[-1, 0],
+        persistent_bytes=[10, 10],
+        reuse=[0, GROWS],
+    )
+    twice = unroll(graph, 2)
+    added = {name: (int(twice.persistent_bytes[op]), int(twice.temp_bytes[op])) for name, op in twice.index.items()}
+    assert added == {"layer/mb0": (10, 0), "back/mb0": (10, 0), "layer/mb1": (0, 0), "back/mb1": (0, 10)}
+    line = bl.simulate(twice, bl.Cluster.uniform(1), bl.Placement(device=[0] * 4))
+    assert int(line.peak_bytes[0]) == 10 + 10 + 10 + 4  # and the 4 bytes that the second backward op reads
 
 
 def test_an_inference_graph_and_an_empty_one():
