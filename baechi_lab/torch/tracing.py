@@ -194,6 +194,10 @@ class Tracer(Handler):
         finally:
             self.keeping.regions.pop()
             self.recomputing -= recomputed
+        if not isinstance(what, str) and not recomputed and len(self.calls) > start + 1:
+            self.flow.groups.append(
+                tuple(range(start, len(self.calls)))
+            )  # one backward pass reads what all of them left
         with torch._C.DisableTorchFunction():
             self._carry(taken, list(tensors(outputs)), start)
         return outputs

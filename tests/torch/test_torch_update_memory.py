@@ -166,3 +166,33 @@ def test_bug_gradients_that_are_sparse_or_absent_were_counted_whole():
 def test_an_optimizer_that_wants_a_closure_has_no_update():
     step = TorchStep("three", layers, (torch.ones(2, 128),), optimizer=optim.LBFGS)
     assert not any("update" in name for name in bl.torch.profile(step, warmup=0, runs=1).names)
+
+
+class Both(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x, x.exp())
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, exponential = ctx.saved_tensors
+        return 2 * x * gradient + 0 * exponential
+
+
+class Within(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(128, 128, bias=False), nn.Linear(128, 128, bias=False)
+
+    def forward(self, x):
+        return self.last(Both.apply(self.first(x)))
+
+
+def test_bug_the_calls_within_a_function_could_be_placed_apart():
+    """Its backward pass reads what all of them left, and what it held was counted on the wrong device."""
+    step = TorchStep("within", Within, (torch.ones(512, 128),))
+    graph = bl.torch.profile(step, warmup=0, runs=1)
+    assert graph.colocation[graph.index["exp"]] == graph.colocation[graph.index["mul"]]
+    simulated, measured = peaks(step, lambda name: int(name == "last"))
+    assert np.abs(simulated / measured - 1).max() < 0.01

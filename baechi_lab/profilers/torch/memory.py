@@ -60,6 +60,7 @@ def measure_memory(
     try:
         if watch.cuda:
             run()
+            watch.between()
         else:
             # acc_events avoids a warning of recent versions about dropping events between cycles
             with torch.profiler.profile(
@@ -201,7 +202,7 @@ class MemoryWatch(Handler):
     @contextmanager
     def window(self, phase: str, op: int) -> Iterator[None]:
         """The length of time in which what is allocated belongs to an op, forward ("f") or backward ("b")."""
-        self._between()
+        self.between()
         before = self._before()
         with record_function(f"{_LABEL}{phase}{op}"):
             yield
@@ -210,9 +211,9 @@ class MemoryWatch(Handler):
         if phase == "b" and self.cuda:
             first = self.spans.setdefault(op, (before, 0))[0]
             self.last = op, first
-            self._between()
+            self.between()
 
-    def _between(self) -> None:
+    def between(self) -> None:
         """CUDA: what was held since the last window of the backward pass began belongs to its op."""
         if self.last is not None:
             torch.cuda.synchronize()
