@@ -8,7 +8,12 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.executors.structure import graph_of
+from baechi_lab.executors.tensorflow import running, session
+from baechi_lab.executors.tensorflow.devices import device_options
 from baechi_lab.executors.tensorflow.running import _replaced
+from baechi_lab.executors.tensorflow.trace import Trace
+from baechi_lab.workers.messages import Message
+from baechi_lab.workers.transport import step_arrays, step_header
 
 
 def test_losses_equal_the_unplaced_step(run, unplaced_losses):
@@ -74,6 +79,40 @@ def test_what_the_runtime_replaced_is_told():
         part.node.add(name=name, op=op)
     metadata = SimpleNamespace(partition_graphs=[part])
     assert _replaced(metadata, placed.node) == {"a": "_MklMatMul"}
+
+
+@pytest.mark.parametrize(("warmup", "expected"), [(2, ["divided", "plain", "trace", "plain"]), (0, ["both", "plain"])])
+def test_a_trace_need_not_tell_how_the_graph_is_divided(step, ops, placement, monkeypatch, warmup, expected):
+    """A worker that tells begins later than in other steps, and holds less: only the first step does, if it may warm up."""
+    asked, run = [], session.PlacedSession._run
+
+    def noted(self, inputs, options=None, **given):
+        kinds = {(False, False): "plain", (False, True): "divided", (True, False): "trace", (True, True): "both"}
+        asked.append(
+            kinds[options is not None and options.trace_level > 0, getattr(options, "output_partition_graphs", False)]
+        )
+        return run(self, inputs, **({} if options is None else {"options": options}), **given)
+
+    monkeypatch.setattr(session.PlacedSession, "_run", noted)
+    sent = served(step, ops, placement, warmup=warmup, traced=1, steps=1)
+    assert asked == expected
+    assert [kind for kind, _, _ in sent].count("step") == len(expected)
+    trace = Trace(*next(arrays for kind, _, arrays in sent if kind == "timeline"))
+    assert len(trace.op) == ops.n and len(trace.transfers) > 0  # which the divided graphs tell of
+
+
+def served(step, ops, placement, **counts):
+    """What a worker sends for one run: kinds, headers and arrays."""
+    header = {
+        **step_header(step), "op_names": list(ops.names), "devices": None, "options": device_options(2, None, "cpu", None),
+        "return_variables": False, **counts,
+    }  # fmt: skip
+    sent = []
+    arrays = (placement.device, *step_arrays(step), *step.example_inputs)
+    running.serve(
+        Message("execute", header, arrays), lambda kind, header=None, arrays=(): sent.append((kind, header, arrays))
+    )
+    return sent
 
 
 def test_replaced_ops_are_ops_of_the_step(run, ops):

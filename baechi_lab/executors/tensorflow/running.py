@@ -80,7 +80,10 @@ def _steps(
     placed: PlacedGraph,
     send: Send,
 ) -> None:
-    """Warm up, trace, then measure; the trace comes first so that a run cut short still has one."""
+    """Warm up, trace, then measure; the trace comes first so that a run cut short still has one.
+
+    The first step to warm up tells how the graph was divided: a trace that had to would not begin as other steps do.
+    """
     devices = [*chosen.devices, *(name for name in limits if name not in chosen.devices and "XLA" not in name)]
     send("ready", {"devices": devices, "memory_bytes": [limits[d] for d in devices], "moved": list(placed.moved),
                    "notes": list(chosen.notes)})  # fmt: skip
@@ -95,7 +98,8 @@ def _steps(
             found = {"moved": _moved(metadata, nodes), "replaced": _replaced(metadata, nodes)}
             traces.append((read_trace(metadata, header["op_names"], device, devices), found))
         else:
-            outputs, seconds = timed(partial(session.call, batch))
+            run = session.divided if traced and index == 0 else session.call
+            outputs, seconds = timed(partial(run, batch))
         send("step", {"index": index, "phase": phase, "seconds": seconds}, [np.asarray(x) for x in outputs])
         if len(traces) == traced > 0 and phase == "traced":
             middle = _middle([trace for trace, _ in traces])

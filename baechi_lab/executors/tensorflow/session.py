@@ -248,13 +248,15 @@ def _variable(graph: GraphDef, nodes: Mapping[str, NodeDef], name: str) -> Varia
 class PlacedSession:
     """A TensorFlow session that holds a placed step with its variables initialised.
 
-    `call(inputs)` runs one step and returns its outputs; `trace(inputs)` also returns the RunMetadata.
+    `call(inputs)` runs one step and returns its outputs; `trace(inputs)` also returns the RunMetadata. Traces show the step
+    as it runs untraced once `divided` was called.
     """
 
     def __init__(self, placed: PlacedGraph, config: Any, target: str = "") -> None:
         import tensorflow as tf
 
         self.placed = placed
+        self._parts: list[Any] = []
         self._tf = tf.compat.v1
         graph = self._tf.Graph()
         with graph.as_default():
@@ -285,11 +287,29 @@ class PlacedSession:
         """Run one step; the values of its outputs."""
         return self._run(inputs)
 
-    def trace(self, inputs: Sequence[NDArray[Any]]) -> tuple[tuple[Any, ...], Any]:
-        """Run one step under a full trace; outputs and RunMetadata with partition graphs."""
-        options = self._tf.RunOptions(trace_level=self._tf.RunOptions.FULL_TRACE, output_partition_graphs=True)
+    def divided(self, inputs: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
+        """Run one step that tells how TensorFlow divided the graph, for the traces to come; the values of its outputs.
+
+        A worker that is to tell writes its part down before it begins (`GraphMgr::ExecuteAsync`). The one with the larger part
+        begins later than in other steps, when it was asked for its tensors already: they leave at once instead of waiting
+        for it to have time. Such a step may hold half of what others do.
+        """
         metadata = self._tf.RunMetadata()
-        return self._run(inputs, options=options, run_metadata=metadata), metadata
+        outputs = self._run(inputs, options=self._tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+        self._parts = list(metadata.partition_graphs)
+        return outputs
+
+    def trace(self, inputs: Sequence[NDArray[Any]]) -> tuple[tuple[Any, ...], Any]:
+        """Run one step under a full trace; outputs and RunMetadata with partition graphs, known from before if possible."""
+        known = bool(self._parts)
+        full = self._tf.RunOptions.FULL_TRACE
+        options = self._tf.RunOptions(trace_level=full, output_partition_graphs=not known)
+        metadata = self._tf.RunMetadata()
+        outputs = self._run(inputs, options=options, run_metadata=metadata)
+        if known:
+            metadata.partition_graphs.extend(self._parts)
+        self._parts = list(metadata.partition_graphs)
+        return outputs, metadata
 
     def _run(self, inputs: Sequence[NDArray[Any]], **options: Any) -> tuple[Any, ...]:
         try:
