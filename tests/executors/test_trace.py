@@ -157,6 +157,31 @@ def test_a_copy_that_an_op_wrote_over_lives_as_long_as_its_result():
     assert trace.transfers[0, 5:].tolist() == [12, 24, 70]
 
 
+@pytest.mark.parametrize(("again", "held"), [(None, (70, 40)), ("a", (45, 70))])
+def test_a_result_lies_in_one_of_two_copies_alike(again, held):
+    """b reads copies of a and z, 100 bytes each, and gives 100 bytes that it did not allocate; c reads them until 70.
+
+    They lie in one copy, the other goes with b, at 40. Where d still reads that of a, until 45, they lie in that of z.
+    """
+    made = Metadata()
+    for name in "az":
+        made.op(task(0), name, 0, 10, output_bytes=100)
+        made.cut(task(0), task(1), f"edge_1_{name}", name, "b")
+        made.received(task(0), task(1), f"edge_1_{name}", 100, 12, 24)
+    made.op(task(1), "b", 30, 40, output_bytes=100, pointer=7)
+    made.op(task(1), "c", 60, 70, output_bytes=8, pointer=9)
+    made.op(task(1), "d", 41, 45)
+    part = made.made.partition_graphs[1]
+    part.node.add(name="c", op="Mul", device=task(1)).input.append("b")
+    if again is not None:
+        part.node.add(name="d", op="Mul", device=task(1)).input.append(f"{again}/_recv")
+    for each in made.made.partition_graphs:
+        for node in each.node:
+            node.device = node.device or each.node[0].device
+    trace = read_trace(made.made, ["a", "z", "b", "c", "d"], np.array([0, 0, 1, 1, 1]), [task(0), task(1)])
+    assert dict(trace.transfers[:, [0, 7]].tolist()) == {0: held[0], 1: held[1]}
+
+
 def test_a_variables_new_value_replaces_the_old_one():
     """The update takes 64 bytes and keeps them; the old value goes when it ends, so nothing is held afterwards."""
     made = Metadata()

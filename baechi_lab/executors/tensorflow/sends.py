@@ -107,12 +107,15 @@ def last_held(
     """Edge -> when the last op ended that read the received copy, or an output that lies in the copy's memory.
 
     Where a copy lies is not recorded. It is known from an op that reads it, gives as many bytes without allocating them, and
-    whose other inputs lie elsewhere: a view, or a result written over the copy. By the receiver's clock.
+    whose other inputs lie elsewhere: a view, or a result written over the copy. Of several copies of that size it is the one
+    that no other op needs any more. By the receiver's clock.
     """
     inputs, readers = _edges(metadata, device_at)
     ran = {(kernel.node, kernel.device): kernel for kernel in kernels}
+    rows = list(received(metadata, sends, device_at))
+    alike = _alike(rows, sends)
     found = {}
-    for row in received(metadata, sends, device_at):
+    for row in rows:
         device = row.edge[1]
         waiting: list[tuple[str, set[int]]] = [(name, set()) for name in sends[row.edge].consumers]
         seen, last = set[str](), row.end_us
@@ -126,10 +129,29 @@ def last_held(
             if not lies:
                 beside = (ran[n, device] for n in inputs.get((name, device), ()) if (n, device) in ran)
                 lies = _taken_over(kernel, row.size) - {p for other in beside for p in _pointers(other)}
+                free_first = sorted(
+                    alike[name, device, row.size], key=lambda e: (_needed_after(kernel, sends[e], ran), e)
+                )
+                lies = lies if row.edge in free_first[: len(lies)] else set()
             for slot in (output.slot for output in kernel.stats.output if _pointer(output) in lies):
                 waiting += [(reader, lies) for reader in readers.get((name, slot, device), ())]
         found[row.edge] = last
     return found
+
+
+def _alike(rows: Sequence[Received], sends: Mapping[Edge, Send]) -> dict[tuple[str, int, int], list[Edge]]:
+    """(node, device, bytes) -> the copies of that size which the node reads."""
+    found: dict[tuple[str, int, int], list[Edge]] = {}
+    for row in rows:
+        for name in sends[row.edge].consumers:
+            found.setdefault((name, row.edge[1], row.size), []).append(row.edge)
+    return found
+
+
+def _needed_after(kernel: Kernel, send: Send, ran: Mapping[tuple[str, int], Kernel]) -> bool:
+    """Whether another reader of what was sent ended after a kernel had begun, which then cannot have written over it."""
+    others = (ran.get((name, kernel.device)) for name in send.consumers if name != kernel.node)
+    return any(other is not None and other.end_us > kernel.start_us for other in others)
 
 
 def _edges(metadata: Any, device_at: Mapping[str, int]) -> tuple[dict[Any, list[str]], dict[Any, list[str]]]:
