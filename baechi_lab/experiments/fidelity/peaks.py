@@ -10,6 +10,7 @@ from ...graph import Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
 from ...simulator.shared import shared_memory
 from .charging import DRAWS, crossing, wire_us, with_shared_caches
 from .executor import executed
+from .updates import temporaries
 
 
 def predicted_peaks(
@@ -35,14 +36,16 @@ def predicted_timelines(
 ) -> list[Timeline]:
     """The step with its memory, in `DRAWS` orders in which it may begin.
 
-    A tensor that was not sent yet stays, and a busy worker sends late: devices hold more than under a scheduler.
+    A tensor that was not sent yet stays, and a busy worker sends late: devices hold more than under a scheduler. Updates
+    copy variables that are still read (see `updates`).
     """
     both, placed = with_shared_caches(graph, placement, calibration)
     wire, plain = wire_us(both, graph.n, calibration), graph
     if graph.reuse is None:
         plain = graph.replace(reuse=np.zeros(graph.n, dtype=np.int8))
     ends = [executed(both, placed, graph.n, wire, np.random.default_rng(i)) for i in range(DRAWS)]
-    return [shared_memory(plain, cluster, _timeline(graph, both, cluster, placed.device, end_us)) for end_us in ends]
+    lines = [_timeline(graph, both, cluster, placed.device, end_us) for end_us in ends]
+    return [shared_memory(plain.replace(temp_bytes=temporaries(graph, line)), cluster, line) for line in lines]
 
 
 def _timeline(
