@@ -11,6 +11,7 @@ from baechi_lab.experiments import memory
 from baechi_lab.experiments.fidelity.profiles import temporary_bytes
 from baechi_lab.experiments.memory.__main__ import NAMES
 from baechi_lab.experiments.memory.predicting import in_both_orders
+from baechi_lab.experiments.memory.study import rows_of
 from baechi_lab.graph import MEMORY_CATEGORIES, MemoryLog
 
 STORED = Path(bl.__file__).parent / "experiments" / "results" / "memory.json"
@@ -25,6 +26,17 @@ def test_the_stored_study_meets_the_target():
     assert all(sum(row.parts) == row.measured and sum(row.simulated_parts) == row.simulated for row in rows)
     found = memory.summarize_rows(rows)
     assert found.met and found.mean_error == pytest.approx(document["summary"]["mean_error"])
+
+
+def test_rows_tell_of_the_largest_peaks():
+    """Of two orders and two runs; the second device holds nothing."""
+    graph = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 40), (0, 2, 8)])
+    line = bl.simulate(graph, bl.Cluster.uniform(2), bl.Placement(device=[0, 0, 0]))
+    runs = [bl.Run(dataclasses.replace(line, peak_bytes=line.peak_bytes - less), [], ()) for less in (8, 0)]
+    (row,) = rows_of("m", "single", [line, dataclasses.replace(line, peak_bytes=line.peak_bytes + 2)], runs)
+    assert (row.device, row.simulated, row.measured, row.allocator) == ("gpu:0", 50, 48, 0)
+    with pytest.raises(bl.ExecutionError, match=r"placement 'single' of 'm' gave no trace: out of memory"):
+        rows_of("m", "single", [line], [*runs, bl.Run(None, [], (), message="out of memory")])
 
 
 def test_the_two_orders_hold_different_amounts():

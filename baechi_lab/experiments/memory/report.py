@@ -15,9 +15,9 @@ TARGET_MEAN, TARGET_WORST, TARGET_BELOW = 0.10, 0.25, 0.05
 class Row:
     """One device of one placement; bytes.
 
-    `simulated` is the larger peak of two orders that an executor may choose (`orders`), `measured` what tensors asked for,
-    `allocator` what the device's allocator took for them (0 where it does not say). `parts` are the measured persistent,
-    outputs, temporary and received bytes at the measured peak.
+    `simulated` is the largest peak of several orders that an executor may choose, `measured` what tensors asked for in the
+    run that took most, `allocator` what the device's allocator took for them (0 where it does not say). `parts` are the
+    measured persistent, outputs, temporary and received bytes at the measured peak.
     """
 
     model: str

@@ -19,12 +19,16 @@ from ...passes import optimize
 from ...placers import place
 from ...workers.client import Worker
 from ..fidelity.peaks import predicted_timelines
-from ..fidelity.profiles import measured_graph, run_placed
+from ..fidelity.profiles import AGAIN, SETTLED, measured_graph, run_placed
 from ..fidelity.study import BUILT_AS, MODELS, PASSES, random_placement
 from .predicting import parts_at_peak
 from .report import Row
 
-PLACEMENTS = ("single", "m-etf", "random")
+PLACEMENTS = ("single", "m-topo", "m-etf", "random")
+SESSIONS = 3
+"""How often each placement runs: in which order a worker begins its part, TensorFlow leaves to chance once per session, and under
+m-topo what the later worker holds depends on it."""
+WARMUPS = (SETTLED, *(AGAIN,) * (SESSIONS - 1))
 
 
 def study(
@@ -57,27 +61,30 @@ def study(
             graph = measured_graph(step, local, worker)
             for placement in placements:
                 placed = _place(placement, graph, local, seed)
-                run = run_placed(step, placed, local, worker, 1, graph)
-                rows += rows_of(name, placement, predicted_timelines(graph, local.cluster, placed, costs), run)
+                runs = [run_placed(step, placed, local, worker, 0, graph, warmup) for warmup in WARMUPS]
+                rows += rows_of(name, placement, predicted_timelines(graph, local.cluster, placed, costs), runs)
             if on_model is not None:
                 on_model(rows)
     return rows
 
 
-def rows_of(model: str, name: str, simulated: Sequence[Timeline], run: Run) -> list[Row]:
-    """A row per device that holds anything, by the largest of its simulated peaks; `ExecutionError` without a timeline."""
-    if run.timeline is None:
-        raise ExecutionError(f"placement {name!r} of {model!r} gave no trace: {run.message or run.status}")
-    devices = run.timeline.device_names
-    allocator = run.timeline.info.get("allocator_peak_bytes", [0] * len(devices))
+def rows_of(model: str, name: str, simulated: Sequence[Timeline], runs: Sequence[Run]) -> list[Row]:
+    """A row per device that holds anything, by the largest of its simulated and measured peaks.
+
+    Raises `ExecutionError` for a run without a timeline.
+    """
+    lost = next((run for run in runs if run.timeline is None), None)
+    if lost is not None:
+        raise ExecutionError(f"placement {name!r} of {model!r} gave no trace: {lost.message or lost.status}")
+    measured = [run.timeline for run in runs if run.timeline is not None]
     rows = []
-    for d, device in enumerate(devices):
-        measured = int(run.timeline.peak_bytes[d])
-        larger = max(simulated, key=lambda line: int(line.peak_bytes[d]))
-        if measured:
+    for d, device in enumerate(measured[0].device_names):
+        most, line = (max(lines, key=lambda line: int(line.peak_bytes[d])) for lines in (simulated, measured))
+        allocator = line.info.get("allocator_peak_bytes")
+        if line.peak_bytes[d]:
             rows.append(
-                Row(model, name, device, int(larger.peak_bytes[d]), measured, int(allocator[d]),
-                    parts_at_peak(larger, d), parts_at_peak(run.timeline, d))
+                Row(model, name, device, int(most.peak_bytes[d]), int(line.peak_bytes[d]),
+                    int(allocator[d]) if allocator else 0, parts_at_peak(most, d), parts_at_peak(line, d))
             )  # fmt: skip
     return rows
 

@@ -16,8 +16,10 @@ from ...placers import place
 from ...profilers.torch.profile import profile
 from .predicting import in_both_orders
 from .report import Row
-from .study import PLACEMENTS, rows_of
+from .study import rows_of
 from .torch_steps import NAMES, torch_step
+
+PLACEMENTS = ("single", "m-etf", "random")
 
 
 def torch_study(
@@ -42,7 +44,7 @@ def torch_study(
         for placement in placements:
             placed = _place(placement, graph, cluster, seed)
             run = execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph)
-            rows += rows_of(name, placement, in_both_orders(graph, cluster, placed), run)
+            rows += rows_of(name, placement, in_both_orders(graph, cluster, placed), [run])
         if on_model is not None:
             on_model(rows)
     return rows
