@@ -10,6 +10,7 @@ import baechi_lab as bl
 from baechi_lab.graph import OpGraph
 from baechi_lab.graph.opgraph import GROWS, OVERWRITES, OWN, VIEW
 from baechi_lab.passes.peak import readiness_peak
+from baechi_lab.simulator.shared import shared_memory
 
 ONE, TWO = bl.Cluster.uniform(1), bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0), comm="parallel")
 
@@ -76,6 +77,18 @@ def test_a_received_copy_is_not_written_over():
     """Whoever brought it may still hold it: 30 received and 30 made."""
     graph = bl.OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)], reuse=[OWN, OVERWRITES, OWN])
     assert peaks(graph, TWO, [0, 1, 1]) == [30, 60]
+
+
+@pytest.mark.parametrize(
+    ("edges", "most"), [([(0, 1, 40), (1, 2, 40)], 40), ([(0, 1, 40), (0, 2, 40), (1, 2, 40)], 80)]
+)
+def test_tensorflow_writes_over_a_received_copy(edges, most):
+    """1 and 2 are elsewhere: the result of 1 lies in the copy of 0, unless 2 reads that too. Also where it is sent back."""
+    for last in (1, 0) if len(edges) == 2 else (1,):
+        graph = OpGraph.from_edges([1, 1, 1], edges).replace(reuse=[OWN, OVERWRITES, OWN])
+        line = bl.simulate(graph, TWO, bl.Placement(device=[0, 1, last]))
+        assert line.peak_bytes[1] == 80 and shared_memory(graph, TWO, line).peak_bytes[1] == 80
+        assert shared_memory(graph, TWO, line, over_copies=True).peak_bytes[1] == most
 
 
 def test_what_is_sent_lies_in_memory_to_send_from():

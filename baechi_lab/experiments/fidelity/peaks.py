@@ -37,7 +37,7 @@ def predicted_timelines(
     """The step with its memory, in `DRAWS` orders in which it may begin.
 
     A tensor that was not sent yet stays, and a busy worker sends late: devices hold more than under a scheduler. Updates
-    copy variables that are still read (see `updates`).
+    copy variables that are still read (see `updates`), and results are written over received copies.
     """
     both, placed = with_shared_caches(graph, placement, calibration)
     wire, plain = wire_us(both, graph.n, calibration), graph
@@ -45,7 +45,10 @@ def predicted_timelines(
         plain = graph.replace(reuse=np.zeros(graph.n, dtype=np.int8))
     ends = [executed(both, placed, graph.n, wire, np.random.default_rng(i)) for i in range(DRAWS)]
     lines = [_timeline(graph, both, cluster, placed.device, end_us) for end_us in ends]
-    return [shared_memory(plain.replace(temp_bytes=temporaries(graph, line)), cluster, line) for line in lines]
+    return [
+        shared_memory(plain.replace(temp_bytes=temporaries(graph, line)), cluster, line, over_copies=True)
+        for line in lines
+    ]
 
 
 def _timeline(

@@ -24,7 +24,8 @@ NONE = -1
 class Uses(NamedTuple):
     """Who makes, reads and sends what. Per op: `reuse`, `temporary` and `persistent` bytes, `place`, pointers to its outputs
     and to its inputs, which are `tensors` in `slots` (`NONE`: never here). Per tensor: `size`, `producer`, `home`, how often
-    it is `sent`, its `uses` at home. Per transfer: the tensor `moved`, its `target`, the `copy`'s slot and `copy_uses`."""
+    it is `sent`, its `uses` at home. Per transfer: the tensor `moved`, its `target`, the `copy`'s slot and `copy_uses`.
+    `over_copies`: may ops write over received copies?"""
 
     reuse: Any
     temporary: Any
@@ -43,6 +44,7 @@ class Uses(NamedTuple):
     target: Any
     copy: Any
     copy_uses: Any
+    over_copies: bool
 
 
 class State(NamedTuple):
@@ -60,7 +62,7 @@ class State(NamedTuple):
     counts: Any
 
 
-def uses_of(graph: OpGraph, place: Any, moved: Any, target: Any) -> Uses:
+def uses_of(graph: OpGraph, place: Any, moved: Any, target: Any, over_copies: bool = False) -> Uses:
     """The columns of a graph with `reuse` whose ops are at `place` (int64[n]), tensors `moved` being sent to `target`."""
     producer, count, (pointer, tensors) = graph.tensor_producer, graph.tensor_count, graph.inputs
     home, reader = place[producer], place[np.repeat(np.arange(graph.n), np.diff(pointer))]
@@ -78,7 +80,7 @@ def uses_of(graph: OpGraph, place: Any, moved: Any, target: Any) -> Uses:
         size=graph.tensor_bytes, producer=producer, home=home, sent=sent,
         uses=1 + sent + np.bincount(tensors[here], minlength=count),
         moved=moved, target=target, copy=np.where(target == home[moved], moved, count + at),
-        copy_uses=np.bincount(near[there], minlength=len(copies))[at],
+        copy_uses=np.bincount(near[there], minlength=len(copies))[at], over_copies=over_copies,
     )  # fmt: skip
 
 
@@ -161,12 +163,18 @@ def _viewed(uses: Uses, state: State, op: int, tensor: int) -> int:
 
 @njit(cache=True)
 def _written_over(uses: Uses, state: State, op: int, tensor: int) -> int:
-    """The buffer of the first input of the same size that only this op still needs, and that was made here."""
+    """The buffer of the first input of the same size that only this op still needs, and that was made here or may be a copy.
+
+    What is sent needs memory fit for that, which is that of inputs that are sent, and of copies.
+    """
     for e in range(uses.inputs[op], uses.inputs[op + 1]):
         read, buffer = uses.tensors[e], _held(uses, state, e)
         if buffer == NONE or uses.size[read] != uses.size[tensor]:
             continue
-        if uses.home[read] != uses.place[op] or (uses.sent[tensor] and not uses.sent[read]):
+        if uses.home[read] != uses.place[op]:
+            if not uses.over_copies:
+                continue
+        elif uses.sent[tensor] and not uses.sent[read]:
             continue
         own = 0
         for other in range(uses.inputs[op], uses.inputs[op + 1]):
