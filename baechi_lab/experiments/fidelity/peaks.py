@@ -8,9 +8,13 @@ from numpy.typing import NDArray
 from ...executors.tensorflow.calibration import Calibration
 from ...graph import Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
 from ...simulator.shared import shared_memory
-from .charging import DRAWS, crossing, wire_us, with_shared_caches
+from .charging import crossing, wire_us, with_shared_caches
 from .executor import executed
 from .updates import temporaries
+
+ORDERS = 20
+"""Orders of what a step begins with, of which the largest peak counts. TensorFlow draws one per session: with one in ten of them
+a gradient waits for the learning rate until the end. A mean time needs fewer."""
 
 
 def predicted_peaks(
@@ -34,7 +38,7 @@ def predicted_peaks(
 def predicted_timelines(
     graph: OpGraph, cluster: Cluster, placement: Placement, calibration: Calibration
 ) -> list[Timeline]:
-    """The step with its memory, in `DRAWS` orders in which it may begin.
+    """The step with its memory, in `ORDERS` orders in which it may begin.
 
     A tensor that was not sent yet stays, and a busy worker sends late: devices hold more than under a scheduler. Updates
     copy variables that are still read (see `updates`), and results are written over received copies.
@@ -43,7 +47,7 @@ def predicted_timelines(
     wire, plain = wire_us(both, graph.n, calibration), graph
     if graph.reuse is None:
         plain = graph.replace(reuse=np.zeros(graph.n, dtype=np.int8))
-    ends = [executed(both, placed, graph.n, wire, np.random.default_rng(i)) for i in range(DRAWS)]
+    ends = [executed(both, placed, graph.n, wire, np.random.default_rng(i)) for i in range(ORDERS)]
     lines = [_timeline(graph, both, cluster, placed.device, end_us) for end_us in ends]
     return [
         shared_memory(plain.replace(temp_bytes=temporaries(graph, line)), cluster, line, over_copies=True)

@@ -6,7 +6,7 @@ the order of TensorFlow's executor (`..fidelity.executor`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,19 +20,19 @@ from ...placers import place
 from ...workers.client import Worker
 from ..fidelity.peaks import predicted_timelines
 from ..fidelity.profiles import AGAIN, SETTLED, measured_graph, run_placed
-from ..fidelity.study import BUILT_AS, MODELS, PASSES, random_placement
+from ..fidelity.study import PASSES, Case, cases_of, random_placement
 from .predicting import parts_at_peak
 from .report import Row
 
 PLACEMENTS = ("single", "m-topo", "m-etf", "random")
-SESSIONS = 3
-"""How often each placement runs: in which order a worker begins its part, TensorFlow leaves to chance once per session, and under
-m-topo what the later worker holds depends on it."""
+SESSIONS = 5
+"""How often each placement runs: in which order a worker begins its part, TensorFlow leaves to chance once per session, and
+what it holds depends on that."""
 WARMUPS = (SETTLED, *(AGAIN,) * (SESSIONS - 1))
 
 
 def study(
-    models: Mapping[str, Mapping[str, Any]] | None = None,
+    cases: Iterable[Case] | Mapping[str, Mapping[str, Any]] | None = None,
     placements: Sequence[str] = PLACEMENTS,
     *,
     workers: int = 2,
@@ -43,7 +43,7 @@ def study(
     """One row per device and placement.
 
     Args:
-        models: names and sizes as in `bl.models.build` (default: those of the fidelity study).
+        cases: traced steps, or names and sizes as in `bl.models.build` (default: those of the fidelity study).
         placements: names of placers, and `random`: each colocation group on a device drawn with `seed`.
         workers: size of the local cluster.
         calibration: what the runtime takes beside kernels, which decides when tensors are sent; by default measured now.
@@ -51,18 +51,15 @@ def study(
 
     Raises `ExecutionError` when a step does not run.
     """
-    from ...models import build
-
     rows: list[Row] = []
     with LocalCluster(workers) as local, Worker() as worker:
         costs = calibration or calibrate(local)
-        for name, options in (MODELS if models is None else models).items():
-            step = build(BUILT_AS.get(name, name), **options)
-            graph = measured_graph(step, local, worker)
+        for case in cases_of(cases):
+            graph = measured_graph(case.step, local, worker)
             for placement in placements:
                 placed = _place(placement, graph, local, seed)
-                runs = [run_placed(step, placed, local, worker, 0, graph, warmup) for warmup in WARMUPS]
-                rows += rows_of(name, placement, predicted_timelines(graph, local.cluster, placed, costs), runs)
+                runs = [run_placed(case.step, placed, local, worker, 0, graph, warmup) for warmup in WARMUPS]
+                rows += rows_of(case.name, placement, predicted_timelines(graph, local.cluster, placed, costs), runs)
             if on_model is not None:
                 on_model(rows)
     return rows
