@@ -66,15 +66,16 @@ def recompute(
         budget: most bytes on one device, a number or a text such as "3GB", as simulated: parameters, outputs, gradients
             and temporaries. The least work that must be repeated is found, ops being computed again as often as that
             takes: exactly in graphs of up to 12 ops, over all orders of them (`passes.checkpoint_orders`; where these are too
-            many, as in larger ones), of up to 12 values of forward ops, for one order (`passes.checkpoint_exact`), and on
-            chains (`passes.checkpoint_chain`), else in groups. Where the order of readiness would take more, control
-            dependencies keep the order of the plan.
+            many, as in larger ones), of up to 12 values of forward ops, for one order (`passes.checkpoint_exact`), on
+            chains (`passes.checkpoint_chain`), and, of plans in which an op runs again at most once between two late ops
+            that read it, of up to 40 ops by an integer program (`passes.checkpoint_milp`); else in groups. Where the order
+            of readiness would take more, control dependencies keep the order of the plan.
             What is held counts as `bl.simulate` has it, with what `graph.reuse` says. A smaller budget never gives less work.
         ordered: control dependencies keep one device to the order of the plan, whatever its scheduler: TensorFlow's executor
             promises no order, and may run copies earlier than they are due. For steps on one device.
-        time_limit: seconds for an integer program over groups of ops besides (`passes.checkpoint_milp`), whose plan is
-            taken where it repeats less within the budget. Then a smaller budget may give less work, and a slower
-            machine another plan.
+        time_limit: seconds for the integer program on larger graphs too, and up to 80 ops over all plans; its plan is taken
+            where it repeats less within the budget. Then a smaller budget may give less work, and a slower machine
+            another plan.
 
     Returns:
         The new graph; the given one when nothing is computed again.

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.experiments import attack, critical_path, growth
+from baechi_lab.experiments import attack, budgets, critical_path, growth
 from baechi_lab.experiments.results import result, result_names, result_path
 
 
@@ -78,3 +78,15 @@ def test_the_ten_tasks_are_those_of_the_tests():
     """HEFT's makespan is 80 (Topcuoglu, Hariri, Wu 2002)."""
     graph, cluster = critical_path.ten_tasks()
     assert bl.simulate(graph, cluster, bl.place(graph, cluster, "heft")).makespan_us == 80.0
+
+
+def test_budgets_stores_what_each_way_repeats_and_what_is_proven(tmp_path):
+    """No form repeats less than its bound, all plans no more than those that run an op once."""
+    budgets.main(["--ops", "14", "--seconds", "30", "--store", str(tmp_path / "budgets.json")])
+    stored = json.loads((tmp_path / "budgets.json").read_text())
+    assert stored["command"] == "python -m baechi_lab.experiments.budgets --seconds 30 --seed 0 --store FILE"
+    assert [row["share"] for row in stored["rows"]] == list(budgets.SHARES)
+    for row in stored["rows"]:
+        assert row["once"]["status"] == row["free"]["status"] == "Optimal"
+        assert row["free"]["repeated"] <= row["once"]["repeated"] <= row["chains"]
+        assert row["once"]["bound"] <= row["once"]["repeated"] + 1e-5
