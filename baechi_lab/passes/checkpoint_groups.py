@@ -144,8 +144,6 @@ class Groups:
         for stage in range(self.stages):
             found += [members[g] for g in np.flatnonzero(again[stage]).tolist()]
             found.append(chain.late_ops[self.ops[stage]])
-        if not self.stages:
-            found.append(chain.late_ops)
         return pruned(Runs(parts, np.concatenate(found)))
 
 

@@ -46,6 +46,8 @@ Columns = dict[tuple[int, int], int]
 
 INFEASIBLE = "Infeasible"
 """What HiGHS says of a program without a solution."""
+ROUNDING = 0.25
+"""Of the time there is for a plan, what rounding the relaxation may take."""
 MARGINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Shares of the budget that are left free for what a rounded plan holds beyond its relaxation."""
 
@@ -108,7 +110,7 @@ class Program:
                     self.K[t, i] = rows.integer()
                 else:
                     self.K[t, i] = self.K[t - 1, i]
-                if free and t <= useful and not (within and t == self.end[i][t]):
+                if free and t <= useful and not self.ends(t, i):
                     self.E[t, i] = rows.integer(us)
         return rows
 
@@ -150,7 +152,7 @@ class Program:
         within = self.in_gap(t, i)
         if within and t > self.begin[i][t]:
             rows.add([(self.M[t, i], 1.0), (self.M[t - 1, i], -1.0)], 0.0)
-        if within and t == self.end[i][t]:
+        if self.ends(t, i):
             rows.add([(self.K[t, i], 1.0), (self.M[t, i], 1.0)], 1.0, 1.0)
             return
         if within and not self.once:
@@ -162,7 +164,7 @@ class Program:
     def _read(self, rows: Rows, t: int, i: int, j: int) -> None:
         """(3) for group j that reads i; in the form `once` of all runs of j since the gaps of both began."""
         run = self.runs(t, j)
-        if not run or (self.in_gap(t, i) and t == self.end[i][t]):
+        if not run or self.ends(t, i):
             return
         if self.once and self.in_gap(t, i) and self.in_gap(t, j):
             first = self.begin[i][t]
@@ -177,14 +179,15 @@ class Program:
     def solve(self, budget: int, time_limit: float | None = None, start: Solved | None = None) -> Solved:
         """The plan of least work that holds at most `budget` bytes on one device, persistent ones included.
 
-        `start` is what the form `once` found, to begin with. When `time_limit` seconds are over without a plan, the relaxation
-        is rounded for as long again.
+        `start` is what the form `once` found, to begin with. When most of `time_limit`, in seconds, is over without a plan, the
+        relaxation is rounded in what is left.
         """
         room = budget - int(self.groups.parts.graph.persistent_bytes.sum())
         if self.groups.count == 0 or room < 0:
             return Solved(None, 0.0, "Infeasible", 0.0)
         rows = self._build(room)
-        answer = rows.solve(time_limit, start=None if start is None else self._columns_of(start))
+        whole = None if time_limit is None else time_limit * (1.0 - ROUNDING)
+        answer = rows.solve(whole, start=None if start is None else self._columns_of(start))
         if answer.values is None and answer.status != INFEASIBLE:
             return self._rounded(budget, answer, time_limit)
         if answer.values is None:
@@ -217,7 +220,7 @@ class Program:
         bound, seconds = answer.bound, answer.seconds
         room = budget - int(self.groups.parts.graph.persistent_bytes.sum())
         for turn, margin in enumerate(MARGINS):
-            limit = None if time_limit is None else time_limit / 2 ** (turn + 1)
+            limit = None if time_limit is None else time_limit * ROUNDING / 2 ** (turn + 1)
             relaxed = self._build(room * (1.0 - margin)).solve(limit, integer=False)
             seconds += relaxed.seconds
             if relaxed.values is None:

@@ -13,8 +13,8 @@ from ..highs import silent_highs
 
 Terms = list[tuple[int, float]]
 """Columns with their coefficients; a column may be there several times."""
-FEASIBLE = 2
-"""HiGHS's number for a solution that keeps all rows."""
+FEASIBLE, OPTIMAL = 2, "Optimal"
+"""HiGHS's number for a solution that keeps all rows, and its word for one that is the best."""
 
 
 def minus(terms: Terms) -> Terms:
@@ -97,7 +97,8 @@ class Rows:
         solver.run()
         status, info = solver.modelStatusToString(solver.getModelStatus()), solver.getInfo()
         seconds, solved = float(solver.getRunTime()), info.primal_solution_status == FEASIBLE
-        bound = float(info.mip_dual_bound if integer else info.objective_function_value if solved else 0.0)
+        relaxed = info.objective_function_value if status == OPTIMAL else 0.0  # on the way to it, it is no bound
+        bound = float(info.mip_dual_bound if integer else relaxed)
         values = np.array(solver.getSolution().col_value) if solved else None
         return Answer(values, max(bound, 0.0) if np.isfinite(bound) else 0.0, status, seconds)
 
