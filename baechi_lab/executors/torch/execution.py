@@ -294,6 +294,8 @@ class _Running:
             if measurement is not None:
                 measurement.updating()
             self.optimizer.step()
+            if measurement is not None:
+                measurement.updated()
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
 

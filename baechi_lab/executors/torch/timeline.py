@@ -1,9 +1,9 @@
 """The measured Timeline of one PyTorch step.
 
 Forward calls are observed by the session, backward calls by hooks on their autograd nodes (a backward row spans from
-the first of its nodes to the last). On GPUs the marks are CUDA events on the streams that do the work, read after the
-step against one event per GPU that was recorded at its start; on the CPU they are the host's clock. Transfers between
-CPU devices move nothing and take no time.
+the first of its nodes to the last). The optimizer is one call, whose time its update ops share (`updates`). On GPUs the marks
+are CUDA events on the streams that do the work, read after the step against one event per GPU that was recorded at its
+start; on the CPU they are the host's clock. Transfers between CPU devices move nothing and take no time.
 
 Memory of CPU devices is that of the storages alive in one more step (`storages`), whose times are brought to those of this
 one, op by op. In that step tensors are copied between CPU devices as if each had memory of its own (`copying`). On GPUs it is
@@ -38,6 +38,7 @@ from ...torch.runtime.sequence import inputs_of, nodes_between
 from ...torch.runtime.transport import HostTransport, StreamTransport
 from ...torch.runtime.tree import tensors
 from .copying import CopyingTransport
+from .updates import update_rows
 
 Mark = Any
 """A CUDA event with its device, or the host's clock in nanoseconds."""
@@ -76,6 +77,7 @@ class Measurement(Observer):
         self.local = threading.local()
         self.bases: dict[int, torch.cuda.Event] = {}
         self.base_ns, self.updating_ns = 0, sys.maxsize
+        self.update_begun, self.update_over = {}, {}  # type: dict[int, Mark], dict[int, Mark]
         self.session.observer = self
         self.transport, self.plain = self.session.transport, self.session.plain
         if storages is not None and type(self.transport) is HostTransport:
@@ -132,8 +134,13 @@ class Measurement(Observer):
     def updating(self) -> None:
         """The backward pass is over: what is made now belongs to no call."""
         self.updating_ns = time.perf_counter_ns()
+        self.update_begun = self._marks()
         if self.storages is not None:
             self.storages.call(-1, self.storages.home)
+
+    def updated(self) -> None:
+        """The optimizer's call is over."""
+        self.update_over = self._marks()
 
     def finish(self) -> None:
         """The step is over: gradients that are there belong to their parameters."""
@@ -220,12 +227,25 @@ class Measurement(Observer):
         node.register_hook(after)
 
     def _mark(self, op: int) -> Mark:
-        device = torch.device(self.session.plan.devices[self._device(op)])
+        return self._mark_on(self._device(op))
+
+    def _mark_on(self, number: int) -> Mark:
+        device = torch.device(self.session.plan.devices[number])
         if device.type != "cuda":
             return time.perf_counter_ns()
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(device))
         return event, device.index or 0
+
+    @property
+    def _clocks(self) -> list[int]:
+        """Of each device, the GPU that it is, -1 for the host."""
+        devices = [torch.device(name) for name in self.session.plan.devices]
+        return [(device.index or 0) if device.type == "cuda" else -1 for device in devices]
+
+    def _marks(self) -> dict[int, Mark]:
+        """A mark per clock."""
+        return {clock: self._mark_on(number) for number, clock in enumerate(self._clocks)}
 
     def _on_send(self, op: int, target: int, size: int, start: Mark, stop: Mark) -> None:
         with self.lock:
@@ -242,9 +262,17 @@ class Measurement(Observer):
 
     def timeline(self, observed: Measurement | None = None) -> Timeline:
         """The record; ops that did not run have no row. `observed` has followed the storages of another step."""
-        ops = np.array(sorted(op for op in self.stop_marks if op in self.start_marks), dtype=np.int32)
-        start = np.maximum([self._us(self.start_marks[op]) for op in ops], 0.0) if len(ops) else np.zeros(0)
-        end = np.maximum([self._us(self.stop_marks[op]) for op in ops], start) if len(ops) else np.zeros(0)
+        spans = {
+            op: (self._us(self.start_marks[op]), self._us(stop))
+            for op, stop in self.stop_marks.items()
+            if op in self.start_marks
+        }
+        if self.update_over:
+            clocks = {k: (self._us(begun), self._us(self.update_over[k])) for k, begun in self.update_begun.items()}
+            spans |= update_rows(self.graph, self.placement, self._clocks, clocks)
+        ops = np.array(sorted(spans), dtype=np.int32)
+        start = np.array([max(spans[op][0], 0.0) for op in ops.tolist()])
+        end = np.maximum([spans[op][1] for op in ops.tolist()], start)
         device = self.placement.device[ops]
         ended = np.zeros(self.graph.n)
         ended[ops] = end

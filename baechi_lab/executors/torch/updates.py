@@ -1,0 +1,41 @@
+"""When the updates of a measured step ran: an optimizer updates all parameters in one call, whose time its ops share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...graph import OpGraph, Placement
+
+UPDATE = "Update"
+"""The type of ops that update parameters."""
+
+
+def update_rows(
+    graph: OpGraph, placement: Placement, clock: Sequence[int], spans: dict[int, tuple[float, float]]
+) -> dict[int, tuple[float, float]]:
+    """Start and end in microseconds of every update op: one after another on each clock, as the graph has their durations.
+
+    Args:
+        graph: its ops of type "Update" are in the order in which they run.
+        placement: of its ops.
+        clock: of each device, which of `spans` is its own; devices of one host share one, as it updates them in turn.
+        spans: of each clock, when the optimizer's call began and ended, measured.
+
+    >>> graph = OpGraph.from_edges([1.0, 3.0, 1.0], op_types=["Linear", "Update", "Update"])
+    >>> update_rows(graph, Placement(device=[0, 0, 1]), [-1, -1], {-1: (10.0, 18.0)})
+    {1: (10.0, 16.0), 2: (16.0, 18.0)}
+    """
+    on: dict[int, list[int]] = {}
+    for op in (k for k, kind in enumerate(graph.op_types) if kind == UPDATE):
+        on.setdefault(clock[int(placement.device[op])], []).append(op)
+    found: dict[int, tuple[float, float]] = {}
+    for key, ops in on.items():
+        begun, over = spans[key]
+        us = graph.duration_us[ops]
+        share = us / us.sum() if us.sum() > 0 else np.full(len(ops), 1.0 / len(ops))
+        ends = begun + (over - begun) * np.cumsum(share)
+        starts = [begun, *ends[:-1].tolist()]
+        found |= {op: (start, end) for op, start, end in zip(ops, starts, ends.tolist(), strict=True)}
+    return found
