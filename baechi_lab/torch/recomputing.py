@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ..errors import ActivationsKept
 from ..graph import OpGraph
-from .records import Trace
+from .records import PARTS, Trace
 from .runtime.again import BACKWARD, HOST, OUTPUT, SAVED, Row
 
 _COPY = re.compile(r"(/again)+'*$")
@@ -44,10 +44,12 @@ def _rows(calls: int, graph: OpGraph) -> Iterator[Row]:
     for edge, reader in enumerate(graph.consumers.tolist()):
         tensor = int(graph.edge_tensor[edge])
         producer, hosted = int(graph.tensor_producer[tensor]), False
-        if _HOST.search(graph.names[producer]) and producer >= calls:
+        while producer >= calls and (
+            (sent := _HOST.search(graph.names[producer])) or graph.op_types[producer] == PARTS
+        ):
             read = graph.inputs[1][graph.inputs[0][producer] : graph.inputs[0][producer + 1]]
             tensor = int(read[graph.tensor_bytes[read].argmax()])  # the others are waits, without bytes
-            producer, hosted = int(graph.tensor_producer[tensor]), True
+            producer, hosted = int(graph.tensor_producer[tensor]), hosted or sent is not None
         made, read = runs[producer], runs[reader]
         if made is None or read is None or made[1] == BACKWARD or read[1] == 0:
             continue

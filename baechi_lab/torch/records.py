@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+PARTS = "Parts"
+"""Type of the op of a graph that hands out parts of what a call made."""
+
 
 @dataclass(frozen=True)
 class Value:

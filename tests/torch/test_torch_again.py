@@ -120,6 +120,28 @@ def test_rows_of_a_chain_by_hand():
     assert (SAVED, HOST) == (1, -1)
 
 
+class Halves(nn.Module):
+    """The product of the halves of what a layer makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 8)
+
+    def forward(self, x):
+        a, b = self.second(torch.tanh(self.first(x))).chunk(2, dim=-1)
+        return a * b
+
+
+@pytest.mark.filterwarnings("ignore:recomputing saves nothing")
+def test_rows_lead_through_parts_of_a_tensor():
+    """Calls first, tanh, second, mul: mul's backward pass reads the halves of the second run of `second`."""
+    model, x = Halves(), torch.randn(6, 4)
+    changed = bl.recompute(profiled(model, x), drop=["second", "second/parts"])
+    placed = distributed(model, x, changed)
+    assert bl.torch.distribution(placed).plan.again == ((2, 1, OUTPUT, 1, 0), (3, BACKWARD, OUTPUT, 2, 1))
+    assert same(train(placed, (x,)), train(model, (x,)))
+
+
 def test_each_op_runs_as_often_as_the_graph_says():
     model, x = stack(6, lambda: [nn.Linear(4, 4), nn.Tanh()]), torch.randn(6, 4)
     graph = profiled(model, x)

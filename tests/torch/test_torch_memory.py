@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import baechi_lab as bl
-from baechi_lab.graph.opgraph import GROWS
+from baechi_lab.graph.opgraph import GROWS, VIEW
 from baechi_lab.profilers.torch.storages import Storages
 from baechi_lab.torch.step import TorchStep
 
@@ -91,11 +91,40 @@ class Cut(nn.Module):
 
 
 def test_bug_thirds_of_one_tensor_counted_as_one():
-    """32 x 192 x 4 bytes in three tensors, all read again by the backward op: 3 x 8192."""
+    """32 x 192 x 4 bytes in three tensors, all read again by the backward op: 3 x 8192. They lie in the whole."""
     graph = bl.torch.profile(TorchStep("cut", Cut, (torch.ones(32, 64),)), warmup=1, runs=1)
-    op, back = graph.index["product"], graph.index["scaled_dot_product_attention/backward"]
-    held = [int(graph.tensor_bytes[t]) for t in graph.outputs(op) if back in graph.tensor_consumers(t)]
+    op, parts = graph.index["product"], graph.index["product/parts"]
+    back = graph.index["scaled_dot_product_attention/backward"]
+    held = [int(graph.tensor_bytes[t]) for t in graph.outputs(parts) if back in graph.tensor_consumers(t)]
     assert held == [32 * 64 * 4] * 3
+    (whole,) = [t for t in graph.outputs(op) if graph.tensor_bytes[t] > 4]
+    assert graph.tensor_bytes[whole] == 32 * 192 * 4 and graph.tensor_consumers(whole).tolist() == [parts]
+    assert graph.reuse[parts] == VIEW and graph.colocation[parts] == graph.colocation[op]
+
+
+class Thirds(nn.Module):
+    """Attention by hand, so that its products can be on different devices."""
+
+    def __init__(self):
+        super().__init__()
+        self.product = nn.Linear(64, 192)
+
+    def forward(self, x):
+        q, k, v = self.product(x).chunk(3, dim=-1)
+        return torch.softmax(q @ k.T, -1) @ v
+
+
+@pytest.mark.parametrize("device", [(0, 1, 1, 1), (0, 0, 0, 1), (0, 1, 1, 0)])
+def test_bug_a_whole_was_gone_with_its_first_part(device):
+    """Wherever the parts are read, the whole and its gradient are on the device of the product: simulated as measured."""
+    step = TorchStep("thirds", Thirds, (torch.ones(256, 64),))
+    cluster = bl.Cluster.uniform(2, kind="cpu", comm="parallel")
+    graph = bl.torch.profile(step, warmup=1, runs=1)
+    home = {int(graph.colocation[op]): d for op, d in enumerate(device)}
+    placed = bl.Placement(device=[home[int(group)] for group in graph.colocation])
+    measured = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph).timeline.peak_bytes
+    simulated = bl.simulate(graph, cluster, placed).peak_bytes
+    assert simulated[0] == pytest.approx(measured[0], rel=0.01)
 
 
 def test_a_loss_that_the_model_returns_is_no_op_of_its_own():

@@ -88,9 +88,9 @@ class WorkWatch(MemoryWatch):
     def window(self, phase: str, op: int) -> Iterator[None]:
         """What runs and is allocated from here on belongs to that op."""
         counter = self.counter
-        counter.owner, start = (phase, op), len(counter.changes)
+        counter.owner, start = ("f" if phase == "f" else "b", op), len(counter.changes)
         yield
         column = self.forward if phase == "f" else self.backward
         column[op] = max(column[op], temporary_peak(counter.changes[start:]))
-        if phase == "b":
-            self.spanned(op, start, len(counter.changes))
+        if phase != "f":
+            self.spanned(op, start, len(counter.changes), phase == "v")

@@ -7,7 +7,8 @@ saves is a tensor from `j` to its backward op. Control tensors (4 bytes) order i
 calls, and the loss: every backward op of an output waits for all outputs. Where the update is part of the step, every
 call with trained parameters of its own has an update op, after the whole backward pass: an optimizer's `step` is called then.
 What the update of a call still holds while those of others run is an output of its op. `name/updated` reads it, after the
-last update during which it is there and before the next one (`updating`).
+last update during which it is there and before the next one (`updating`). Parts of one tensor are handed out by ops of their
+own (`parts`).
 
 Where a profile has timed the halves of backward passes apart, a call with parameters has a second backward op for their
 gradients. It reads what the first one reads, and nobody waits for it.
@@ -29,8 +30,9 @@ from numpy.typing import NDArray
 from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.opgraph import GROWS, OWN, VIEW
 from ...graph.tensors import TensorTable
-from ...torch.records import Trace
+from ...torch.records import PARTS, Trace
 from .memory import CallMemory
+from .parts import Values, values_of
 from .updating import Update
 
 LOSS = "Loss"
@@ -122,24 +124,28 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -
     later = [*backward, *weights]
     updates = _update_ops(profile, n + len(later))
     released = _release_ops(profile, updates)
-    first = n + len(later) + len(updates) + len(released)
+    values = _values(profile, n + len(later) + len(updates) + len(released))
+    rest = len(updates) + len(released) + len(values.op)
+    first = n + len(later) + rest
     loss = {} if profile.loss is None else {first: first + 1}  # the loss -> its backward op
-    forward_of = [-1] * n + later + [-1] * (len(updates) + len(released)) + [k for op in loss for k in (-1, op)]
+    forward_of = [-1] * n + later + [-1] * rest + [k for op in loss for k in (-1, op)]
     names, types = [c.key for c in trace.calls], [c.op_type for c in trace.calls]
     # A trailing underscore says "in place", as in the names of PyTorch's functions.
     forward_types = [f"{c.op_type}_" if c.inplace and c.module is not None else c.op_type for c in trace.calls]
     table = TensorTable()
-    _forward_tensors(table, profile, backward, weights)
+    _forward_tensors(table, profile, values, backward, weights)
     _backward_tensors(table, trace, backward, weights)
     _update_tensors(table, profile, backward, weights, updates, released)
     for op, back in loss.items():
-        _loss_tensors(table, profile, op, back, backward, weights)
-    colocation, groups = _groups(trace, (backward, weights, updates, released), len(forward_of), profile.loss)
+        _loss_tensors(table, profile, values, op, back, backward, weights)
+    beside = (backward.items(), weights.items(), updates.items(), released.items(), values.beside())
+    colocation, groups = _groups(trace, [pair for pairs in beside for pair in pairs], len(forward_of), profile.loss)
     temporary, persistent, reuse = _bytes(profile, backward, weights, table, optimizer_states)
-    none = np.zeros(len(updates) + len(released), dtype=np.int64)
+    none = np.zeros(rest, dtype=np.int64)
     while_updating = none.copy()
     if profile.update is not None:
         while_updating[: len(updates)] = profile.update.temporary[list(updates)]
+    shared = np.repeat([OWN, VIEW, OWN], [len(updates) + len(released), len(values.op), 2 * len(loss)])
     return OpGraph(
         names=(
             *names,
@@ -147,18 +153,20 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -
             *(f"{names[i]}/backward_weights" for i in weights),
             *(f"{names[i]}/update" for i in updates),
             *(f"{names[i]}/updated" for i in released),
+            *values.names(),
             *_loss_names(names, loss),
         ),
         op_types=(
             *forward_types,
             *(f"{types[i]}Backward" for i in later),
             *("Update" for _ in (*updates, *released)),
+            *(PARTS for _ in values.op),
             *([LOSS, f"{LOSS}Backward"] if loss else []),
         ),
         duration_us=durations(profile),
         temp_bytes=np.r_[temporary, while_updating, _loss_temporary(profile, table, loss)],
         persistent_bytes=np.r_[persistent, none, [0] * 2 * len(loss)],
-        reuse=np.r_[reuse, none, [0] * 2 * len(loss)] if profile.mode == "training" else None,
+        reuse=np.r_[reuse, shared] if profile.mode == "training" else None,
         colocation=colocation,
         colocation_names=groups,
         forward_of=np.array(forward_of),
@@ -171,7 +179,7 @@ def durations(profile: LayerProfile) -> NDArray[np.float64]:
     """float64[ops of the graph]: microseconds of calls, their backward ops and their updates."""
     backward = backward_ops(profile.trace) if profile.mode == "training" else {}
     updates = _update_ops(profile, 0)
-    update = np.zeros(len(updates) + len(_release_ops(profile, updates)))
+    update = np.zeros(len(updates) + len(_release_ops(profile, updates)) + len(_values(profile, 0).op))
     if profile.update is not None:
         update[: len(updates)] = profile.update.us[list(updates)]
     later = _backward_us(profile, list(backward), list(weight_ops(profile, backward)))
@@ -217,8 +225,15 @@ def _backward_us(profile: LayerProfile, backward: list[int], weights: list[int])
     return np.r_[us[np.array(backward, dtype=np.int64)], profile.halves.weights_us[np.array(weights, dtype=np.int64)]]
 
 
+def _values(profile: LayerProfile, first: int) -> Values:
+    """How values become tensors; without a backward pass every value counts by itself."""
+    trace = profile.trace
+    read = {k for call in trace.calls for k in call.reads} | (trace.returned.keys() if profile.loss else set())
+    return values_of(trace, sorted(read) if profile.mode == "training" else (), first)
+
+
 def _forward_tensors(
-    table: TensorTable, profile: LayerProfile, backward: dict[int, int], weights: dict[int, int]
+    table: TensorTable, profile: LayerProfile, values: Values, backward: dict[int, int], weights: dict[int, int]
 ) -> None:
     trace = profile.trace
     readers = _readers(profile, backward)
@@ -226,10 +241,9 @@ def _forward_tensors(
     for ops in readers.values():
         ops.update([halves[op] for op in ops if op in halves])
     passed_on = {v.storage for k, v in enumerate(trace.values) if readers.get(k)}
-    same = _same(trace)
     for k, value in enumerate(trace.values):
         if readers.get(k) or (value.position >= 0 and value.storage not in passed_on):
-            table.add(value.producer, f"value:{same[k]}", value.size_bytes, readers.get(k, set()))
+            values.add(table, k, readers.get(k, set()))
     for i, call in enumerate(trace.calls):
         if i in backward and profile.memory[i].saved_bytes:
             table.add(i, "saved", profile.memory[i].saved_bytes, _both(i, backward, weights))
@@ -242,27 +256,6 @@ def _forward_tensors(
         table.add(i, "control", CONTROL_BYTES, ends)
 
 
-def _same(trace: Trace) -> list[int]:
-    """Value -> the first value that is the same tensor: views of one size of one tensor.
-
-    Those that begin at different places are tensors of their own (queries, keys and values of one product), unless they
-    are more than the whole, as windows that overlap are.
-    """
-    whole: dict[tuple[int, int], int] = {}
-    places: dict[tuple[int, int, int], set[int]] = {}
-    for value in trace.values:
-        made = (value.producer, value.storage)
-        whole[made] = max(whole.get(made, 0), value.size_bytes)
-        places.setdefault((*made, value.size_bytes), set()).add(value.offset)
-    first: dict[tuple[int, int, int, int], int] = {}
-    found = []
-    for k, value in enumerate(trace.values):
-        key = (value.producer, value.storage, value.size_bytes)
-        apart = len(places[key]) * value.size_bytes <= whole[key[:2]]
-        found.append(first.setdefault((*key, value.offset if apart else 0), k))
-    return found
-
-
 def _loss_names(names: list[str], loss: dict[int, int]) -> list[str]:
     name = "loss"
     while name in names:
@@ -271,14 +264,14 @@ def _loss_names(names: list[str], loss: dict[int, int]) -> list[str]:
 
 
 def _loss_tensors(
-    table: TensorTable, profile: LayerProfile, op: int, back: int, backward: dict[int, int], weights: dict[int, int]
-) -> None:
+    table: TensorTable, profile: LayerProfile, values: Values, op: int, back: int, backward: dict[int, int],
+    weights: dict[int, int],
+) -> None:  # fmt: skip
     trace, memory = profile.trace, profile.loss.memory  # type: ignore[union-attr]
-    same = _same(trace)
     for k, position in trace.returned.items():
         value = trace.values[k]
         kept = position in memory.saves_inputs
-        table.add(value.producer, f"value:{same[k]}", value.size_bytes, [op, back] if kept else [op])
+        values.add(table, k, [op, back] if kept else [op])
         if position in profile.loss.outputs and value.producer in backward:  # type: ignore[union-attr]
             table.add(back, f"gradient:{k}", value.size_bytes, _both(value.producer, backward, weights))
     if memory.saved_bytes:
@@ -399,15 +392,20 @@ def _update_tensors(
 
 
 def _groups(
-    trace: Trace, later: tuple[dict[int, int], ...], ops: int, loss: Loss | None
+    trace: Trace, beside: list[tuple[int, int]], ops: int, loss: Loss | None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """A call, its backward ops and its update share a device; so do the calls of one group of the trace, and the loss."""
+    """A call shares a device with the ops that lie `beside` it, as `(call, op)`; so do the calls of one group of the trace,
+    and the loss."""
     colocation = np.full(ops, -1, dtype=np.int32)
     names: list[str] = []
-    alone = set().union(*later, () if loss is None else [loss.call]) - {m for g in trace.groups for m in g}
+    own: dict[int, list[int]] = {}
+    for call, op in beside:
+        own.setdefault(call, []).append(op)
+    alone = own.keys() | (set() if loss is None else {loss.call})
+    alone -= {m for g in trace.groups for m in g}
     grouped = [*trace.groups, *((i,) for i in sorted(alone))]
     for group in sorted(grouped):
-        members = [*group, *(of[i] for of in later for i in group if i in of)]
+        members = [*group, *(op for i in group for op in own.get(i, ()))]
         colocation[members] = len(names)
         names.append(trace.calls[group[0]].key)
     if loss is not None:

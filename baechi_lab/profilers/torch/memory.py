@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any
 
 import torch
@@ -87,7 +87,8 @@ class MemoryWatch(Handler):
         self.spans: dict[
             int, tuple[int, int]
         ] = {}  # backward pass of a call -> begin of its first window, end of its last
-        self.begins: list[tuple[int, int]] = []  # of all windows of the backward pass, and their ops
+        self.begins: list[tuple[int, int, bool]] = []  # of all windows of the backward pass; their ops; of views
+        self.owner: dict[Any, int] = {}  # node behind an output of a call, or behind a view of one -> the call
         self.cuda = cuda
         self.last: tuple[int, int] | None = (
             None  # CUDA: op of the last window of the backward pass, bytes when it began
@@ -100,7 +101,7 @@ class MemoryWatch(Handler):
         self.called: list[tuple[int, dict[int, int], set[int]]] = []
 
     def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        self.called, self.constants = [], set()
+        self.called, self.constants, self.owner = [], set(), {}
         self.batch = {storage_key(t) for t in tensors((args, kwargs))}
         return args, kwargs
 
@@ -119,8 +120,11 @@ class MemoryWatch(Handler):
             outputs = run(*args, **kwargs)
         self._classify(op, taken, list(tensors(outputs)), saved, module)
         if self.training:
+            for tensor in taken if not self.cuda else ():
+                self._hook_views(tensor)
             for node in nodes_between(outputs, stop):
                 self._hook(node, op)
+            self.owner.update((t.grad_fn, op) for t in tensors(outputs) if t.grad_fn is not None)
         return outputs
 
     def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -185,12 +189,23 @@ class MemoryWatch(Handler):
         self.inputs[op], self.saved_bytes[op] = tuple(sorted(inputs)), sum(other.values())
         self.called.append((op, given, results))
 
-    def _hook(self, node: Any, op: int) -> None:
+    def _hook_views(self, tensor: torch.Tensor) -> None:
+        """A view that no call made has its gradient made where its base is."""
+        views, node = [], tensor.grad_fn
+        while node is not None and node not in self.owner:
+            views.append(node)
+            behind = [into for into, _ in node.next_functions if into is not None]
+            node = behind[0] if len(behind) == 1 else None
+        for view in views if node is not None else ():
+            self.owner[view] = self.owner[node]
+            self._hook(view, self.owner[node], "v")
+
+    def _hook(self, node: Any, op: int, phase: str = "b") -> None:
         """Backward temporaries: the node's execution is a window of the allocator's events, or of its peak counter."""
         windows: list[Any] = []
 
         def before(gradients: Any) -> None:
-            windows.append(self.window("b", op))
+            windows.append(self.window(phase, op))
             windows[-1].__enter__()
 
         def after(into: Any, outof: Any) -> None:
@@ -201,7 +216,8 @@ class MemoryWatch(Handler):
 
     @contextmanager
     def window(self, phase: str, op: int) -> Iterator[None]:
-        """The length of time in which what is allocated belongs to an op, forward ("f") or backward ("b")."""
+        """The length of time in which what is allocated belongs to an op, forward ("f"), backward ("b") or in the backward
+        pass of views of its outputs ("v")."""
         self.between()
         before = self._before()
         with record_function(f"{_LABEL}{phase}{op}"):
@@ -220,11 +236,17 @@ class MemoryWatch(Handler):
             op, first = self.last
             self.peaks[op] = max(self.peaks[op], int(torch.cuda.max_memory_allocated()) - first)
 
-    def spanned(self, op: int, start: int, end: int) -> None:
-        """A window of a call's backward pass, in places of the list of changes."""
-        known = self.spans.get(op, (start, end))
+    def spanned(self, op: int, start: int, end: int, view: bool) -> None:
+        """The next window of a call's backward pass, or of that of a view, in places of the list of changes.
+
+        What views of an output make just before counts: the gradient of the whole from those of its parts.
+        """
+        earlier = takewhile(lambda window: window[1:] == (op, True), reversed(self.begins))
+        known = self.spans.get(op, (min((begin for begin, *_ in earlier), default=start), end))
+        self.begins.append((start, op, view))
+        if view:
+            return
         self.spans[op] = min(known[0], start), max(known[1], end)
-        self.begins.append((start, op))
 
     def read_spans(self, changes: list[int]) -> None:
         """The peaks of backward passes: what lies between their first node and the next one after their last.
@@ -233,7 +255,7 @@ class MemoryWatch(Handler):
         """
         begins = sorted(self.begins)
         for op, (start, end) in self.spans.items():
-            later = (begin for begin, of in begins[bisect_left(begins, (end, -1)) :] if of != op)
+            later = (begin for begin, of, _ in begins[bisect_left(begins, (end, -1, False)) :] if of != op)
             self.peaks[op] = max(0, *accumulate(changes[start : next(later, len(changes))], initial=0))
 
     def _before(self) -> int:
@@ -256,12 +278,13 @@ class MemoryWatch(Handler):
             kind, op = label[0], int(label[1:])
             column = self.forward if kind == "f" else self.backward
             column[op] = max(column[op], temporary_peak(changes[start:end]))
-            if kind == "b":
-                self.spanned(op, start, end)
+            if kind != "f":
+                self.spanned(op, start, end, kind == "v")
         self.read_spans(changes)
 
     def result(self) -> tuple[CallMemory, ...]:
         """One record per call; the backward op of one that is recomputed has its forward temporaries too."""
+        self.owner = {}  # nodes have hooks that have this: they would keep each other, and the hooks of parameters
         backward = [
             max(b, f) if twice else b for f, b, twice in zip(self.forward, self.backward, self.again, strict=True)
         ]
@@ -270,7 +293,8 @@ class MemoryWatch(Handler):
 
 
 def marks(profiler: Any, label: str) -> tuple[list[int], list[tuple[str, int, int]]]:
-    """The CPU allocator's changes in bytes, and for each record under `label` the rest of its name and its part of them."""
+    """The CPU allocator's changes in bytes, and for each record under `label`, in time, the rest of its name and its part of
+    them."""
     events = profiler.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     times = [t for t, _ in changes]
@@ -280,7 +304,7 @@ def marks(profiler: Any, label: str) -> tuple[list[int], list[tuple[str, int, in
             bisect_left(times, event.start_ns()),
             bisect_right(times, event.start_ns() + event.duration_ns()),
         )
-        for event in events
+        for event in sorted(events, key=lambda event: int(event.start_ns()))
         if event.name().startswith(label)
     ]
     return [size for _, size in changes], marked
