@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import baechi_lab as bl
+from baechi_lab.experiments.memory.predicting import one_after_another
 from baechi_lab.graph.opgraph import GROWS, VIEW
 from baechi_lab.profilers.torch.storages import Storages
 from baechi_lab.torch.step import TorchStep
@@ -125,6 +126,30 @@ def test_bug_a_whole_was_gone_with_its_first_part(device):
     measured = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph).timeline.peak_bytes
     simulated = bl.simulate(graph, cluster, placed).peak_bytes
     assert simulated[0] == pytest.approx(measured[0], rel=0.01)
+
+
+class Experts(nn.Module):
+    """Side by side, wide inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64)) for _ in range(4))
+
+    def forward(self, x):
+        return sum(expert(x) for expert in self.experts)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_bug_branches_side_by_side_ran_at_once(seed):
+    """One process runs them one after another, as the code has them: simulated so, peaks are the measured ones."""
+    step = TorchStep("experts", Experts, (torch.ones(256, 64),))
+    cluster = bl.Cluster.uniform(2, kind="cpu", comm="parallel")
+    graph = bl.torch.profile(step, warmup=1, runs=1)
+    drawn = np.random.default_rng(seed).integers(0, 2, len(graph.colocation_names))
+    placed = bl.Placement(device=drawn[graph.colocation])
+    measured = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph).timeline.peak_bytes
+    simulated = bl.simulate(one_after_another(graph), cluster, placed).peak_bytes
+    assert np.allclose(simulated, measured, rtol=0.02)
 
 
 def test_a_loss_that_the_model_returns_is_no_op_of_its_own():

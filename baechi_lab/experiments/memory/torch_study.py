@@ -1,6 +1,7 @@
 """Run placements of ten PyTorch models on two CPU devices, and hold measured against simulated peaks.
 
-Both devices are this process; one step is run with copies between them (`executors.torch.copying`). Scratch of kernels is
+Both devices are this process, which works for one at a time, and so does the simulation; one step is run with copies between
+them (`executors.torch.copying`). Scratch of kernels is
 that of this machine's, in the profile and in the measurement. Real GPUs have their own.
 """
 
@@ -14,7 +15,8 @@ from ...executors.torch.execution import execute
 from ...graph import Cluster, OpGraph, Placement
 from ...placers import place
 from ...profilers.torch.profile import profile
-from .predicting import in_both_orders
+from ...simulator import simulate
+from .predicting import one_after_another
 from .report import Row
 from .study import rows_of
 from .torch_steps import NAMES, torch_step
@@ -41,10 +43,11 @@ def torch_study(
     for name in models:
         step = torch_step(name)
         graph = profile(step, warmup=1, runs=2)
+        in_turns = one_after_another(graph)
         for placement in placements:
             placed = _place(placement, graph, cluster, seed)
             run = execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph)
-            rows += rows_of(name, placement, in_both_orders(graph, cluster, placed), [run])
+            rows += rows_of(name, placement, [simulate(in_turns, cluster, placed.replace(graph_key=None))], [run])
         if on_model is not None:
             on_model(rows)
     return rows
