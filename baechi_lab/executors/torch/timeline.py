@@ -38,7 +38,7 @@ from ...torch.runtime.sequence import inputs_of, nodes_between
 from ...torch.runtime.transport import HostTransport, StreamTransport
 from ...torch.runtime.tree import tensors
 from .copying import CopyingTransport
-from .updates import update_rows
+from .updates import parts_rows, update_rows
 
 Mark = Any
 """A CUDA event with its device, or the host's clock in nanoseconds."""
@@ -270,6 +270,7 @@ class Measurement(Observer):
         if self.update_over:
             clocks = {k: (self._us(begun), self._us(self.update_over[k])) for k, begun in self.update_begun.items()}
             spans |= update_rows(self.graph, self.placement, self._clocks, clocks)
+        spans |= parts_rows(self.graph, spans)
         ops = np.array(sorted(spans), dtype=np.int32)
         start = np.array([max(spans[op][0], 0.0) for op in ops.tolist()])
         end = np.maximum([spans[op][1] for op in ops.tolist()], start)

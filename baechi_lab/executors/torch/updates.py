@@ -1,4 +1,5 @@
-"""When the updates of a measured step ran: an optimizer updates all parameters in one call, whose time its ops share."""
+"""When ops of a measured step ran that nobody calls: updates share the time of the optimizer's one call, parts of a tensor are
+there with the tensor."""
 
 from __future__ import annotations
 
@@ -7,6 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...graph import OpGraph, Placement
+from ...torch.records import PARTS
+
+Spans = dict[int, tuple[float, float]]
+"""Start and end in microseconds by op."""
 
 UPDATE = "Update"
 """The type of ops that update parameters."""
@@ -14,7 +19,7 @@ UPDATE = "Update"
 
 def update_rows(
     graph: OpGraph, placement: Placement, clock: Sequence[int], spans: dict[int, tuple[float, float]]
-) -> dict[int, tuple[float, float]]:
+) -> Spans:
     """Start and end in microseconds of every update op: one after another on each clock, as the graph has their durations.
 
     Args:
@@ -30,7 +35,7 @@ def update_rows(
     on: dict[int, list[int]] = {}
     for op in (k for k, kind in enumerate(graph.op_types) if kind == UPDATE):
         on.setdefault(clock[int(placement.device[op])], []).append(op)
-    found: dict[int, tuple[float, float]] = {}
+    found: Spans = {}
     for key, ops in on.items():
         begun, over = spans[key]
         us = graph.duration_us[ops]
@@ -39,3 +44,19 @@ def update_rows(
         starts = [begun, *ends[:-1].tolist()]
         found |= {op: (start, end) for op, start, end in zip(ops, starts, ends.tolist(), strict=True)}
     return found
+
+
+def parts_rows(graph: OpGraph, spans: Spans) -> Spans:
+    """Start and end of ops of type "Parts", which take no time: when the op ends whose tensor has the parts.
+
+    >>> graph = OpGraph.from_edges([1.0, 0.0], [(0, 1, 80)], op_types=["Linear", PARTS])
+    >>> parts_rows(graph, {0: (2.0, 5.0)})
+    {1: (5.0, 5.0)}
+    """
+    pointer, predecessor = graph.predecessors
+    ends = {
+        op: [spans[k][1] for k in predecessor[pointer[op] : pointer[op + 1]].tolist() if k in spans]
+        for op, kind in enumerate(graph.op_types)
+        if kind == PARTS
+    }
+    return {op: (max(found), max(found)) for op, found in ends.items() if found}
