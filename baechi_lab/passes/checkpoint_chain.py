@@ -47,9 +47,9 @@ MOST_UNITS = 1000
 class Chain:
     """The groups, the stages of late ops, and what runs and is held, in bytes and microseconds.
 
-    With `pin=False` no value is held throughout for being read further down, and there are no tables: then it is no chain. Where
-    every op is a group, there is a stage for every late op that reads one, else for every group. `able`, bool[n], are the
-    ops that may be dropped, by default all that may be repeated.
+    With `pin=False` every op is a group and no value is held throughout for being read further down; there is a stage for every
+    late op that reads one, instead of for every group, and there are no tables: then it is no chain. `able`, bool[n], are
+    the ops that may be dropped, by default all that may be repeated.
     """
 
     def __init__(self, parts: Parts, most: int = MOST_GROUPS, *, pin: bool = True, able: Bools | None = None):
@@ -61,7 +61,7 @@ class Chain:
         readers = [place[parts.readers(op)] for op in self.ops.tolist()]
         self.readers = [r[r >= 0] for r in readers]
         self.reach = np.array([r.max(initial=-1) for r in self.readers], dtype=np.int64)
-        self.ends = self._cuts(most)  # position after the last op of each group
+        self.ends = self._cuts(most if pin else len(self.ops))  # position after the last op of each group
         self.count = len(self.ends)
         self.group = np.searchsorted(self.ends, np.arange(len(self.ops)), side="right")
         self.place = place
@@ -103,7 +103,7 @@ class Chain:
         highest = np.array([max((int(self.group[p]) for p in r), default=-1) for r in read], dtype=np.int64)
         still = np.maximum.accumulate(highest[::-1])[::-1] if len(highest) else highest
         self.stage, self.stages = np.maximum(still, 0), self.count
-        if not self.pin and self.count == len(self.ops):
+        if not self.pin:
             turn = np.maximum(np.cumsum(highest >= 0), 1)
             self.stages = max(int(np.count_nonzero(highest >= 0)), 1)
             self.stage = self.stages - turn

@@ -48,7 +48,7 @@ class Groups:
     def __init__(self, parts: Parts, most: int | None = None):
         self.parts, able = parts, parts.may_repeat
         while True:
-            self.chain = Chain(parts, parts.graph.n, pin=False, able=able)
+            self.chain = Chain(parts, pin=False, able=able)
             if most is None:
                 alone = len(self.chain.ops) <= MOST and (_views(self.chain) < 0).all()
                 most = MOST if alone else MOST_MERGED

@@ -195,9 +195,8 @@ class Tracer(Handler):
             self.keeping.regions.pop()
             self.recomputing -= recomputed
         if not isinstance(what, str) and not recomputed and len(self.calls) > start + 1:
-            self.flow.groups.append(
-                tuple(range(start, len(self.calls)))
-            )  # one backward pass reads what all of them left
+            # One backward pass reads what all of them left.
+            self.flow.groups.append(tuple(range(start, len(self.calls))))
         with torch._C.DisableTorchFunction():
             self._carry(taken, list(tensors(outputs)), start)
         return outputs

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.experiments.budgets import skipping
 from baechi_lab.graph.opgraph import VIEW
 from baechi_lab.passes.checkpoint_budget import Plans
 from baechi_lab.passes.checkpoint_exact import Search, States
@@ -14,15 +15,6 @@ from baechi_lab.passes.peak import order_peak, readiness_peak
 from baechi_lab.passes.recompute import with_copies
 from baechi_lab.passes.repeatable import Parts
 from baechi_lab.passes.runs import Runs
-
-
-def skipping(n: int, span: int, seed: int = 0):
-    """A chain in which every `span`-th output is read `span` ops further down as well, and its gradients."""
-    rng = np.random.default_rng(seed)
-    sizes = (rng.integers(1, 9, n) << 20).tolist()
-    edges = [(i, i + 1, sizes[i]) for i in range(n - 1)]
-    edges += [(i, i + span, sizes[i]) for i in range(1, n - span, span)]
-    return bl.generators.with_backward(bl.OpGraph.from_edges(rng.uniform(1, 9, n).round(2), edges))
 
 
 @pytest.mark.parametrize("seed", range(4))

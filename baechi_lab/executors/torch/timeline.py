@@ -1,7 +1,7 @@
 """The measured Timeline of one PyTorch step.
 
 Forward calls are observed by the session, backward calls by hooks on their autograd nodes (a backward row spans from
-the first of its nodes to the last). The optimizer is one call, whose time its update ops share (`updates`). On GPUs the marks
+the first of its nodes to the last). The optimizer is one call, whose time its update ops share (`uncalled`). On GPUs the marks
 are CUDA events on the streams that do the work, read after the step against one event per GPU that was recorded at its
 start; on the CPU they are the host's clock. Transfers between CPU devices move nothing and take no time.
 
@@ -38,7 +38,7 @@ from ...torch.runtime.sequence import inputs_of, nodes_between
 from ...torch.runtime.transport import HostTransport, StreamTransport
 from ...torch.runtime.tree import tensors
 from .copying import CopyingTransport
-from .updates import parts_rows, update_rows
+from .uncalled import parts_rows, update_rows
 
 Mark = Any
 """A CUDA event with its device, or the host's clock in nanoseconds."""

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.opgraph import GROWS, OWN, VIEW
 from ...graph.tensors import TensorTable
-from ...torch.records import PARTS, Trace
+from ...torch.records import PARTS, UPDATE, Trace
 from .memory import CallMemory
 from .parts import Values, values_of
 from .updating import Update
@@ -159,7 +159,7 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -
         op_types=(
             *forward_types,
             *(f"{types[i]}Backward" for i in later),
-            *("Update" for _ in (*updates, *released)),
+            *(UPDATE for _ in (*updates, *released)),
             *(PARTS for _ in values.op),
             *([LOSS, f"{LOSS}Backward"] if loss else []),
         ),

@@ -8,13 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...graph import OpGraph, Placement
-from ...torch.records import PARTS
+from ...torch.records import PARTS, UPDATE
 
 Spans = dict[int, tuple[float, float]]
 """Start and end in microseconds by op."""
-
-UPDATE = "Update"
-"""The type of ops that update parameters."""
 
 
 def update_rows(
