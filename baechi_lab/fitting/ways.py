@@ -95,9 +95,8 @@ def recomputation(subject: Subject, cluster: Cluster, placing: Placing) -> Itera
         return
     shown: set[object] = set()
     least = float("inf")
-    for (
-        joint
-    ) in found:  # the fastest first: a larger budget that is slower is no choice, nor is the same step once more
+    # The fastest first: a larger budget that is slower is no choice, nor is the same step once more.
+    for joint in found:
         budget = joint.keyword.get("budget", 0)
         costs = (joint.timeline.makespan_us, *joint.timeline.peak_bytes.tolist())
         if not {joint.what, costs} & shown and budget <= least:

@@ -62,9 +62,8 @@ def _needed_until(graph: OpGraph, line: Timeline, end: NDArray[np.float64]) -> N
     np.maximum.at(until, graph.tensor_producer[line.transfers.tensor], line.transfers.end_us)
     data = graph.tensor_bytes[graph.edge_tensor] > CONTROL_BYTES
     edges = np.flatnonzero(data & (device[graph.edge_source] == device[graph.consumers]))
-    latest = edges[
-        np.argsort(-graph.position[graph.edge_source[edges]], kind="stable")
-    ]  # readers before what they read
+    # Readers before what they read.
+    latest = edges[np.argsort(-graph.position[graph.edge_source[edges]], kind="stable")]
     views = np.zeros(graph.n, dtype=bool) if graph.reuse is None else graph.reuse == VIEW
     for source, reader in zip(graph.edge_source[latest].tolist(), graph.consumers[latest].tolist(), strict=True):
         until[source] = max(until[source], until[reader] if views[reader] else end[reader])
