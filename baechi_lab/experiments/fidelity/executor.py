@@ -9,8 +9,8 @@ The simulator's rules say nothing of a runtime; a prediction for this one follow
   promises their order, so it is drawn.
 - What comes from other threads goes to the bottom: requests for tensors, and ops that a received tensor makes ready. Whoever
   has ops of its own thus sends late, which no other order of ops would show.
-- Threads of the network receive meanwhile; an op that runs takes so much longer. The receiver begins before the sender has
-  put everything away.
+- Threads of the network receive meanwhile, and share the worker's core with the op that runs (`core`). The receiver begins
+  before the sender has put everything away.
 
 That ops which a thread makes ready go to the front of its queue, and those of others to the back, is the rule of the thread
 pool under the executor (Eigen's non-blocking one, `Schedule`); requests are put into the same pool by TensorFlow's worker
@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import OpGraph, Placement
+from .core import Core
 
 INLINE = frozenset((
     "Const", "ExpandDims", "Identity", "IdentityN", "Merge", "NoOp", "PreventGradient", "Rank", "Reshape", "Shape", "ShapeN",
@@ -40,42 +41,52 @@ INLINE = frozenset((
 that come with TensorFlow)."""
 ONEDNN = "_Mkl"
 """What types of ops begin with that oneDNN computes."""
+SHARES = (1 / 2, 2 / 3, 4 / 5, 1.0)
+"""Parts of a core that receiving has while an op runs, by order: one, two or four threads beside the one that runs ops, or so
+many that it waits. How many there are changes from moment to moment; measured peaks lie between the first and the last."""
 Task = tuple[float, Callable[[float], None]]
 """Microseconds that something takes of a worker's thread, and what follows when it ends."""
 
 
 def executed(
-    both: OpGraph, placement: Placement, kernels: int, wire_us: NDArray[np.float64], draw: np.random.Generator
-) -> NDArray[np.float64]:
+    both: OpGraph, placement: Placement, kernels: int, wire_us: NDArray[np.float64], draw: np.random.Generator,
+    share: float = 1.0,
+) -> NDArray[np.float64]:  # fmt: skip
     """When the ops of `both` end, float64[n]: `kernels` ops, then one that sends per message, then one that receives it.
 
     Types of ops are those that ran, as in `measured_graph`. `wire_us`: float64[messages] between the two; below 0 where
-    receiving begins before sending has ended.
+    receiving begins before sending has ended. `share`: of a core, what receiving has while an op runs.
 
     >>> both = OpGraph.from_edges([2.0, 5.0, 3.0, 4.0, 1.0], [(0, 1, 0), (0, 3, 0), (3, 4, 0), (4, 2, 0)])
     >>> placed = Placement(device=[0, 0, 1, 0, 1])
     >>> executed(both, placed, 3, np.array([10.0]), np.random.default_rng(0)).tolist()  # sent after 1
     [2.0, 7.0, 25.0, 11.0, 22.0]
     """
-    return _Execution(both, placement.device.tolist(), kernels, wire_us.tolist()).run(draw)
+    return _Execution(both, placement.device.tolist(), kernels, wire_us.tolist(), share).run(draw)
+
+
+def in_orders(
+    both: OpGraph, placement: Placement, kernels: int, wire_us: NDArray[np.float64], count: int
+) -> list[NDArray[np.float64]]:
+    """`executed` in the first `count` orders in which a step may begin, with `SHARES` in turns."""
+    return [
+        executed(both, placement, kernels, wire_us, np.random.default_rng(i), SHARES[i % len(SHARES)])
+        for i in range(count)
+    ]
 
 
 @dataclass
 class _Worker:
-    """Its stack, top first, and what comes before that, next first.
+    """Its core, its stack, top first, and what comes before that, next first; `turn` counts what was arranged for it."""
 
-    `late_us` is what interrupts took of the op that runs, `received_us` when the last one ends.
-    """
-
+    core: Core
     stack: deque[Task] = field(default_factory=deque)
     inline: deque[Task] = field(default_factory=deque)
-    busy: bool = False
-    late_us: float = 0.0
-    received_us: float = 0.0
+    turn: int = 0
 
 
 class _Execution:
-    def __init__(self, both: OpGraph, device: list[int], kernels: int, wire_us: list[float]) -> None:
+    def __init__(self, both: OpGraph, device: list[int], kernels: int, wire_us: list[float], share: float) -> None:
         self._kernels, self._messages, self._device, self._wire_us = kernels, len(wire_us), device, wire_us
         self._duration = both.duration_us.tolist()
         self._inline = [kind in INLINE for kind in both.op_types]
@@ -86,7 +97,7 @@ class _Execution:
         for source, reader in edges.T.tolist():
             self._next[source].append(reader)
         self._end_us = np.zeros(both.n)
-        self._workers = [_Worker() for _ in range(max(device, default=-1) + 1)]
+        self._workers = [_Worker(Core(share)) for _ in range(max(device, default=-1) + 1)]
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._made_at = count()  # of events of one time the one that was made first happens first
         self._made = [False] * self._messages
@@ -115,24 +126,22 @@ class _Execution:
         heapq.heappush(self._events, (time_us, next(self._made_at), happens))
 
     def _go_on(self, worker: _Worker, now: float) -> None:
-        """Take what lies on top, unless the thread has no turn."""
+        """Take what lies on top, unless an op runs, and arrange for what ends next."""
+        core = worker.core
+        core.advance(now)
         tasks = worker.inline or worker.stack
-        if worker.busy or not tasks:
-            return
-        if worker.received_us > now:
-            self._at(worker.received_us, lambda then: self._go_on(worker, then))
-            return
-        takes_us, follows = tasks.popleft()
-        worker.busy = True
-        self._at(now + takes_us, lambda then: self._ends(worker, follows, then))
+        if core.ends is None and tasks:
+            core.run(*tasks.popleft())
+        worker.turn += 1
+        turn, then = worker.turn, core.next_us()
+        if then < np.inf:
+            self._at(then, lambda now: self._ends(worker, turn, now))
 
-    def _ends(self, worker: _Worker, follows: Callable[[float], None], now: float) -> None:
-        if worker.late_us > 0.0:
-            late, worker.late_us = worker.late_us, 0.0
-            self._at(now + late, lambda then: self._ends(worker, follows, then))
-            return
-        worker.busy = False
-        follows(now)
+    def _ends(self, worker: _Worker, turn: int, now: float) -> None:
+        if turn != worker.turn:
+            return  # something began meanwhile
+        worker.core.advance(now)
+        worker.core.finish(now)
         self._go_on(worker, now)
 
     def _op(self, op: int) -> Task:
@@ -205,16 +214,14 @@ class _Execution:
         stack.appendleft((self._duration[op] - rest_us, leaves))
 
     def _arrives(self, message: int, now: float) -> None:
-        """Receiving interrupts; what waits for the tensor goes to the bottom."""
+        """What waits for the tensor goes to the bottom once it is received."""
         op = self._receive(message)
         worker = self._workers[self._device[op]]
-        worker.received_us = max(now, worker.received_us) + self._duration[op]
-        if worker.busy:
-            worker.late_us += self._duration[op]
 
         def ends(then: float) -> None:
             self._end_us[op] = then
             worker.stack.extend(self._op(x) for x in self._ready(op))
-            self._go_on(worker, then)
 
-        self._at(worker.received_us, ends)
+        worker.core.advance(now)
+        worker.core.receive(self._duration[op], message, ends)
+        self._go_on(worker, now)

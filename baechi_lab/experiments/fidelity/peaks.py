@@ -9,10 +9,10 @@ from ...executors.tensorflow.calibration import Calibration
 from ...graph import Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
 from ...simulator.shared import shared_memory
 from .charging import crossing, wire_us, with_shared_caches
-from .executor import executed
+from .executor import in_orders
 from .updates import temporaries
 
-ORDERS = 20
+ORDERS = 40
 """Orders of what a step begins with, of which the largest peak counts. TensorFlow draws one per session: with one in ten of them
 a gradient waits for the learning rate until the end. A mean time needs fewer."""
 
@@ -47,7 +47,7 @@ def predicted_timelines(
     wire, plain = wire_us(both, graph.n, calibration), graph
     if graph.reuse is None:
         plain = graph.replace(reuse=np.zeros(graph.n, dtype=np.int8))
-    ends = [executed(both, placed, graph.n, wire, np.random.default_rng(i)) for i in range(ORDERS)]
+    ends = in_orders(both, placed, graph.n, wire, ORDERS)
     lines = [_timeline(graph, both, cluster, placed.device, end_us) for end_us in ends]
     return [
         shared_memory(plain.replace(temp_bytes=temporaries(graph, line)), cluster, line, over_copies=True)
