@@ -56,6 +56,7 @@ def export(
     PosixPath('.../placed_training')
     """
     from ..executors.structure import graph_of
+    from ..executors.tensorflow.lent_state import with_state_on_hosts
     from ..executors.tensorflow.recomputing import recomputed_step
     from .folder import write_folder
     from .tensorflow.export import folder_files
@@ -72,6 +73,7 @@ def export(
         graph = graph_of(step) if graph is None else graph
         step = recomputed_step(step, graph)
         placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
+        placed = with_state_on_hosts(graph, placed)
     else:
         from ..executors.tensorflow.pipelining import pipelined_step
 

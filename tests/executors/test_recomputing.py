@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.executors.tensorflow.allocations import COPIES
 from baechi_lab.executors.tensorflow.recomputing import recomputed_step
 from baechi_lab.executors.tensorflow.session import parse_graph
 from baechi_lab.passes.recompute import with_copies
@@ -175,8 +176,101 @@ def test_a_second_output_goes_to_the_host(worker):
     np.testing.assert_array_equal(run.outputs[0][0], both(tf.constant(value)).numpy())
 
 
-def test_state_on_a_host_is_refused(case):
+def trained_with_state():
+    """Momentum by TensorFlow's own kernel and by assignments: state that one op alone takes, and that several do."""
+    rng = np.random.default_rng(2)
+    draw = lambda *shape: (rng.normal(size=shape) / 8).astype(np.float32)  # noqa: E731
+    first, second = tf.Variable(draw(64, 64), name="first"), tf.Variable(draw(64, 64), name="second")
+    zeros = np.zeros((64, 64), np.float32)
+    slow, speed = tf.Variable(zeros, name="slow"), tf.Variable(zeros, name="speed")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.tanh(x @ first) @ second) ** 2)
+        one, two = tape.gradient(loss, [first, second])
+        slow.read_value()  # a handle alone would not tell the function of its variable
+        tf.raw_ops.ResourceApplyMomentum(var=first.handle, accum=slow.handle, lr=0.1, grad=one, momentum=0.9)
+        speed.assign(0.9 * speed + two)
+        second.assign_sub(0.1 * speed)
+        return loss
+
+    return bl.trace(step, draw(32, 64), name="trained")
+
+
+@pytest.fixture(scope="module")
+def lent():
+    step = trained_with_state()
+    graph = bl.profile(step, mode="estimated", hardware="cpu-core")
+    free = bl.Link(0.0, 0.0)
+    cluster = bl.Cluster.uniform(1, kind="cpu", link=free).with_host("64GB", link=free)
+    return step, graph, cluster, bl.offload(graph, cluster, share=0.0, state=True)
+
+
+def test_state_on_a_host_is_lent_for_the_update(lent, worker):
+    """Losses, weights and state bit for bit, the state read on the host and stored there; it comes and goes once per step."""
+    step, graph, cluster, moved = lent
+    assert {name for name in moved.names if name.endswith("/state")} == {"slow/state", "speed/state"}
+    more = {"steps": 2, "warmup": 1, "traced": 1, "kind": "cpu", "virtual": 2, "worker": worker, "progress": False}
+    plain = bl.execute(step, bl.Placement(device=[0] * graph.n), graph=graph, return_variables=True, **more)
+    run = bl.execute(step, bl.place(moved, cluster, "m-etf"), graph=moved, return_variables=True, **more)
+    assert run.status == "ok" and not run.moved_ops, run.message
+    assert [float(o[0]) for o in run.outputs] == [float(o[0]) for o in plain.outputs]
+    assert len({float(o[0]) for o in run.outputs}) == 4
+    for name, value in plain.info["variables"].items():
+        assert np.any(value), name
+        np.testing.assert_array_equal(run.info["variables"][name], value)
+    timeline = run.timeline
+    for name in ("slow", "speed"):
+        for part in ("state", "stored"):
+            assert timeline.device[timeline.op == moved.index[f"{name}/{part}"]].tolist() == [1]
+    for way in ((0, 1), (1, 0)):
+        sent = (timeline.transfers.source == way[0]) & (timeline.transfers.target == way[1])
+        assert int(timeline.tensor_bytes[timeline.transfers.tensor[sent]].sum()) >= 2 * 64 * 64 * 4
+
+
+def test_state_between_processes_is_counted_where_it_is(lent):
+    """On two workers: persistent where it is between steps, a received copy from its arrival until it was stored again."""
+    step, graph, _, moved = lent
+    with bl.LocalCluster(2) as local:
+        more = {"steps": 1, "warmup": 1, "traced": 3, "cluster": local, "progress": False}
+        plain = bl.execute(step, bl.Placement(device=[0] * graph.n), graph=graph, **more)
+        run = bl.execute(step, bl.Placement(device=[int(n >= graph.n) for n in range(moved.n)]), graph=moved, **more)
+    assert run.status == "ok", run.message
+    kept = 2 * 64 * 64 * 4
+    first, second = (run.timeline.peak_parts(d)["persistent"] for d in (0, 1))
+    assert (first, second) == (plain.timeline.peak_parts(0)["persistent"] - kept, kept)
+    sent, lent = run.timeline.transfers, run.timeline.memory
+    assert run.timeline.tensor_bytes[sent.tensor[sent.source == 0]].tolist() == [kept // 2] * 2
+    assert {moved.names[k] for k in run.timeline.tensor_producer[sent.tensor[sent.source == 0]]} <= set(graph.names)
+    there = (lent.device == 0) & (lent.category == COPIES)
+    assert sorted(lent.delta[there].tolist()) == [-kept // 2, -kept // 2, kept // 2, kept // 2]
+    gone = lent.time_us[there & (lent.delta < 0)]
+    stored = [run.timeline.start_us[run.timeline.op == moved.index[f"{name}/stored"]][0] for name in ("slow", "speed")]
+    assert sorted(gone.tolist()) == sorted(stored)  # until then the device has what it was lent
+
+
+def test_an_export_lends_state(lent, tmp_path):
+    step, _, cluster, moved = lent
+    folder = bl.export(step, bl.place(moved, cluster, "m-etf"), tmp_path / "placed", graph=moved)
+    assert b"speed/state/put" in (folder / "placed_graph.pb").read_bytes()
+
+
+def test_bl_apply_trains_with_lent_state(lent):
+    step, _, cluster, moved = lent
+    x = np.ones((32, 64), np.float32)
+    found = []
+    for graph, placed in ((None, bl.Placement(device=[0] * lent[1].n)), (moved, bl.place(moved, cluster, "single"))):
+        with bl.apply(step, placed, graph=graph, virtual=2, kind="cpu") as trained:
+            found.append([float(trained(x)) for _ in range(3)])
+    assert found[0] == found[1] and found[0][0] > found[0][-1]
+
+
+def test_state_of_no_variable_is_refused(case):
     step, graph, _ = case
     stored = graph.replace(name="mine", names=(*graph.names[:-1], "w/state"), op_types=(*graph.op_types[:-1], "State"))
-    with pytest.raises(bl.InvalidInput, match=r"has optimizer state on a host .*; offload with state=False"):
+    with pytest.raises(bl.InvalidInput, match=r"op 'w/state' of graph 'mine' keeps the state of no op of that graph"):
         recomputed_step(step, stored)
+    other = next(n for n, kind in zip(graph.names, graph.op_types, strict=True) if kind == "Tanh")
+    names = (*graph.names[:-1], f"{other}/state")
+    with pytest.raises(bl.InvalidInput, match="is no variable of the step; it has no state to lend"):
+        recomputed_step(step, stored.replace(names=names))

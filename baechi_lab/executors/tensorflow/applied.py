@@ -28,6 +28,7 @@ from ...workers.failures import first_line
 from ..inputs import checked_batch
 from ..structure import graph_of
 from .devices import device_options, select
+from .lent_state import with_state_on_hosts
 from .recomputing import recomputed_step
 from .session import PlacedSession, node_of, place_graph, session_config
 
@@ -71,6 +72,7 @@ def apply(
     graph = graph_of(step) if graph is None else graph
     step = recomputed_step(step, graph)
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
+    placed = with_state_on_hosts(graph, placed)
     names = None if cluster is None else [(d.name, d.memory_bytes) for d in cluster.devices]
     options = device_options(virtual, memory_limit, kind, threads)
     chosen = select(names, options, int(placed.device.max(initial=0)) + 1)

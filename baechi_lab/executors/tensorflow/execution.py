@@ -24,6 +24,7 @@ from ...workers.messages import Message
 from ...workers.transport import step_arrays, step_header
 from ..inputs import checked_batches
 from ..structure import graph_of
+from .lent_state import with_state_on_hosts
 from .peers import Peers
 from .recomputing import recomputed_step
 from .timeline import to_timeline
@@ -87,6 +88,7 @@ def execute(
     graph = graph_of(step) if graph is None else graph
     step = recomputed_step(step, graph)
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
+    placed = with_state_on_hosts(graph, placed)
     batches = checked_batches(step, inputs)
     names = None if cluster is None else [[d.name, d.memory_bytes] for d in cluster.devices]
     header = {

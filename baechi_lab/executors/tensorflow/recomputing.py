@@ -3,8 +3,8 @@
 The ops that the graph has twice are there twice, under the graph's names: a copy has its original's type, attributes and
 inputs, reads what the graph says that it reads (an original, or another copy), and waits for what the graph says by control
 dependencies. What the graph has on a host is an op there that hands on what it reads, so that TensorFlow sends it there and
-back. Nothing else changes. Sessions of placed steps run without graph rewriters, which would otherwise
-find that a copy computes what its original did, and take it out.
+back; optimizer state that is there between steps is lent (`lent_state.py`). Nothing else changes. Sessions of placed steps run
+without graph rewriters, which would otherwise find that a copy computes what its original did, and take it out.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 from ...errors import InvalidInput
 from ...graph import OpGraph
 from ...graph.step import Step
-from ...passes.offload import OFFLOADED, STATE, sent_tensor
+from ...passes.offload import OFFLOADED, STATE, STORED, sent_tensor
 from ...profilers.tensorflow.apart import keep_apart
 from ...profilers.tensorflow.nodes import has_side_effect, join, output_types, split
 from ..structure import graph_of
+from .lent_state import lend_state
 from .session import PREFIX, parse_graph
 
 AGAIN = "/again"
@@ -32,7 +33,7 @@ def recomputed_step(step: Step, graph: OpGraph) -> Step:
     """`step` with the copies that `graph` has of its ops, and what it has on a host; the step itself where it has none.
 
     Raises:
-        InvalidInput: a copy of an op that the step does not have, or that has side effects; optimizer state on a host.
+        InvalidInput: a copy of an op that the step does not have, or that has side effects; state of what is no variable.
 
     >>> recomputed = recomputed_step(step, bl.recompute(bl.profile(step)))  # doctest: +SKIP
     """
@@ -45,8 +46,12 @@ def recomputed_step(step: Step, graph: OpGraph) -> Step:
     nodes = {node.name: node for node in definition.node}
     origin = {name: _origin(graph, op, nodes) for op, name in enumerate(graph.names)}
     templates = {name: (nodes[name].op, list(nodes[name].input)) for name in nodes}
+    lent: dict[int, list[str]] = {}
     for op, name in enumerate(graph.names):
         first, output = origin[name]
+        if name not in nodes and graph.op_types[op] in (STATE, STORED):
+            lent[op] = _inputs(graph, op, [], origin)
+            continue
         if output is not None:
             made = definition.node.add(name=name, op="Identity")
             made.attr["T"].type = output_types(nodes[first])[output]
@@ -67,8 +72,9 @@ def recomputed_step(step: Step, graph: OpGraph) -> Step:
             continue  # setting a variable between steps must not wait for ops of a step
         del made.input[:]
         made.input.extend(_inputs(graph, op, templates[first][1], origin))
+    updates = (*step.updates, *lend_state(definition, graph, lent))
     keep_apart(definition, f"{PREFIX}/apart")
-    return replace(step, graph_def=definition.SerializeToString(deterministic=True))
+    return replace(step, updates=updates, graph_def=definition.SerializeToString(deterministic=True))
 
 
 def _origin(graph: OpGraph, op: int, nodes: Any) -> Origin:
@@ -77,11 +83,8 @@ def _origin(graph: OpGraph, op: int, nodes: Any) -> Origin:
     if name not in nodes and kind == OFFLOADED:
         tensor = sent_tensor(graph, op)
         return _origin(graph, int(graph.tensor_producer[tensor]), nodes)[0], int(graph.tensor_names[tensor])
-    if name not in nodes and kind == STATE:
-        raise InvalidInput(
-            f"graph {graph.name!r} has optimizer state on a host ({name!r}), which a TensorFlow step cannot; offload with "
-            "state=False"
-        )
+    if name not in nodes and kind in (STATE, STORED):
+        return name, None
     while graph.names[op] not in nodes:
         before = int(graph.forward_of[op])
         if before < 0 or not graph.names[op].startswith(graph.names[before] + AGAIN):

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .kernels import Kernel
+from .lent_state import GOT, PUT
 from .session import PREFIX
 
-CONTROL = -1
-"""Output slot of a control dependency."""
+CONTROL, LENT = -1, -2
+"""Output slots of a control dependency, and of a variable's value that goes back to a host behind the last op that needed it."""
 _SENDS, _RECEIVES = ("_Send", "_HostSend"), ("_Recv", "_HostRecv")
 SUMS = f"{PREFIX}/sum/"
 """Scope of the ops that join what several micro-batches give."""
@@ -61,7 +62,7 @@ def read_sends(metadata: Any, op_at: Mapping[str, int], device_at: Mapping[str, 
     found = {}
     for edge, (op, slot, here) in sources.items():
         consumers = tuple(readers.get(receivers.get(edge, ""), ()))
-        if op >= 0 and any(name in op_at for name in consumers):
+        if op >= 0 and any(name.removesuffix(PUT) in op_at for name in consumers):
             found[edge] = Send(op, slot, here, edge[1], consumers)
     return found
 
@@ -75,7 +76,7 @@ def _producer(nodes: Mapping[str, Any], tensor: str, op_at: Mapping[str, int]) -
         return op_at[name], int(slot or 0)
     for waited in nodes[name].input if name in nodes else ():
         if waited.startswith("^") and waited[1:] in op_at:
-            return op_at[waited[1:]], CONTROL
+            return op_at[waited[1:]], LENT if name.endswith(GOT) else CONTROL
     return -1, 0
 
 

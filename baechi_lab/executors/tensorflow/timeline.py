@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from ...graph.opgraph import CONTROL_BYTES, OpGraph
 from ...graph.timeline import MemoryLog, Timeline, Transfers
+from ...passes.offload import STORED
 from .allocations import COPIES, PERSISTENT, given_up
-from .sends import CONTROL
+from .lent_state import state_ops, values_given_back
+from .sends import CONTROL, LENT
 from .trace import Trace
 
 ASSIGNMENT = "AssignVariableOp"
@@ -38,7 +40,8 @@ def to_timeline(
         tensor, moves[:, 3].astype(np.int32), moves[:, 4].astype(np.int32),
         moves[:, 5] - zero, moves[:, 5] - zero, moves[:, 6] - zero,
     )  # fmt: skip
-    log = _memory(trace, zero, persistent, _copies(trace, zero) if copied else [], _assigned(trace, graph))
+    copies = _copies(trace, zero, _lent_until(trace, graph)) if copied else []
+    log = _memory(trace, zero, persistent, copies, _assigned(trace, graph))
     peak = np.array([log.levels(d)[1].sum(axis=1).max(initial=0) for d in range(len(device_names))], dtype=np.int64)
     end = max(trace.end_us.max(initial=zero), moves[:, 6].max(initial=zero)) - zero
     order = np.lexsort((trace.op, trace.device, trace.start_us))
@@ -59,10 +62,13 @@ def _tensors(graph: OpGraph, moves: NDArray[np.float64]) -> tuple[NDArray[np.int
     tensors: list[int] = []
     extra: dict[tuple[int, int], int] = {}
     producers, sizes = graph.tensor_producer.tolist(), graph.tensor_bytes.tolist()
+    given_back = values_given_back(graph)
     for producer, slot, size in moves[:, :3].astype(np.int64).tolist():
         outputs = list(graph.outputs(producer))
         named = [t for t in outputs if graph.tensor_names[t] == (_CONTROL_NAME if slot == CONTROL else str(slot))]
         sized = [t for t in outputs if graph.tensor_bytes[t] == (CONTROL_BYTES if slot == CONTROL else size)]
+        if slot == LENT:
+            named = [t for t in given_back.get(producer, ()) if not size or graph.tensor_bytes[t] == size]
         if named or sized:
             tensors.append((named or sized)[0])
             continue
@@ -74,12 +80,20 @@ def _tensors(graph: OpGraph, moves: NDArray[np.float64]) -> tuple[NDArray[np.int
     return np.array(tensors, dtype=np.int32), np.array(producers, np.int32), np.array(sizes, np.int64)
 
 
-def _copies(trace: Trace, zero: float) -> list[tuple[float, ...]]:
+def _copies(trace: Trace, zero: float, lent_until: dict[int, float]) -> list[tuple[float, ...]]:
     """A received copy lives from its arrival until the last op that held it on that device has ended."""
     rows: list[tuple[float, ...]] = []
     for op, _, size, _, device, _, arrived, last in trace.transfers.tolist():
-        rows += [(device, arrived - zero, COPIES, size, op), (device, max(last, arrived) - zero, COPIES, -size, op)]
+        end = max(last, arrived, lent_until.get(int(op), arrived))
+        rows += [(device, arrived - zero, COPIES, size, op), (device, end - zero, COPIES, -size, op)]
     return rows
+
+
+def _lent_until(trace: Trace, graph: OpGraph) -> dict[int, float]:
+    """Op that lends a variable's value -> when it was stored again: until then the device that has it keeps it."""
+    began = dict(zip(trace.op.tolist(), trace.start_us.tolist(), strict=True))
+    lent, stored = state_ops(graph), state_ops(graph, (STORED,))
+    return {op: began[stored[name]] for name, op in lent.items() if stored.get(name) in began}
 
 
 def _assigned(trace: Trace, graph: OpGraph) -> list[tuple[int, float, int]]:
