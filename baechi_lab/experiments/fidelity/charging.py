@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ...executors.tensorflow.calibration import Calibration
 from ...graph import OpGraph, Placement
-from .executor import executed, in_orders
+from .executor import in_orders
 
 PASSES = 2
 """How often a step is simulated again with what messages took in the simulation before."""
@@ -122,7 +122,7 @@ def with_shared_caches(
     if beside_us is not None:
         longer[: graph.n] = beside_us - graph.duration_us
     for _ in range(PASSES if calibration.cooled or longer.any() else 0):
-        end_us = executed(both, placed, graph.n, wire, np.random.default_rng(0))
+        end_us = in_orders(both, placed, graph.n, wire, 1)[0]
         more = _cold(end_us, both.duration_us, placed.device, graph.n, calibration)
         more += longer * beside(end_us - both.duration_us, end_us, placed.device)
         both = warm.replace(duration_us=np.maximum(warm.duration_us + more, 0.0), duration_by_kind={})

@@ -5,8 +5,11 @@ The simulator's rules say nothing of a runtime; a prediction for this one follow
 - A worker's thread takes ops from a stack. What an op makes ready goes on top, later ops of the graph above earlier ones. A
   send is where the first op that reads its tensor elsewhere would be. Ops that oneDNN computes come after all others, sends
   included. Ops that only pass on or describe a tensor are not put on the stack but run at once, the first first.
-- A step begins with a stack of the ops that need nothing, and one for each tensor to come, which asks for it. Nobody
-  promises their order, so it is drawn.
+- A step begins with a stack of the ops that need nothing, and one for each tensor to come, which asks for it: constants, then
+  the others, by the place in the graph of the op or of what reads the tensor. Traces show these in runs that go forwards or
+  backwards, and come in another order in every session, so that is drawn. What lies below when the first long op
+  has begun waits until nothing else is left: handles of an optimizer's variables, or learning rates to ask for, and with them
+  all updates.
 - What comes from other threads goes to the bottom: requests for tensors, and ops that a received tensor makes ready. Whoever
   has ops of its own thus sends late, which no other order of ops would show.
 - Threads of the network receive meanwhile, and share the worker's core with the op that runs (`core`). The receiver begins
@@ -23,8 +26,9 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -39,30 +43,35 @@ INLINE = frozenset((
 ))  # fmt: skip
 """Types of ops that a thread runs at once: those whose kernels say that they are not expensive (`IsExpensive` in the headers
 that come with TensorFlow)."""
+CONSTANT = "Const"
 ONEDNN = "_Mkl"
 """What types of ops begin with that oneDNN computes."""
 SHARES = (1 / 2, 2 / 3, 4 / 5, 1.0)
 """Parts of a core that receiving has while an op runs, by order: one, two or four threads beside the one that runs ops, or so
 many that it waits. How many there are changes from moment to moment; measured peaks lie between the first and the last."""
+PIECES = 8
+"""Of what a step begins with, at most; traces have two to five of more than a hundred."""
+Begin = Callable[[int], Iterable[int]]
+"""A count -> the order in which so many tasks are taken."""
 Task = tuple[float, Callable[[float], None]]
 """Microseconds that something takes of a worker's thread, and what follows when it ends."""
 
 
 def executed(
-    both: OpGraph, placement: Placement, kernels: int, wire_us: NDArray[np.float64], draw: np.random.Generator,
-    share: float = 1.0,
+    both: OpGraph, placement: Placement, kernels: int, wire_us: NDArray[np.float64], begin: Begin = range, share: float = 1.0
 ) -> NDArray[np.float64]:  # fmt: skip
     """When the ops of `both` end, float64[n]: `kernels` ops, then one that sends per message, then one that receives it.
 
     Types of ops are those that ran, as in `measured_graph`. `wire_us`: float64[messages] between the two; below 0 where
-    receiving begins before sending has ended. `share`: of a core, what receiving has while an op runs.
+    receiving begins before sending has ended. `begin`: in which order so many tasks are taken that need nothing. `share`: of a
+    core, what receiving has while an op runs.
 
     >>> both = OpGraph.from_edges([2.0, 5.0, 3.0, 4.0, 1.0], [(0, 1, 0), (0, 3, 0), (3, 4, 0), (4, 2, 0)])
     >>> placed = Placement(device=[0, 0, 1, 0, 1])
-    >>> executed(both, placed, 3, np.array([10.0]), np.random.default_rng(0)).tolist()  # sent after 1
+    >>> executed(both, placed, 3, np.array([10.0])).tolist()  # sent after 1
     [2.0, 7.0, 25.0, 11.0, 22.0]
     """
-    return _Execution(both, placement.device.tolist(), kernels, wire_us.tolist(), share).run(draw)
+    return _Execution(both, placement.device.tolist(), kernels, wire_us.tolist(), share).run(begin)
 
 
 def in_orders(
@@ -70,9 +79,23 @@ def in_orders(
 ) -> list[NDArray[np.float64]]:
     """`executed` in the first `count` orders in which a step may begin, with `SHARES` in turns."""
     return [
-        executed(both, placement, kernels, wire_us, np.random.default_rng(i), SHARES[i % len(SHARES)])
+        executed(
+            both, placement, kernels, wire_us, partial(in_pieces, np.random.default_rng(i)), SHARES[i % len(SHARES)]
+        )
         for i in range(count)
     ]
+
+
+def in_pieces(draw: np.random.Generator, count: int) -> list[int]:
+    """The numbers below `count`, cut into up to `PIECES` runs that come in any order, forwards or backwards.
+
+    >>> in_pieces(np.random.default_rng(4), 9)
+    [7, 6, 5, 0, 1, 2, 3, 4, 8]
+    """
+    cuts = np.sort(draw.integers(0, count + 1, draw.integers(PIECES)))
+    runs = np.split(np.arange(count), cuts)
+    turned = (runs[k][:: 1 if draw.integers(2) else -1] for k in draw.permutation(len(runs)).tolist())
+    return [number for run in turned for number in run.tolist()]
 
 
 @dataclass
@@ -89,6 +112,7 @@ class _Execution:
     def __init__(self, both: OpGraph, device: list[int], kernels: int, wire_us: list[float], share: float) -> None:
         self._kernels, self._messages, self._device, self._wire_us = kernels, len(wire_us), device, wire_us
         self._duration = both.duration_us.tolist()
+        self._constant = [kind == CONSTANT for kind in both.op_types]
         self._inline = [kind in INLINE for kind in both.op_types]
         self._last = [kind.startswith(ONEDNN) for kind in both.op_types]
         edges = np.unique(np.stack([both.edge_source, both.consumers]), axis=1)
@@ -103,21 +127,25 @@ class _Execution:
         self._made = [False] * self._messages
         self._asked = [False] * self._messages
 
-    def run(self, draw: np.random.Generator) -> NDArray[np.float64]:
+    def run(self, begin: Begin) -> NDArray[np.float64]:
         """Until nothing is left."""
-        first: list[list[Task]] = [[] for _ in self._workers]
-        for op in range(self._kernels):
-            if self._waits[op] == 0:
-                first[self._device[op]].append(self._op(op))
-        for message in range(self._messages):
-            first[self._device[self._receive(message)]].append((0.0, self._asks(message)))
-        for worker, tasks in zip(self._workers, first, strict=True):
-            worker.stack.extend(tasks[i] for i in draw.permutation(len(tasks)).tolist())
+        for device, worker in enumerate(self._workers):
+            worker.stack.extend(self._begins(device, begin))
             self._go_on(worker, 0.0)
         while self._events:
             now, _, happens = heapq.heappop(self._events)
             happens(now)
         return self._end_us
+
+    def _begins(self, device: int, begin: Begin) -> list[Task]:
+        """What needs nothing there: constants, then the others in the order that `begin` gives."""
+        ops = [op for op in range(self._kernels) if self._device[op] == device and self._waits[op] == 0]
+        placed = [(op, self._op(op)) for op in ops if not self._constant[op]]
+        for message in range(self._messages):
+            if self._device[self._receive(message)] == device:
+                placed.append((self._place(self._kernels + message)[1], (0.0, self._asks(message))))
+        others = [task for _, task in sorted(placed, key=lambda row: row[0])]
+        return [*(self._op(op) for op in ops if self._constant[op]), *(others[k] for k in begin(len(others)))]
 
     def _receive(self, message: int) -> int:
         return self._kernels + self._messages + message

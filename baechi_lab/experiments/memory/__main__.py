@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 from ...graph.formats.files import write_atomically
 from ..fidelity.storing import provenance
-from ..fidelity.study import MODELS
+from ..fidelity.study import MODELS, Case, cases_of
 from .report import Row, summarize_rows
 from .study import study
 
@@ -18,16 +18,23 @@ NAMES = (
     "inception_v3", "resnet50", "gnmt", "transformer", "bert", "gpt2", "llama", "t5", "vit", "convnext",
 )  # fmt: skip
 """Of `torch_steps`, which loads PyTorch."""
+UNSEEN = ("densenet121", "efficientnet_v2_b0", "mobilenet_v2", "xception", "vgg16", "encoder", "gpt")
+"""Of `fidelity/unseen.py`, which loads TensorFlow."""
 
 
 def main() -> None:
     """Study, print, and store after every model."""
     parser = argparse.ArgumentParser(prog="python -m baechi_lab.experiments.memory", description=__doc__)
     parser.add_argument("--torch", action="store_true", help="ten PyTorch models instead of TensorFlow's")
-    parser.add_argument("--models", nargs="+", choices=(*MODELS, *(n for n in NAMES if n not in MODELS)))
+    parser.add_argument("--models", nargs="+", choices=tuple(dict.fromkeys((*MODELS, *UNSEEN, *NAMES))))
     parser.add_argument("--seed", type=int, default=0, help="of the random placement")
     parser.add_argument("-o", "--output", help="a .json file to write")
     given = parser.parse_args()
+    known = NAMES if given.torch else (*MODELS, *UNSEEN)
+    if strange := [name for name in given.models or () if name not in known]:
+        parser.error(
+            f"--models has {strange[0]!r}; {'with' if given.torch else 'without'} --torch there are {', '.join(known)}"
+        )
 
     def keep(rows: Sequence[Row]) -> None:
         for row in (row for row in rows if row.model == rows[-1].model):
@@ -42,8 +49,19 @@ def main() -> None:
 
         rows = torch_study(given.models or NAMES, seed=given.seed, on_model=keep)
     else:
-        rows = study({name: MODELS[name] for name in given.models or MODELS}, seed=given.seed, on_model=keep)
+        rows = study(_cases(given.models or MODELS), seed=given.seed, on_model=keep)
     print(summarize_rows(rows))
+
+
+def _cases(names: Iterable[str]) -> Iterator[Case]:
+    """Every model when its turn comes."""
+    for name in names:
+        if name in MODELS:
+            yield from cases_of({name: MODELS[name]})
+        else:
+            from ..fidelity import unseen
+
+            yield Case(name, getattr(unseen, name)())
 
 
 def document(rows: Sequence[Row], seed: int) -> dict[str, object]:
