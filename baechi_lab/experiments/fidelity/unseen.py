@@ -1,7 +1,8 @@
 """Steps of other people's models.
 
 DenseNet121 and the encoder helped to choose how the calibration works; traces of the encoder, Xception, VGG16 and the GPT
-showed in which order ops and messages are taken. From EfficientNet and MobileNet nothing was chosen.
+showed in which order ops and messages are taken; those of VGG16 and of the project's Inception, how tensors that come at once
+share a core and what a step begins with. From EfficientNet and MobileNet nothing was chosen.
 
 Named on the command line as steps of one's own: `baechi-lab fidelity --models PATH/unseen.py:densenet121,...`.
 """

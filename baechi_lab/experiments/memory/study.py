@@ -25,9 +25,9 @@ from .predicting import parts_at_peak
 from .report import Row
 
 PLACEMENTS = ("single", "m-topo", "m-etf", "random")
-SESSIONS = 5
+SESSIONS = 10
 """How often each placement runs: in which order a worker begins its part, TensorFlow leaves to chance once per session, and
-what it holds depends on that."""
+what it holds depends on that. Of ten sessions of DenseNet121 under m-topo the most is 96 to 103 MB, of five 84 to 103."""
 WARMUPS = (SETTLED, *(AGAIN,) * (SESSIONS - 1))
 
 
