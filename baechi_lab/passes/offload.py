@@ -247,7 +247,7 @@ class _Offloading:
         """Ops that hold bytes which updates alone read."""
         pointer, successor = self.graph.successors
         found = []
-        for op in np.flatnonzero((self.graph.persistent_bytes > 0) & self.parts.setup).tolist():
+        for op in np.flatnonzero((self.graph.persistent_bytes > CONTROL_BYTES) & self.parts.setup).tolist():
             readers = successor[pointer[op] : pointer[op + 1]]
             if len(readers) and self.parts.update[readers].all():
                 found.append(op)
