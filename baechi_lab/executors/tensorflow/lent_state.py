@@ -18,8 +18,8 @@ HERE, PUT, GOT, GONE = "/here", "/put", "/got", "/gone"
 """Ends of the names of what is added to a step: the device's variable, its assignment, its value, its end."""
 
 
-def state_ops(graph: OpGraph, types: tuple[str, ...] = (STATE,)) -> dict[str, int]:
-    """Name of the variable -> the op of the graph that lends (or stores) its value.
+def state_ops(graph: OpGraph, kind: str = STATE) -> dict[str, int]:
+    """Name of the variable -> the op of the graph that lends its value, or with `STORED` the one that stores it.
 
     Raises `InvalidInput` for one that names no op of the graph.
 
@@ -28,8 +28,8 @@ def state_ops(graph: OpGraph, types: tuple[str, ...] = (STATE,)) -> dict[str, in
     {'slot': 1}
     """
     found = {}
-    for op, kind in enumerate(graph.op_types):
-        if kind in types:
+    for op, op_type in enumerate(graph.op_types):
+        if op_type == kind:
             name, _, part = graph.names[op].rpartition("/")
             if name not in graph.index or part.rstrip("'") != kind.lower():
                 raise InvalidInput(
@@ -43,7 +43,7 @@ def state_ops(graph: OpGraph, types: tuple[str, ...] = (STATE,)) -> dict[str, in
 def values_given_back(graph: OpGraph) -> dict[int, list[int]]:
     """Op that takes variables whose state a host lends -> the tensors in which their values go back."""
     found: dict[int, list[int]] = {}
-    stored = state_ops(graph, (STORED,))
+    stored = state_ops(graph, STORED)
     for name, op in state_ops(graph).items():
         for reader in graph.tensor_consumers(int(graph.output_ptr[op])).tolist() if name in stored else ():
             found.setdefault(reader, []).append(sent_tensor(graph, stored[name]))
@@ -72,14 +72,14 @@ def lend_state(definition: Any, graph: OpGraph, waits: dict[int, list[str]]) -> 
         Names of ops that a step must run beside its updates.
 
     Raises:
-        InvalidInput: state of what is no variable, or of one that the step's device does not read.
+        InvalidInput: state of what is no variable, or that is lent and never stored.
     """
     nodes = {node.name: node for node in definition.node}
     readers: dict[str, list[Any]] = {}
     for node in definition.node:
         for name in {name for name, output in data_inputs(node) if output == 0}:
             readers.setdefault(name, []).append(node)
-    stored, roots = state_ops(graph, (STORED,)), list[str]()
+    stored, roots = state_ops(graph, STORED), list[str]()
     for name, op in state_ops(graph).items():
         if name not in nodes or nodes[name].op != "VarHandleOp" or name not in stored:
             raise InvalidInput(

@@ -92,7 +92,7 @@ def _copies(trace: Trace, zero: float, lent_until: dict[int, float]) -> list[tup
 def _lent_until(trace: Trace, graph: OpGraph) -> dict[int, float]:
     """Op that lends a variable's value -> when it was stored again: until then the device that has it keeps it."""
     began = dict(zip(trace.op.tolist(), trace.start_us.tolist(), strict=True))
-    lent, stored = state_ops(graph), state_ops(graph, (STORED,))
+    lent, stored = state_ops(graph), state_ops(graph, STORED)
     return {op: began[stored[name]] for name, op in lent.items() if stored.get(name) in began}
 
 

@@ -13,8 +13,8 @@ from .executor import in_orders
 from .updates import temporaries
 
 ORDERS = 40
-"""Orders of what a step begins with, of which the largest peak counts. TensorFlow draws one per session: with one in ten of them
-a gradient waits for the learning rate until the end. A mean time needs fewer."""
+"""Orders of what a step begins with, of which the largest peak counts. TensorFlow draws one per session: with up to half of
+them gradients wait for learning rates until the end. A mean time needs fewer."""
 
 
 def predicted_peaks(
