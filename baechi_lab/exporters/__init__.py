@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInput
-from ..graph.arguments import refuse_replicas
 from ..graph.cluster import Cluster
 from ..graph.opgraph import OpGraph
 from ..graph.placement import Placement
@@ -55,9 +54,7 @@ def export(
     >>> export(step, placement, "placed_training/")  # doctest: +SKIP
     PosixPath('.../placed_training')
     """
-    from ..executors.structure import graph_of
-    from ..executors.tensorflow.lent_state import with_state_on_hosts
-    from ..executors.tensorflow.recomputing import recomputed_step
+    from ..executors.tensorflow.recomputing import step_to_run
     from .folder import write_folder
     from .tensorflow.export import folder_files
 
@@ -69,11 +66,7 @@ def export(
         workers, cluster = cluster.addresses, cluster.cluster
     cut = None
     if micro_batches is None and schedule is None:
-        refuse_replicas(placement, "bl.export")
-        graph = graph_of(step) if graph is None else graph
-        step = recomputed_step(step, graph)
-        placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
-        placed = with_state_on_hosts(graph, placed)
+        step, graph, placed = step_to_run(step, placement, graph, cluster, "bl.export")
     else:
         from ..executors.tensorflow.pipelining import pipelined_step
 

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ExecutionError, InvalidInput
-from ...graph.arguments import refuse_replicas
 from ...graph.cluster import Cluster
 from ...graph.opgraph import OpGraph
 from ...graph.placement import Placement
@@ -26,10 +25,8 @@ from ...graph.restoring import copy_back
 from ...graph.step import Step
 from ...workers.failures import first_line
 from ..inputs import checked_batch
-from ..structure import graph_of
 from .devices import device_options, select
-from .lent_state import with_state_on_hosts
-from .recomputing import recomputed_step
+from .recomputing import step_to_run
 from .session import PlacedSession, node_of, place_graph, session_config
 
 
@@ -68,11 +65,7 @@ def apply(
 
     if not isinstance(step, Step):
         raise InvalidInput(f"step is a {type(step).__name__}; give what bl.trace returns")
-    refuse_replicas(placement, "bl.apply")
-    graph = graph_of(step) if graph is None else graph
-    step = recomputed_step(step, graph)
-    placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
-    placed = with_state_on_hosts(graph, placed)
+    step, graph, placed = step_to_run(step, placement, graph, cluster, "bl.apply")
     names = None if cluster is None else [(d.name, d.memory_bytes) for d in cluster.devices]
     options = device_options(virtual, memory_limit, kind, threads)
     chosen = select(names, options, int(placed.device.max(initial=0)) + 1)

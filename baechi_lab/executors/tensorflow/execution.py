@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from ...checks import check_whole
 from ...errors import ExecutionError, InvalidInput
-from ...graph.arguments import refuse_replicas
 from ...graph.cluster import Cluster
 from ...graph.opgraph import OpGraph
 from ...graph.placement import Placement
@@ -23,10 +22,8 @@ from ...workers.client import Worker, WorkerEnded
 from ...workers.messages import Message
 from ...workers.transport import step_arrays, step_header
 from ..inputs import checked_batches
-from ..structure import graph_of
-from .lent_state import with_state_on_hosts
 from .peers import Peers
-from .recomputing import recomputed_step
+from .recomputing import step_to_run
 from .timeline import to_timeline
 from .trace import Trace
 
@@ -84,11 +81,7 @@ def execute(
         check_whole(name, value, low=0)
     if timeout is not None and not timeout > 0:
         raise InvalidInput(f"timeout is {timeout!r}; it must be above 0 seconds, or None")
-    refuse_replicas(placement, "bl.execute")
-    graph = graph_of(step) if graph is None else graph
-    step = recomputed_step(step, graph)
-    placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
-    placed = with_state_on_hosts(graph, placed)
+    step, graph, placed = step_to_run(step, placement, graph, cluster, "bl.execute")
     batches = checked_batches(step, inputs)
     names = None if cluster is None else [[d.name, d.memory_bytes] for d in cluster.devices]
     header = {

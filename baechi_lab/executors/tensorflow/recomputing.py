@@ -14,19 +14,34 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import InvalidInput
-from ...graph import OpGraph
+from ...graph import Cluster, OpGraph, Placement
+from ...graph.arguments import refuse_replicas
 from ...graph.step import Step
 from ...passes.offload import OFFLOADED, STATE, STORED, sent_tensor
 from ...profilers.tensorflow.apart import keep_apart
 from ...profilers.tensorflow.nodes import has_side_effect, join, output_types, split
 from ..structure import graph_of
-from .lent_state import lend_state
+from .lent_state import lend_state, with_state_on_hosts
 from .session import PREFIX, parse_graph
 
 AGAIN = "/again"
 
 Origin = tuple[str, int | None]
 """An op of the step, and for what lies on a host which of its outputs."""
+
+
+def step_to_run(
+    step: Step, placement: Placement, graph: OpGraph | None, cluster: Cluster | None, caller: str
+) -> tuple[Step, OpGraph, Placement]:
+    """What `caller` runs of a step: as `graph` has it (by default the step's own), which the placement must be for.
+
+    Raises `InvalidInput`: replicas, a placement for another graph or for more devices, and what `recomputed_step` refuses.
+    """
+    refuse_replicas(placement, caller)
+    graph = graph_of(step) if graph is None else graph
+    step = recomputed_step(step, graph)
+    placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
+    return step, graph, with_state_on_hosts(graph, placed)
 
 
 def recomputed_step(step: Step, graph: OpGraph) -> Step:
