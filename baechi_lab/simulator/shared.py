@@ -30,17 +30,18 @@ from ..graph.opgraph import GROWS
 from ..graph.units import format_bytes, format_us
 
 
-def shared_memory(graph: OpGraph, cluster: Cluster, timeline: Timeline, *, over_copies: bool = False) -> Timeline:
+def shared_memory(graph: OpGraph, cluster: Cluster, timeline: Timeline, *, over_copies_us: float = np.inf) -> Timeline:
     """The same ops and transfers with memory, peaks and memory violations by the buffers that `graph.reuse` tells of.
 
-    With `over_copies` ops write over received copies as well, which is no rule of the simulator but what TensorFlow does.
+    With `over_copies_us` ops that start so long after a received copy is there write over it as well, which is no rule of the
+    simulator but what TensorFlow does.
 
     >>> from baechi_lab import Placement, simulate
     >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)]).replace(reuse=[0, 1, 0])
     >>> simulate(graph, Cluster.uniform(1), Placement(device=[0, 0, 0])).peak_bytes.tolist()  # not 60
     [30]
     """
-    log = _log(graph, timeline, over_copies)
+    log = _log(graph, timeline, over_copies_us)
     peaks = np.zeros(cluster.n, dtype=np.int64)
     violations = [v for v in timeline.violations if v.kind != "memory"]
     for d in range(cluster.n):
@@ -53,11 +54,11 @@ def shared_memory(graph: OpGraph, cluster: Cluster, timeline: Timeline, *, over_
     return dataclasses.replace(timeline, memory=log, peak_bytes=peaks, violations=tuple(violations))
 
 
-def _log(graph: OpGraph, timeline: Timeline, over_copies: bool) -> MemoryLog:
+def _log(graph: OpGraph, timeline: Timeline, over_copies_us: float) -> MemoryLog:
     """The changes, in order of events."""
     place, moves = np.zeros(graph.n, dtype=np.int64), timeline.transfers
     place[timeline.op] = timeline.device
-    uses = uses_of(graph, place, moves.tensor, moves.target, over_copies)
+    uses = uses_of(graph, place, moves.tensor, moves.target, over_copies_us)
     time, what, index = _events(graph, timeline)
     state = state_for(uses, what, index)
     rows = walk(uses, state, time, what, index)

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import baechi_lab as bl
+from baechi_lab.experiments.fidelity.executor import WAYS
 from baechi_lab.experiments.fidelity.peaks import predicted_peaks, predicted_timelines
 from baechi_lab.graph.opgraph import OVERWRITES, OWN
 
@@ -24,7 +25,9 @@ def test_the_order_in_which_a_step_begins_decides():
 
 
 def test_results_lie_in_received_copies():
-    """1 writes over the copy that it received of 0, and sends that back: 40 on both devices."""
+    """1 writes over the copy that it received of 0, and sends that back, unless it begins before that is let go of."""
     graph = bl.OpGraph.from_edges([1.0] * 3, [(0, 1, 40), (1, 2, 40)]).replace(reuse=[OWN, OVERWRITES, OWN])
-    placed = bl.Placement(device=[0, 1, 0])
-    assert predicted_peaks(graph, bl.Cluster.uniform(2), placed, COSTS).tolist() == [40, 40]
+    cluster, placed = bl.Cluster.uniform(2), bl.Placement(device=[0, 1, 0])
+    found = [line.peak_bytes.tolist() for line in predicted_timelines(graph, cluster, placed, COSTS)]
+    assert found == ([[40, 40]] * len(WAYS) + [[40, 80]] * len(WAYS)) * 3
+    assert predicted_peaks(graph, cluster, placed, COSTS).tolist() == [40, 80]

@@ -88,7 +88,17 @@ def test_tensorflow_writes_over_a_received_copy(edges, most):
         graph = OpGraph.from_edges([1, 1, 1], edges).replace(reuse=[OWN, OVERWRITES, OWN])
         line = bl.simulate(graph, TWO, bl.Placement(device=[0, 1, last]))
         assert line.peak_bytes[1] == 80 and shared_memory(graph, TWO, line).peak_bytes[1] == 80
-        assert shared_memory(graph, TWO, line, over_copies=True).peak_bytes[1] == most
+        assert shared_memory(graph, TWO, line, over_copies_us=0.0).peak_bytes[1] == most
+
+
+@pytest.mark.parametrize(("after", "most"), [(0.0, 40), (3.0, 40), (3.5, 80)])
+def test_only_after_a_while(after, most):
+    """0's output is there at 1; on that device 1 begins at 4, after 2, and 3 reads what it makes."""
+    edges = [(0, 1, 40), (2, 1, 0), (1, 3, 40)]
+    graph = OpGraph.from_edges([1, 1, 4, 1], edges).replace(reuse=[OWN, OVERWRITES, OWN, OWN])
+    line = bl.simulate(graph, bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0)), bl.Placement(device=[0, 1, 1, 1]))
+    assert line.start_us[1] == 4.0
+    assert shared_memory(graph, TWO, line, over_copies_us=after).peak_bytes[1] == most
 
 
 def test_what_is_sent_lies_in_memory_to_send_from():

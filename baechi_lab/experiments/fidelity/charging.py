@@ -108,7 +108,7 @@ def predicted_us(
     """
     both, placed = with_shared_caches(graph, placement, calibration, beside_us)
     wire = wire_us(both, graph.n, calibration)
-    times = [end_us.max(initial=0.0) for end_us in in_orders(both, placed, graph.n, wire, DRAWS)]
+    times = [ran.end_us.max(initial=0.0) for ran in in_orders(both, placed, graph.n, wire, DRAWS)]
     return float(np.mean(times)) + calibration.step_us
 
 
@@ -122,9 +122,9 @@ def with_shared_caches(
     if beside_us is not None:
         longer[: graph.n] = beside_us - graph.duration_us
     for _ in range(PASSES if calibration.cooled or longer.any() else 0):
-        end_us = in_orders(both, placed, graph.n, wire, 1)[0]
-        more = _cold(end_us, both.duration_us, placed.device, graph.n, calibration)
-        more += longer * beside(end_us - both.duration_us, end_us, placed.device)
+        ran = in_orders(both, placed, graph.n, wire, 1)[0]
+        more = _cold(ran.end_us, both.duration_us, placed.device, graph.n, calibration)
+        more += longer * beside(*ran, placed.device)
         both = warm.replace(duration_us=np.maximum(warm.duration_us + more, 0.0), duration_by_kind={})
     return both, placed
 

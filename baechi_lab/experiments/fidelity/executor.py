@@ -29,7 +29,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
+from itertools import count, cycle
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,40 +50,59 @@ ONEDNN = "_Mkl"
 SHARES = (1 / 2, 2 / 3, 4 / 5, 1.0)
 """Parts of a core that receiving has while an op runs, by order: one, two or four threads beside the one that runs ops, or so
 many that it waits. How many there are changes from moment to moment; measured peaks lie between the first and the last."""
+WAYS = tuple((share, in_turns) for in_turns in (True, False) for share in SHARES)
+"""How workers receive, by order."""
 PIECES = 8
 """Of what a step begins with, at most; traces have two to five of more than a hundred."""
 Begin = Callable[[int], Iterable[int]]
 """A count -> the order in which so many tasks are taken."""
-Task = tuple[float, Callable[[float], None]]
-"""Microseconds that something takes of a worker's thread, and what follows when it ends."""
+
+
+class Task(NamedTuple):
+    """What a worker's thread does: microseconds, what follows when it ends, and the op that begins with it, or -1."""
+
+    takes_us: float
+    ends: Callable[[float], None]
+    op: int = -1
+
+
+class Ran(NamedTuple):
+    """When ops began and ended, float64[n] each: an op that shares its core takes longer than its duration."""
+
+    start_us: NDArray[np.float64]
+    end_us: NDArray[np.float64]
 
 
 def executed(
-    both: OpGraph, placement: Placement, kernels: int, wire_us: NDArray[np.float64], begin: Begin = range, share: float = 1.0
-) -> NDArray[np.float64]:  # fmt: skip
-    """When the ops of `both` end, float64[n]: `kernels` ops, then one that sends per message, then one that receives it.
+    both: OpGraph,
+    placement: Placement,
+    kernels: int,
+    wire_us: NDArray[np.float64],
+    begin: Begin = range,
+    share: float = 1.0,
+    in_turns: bool = True,
+) -> Ran:
+    """When the ops of `both` run: `kernels` ops, then one that sends per message, then one that receives it.
 
     Types of ops are those that ran, as in `measured_graph`. `wire_us`: float64[messages] between the two; below 0 where
-    receiving begins before sending has ended. `begin`: in which order so many tasks are taken that need nothing. `share`: of a
-    core, what receiving has while an op runs.
+    receiving begins before sending has ended. `begin`: in which order so many tasks are taken that need nothing. `share`,
+    `in_turns`: how workers receive, see `Core`.
 
     >>> both = OpGraph.from_edges([2.0, 5.0, 3.0, 4.0, 1.0], [(0, 1, 0), (0, 3, 0), (3, 4, 0), (4, 2, 0)])
     >>> placed = Placement(device=[0, 0, 1, 0, 1])
-    >>> executed(both, placed, 3, np.array([10.0])).tolist()  # sent after 1
+    >>> executed(both, placed, 3, np.array([10.0])).end_us.tolist()  # sent after 1
     [2.0, 7.0, 25.0, 11.0, 22.0]
     """
-    return _Execution(both, placement.device.tolist(), kernels, wire_us.tolist(), share).run(begin)
+    core = partial(Core, share, in_turns)
+    return _Execution(both, placement.device.tolist(), kernels, wire_us.tolist(), core).run(begin)
 
 
-def in_orders(
-    both: OpGraph, placement: Placement, kernels: int, wire_us: NDArray[np.float64], count: int
-) -> list[NDArray[np.float64]]:
-    """`executed` in the first `count` orders in which a step may begin, with `SHARES` in turns."""
+def in_orders(both: OpGraph, placement: Placement, kernels: int, wire_us: NDArray[np.float64], count: int) -> list[Ran]:
+    """`executed` in the first `count` orders in which a step may begin, the next of `WAYS` in each."""
+    begins = (partial(in_pieces, np.random.default_rng(i)) for i in range(count))
     return [
-        executed(
-            both, placement, kernels, wire_us, partial(in_pieces, np.random.default_rng(i)), SHARES[i % len(SHARES)]
-        )
-        for i in range(count)
+        executed(both, placement, kernels, wire_us, begin, *way)
+        for begin, way in zip(begins, cycle(WAYS), strict=False)
     ]
 
 
@@ -109,7 +129,9 @@ class _Worker:
 
 
 class _Execution:
-    def __init__(self, both: OpGraph, device: list[int], kernels: int, wire_us: list[float], share: float) -> None:
+    def __init__(
+        self, both: OpGraph, device: list[int], kernels: int, wire_us: list[float], core: Callable[[], Core]
+    ) -> None:
         self._kernels, self._messages, self._device, self._wire_us = kernels, len(wire_us), device, wire_us
         self._duration = both.duration_us.tolist()
         self._constant = [kind == CONSTANT for kind in both.op_types]
@@ -120,14 +142,14 @@ class _Execution:
         self._next: list[list[int]] = [[] for _ in range(both.n)]
         for source, reader in edges.T.tolist():
             self._next[source].append(reader)
-        self._end_us = np.zeros(both.n)
-        self._workers = [_Worker(Core(share)) for _ in range(max(device, default=-1) + 1)]
+        self._ran = Ran(np.zeros(both.n), np.zeros(both.n))
+        self._workers = [_Worker(core()) for _ in range(max(device, default=-1) + 1)]
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._made_at = count()  # of events of one time the one that was made first happens first
         self._made = [False] * self._messages
         self._asked = [False] * self._messages
 
-    def run(self, begin: Begin) -> NDArray[np.float64]:
+    def run(self, begin: Begin) -> Ran:
         """Until nothing is left."""
         for device, worker in enumerate(self._workers):
             worker.stack.extend(self._begins(device, begin))
@@ -135,7 +157,7 @@ class _Execution:
         while self._events:
             now, _, happens = heapq.heappop(self._events)
             happens(now)
-        return self._end_us
+        return self._ran
 
     def _begins(self, device: int, begin: Begin) -> list[Task]:
         """What needs nothing there: constants, then the others in the order that `begin` gives."""
@@ -143,7 +165,7 @@ class _Execution:
         placed = [(op, self._op(op)) for op in ops if not self._constant[op]]
         for message in range(self._messages):
             if self._device[self._receive(message)] == device:
-                placed.append((self._place(self._kernels + message)[1], (0.0, self._asks(message))))
+                placed.append((self._place(self._kernels + message)[1], Task(0.0, self._asks(message))))
         others = [task for _, task in sorted(placed, key=lambda row: row[0])]
         return [*(self._op(op) for op in ops if self._constant[op]), *(others[k] for k in begin(len(others)))]
 
@@ -159,7 +181,10 @@ class _Execution:
         core.advance(now)
         tasks = worker.inline or worker.stack
         if core.ends is None and tasks:
-            core.run(*tasks.popleft())
+            task = tasks.popleft()
+            core.run(task.takes_us, task.ends)
+            if task.op >= 0:
+                self._ran.start_us[task.op] = now
         worker.turn += 1
         turn, then = worker.turn, core.next_us()
         if then < np.inf:
@@ -174,15 +199,16 @@ class _Execution:
 
     def _op(self, op: int) -> Task:
         def ends(now: float) -> None:
-            self._end_us[op] = now
+            self._ran.end_us[op] = now
             worker = self._workers[self._device[op]]
             for x in self._ready(op):
                 if self._inline[x]:
                     worker.inline.append(self._op(x))
                 else:
-                    worker.stack.appendleft(self._op(x) if x < self._kernels else (0.0, self._makes(x - self._kernels)))
+                    task = self._op(x) if x < self._kernels else Task(0.0, self._makes(x - self._kernels))
+                    worker.stack.appendleft(task)
 
-        return self._duration[op], ends
+        return Task(self._duration[op], ends, op)
 
     def _ready(self, op: int) -> list[int]:
         """What the end of `op` makes ready, in the graph's order; the last is on top."""
@@ -206,7 +232,7 @@ class _Execution:
         sender = self._workers[self._device[self._kernels + message]]
 
         def ends(now: float) -> None:
-            sender.stack.append((0.0, self._serves(message)))
+            sender.stack.append(Task(0.0, self._serves(message)))
             self._go_on(sender, now)
 
         return ends
@@ -234,12 +260,12 @@ class _Execution:
 
         def leaves(now: float) -> None:
             self._at(now + max(wire_us, 0.0), lambda then: self._arrives(message, then))
-            stack.appendleft((rest_us, ends))
+            stack.appendleft(Task(rest_us, ends))
 
         def ends(now: float) -> None:
-            self._end_us[op] = now
+            self._ran.end_us[op] = now
 
-        stack.appendleft((self._duration[op] - rest_us, leaves))
+        stack.appendleft(Task(self._duration[op] - rest_us, leaves, op))
 
     def _arrives(self, message: int, now: float) -> None:
         """What waits for the tensor goes to the bottom once it is received."""
@@ -247,9 +273,10 @@ class _Execution:
         worker = self._workers[self._device[op]]
 
         def ends(then: float) -> None:
-            self._end_us[op] = then
+            self._ran.end_us[op] = then
             worker.stack.extend(self._op(x) for x in self._ready(op))
 
+        self._ran.start_us[op] = now
         worker.core.advance(now)
         worker.core.receive(self._duration[op], message, ends)
         self._go_on(worker, now)

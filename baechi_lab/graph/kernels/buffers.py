@@ -25,7 +25,7 @@ class Uses(NamedTuple):
     """Who makes, reads and sends what. Per op: `reuse`, `temporary` and `persistent` bytes, `place`, pointers to its outputs
     and to its inputs, which are `tensors` in `slots` (`NONE`: never here). Per tensor: `size`, `producer`, `home`, how often
     it is `sent`, its `uses` at home. Per transfer: the tensor `moved`, its `target`, the `copy`'s slot and `copy_uses`.
-    `over_copies`: may ops write over received copies?"""
+    `over_copies_us`: how long after it arrived an op may write over a received copy."""
 
     reuse: Any
     temporary: Any
@@ -44,15 +44,16 @@ class Uses(NamedTuple):
     target: Any
     copy: Any
     copy_uses: Any
-    over_copies: bool
+    over_copies_us: float
 
 
 class State(NamedTuple):
-    """`buffer` of every slot; of buffers their `bytes`, `category` and uses `left`; rows of the log; `counts` of both."""
+    """`buffer` of every slot; of buffers `bytes`, `category`, when they `arrived`, uses `left`; rows of the log; `counts`."""
 
     buffer: Any
     bytes: Any
     category: Any
+    arrived: Any
     left: Any
     device: Any
     time: Any
@@ -62,7 +63,7 @@ class State(NamedTuple):
     counts: Any
 
 
-def uses_of(graph: OpGraph, place: Any, moved: Any, target: Any, over_copies: bool = False) -> Uses:
+def uses_of(graph: OpGraph, place: Any, moved: Any, target: Any, over_copies_us: float = np.inf) -> Uses:
     """The columns of a graph with `reuse` whose ops are at `place` (int64[n]), tensors `moved` being sent to `target`."""
     producer, count, (pointer, tensors) = graph.tensor_producer, graph.tensor_count, graph.inputs
     home, reader = place[producer], place[np.repeat(np.arange(graph.n), np.diff(pointer))]
@@ -80,7 +81,7 @@ def uses_of(graph: OpGraph, place: Any, moved: Any, target: Any, over_copies: bo
         size=graph.tensor_bytes, producer=producer, home=home, sent=sent,
         uses=1 + sent + np.bincount(tensors[here], minlength=count),
         moved=moved, target=target, copy=np.where(target == home[moved], moved, count + at),
-        copy_uses=np.bincount(near[there], minlength=len(copies))[at], over_copies=over_copies,
+        copy_uses=np.bincount(near[there], minlength=len(copies))[at], over_copies_us=over_copies_us,
     )  # fmt: skip
 
 
@@ -95,7 +96,7 @@ def state_for(uses: Uses, what: Any, index: Any) -> State:
 
     slots = np.full(len(uses.size) + len(uses.moved), NONE)
     return State(
-        slots, room(made), room(made), room(made),
+        slots, room(made), room(made), room(made, np.float64), room(made),
         room(rows, np.int32), room(rows, np.float64), room(rows, np.int8), room(rows), room(rows, np.int32), room(2),
     )  # fmt: skip
 
@@ -112,9 +113,12 @@ def walk(uses: Uses, state: State, time: Any, what: Any, index: Any) -> int:
         elif what[k] == RECEIVE:
             tensor, buffer = uses.moved[at], _made(uses, state, uses.moved[at], COPIES)
             state.buffer[uses.copy[at]], state.left[buffer] = buffer, uses.copy_uses[at]
+            state.arrived[buffer] = time[k]  # where receiving takes no time, it has ended before it begins
             _log(state, uses.target[at], time[k], COPIES, uses.size[tensor], uses.producer[tensor])
         else:
-            tensor = uses.moved[at]
+            tensor, buffer = uses.moved[at], state.buffer[uses.copy[at]]
+            if buffer != NONE:
+                state.arrived[buffer] = time[k]
             _release(state, tensor, uses.home[tensor], time[k], uses.producer[tensor])
     return state.counts[1]
 
@@ -130,7 +134,7 @@ def _start(uses: Uses, state: State, time: float, op: int) -> None:
         if uses.size[tensor] and uses.reuse[op] == VIEW:
             found = _viewed(uses, state, op, tensor)
         elif uses.size[tensor] and uses.reuse[op] == OVERWRITES:
-            found = _written_over(uses, state, op, tensor)
+            found = _written_over(uses, state, time, op, tensor)
         if found == NONE and not (uses.reuse[op] == VIEW and _lasting(uses, state, op, tensor)):
             found = _made(uses, state, tensor, OUTPUTS)
             _log(state, here, time, OUTPUTS, uses.size[tensor], op)
@@ -162,7 +166,7 @@ def _viewed(uses: Uses, state: State, op: int, tensor: int) -> int:
 
 
 @njit(cache=True)
-def _written_over(uses: Uses, state: State, op: int, tensor: int) -> int:
+def _written_over(uses: Uses, state: State, time: float, op: int, tensor: int) -> int:
     """The buffer of the first input of the same size that only this op still needs, and that was made here or may be a copy.
 
     What is sent needs memory fit for that, which is that of inputs that are sent, and of copies.
@@ -172,7 +176,7 @@ def _written_over(uses: Uses, state: State, op: int, tensor: int) -> int:
         if buffer == NONE or uses.size[read] != uses.size[tensor]:
             continue
         if uses.home[read] != uses.place[op]:
-            if not uses.over_copies:
+            if time - state.arrived[buffer] < uses.over_copies_us:
                 continue
         elif uses.sent[tensor] and not uses.sent[read]:
             continue
