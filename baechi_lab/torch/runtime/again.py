@@ -27,8 +27,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .context import saved_tensor_hooks_active
 from .random import generator_states
-from .rerun import EMPTY, Held, Hosted, Part, Record
-from .storage import is_plain, storage_reference, version
+from .rerun import EMPTY, Carrier, Held, Hosted, Part, Record
+from .storage import is_plain, is_whole, storage_reference, version
 from .tree import map_tensors, tensors
 
 HOST = -1
@@ -67,11 +67,14 @@ class Sources:
 class Activations:
     """What the calls of one forward save; `call` runs one of them."""
 
-    def __init__(self, sources: Sources, observer: Any = None):
-        self.sources, self.observer = sources, observer
+    def __init__(self, sources: Sources, observer: Any = None, carrier: Carrier | None = None):
+        self.sources, self.observer, self.carrier = sources, observer, carrier or Carrier()
         self.lock = threading.RLock()
         self.made: dict[StorageWeakRef, Made] = {}
         self.hosted: dict[StorageWeakRef, Hosted] = {}
+        self.received: dict[
+            StorageWeakRef, tuple[StorageWeakRef, bool]
+        ] = {}  # a copy elsewhere -> of what; of all of it?
         self.numbers = itertools.count()
 
     def call(self, op: int, run: Callable[..., Any], module: nn.Module | None, /, *args: Any, **kwargs: Any) -> Any:
@@ -103,6 +106,16 @@ class Activations:
                 record.packs = len(packs)
         return outputs
 
+    def arrived(self, sent: Any, received: Any) -> None:
+        """What a call takes, before and after it was brought to the call's device."""
+        with self.lock:
+            for tensor, here in zip(tensors(sent), tensors(received), strict=True):
+                if here is not tensor and is_plain(tensor) and is_plain(here):
+                    self.received[storage_reference(here)] = (
+                        storage_reference(tensor),
+                        is_whole(tensor) and is_whole(here),
+                    )
+
     def _record(self, op: int, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None) -> Record:
         states = generator_states() if op in self.sources.random else None
         record = Record(next(self.numbers), op, run, module, states, self.sources.runs[op], self.lock, self.observer)
@@ -130,12 +143,16 @@ class Activations:
         """Drop the tensor of `pack` where the plan has it elsewhere."""
         found = self.made.get(storage)
         if found is None and given:
-            return  # an input of the model, or made between calls
+            found = self.made.get(self.received.get(storage, (storage, True))[0])
+            if found is None or self.sources.backward.get((op, OUTPUT, found.op)) != HOST:
+                return  # an input of the model, or made between calls, or a copy that nothing makes again here
         what, producer = (SAVED, op) if found is None else (OUTPUT, found.op)
         source = self.sources.backward.get((op, what, producer), 0)
         if source == HOST:
             if storage not in self.hosted:
-                self.hosted[storage] = Hosted(pack.tensor, self.lock)
+                origin, whole = self.received.get(storage, (storage, True))
+                there = self.hosted[origin].away if whole and origin in self.hosted else None
+                self.hosted[storage] = Hosted(pack.tensor, op, self.lock, self.carrier, there)
             pack.drop(Part(self.hosted[storage], 0, pack.tensor))
         elif source > 0:
             record, position = (own, ~index) if found is None else (found.record, found.position)

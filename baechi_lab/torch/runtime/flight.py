@@ -13,6 +13,7 @@ import torch
 from .again import Activations
 from .deferred import Future
 from .gate import Gate
+from .rerun import Carrier
 
 
 class Observer:
@@ -27,6 +28,10 @@ class Observer:
     def repeating(self) -> Callable[[int, int], contextlib.AbstractContextManager[Any]]:
         """For a forward that begins: what to enter around a call of it that runs again, for the `run`-th time."""
         return lambda op, run: contextlib.nullcontext()
+
+    def carrier(self) -> Carrier:
+        """What brings tensors to the host and back."""
+        return Carrier()
 
 
 class Flight:

@@ -172,18 +172,29 @@ class Record:
             yield
 
 
-class Hosted:
-    """The storage of a tensor that waits on the host; on CPU devices, which have the host's memory, it stays where it is."""
+class Carrier:
+    """Brings storages to the host and back; on CPU devices, which have the host's memory, they stay where they are."""
 
-    def __init__(self, tensor: torch.Tensor, lock: Any):
-        self.device, self.dtype, self.lock = tensor.device, tensor.dtype, lock
-        flat = whole_storage(tensor)
-        self.away = flat if flat.device.type == "cpu" else _to_host(flat)
+    def away(self, flat: torch.Tensor, op: int) -> torch.Tensor:
+        """What call `op` has taken, made or saved, on the host."""
+        return flat if flat.device.type == "cpu" else _to_host(flat)
+
+    def back(self, away: torch.Tensor, device: torch.device, op: int) -> torch.Tensor:
+        """The same on the device of the call."""
+        return away if device.type == "cpu" else away.to(device, non_blocking=True)
+
+
+class Hosted:
+    """The storage of a tensor that waits on the host, where it may be already, and was where call `op` runs."""
+
+    def __init__(self, tensor: torch.Tensor, op: int, lock: Any, carrier: Carrier, away: torch.Tensor | None = None):
+        self.device, self.dtype, self.op, self.lock, self.carrier = tensor.device, tensor.dtype, op, lock, carrier
+        self.away = carrier.away(whole_storage(tensor), op) if away is None else away
 
     def value(self, position: int, reader: tuple[int, int]) -> torch.Tensor:
         """The storage, back on its device."""
         with self.lock:
-            return self.away if self.device.type == "cpu" else self.away.to(self.device, non_blocking=True)
+            return self.carrier.back(self.away, self.device, self.op)
 
 
 def _never(packed: Any) -> torch.Tensor:

@@ -78,7 +78,8 @@ class Session(Handler):
             self._check_device(tensor)
         flight = frame.state = Flight({}, None)
         if self.sources is not None and not in_backward() and not torch._C._are_functorch_transforms_active():  # type: ignore[attr-defined]
-            flight.activations = Activations(self.sources, None if self.observer is None else self.observer.repeating())
+            seen = () if self.observer is None else (self.observer.repeating(), self.observer.carrier())
+            flight.activations = Activations(self.sources, *seen)
         self.threads_started = self.forced = 0
         if self.reorders:
             args, kwargs = resolve((args, kwargs))
@@ -215,6 +216,8 @@ class Session(Handler):
             return run(*args, **kwargs)
         given = (args, kwargs)
         args, kwargs = self.transport.arrive(flight, given, device)
+        if flight.activations is not None:
+            flight.activations.arrived(given, (args, kwargs))
         with self.transport.on(flight, device):
             if op >= 0 and self.observer is not None:
                 outputs = observed(self.observer, op, run, args, kwargs)

@@ -83,6 +83,11 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )  # fmt: skip
 
 
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a plain tensor is all of its storage, element by element in order."""
+    return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
 def version(tensor: torch.Tensor) -> int:
     """How often a tensor was written in place; tensors of inference mode do not count."""
     return 0 if tensor.is_inference() else tensor._version
