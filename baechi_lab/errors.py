@@ -77,6 +77,10 @@ class ActivationsKept(UserWarning):
     """What a graph computes again is kept, because the call cannot run twice; the message says which and why."""
 
 
+class StateAtOnce(UserWarning):
+    """All optimizer state that waits on a host comes to its devices at once, which takes more memory than simulated."""
+
+
 class MissingPackage(BaechiLabError, ImportError):
     """An optional package is not installed; the message says which `pip install` brings it."""
 

@@ -5,16 +5,18 @@ again; the backward ops read those. So the copy to the host is a transfer, the c
 free of the bytes in between: simulator, checks and views know nothing new. The copy back must not come at once: the op on the
 host waits, by a control dependency, for an op that runs early enough before the first reader for the transfer to arrive.
 
-Optimizer state is what a variable keeps that only updates read. It lies on the host between steps (`name/state`), comes
-before its update and goes back after it (`name/stored`). Source of the idea: Rhu et al. 2016 (vDNN, arXiv:1602.08124) for
-outputs, Ren et al. 2021 (ZeRO-Offload, arXiv:2101.06840) for state.
+Optimizer state is what a variable keeps that only updates read, or what an update keeps itself. It lies on the host between
+steps (`name/state`), comes before its update and goes back after it (`name/stored`). Source of the idea: Rhu et al. 2016
+(vDNN, arXiv:1602.08124) for outputs, Ren et al. 2021 (ZeRO-Offload, arXiv:2101.06840) for state. In PyTorch's graphs, whose
+updates keep their state themselves, layers are updated one after another: state comes when the backward pass and the update
+before it are over, and lies on the device in the bytes in which it came; what an update holds goes with it.
 
 How long is early enough is estimated on one device that runs the ops one after the other. O((ops + edges) log).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -33,6 +35,8 @@ Ints = NDArray[np.int64]
 
 OFFLOADED, STATE, STORED = "Offloaded", "State", "Stored"
 """Types of the ops on the host."""
+LAYER_UPDATE = "Update"
+"""Type of the op that updates a layer's parameters in PyTorch's graphs, and holds the optimizer's state itself."""
 
 
 def offload(
@@ -160,13 +164,15 @@ class _Offloading:
             graph.edge_count, dtype=np.bool_
         )  # edges of the graph that read the host's copy instead
         self.moved = np.zeros(graph.n, dtype=np.int64)  # persistent bytes that went to the host
+        self.temporary, self.size = graph.temp_bytes.copy(), graph.tensor_bytes.copy()
+        self.layers: list[int] = []  # updates that keep their state themselves
 
     def result(self) -> OpGraph:
         for tensor in self._tensors():
             self._offload(tensor)
         if self.params.state:
-            for op in self._states():
-                self._move_state(op)
+            for op, updates in self._states():
+                self._move_state(op, updates)
         return self._graph() if self.names else self.graph
 
     def _tensors(self) -> list[int]:
@@ -243,30 +249,46 @@ class _Offloading:
         self.reads += [(back, int(reader)) for reader in readers]
         self.dropped[edges] = True
 
-    def _states(self) -> list[int]:
-        """Ops that hold bytes which updates alone read."""
-        pointer, successor = self.graph.successors
-        found = []
-        for op in np.flatnonzero((self.graph.persistent_bytes > CONTROL_BYTES) & self.parts.setup).tolist():
-            readers = successor[pointer[op] : pointer[op + 1]]
-            if len(readers) and self.parts.update[readers].all():
-                found.append(op)
-        return found
-
-    def _move_state(self, op: int) -> None:
-        graph = self.graph
+    def _states(self) -> Iterator[tuple[int, Ints]]:
+        """Ops that hold bytes which updates alone read, and these updates; an update that holds its own is both."""
+        graph, parts = self.graph, self.parts
         pointer, successor = graph.successors
-        readers = successor[pointer[op] : pointer[op + 1]]
+        for op in np.flatnonzero(graph.persistent_bytes > CONTROL_BYTES).tolist():
+            readers = successor[pointer[op] : pointer[op + 1]]
+            if parts.setup[op] and len(readers) and parts.update[readers].all():
+                yield op, readers
+            elif graph.op_types[op] == LAYER_UPDATE:
+                yield op, np.array([op])
+
+    def _move_state(self, op: int, readers: Ints) -> None:
+        graph = self.graph
         first = int(readers[self.parts.rank[readers].argmin()])
         last = int(readers[self.parts.rank[readers].argmax()])
         size = int(graph.persistent_bytes[op])
         state = self._add(f"{graph.names[op]}/state", STATE, size)
         stored = self._add(f"{graph.names[op]}/stored", STORED)
-        self._wait(self._trigger(first, size), state)
+        if op in readers:
+            self._updated_in_turn(op, state)
+        else:
+            self._wait(self._trigger(first, size), state)
         back = self._tensor(state, size, "0")
         self.reads += [(back, int(reader)) for reader in readers]
         self.reads.append((self._tensor(last, size, f"state{len(self.made)}"), stored))
         self.moved[op] = size
+
+    def _updated_in_turn(self, op: int, state: int) -> None:
+        """The update of a layer takes what it holds for itself; its state waits for the layer before, the first as updates do."""
+        graph = self.graph
+        if self.layers:
+            self._wait(self.layers[-1], state)
+        else:
+            pointer, tensors = graph.inputs
+            self.reads += [(tensor, state) for tensor in tensors[pointer[op] : pointer[op + 1]].tolist()]
+        self.layers.append(op)
+        made = np.arange(graph.output_ptr[op], graph.output_ptr[op + 1])
+        held = made[self.size[made] > CONTROL_BYTES]
+        self.temporary[op] += self.size[held].sum()
+        self.size[held] = CONTROL_BYTES
 
     def _graph(self) -> OpGraph:
         graph, added = self.graph, len(self.names)
@@ -283,7 +305,7 @@ class _Offloading:
             op_types=(*graph.op_types, *self.types),
             duration_us=column(graph.duration_us, 0.0),
             duration_by_kind={kind: column(us, 0.0) for kind, us in graph.duration_by_kind.items()},
-            temp_bytes=column(graph.temp_bytes, 0),
+            temp_bytes=column(self.temporary, 0),
             persistent_bytes=np.concatenate([graph.persistent_bytes - self.moved, self.bytes]),
             allowed=column(np.where(graph.allowed < 0, elsewhere, graph.allowed), len(graph.allowed_sets)),
             allowed_sets=(
@@ -294,20 +316,24 @@ class _Offloading:
             forward_of=column(graph.forward_of, -1),
             colocation=column(graph.colocation, -1),
             colocation_names=graph.colocation_names,
-            reuse=None if graph.reuse is None else np.concatenate([graph.reuse, self._shared()]),
+            reuse=self._reuse(),
             name=f"{graph.name}, offloading",
             **self._edges(),
         )
 
-    def _shared(self) -> list[int]:
+    def _reuse(self) -> NDArray[np.int8] | None:
         """What goes back from the host lies in what it was sent, or in the state that it keeps."""
-        return [OWN if made == STORED else VIEW for made in self.types]
+        if self.graph.reuse is None:
+            return None
+        found = np.concatenate([self.graph.reuse, [OWN if made == STORED else VIEW for made in self.types]])
+        found[self.layers] = VIEW
+        return found
 
     def _edges(self) -> dict[str, Any]:
         """Producer, bytes, names and readers of all tensors, ordered by producer."""
         graph, total = self.graph, np.int64(self.graph.n + len(self.names))
         producer = np.concatenate([graph.tensor_producer, [m[0] for m in self.made]]).astype(np.int64)
-        size = np.concatenate([graph.tensor_bytes, [m[1] for m in self.made]]).astype(np.int64)
+        size = np.concatenate([self.size, [m[1] for m in self.made]]).astype(np.int64)
         labels = [*graph.tensor_names, *(m[2] for m in self.made)]
         kept = ~self.dropped
         tensor = np.concatenate([graph.edge_tensor[kept], [r[0] for r in self.reads]]).astype(np.int64)

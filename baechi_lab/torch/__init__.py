@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from . import models, references
     from .assigner import distribution, gather
     from .distribute_model import distribute
+    from .lent import lend_state
     from .step import TorchStep
     from .tracing import trace
 else:
@@ -34,5 +35,5 @@ else:
 
 __all__ = [
     "TorchStep", "autograd_edges", "distribute", "distribution", "estimate_layers", "execute", "export", "gather", "hugging_face",
-    "models", "profile", "profile_layers", "references", "trace",
+    "lend_state", "models", "profile", "profile_layers", "references", "trace",
 ]  # fmt: skip

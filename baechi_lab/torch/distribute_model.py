@@ -39,7 +39,9 @@ def distribute(
         devices: the torch device of each device of the cluster, for example `["cuda:0", "cuda:0"]` for two stream
             groups on one GPU. By default `kind="cpu"` devices are torch's `cpu`, all others the attached GPUs in turn.
         output_device: where outputs are brought; by default where the first input is.
-        graph: a graph from `bl.torch.profile` of this model and these inputs, to not profile again.
+        graph: a graph from `bl.torch.profile` of this model and these inputs, to not profile again, or what `bl.recompute` and
+            `bl.offload` made of it. Optimizer state that it has on a host is there once `bl.torch.lend_state` was told of the
+            optimizer.
 
     Parameters move to their devices and stay the same objects, so an optimizer made before goes on working, as do
     `state_dict`, `train()`, `eval()`, autocast and checkpoints. `gather` undoes it. Custom autograd functions called

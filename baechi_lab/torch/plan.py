@@ -12,7 +12,7 @@ from ..errors import CodeOrderKept, ExecutionError, InvalidInput, UnknownNameErr
 from ..graph import HOST, Cluster, OpGraph, Placement
 from ..graph.arguments import refuse_replicas
 from .keeping import said
-from .recomputing import rows
+from .recomputing import lent_groups, rows
 from .records import Trace
 from .runtime.order import CRITERIA
 from .runtime.plan import Plan, Send
@@ -26,7 +26,8 @@ def make_plan(
     Calls that draw random numbers on one physical device keep their code order, so that a seed gives the numbers
     that code order gives; so do calls of one module with buffers. Calls of one group must share a device. Calls that
     the trace has fixed keep their place in the code; where the placement wants another, a `CodeOrderKept` says so.
-    Where `graph` computes ops again or has outputs on a host, so will the model.
+    Where `graph` computes ops again or has outputs on a host, so will the model; of optimizer state that it has there the plan
+    names the parameters.
 
     Raises:
         UnknownNameError: an unknown `reorder`.
@@ -63,6 +64,7 @@ def make_plan(
         fixed=tuple(sorted(trace.fixed)),
         again=rows(trace, graph),
         random=tuple(i for i, c in enumerate(calls) if c.random),
+        lent=tuple(names for _, names in lent_groups(trace, graph)),
         shares=max(Counter(name for c in calls for name in c.parameters).values(), default=0) > 1,
     )
     if plan.fixed and plan.order.waiting != replace(plan, fixed=()).order.waiting:

@@ -6,18 +6,21 @@ import re
 import warnings
 from collections.abc import Iterator
 
-from ..errors import ActivationsKept
+from ..errors import ActivationsKept, InvalidInput
 from ..graph import OpGraph
-from .records import PARTS, Trace
+from .records import PARTS, STATE, Trace
 from .runtime.again import BACKWARD, HOST, OUTPUT, SAVED, Row
 
 _COPY = re.compile(r"(/again)+'*$")
 _HOST = re.compile(r"(:[^/]*)?/offloaded'*$")
+_STATE = re.compile(r"(.*)/update/state'*$")
 
 
 def changed(graph: OpGraph | None) -> bool:
-    """Whether a graph computes ops again or has some of their outputs on a host."""
-    return graph is not None and any(_COPY.search(name) or _HOST.search(name) for name in graph.names)
+    """Whether a graph computes ops again, or has some of their outputs or optimizer state on a host."""
+    if graph is None:
+        return False
+    return STATE in graph.op_types or any(_COPY.search(name) or _HOST.search(name) for name in graph.names)
 
 
 def rows(trace: Trace, graph: OpGraph | None) -> tuple[Row, ...]:
@@ -78,6 +81,24 @@ def _run(calls: int, graph: OpGraph, op: int) -> tuple[int, int] | None:
     if again and graph.names[op].startswith(graph.names[origin] + "/again"):
         return origin, graph.names[op][len(graph.names[origin]) :].count("/again")
     return origin, BACKWARD
+
+
+def lent_groups(trace: Trace, graph: OpGraph | None) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Op of the graph that has state on a host, and the parameters that it belongs to, in the order of their updates.
+
+    Raises `InvalidInput` for state of what is no call of the model.
+    """
+    for op, kind in enumerate(() if graph is None else graph.op_types):
+        if kind != STATE or graph is None:
+            continue
+        found = _STATE.match(graph.names[op])
+        if found is None or found[1] not in trace.index:
+            raise InvalidInput(
+                f"op {graph.names[op]!r} of graph {graph.name!r} keeps the state of no layer of the model; bl.offload names it "
+                "LAYER/update/state"
+            )
+        call = trace.index[found[1]]
+        yield op, tuple(name for name in trace.calls[call].parameters if trace.owner[name] == call)
 
 
 def copies(calls: int, graph: OpGraph) -> dict[tuple[int, int], int]:

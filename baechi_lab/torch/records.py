@@ -10,6 +10,8 @@ PARTS = "Parts"
 """Type of the op of a graph that hands out parts of what a call made."""
 UPDATE = "Update"
 """Type of the ops of a graph that update parameters."""
+STATE = "State"
+"""Type of the ops of an offloaded graph that have an optimizer's state on a host."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,11 @@ class Trace:
     def index(self) -> dict[str, int]:
         """Key -> position of the call."""
         return {call.key: i for i, call in enumerate(self.calls)}
+
+    @cached_property
+    def owner(self) -> dict[str, int]:
+        """Parameter -> the first call that uses it."""
+        return {name: i for i, call in reversed(list(enumerate(self.calls))) for name in call.parameters}
 
     @property
     def edges(self) -> set[tuple[str, str]]:

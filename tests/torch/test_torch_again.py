@@ -380,6 +380,38 @@ def test_offloaded_tensors_on_cpu_devices_stay_where_they_are(small):
     assert same(train(placed, (x,)), train(copy.deepcopy(model), (x,)))
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_offloading_saves_what_was_simulated(devices):
+    """Measured as if CPU devices had memory of their own; copies that the other device received go to the host, too, as one.
+
+    Simulated copies come back earlier than they must, so that a device may hold more than it does.
+    """
+    link = bl.Link(10.0, 0.0002)
+    cluster = bl.Cluster.uniform(devices, kind="cpu", link=link).with_host("1GB", link=link)
+    x, y = torch.randn(512, 64), torch.randint(0, 3, (512,))
+
+    def layers():
+        pairs = (part for _ in range(6) for part in (nn.Tanh(), nn.Linear(128, 128)))
+        return nn.Sequential(nn.Linear(64, 128), *pairs)
+
+    step = bl.torch.TorchStep("layers", layers, (x,), nn.functional.cross_entropy, y)
+    graph = bl.torch.profile(step, runs=1, warmup=0)
+    graph, found = graph.replace(duration_us=np.full(graph.n, 1000.0)), []
+    for moved in (graph, bl.offload(graph, cluster, share=0.5), bl.offload(graph, cluster, share=1.0)):
+        device = graph.colocation // 4 % devices  # every fourth layer sends to the other device
+        placed = bl.offloaded_placement(bl.Placement(device=device), moved, cluster)
+        run = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=moved)
+        found.append((bl.simulate(moved, cluster, placed).peak_bytes, run.timeline.peak_bytes, run.outputs))
+    assert len({outputs for _, _, outputs in found}) == 1
+    (plain, plain_measured, _), *ways = found
+    assert plain_measured[:devices] == pytest.approx(plain[:devices], rel=0.01)
+    for simulated, measured, _ in ways:
+        assert measured[-1] == pytest.approx(simulated[-1], rel=0.01)
+        assert (measured[:devices] <= 1.01 * simulated[:devices]).all()
+    simulated, measured, _ = ways[0]
+    assert (plain_measured - measured)[:devices] == pytest.approx((plain - simulated)[:devices], rel=0.01)
+
+
 def test_what_a_host_waits_for_is_not_what_it_holds(small):
     """Over a slow link a copy is due before its output is made: the wait came first among what the host reads."""
     model, x, _ = small

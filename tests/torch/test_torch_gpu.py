@@ -14,6 +14,7 @@ from torch_cases import ODD, SMALL, random_placement, train  # noqa: E402
 from baechi_lab.graph import Cluster, Placement  # noqa: E402
 from baechi_lab.torch.assigner import assign, distribution, gather  # noqa: E402
 from baechi_lab.torch.models import build  # noqa: E402
+from baechi_lab.torch.runtime.lending import LentState  # noqa: E402
 from baechi_lab.torch.runtime.transport import StreamTransport  # noqa: E402
 from baechi_lab.torch.tracing import trace  # noqa: E402
 
@@ -219,3 +220,39 @@ def test_autocast_and_optimizer():
             seen.append(float(loss.detach()))
         losses.append(seen)
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
+
+
+@pytest.mark.parametrize(
+    "make", [torch.optim.Adam, torch.optim.AdamW, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)]
+)
+def test_optimizer_state_waits_on_the_host(make):
+    """Weights as without; between steps nothing of the state is on the GPU, in a step a layer's alone."""
+    torch.manual_seed(0)
+    models = [nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))).cuda()]
+    models.append(copy.deepcopy(models[0]))
+    optimizers = [make(model.parameters()) for model in models]
+    LentState(optimizers[1], [layer.parameters() for layer in models[1]])
+    taken = []
+    for _ in range(4):
+        x = torch.randn(4, 512, device="cuda")
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            optimizer.step()
+            taken.append((torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before))
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(a, b)
+    states = [t for p in models[1].parameters() for t in optimizers[1].state[p].values() if t.numel() > 1]
+    assert states and all(t.device.type == "cpu" and t.is_pinned() for t in states)
+    layer, kept = sum(t.nbytes for t in models[0][0].parameters()), sum(t.nbytes for t in states) // 8
+    assert taken[-1][0] <= kept + 4 * layer and taken[-1][1] == 0  # what the update of a layer takes besides
+    other = make(models[1].parameters())
+    other.load_state_dict(optimizers[1].state_dict())  # which are on the GPU again
+    optimizers[1].load_state_dict(other.state_dict())
+    optimizers[1].step()
+    assert all(
+        t.device.type == "cpu" for p in models[1].parameters() for t in optimizers[1].state[p].values() if t.numel() > 1
+    )

@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...profilers.torch.storages import Storages
+from ...torch.runtime.rerun import Carrier
 from ...torch.runtime.storage import storage_key, version
 from ...torch.runtime.transport import Tag, TaggedTransport, tag_of
 from ...torch.runtime.tree import map_tensors, tensors
@@ -81,14 +82,28 @@ class _Sent(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, storages: Storages, source: int, target: int) -> torch.Tensor:
         ctx.storages, ctx.source = storages, source
-        return _copied(tensor, storages, target)
+        return copied(tensor, storages, target)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
-        return _copied(gradient, ctx.storages, ctx.source), None, None, None
+        return copied(gradient, ctx.storages, ctx.source), None, None, None
 
 
-def _copied(tensor: torch.Tensor, storages: Storages, device: int) -> torch.Tensor:
+class CopyingCarrier(Carrier):
+    """The host as if CPU devices did not have its memory; `device` says where the calls are."""
+
+    def __init__(self, storages: Storages, host: int, device: Sequence[int]):
+        self.storages, self.host, self.device = storages, host, device
+
+    def away(self, flat: torch.Tensor, op: int) -> torch.Tensor:
+        return copied(flat, self.storages, self.host)
+
+    def back(self, away: torch.Tensor, device: torch.device, op: int) -> torch.Tensor:
+        return copied(away, self.storages, self.device[op])
+
+
+def copied(tensor: torch.Tensor, storages: Storages, device: int) -> torch.Tensor:
+    """A copy that a device has received."""
     with _disable_current_modes():
         copy = tensor.clone()
     storages.add([copy], device, received=True)

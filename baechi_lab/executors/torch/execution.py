@@ -22,6 +22,7 @@ from ...torch.assigner import assign, distribution
 from ...torch.plan import torch_devices
 from ...torch.recomputing import changed
 from ...torch.records import Trace
+from ...torch.runtime.lending import lend
 from ...torch.runtime.transport import HostTransport
 from ...torch.runtime.tree import map_tensors
 from ...torch.step import TorchStep
@@ -223,6 +224,8 @@ class _Running:
         self.parts, self.model, self.under_way, self.mean = parts, model, under_way, mean
         self.deadline, self.cancel, self.on_step = deadline, cancel, on_step
         self.optimizer = step.optimizer(model.parameters()) if step.optimizer is not None else None
+        if self.optimizer is not None and (lent := distribution(model).plan.lent):
+            lend(self.optimizer, model, lent)
         self.wanted = gradients
         self.gradients: dict[str, Any] | None = None
         self.seconds: list[float] = []

@@ -26,18 +26,21 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...graph import MEMORY_CATEGORIES, Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
+from ...passes.offload import OFFLOADED
 from ...profilers.torch.graph import LOSS, backward_ops
 from ...profilers.torch.storages import Storages
 from ...profilers.torch.updating import kept_besides, kept_by
 from ...torch.assigner import distribution
-from ...torch.recomputing import copies
+from ...torch.recomputing import copies, lent_groups
 from ...torch.records import Trace
 from ...torch.runtime.flight import Observer
 from ...torch.runtime.intercept import Interceptor
+from ...torch.runtime.lending import lent_state
+from ...torch.runtime.rerun import Carrier
 from ...torch.runtime.sequence import inputs_of, nodes_between
 from ...torch.runtime.transport import HostTransport, StreamTransport
 from ...torch.runtime.tree import tensors
-from .copying import CopyingTransport
+from .copying import CopyingCarrier, CopyingTransport, copied
 from .uncalled import parts_rows, update_rows
 
 Mark = Any
@@ -58,6 +61,11 @@ class Measurement(Observer):
         self.storages, self.modes = storages, contextlib.ExitStack()
         self.micro_batch = 0
         self.number = np.broadcast_to(np.arange(graph.n), (1, graph.n))
+        self.lent_to = {
+            name: int(placement.device[op]) for op, names in lent_groups(found, graph) for name in names
+        }  # parameter -> the device that has its state between steps
+        hosts = placement.device[[kind == OFFLOADED for kind in graph.op_types]]
+        self.host = int(hosts[0]) if len(hosts) else 0  # where tensors wait for the backward pass
         self.copies = copies(len(found.calls), graph)
         per_batch = graph
         if whole is not None and whole is not graph:
@@ -124,12 +132,17 @@ class Measurement(Observer):
         home = self.session.plan.parameters
         for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
             device = home.get(name, first)
-            kept = [] if optimizer is None else kept_by(optimizer, tensor)
-            storages.add([tensor, *kept], device, persistent=True)
+            storages.add([tensor], device, persistent=True)
+            if optimizer is not None:
+                storages.add(kept_by(optimizer, tensor), self.lent_to.get(name, device), persistent=True)
             if tensor.grad is not None:
                 storages.add([tensor.grad], device)
         storages.add(tensors(batch), first, persistent=True)
         storages.add([] if optimizer is None else kept_besides(optimizer), first, persistent=True)
+        if (lent := lent_state(optimizer)) is not None:
+            device_of = {id(p): home.get(name, first) for name, p in self.model.named_parameters()}
+            lent.copy = lambda state, parameter: copied(state, storages, device_of[id(parameter)])
+            self.modes.callback(setattr, lent, "copy", None)
 
     def updating(self) -> None:
         """The backward pass is over: what is made now belongs to no call."""
@@ -207,6 +220,11 @@ class Measurement(Observer):
                 self.storages.call(back[0], self.session.plan.device[back[1]])
 
         return around
+
+    def carrier(self) -> Carrier:
+        if self.storages is None or self.on_gpus:
+            return Carrier()
+        return CopyingCarrier(self.storages, self.host, self.session.plan.device)
 
     def _hook(self, node: Any, op: int) -> None:
         back = self._row(self.backward[op])

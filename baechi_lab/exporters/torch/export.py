@@ -24,7 +24,7 @@ from ...torch.step import TorchStep
 from ...torch.tracing import trace
 from ..folder import write_folder
 from .pipelined import Way, divide, pipeline_files
-from .script import README, SCRIPT
+from .script import LENDING, LENDING_IMPORT, README, SCRIPT
 from .sources import Sources, saved
 
 
@@ -73,7 +73,8 @@ def export(
     }
     for module in model.modules():
         sources.add(type(module), "a module of the model")
-    script = SCRIPT.replace("# IMPORTS", "\n".join(sources.imports()))
+    script = SCRIPT.replace("# IMPORTS", "\n".join([*sources.imports(), *([LENDING_IMPORT] if plan.lent else [])]))
+    script = script.replace("    # LENDING\n", LENDING if plan.lent and step.optimizer is not None else "")
     for key, text in values.items():
         script = script.replace(f"<{key}>", text)
     files: dict[str, Any] = {

@@ -51,6 +51,7 @@ def train(steps, devices=None):
     """Train; returns the loss of every step."""
     model, losses = placed_model(devices), []
     optimizer = <OPTIMIZER>
+    # LENDING
     torch.manual_seed(<SEED>)
     for step, (inputs, targets) in zip(range(steps), batches()):
         start = time.perf_counter()
@@ -78,6 +79,12 @@ if __name__ == "__main__":
     options = parser.parse_args()
     train(options.steps, options.devices)
 '''
+
+LENDING_IMPORT = "from placed_lending import lend"
+LENDING = """    lent = json.loads((HERE / "placed_plan.json").read_text())["lent"]
+    lend(optimizer, model, lent)  # the state of these parameters waits on the host
+"""
+"""What scripts have where optimizer state is on a host."""
 
 README = """# <NAME>, placed
 

@@ -17,7 +17,8 @@ A step whose loss is known has two more ops at the end, the loss and its backwar
 what the model returns, and its backward op sends the gradients to those that made it.
 
 Persistent memory is parameters, buffers, gradients and optimizer states (the paper's a and c). A step makes its gradients
-anew: they belong to the backward op that is the first to run of those that use the parameters, which `GROWS`.
+anew: they belong to the backward op that is the first to run of those that use the parameters, which `GROWS`. States
+belong to the update op, which alone reads them; without update ops to the call.
 """
 
 from __future__ import annotations
@@ -140,11 +141,14 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -
         _loss_tensors(table, profile, values, op, back, backward, weights)
     beside = (backward.items(), weights.items(), updates.items(), released.items(), values.beside())
     colocation, groups = _groups(trace, [pair for pairs in beside for pair in pairs], len(forward_of), profile.loss)
-    temporary, persistent, reuse = _bytes(profile, backward, weights, table, optimizer_states)
-    none = np.zeros(rest, dtype=np.int64)
-    while_updating = none.copy()
+    temporary, persistent, reuse = _bytes(profile, backward, weights, table)
+    while_updating, kept = np.zeros(rest, dtype=np.int64), np.zeros(rest, dtype=np.int64)
+    states = _states(profile, optimizer_states)
     if profile.update is not None:
         while_updating[: len(updates)] = profile.update.temporary[list(updates)]
+        kept[: len(updates)] = states[list(updates)]
+        states[list(updates)] = 0
+    persistent[:n] += states
     shared = np.repeat([OWN, VIEW, OWN], [len(updates) + len(released), len(values.op), 2 * len(loss)])
     return OpGraph(
         names=(
@@ -165,7 +169,7 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -
         ),
         duration_us=durations(profile),
         temp_bytes=np.r_[temporary, while_updating, _loss_temporary(profile, table, loss)],
-        persistent_bytes=np.r_[persistent, none, [0] * 2 * len(loss)],
+        persistent_bytes=np.r_[persistent, kept, [0] * 2 * len(loss)],
         reuse=np.r_[reuse, shared] if profile.mode == "training" else None,
         colocation=colocation,
         colocation_names=groups,
@@ -295,20 +299,25 @@ def _made(table: TensorTable) -> dict[int, int]:
     return made
 
 
+def _states(profile: LayerProfile, count: int | None) -> NDArray[np.int64]:
+    """int64[calls]: what the optimizer keeps for the parameters of each, as measured or `count` tensors of their size."""
+    if count is not None:
+        return profile.parameter_gradients * count
+    measured: NDArray[np.int64] = np.zeros_like(profile.parameters) if profile.update is None else profile.update.states
+    return measured.copy()
+
+
 def _bytes(
-    profile: LayerProfile, backward: dict[int, int], weights: dict[int, int], table: TensorTable,
-    optimizer_states: int | None,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int8]]:  # fmt: skip
-    """Temporary and persistent bytes and `OpGraph.reuse` of calls and their backward ops.
+    profile: LayerProfile, backward: dict[int, int], weights: dict[int, int], table: TensorTable
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int8]]:
+    """Temporary and persistent bytes, without the optimizer's, and `OpGraph.reuse` of calls and their backward ops.
 
     A backward op holds its peak: what is no gradient is temporary. A call that makes no memory returns a view, or what it
     was given and wrote into; a backward pass that takes none hands its gradient on.
     """
     n, ops = len(profile.trace.calls), len(profile.trace.calls) + len(backward) + len(weights)
     persistent, reuse = np.zeros(ops, dtype=np.int64), np.full(ops, OWN, dtype=np.int8)
-    measured = 0 if profile.update is None else profile.update.states
-    states = measured if optimizer_states is None else profile.parameter_gradients * optimizer_states
-    persistent[:n] = profile.parameters + states
+    persistent[:n] = profile.parameters
     persistent[:1] += profile.batch_bytes if n else 0
     users: dict[str, int] = {}
     for i in backward:

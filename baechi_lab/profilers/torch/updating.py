@@ -67,7 +67,7 @@ def measure_update(
 
     The parameters are not what they were afterwards.
     """
-    owner = owners(found)
+    owner = found.owner
     try:
         optimizer = make(model.parameters())
         optimizer.step()
@@ -87,11 +87,6 @@ def measure_update(
         if id(p) in of and p.grad is not None:
             size[of[id(p)]] += p.nbytes
     return Update(total * size / max(size.sum(), 1.0), kept, *phases(n, held))
-
-
-def owners(found: Trace) -> dict[str, int]:
-    """Parameter -> the first call that uses it."""
-    return {name: i for i, call in reversed(list(enumerate(found.calls))) for name in call.parameters}
 
 
 def kept_by(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> list[torch.Tensor]:

@@ -23,7 +23,7 @@ class Plan:
     `parameters` the device of every parameter and buffer by name, `layers` the modules that are one operator each,
     `fixed` the calls that keep their place in the code, whatever `rank` says. `again` are the rows of
     `runtime.again.Sources`, what is computed again or waits on the host, `random` those of its calls that draw random numbers;
-    `shares` says that some parameter has several readers.
+    `shares` says that some parameter has several readers; `lent` are groups of parameters whose optimizer state waits on a host.
     """
 
     keys: tuple[str, ...]
@@ -41,6 +41,7 @@ class Plan:
     again: tuple[Row, ...] = ()
     random: tuple[int, ...] = ()
     shares: bool = False
+    lent: tuple[tuple[str, ...], ...] = ()
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -86,5 +87,6 @@ class Plan:
                 "fixed": tuple(plain.get("fixed", ())),
                 "again": tuple((a, b, c, d, e) for a, b, c, d, e in plain.get("again", ())),
                 "random": tuple(plain.get("random", ())),
+                "lent": tuple(tuple(names) for names in plain.get("lent", ())),
             }
         )
