@@ -22,7 +22,7 @@ from ..passes.checkpoint_milp import Program, Solved
 from ..passes.runs import Runs
 from .results import store
 
-OPS, SHARES, SPAN = (16, 30, 60, 100, 150, 200), (0.25, 0.5, 0.75), 4
+OPS, SHARES, SPAN = (16, 30, 60, 100, 150, 200, 250, 300), (0.25, 0.5, 0.75), 4
 
 
 def skipping(ops: int, span: int = SPAN, seed: int = 0) -> OpGraph:

@@ -23,7 +23,7 @@ from .runs import Runs
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-MOST = 200
+MOST = 300
 """Ops up to which each is a group."""
 MOST_MERGED = 60
 """Groups at most where ops are merged, as they are in larger graphs and in those with views."""

@@ -25,7 +25,11 @@ by an op."""
 
 
 def predicted_peaks(
-    graph: OpGraph, cluster: Cluster, placement: Placement, calibration: Calibration
+    graph: OpGraph,
+    cluster: Cluster,
+    placement: Placement,
+    calibration: Calibration,
+    beside_us: NDArray[np.float64] | None = None,
 ) -> NDArray[np.int64]:
     """int64[devices]: the most bytes that each holds, in any of `predicted_timelines`.
 
@@ -36,22 +40,25 @@ def predicted_peaks(
     >>> predicted_peaks(graph, cluster, placed, costs).tolist()  # the 50 bytes leave after 2 and 3
     [128, 50]
     """
-    found: NDArray[np.int64] = np.max(
-        [line.peak_bytes for line in predicted_timelines(graph, cluster, placement, calibration)], axis=0
-    )
+    lines = predicted_timelines(graph, cluster, placement, calibration, beside_us)
+    found: NDArray[np.int64] = np.max([line.peak_bytes for line in lines], axis=0)
     return found
 
 
 def predicted_timelines(
-    graph: OpGraph, cluster: Cluster, placement: Placement, calibration: Calibration
+    graph: OpGraph,
+    cluster: Cluster,
+    placement: Placement,
+    calibration: Calibration,
+    beside_us: NDArray[np.float64] | None = None,
 ) -> list[Timeline]:
     """The step with its memory, in `ORDERS` orders in which it may begin.
 
     A tensor that was not sent yet stays, and a busy worker sends late: devices hold more than under a scheduler. Updates
     copy variables that are still read (see `updates`), and results are written over received copies, in every second round of
-    `WAYS` only once these have been there for `HELD_US`.
+    `WAYS` only once these have been there for `HELD_US`. `beside_us`: as in `predicted_us`; tensors come while an op runs.
     """
-    both, placed = with_shared_caches(graph, placement, calibration)
+    both, placed = with_shared_caches(graph, placement, calibration, beside_us)
     wire, plain = wire_us(both, graph.n, calibration), graph
     if graph.reuse is None:
         plain = graph.replace(reuse=np.zeros(graph.n, dtype=np.int8))

@@ -245,15 +245,20 @@ def _row(found: _Measured, name: str, local: LocalCluster) -> Row:
         busy_share=found.busy_share[name],
         others_share=found.others_share[name],
         drift=found.drift,
-        **_peaks(graph, local, placed, costs, timelines),
+        **_peaks(graph, local, placed, costs, beside, timelines),
     )
 
 
 def _peaks(
-    graph: OpGraph, local: LocalCluster, placed: Placement, costs: Calibration, timelines: Sequence[Timeline]
+    graph: OpGraph,
+    local: LocalCluster,
+    placed: Placement,
+    costs: Calibration,
+    beside: NDArray[np.float64] | None,
+    timelines: Sequence[Timeline],
 ) -> dict[str, int]:
     """Simulated and measured peak of the device that held most."""
     measured = np.max([t.peak_bytes for t in timelines], axis=0)
     device = int(measured.argmax())
-    simulated = predicted_peaks(graph, local.cluster, placed, costs)
+    simulated = predicted_peaks(graph, local.cluster, placed, costs, beside)
     return {"simulated_peak_bytes": int(simulated[device]), "measured_peak_bytes": int(measured[device])}

@@ -19,7 +19,7 @@ from ...passes import optimize
 from ...placers import place
 from ...workers.client import Worker
 from ..fidelity.peaks import predicted_timelines
-from ..fidelity.profiles import AGAIN, SETTLED, measured_graph, run_placed
+from ..fidelity.profiles import AGAIN, SETTLED, beside_us, measured_graph, run_placed
 from ..fidelity.study import PASSES, Case, cases_of, random_placement
 from .predicting import parts_at_peak
 from .report import Row
@@ -55,11 +55,12 @@ def study(
     with LocalCluster(workers) as local, Worker() as worker:
         costs = calibration or calibrate(local)
         for case in cases_of(cases):
-            graph = measured_graph(case.step, local, worker)
+            graph, beside = measured_graph(case.step, local, worker), beside_us(case.step, local, worker)
             for placement in placements:
                 placed = _place(placement, graph, local, seed)
                 runs = [run_placed(case.step, placed, local, worker, 0, graph, warmup) for warmup in WARMUPS]
-                rows += rows_of(case.name, placement, predicted_timelines(graph, local.cluster, placed, costs), runs)
+                simulated = predicted_timelines(graph, local.cluster, placed, costs, beside)
+                rows += rows_of(case.name, placement, simulated, runs)
             if on_model is not None:
                 on_model(rows)
     return rows
