@@ -163,7 +163,7 @@ def test_a_layer_at_a_time_with_schedulers_and_checkpoints():
     for _ in range(2):
         optimizer.zero_grad()
         model(torch.ones(2, 32)).square().mean().backward()
-        optimizer.step()
+        optimizer.step(None)
         before.step()
         after.step()
     assert max(most) == 4 and optimizer.param_groups[0]["lr"] == pytest.approx(

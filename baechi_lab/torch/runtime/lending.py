@@ -69,7 +69,7 @@ class LentState:
         """One update of all parameters."""
         given = [p for group in self.optimizer.param_groups for p in group["params"]]
         gradients = [(p, p.grad) for p in given if p.grad is not None]
-        why = self._looks_at_all(bool(args or kwargs))
+        why = self._looks_at_all(any(value is not None for value in (*args, *kwargs.values())))
         if why and gradients:
             warnings.warn(f"{why}: state that waits on the host comes all at once", StateAtOnce, stacklevel=3)
         if why or not gradients:
