@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ..errors import ExecutionError, InfeasiblePlacement, MissingPackage
 from ..graph import Cluster, OpGraph, Placement
 from ..placers.base import Placer
+from .records import UPDATE
 from .step import TorchStep
 
 
@@ -32,7 +33,7 @@ class Naive(Placer):
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         forward = forward_calls(graph)
-        weight = (graph.persistent_bytes + _output_bytes(graph))[forward].astype(np.float64)
+        weight = (_kept_bytes(graph) + _output_bytes(graph))[forward].astype(np.float64)
         return _placement(self, graph, equal_parts(weight, cluster.n))
 
 
@@ -65,7 +66,7 @@ class Pipelining(Placer):
 
 def forward_calls(graph: OpGraph) -> NDArray[np.int64]:
     """The forward ops, in code order."""
-    update = np.array([t in ("Update", "Loss") for t in graph.op_types], dtype=np.bool_)
+    update = np.array([t in (UPDATE, "Loss") for t in graph.op_types], dtype=np.bool_)
     return np.flatnonzero((graph.forward_of < 0) & ~update)
 
 
@@ -169,6 +170,15 @@ def _covering(name: str, where: Mapping[str, int], otherwise: int) -> int:
         prefix = prefix.rpartition(".")[0]
     below = [device for known, device in where.items() if known.startswith(f"{name}.")]
     return below[0] if below else where.get("", otherwise)
+
+
+def _kept_bytes(graph: OpGraph) -> NDArray[np.int64]:
+    """Persistent bytes, the optimizer's with the call whose parameters it updates."""
+    held = graph.persistent_bytes.copy()
+    for op in (k for k, kind in enumerate(graph.op_types) if kind == UPDATE):
+        call = graph.index.get(graph.names[op].removesuffix("/update"), op)
+        held[call] += graph.persistent_bytes[op] * (call != op)
+    return held
 
 
 def _output_bytes(graph: OpGraph) -> NDArray[np.int64]:
