@@ -12,7 +12,6 @@ from baechi_lab.experiments.fidelity.profiles import temporary_bytes
 from baechi_lab.experiments.fidelity.study import MODELS
 from baechi_lab.experiments.memory.__main__ import NAMES
 from baechi_lab.experiments.memory.predicting import in_both_orders
-from baechi_lab.experiments.memory.report import TARGET_BELOW, TARGET_WORST
 from baechi_lab.experiments.memory.study import PLACEMENTS, rows_of
 from baechi_lab.graph import MEMORY_CATEGORIES, MemoryLog
 
@@ -27,9 +26,7 @@ def test_the_stored_study_meets_the_target():
     assert {row.placement for row in rows} == set(PLACEMENTS)
     assert all(sum(row.parts) == row.measured and sum(row.simulated_parts) == row.simulated for row in rows)
     assert memory.summarize_rows(rows).mean_error == pytest.approx(document["summary"]["mean_error"])
-    assert memory.summarize_rows([row for row in rows if row.model in MODELS]).met
-    outside = [row for row in rows if not -TARGET_BELOW <= row.error <= TARGET_WORST]
-    assert [(row.model, row.placement) for row in outside] == [("vgg16", "random")]  # docs/memory.md tells of it
+    assert memory.summarize_rows(rows).met
 
 
 def test_rows_tell_of_the_largest_peaks():
