@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import gc
 import json
-import subprocess
-import sys
 import warnings
 import weakref
 
@@ -18,7 +15,7 @@ from fewer import slow
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
-from torch_cases import ODD, SMALL, same, train  # noqa: E402
+from torch_cases import ODD, SMALL, said_by, same, train  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import ActivationsKept  # noqa: E402
@@ -432,17 +429,12 @@ def test_the_exported_script_computes_again_with_torch_alone(tmp_path):
     changed = bl.recompute(graph, "sqrt")
     folder = bl.torch.export(step, bl.Placement(device=[0] * changed.n), tmp_path / "placed", graph=changed)
     code = (
-        "import sys, torch; torch.set_num_threads(1); sys.modules['baechi_lab'] = None; sys.path.insert(0, '.')\n"
         "import placed_again, train\n"
         "runs, again = [], placed_again.Record.again\n"
         "placed_again.Record.again = lambda self: (runs.append(self.op), again(self))[1]\n"
         "print((train.train(3), len(runs)))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    losses, runs = ast.literal_eval(done.stdout.splitlines()[-1])
+    losses, runs = said_by(folder, code)
     assert runs == 3 * (changed.n - graph.n)
     plain = bl.torch.execute(step, bl.Placement(device=[0] * graph.n), 2, warmup=0, graph=graph, cluster=cpus(1))
     assert losses == [loss for (loss,) in plain.outputs]

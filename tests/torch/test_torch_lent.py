@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import copy
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
@@ -13,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
+from torch_cases import said_by  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import StateAtOnce  # noqa: E402
@@ -258,17 +256,12 @@ def test_the_exported_script_lends_state_with_torch_alone(tmp_path):
     placed = bl.place(graph, WITH_HOST, "m-topo")
     folder = bl.torch.export(step, placed, tmp_path / "placed", cluster=WITH_HOST, graph=graph)
     code = (
-        "import sys, torch; torch.set_num_threads(1); sys.modules['baechi_lab'] = None; sys.path.insert(0, '.')\n"
         "import placed_lending, train\n"
         "groups, turns = [], placed_lending.LentState._here\n"
         "placed_lending.LentState._here = lambda self, p: (groups.append(len(p)), turns(self, p))[1]\n"
         "print((train.train(3), len(groups)))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    losses, groups = ast.literal_eval(done.stdout.splitlines()[-1])
+    losses, groups = said_by(folder, code)
     assert groups == 3 * sum(kind == "State" for kind in graph.op_types)
     plain = bl.torch.execute(step, placed, 2, warmup=0, graph=graph, cluster=WITH_HOST)
     assert losses == [loss for (loss,) in plain.outputs]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
+
 import numpy as np
 import torch
 from torch import nn
@@ -95,3 +99,12 @@ def train(model, inputs, seed: int = 3):
 def same(a, b) -> bool:
     """Bit for bit."""
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def said_by(folder, code: str):
+    """What Python code prints last, as a literal: run in an exported folder, by torch alone."""
+    alone = "import sys, torch; torch.set_num_threads(1); sys.modules['baechi_lab'] = None; sys.path.insert(0, '.')\n"
+    command = [sys.executable, "-c", alone + code]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    return ast.literal_eval(done.stdout.splitlines()[-1])

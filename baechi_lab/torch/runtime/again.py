@@ -72,9 +72,8 @@ class Activations:
         self.lock = threading.RLock()
         self.made: dict[StorageWeakRef, Made] = {}
         self.hosted: dict[StorageWeakRef, Hosted] = {}
-        self.received: dict[
-            StorageWeakRef, tuple[StorageWeakRef, bool]
-        ] = {}  # a copy elsewhere -> of what; of all of it?
+        # a copy on another device -> what it is a copy of, and whether of all of it
+        self.received: dict[StorageWeakRef, tuple[StorageWeakRef, bool]] = {}
         self.numbers = itertools.count()
 
     def call(self, op: int, run: Callable[..., Any], module: nn.Module | None, /, *args: Any, **kwargs: Any) -> Any:
@@ -111,10 +110,8 @@ class Activations:
         with self.lock:
             for tensor, here in zip(tensors(sent), tensors(received), strict=True):
                 if here is not tensor and is_plain(tensor) and is_plain(here):
-                    self.received[storage_reference(here)] = (
-                        storage_reference(tensor),
-                        is_whole(tensor) and is_whole(here),
-                    )
+                    whole = is_whole(tensor) and is_whole(here)
+                    self.received[storage_reference(here)] = storage_reference(tensor), whole
 
     def _record(self, op: int, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None) -> Record:
         states = generator_states() if op in self.sources.random else None
@@ -151,7 +148,7 @@ class Activations:
         if source == HOST:
             if storage not in self.hosted:
                 origin, whole = self.received.get(storage, (storage, True))
-                there = self.hosted[origin].away if whole and origin in self.hosted else None
+                there = self.hosted.get(origin) if whole else None
                 self.hosted[storage] = Hosted(pack.tensor, op, self.lock, self.carrier, there)
             pack.drop(Part(self.hosted[storage], 0, pack.tensor))
         elif source > 0:

@@ -187,13 +187,20 @@ class Carrier:
 class Hosted:
     """The storage of a tensor that waits on the host, where it may be already, and was where call `op` runs."""
 
-    def __init__(self, tensor: torch.Tensor, op: int, lock: Any, carrier: Carrier, away: torch.Tensor | None = None):
+    def __init__(self, tensor: torch.Tensor, op: int, lock: Any, carrier: Carrier, there: Hosted | None = None):
         self.device, self.dtype, self.op, self.lock, self.carrier = tensor.device, tensor.dtype, op, lock, carrier
-        self.away = carrier.away(whole_storage(tensor), op) if away is None else away
+        if there is None:
+            self.away, self.sent = carrier.away(whole_storage(tensor), op), _submitted(tensor.device)
+        else:
+            self.away, self.sent = there.away, there.sent
 
     def value(self, position: int, reader: tuple[int, int]) -> torch.Tensor:
         """The storage, back on its device."""
         with self.lock:
+            if self.sent is not None and self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).wait_event(self.sent)
+            elif self.sent is not None:  # what another device sent, and the host reads now
+                self.sent.synchronize()
             return self.carrier.back(self.away, self.device, self.op)
 
 
@@ -205,6 +212,15 @@ def _to_host(flat: torch.Tensor) -> torch.Tensor:
     away = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
     away.copy_(flat, non_blocking=True)
     return away
+
+
+def _submitted(device: torch.device) -> Any:
+    """An event after what a GPU was given to do so far: another may read what this one sends."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def _stream() -> Any:
