@@ -60,6 +60,9 @@ def test_both_parts_are_printed_and_stored(small, tmp_path, capsys):
     assert single.transfers == 0 < random.transfers and random.predicted_us > single.predicted_us > COSTS.step_us
     assert all(0 < r.measured_low_us <= r.measured_us <= r.measured_high_us for r in (single, random))
     assert all(0.5 < r.simulated_peak_bytes / r.measured_peak_bytes < 2 for r in (single, random))
+    for row in (single, random):
+        assert sum(row.simulated_peak_parts.values()) == row.simulated_peak_bytes
+        assert sum(row.measured_peak_parts.values()) == row.measured_peak_bytes
     assert [row["placer"] for row in printed["speed_up"]] == ["m-etf"]
     stored = load(path)
     assert stored["study"]["rows"] == printed["rows"] and stored["speed_up"]["rows"] == printed["speed_up"]

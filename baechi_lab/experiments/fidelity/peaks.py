@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import cycle
 
 import numpy as np
@@ -24,27 +25,6 @@ its own. In traces of Inception, VGG16, DenseNet121, Xception and MobileNetV2 th
 by an op."""
 
 
-def predicted_peaks(
-    graph: OpGraph,
-    cluster: Cluster,
-    placement: Placement,
-    calibration: Calibration,
-    beside_us: NDArray[np.float64] | None = None,
-) -> NDArray[np.int64]:
-    """int64[devices]: the most bytes that each holds, in any of `predicted_timelines`.
-
-    >>> from baechi_lab.graph import Link
-    >>> costs = Calibration(0.0, 0.0, Link(1.0, 0.0), Link(1.0, 0.0), Link(0.0, 0.0), 1.0)
-    >>> graph = OpGraph.from_edges([1.0, 1.0, 9.0, 9.0], [(0, 1, 50), (0, 2, 8), (2, 3, 70)])
-    >>> placed, cluster = Placement(device=[0, 1, 0, 0]), Cluster.uniform(2)
-    >>> predicted_peaks(graph, cluster, placed, costs).tolist()  # the 50 bytes leave after 2 and 3
-    [128, 50]
-    """
-    lines = predicted_timelines(graph, cluster, placement, calibration, beside_us)
-    found: NDArray[np.int64] = np.max([line.peak_bytes for line in lines], axis=0)
-    return found
-
-
 def predicted_timelines(
     graph: OpGraph,
     cluster: Cluster,
@@ -57,6 +37,13 @@ def predicted_timelines(
     A tensor that was not sent yet stays, and a busy worker sends late: devices hold more than under a scheduler. Updates
     copy variables that are still read (see `updates`), and results are written over received copies, in every second round of
     `WAYS` only once these have been there for `HELD_US`. `beside_us`: as in `predicted_us`; tensors come while an op runs.
+
+    >>> from baechi_lab.graph import Link
+    >>> costs = Calibration(0.0, 0.0, Link(1.0, 0.0), Link(1.0, 0.0), Link(0.0, 0.0), 1.0)
+    >>> graph = OpGraph.from_edges([1.0, 1.0, 9.0, 9.0], [(0, 1, 50), (0, 2, 8), (2, 3, 70)])
+    >>> lines = predicted_timelines(graph, Cluster.uniform(2), Placement(device=[0, 1, 0, 0]), costs)
+    >>> [int(fullest(lines, device).peak_bytes[device]) for device in (0, 1)]  # the 50 bytes leave after 2 and 3
+    [128, 50]
     """
     both, placed = with_shared_caches(graph, placement, calibration, beside_us)
     wire, plain = wire_us(both, graph.n, calibration), graph
@@ -68,6 +55,11 @@ def predicted_timelines(
         shared_memory(plain.replace(temp_bytes=temporaries(graph, line)), cluster, line, over_copies_us=HELD_US * held)
         for line, held in zip(lines, cycle([0] * len(WAYS) + [1] * len(WAYS)), strict=False)
     ]
+
+
+def fullest(timelines: Iterable[Timeline], device: int) -> Timeline:
+    """That in which the device holds most."""
+    return max(timelines, key=lambda line: int(line.peak_bytes[device]))
 
 
 def _timeline(graph: OpGraph, both: OpGraph, cluster: Cluster, device: NDArray[np.int32], ran: Ran) -> Timeline:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...graph import MEMORY_CATEGORIES
 from .others import MOST
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class Row:
     `traced_compute_us` are the busiest device's kernels as profiled on worker 0 and as traced under the placement;
     `message_us` is what messages take of all processors; `busy_share` is the CPU time of the busiest worker per time that passed,
     in the round where it was least; `others_share` that of all other programs, in the round where it was most. Peaks are
-    those of the device that held most when measured, as in `experiments.memory`; 0 where they were not taken. `drift`: of the
+    those of the device that held most when measured, as in `experiments.memory`; 0 where they were not taken; their parts are
+    persistent, outputs, temporary and received bytes (`Timeline.peak_parts`). `drift`: of the
     profiles of the step, one per round, the longest as a multiple of the shortest; far above 1 where cores change their pace.
     """
 
@@ -54,6 +56,8 @@ class Row:
     others_share: float = 0.0
     simulated_peak_bytes: int = 0
     measured_peak_bytes: int = 0
+    simulated_peak_parts: dict[str, int] = field(default_factory=dict)
+    measured_peak_parts: dict[str, int] = field(default_factory=dict)
     drift: float = 1.0
 
     @property
@@ -110,7 +114,7 @@ class Report:
         return summarize_rows(self.rows, self.calibration.busy_share)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One line per placement, times in milliseconds."""
+        """One line per placement, times in milliseconds; parts of peaks are persistent/outputs/temporary/received."""
         import pandas as pd
 
         return pd.DataFrame(
@@ -132,6 +136,8 @@ class Report:
                 "drift": row.drift,
                 "simulated_peak_mb": row.simulated_peak_bytes / 1e6,
                 "measured_peak_mb": row.measured_peak_bytes / 1e6,
+                "simulated_parts_mb": _megabytes(row.simulated_peak_parts),
+                "measured_parts_mb": _megabytes(row.measured_peak_parts),
             }
             for row in self.rows
         )
@@ -177,6 +183,10 @@ class Report:
             f"{text}\nmean error {found.mean_error:.1%}, worst {found.worst_error:.1%}; "
             f"{found.ranked_right} of {found.clear_pairs} clear pairs ranked right; rank correlation {ranks}{quiet}"
         )
+
+
+def _megabytes(parts: dict[str, int]) -> str:
+    return "/".join(f"{parts[name] / 1e6:.0f}" for name in MEMORY_CATEGORIES if name in parts)
 
 
 def summarize_rows(rows: Sequence[Row], calibrated_share: float = 1.0) -> Summary:

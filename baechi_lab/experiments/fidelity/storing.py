@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "baechi_lab fidelity", 1
 PARTS = ("study", "speed_up")
+LATER = (
+    "others_share", "simulated_peak_bytes", "measured_peak_bytes", "simulated_peak_parts", "measured_peak_parts", "drift",
+)  # fmt: skip
+"""Fields of rows that older files do not have."""
 
 
 def provenance(command: str | None = None, **settings: Any) -> dict[str, Any]:
@@ -76,9 +80,8 @@ def load_report(path: str | os.PathLike[str]) -> Report:
             key: Link(**value) if isinstance(value, dict) else value for key, value in part["calibration"].items()
         }
         costs["cooled"] = tuple(map(tuple, costs.get("cooled", ())))  # older files do not have it
-        later = ("others_share", "simulated_peak_bytes", "measured_peak_bytes", "drift")  # older files do not have them
         rows = tuple(
-            Row(**{key: row[key] for key in Row.__dataclass_fields__ if key in row or key not in later})
+            Row(**{key: row[key] for key in Row.__dataclass_fields__ if key in row or key not in LATER})
             for row in part["rows"]
         )
         return Report(rows, Calibration(**costs))

@@ -23,7 +23,7 @@ from ...workers.client import Worker
 from .charging import predicted_us, with_shared_caches
 from .others import MOST, Others, own_processes, refused, wait_for_quiet
 from .pairs import Pairs, mean_pairs, measured_apart, under
-from .peaks import predicted_peaks
+from .peaks import fullest, predicted_timelines
 from .profiles import AGAIN, SETTLED, beside_us, mean_graph, measured_graph, run_placed
 from .report import Report, Row
 
@@ -256,9 +256,12 @@ def _peaks(
     costs: Calibration,
     beside: NDArray[np.float64] | None,
     timelines: Sequence[Timeline],
-) -> dict[str, int]:
-    """Simulated and measured peak of the device that held most."""
-    measured = np.max([t.peak_bytes for t in timelines], axis=0)
-    device = int(measured.argmax())
-    simulated = predicted_peaks(graph, local.cluster, placed, costs, beside)
-    return {"simulated_peak_bytes": int(simulated[device]), "measured_peak_bytes": int(measured[device])}
+) -> dict[str, Any]:
+    """Simulated and measured peak of the device that held most, and what that consists of."""
+    device = int(np.max([t.peak_bytes for t in timelines], axis=0).argmax())
+    both = {
+        "simulated": fullest(predicted_timelines(graph, local.cluster, placed, costs, beside), device),
+        "measured": fullest(timelines, device),
+    }
+    peaks = {f"{of}_peak_bytes": int(line.peak_bytes[device]) for of, line in both.items()}
+    return {**peaks, **{f"{of}_peak_parts": line.peak_parts(device) for of, line in both.items()}}

@@ -18,7 +18,7 @@ from ...graph import OpGraph, Placement, Run, Timeline
 from ...passes import optimize
 from ...placers import place
 from ...workers.client import Worker
-from ..fidelity.peaks import predicted_timelines
+from ..fidelity.peaks import fullest, predicted_timelines
 from ..fidelity.profiles import AGAIN, SETTLED, beside_us, measured_graph, run_placed
 from ..fidelity.study import PASSES, Case, cases_of, random_placement
 from .predicting import parts_at_peak
@@ -77,7 +77,7 @@ def rows_of(model: str, name: str, simulated: Sequence[Timeline], runs: Sequence
     measured = [run.timeline for run in runs if run.timeline is not None]
     rows = []
     for d, device in enumerate(measured[0].device_names):
-        most, line = (max(lines, key=lambda line: int(line.peak_bytes[d])) for lines in (simulated, measured))
+        most, line = fullest(simulated, d), fullest(measured, d)
         allocator = line.info.get("allocator_peak_bytes")
         if line.peak_bytes[d]:
             rows.append(
