@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from .passes.optimize import optimize
     from .passes.recompute import recompute
     from .passes.unroll import unroll
-    from .pipeline import Execute, Optimize, Pipeline, Place, Profile, Result, Simulate
+    from .pipeline import Pipeline, Result
     from .placers import ListScheduler, list_placers, place
     from .profilers import profile, profile_program, trace
     from .profilers.calibration import calibrate
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from .simulator.ratios import ratios
     from .simulator.robustness import robustness
     from .simulator.throughput import throughput
+    from .stages import Execute, Optimize, Place, Profile, Simulate
     from .sweeps import sweep
     from .widgets import Workbench, move
 else:

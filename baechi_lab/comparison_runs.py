@@ -13,7 +13,7 @@ from .graph import Cluster, NativeRun, OpGraph, Placement, Run, Step, Timeline
 
 if TYPE_CHECKING:
     from .executors import LocalCluster
-    from .executors.native import Way
+    from .executors.native_runner import NativeRunner
 
 ROUNDS = 3
 """Turns in which the steps of every placement run, so that a drift of the machine meets all placements."""
@@ -49,7 +49,7 @@ def measure_rows(
     steps: int,
     where: Mapping[str, Any],
     progress: bool,
-    native: Mapping[int, Way] | None = None,
+    native: Mapping[int, NativeRunner] | None = None,
 ) -> dict[int, dict[str, Any]]:
     """Columns by row: median step in microseconds with its 95 % bootstrap interval, or the error that ended it.
 

@@ -5,17 +5,30 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .errors import InvalidInput, UnknownNameError
 from .graph import Cluster, OpGraph, Placement, Run, Step, Timeline
 from .memo import Memo
-from .stages import SLOTS, Execute, Optimize, Place, Profile, Simulate, Stage
+from .params import Params
 
 if TYPE_CHECKING:
     from .simulator import Bounds
 
-__all__ = ["Execute", "Optimize", "Pipeline", "Place", "Profile", "Result", "Simulate", "Stage"]
+SLOTS = ("profile", "optimize", "place", "simulate", "execute")
+
+
+class Stage(Params):
+    """A parameter object with a slot. `a | b` composes stages into a `Pipeline`."""
+
+    slot: ClassVar[str]
+    __call__: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def __or__(self, other: Callable[..., Any]) -> Pipeline:
+        return Pipeline.of(self) | other
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,35 +13,15 @@ A stage is anything callable with the inputs of its slot:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from .checks import check_whole, is_list
 from .errors import InvalidInput, UnknownNameError
 from .graph import Cluster, Link, OpGraph, Placement, Run, Step, Timeline
-from .params import Params
-
-if TYPE_CHECKING:
-    from .pipeline import Pipeline
-
-SLOTS = ("profile", "optimize", "place", "simulate", "execute")
-
-
-class Stage(Params):
-    """A parameter object with a slot. `a | b` composes stages into a `Pipeline`."""
-
-    slot: ClassVar[str]
-    __call__: Callable[..., Any]
-
-    def __post_init__(self) -> None:
-        self.validate()
-
-    def __or__(self, other: Callable[..., Any]) -> Pipeline:
-        from .pipeline import Pipeline
-
-        return Pipeline.of(self) | other
+from .pipeline import Stage
 
 
 @dataclass(frozen=True)
@@ -71,7 +51,7 @@ class Profile(Stage):
             raise UnknownNameError.of("profile mode", self.mode, ("measured", "estimated"))
         _check_counts(self, warmup=0, runs=1)
         if isinstance(self.hardware, str):
-            from .profilers.hardware import Hardware
+            from .graph.hardware import Hardware
 
             Hardware.named(self.hardware)
 

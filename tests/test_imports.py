@@ -78,10 +78,6 @@ MAY_NOT_KNOW = {
     "widgets": {"cli", "experiments"},
 }
 ON_PURPOSE = {
-    ("graph/cluster.py", "executors"),  # `Cluster.from_tensorflow`; see docs/architecture.md
-    ("graph/cluster.py", "torch"),  # `Cluster.from_torch`
-    ("graph/cluster.py", "profilers"),  # `Cluster.uniform` looks named hardware up in its table
-    ("graph/costs.py", "profilers"),  # and so does the refusal of other hardware than a graph was estimated for
     ("torch/__init__.py", "executors"),  # `bl.torch` names, when they are asked for, what lives in the stages' rooms
     ("torch/__init__.py", "exporters"),
     ("simulator/pipelined.py", "passes"),  # micro-batches are simulated in one call, on the unrolled graph
@@ -125,7 +121,7 @@ def test_imports_run_one_way(package):
 def test_the_way_imports_run_is_seen():
     """The reader of imports finds relative and lazy ones, or the test above would prove nothing."""
     assert {"graph", "profilers"} <= known_packages(PACKAGE / "executors" / "structure.py")
-    assert "executors" in known_packages(PACKAGE / "graph" / "cluster.py")
+    assert "fitting" in known_packages(PACKAGE / "cli" / "fit.py")
 
 
 def imported_names() -> list[tuple[str, str, str]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ExecutionError, InfeasiblePlacement
 from ..exporters.folder import check_place
 from ..graph import Cluster
-from ..graph.cluster import device_count
+from ..graph.device import device_count
 from ..graph.units import format_us, parse_bytes
 from ..passes.registry import make_pass
 from ..placers.registry import make_placer

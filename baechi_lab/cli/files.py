@@ -89,8 +89,9 @@ def _trace(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
 def placed(arguments: argparse.Namespace) -> tuple[OpGraph, Placement, Cluster]:
     """The graph of a program, trace or graph file, and its placement from --placement or by --placer."""
     from ..graph.formats.files import load_placement
-    from ..pipeline import Optimize, Pipeline
+    from ..pipeline import Pipeline
     from ..profilers import profile_program
+    from ..stages import Optimize
 
     cluster = options.cluster_from(arguments)
     if arguments.model.endswith(PROGRAMS):

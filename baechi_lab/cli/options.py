@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import FormatError, InvalidInput, UnknownNameError
 from ..graph import COMMUNICATION_MODES, Cluster, Device, Link, OpGraph, load_cluster
-from ..graph.cluster import device_count
+from ..graph.device import device_count
 from ..graph.units import parse_bytes
 
 
@@ -76,7 +76,7 @@ def cluster_code(arguments: argparse.Namespace) -> str:
 
 def transfers_from(arguments: argparse.Namespace) -> tuple[str, Link, str]:
     """Device kind, link and communication mode."""
-    from ..profilers.hardware import kind_named
+    from ..graph.hardware import kind_named
 
     latency = number(arguments.link_latency, "--link-latency")
     link = Link(latency, number(arguments.link_us_per_byte, "--link-us-per-byte"))

@@ -36,7 +36,8 @@ class _List(argparse.Action):
 def run(arguments: argparse.Namespace) -> int:
     """Place, simulate, print, write."""
     from ..graph.formats.files import save
-    from ..pipeline import Optimize, Pipeline, Place, Simulate
+    from ..pipeline import Pipeline
+    from ..stages import Optimize, Place, Simulate
 
     options.check_output(arguments.output, (".json", ".json.gz"))
     options.check_apart([arguments.graph, arguments.cluster], [arguments.output])

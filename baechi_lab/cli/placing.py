@@ -31,7 +31,7 @@ def add_placing(parser: argparse.ArgumentParser) -> None:
 def placed(arguments: argparse.Namespace) -> tuple[Step, Placement, Cluster, OpGraph | None]:
     """The step, its placement on a cluster, and the profiled graph where one was made."""
     from ..graph.formats.files import load_placement
-    from ..pipeline import Optimize, Profile
+    from ..stages import Optimize, Profile
 
     options.one_of(arguments.mode, "--mode", ("measured", "estimated"))
     steps.check_model(arguments.model)
@@ -67,8 +67,8 @@ def pipeline(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def placer_of(arguments: argparse.Namespace) -> Place:
     """The placer of the command line; of micro-batches, the shortest step where it can look for that."""
-    from ..pipeline import Place
     from ..placers.registry import told_pipeline
+    from ..stages import Place
 
     given = pipeline(arguments)
     name = arguments.placer or ("contiguous" if given else "m-sct")

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from ..graph import Cluster
-from ..graph.cluster import device_count
+from ..graph.device import device_count
 from ..graph.units import format_bytes, format_us, parse_bytes
 from . import console, options, output
 

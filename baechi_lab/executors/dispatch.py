@@ -15,7 +15,8 @@ from ..graph.opgraph import OpGraph
 from ..graph.placement import Placement
 from ..graph.step import Run, Step
 from .inputs import whole_batches
-from .native import Stop, Way, native_ways
+from .native import native_ways
+from .native_runner import NativeRunner, Stop
 
 if TYPE_CHECKING:
     from ..torch.step import TorchStep
@@ -160,7 +161,7 @@ def execute(
     return _beside(run if cut is None else cut.described(run), ways, steps, warmup, stop)
 
 
-def _beside(run: Run, ways: Mapping[str, Way], steps: int, warmup: int, stop: Stop) -> Run:
+def _beside(run: Run, ways: Mapping[str, NativeRunner], steps: int, warmup: int, stop: Stop) -> Run:
     """The run with the native ones, which come when its processes are gone."""
     return replace(run, native={name: way(steps, warmup, stop) for name, way in ways.items()}) if ways else run
 

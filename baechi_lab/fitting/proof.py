@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..graph import Cluster, OpGraph
-from ..graph.costs import hosts_beside
 from ..graph.units import format_bytes
 from ..placers.memory.exhaustive import first_fitting
 from ..placers.memory.needs import alone_bytes, most_across
@@ -58,7 +57,7 @@ def proof_of(graph: OpGraph, cluster: Cluster) -> Proof:
     >>> found.least_bytes, found.least_devices, found.whatever
     (65, 0, "op 'op1' reads, makes and uses 60 B while it runs, and no device has more than 50 B")
     """
-    able = ~hosts_beside(cluster)
+    able = ~cluster.is_host
     room, count = int(cluster.memory_bytes[able].max(initial=0)), max(int(able.sum()), 1)
     alone = alone_bytes(graph, shared=True)
     most, together = int((alone + beside(graph, shared=True)).max(initial=0)), most_across(graph, shared=True)[0]

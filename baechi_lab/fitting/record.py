@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..graph import Cluster, OpGraph, Placement, Timeline
-from ..graph.costs import hosts_beside
 from ..graph.units import format_bytes, format_us
 from ..simulator.bounds.bounds import bounds
 from .proof import Proof
@@ -140,7 +139,7 @@ class Fit:
     @property
     def room_bytes(self) -> int:
         """The memory of the smallest device that computes."""
-        return int(self.cluster.memory_bytes[~hosts_beside(self.cluster)].min())
+        return int(self.cluster.memory_bytes[~self.cluster.is_host].min())
 
     def pareto(self) -> tuple[Way, ...]:
         """Ways that no other one beats in time per sample and in the peak of the fullest device that computes, fastest first."""
@@ -173,7 +172,7 @@ class Fit:
     def caveat(self) -> str:
         """What the time of a step that fits several devices is not: a minimum. Empty elsewhere, and where none is faster."""
         first = self.ways[0]
-        if not self.fits or first.cluster is None or np.count_nonzero(~hosts_beside(first.cluster)) == 1:
+        if not self.fits or first.cluster is None or np.count_nonzero(~first.cluster.is_host) == 1:
             return ""
         least = bounds(first.graph, first.cluster).best  # type: ignore[arg-type]
         if first.step_us <= least * (1 + 1e-9):
@@ -212,7 +211,7 @@ def fullest(way: Way) -> int:
     """Peak bytes of the fullest device that computes."""
     if way.timeline is None or way.cluster is None:
         return 0
-    return int(np.where(hosts_beside(way.cluster), 0, way.timeline.peak_bytes).max(initial=0))
+    return int(np.where(way.cluster.is_host, 0, way.timeline.peak_bytes).max(initial=0))
 
 
 def _in_words(choice: str) -> str:

@@ -48,7 +48,7 @@ def subject_of(given: Any, batch_size: Any, hardware: str | Mapping[str, str]) -
         InvalidInput: none of these, a function without a batch size, or one that does not return a graph.
         UnknownNameError: no such model or hardware.
     """
-    from ..profilers.hardware import by_kind
+    from ..graph.hardware import by_kind
 
     by_kind(hardware)
     if batch_size is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import BaechiLabError
 from ..graph import HOST, Cluster, OpGraph
-from ..graph.cluster import Device
+from ..graph.device import Device
 from ..graph.units import format_bytes
 from ..passes.offload import host_of, offloaded_placement
 from ..placers.giving_up.offloading import ways_to_offload

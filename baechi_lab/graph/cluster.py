@@ -14,152 +14,18 @@ from numpy.typing import NDArray
 
 from ..checks import check_position, check_whole, is_list
 from ..errors import DuplicateNameError, InvalidInput, UnknownNameError
-from .columns import finite, text
+from ..frameworks import framework
+from .device import Device, device_count
+from .hardware import HARDWARE, HOST, kind_named
 from .kernels.csr import frozen
+from .link import FREE, PCIE, Link
+from .link_presets import named_link
 from .units import format_bytes, parse_bytes
 
-MOST_DEVICES = 4096
-"""Links are kept as dense matrices, one number per ordered pair: 16 million at this many devices."""
-
 MOST_MEMORY = 2**63 - 1
-
-MOST_US = 1e150
-"""Times of a graph or link, in microseconds, and speeds go up to this: sums and products of a few stay finite."""
-
-HOST = "host"
-"""Kind of the devices that hold what is offloaded (`passes.offload`)."""
-
-FAMILIES = ("gpu", "cpu", "tpu", HOST)
-"""Kinds that name no product; they are written in lower case, however they are given."""
+"""Bytes of all devices of a cluster together."""
 
 COMMUNICATION_MODES = ("parallel", "sequential", "duplex")
-
-
-def device_count(n: Any, field: str = "number of devices") -> int:
-    """`n`, if a cluster may have so many devices."""
-    check_whole(field, n)
-    if n > MOST_DEVICES:
-        raise InvalidInput(f"{field} is {str(n)[:60]}; at most {MOST_DEVICES} are possible")
-    return int(n)
-
-
-@dataclass(frozen=True)
-class Device:
-    """One device of a cluster.
-
-    Args:
-        name: distinct within a cluster.
-        kind: such as "gpu", "cpu" (in any case) or "a100"; an op may have a duration per kind.
-        memory_bytes: capacity, as a number or a text such as "8GB".
-        speed: relative to the reference device; durations are divided by it.
-
-    Raises:
-        InvalidInput: an empty name or kind, negative memory, a speed that is not between 1e-150 and 1e150.
-
-    >>> Device("gpu:0", "gpu", 8 << 30).speed
-    1.0
-    """
-
-    name: str
-    kind: str
-    memory_bytes: int
-    speed: float = 1.0
-
-    def __post_init__(self) -> None:
-        for key in ("name", "kind"):
-            value = getattr(self, key)
-            if not isinstance(value, str) or not value:
-                raise InvalidInput(f"device {key} is {value!r:.60}; it must be a non-empty text")
-            text(f"device {key}", value)
-        if self.kind.lower() in FAMILIES:
-            object.__setattr__(self, "kind", self.kind.lower())
-        object.__setattr__(
-            self, "memory_bytes", parse_bytes(self.memory_bytes, f"memory_bytes of device {self.name!r}")
-        )
-        if self.memory_bytes < 0:
-            raise InvalidInput(f"memory_bytes of device {self.name!r} is {self.memory_bytes}; it must not be negative")
-        speed = finite(self.speed)
-        if speed is None or not 1 / MOST_US <= speed <= MOST_US:
-            raise InvalidInput(
-                f"speed of device {self.name!r} is {self.speed!r:.60}; it must be finite and above 0, "
-                f"from {1 / MOST_US:g} to {MOST_US:g}"
-            )
-        object.__setattr__(self, "speed", speed)
-
-    @property
-    def family(self) -> str:
-        """`gpu`, `cpu` or `tpu` for what is in the hardware table, else the kind itself.
-
-        >>> Device("a", "A100", 1).family, Device("b", "cpu-core", 1).family, Device("c", "fpga", 1).family
-        ('gpu', 'cpu', 'fpga')
-        """
-        from ..profilers.hardware import HARDWARE, known_kind  # a record that looks something up, as `Cluster.uniform`
-
-        known = known_kind(self.kind)
-        return HARDWARE[known].kind if known else self.kind
-
-
-@dataclass(frozen=True, repr=False)
-class Link:
-    """The linear cost of one ordered device pair: `latency_us + us_per_byte * size_bytes`.
-
-    Args:
-        latency_us: microseconds per message.
-        us_per_byte: microseconds per byte; 0.001 is 1 GB/s.
-        overhead_us: LogGP's `o` (Alexandrov et al. 1995, doi:10.1145/215399.215427): processor time that each message
-            takes from the sending device and again from the receiving one, which compute nothing meanwhile. Devices
-            with transfer engines have none; workers without, such as those of `bl.LocalCluster`, do. It lives in
-            durations: the simulator adds it to the op that made the tensor and to the first op that reads it on the
-            other device.
-
-    Raises:
-        InvalidInput: a number that is negative, not finite or above 1e150.
-
-    >>> Link(134.0, 0.0001754).cost_us(1 << 20)
-    317.9202...
-    """
-
-    latency_us: float
-    us_per_byte: float
-    overhead_us: float = 0.0
-
-    def __post_init__(self) -> None:
-        for key in ("latency_us", "us_per_byte", "overhead_us"):
-            value = finite(getattr(self, key))
-            if value is None or value < 0:
-                raise InvalidInput(
-                    f"link {key} is {getattr(self, key)!r:.60}; it must be finite and not negative "
-                    "(a bandwidth of 0 has no link)"
-                )
-            if value > MOST_US:
-                raise InvalidInput(f"link {key} is {value:g}; it must be at most {MOST_US:g}")
-            object.__setattr__(self, key, value)  # 0 and 0.0 are one cost, and must have one hash
-        if (message := self.latency_us + 2 * self.overhead_us) > MOST_US:
-            raise InvalidInput(f"link latency_us + 2 * overhead_us is {message:g}; it must be at most {MOST_US:g}")
-
-    @classmethod
-    def from_bandwidth(cls, bytes_per_us: float, latency_us: float = 0.0) -> Link:
-        """A link of a given bandwidth in bytes per microsecond (1000 = 1 GB/s)."""
-        if not finite(bytes_per_us) or bytes_per_us <= 0:
-            raise InvalidInput(
-                f"link bandwidth is {bytes_per_us!r:.60}; it must be finite and above 0 bytes per microsecond"
-            )
-        return cls(latency_us, 1.0 / bytes_per_us)
-
-    def cost_us(self, size_bytes: int) -> float:
-        """Microseconds to move `size_bytes`, without the devices' own share. Raises `InvalidInput` for no number of bytes."""
-        size = finite(size_bytes)
-        if size is None or size < 0:
-            raise InvalidInput(f"size_bytes is {str(size_bytes)[:60]}; it must be finite and not negative")
-        return self.latency_us + self.us_per_byte * size
-
-    def __repr__(self) -> str:
-        more = f", overhead_us={self.overhead_us!r}" if self.overhead_us else ""
-        return f"Link(latency_us={self.latency_us!r}, us_per_byte={self.us_per_byte!r}{more})"
-
-
-PCIE = Link(134.0, 0.0001754)
-"""PCIe 3.0 through host memory (paper B, section 5.1)."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -182,7 +48,7 @@ class Cluster:
     """
 
     devices: tuple[Device, ...]
-    link: Link | Sequence[Sequence[Link]] = Link(0.0, 0.0)
+    link: Link | Sequence[Sequence[Link]] = FREE
     comm: str = "sequential"
 
     def __post_init__(self) -> None:
@@ -230,7 +96,7 @@ class Cluster:
         n: int,
         *,
         memory_bytes: int | str | None = None,
-        link: Link | str = Link(134.0, 0.0001754),
+        link: Link | str = PCIE,
         comm: str = "sequential",
         kind: str = "gpu",
         speed: float = 1.0,
@@ -253,33 +119,24 @@ class Cluster:
         >>> Cluster.uniform(4, kind="A100", link="nvlink")
         <Cluster 4 x a100 of 80.00 GB, sequential transfers>
         """
-        from ..profilers.hardware import HARDWARE, kind_named  # a constructor may look things up, as from_tensorflow
-
         device_count(n)
         kind = kind_named(kind)
         if memory_bytes is None:
             memory_bytes = HARDWARE[kind].memory_bytes if kind in HARDWARE else 8 << 30
         if isinstance(link, str):
-            from ..profilers.link_presets import named_link
-
             link = named_link(link, kind)
         memory = parse_bytes(memory_bytes)
         return cls(tuple(Device(f"{kind}:{i}", kind, memory, speed) for i in range(n)), link, comm)
 
     @classmethod
     def from_tensorflow(cls, **options: Any) -> Cluster:
-        """The devices that TensorFlow sees here; see `baechi_lab.executors.tensorflow.devices.attached_cluster`."""
-        # A record that asks a stage: it is a constructor of clusters, but only the executors know what is attached.
-        from ..executors.tensorflow.devices import attached_cluster
-
-        return attached_cluster(**options)
+        """The devices that TensorFlow sees here; options as of `baechi_lab.executors.tensorflow.devices.attached_cluster`."""
+        return framework("tensorflow").attached_cluster(**options)
 
     @classmethod
     def from_torch(cls, **options: Any) -> Cluster:
-        """The devices that PyTorch sees here; see `baechi_lab.torch.attached.attached_cluster`."""
-        from ..torch.attached import attached_cluster
-
-        return attached_cluster(**options)
+        """The devices that PyTorch sees here; options as of `baechi_lab.torch.attached.attached_cluster`."""
+        return framework("torch").attached_cluster(**options)
 
     # -- views ---------------------------------------------------------------------------------------
 
@@ -335,6 +192,16 @@ class Cluster:
     def speed(self) -> NDArray[np.float64]:
         """float64[n]."""
         return frozen([d.speed for d in self.devices], np.float64)
+
+    @cached_property
+    def is_host(self) -> NDArray[np.bool_]:
+        """bool[n]: devices of kind "host" beside others. They hold what is offloaded, and compute nothing else.
+
+        >>> Cluster.uniform(1).with_host("1GB").is_host.tolist()
+        [False, True]
+        """
+        hosts = np.array([device.kind == HOST for device in self.devices], dtype=np.bool_)
+        return frozen(hosts & ~hosts.all(), np.bool_)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -397,11 +264,38 @@ class Cluster:
         >>> Cluster.uniform(1).with_host("1GB").with_devices(2).names
         ('gpu:0', 'host', 'gpu:1')
         """
-        from .costs import hosts_beside
-        from .growing import grown
+        computing = np.flatnonzero(~self.is_host).tolist()
+        check_whole("number of devices", count, low=len(computing))
+        last, names, number = computing[-1], set(self.names), 0
+        origin, devices = list(range(self.n)), list(self.devices)
+        kind = devices[last].kind
+        for _ in range(device_count(count) - len(computing)):
+            while f"{kind}:{number}" in names:
+                number += 1
+            names.add(f"{kind}:{number}")
+            devices.append(replace(devices[last], name=f"{kind}:{number}"))
+            origin.append(last)
+        if isinstance(self.link, Link):
+            return self.replace(devices=tuple(devices))
+        between_copies = self._link_between_copies(computing)
+        link = [
+            [between_copies if a == b and i != j else self.link_between(a, b) for j, b in enumerate(origin)]
+            for i, a in enumerate(origin)
+        ]
+        return self.replace(devices=tuple(devices), link=link)
 
-        check_whole("number of devices", count, low=int((~hosts_beside(self)).sum()))
-        return grown(self, device_count(count))
+    def _link_between_copies(self, computing: list[int]) -> Link:
+        """The link between copies of the last device that computes: that to the device before it.
+
+        For a single device it is the diagonal's link, which `with_host` keeps; else the link to the host.
+        """
+        last = computing[-1]
+        if len(computing) > 1:
+            return self.link_between(last, computing[-2])
+        diagonal = self.link_between(last, last)
+        if diagonal != FREE:
+            return diagonal
+        return self.link_between(last, next((k for k in range(self.n) if k != last), last))
 
     # -- identity ------------------------------------------------------------------------------------
 

@@ -8,8 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CostError, InfeasiblePlacement
-from .cluster import HOST, MOST_US, Cluster, Device
+from .cluster import Cluster
+from .device import Device
+from .hardware import HOST, kind_named, known_kind
 from .opgraph import OpGraph
+from .units import MOST_US
 
 
 def durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
@@ -35,8 +38,6 @@ def check_kinds(graph: OpGraph, cluster: Cluster) -> None:
     which a cluster has that names none, stands for the one device that a graph was estimated for. A host only holds what is
     offloaded to it.
     """
-    from ..profilers.hardware import known_kind  # names of hardware are known by its table
-
     has = graph.duration_by_kind
     if not any(known_kind(kind) == kind for kind in has):
         return
@@ -53,8 +54,6 @@ def _named(kind: str, has: Mapping[str, object]) -> str:
     """The kind under which a graph has durations of a device's kind ("A100"), whatever the case of either."""
     if not has or kind in has:
         return kind
-    from ..profilers.hardware import kind_named
-
     wanted = kind_named(kind)
     return next((known for known in has if kind_named(known) == wanted), wanted)
 
@@ -111,10 +110,10 @@ def allowed_devices(graph: OpGraph, cluster: Cluster) -> NDArray[np.bool_]:
     A device of kind "host" beside others runs only ops whose list names it or its kind.
     Raises `InfeasiblePlacement` naming an op that no device of the cluster may run.
     """
-    mask = np.tile(~hosts_beside(cluster), (graph.n, 1))
+    mask = np.tile(~cluster.is_host, (graph.n, 1))
     if graph.allowed_sets:
         rows = [[_on_list(device, codes) for device in cluster.devices] for codes in graph.allowed_sets]
-        table = np.array([*rows, ~hosts_beside(cluster)], dtype=np.bool_)
+        table = np.array([*rows, ~cluster.is_host], dtype=np.bool_)
         mask = table[graph.allowed]
         if len(graph.colocation_names):
             grouped = graph.colocation >= 0
@@ -134,16 +133,4 @@ def allowed_devices(graph: OpGraph, cluster: Cluster) -> NDArray[np.bool_]:
 
 def _on_list(device: Device, codes: Sequence[str]) -> bool:
     """Whether a list of device names and kinds holds a device; kinds in any case."""
-    from ..profilers.hardware import kind_named
-
     return device.name in codes or kind_named(device.kind) in map(kind_named, codes)
-
-
-def hosts_beside(cluster: Cluster) -> NDArray[np.bool_]:
-    """bool[devices]: devices of kind "host", where there are others: they hold what is offloaded, and compute nothing else.
-
-    >>> hosts_beside(Cluster.uniform(1).with_host("1GB")).tolist()
-    [False, True]
-    """
-    hosts = np.array([device.kind == HOST for device in cluster.devices], dtype=np.bool_)
-    return hosts if not hosts.all() else ~hosts

@@ -321,18 +321,12 @@ class OpGraph(Travelling):
             **columns,
         )
 
-    def to_networkx(self) -> networkx.DiGraph:
-        """See `baechi_lab.graph.formats.networkx_bridge`."""
-        from .formats.networkx_bridge import to_networkx
+    if TYPE_CHECKING:  # set in `baechi_lab.graph`, from `baechi_lab.graph.formats.networkx_bridge`
 
-        return to_networkx(self)
+        def to_networkx(self) -> networkx.DiGraph: ...
 
-    @classmethod
-    def from_networkx(cls, graph: networkx.DiGraph, name: str | None = None) -> OpGraph:
-        """See `baechi_lab.graph.formats.networkx_bridge`."""
-        from .formats.networkx_bridge import from_networkx
-
-        return from_networkx(graph, name)
+        @classmethod
+        def from_networkx(cls, graph: networkx.DiGraph, name: str | None = None) -> OpGraph: ...
 
 
 def _triples(edges: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:

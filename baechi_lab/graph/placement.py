@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ..checks import is_list
 from ..errors import InvalidInput
-from .cluster import MOST_DEVICES
 from .columns import finite, numbers, record, text, whole
+from .device import MOST_DEVICES
 from .opgraph import OpGraph
 from .travelling import Travelling
 

@@ -210,20 +210,11 @@ class Timeline:
         table.insert(6, "duration_us", table["end_us"] - table["start_us"])
         return table.sort_values(["start_us", "end_us"], kind="stable", ignore_index=True)
 
-    def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write a trace that Perfetto and chrome://tracing open; see `baechi_lab.graph.formats.chrome_trace`."""
-        from .formats.chrome_trace import write_chrome_trace
+    if TYPE_CHECKING:  # set in `baechi_lab.graph`, from `baechi_lab.graph.formats`
 
-        write_chrome_trace(self, path)
+        def to_chrome_trace(self, path: str | os.PathLike[str]) -> None: ...
 
-    def to_text(self, memory: bool = False) -> str:
-        """A line per op and transfer, made to be read and diffed; see `baechi_lab.graph.formats.timeline_text`.
-
-        With `memory`, also a line per change of memory, with what the device holds after it.
-        """
-        from .formats.timeline_text import timeline_text
-
-        return timeline_text(self, memory)
+        def to_text(self, memory: bool = False) -> str: ...
 
     def __repr__(self) -> str:
         broken = f", {len(self.violations)} violations" if self.violations else ""

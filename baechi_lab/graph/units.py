@@ -8,6 +8,9 @@ from decimal import Decimal
 from ..errors import InvalidInput
 from .columns import finite
 
+MOST_US = 1e150
+"""Times of a graph or link, in microseconds, and speeds go up to this: sums and products of a few stay finite."""
+
 _FACTOR = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 

@@ -2,20 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ColocationError, CostError, DuplicateNameError, InvalidInput, UnknownOpError
-from .cluster import MOST_DEVICES, MOST_US
-
-if TYPE_CHECKING:
-    from .opgraph import OpGraph
+from .device import MOST_DEVICES
+from .units import MOST_US
 
 MOST_BYTES = 2**61 - 1
 """All bytes of a graph may add up to this, so that sums stay exact integers; all of its durations to `MOST_US`."""
+
+
+class GraphColumns(Protocol):
+    """The columns of an `OpGraph` that the rules are about."""
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def op_types(self) -> tuple[str, ...]: ...
+
+    @property
+    def duration_us(self) -> NDArray[Any]: ...
+
+    @property
+    def duration_by_kind(self) -> Mapping[str, NDArray[Any]]: ...
+
+    @property
+    def temp_bytes(self) -> NDArray[Any]: ...
+
+    @property
+    def persistent_bytes(self) -> NDArray[Any]: ...
+
+    @property
+    def tensor_producer(self) -> NDArray[Any]: ...
+
+    @property
+    def tensor_bytes(self) -> NDArray[Any]: ...
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def consumer_ptr(self) -> NDArray[Any]: ...
+
+    @property
+    def consumers(self) -> NDArray[Any]: ...
+
+    @property
+    def colocation(self) -> NDArray[Any]: ...
+
+    @property
+    def colocation_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def allowed(self) -> NDArray[Any]: ...
+
+    @property
+    def allowed_sets(self) -> tuple[tuple[str, ...], ...]: ...
+
+    @property
+    def forward_of(self) -> NDArray[Any]: ...
+
+    @property
+    def group_of(self) -> NDArray[Any] | None: ...
+
+    @property
+    def reuse(self) -> NDArray[Any] | None: ...
+
+    @property
+    def order(self) -> NDArray[Any]: ...
+
+    def tensor_label(self, tensor: int) -> str: ...
 
 
 def check_ids(what: str, ids: NDArray[Any], n: int, lowest: int = 0) -> None:
@@ -30,7 +94,7 @@ def _check_length(field_name: str, value: Sequence[Any] | NDArray[Any], n: int, 
         raise InvalidInput(f"{field_name} has shape {np.shape(value)}; it must have one entry per {what}, ({n},)")
 
 
-def _check_cost(graph: OpGraph, field_name: str, values: NDArray[Any], name: Any) -> None:
+def _check_cost(graph: GraphColumns, field_name: str, values: NDArray[Any], name: Any) -> None:
     bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if len(bad):
         where = int(bad[0])
@@ -45,7 +109,7 @@ def _check_distinct(what: str, names: Iterable[Any], count: int) -> None:
         raise DuplicateNameError(f"{what} {twice!r} appears more than once; names must be distinct")
 
 
-def validate(graph: OpGraph) -> None:
+def validate(graph: GraphColumns) -> None:
     """Check every rule of the record; called once, on construction."""
     n, tensors = graph.n, len(graph.tensor_producer)
     for key in ("duration_us", "temp_bytes", "persistent_bytes", "op_types", "colocation", "allowed", "forward_of"):
@@ -67,7 +131,7 @@ def validate(graph: OpGraph) -> None:
     _ = graph.order  # raises CycleError
 
 
-def _check_sums(graph: OpGraph) -> None:
+def _check_sums(graph: GraphColumns) -> None:
     """Refuse what no schedule could add up: times beyond floating point, bytes beyond 64 bits."""
     with np.errstate(over="ignore"):
         for kind, column in {"": graph.duration_us, **graph.duration_by_kind}.items():
@@ -82,7 +146,7 @@ def _check_sums(graph: OpGraph) -> None:
         )
 
 
-def _validate_tensors(graph: OpGraph) -> None:
+def _validate_tensors(graph: GraphColumns) -> None:
     n, tensors = graph.n, len(graph.tensor_producer)
     check_ids("producer of tensor", graph.tensor_producer, n)
     check_ids("consumer entry", graph.consumers, n)
@@ -108,7 +172,7 @@ def _validate_tensors(graph: OpGraph) -> None:
         _check_distinct("tensor name", (graph.tensor_label(t) for t in range(tensors)), tensors)
 
 
-def _validate_groups(graph: OpGraph) -> None:
+def _validate_groups(graph: GraphColumns) -> None:
     n = graph.n
     check_ids("forward_of entry", graph.forward_of, n, lowest=-1)
     own = np.flatnonzero(graph.forward_of == np.arange(n))
@@ -141,7 +205,7 @@ def _validate_groups(graph: OpGraph) -> None:
     _check_colocated_allowed(graph)
 
 
-def _validate_copies(graph: OpGraph) -> None:
+def _validate_copies(graph: GraphColumns) -> None:
     """An unrolled graph has all three columns, with one entry per op."""
     given = [getattr(graph, key) is not None for key in ("copy_of", "copied_key", "micro_batch")]
     if any(given) and not all(given):
@@ -156,7 +220,7 @@ def _validate_copies(graph: OpGraph) -> None:
             raise InvalidInput(f"{key} of op {graph.names[bad]!r} is {column[bad]}; it must be at least {lowest}")
 
 
-def _check_colocated_allowed(graph: OpGraph) -> None:
+def _check_colocated_allowed(graph: GraphColumns) -> None:
     """Two ops of one group whose device lists are disjoint can never share a device.
 
     Only lists that can be compared without a cluster are refused here: a device name and a kind may agree.

@@ -8,21 +8,38 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from .training import TrainingStep, glorot, make_step
 
-if TYPE_CHECKING:
-    from .inception_v3 import InceptionV3
-    from .resnet import ResNet
-
 _AUTOMATIC = re.compile(r"_\d+$")
 
 
-def image_step(model: InceptionV3 | ResNet, make: Callable[[], Any]) -> TrainingStep:
+class ImageModel(Protocol):
+    """What a step of images needs of a model."""
+
+    name: ClassVar[str]
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def image_size(self) -> int: ...
+
+    @property
+    def classes(self) -> int: ...
+
+    @property
+    def optimizer(self) -> str: ...
+
+    @property
+    def seed(self) -> int: ...
+
+
+def image_step(model: ImageModel, make: Callable[[], Any]) -> TrainingStep:
     """Forward in training mode, softmax cross entropy, backward and update of the Keras model that `make()` returns.
 
     It returns class probabilities float32[batch, classes]; images are float32[batch, size, size, 3].

@@ -19,13 +19,13 @@ from ..graph import OpGraph
 from ..graph.kernels.csr import inverse
 from ..graph.units import format_bytes
 from .checkpoint_chain import Chain, Table
+from .checkpoint_copies import with_copies
 from .checkpoint_exact import Search, States
 from .checkpoint_groups import Groups
 from .checkpoint_milp import Program
 from .checkpoint_orders import MOST_OPS, Orders
 from .checkpoints import boundaries, segments
 from .peak import least_of_one_op, order_peak, readiness_order, readiness_peak
-from .recompute import with_copies
 from .repeatable import Parts
 from .runs import Runs, runs_of
 

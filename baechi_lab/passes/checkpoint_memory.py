@@ -6,14 +6,10 @@ reader. A row is only needed before something goes, where a group holds more whi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from .checkpoint_columns import ProgramColumns
 from .checkpoint_rows import Rows, Terms, minus, times
-
-if TYPE_CHECKING:
-    from .checkpoint_milp import Program
 
 UNITS = 1e3
 """Units in which all values together are counted, so that no coefficient is far from 1."""
@@ -22,7 +18,7 @@ UNITS = 1e3
 class Memory:
     """Rows for a budget in bytes, persistent ones left out."""
 
-    def __init__(self, program: Program, rows: Rows, budget: float):
+    def __init__(self, program: ProgramColumns, rows: Rows, budget: float):
         groups = program.groups
         self.program, self.groups, self.rows = program, groups, rows
         self.unit = max(float(groups.bytes.sum() + groups.due.max(initial=0)) / UNITS, 1.0)

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
+from .checkpoint_columns import ProgramColumns
 from .runs import Runs
-
-if TYPE_CHECKING:
-    from .checkpoint_milp import Program
 
 ROUNDED = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 """Shares of a group above which rounding drops all of it."""
 
 
-def roundings(program: Program, values: NDArray[np.float64]) -> list[Runs]:
+def roundings(program: ProgramColumns, values: NDArray[np.float64]) -> list[Runs]:
     """A plan per share in `ROUNDED` for the values of the relaxed program's columns; they may exceed the budget."""
     share = {key: float(values[column]) for key, column in program.M.items() if program.ends(*key)}
     dropped = [{key for key in share if share[key] > least} for least in ROUNDED]
     return [program.groups.sequence(when_due(program, keys)) for keys in dropped]
 
 
-def when_due(program: Program, dropped: set[tuple[int, int]]) -> NDArray[np.bool_]:
+def when_due(program: ProgramColumns, dropped: set[tuple[int, int]]) -> NDArray[np.bool_]:
     """bool[stages, groups]: what runs again when it is due, if groups are not held in the gaps `dropped`, (last stage, group)."""
     groups = program.groups
     found = np.zeros((groups.stages, groups.count), dtype=np.bool_)

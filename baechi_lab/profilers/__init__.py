@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .hardware import Hardware
+    from ..graph.hardware import Hardware
     from .links import LinkFit
     from .programs.estimating import profile_program
     from .tensorflow.pairing import paired_share

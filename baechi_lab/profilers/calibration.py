@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidInput, UnknownNameError
-from .hardware import Hardware
+from ..graph.hardware import Hardware
 
 Measurement = tuple[Callable[[Hardware], float], float]
 """A function from hardware to the microseconds that a step should take on it, and those that it was measured to take."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InvalidInput
-from ..graph.cluster import Link
+from ..graph.link import Link
 
 SIZES = tuple(2**k for k in range(2, 27, 2))
 """Bytes of the tensors that are moved by default."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .hardware import HOST_OP_US, PRECISIONS, Hardware
+from ..graph.hardware import HOST_OP_US, PRECISIONS, Hardware
 
 
 @dataclass(frozen=True)

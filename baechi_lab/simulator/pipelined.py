@@ -16,6 +16,7 @@ from ..graph.kernels.csr import distinct, offsets
 from ..passes.all_reduce import ALL_REDUCE
 from ..passes.unroll import ACCUMULATE, check_micro_batches, unroll
 from . import kernel
+from .kernel_run import simulated_peak
 from .schedulers.base import NO_COLUMN, NO_DEVICES, NO_POINTERS
 from .schedules import KINDS, Schedule, ScheduleRule, Setting, Unit, ZbAuto, make_rule, make_schedule
 from .stages import END, START, B, F, Stages, W, stages_of
@@ -165,12 +166,11 @@ def _within_memory(
 
     After `_RETRIES` the order that exceeds it least.
     """
-    from .simulation import makespan_and_peak
-
     group_of = {group[0]: list(group) for group in placed.replicas}
     found: list[tuple[int, int, Schedule]] = []
     for attempt in range(_RETRIES):
-        _, peak = makespan_and_peak(graph, cluster, placed, micro_batches=setting.micro_batches, schedule=made)
+        step = pipelined(graph, cluster, placed, setting.micro_batches, made)
+        peak = simulated_peak(step.graph, cluster, step.placement, InUnits(step))
         over = np.zeros(setting.devices)
         above = peak - cluster.memory_bytes
         over[stages.line] = [above[group_of.get(d, [d])].max() for d in stages.device.tolist()]
@@ -249,9 +249,7 @@ def _held(graph: OpGraph, device: NDArray[Any], stages: Stages) -> tuple[Any, An
 
 def _room(graph: OpGraph, cluster: Cluster, placed: Placement, stages: Stages, held: Any) -> NDArray[np.float64]:
     """float64[p]: bytes for activations: the limit less what one micro-batch takes besides those that it holds."""
-    from .simulation import makespan_and_peak
-
-    _, peak = makespan_and_peak(graph, cluster, placed.replace(order=None, priority=None, replicas=()))
+    peak = simulated_peak(graph, cluster, placed.replace(order=None, priority=None, replicas=()))
     line = stages.line
     room = np.zeros(int(line.max(initial=-1)) + 1)
     own = np.bincount(line, held, len(room))

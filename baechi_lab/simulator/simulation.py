@@ -10,10 +10,9 @@ from ..errors import InvalidInput, UnknownNameError
 from ..graph import Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers, Violation
 from ..graph.arguments import check_records, refuse_replicas
 from ..graph.units import format_bytes, format_us
-from . import kernel
+from .kernel_run import run_kernel
 from .memory_rules import MEMORY_RULES, edge_memory
 from .pipelined import InUnits, Pipelined, pipelined
-from .schedulers import make_scheduler
 from .shared import shared_memory
 
 
@@ -75,7 +74,7 @@ def simulate(
         step = _pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
         graph, placed, info = step.graph, step.placement, step.info
         scheduler = scheduler if schedule is None else InUnits(step)
-    state, sends, log = _run(graph, cluster, placed, scheduler, keep_log=True)
+    state, sends, log = run_kernel(graph, cluster, placed, scheduler, keep_log=True)
     if np.any(state.ops["end"][:-1] == state.ops["start"][:-1]):
         info = {**info, "turn": state.ops["turn"][:-1].copy()}
     timeline = _timeline(graph, cluster, placed, state, sends, log, info)
@@ -111,14 +110,8 @@ def makespan_and_peak(
     else:
         step = _pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
         graph, placed, scheduler = step.graph, step.placement, scheduler if schedule is None else InUnits(step)
-    state, _, _ = _run(graph, cluster, placed, scheduler, keep_log=False)
+    state, _, _ = run_kernel(graph, cluster, placed, scheduler, keep_log=False)
     return float(state.ops["end"].max(initial=0.0)), state.devices["peak"].copy()
-
-
-def _run(graph: OpGraph, cluster: Cluster, placed: Placement, scheduler: Any, keep_log: bool) -> Any:
-    chosen = make_scheduler(scheduler, placed).prepare(graph, cluster, placed)
-    state = kernel.make_state(graph, cluster, placed, chosen.rank)
-    return state, *kernel.run(state, cluster.latency_us, cluster.us_per_byte, cluster.comm, chosen, keep_log)
 
 
 def _timeline(

@@ -17,7 +17,7 @@ from ..graph.arguments import check_records
 from ..graph.columns import text
 from ..graph.costs import check_kinds
 from ..graph.formats.wire import decoded, encoded
-from ..profilers.hardware import by_kind
+from ..graph.hardware import by_kind
 from ..workers.executors import Calls, opened
 from .grid import Cell, Placing, Profiling, Steps, Subject, cells, graph_key, listed
 from .store import COLUMNS, Store, as_text

@@ -9,7 +9,9 @@ from torch import nn
 
 from ..checks import check_whole
 from ..errors import InvalidInput
-from ..graph.cluster import PCIE, Cluster, Device, Link
+from ..graph.cluster import Cluster
+from ..graph.device import Device
+from ..graph.link import PCIE, Link
 
 
 def attached_cluster(

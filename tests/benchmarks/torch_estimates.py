@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import baechi_lab as bl
-from baechi_lab.profilers.hardware import Hardware
+from baechi_lab.graph.hardware import Hardware
 from baechi_lab.profilers.torch.profile import in_mode, run_once
 
 LLAMA_70B = {

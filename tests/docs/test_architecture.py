@@ -93,5 +93,5 @@ def test_the_reader_of_imports_sees():
     """Relative ones, those inside functions, and public names; or the tests above would prove nothing."""
     pairs = real_arrows(drawn_rooms())
     assert ("executors", "profilers") in pairs
-    assert ("ground", "executors") in pairs  # inside `Cluster.from_tensorflow`
+    assert ("cli", "fitting") in pairs  # inside a function
     assert ("simulator", "widgets") not in pairs

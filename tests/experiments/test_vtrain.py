@@ -11,7 +11,7 @@ from baechi_lab.errors import FormatError
 from baechi_lab.experiments.results import result
 from baechi_lab.experiments.vtrain.gpt import ADAM_BYTES, GPT, layer_rows, microseconds, pipeline
 from baechi_lab.experiments.vtrain.study import ROWS, predicted_ms, read, spread_rows
-from baechi_lab.profilers.hardware import Hardware
+from baechi_lab.graph.hardware import Hardware
 
 DATA = Path(__file__).parents[2] / "data" / "vtrain" / "a100_single_node_even.csv"
 A100 = Hardware.named("a100")

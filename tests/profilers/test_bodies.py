@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.profilers.hardware import Hardware
+from baechi_lab.graph.hardware import Hardware
 from baechi_lab.profilers.tensorflow.bodies import Library
 from baechi_lab.profilers.tensorflow.structure import read_structure
 

@@ -7,7 +7,7 @@ import pytest
 
 from baechi_lab import calibrate
 from baechi_lab.errors import InvalidInput, UnknownNameError
-from baechi_lab.profilers.hardware import Hardware
+from baechi_lab.graph.hardware import Hardware
 from baechi_lab.profilers.roofline import Kernel, Work, estimated_us, work_of
 
 

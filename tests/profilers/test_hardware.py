@@ -9,8 +9,8 @@ import baechi_lab as bl
 from baechi_lab.errors import InvalidInput, UnknownNameError
 from baechi_lab.exporters.plans.records import Request
 from baechi_lab.graph.costs import allowed_devices, durations
-from baechi_lab.profilers.hardware import HARDWARE, PRECISIONS, Hardware, by_kind, known_kind
-from baechi_lab.profilers.link_presets import LINKS, named_link
+from baechi_lab.graph.hardware import HARDWARE, PRECISIONS, Hardware, by_kind, known_kind
+from baechi_lab.graph.link_presets import LINKS, named_link
 from baechi_lab.profilers.roofline import Kernel
 
 ASKED = (

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.graph.hardware import GPU_LAUNCH_US, HOST_OP_US, Hardware
 from baechi_lab.graph.opgraph import OWN, VIEW
-from baechi_lab.profilers.hardware import GPU_LAUNCH_US, HOST_OP_US, Hardware
 from baechi_lab.profilers.tensorflow.measured import read_traces
 from baechi_lab.profilers.tensorflow.pairing import paired_share
 from baechi_lab.profilers.tensorflow.profiling import profile_with_report

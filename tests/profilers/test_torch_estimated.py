@@ -11,7 +11,7 @@ from torch import nn  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import CostError, InvalidInput, UnknownNameError  # noqa: E402
-from baechi_lab.profilers.hardware import HARDWARE, by_kind  # noqa: E402
+from baechi_lab.graph.hardware import HARDWARE, by_kind  # noqa: E402
 from baechi_lab.profilers.torch.estimated import OPTIMIZERS, estimate_layers  # noqa: E402
 
 LAYERS, HIDDEN, HEADS, VOCABULARY, BATCH, LENGTH = 2, 64, 4, 500, 3, 32

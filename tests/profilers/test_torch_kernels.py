@@ -71,7 +71,7 @@ def test_arithmetic_can_decide_on_a_processor():
     """320 operations of one element: at a tenth of 100 GFLOP/s they last 32 ns, longer than its 8 bytes at 1 GB/s."""
     from dataclasses import replace
 
-    from baechi_lab.profilers.hardware import Hardware
+    from baechi_lab.graph.hardware import Hardware
     from baechi_lab.profilers.roofline import Kernel
 
     core = replace(Hardware.named("cpu-core"), peak_flops=100e9, bandwidth=1e9, launch_us=0.0, arithmetic_share=0.1)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ExecutionError, InvalidInput
-from ...graph.cluster import Link
+from ...graph.link import Link
 from ...graph.placement import Placement
 from ...graph.step import Step
 from ...workers.client import Worker

@@ -17,7 +17,9 @@ from typing import Any
 
 from ...checks import check_whole
 from ...errors import ExecutionError, InvalidInput
-from ...graph.cluster import PCIE, Cluster, Device, Link
+from ...graph.cluster import Cluster
+from ...graph.device import Device
+from ...graph.link import PCIE, Link
 from ...graph.units import format_bytes, parse_bytes
 from ...workers.messages import Message
 from .secret import check_secret

@@ -19,7 +19,8 @@ import numpy as np
 
 from ...checks import check_whole
 from ...errors import ExecutionError, InvalidInput, UnknownNameError
-from ...graph.cluster import Cluster, Link
+from ...graph.cluster import Cluster
+from ...graph.link import Link
 from ...profilers.links import SIZES, LinkFit, comm_mode, fit_link, shares, vote
 from ...workers.client import Worker, WorkerEnded, refusal
 from ...workers.messages import Message

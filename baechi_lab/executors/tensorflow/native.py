@@ -19,12 +19,12 @@ from ...errors import InvalidInput
 from ...graph.step import NativeRun, Source, Step
 from ...workers.failures import first_line
 from ..inputs import checked_batches
-from ..native import Stop, Way, timed_steps
+from ..native_runner import NativeRunner, Stop, timed_steps
 
 FUNCTION, KERAS = "tf.function", "Keras train_step"
 
 
-def tensorflow_ways(step: Step, inputs: Any = None, kind: str = "auto") -> Mapping[str, Way]:
+def tensorflow_ways(step: Step, inputs: Any = None, kind: str = "auto") -> Mapping[str, NativeRunner]:
     """The one way that this step has: `Keras train_step` of a model, `tf.function` of any other function."""
     if step.source is None:
         raise InvalidInput(

@@ -19,13 +19,13 @@ from ...graph import Cluster, NativeRun, Placement
 from ...torch.plan import torch_devices
 from ...torch.snapshot import untouched
 from ...torch.step import TorchStep
-from ..native import Stop, Way, timed_steps
+from ..native_runner import NativeRunner, Stop, timed_steps
 from .execution import attached, synchronize
 
 EAGER, COMPILED = "eager", "torch.compile"
 
 
-def torch_ways(step: TorchStep, placement: Placement | None, cluster: Cluster | None) -> Mapping[str, Way]:
+def torch_ways(step: TorchStep, placement: Placement | None, cluster: Cluster | None) -> Mapping[str, NativeRunner]:
     """Both ways, on the device that the placement's device 0 would be; they share one model."""
     if not isinstance(step, TorchStep):
         raise InvalidInput(f"step is a {type(step).__name__}; give a baechi_lab.torch.TorchStep")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...graph import CONTROL_BYTES, Cluster, Link, OpGraph, Placement
+from ...graph.hardware import Hardware
 from ...passes.gradients import ring_us
-from ...profilers.hardware import Hardware
 from ...profilers.roofline import Kernel, estimated_us, work_of
 
 HALF, FULL = 2, 4

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import FormatError
+from ...graph.hardware import Hardware
 from ...profilers.calibration import Calibration, calibrate
-from ...profilers.hardware import Hardware
 from ...simulator import simulate
 from ..results import store
 from .gpt import GPT, pipeline

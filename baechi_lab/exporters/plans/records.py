@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.cluster import HOST, Cluster
+from ...graph.cluster import Cluster
+from ...graph.hardware import HOST
 from ...graph.opgraph import OpGraph
 from ...graph.timeline import Timeline
 

@@ -21,7 +21,9 @@ import numpy as np
 
 from ...errors import FormatError
 from ...importing import absent
-from ..cluster import Cluster, Device, Link
+from ..cluster import Cluster
+from ..device import Device
+from ..link import Link
 from ..opgraph import OpGraph, default_tensor_names
 from ..placement import Placement
 from ..timeline import MEMORY_CATEGORIES, MemoryLog, Timeline, Transfers, Violation

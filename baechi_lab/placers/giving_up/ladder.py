@@ -13,7 +13,6 @@ import numpy as np
 
 from ...errors import BaechiLabError
 from ...graph import Cluster, OpGraph, Placement, Timeline
-from ...graph.costs import hosts_beside
 from ...passes.optimize import optimize
 from ...simulator import simulate
 from .. import place
@@ -40,7 +39,7 @@ def ladder(graph: OpGraph, cluster: Cluster, placers: Sequence[str] = FAST) -> l
     found = _unlimited(graph, roomy, placers)
     if not found:
         return []
-    able, start = ~hosts_beside(cluster), _fastest(found)
+    able, start = ~cluster.is_host, _fastest(found)
     for limit in _limits(graph, roomy, [_held(pair, able) for pair in found]):
         start = _fastest([pair for pair in found if _held(pair, able) <= limit]) or start
         memory = np.where(able, limit, roomy.memory_bytes).tolist()
@@ -66,7 +65,7 @@ def _unlimited(graph: OpGraph, roomy: Cluster, placers: Sequence[str]) -> list[P
 
 def _limits(graph: OpGraph, roomy: Cluster, peaks: Sequence[int]) -> list[int]:
     """Bytes of a device, from the most that a plan without limits holds down to what is proven to be needed."""
-    able = int(np.count_nonzero(~hosts_beside(roomy)))
+    able = int(np.count_nonzero(~roomy.is_host))
     alone = int((alone_bytes(graph, shared=True) + beside(graph, shared=True)).max(initial=0))
     together = max(most_across(graph, shared=True)[0], int(graph.persistent_bytes.sum()))
     low, high = max(alone, -(-together // able), 1), max(*peaks, 1)

@@ -9,7 +9,6 @@ import numpy as np
 
 from ...errors import BaechiLabError, InvalidInput
 from ...graph import Cluster, OpGraph, Placement, Timeline, allowed_devices
-from ...graph.costs import hosts_beside
 from ...passes.optimize import optimize
 from ...simulator import simulate
 from .. import place
@@ -58,7 +57,7 @@ class Placing:
         """
         stands = [] if known is None else [(known, simulate(graph, cluster, known))]
         found = [pair for pair in stands if pair[1].feasible]
-        if np.count_nonzero(~hosts_beside(cluster)) == 1:
+        if np.count_nonzero(~cluster.is_host) == 1:
             alone, why = on_one_device(graph, cluster)
             found += [alone] if alone else []
             return min(found, key=lambda pair: pair[1].makespan_us, default=None), "" if found else why
@@ -122,7 +121,7 @@ class Placing:
         """The placement whose fullest device lacks least memory, of those made for devices with more than they have."""
         roomy = cluster.with_memory(PLENTY)
         coarse, found = optimize(graph, cluster), []
-        one = np.count_nonzero(~hosts_beside(cluster)) == 1
+        one = np.count_nonzero(~cluster.is_host) == 1
         for name in ("single",) if one else dict.fromkeys(["m-topo", *self.placers]):
             try:
                 placed = place(coarse, roomy, name).on(graph)
@@ -151,7 +150,7 @@ def on_one_device(graph: OpGraph, cluster: Cluster) -> tuple[tuple[Placement, Ti
 
 def lacking(timeline: Timeline, cluster: Cluster) -> int:
     """Bytes by which the device that lacks most exceeds its memory; 0 where all are enough."""
-    over = np.where(hosts_beside(cluster), 0, timeline.peak_bytes - cluster.memory_bytes)
+    over = np.where(cluster.is_host, 0, timeline.peak_bytes - cluster.memory_bytes)
     return int(max(over.max(initial=0), 0))
 
 

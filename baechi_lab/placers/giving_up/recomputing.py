@@ -23,7 +23,6 @@ import numpy as np
 
 from ...errors import BaechiLabError, InfeasiblePlacement
 from ...graph import Cluster, OpGraph, Placement, Timeline
-from ...graph.costs import hosts_beside
 from ...passes.peak import readiness_peak
 from ...passes.recompute import recompute
 from ...simulator import simulate
@@ -54,7 +53,7 @@ def choices(graph: OpGraph, cluster: Cluster, devices: int) -> Iterator[tuple[di
     """Arguments of `bl.recompute` and the graphs that they give, where something is computed again."""
     budgets: list[int] = []
     if devices == 1:
-        budgets = [int(cluster.memory_bytes[~hosts_beside(cluster)].max())]
+        budgets = [int(cluster.memory_bytes[~cluster.is_host].max())]
     else:
         whole = readiness_peak(graph)
         budgets = [int(share * whole) for share in SHARES]

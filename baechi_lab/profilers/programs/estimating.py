@@ -11,7 +11,7 @@ from ...checks import check_whole
 from ...errors import InvalidInput
 from ...graph import OpGraph
 from ...graph.formats.reading import name_of
-from ..hardware import Hardware, HardwareChoice, by_kind
+from ...graph.hardware import Hardware, HardwareChoice, by_kind
 from .backward import with_training
 from .kinds import is_instance
 from .records import UNKNOWN_SHAPES, Program

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from ...errors import InvalidInput
 from ...graph import CONTROL_BYTES, OpGraph
+from ...graph.hardware import Hardware
 from ...graph.tensors import TensorTable
-from ..hardware import Hardware
 from ..roofline import Kernel, estimated_us, work_of
 
 UNKNOWN_SHAPES = "shapes that are not known"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..hardware import PRECISIONS
+from ...graph.hardware import PRECISIONS
 from ..roofline import Work
 from .bodies import Library
 from .flops import METADATA_OPS, flops, is_matrix_product

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput, UnknownNameError
+from ...graph.hardware import Hardware, HardwareChoice, by_kind
 from ...graph.opgraph import OpGraph
 from ...graph.step import Step
-from ..hardware import Hardware, HardwareChoice, by_kind
 from ..programs.kinds import is_program
 from ..roofline import estimated_us
 from .colocation import colocation_groups
@@ -76,7 +76,7 @@ def profile(
         mode: `measured` runs `warmup` steps, then averages `runs` traced ones, op after op on one `device`
             (default the first GPU, else the CPU), in a process of its own. `estimated` computes a roofline and runs nothing.
         hardware: for `estimated`, a name in any case (`rtx2080`, `a100`, `h100`, `mi300x`, `cpu-core`, ...: the
-            keys of `baechi_lab.profilers.hardware.HARDWARE`) or a `Hardware`, whose durations are recorded under that
+            keys of `baechi_lab.graph.hardware.HARDWARE`) or a `Hardware`, whose durations are recorded under that
             name and under `gpu`, `cpu` or `tpu`; several names give each its own duration under that name as device
             kind; a mapping says which device kind is which hardware, as in `{"gpu": "a100", "cpu": "cpu-core"}`. The
             first is the reference.

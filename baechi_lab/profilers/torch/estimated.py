@@ -18,12 +18,12 @@ from torch import nn
 
 from ...errors import UnknownNameError
 from ...graph import OpGraph
+from ...graph.hardware import Hardware
 from ...torch.runtime.intercept import Interceptor
 from ...torch.runtime.storage import tensor_bytes
 from ...torch.runtime.tree import as_arguments, tensors
 from ...torch.step import TorchStep
 from ...torch.tracing import trace
-from ..hardware import Hardware
 from ..roofline import Kernel, estimated_us, work_of
 from .counting import Counter, WorkWatch
 from .faking import faked, named_dtype

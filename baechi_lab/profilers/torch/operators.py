@@ -19,13 +19,13 @@ import torch
 from torch import nn
 
 from ...graph import CONTROL_BYTES, OpGraph
+from ...graph.hardware import Hardware
 from ...graph.tensors import TensorTable
 from ...torch.flow import merge
 from ...torch.runtime.intercept import Interceptor
 from ...torch.runtime.storage import storage_bytes, storage_key, tensor_bytes
 from ...torch.runtime.tree import as_arguments, tensors
 from ...torch.tracing import trace
-from ..hardware import Hardware
 from ..roofline import Kernel, estimated_us, work_of
 from .counting import Counter, WorkWatch, runs
 from .estimated import optimizer_states

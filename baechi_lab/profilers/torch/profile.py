@@ -32,6 +32,7 @@ from torch import nn
 
 from ...errors import InvalidInput
 from ...graph import OpGraph
+from ...graph.hardware import Hardware, HardwareChoice, by_kind
 from ...torch.keeping import plainly, recomputes
 from ...torch.records import Trace
 from ...torch.runtime.context import in_backward, kept_activations
@@ -43,7 +44,6 @@ from ...torch.runtime.tree import as_arguments, map_tensors, tensors
 from ...torch.snapshot import untouched
 from ...torch.step import TorchStep
 from ...torch.tracing import check_model, trace
-from ..hardware import Hardware, HardwareChoice, by_kind
 from .graph import Halves, LayerProfile, Loss
 from .halves import HalvesTimer
 from .memory import LOSS_KEY, CallMemory, measure_memory

@@ -54,8 +54,8 @@ class SettingPanel:
     # -- controls --------------------------------------------------------------------------------------
 
     def _make_controls(self) -> None:
+        from ...graph.hardware import HARDWARE
         from ...placers import placer_names
-        from ...profilers.hardware import HARDWARE
         from ...simulator.schedulers import SCHEDULERS
         from ...simulator.schedules import RULES
 

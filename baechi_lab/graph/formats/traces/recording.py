@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import FormatError
-from ...cluster import MOST_DEVICES, Cluster, Device, Link
+from ...cluster import Cluster
+from ...device import MOST_DEVICES, Device
+from ...link import Link
 from ...opgraph import CONTROL_BYTES, OpGraph
 from ...placement import Placement
 from ...tensors import TensorTable

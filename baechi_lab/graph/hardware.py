@@ -19,8 +19,13 @@ from dataclasses import dataclass
 from math import isfinite
 
 from ..errors import InvalidInput, UnknownNameError
-from ..graph.cluster import FAMILIES, Device
 from ..params import Params
+
+HOST = "host"
+"""Kind of the devices that hold what is offloaded (`passes.offload`)."""
+
+FAMILIES = ("gpu", "cpu", "tpu", HOST)
+"""Kinds that name no product; they are written in lower case, however they are given."""
 
 GPU_LAUNCH_US = 6.7
 HOST_OP_US = 0.25
@@ -110,10 +115,6 @@ class Hardware(Params):
             "fp32": self.peak_flops, "tf32": self.matmul_flops, "fp16": self.half_flops,
             "fp8": self.fp8_flops or self.half_flops, "int8": self.int8_ops or self.half_flops,
         }[precision]  # fmt: skip
-
-    def device(self, name: str | None = None) -> Device:
-        """A `Device` of this kind and memory, for a cluster."""
-        return Device(name or f"{self.kind}:0", self.kind, self.memory_bytes)
 
 
 HardwareChoice = str | Hardware | Sequence[str | Hardware] | Mapping[str, str | Hardware]

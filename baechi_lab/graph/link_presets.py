@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import InvalidInput, UnknownNameError
-from ..graph.cluster import Link
 from .hardware import GPU_LAUNCH_US, HARDWARE, known_kind
+from .link import Link
 
 RDMA_US = 2.0
 """Assumed latency of a message over InfiniBand beyond the launch of the copy."""

@@ -1,0 +1,89 @@
+"""Device: one device of a cluster, and how many a cluster may have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..checks import check_whole
+from ..errors import InvalidInput
+from .columns import finite, text
+from .hardware import FAMILIES, HARDWARE, Hardware, known_kind
+from .units import MOST_US, parse_bytes
+
+MOST_DEVICES = 4096
+"""Links are kept as dense matrices, one number per ordered pair: 16 million at this many devices."""
+
+
+def device_count(n: Any, field: str = "number of devices") -> int:
+    """`n`, if a cluster may have so many devices."""
+    check_whole(field, n)
+    if n > MOST_DEVICES:
+        raise InvalidInput(f"{field} is {str(n)[:60]}; at most {MOST_DEVICES} are possible")
+    return int(n)
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of a cluster.
+
+    Args:
+        name: distinct within a cluster.
+        kind: such as "gpu", "cpu" (in any case) or "a100"; an op may have a duration per kind.
+        memory_bytes: capacity, as a number or a text such as "8GB".
+        speed: relative to the reference device; durations are divided by it.
+
+    Raises:
+        InvalidInput: an empty name or kind, negative memory, a speed that is not between 1e-150 and 1e150.
+
+    >>> Device("gpu:0", "gpu", 8 << 30).speed
+    1.0
+    """
+
+    name: str
+    kind: str
+    memory_bytes: int
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        for key in ("name", "kind"):
+            value = getattr(self, key)
+            if not isinstance(value, str) or not value:
+                raise InvalidInput(f"device {key} is {value!r:.60}; it must be a non-empty text")
+            text(f"device {key}", value)
+        if self.kind.lower() in FAMILIES:
+            object.__setattr__(self, "kind", self.kind.lower())
+        object.__setattr__(
+            self, "memory_bytes", parse_bytes(self.memory_bytes, f"memory_bytes of device {self.name!r}")
+        )
+        if self.memory_bytes < 0:
+            raise InvalidInput(f"memory_bytes of device {self.name!r} is {self.memory_bytes}; it must not be negative")
+        speed = finite(self.speed)
+        if speed is None or not 1 / MOST_US <= speed <= MOST_US:
+            raise InvalidInput(
+                f"speed of device {self.name!r} is {self.speed!r:.60}; it must be finite and above 0, "
+                f"from {1 / MOST_US:g} to {MOST_US:g}"
+            )
+        object.__setattr__(self, "speed", speed)
+
+    @property
+    def family(self) -> str:
+        """`gpu`, `cpu` or `tpu` for what is in the hardware table, else the kind itself.
+
+        >>> Device("a", "A100", 1).family, Device("b", "cpu-core", 1).family, Device("c", "fpga", 1).family
+        ('gpu', 'cpu', 'fpga')
+        """
+        known = known_kind(self.kind)
+        return HARDWARE[known].kind if known else self.kind
+
+    @classmethod
+    def of_hardware(cls, hardware: str | Hardware, name: str | None = None) -> Device:
+        """A device of that hardware, with its memory; by default the first of its family.
+
+        >>> Device.of_hardware("a100")
+        Device(name='gpu:0', kind='gpu', memory_bytes=80000000000, speed=1.0)
+
+        Raises `UnknownNameError` for hardware that is not in the table.
+        """
+        row = hardware if isinstance(hardware, Hardware) else Hardware.named(hardware)
+        return cls(name or f"{row.kind}:0", row.kind, row.memory_bytes)

@@ -1,0 +1,28 @@
+"""One run of the event loop: a placement and a scheduler become the state of every op and device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import Cluster, OpGraph, Placement
+from . import kernel
+from .schedulers import make_scheduler
+
+
+def run_kernel(graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: Any, keep_log: bool) -> Any:
+    """State, transfers and memory log of one step, as `baechi_lab.simulator.kernel` has them.
+
+    The placement must be one of `graph` (`Placement.checked`). `scheduler` is a name, an object or None.
+    """
+    prepared = make_scheduler(scheduler, placement).prepare(graph, cluster, placement)
+    state = kernel.make_state(graph, cluster, placement, prepared.rank)
+    return state, *kernel.run(state, cluster.latency_us, cluster.us_per_byte, cluster.comm, prepared, keep_log)
+
+
+def simulated_peak(graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: Any = None) -> NDArray[np.int64]:
+    """int64[devices]: the peak bytes of every device in one step."""
+    state, _, _ = run_kernel(graph, cluster, placement, scheduler, keep_log=False)
+    return state.devices["peak"].copy()
