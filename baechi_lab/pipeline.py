@@ -71,7 +71,7 @@ class Pipeline:
     Raises:
         InvalidInput: stages out of order, or one that lacks the stage it needs.
 
-    >>> from baechi_lab import Cluster, OpGraph
+    >>> from baechi_lab import Cluster, OpGraph, Place, Simulate
     >>> graph = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 2)])
     >>> pipe = Place("m-etf") | Simulate()
     >>> pipe.run(graph, Cluster.uniform(2)).recomputed

@@ -76,14 +76,11 @@ class Device:
         known = known_kind(self.kind)
         return HARDWARE[known].kind if known else self.kind
 
-    @classmethod
-    def of_hardware(cls, hardware: str | Hardware, name: str | None = None) -> Device:
-        """A device of that hardware, with its memory; by default the first of its family.
 
-        >>> Device.of_hardware("a100")
-        Device(name='gpu:0', kind='gpu', memory_bytes=80000000000, speed=1.0)
+def device_of(hardware: Hardware, name: str | None = None) -> Device:
+    """A device of that hardware, with its memory, for a cluster; by default the first of its family.
 
-        Raises `UnknownNameError` for hardware that is not in the table.
-        """
-        row = hardware if isinstance(hardware, Hardware) else Hardware.named(hardware)
-        return cls(name or f"{row.kind}:0", row.kind, row.memory_bytes)
+    >>> device_of(Hardware.named("a100"))
+    Device(name='gpu:0', kind='gpu', memory_bytes=80000000000, speed=1.0)
+    """
+    return Device(name or f"{hardware.kind}:0", hardware.kind, hardware.memory_bytes)

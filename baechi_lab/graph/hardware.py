@@ -14,9 +14,10 @@ Reshape or Negative ops of 4 floats in a TensorFlow 2.21 session with one thread
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInput, UnknownNameError
 from ..params import Params
@@ -115,6 +116,9 @@ class Hardware(Params):
             "fp32": self.peak_flops, "tf32": self.matmul_flops, "fp16": self.half_flops,
             "fp8": self.fp8_flops or self.half_flops, "int8": self.int8_ops or self.half_flops,
         }[precision]  # fmt: skip
+
+    if TYPE_CHECKING:  # set in `baechi_lab.graph`, from `baechi_lab.graph.device`
+        device: Callable[..., Any]
 
 
 HardwareChoice = str | Hardware | Sequence[str | Hardware] | Mapping[str, str | Hardware]

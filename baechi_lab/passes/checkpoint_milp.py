@@ -64,6 +64,7 @@ class Program(ProgramColumns):
     """The program of the groups of a graph; `once` asks for that form.
 
     >>> from baechi_lab import generators
+    >>> from baechi_lab.passes.checkpoint_groups import Groups
     >>> from baechi_lab.passes.repeatable import Parts
     >>> graph = generators.with_backward(generators.chain(8, size_bytes=(1 << 20, 1 << 20)))
     >>> solved = Program(Groups(Parts(graph)), once=True).solve(6 << 20)

@@ -155,7 +155,7 @@ def profile_operators(
 ) -> OpGraph:  # fmt: skip
     """The graph of a step's ATen operators on hardware; parameters as in `bl.torch.profile`.
 
-    >>> from ..hardware import by_kind
+    >>> from ...graph.hardware import by_kind
     >>> graph = profile_operators(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4), by_kind("a100"), mode="inference")
     >>> graph.names
     ('0/addmm', '1/relu')
