@@ -14,7 +14,7 @@ Reshape or Negative ops of 4 floats in a TensorFlow 2.21 session with one thread
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -118,7 +118,8 @@ class Hardware(Params):
         }[precision]  # fmt: skip
 
     if TYPE_CHECKING:  # set in `baechi_lab.graph`, from `baechi_lab.graph.device`
-        device: Callable[..., Any]
+
+        def device(self, name: str | None = None) -> Any: ...
 
 
 HardwareChoice = str | Hardware | Sequence[str | Hardware] | Mapping[str, str | Hardware]
