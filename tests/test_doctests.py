@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import baechi_lab
+import studies
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 TEMPLATES = {"baechi_lab.exporters.tensorflow.worker", "baechi_lab.exporters.tensorflow.watch"}
@@ -20,8 +21,12 @@ TEMPLATES = {"baechi_lab.exporters.tensorflow.worker", "baechi_lab.exporters.ten
 
 
 def module_names() -> list[str]:
-    """All modules of the package; those that need torch only where it is installed."""
-    names = [m.name for m in pkgutil.walk_packages(baechi_lab.__path__, "baechi_lab.", onerror=lambda name: None)]
+    """All modules of the package and of the studies; those that need torch only where it is installed."""
+    names = [
+        module.name
+        for package in (baechi_lab, studies)
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=lambda name: None)
+    ]
     without_torch = importlib.util.find_spec("torch") is None
     names = sorted(set(names) - TEMPLATES)
     return [n for n in names if not n.endswith("__main__") and not (without_torch and _needs_torch(n))]

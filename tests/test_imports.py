@@ -59,7 +59,7 @@ def test_unknown_name_is_an_attribute_error():
 
 PACKAGE = Path(baechi_lab.__file__).parent
 STAGES = {"profilers", "passes", "placers", "simulator", "executors", "exporters", "models", "torch"}
-FRONTS = {"pipeline", "stages", "comparison", "sweeps", "cli", "viz", "widgets", "experiments", "fitting"}
+FRONTS = {"pipeline", "stages", "comparison", "sweeps", "cli", "viz", "widgets", "fidelity", "lessons", "fitting"}
 MAY_NOT_KNOW = {
     "graph": STAGES | FRONTS | {"workers"},
     "workers": STAGES | FRONTS,
@@ -72,10 +72,11 @@ MAY_NOT_KNOW = {
     "executors": FRONTS | {"exporters", "placers", "models"},
     "exporters": FRONTS | STAGES - {"exporters", "executors", "torch"},
     "viz": STAGES | FRONTS - {"viz", "fitting"},  # it draws the record of bl.fit
-    "experiments": {"widgets", "cli"},
+    "fidelity": {"widgets", "cli", "lessons"},
+    "lessons": {"widgets", "cli", "fidelity"},
     "cli": {"widgets"},
-    "sweeps": {"widgets", "cli", "experiments"},
-    "widgets": {"cli", "experiments"},
+    "sweeps": {"widgets", "cli", "fidelity", "lessons"},
+    "widgets": {"cli", "fidelity", "lessons"},
 }
 ON_PURPOSE = {
     ("torch/__init__.py", "executors"),  # `bl.torch` names, when they are asked for, what lives in the stages' rooms

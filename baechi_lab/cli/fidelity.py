@@ -19,7 +19,7 @@ from .steps import check_model, step_of_file
 
 if TYPE_CHECKING:
     from ..executors.tensorflow.calibration import Calibration
-    from ..experiments.fidelity import Case, Report
+    from ..fidelity import Case, Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Study, measure, print."""
-    from ..experiments.fidelity.study import MODELS
+    from ..fidelity.study import MODELS
     from ..placers.registry import placer_class
 
     options.check_output(arguments.output, (".json",))
@@ -85,8 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _cases(names: list[str]) -> Iterator[Case]:
     """Every model when its turn comes; a step of one's own goes by its function's name."""
-    from ..experiments.fidelity import Case
-    from ..experiments.fidelity.study import MODELS, cases_of
+    from ..fidelity import Case
+    from ..fidelity.study import MODELS, cases_of
 
     for name in names:
         if ".py:" not in name:
@@ -99,8 +99,8 @@ def _cases(names: list[str]) -> Iterator[Case]:
 
 
 def _study(arguments: argparse.Namespace, names: list[str], settings: dict[str, Any], wait: float | None) -> Report:
-    from ..experiments.fidelity import provenance, store, study
-    from ..experiments.fidelity.study import MODELS
+    from ..fidelity import provenance, store, study
+    from ..fidelity.study import MODELS
 
     models = {Path(name).name: MODELS.get(name, {}) for name in names}
     placements = options.names(arguments.placements, "--placements")
@@ -121,8 +121,8 @@ def _speed_up(
 ) -> list[Any]:
     from dataclasses import asdict
 
-    from ..experiments.fidelity import Case, provenance, speed_up, store
-    from ..experiments.fidelity.speedup import SPEED_UP
+    from ..fidelity import Case, provenance, speed_up, store
+    from ..fidelity.speedup import SPEED_UP
     from ..models import build
 
     name, size = SPEED_UP

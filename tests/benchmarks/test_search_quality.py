@@ -3,7 +3,7 @@
 Run with: pytest tests/benchmarks/test_search_quality.py --benchmark-only
 BAECHI_LAB_GRAPHS names a folder with the dnn-partitioning graphs (without it, the project's own profiles count alone);
 BAECHI_LAB_FULL=1 runs all graphs, 10 s, three seeds (about an hour), otherwise the small ones, 2 s, one seed.
-The last full results are in baechi_lab/experiments/results: search_quality.json (three seeds), search_quality_fifo.json
+The last full results are in studies/results: search_quality.json (three seeds), search_quality_fifo.json
 and search_quality_60s.json (one seed) and search_exact.json. Nothing here asserts a time.
 """
 
@@ -18,8 +18,8 @@ import pytest
 from ten_tasks import CLUSTER, TEN_TASKS
 
 import baechi_lab as bl
-from baechi_lab.experiments.search_exact import against_exact
-from baechi_lab.experiments.search_quality import DEVICES, PLENTY, graphs, quality, summary
+from studies.search_exact import against_exact
+from studies.search_quality import DEVICES, PLENTY, graphs, quality, summary
 
 FULL = os.environ.get("BAECHI_LAB_FULL") == "1"
 FOLDER = os.environ.get("BAECHI_LAB_GRAPHS")

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.experiments.budgets import skipping
 from baechi_lab.graph.opgraph import VIEW
 from baechi_lab.passes.checkpoint_budget import Plans
 from baechi_lab.passes.checkpoint_exact import Search, States
@@ -15,6 +14,7 @@ from baechi_lab.passes.peak import order_peak, readiness_peak
 from baechi_lab.passes.recompute import with_copies
 from baechi_lab.passes.repeatable import Parts
 from baechi_lab.passes.runs import Runs
+from studies.budgets import skipping
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -176,7 +176,7 @@ def test_bad_input(given, said):
 
 def test_ordered_plans_have_one_peak_whatever_the_scheduler():
     """Control dependencies leave one order, so the last op to become ready may as well run first."""
-    from baechi_lab.experiments.memory.predicting import in_both_orders
+    from studies.memory.predicting import in_both_orders
 
     graph = bl.recompute(skipping(12, 3), "sqrt", ordered=True)
     both = in_both_orders(graph, bl.Cluster.uniform(1), bl.Placement(device=[0] * graph.n))

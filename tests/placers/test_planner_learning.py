@@ -7,7 +7,6 @@ import pytest
 
 from baechi_lab import Cluster, Link, OpGraph, place
 from baechi_lab.errors import InvalidInput
-from baechi_lab.experiments.planner.comparison import best_within, compare_groupings
 from baechi_lab.graph import generators
 from baechi_lab.placers.hierarchical import SIMULATED, Hierarchical
 from baechi_lab.placers.planner.credit import moving_average, others, standardised
@@ -15,6 +14,7 @@ from baechi_lab.placers.planner.embeddings import make_units
 from baechi_lab.placers.planner.groupings import metis_grouping
 from baechi_lab.placers.planner.reinforce import Trainer
 from baechi_lab.placers.planner.reward import SimulatedReward
+from studies.planner.comparison import best_within, compare_groupings
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 

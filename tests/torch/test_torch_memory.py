@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import baechi_lab as bl
-from baechi_lab.experiments.memory.predicting import one_after_another
 from baechi_lab.graph.opgraph import GROWS, VIEW
 from baechi_lab.profilers.torch.storages import Storages
 from baechi_lab.torch.step import TorchStep
+from studies.memory.predicting import one_after_another
 
 
 def test_a_view_is_no_storage_of_its_own():

@@ -10,9 +10,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import baechi_lab as bl
-from baechi_lab.experiments.memory.predicting import one_after_another
-from baechi_lab.experiments.memory.report import TARGET_BELOW, TARGET_WORST
 from baechi_lab.torch.step import TorchStep
+from studies.memory.predicting import one_after_another
+from studies.memory.report import TARGET_BELOW, TARGET_WORST
 
 ROWS = torch.ones(16, 256)
 TOKENS = torch.arange(96).view(8, 12)

@@ -1,0 +1,113 @@
+"""Does a step run faster on two devices than on one? Measured in turns on a `bl.LocalCluster`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..executors.statistics import Comparison, interleaved
+from ..executors.tensorflow.calibration import Calibration, calibrate
+from ..executors.tensorflow.cluster import LocalCluster
+from ..graph import Placement, Run
+from ..workers.client import Worker
+from .charging import predicted_us
+from .others import own_processes, wait_for_quiet
+from .pairs import measured_apart, under
+from .profiles import TRACES, beside_us, measured_graph, run_placed
+from .study import WAIT, Case, place_for
+
+SPEED_UP: tuple[str, dict[str, Any]] = (
+    "gnmt",
+    {"batch_size": 256, "sequence_length": 5, "layers": 4, "units": 512, "vocabulary": 2000},
+)
+"""A GNMT step whose matrix products outweigh its transfers on two loopback workers."""
+PLACERS = (
+    ("m-etf", ("colocation", "fusion")),
+    ("m-sct", ("colocation", "fusion")),
+    ("m-etf", ("colocation", "coplacement", "fusion")),
+)
+"""Placers and the passes before them: co-placement saves most messages, at the price of larger groups to balance."""
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """One placement on all workers (B) against worker 0 alone (A), run in turns.
+
+    `predicted_ratio` is the simulator's B / A; `measured` has the step times of both and their ratio with its interval.
+    """
+
+    model: str
+    placer: str
+    passes: tuple[str, ...]
+    ops: int
+    transfers: int
+    predicted_ratio: float
+    measured: Comparison
+
+    @property
+    def times_faster(self) -> float:
+        """A / B, measured: above 1 the cluster is faster than one of its devices."""
+        return 1.0 / self.measured.ratio
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        return {**asdict(self), "times_faster": self.times_faster}
+
+    def __str__(self) -> str:
+        found, after = self.measured, ", ".join(self.passes)
+        times = f"{found.a.median * 1e3:.4g} ms on one device, {found.b.median * 1e3:.4g} ms on all"
+        return (
+            f"{self.model}, {self.placer} after {after}: {times} ({self.transfers} transfers): {self.times_faster:.3f} times "
+            f"as fast ({1 / found.high:.3f} to {1 / found.low:.3f}; simulated {1 / self.predicted_ratio:.3f})"
+        )
+
+
+def speed_up(
+    case: Case,
+    placers: Sequence[tuple[str, Sequence[str]]] = PLACERS,
+    *,
+    workers: int = 2,
+    steps: int = 5,
+    rounds: int = 5,
+    calibration: Calibration | None = None,
+    wait: float | None = WAIT,
+) -> tuple[tuple[SpeedUp, ...], Calibration]:
+    """Measure placements of a step on a local cluster against one of its workers; one `SpeedUp` per placer and passes.
+
+    Each round runs both for `steps` steps, the order turning from round to round. Placers see what a message costs in
+    all. `wait`: seconds to wait for a quiet machine, None measures all the same. Raises `ExecutionError` when a step does not
+    run or the machine stays busy, `InvalidInput` for bad counts.
+    """
+    with LocalCluster(workers) as local, Worker() as worker:
+        if wait is not None:
+            wait_for_quiet(own_processes([*local.pids, worker.pid]), wait)
+        costs = calibration or calibrate(local)
+        graph = measured_graph(case.step, local, worker)
+        beside = beside_us(case.step, local, worker)
+        pairs = measured_apart(case.step, local, worker, graph, TRACES)
+        alone = Placement(device=np.zeros(graph.n, dtype=np.int32))
+        single_us = predicted_us(graph, alone, costs)
+
+        def run(placed: Placement) -> Run:
+            return run_placed(case.step, placed, local, worker, steps, graph)
+
+        found = []
+        for name, passes in placers:
+            placed = place_for(name, graph, local, costs, passes=passes)
+            measured = interleaved(partial(run, alone), partial(run, placed), rounds)
+            seen, where, longer = under(graph, placed, pairs, beside)
+            share = predicted_us(seen, where, costs, longer) / single_us
+            found.append(SpeedUp(case.name, name, tuple(passes), graph.n, _messages(graph, placed), share, measured))
+    return tuple(found), costs
+
+
+def _messages(graph: Any, placed: Placement) -> int:
+    """Tensors that leave their device, once per device that reads them."""
+    device = placed.on(graph).device
+    crossing = device[graph.edge_source] != device[graph.consumers]
+    pairs = np.stack([graph.edge_tensor[crossing], device[graph.consumers][crossing]], axis=1)
+    return len(np.unique(pairs, axis=0))

@@ -1,0 +1,267 @@
+"""Run every placement of every model on a local cluster, and predict the same steps with the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput
+from ..executors.statistics import mean_of_rounds
+from ..executors.tensorflow.calibration import Calibration, calibrate, mean_calibration, process_seconds
+from ..executors.tensorflow.cluster import LocalCluster
+from ..graph import Link, OpGraph, Placement, Run, Step, Timeline
+from ..graph.costs import allowed_devices
+from ..passes import optimize
+from ..placers import place
+from ..simulator import simulate
+from ..workers.client import Worker
+from .charging import predicted_us, with_shared_caches
+from .others import MOST, Others, own_processes, refused, wait_for_quiet
+from .pairs import Pairs, mean_pairs, measured_apart, under
+from .peaks import fullest, predicted_timelines
+from .profiles import AGAIN, SETTLED, beside_us, mean_graph, measured_graph, run_placed
+from .report import Report, Row
+
+MODELS: dict[str, dict[str, Any]] = {
+    "inception_v3": {"batch_size": 1},
+    "gnmt": {"batch_size": 128, "sequence_length": 10, "layers": 2, "units": 256, "vocabulary": 4000},
+    "resnet50": {"batch_size": 2},
+    "transformer": {
+        "batch_size": 16, "layers": 3, "units": 256, "heads": 4, "inner": 1024, "vocabulary": 4000, "sequence_length": 32,
+    },
+}  # fmt: skip
+"""Model -> size at which a step takes some hundred milliseconds on one core."""
+BUILT_AS = {"resnet50": "resnet"}
+"""Names of the study that `bl.models.build` calls otherwise."""
+PASSES = ("colocation", "fusion")
+"""Without co-placement, which would leave most of a recurrent step in one group: placements are to differ."""
+WAIT = 60.0
+"""Seconds that a study waits for a quiet machine."""
+CALIBRATION_STEPS = 10
+"""Steps of each made-up kind that a round measures overheads with."""
+TRACES = 2
+"""Traces of the step per round, alone and beside another."""
+TRIES = 2
+"""Measurements of a model, before a machine on which others work at times is refused."""
+PLACEMENTS = ("single", "m-topo", "m-etf", "m-sct", "random")
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What was measured of a model; by placement: runs, CPU share of the workers and that of other programs."""
+
+    model: str
+    graph: OpGraph
+    beside_us: NDArray[np.float64] | None
+    pairs: Pairs | None
+    placed: dict[str, Placement]
+    runs: dict[str, list[Run]]
+    busy_share: dict[str, float]
+    others_share: dict[str, float]
+    drift: float
+    costs: Calibration
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model to study: its traced step under a name."""
+
+    name: str
+    step: Step
+
+
+def study(
+    cases: Iterable[Case] | Mapping[str, Mapping[str, Any]] | None = None,
+    placements: Sequence[str] = PLACEMENTS,
+    *,
+    workers: int = 2,
+    steps: int = 3,
+    rounds: int = 5,
+    seed: int = 0,
+    calibration: Calibration | None = None,
+    progress: bool = True,
+    on_model: Callable[[Report], None] | None = None,
+    wait: float | None = WAIT,
+) -> Report:
+    """Predicted against measured step times of placements on a `bl.LocalCluster`.
+
+    Args:
+        cases: models to study, as traced steps or as names with their parameters (default `MODELS`).
+        placements: names of placers, and `random`: each colocation group on a device drawn with `seed`.
+        workers: size of the local cluster.
+        steps, rounds: measured steps of each placement per round; rounds profile the step and go through all placements
+            of a model in turns, so that a drift of the machine meets them all, and what is predicted too.
+        calibration: overheads measured before; by default they are measured in every round of a model, and its predictions
+            go by their mean.
+        on_model: called with what there is so far whenever a model is done.
+        wait: seconds to wait for a machine that other programs leave alone, before every model; a model that was disturbed
+            is measured once more. None measures all the same.
+
+    Durations come from traces of the whole step on worker 0, alone and beside the same step on worker 1 (and of kernels that
+    need another op beside them, from one where these ops are on worker 1); the prediction of
+    `single` is thus a test of the overheads alone, that of the others of the whole simulator. Every model has workers of its
+    own: those that have run others for a while take up to a quarter more for a message.
+
+    Raises `ExecutionError` when a step does not run or the machine stays busy, `InvalidInput` for bad counts.
+    """
+    if min(steps, rounds) < 1:
+        raise InvalidInput(f"steps is {steps} and rounds is {rounds}; both must be at least 1")
+    rows: list[Row] = []
+    costs: list[Calibration] = []
+    for case in cases_of(cases):
+        with LocalCluster(workers) as local, Worker() as worker:
+            own = own_processes([*local.pids, worker.pid])
+            counts = (steps, rounds, seed)
+            measure = partial(_measured, case, placements, local, worker, calibration, counts, progress)
+            found = _undisturbed(wait, own, measure)
+            costs.append(found.costs)
+            rows += [_row(found, name, local) for name in placements]
+        if on_model is not None:
+            on_model(Report(tuple(rows), mean_calibration(costs)))
+    return Report(tuple(rows), mean_calibration(costs))
+
+
+def _undisturbed(wait: float | None, own: Callable[[], float], measure: Callable[[], _Measured]) -> _Measured:
+    """A model as measured, once more where other programs disturbed it."""
+    if wait is None:
+        return measure()
+    for _ in range(TRIES):
+        wait_for_quiet(own, wait)
+        found = measure()
+        worst = max(found.others_share.values(), default=0.0)
+        if worst <= MOST:
+            return found
+    raise refused(worst, f"during {TRIES} measurements of {found.model!r}")
+
+
+def cases_of(cases: Iterable[Case] | Mapping[str, Mapping[str, Any]] | None) -> Iterable[Case]:
+    """Models built one after the other, by name and parameters; traced steps as they are."""
+    from ..models import build
+
+    if cases is None or isinstance(cases, Mapping):
+        return (Case(name, build(BUILT_AS.get(name, name), **options)) for name, options in (cases or MODELS).items())
+    return cases
+
+
+def _measured(
+    case: Case,
+    placements: Sequence[str],
+    local: LocalCluster,
+    worker: Worker,
+    calibration: Calibration | None,
+    counts: tuple[int, int, int],
+    progress: bool,
+) -> _Measured:
+    from tqdm.auto import tqdm
+
+    steps, rounds, seed = counts
+    costs: list[Calibration] = []
+    profiles: list[OpGraph] = []
+    besides: list[NDArray[np.float64]] = []
+    apart: list[Pairs | None] = []
+    placed: dict[str, Placement] = {}
+    runs: dict[str, list[Run]] = {name: [] for name in placements}
+    share, disturbed = dict.fromkeys(placements, np.inf), dict.fromkeys(placements, 0.0)
+    own = own_processes([*local.pids, worker.pid])
+    bar = tqdm(total=rounds * len(placements), desc=case.name, unit="run", disable=not progress, leave=False)
+    with bar:
+        for index in range(rounds):
+            warmup = AGAIN if index else SETTLED
+            costs.append(calibration or calibrate(local, CALIBRATION_STEPS))
+            profiles.append(measured_graph(case.step, local, worker, TRACES, warmup))
+            if len(besides) == index:  # None, which is said once: two of the step cannot run at once
+                besides += [us for us in [beside_us(case.step, local, worker, TRACES, warmup)] if us is not None]
+            apart.append(measured_apart(case.step, local, worker, profiles[-1], TRACES, warmup))
+            placed = placed or {name: place_for(name, profiles[0], local, costs[0], seed) for name in placements}
+            # The order turns, so that no placement always follows the same one.
+            for name in list(placed)[:: 1 if index % 2 == 0 else -1]:
+                others = Others(own)
+                before = [process_seconds(pid) for pid in local.pids]
+                run = run_placed(case.step, placed[name], local, worker, steps, profiles[0], warmup)
+                spent = max(process_seconds(pid) - b for pid, b in zip(local.pids, before, strict=True))
+                share[name] = min(share[name], spent / max(sum(run.info["all_seconds"]), 1e-9))
+                disturbed[name] = max(disturbed[name], others.share())
+                runs[name].append(run)
+                bar.update()
+    beside = np.mean(besides, axis=0) if besides else None
+    took = [float(graph.duration_us.sum()) for graph in profiles]
+    drift = max(took) / max(min(took), 1e-9)
+    mean = mean_calibration(costs)
+    return _Measured(
+        case.name, mean_graph(profiles), beside, mean_pairs(apart), placed, runs, share, disturbed, drift, mean
+    )
+
+
+def place_for(
+    name: str, graph: OpGraph, local: LocalCluster, costs: Calibration, seed: int = 0, passes: Sequence[str] = PASSES
+) -> Placement:
+    """A placement for this cluster; placers see what a message costs in all."""
+    if name == "random":
+        return random_placement(graph, local, seed)
+    parts = ((costs.wire, 1.0), (costs.send, 1.0), (costs.receive, 1.0), (costs.overlap, -1.0))
+    link = Link(
+        sum(sign * part.latency_us for part, sign in parts), sum(sign * part.us_per_byte for part, sign in parts)
+    )
+    coarse = optimize(graph, passes=passes, forward_only=False)
+    return place(coarse, local.cluster.replace(link=link), name).on(graph)
+
+
+def random_placement(graph: OpGraph, local: LocalCluster, seed: int) -> Placement:
+    """Each colocation group, and each op without one, on a device drawn at random."""
+    rng = np.random.default_rng(seed)
+    allowed_devices(graph, local.cluster)
+    group = np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
+    drawn = rng.integers(0, local.n, len(graph.colocation_names) + graph.n)
+    return Placement(device=drawn[group].astype(np.int32), placer="random", graph_key=graph.key)
+
+
+def _row(found: _Measured, name: str, local: LocalCluster) -> Row:
+    """One line of the report: prediction, measurement, and where they part."""
+    runs, costs = found.runs[name], found.costs
+    graph, placed, beside = under(found.graph, found.placed[name], found.pairs, found.beside_us)
+    measured = mean_of_rounds([run.step_seconds for run in runs])
+    plain = simulate(graph, local.cluster.replace(link=costs.wire, comm="parallel"), placed, "fifo")
+    both, _ = with_shared_caches(graph, placed, costs, beside)
+    timelines = [run.timeline for run in runs if run.timeline is not None]
+    kernels_us = float(np.median([t.busy_us.max() for t in timelines]))
+    return Row(
+        model=found.model,
+        placement=name,
+        ops=graph.n,
+        transfers=len(timelines[0].transfers),
+        predicted_us=predicted_us(graph, placed, costs, beside),
+        measured_us=measured[0] * 1e6,
+        measured_low_us=measured[1] * 1e6,
+        measured_high_us=measured[2] * 1e6,
+        compute_us=float(plain.busy_us.max()),
+        traced_compute_us=kernels_us,
+        message_us=float(both.duration_us[graph.n :].sum()),
+        without_overheads_us=plain.makespan_us,
+        busy_share=found.busy_share[name],
+        others_share=found.others_share[name],
+        drift=found.drift,
+        **_peaks(graph, local, placed, costs, beside, timelines),
+    )
+
+
+def _peaks(
+    graph: OpGraph,
+    local: LocalCluster,
+    placed: Placement,
+    costs: Calibration,
+    beside: NDArray[np.float64] | None,
+    timelines: Sequence[Timeline],
+) -> dict[str, Any]:
+    """Simulated and measured peak of the device that held most, and what that consists of."""
+    device = int(np.max([t.peak_bytes for t in timelines], axis=0).argmax())
+    both = {
+        "simulated": fullest(predicted_timelines(graph, local.cluster, placed, costs, beside), device),
+        "measured": fullest(timelines, device),
+    }
+    peaks = {f"{of}_peak_bytes": int(line.peak_bytes[device]) for of, line in both.items()}
+    return {**peaks, **{f"{of}_peak_parts": line.peak_parts(device) for of, line in both.items()}}

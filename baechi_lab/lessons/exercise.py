@@ -1,0 +1,190 @@
+"""What an exercise asks for, and what is said about an answer: what is wrong with it, never what would be right.
+
+A check takes an answer and returns a complaint, or an empty text where the answer is right. An answer may be a number, names of
+ops, a placement, or a function that is tried on small cases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidInput
+from ..graph import Cluster, OpGraph, Placement
+from ..simulator import simulate
+
+Check = Callable[[Any], str]
+EMPTY = "the function returns nothing yet"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`right` is None where nothing was answered; true only where the answer is right."""
+
+    exercise: int
+    right: bool | None
+    message: str
+
+    def __bool__(self) -> bool:
+        return self.right is True
+
+    def __repr__(self) -> str:
+        return f"Exercise {self.exercise}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """The checks of one notebook by number."""
+
+    name: str
+    checks: Mapping[int, Check]
+
+    def __call__(self, exercise: int, answer: Any) -> Verdict:
+        """What there is to say about an answer; `...` stands for none yet.
+
+        Raises:
+            InvalidInput: the lesson has no such exercise.
+        """
+        if exercise not in self.checks:
+            raise InvalidInput(f"exercise is {exercise!r}; the lesson {self.name!r} has {sorted(self.checks)}")
+        if answer is None or answer is ...:
+            return Verdict(exercise, None, "not answered yet")
+        complaint = self.checks[exercise](answer)
+        if complaint == EMPTY:
+            return Verdict(exercise, None, "not answered yet")
+        return Verdict(exercise, not complaint, f"not yet: {complaint}" if complaint else "right")
+
+    def solution(self, exercise: int, answer: Any) -> Verdict:
+        """The same for an answer that must be right.
+
+        Raises:
+            InvalidInput: it is not.
+        """
+        verdict = self(exercise, answer)
+        if not verdict:
+            raise InvalidInput(f"the solution of exercise {exercise} of {self.name!r} does not hold: {verdict.message}")
+        return verdict
+
+
+def number(right: float, unit: str, mistakes: Mapping[float, str] | None = None, within: float = 0.005) -> Check:
+    """A number to be right within the share `within`; `mistakes` says what to tell about numbers that are easily got.
+
+    >>> check = number(14.0, "us", {13.0: "is the device free then?"})
+    >>> check(13), check(20), check(14), check("14")
+    ('is the device free then?', 'that is too large', '', 'give a number (us), not str')
+    """
+
+    def check(answer: Any) -> str:
+        if isinstance(answer, bool) or not isinstance(answer, (int, float, np.integer, np.floating)):
+            return f"give a number ({unit}), not {type(answer).__name__}"
+        if not math.isfinite(answer):
+            return "that is no finite number"
+        if _near(float(answer), right, within):
+            return ""
+        known = next((hint for wrong, hint in (mistakes or {}).items() if _near(float(answer), wrong, within)), "")
+        return known or f"that is too {'small' if answer < right else 'large'}"
+
+    return check
+
+
+def _near(answer: float, right: float, within: float) -> bool:
+    return abs(answer - right) <= within * abs(right) + 1e-12
+
+
+def names(right: Collection[str], known: Sequence[str]) -> Check:
+    """Names of ops, in any order.
+
+    >>> check = names({"a", "c"}, ["a", "b", "c"])
+    >>> check(["a", "b"]), check("a"), check(["a", "x"]), check(["c", "a"])
+    ("'b' is not one of them", 'right so far, but not all', "there is no op 'x'", '')
+    """
+
+    def check(answer: Any) -> str:
+        if not isinstance(answer, (str, list, tuple, set, frozenset)):
+            return f"give a list of names, not {type(answer).__name__}"
+        given = [answer] if answer in known else list(answer)
+        for name in given:
+            if name not in known:
+                return f"there is no op {name!r}"
+        wrong = [name for name in given if name not in right]
+        if wrong:
+            return f"{wrong[0]!r} is not one of them"
+        return "" if set(given) == set(right) else "right so far, but not all"
+
+    return check
+
+
+def placement(graph: OpGraph, cluster: Cluster, at_most_us: float | None = None, scheduler: str | None = None) -> Check:
+    """A device per op, by position or by name, with a step of at most so many microseconds (None: the least there is)."""
+
+    def check(answer: Any) -> str:
+        given = answer.device.tolist() if isinstance(answer, Placement) else answer
+        if isinstance(given, Mapping):
+            missing = [name for name in graph.names if name not in given]
+            if missing:
+                return f"op {missing[0]!r} has no device"
+            given = [given[name] for name in graph.names]
+        if not isinstance(given, (list, tuple, np.ndarray)) or len(given) != graph.n:
+            return f"give a device for each of the {graph.n} ops"
+        for name, device in zip(graph.names, given, strict=True):
+            if isinstance(device, bool) or not isinstance(device, (int, np.integer)) or not 0 <= device < cluster.n:
+                return f"op {name!r} is on {device!r}; devices are 0 to {cluster.n - 1}"
+        timeline = simulate(graph, cluster, Placement(device=np.array(given)), scheduler)
+        if timeline.violations:
+            return str(timeline.violations[0].message)
+        limit = best_us(graph, cluster, scheduler) if at_most_us is None else at_most_us
+        if timeline.makespan_us <= limit * (1 + 1e-9):
+            return ""
+        asked = "there is a shorter one" if at_most_us is None else f"at most {limit:g} us are asked for"
+        return f"the step takes {timeline.makespan_us:g} us; {asked}"
+
+    return check
+
+
+def best_us(graph: OpGraph, cluster: Cluster, scheduler: str | None = None) -> float:
+    """The shortest step among all placements, each simulated: devices to the power of ops.
+
+    >>> best_us(OpGraph.from_edges([3.0, 2.0, 1.0]), Cluster.uniform(2))
+    3.0
+    """
+    every = product(range(cluster.n), repeat=graph.n)
+    return min(simulate(graph, cluster, Placement(device=np.array(d)), scheduler).makespan_us for d in every)
+
+
+def function(right: Callable[..., Any], cases: Callable[[], Sequence[tuple[Any, ...]]]) -> Check:
+    """A function that returns what `right` does, tried on `cases`; of the first one that differs, its arguments are told.
+
+    >>> check = function(max, lambda: [(1, 2), (5, 3)])
+    >>> check(max), check(lambda a, b: b), check(3)
+    ('', 'for (5, 3) yours returns 3, which is too small', 'give a function, not int')
+    """
+
+    def check(answer: Any) -> str:
+        if not callable(answer):
+            return f"give a function, not {type(answer).__name__}"
+        for case in cases():
+            given, wanted = answer(*case), np.asarray(right(*case), dtype=np.float64)
+            if given is None or given is ...:
+                return EMPTY
+            found = np.asarray(given, dtype=np.float64)
+            said = f"for {', '.join(map(repr, case))}" if len(case) == 1 else f"for {case!r}"
+            if found.shape != wanted.shape:
+                return f"{said} yours returns {_shape(found)}; what is asked for is {_shape(wanted)}"
+            wrong = np.flatnonzero(~np.isclose(found, wanted, rtol=1e-6, atol=1e-9))
+            if len(wrong):
+                k = int(wrong[0])
+                here = f" at position {k}" if found.ndim else ""
+                side = "small" if found.flat[k] < wanted.flat[k] else "large"
+                return f"{said} yours returns {found.flat[k]:g}{here}, which is too {side}"
+        return ""
+
+    return check
+
+
+def _shape(values: np.ndarray) -> str:
+    return f"{values.size} numbers" if values.ndim else "one number"

@@ -1,0 +1,70 @@
+"""Exercises of `08_attack.ipynb`: worst cases."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from studies.attack import Instance, ratio
+
+from ..graph import Cluster, Link, OpGraph
+from ..placers import place
+from ..simulator import simulate
+from .exercise import Check, number
+
+DEVICES, MOST_OPS = 3, 8
+
+
+def attacks(attacked: str, other: str, times: float, most_ops: int) -> Check:
+    """An `Instance` on which one placer takes so many times as long as another."""
+
+    def check(answer: Any) -> str:
+        if not isinstance(answer, Instance):
+            return f"give an Instance, not {type(answer).__name__}"
+        if not 1 <= len(answer.durations) <= most_ops:
+            return f"it has {len(answer.durations)} ops; 1 to {most_ops} are allowed"
+        if min(answer.durations) <= 0 or min(answer.speeds) <= 0:
+            return "durations and speeds must be greater than 0"
+        found = ratio(answer, attacked, other)
+        return (
+            ""
+            if found >= times - 1e-9
+            else f"{attacked} takes {found:.2f} times as long as {other}, {times:g} are asked for"
+        )
+
+    return check
+
+
+def graham(answer: Any) -> str:
+    """Durations of independent ops, in the order of the list, that make list scheduling as bad as it can be."""
+    if not isinstance(answer, (list, tuple)) or not 1 <= len(answer) <= MOST_OPS:
+        return f"give a list of 1 to {MOST_OPS} durations"
+    if not all(isinstance(x, (int, float)) and x > 0 for x in answer):
+        return "durations must be numbers greater than 0"
+    cluster = Cluster.uniform(DEVICES, link=Link(0.0, 0.0), comm="parallel")
+    graph = OpGraph.from_edges([float(x) for x in answer])
+    taken = simulate(graph, cluster, place(graph, cluster, "etf")).makespan_us
+    found = taken / _least(np.array(answer, dtype=np.float64))
+    limit = 2 - 1 / DEVICES
+    return "" if found >= limit - 1e-9 else f"the list takes {found:.2f} times the optimum; {limit:.2f} are possible"
+
+
+def _least(durations: np.ndarray) -> float:
+    """The smallest largest load of independent ops, by trying all."""
+    every = np.array(list(product(range(DEVICES), repeat=len(durations))))
+    return float(np.stack([(every == d) @ durations for d in range(DEVICES)]).max(axis=0).min())
+
+
+CHECKS = {
+    # Earliest start: one on each device, 20 / 1. Both on the fast one: 2 * 20 / 4 = 10.
+    1: number(2.0, "times", {
+        4.0: "that is one op; with two, what would the best placement do?",
+        1.0: "ETF lets no device idle, not even the slow one",
+        20.0: "those are the microseconds of ETF's step",
+    }),
+    2: attacks("m-etf", "heft", 4.0, 1),
+    3: attacks("heft", "m-etf", 1.2, 6),
+    4: graham,
+}  # fmt: skip

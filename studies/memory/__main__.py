@@ -1,0 +1,81 @@
+"""`python -m studies.memory -o memory.json`: simulated against measured peaks of memory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+
+from baechi_lab.fidelity.storing import provenance
+from baechi_lab.fidelity.study import MODELS, Case, cases_of
+from baechi_lab.graph.formats.files import write_atomically
+from studies.memory.report import Row, summarize_rows
+from studies.memory.study import study
+
+NAMES = (
+    "inception_v3", "resnet50", "gnmt", "transformer", "bert", "gpt2", "llama", "t5", "vit", "convnext",
+)  # fmt: skip
+"""Of `torch_steps`, which loads PyTorch."""
+UNSEEN = ("densenet121", "efficientnet_v2_b0", "mobilenet_v2", "xception", "vgg16", "encoder", "gpt")
+"""Of `fidelity/unseen.py`, which loads TensorFlow."""
+
+
+def main() -> None:
+    """Study, print, and store after every model."""
+    parser = argparse.ArgumentParser(prog="python -m studies.memory", description=__doc__)
+    parser.add_argument("--torch", action="store_true", help="ten PyTorch models instead of TensorFlow's")
+    parser.add_argument("--models", nargs="+", choices=tuple(dict.fromkeys((*MODELS, *UNSEEN, *NAMES))))
+    parser.add_argument("--seed", type=int, default=0, help="of the random placement")
+    parser.add_argument("-o", "--output", help="a .json file to write")
+    given = parser.parse_args()
+    known = NAMES if given.torch else (*MODELS, *UNSEEN)
+    if strange := [name for name in given.models or () if name not in known]:
+        parser.error(
+            f"--models has {strange[0]!r}; {'with' if given.torch else 'without'} --torch there are {', '.join(known)}"
+        )
+
+    def keep(rows: Sequence[Row]) -> None:
+        for row in (row for row in rows if row.model == rows[-1].model):
+            print(
+                f"{row.model} {row.placement} {row.device}: {row.simulated} simulated, {row.measured} measured, {row.error:+.1%}"
+            )
+        if given.output:
+            write_atomically(given.output, (json.dumps(document(rows, given.seed), indent=1) + "\n").encode())
+
+    if given.torch:
+        from studies.memory.torch_study import torch_study
+
+        rows = torch_study(given.models or NAMES, seed=given.seed, on_model=keep)
+    else:
+        rows = study(_cases(given.models or MODELS), seed=given.seed, on_model=keep)
+    print(summarize_rows(rows))
+
+
+def _cases(names: Iterable[str]) -> Iterator[Case]:
+    """Every model when its turn comes."""
+    for name in names:
+        if name in MODELS:
+            yield from cases_of({name: MODELS[name]})
+        else:
+            from baechi_lab.fidelity import unseen
+
+            yield Case(name, getattr(unseen, name)())
+
+
+def document(rows: Sequence[Row], seed: int) -> dict[str, object]:
+    """Everything, ready for JSON."""
+    found = summarize_rows(rows)
+    made = provenance(seed=seed)
+    made["command"] = made["command"].replace("__main__.py", "python -m studies.memory")
+    made["machine"] = f"{os.cpu_count()} cores"
+    return {
+        **made,
+        "summary": {**asdict(found), "met": found.met},
+        "rows": [{**asdict(r), "error": r.error} for r in rows],
+    }
+
+
+if __name__ == "__main__":
+    main()

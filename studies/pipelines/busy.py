@@ -1,0 +1,80 @@
+"""What messages take of workers that are busy, as those of a pipeline are.
+
+The fidelity study's calibration sends a tensor to and fro between workers that do nothing else: every message wakes both
+ends. In a pipeline most messages come while both ends compute, their threads being awake. Both are measured with made-up
+steps of products: what a message takes of each end's processor while both work, by the processes' clocks, and how long it
+is under way from a sender that goes on computing, whose network threads wait for a turn on its only core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baechi_lab.errors import ExecutionError
+from baechi_lab.executors import LocalCluster, Worker, execute
+from baechi_lab.executors.structure import graph_of
+from baechi_lab.executors.tensorflow.calibration import SIZES, Calibration, Cost, cost_of, stream_step
+from baechi_lab.graph import Placement, Step
+from baechi_lab.profilers.links import fit_link
+
+MESSAGES = 24
+STEPS = 12
+
+
+def busy_messages(local: LocalCluster, worker: Worker) -> NDArray[np.float64]:
+    """float64[sizes, 3], microseconds per message of each of `SIZES`: of the sender's and the receiver's processor, on the way.
+
+    Raises `ExecutionError` when a made-up step does not run.
+    """
+    cost = partial(cost_of, local, worker, STEPS)
+    return np.array([(*_ends(cost, size), np.median(_arrivals(size, local, worker))) for size in SIZES])
+
+
+def with_busy_messages(costs: Calibration, found: Sequence[NDArray[np.float64]]) -> Calibration:
+    """`costs` with messages as they are between busy workers; nothing is added for cold caches, which are so already.
+
+    Args:
+        found: what `busy_messages` found, once or several times: single differences of two steps may be far off where the
+            cores change their pace between the two.
+
+    >>> from baechi_lab.graph import Link
+    >>> free = Link(0.0, 0.0)
+    >>> seen = np.array([[30.0, 20.0, 90.0]] * len(SIZES))
+    >>> costs = with_busy_messages(Calibration(1.0, 0.0, free, free, free, 1.0), [seen, seen + 500.0, seen])
+    >>> [round(link.cost_us(4), 3) for link in (costs.send, costs.receive, costs.wire)]
+    [30.0, 20.0, 40.0]
+    """
+    send, receive, way = np.maximum(np.median(np.array(found), axis=0), 0.1).T
+    ends = fit_link(SIZES, send)[0], fit_link(SIZES, receive)[0]
+    wires = [
+        max(us - sum(end.cost_us(size) for end in ends), 0.1) for size, us in zip(SIZES, way.tolist(), strict=True)
+    ]
+    return replace(costs, send=ends[0], receive=ends[1], wire=fit_link(SIZES, wires)[0], cooled=())
+
+
+def _ends(cost: Callable[[Step, int], Cost], size: int) -> tuple[float, float]:
+    """Microseconds of processor time that a message takes of a sender and of a receiver that both make products."""
+    stays, goes = (cost(stream_step(MESSAGES, size, goes, both=True), 2).cpu_us for goes in (False, True))
+    sent, received = ((b - a) / MESSAGES for a, b in zip(stays, goes, strict=True))
+    return sent, received
+
+
+def _arrivals(size: int, local: LocalCluster, worker: Worker) -> np.ndarray:
+    """Microseconds from the end of the op that has a tensor to its arrival, per message of one traced step."""
+    step = stream_step(MESSAGES, size)
+    graph = graph_of(step)
+    placed = Placement(device=np.array([int(name[1]) for name in graph.names], dtype=np.int32))
+    run = execute(step, placed, 1, warmup=2, traced=1, cluster=local, graph=graph, worker=worker, progress=False)
+    if run.status != "ok" or run.timeline is None:
+        raise ExecutionError(f"step {step.name!r} ended with status {run.status!r}: {run.message}")
+    ended = dict(zip(run.timeline.op.tolist(), run.timeline.end_us.tolist(), strict=True))
+    moved = run.timeline.transfers
+    rows = zip(moved.tensor.tolist(), moved.end_us.tolist(), strict=True)
+    producer = run.timeline.tensor_producer
+    names = [(graph.names[producer[t]], int(producer[t]), end) for t, end in rows]
+    return np.array([max(end - ended[op], 0.0) for name, op, end in names if name.startswith("d0_send")][:-1])

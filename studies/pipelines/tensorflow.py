@@ -1,0 +1,159 @@
+"""The TensorFlow half: every schedule that applies, on a `bl.LocalCluster`, simulated and measured.
+
+Durations come from traces of one micro-batch on worker 0 while worker 1 runs another, overheads from the fidelity study's
+calibration, and messages from workers that go on computing (see `busy`); nothing is fitted to the steps that are predicted.
+Kernels are profiled on workers of one thread, so that their times do not overlap; steps run on workers of two, or tensors
+would wait for ops that are ready behind them (see `LocalCluster`).
+
+Cores change their pace: a program of another virtual machine on the same physical core makes them up to twice as slow,
+for milliseconds or minutes, and nothing in /proc says so. So each round profiles, measures messages and goes through all
+schedules in turns: what is predicted and what is measured are of the same minutes, and are averaged over the same rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baechi_lab.errors import ExecutionError
+from baechi_lab.executors import LocalCluster, Worker, execute
+from baechi_lab.executors.statistics import summarize
+from baechi_lab.executors.tensorflow.calibration import Calibration, calibrate, mean_calibration, process_seconds
+from baechi_lab.fidelity.others import Others, own_processes
+from baechi_lab.fidelity.profiles import AGAIN, SETTLED, busy_graph, mean_graph
+from baechi_lab.graph import OpGraph, Placement, Run, Step
+from studies.pipelines.busy import busy_messages, with_busy_messages
+from studies.pipelines.plans import Plan, placements, plans
+from studies.pipelines.report import Row
+
+MODELS: dict[str, dict[str, Any]] = {
+    "mlp": {"batch_size": 64, "layers": 12, "units": 512, "inputs": 512, "classes": 512},
+    "gnmt": {"batch_size": 64, "sequence_length": 4, "layers": 2, "units": 192, "vocabulary": 1000},
+    "transformer": {
+        "batch_size": 4, "layers": 2, "units": 128, "heads": 4, "inner": 512, "vocabulary": 500, "sequence_length": 32,
+    },
+    "gpt": {"batch_size": 2, "layers": 6, "units": 128},
+}  # fmt: skip
+"""Model -> size of one micro-batch, at which it takes some tens of milliseconds on one core."""
+TRACES = 3
+"""Traces of the micro-batch per round."""
+
+
+@dataclass
+class _Seen:
+    """What the rounds of one model have measured; the schedule "" is the whole batch on one worker."""
+
+    profiles: list[OpGraph] = field(default_factory=list)
+    messages: list[NDArray[np.float64]] = field(default_factory=list)
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+    shares: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+
+
+def build_step(model: str) -> Step:
+    """The traced step of one micro-batch."""
+    if model == "gpt":
+        from studies.pipelines.gpt import gpt_step
+
+        return gpt_step(**MODELS[model])
+    from baechi_lab.models import build
+
+    return build(model, **MODELS[model])
+
+
+def study(
+    models: Sequence[str],
+    processes: int,
+    *,
+    micro_batches: int = 8,
+    steps: int = 4,
+    rounds: int = 5,
+    calibration: Calibration | None = None,
+    on_model: Callable[[Sequence[Row], Calibration], None] | None = None,
+) -> list[Row]:
+    """Rows of all models on a cluster of so many workers. Raises `ExecutionError` when a step does not run."""
+    rows: list[Row] = []
+    found: list[Calibration] = []
+    for model in models:  # workers that have run another model take longer for everything
+        step, seen = build_step(model), _Seen()
+        with (
+            LocalCluster(processes) as single, LocalCluster(processes, threads=2) as local, Worker() as worker,
+            Worker() as profiler,
+        ):  # fmt: skip
+            found.append(calibration or calibrate(single))
+            costs = mean_calibration(found)
+            profile = partial(busy_graph, step, single, profiler, TRACES)
+            chosen = _rounds(step, profile, local, worker, seen, costs, (micro_batches, steps, rounds))
+            costs = with_busy_messages(costs, seen.messages)
+        placed = {name: plan.placement for name, plan in chosen.items()}
+        final = plans(placed, mean_graph(seen.profiles), local.cluster, costs, micro_batches)
+        rows += [_row(model, processes, micro_batches, plan, seen) for plan in final.values()]
+        if on_model is not None:
+            on_model(rows, costs)
+    return rows
+
+
+def _rounds(
+    step: Step, profile: Callable[..., OpGraph], local: LocalCluster, worker: Worker, seen: _Seen, costs: Calibration,
+    counts: tuple[int, int, int],
+) -> dict[str, Plan]:  # fmt: skip
+    """Fill `seen`; the schedules on the placements that they had in every round."""
+    micro_batches, steps, rounds = counts
+    placed: Mapping[str, Placement] = {}
+    chosen: dict[str, Plan] = {}
+    for turn in range(rounds):
+        seen.profiles.append(profile(warmup=AGAIN if turn else SETTLED))
+        seen.messages.append(busy_messages(local, worker))
+        graph = mean_graph(seen.profiles)
+        placed = placed or placements(graph, local.n)
+        chosen = plans(placed, graph, local.cluster, with_busy_messages(costs, seen.messages), micro_batches)
+        names = [*chosen, ""]
+        for name in names[:: 1 if turn % 2 == 0 else -1]:
+            _run(name, step, chosen, graph, local, worker, seen, micro_batches, steps)
+    return chosen
+
+
+def _run(
+    name: str, step: Step, chosen: Mapping[str, Plan], graph: OpGraph, local: LocalCluster, worker: Worker, seen: _Seen,
+    micro_batches: int, steps: int,
+) -> None:  # fmt: skip
+    """One schedule's turn in a round."""
+    alone = Placement(device=np.zeros(graph.n, dtype=np.int32), graph_key=graph.key)
+    placed, priced = (chosen[name].placement, chosen[name].graph) if name else (alone, graph)
+    before = [process_seconds(pid) for pid in local.pids]
+    others = Others(own_processes([*local.pids, worker.pid]))
+    run = execute(
+        step, placed, steps, warmup=AGAIN if seen.runs.get(name) else SETTLED, traced=0, cluster=local, graph=priced,
+        worker=worker, progress=False, micro_batches=micro_batches,
+        schedule=chosen[name].timeline.info["schedule"] if name else "gpipe",
+    )  # fmt: skip
+    if run.status != "ok":
+        raise ExecutionError(f"{step.name} under {name or 'gpipe'} ended with status {run.status!r}: {run.message}")
+    spent = max(process_seconds(pid) - b for pid, b in zip(local.pids, before, strict=True))
+    passed = sum(run.info["warmup_seconds"]) + float(run.step_seconds.sum())
+    seen.runs.setdefault(name, []).append(run)
+    seen.shares.setdefault(name, []).append((spent / max(passed, 1e-9), others.share()))
+
+
+def _row(model: str, processes: int, count: int, plan: Plan, seen: _Seen) -> Row:
+    runs = seen.runs[plan.schedule]
+    seconds = np.concatenate([run.step_seconds for run in runs])
+    single = float(np.median(np.concatenate([run.step_seconds for run in seen.runs[""]]))) * 1e6
+    measured = summarize(seconds)
+    busy, others = np.median(np.array(seen.shares[plan.schedule]), axis=0).tolist()
+    return Row(
+        "tensorflow", model, processes, plan.schedule, count, len(plan.timeline.info["stage_device"]), plan.simulated_us,
+        measured.median * 1e6, measured.low * 1e6, measured.high * 1e6, float(seconds.min()) * 1e6, min(busy, 1.0), others,
+        single, tuple(float(np.median(run.step_seconds)) * 1e6 for run in runs),
+    )  # fmt: skip
+
+
+def settings_of(costs: Calibration, **more: Any) -> Mapping[str, Any]:
+    """What a stored part says beside its rows."""
+    from dataclasses import asdict
+
+    return {"models": MODELS, "calibration": asdict(costs), **more}
