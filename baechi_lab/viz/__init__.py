@@ -12,6 +12,16 @@ from .memory_chart import memory
 from .ways_chart import ways
 
 __all__ = [
-    "THEME", "comparison", "curves", "decisions", "device_colors", "gantt", "graph", "groups", "labelled", "memory", "styled",
+    "THEME",
+    "comparison",
+    "curves",
+    "decisions",
+    "device_colors",
+    "gantt",
+    "graph",
+    "groups",
+    "labelled",
+    "memory",
+    "styled",
     "ways",
-]  # fmt: skip
+]

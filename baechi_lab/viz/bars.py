@@ -13,7 +13,7 @@ class Bars(NamedTuple):
 
     start: NDArray[np.float64]
     end: NDArray[np.float64]
-    held: NDArray[np.int64]
+    held_bytes: NDArray[np.int64]
     row: NDArray[np.int64]
 
 
@@ -33,10 +33,10 @@ def merged(start: NDArray[np.float64], end: NDArray[np.float64], limit: int) -> 
         return Bars(start, end, np.ones(len(order), dtype=np.int64), order)
     low = float(start.min())
     cell = (float(end.max()) - low) / limit
-    which = np.minimum(np.floor((start - low) / cell), limit - 1) if cell > 0 else np.zeros(len(order))
+    cell_index = np.minimum(np.floor((start - low) / cell), limit - 1) if cell > 0 else np.zeros(len(order))
     alone = end - start >= cell if cell > 0 else np.zeros(len(order), dtype=bool)
-    new = np.r_[True, (which[1:] != which[:-1]) | alone[1:] | alone[:-1]]
-    first = np.flatnonzero(new)
-    bar = np.cumsum(new) - 1
+    starts_bar = np.r_[True, (cell_index[1:] != cell_index[:-1]) | alone[1:] | alone[:-1]]
+    first = np.flatnonzero(starts_bar)
+    bar = np.cumsum(starts_bar) - 1
     longest = np.lexsort((-(end - start), bar))[first]
     return Bars(start[first], np.maximum.reduceat(end, first), np.diff(np.r_[first, len(order)]), order[longest])

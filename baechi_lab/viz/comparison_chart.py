@@ -41,9 +41,17 @@ def comparison(table: pandas.DataFrame, *, title: str = "Step time by placer") -
     if bound == bound:
         figure.add_hline(y=bound / factor, line={"color": LIMIT, "dash": "dash", "width": 1.5})
         figure.add_annotation(
-            text=f"lower bound<br>{bound / factor:.3g} {unit}", font={"color": LIMIT}, x=1, xref="paper", xanchor="left",
-            y=bound / factor, yanchor="middle", align="left", xshift=4, showarrow=False,
-        )  # fmt: skip
+            text=f"lower bound<br>{bound / factor:.3g} {unit}",
+            font={"color": LIMIT},
+            x=1,
+            xref="paper",
+            xanchor="left",
+            y=bound / factor,
+            yanchor="middle",
+            align="left",
+            xshift=4,
+            showarrow=False,
+        )
     figure.update_yaxes(title_text=f"step time ({unit})", rangemode="tozero")
     figure.update_xaxes(title_text="placer", type="category", categoryorder="array", categoryarray=names)
     return styled(figure, title, 360, barmode="group", showlegend=bool(measured), legend=LEGEND, margin={"r": 100})
@@ -52,16 +60,21 @@ def comparison(table: pandas.DataFrame, *, title: str = "Step time by placer") -
 def _bars(table: pandas.DataFrame, names: list[str], factor: float, unit: str) -> go.Bar:
     texts = []
     for _, row in table.iterrows():
-        known = row["makespan_us"] == row["makespan_us"]
+        has_step = row["makespan_us"] == row["makespan_us"]
         state = "fits" if row["feasible"] else "does not fit"
-        peak = format_bytes(row["peak_bytes"]) if known else ""
+        peak = format_bytes(row["peak_bytes"]) if has_step else ""
         texts.append(
             f"<b>{row['placer']}</b><br>{row['makespan_us'] / factor:.4g} {unit}<br>peak {peak}, {state}"
-            if known
+            if has_step
             else f"<b>{row['placer']}</b><br>{row.get('error') or 'no placement'}"
         )
     hatch = ["" if ok else "/" for ok in table["feasible"]]
     return go.Bar(
-        x=names, y=table["makespan_us"] / factor, name="simulated", hovertext=texts,
-        hovertemplate="%{hovertext}<extra></extra>", marker={"color": SERIES[0], "pattern": {"shape": hatch}}, **_VALUES,
-    )  # fmt: skip
+        x=names,
+        y=table["makespan_us"] / factor,
+        name="simulated",
+        hovertext=texts,
+        hovertemplate="%{hovertext}<extra></extra>",
+        marker={"color": SERIES[0], "pattern": {"shape": hatch}},
+        **_VALUES,
+    )

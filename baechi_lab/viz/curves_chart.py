@@ -55,9 +55,14 @@ def curves(
     mode = "lines+markers" if len(table) <= DOTS else "lines"
     for k, (name, color) in enumerate(zip(names, colors, strict=True)):
         figure.add_scatter(
-            x=table.index, y=values[:, k], name=name, mode=mode, line={"color": color},
-            marker={"size": 7}, hovertemplate=f"{name}<br>%{{x}}: %{{y:.4g}}<extra></extra>",
-        )  # fmt: skip
+            x=table.index,
+            y=values[:, k],
+            name=name,
+            mode=mode,
+            line={"color": color},
+            marker={"size": 7},
+            hovertemplate=f"{name}<br>%{{x}}: %{{y:.4g}}<extra></extra>",
+        )
     kind = "log" if log else "linear"
     figure.update_xaxes(title_text=x or table.index.name, type=kind)
     figure.update_yaxes(title_text=y, type=kind, rangemode="tozero" if zero and not log else "normal")
@@ -80,18 +85,27 @@ def _missing(
     low, high = figure.layout.yaxis.range or (0.0, float(np.nanmax(values)) * 1.06)
     row = 0.06 * (high - low)
     figure.add_scatter(
-        x=[table.index[i] for i, _ in absent], y=[low - row * (k + 1) for _, k in absent], mode="markers", name=text,
+        x=[table.index[i] for i, _ in absent],
+        y=[low - row * (k + 1) for _, k in absent],
+        mode="markers",
+        name=text,
         marker={"symbol": "x-thin", "size": 9, "line": {"width": 2, "color": [colors[k] for _, k in absent]}},
-        hovertext=[f"{names[k]}, {table.index[i]}: {text}" for i, k in absent], showlegend=False,
+        hovertext=[f"{names[k]}, {table.index[i]}: {text}" for i, k in absent],
+        showlegend=False,
         hovertemplate="%{hovertext}<extra></extra>",
-    )  # fmt: skip
+    )
     rows = 1 + int(absent[:, 1].max())
     figure.add_hline(y=low, line={"color": INK, "width": 1})
     last = max(absent.tolist())
     figure.add_annotation(
-        x=table.index[last[0]], y=low - row * (1 + absent[absent[:, 0] == last[0], 1].mean()), text=text, showarrow=False,
-        xanchor="left", xshift=9, font={"size": 12, "color": LIMIT},
-    )  # fmt: skip
+        x=table.index[last[0]],
+        y=low - row * (1 + absent[absent[:, 0] == last[0], 1].mean()),
+        text=text,
+        showarrow=False,
+        xanchor="left",
+        xshift=9,
+        font={"size": 12, "color": LIMIT},
+    )
     return figure.update_yaxes(range=[low - row * (rows + 1), high], tickvals=_ticks(low, high))
 
 

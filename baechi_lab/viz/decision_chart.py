@@ -61,8 +61,8 @@ def decisions(graph: OpGraph, cluster: Cluster, placement: Placement, title: str
 
 def _sentence(graph: OpGraph, cluster: Cluster, decision: Any) -> str:
     pair = decision.chosen
-    where = f"{graph.names[pair.op]} on {cluster.names[pair.device]} at {format_us(pair.start_us)}"
-    return f"{where}: {decision.reason}"
+    place_and_time = f"{graph.names[pair.op]} on {cluster.names[pair.device]} at {format_us(pair.start_us)}"
+    return f"{place_and_time}: {decision.reason}"
 
 
 def _title(heading: str, sentence: str) -> str:
@@ -85,40 +85,59 @@ def _traces(graph: OpGraph, cluster: Cluster, log: Sequence[Any], step: int, fac
 def _placed(graph: OpGraph, cluster: Cluster, log: Sequence[Any], factor: float) -> go.Bar:
     colors = device_colors(cluster.names)
     table, pairs = durations(graph, cluster), [d.chosen for d in log]
-    mine = [colors[c.device] for c in pairs]
+    pair_colors = [colors[c.device] for c in pairs]
     return go.Bar(
-        orientation="h", y=[-c.device for c in pairs], base=[c.start_us / factor for c in pairs],
-        x=[float(table[c.op, c.device]) / factor for c in pairs], width=0.5,
-        text=[graph.names[c.op] for c in pairs], textposition="inside", insidetextanchor="middle",
-        textfont={"color": [text_on(color) for color in mine]},
-        marker={"color": mine, "line": {"color": "#222222", "width": np.where(np.arange(len(log)) < len(log) - 1, 0.3, 2.5)}},
-        hovertext=[f"step {k + 1}: {d.reason}" for k, d in enumerate(log)], hovertemplate="%{hovertext}<extra></extra>",
-    )  # fmt: skip
+        orientation="h",
+        y=[-c.device for c in pairs],
+        base=[c.start_us / factor for c in pairs],
+        x=[float(table[c.op, c.device]) / factor for c in pairs],
+        width=0.5,
+        text=[graph.names[c.op] for c in pairs],
+        textposition="inside",
+        insidetextanchor="middle",
+        textfont={"color": [text_on(color) for color in pair_colors]},
+        marker={
+            "color": pair_colors,
+            "line": {"color": "#222222", "width": np.where(np.arange(len(log)) < len(log) - 1, 0.3, 2.5)},
+        },
+        hovertext=[f"step {k + 1}: {d.reason}" for k, d in enumerate(log)],
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
 
 
 def _marks(graph: OpGraph, decision: Any, factor: float, excluded: bool) -> go.Scatter:
     """Pairs that were not chosen; those of one device and start share a mark."""
-    where: dict[tuple[int, float], list[Any]] = defaultdict(list)
+    pairs_by_position: dict[tuple[int, float], list[Any]] = defaultdict(list)
     for c in decision.candidates:
         if bool(c.excluded) == excluded and (c.op, c.device) != (decision.chosen.op, decision.chosen.device):
-            where[c.device, c.start_us].append(c)
-    texts = [", ".join(graph.names[c.op] for c in same) for same in where.values()]
-    reasons = ["<br>".join(f"{graph.names[c.op]}: {c.excluded}" for c in same) for same in where.values()]
+            pairs_by_position[c.device, c.start_us].append(c)
+    texts = [", ".join(graph.names[c.op] for c in same) for same in pairs_by_position.values()]
+    reasons = ["<br>".join(f"{graph.names[c.op]}: {c.excluded}" for c in same) for same in pairs_by_position.values()]
     color = LIMIT if excluded else "#222222"
     return go.Scatter(
-        x=[start / factor for _, start in where], y=[-d + (-0.42 if excluded else 0.42) for d, _ in where],
-        mode="markers+text", text=texts,
-        textposition="middle right", textfont={"color": color},
+        x=[start / factor for _, start in pairs_by_position],
+        y=[-d + (-0.42 if excluded else 0.42) for d, _ in pairs_by_position],
+        mode="markers+text",
+        text=texts,
+        textposition="middle right",
+        textfont={"color": color},
         marker={"symbol": "x" if excluded else "circle-open", "size": 9, "color": color},
-        hovertext=reasons if excluded else texts, hovertemplate="%{hovertext}<extra></extra>",
-    )  # fmt: skip
+        hovertext=reasons if excluded else texts,
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
 
 
 def _slider(heading: str, sentences: Sequence[str]) -> dict[str, Any]:
     count = len(sentences)
     steps = [
-        {"method": "update", "label": str(k + 1),
-         "args": [{"visible": [i == k for i in range(count) for _ in range(3)]}, {"title.text": _title(heading, text)}]}
+        {
+            "method": "update",
+            "label": str(k + 1),
+            "args": [
+                {"visible": [i == k for i in range(count) for _ in range(3)]},
+                {"title.text": _title(heading, text)},
+            ],
+        }
         for k, text in enumerate(sentences)
-    ]  # fmt: skip
+    ]
     return {"active": count - 1, "currentvalue": {"prefix": "step "}, "pad": {"t": 45}, "steps": steps}

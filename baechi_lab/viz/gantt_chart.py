@@ -48,17 +48,21 @@ def gantt(
         raise InvalidInput(f"color_by is {color_by!r}; it must be one of {', '.join(COLOR_BY)}")
     if color_by == "micro-batch" and not all("micro_batch" in t.info for t in timelines):
         raise InvalidInput('color_by is "micro-batch", but a timeline has none; simulate it with micro_batches=')
-    apart = [_apart(timelines[0], t) if moved else np.zeros(len(t.op), dtype=bool) for t in timelines]
+    differs = [_placed_differently(timelines[0], t) if moved else np.zeros(len(t.op), dtype=bool) for t in timelines]
     factor, unit = scale(max(t.makespan_us for t in timelines))
     figure = make_subplots(
-        rows=len(timelines), shared_xaxes=True, vertical_spacing=0.12 / len(timelines),
+        rows=len(timelines),
+        shared_xaxes=True,
+        vertical_spacing=0.12 / len(timelines),
         subplot_titles=[
             _heading(t) + (f", ops elsewhere: {int(a.sum()):,}" if moved and k else "")
-            for k, (t, a) in enumerate(zip(timelines, apart, strict=True))
-        ] if len(timelines) > 1 else None,
-    )  # fmt: skip
+            for k, (t, a) in enumerate(zip(timelines, differs, strict=True))
+        ]
+        if len(timelines) > 1
+        else None,
+    )
     for row, timeline in enumerate(timelines, 1):
-        for trace in _traces(timeline, factor, apart[row - 1], max_bars, transfers, color_by):
+        for trace in _traces(timeline, factor, differs[row - 1], max_bars, transfers, color_by):
             figure.add_trace(trace, row=row, col=1)
         lanes = [lane for d in timeline.device_names for lane in ((d, _sends(d)) if transfers else (d,))]
         figure.update_yaxes(categoryorder="array", categoryarray=lanes[::-1], row=row, col=1)
@@ -67,9 +71,14 @@ def gantt(
     rows = sum(len(t.device_names) for t in timelines)
     heading = title or (_heading(timelines[0]) if len(timelines) == 1 else "Schedules of one step")
     return styled(
-        figure, heading, 130 + (52 if transfers else 34) * rows, barmode="overlay", showlegend=False, bargap=0.15,
+        figure,
+        heading,
+        130 + (52 if transfers else 34) * rows,
+        barmode="overlay",
+        showlegend=False,
+        bargap=0.15,
         uniformtext={"minsize": 8, "mode": "hide"},
-    )  # fmt: skip
+    )
 
 
 def _heading(timeline: Timeline) -> str:
@@ -80,31 +89,31 @@ def _sends(device: str) -> str:
     return f"{device} sends"
 
 
-def _apart(first: Timeline, other: Timeline) -> NDArray[np.bool_]:
-    """bool[rows of `other`]: on another device than in the first timeline; ops that it does not have are not."""
-    where = {first.op_names[k]: first.device_names[d] for k, d in zip(first.op, first.device, strict=True)}
-    rows = zip(other.op.tolist(), other.device.tolist(), strict=True)
-    pairs = [(where.get(other.op_names[k]), other.device_names[d]) for k, d in rows]
+def _placed_differently(first: Timeline, timeline: Timeline) -> NDArray[np.bool_]:
+    """bool[rows of `timeline`]: on another device than in the first timeline; ops that it does not have are not."""
+    first_device = {first.op_names[k]: first.device_names[d] for k, d in zip(first.op, first.device, strict=True)}
+    rows = zip(timeline.op.tolist(), timeline.device.tolist(), strict=True)
+    pairs = [(first_device.get(timeline.op_names[k]), timeline.device_names[d]) for k, d in rows]
     return np.array([a is not None and a != b for a, b in pairs], dtype=np.bool_)
 
 
 def _traces(
-    timeline: Timeline, factor: float, apart: NDArray[np.bool_], max_bars: int, transfers: bool, color_by: str
+    timeline: Timeline, factor: float, differs: NDArray[np.bool_], max_bars: int, transfers: bool, color_by: str
 ) -> list[go.Bar]:
     colors = device_colors(timeline.device_names)
     limit = max(1, max_bars // max(1, len(timeline.device_names)))
     traces = []
     for d, device in enumerate(timeline.device_names):
-        mine = np.flatnonzero(timeline.device == d)
-        if len(mine):
-            bars = merged(timeline.start_us[mine], timeline.end_us[mine], limit)
-            texts = _op_texts(timeline, mine, bars)
+        rows = np.flatnonzero(timeline.device == d)
+        if len(rows):
+            bars = merged(timeline.start_us[rows], timeline.end_us[rows], limit)
+            texts = _op_texts(timeline, rows, bars)
             shades = [colors[d]] * len(bars.start)
             if color_by == "micro-batch":
-                shades = _by_micro_batch(timeline, mine[bars.row])
-            bar = _bar(bars, device, texts, shades, factor, 0.8, apart[mine[bars.row]])
+                shades = _by_micro_batch(timeline, rows[bars.row])
+            bar = _bar(bars, device, texts, shades, factor, 0.8, differs[rows[bars.row]])
             if len(timeline.op) <= NAMED:
-                bar.update(_names(timeline, mine[bars.row], shades))
+                bar.update(_names(timeline, rows[bars.row], shades))
             traces.append(bar)
         if transfers:
             traces += _sending(timeline, d, colors, limit, factor)
@@ -124,22 +133,27 @@ def _by_micro_batch(timeline: Timeline, rows: Any) -> list[str]:
 def _names(timeline: Timeline, rows: Any, shades: list[str]) -> dict[str, Any]:
     """Names on the bars."""
     return {
-        "text": [timeline.op_names[op] for op in timeline.op[rows]], "textposition": "inside", "insidetextanchor": "middle",
-        "textangle": 0, "insidetextfont": {"color": [text_on(shade) for shade in shades]},
-    }  # fmt: skip
+        "text": [timeline.op_names[op] for op in timeline.op[rows]],
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "insidetextfont": {"color": [text_on(shade) for shade in shades]},
+    }
 
 
 def _sending(timeline: Timeline, device: int, colors: list[str], limit: int, factor: float) -> list[go.Bar]:
-    moved = timeline.transfers
-    mine = np.flatnonzero(moved.source == device)
-    if not len(mine):
+    transfers = timeline.transfers
+    sent_rows = np.flatnonzero(transfers.source == device)
+    if not len(sent_rows):
         return []
     # While a tensor waits for its receiver, the sender is free again: the bar is as long as the sending.
-    sent_us = moved.start_us[mine] + (moved.end_us[mine] - moved.receive_us[mine])
-    bars = merged(moved.start_us[mine], sent_us, limit)
-    shades = [faded(colors[target], 0.75) for target in moved.target[mine[bars.row]]]
+    sent_us = transfers.start_us[sent_rows] + (transfers.end_us[sent_rows] - transfers.receive_us[sent_rows])
+    bars = merged(transfers.start_us[sent_rows], sent_us, limit)
+    shades = [faded(colors[target], 0.75) for target in transfers.target[sent_rows[bars.row]]]
     return [
-        _bar(bars, _sends(timeline.device_names[device]), _transfer_texts(timeline, mine, bars), shades, factor, 0.4)
+        _bar(
+            bars, _sends(timeline.device_names[device]), _transfer_texts(timeline, sent_rows, bars), shades, factor, 0.4
+        )
     ]
 
 
@@ -150,10 +164,15 @@ def _bar(
     if np.any(marked):
         outline = {"width": np.where(marked, 1.5, 0.5), "color": np.where(marked, "#111111", outline["color"])}
     return go.Bar(
-        orientation="h", y=[lane] * len(bars.start), base=bars.start / factor, x=(bars.end - bars.start) / factor,
-        width=width, marker={"color": colors, "line": outline},
-        hovertext=texts, hovertemplate="%{hovertext}<extra></extra>",
-    )  # fmt: skip
+        orientation="h",
+        y=[lane] * len(bars.start),
+        base=bars.start / factor,
+        x=(bars.end - bars.start) / factor,
+        width=width,
+        marker={"color": colors, "line": outline},
+        hovertext=texts,
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
 
 
 def _span(start: float, end: float) -> str:
@@ -164,7 +183,7 @@ def _op_texts(timeline: Timeline, rows: Any, bars: Bars) -> list[str]:
     names = [timeline.op_names[timeline.op[rows[r]]] for r in bars.row]
     return [
         f"<b>{name}</b>{f' and {count - 1} more' if count > 1 else ''}<br>{_span(start, end)}"
-        for name, count, start, end in zip(names, bars.held, bars.start, bars.end, strict=True)
+        for name, count, start, end in zip(names, bars.held_bytes, bars.start, bars.end, strict=True)
     ]
 
 
@@ -174,13 +193,16 @@ def _transfer_texts(timeline: Timeline, rows: Any, bars: Bars) -> list[str]:
         f"<b>{timeline.op_names[timeline.tensor_producer[t]]}</b> to {timeline.device_names[d]}, "
         f"{format_bytes(int(timeline.tensor_bytes[t]))}"
         f"{f', and {count - 1} more' if count > 1 else ''}<br>{_span(start, end)}"
-        for t, d, count, start, end in zip(tensors, targets, bars.held, bars.start, bars.end, strict=True)
+        for t, d, count, start, end in zip(tensors, targets, bars.held_bytes, bars.start, bars.end, strict=True)
     ]
 
 
 def _marks(timeline: Timeline, broken: list[Any], factor: float) -> go.Scatter:
     return go.Scatter(
-        x=[v.time_us / factor for v in broken], y=[timeline.device_names[v.device] for v in broken], mode="markers",
+        x=[v.time_us / factor for v in broken],
+        y=[timeline.device_names[v.device] for v in broken],
+        mode="markers",
         marker={"symbol": "x", "size": 11, "color": LIMIT, "line": {"width": 1, "color": "white"}},
-        hovertext=[v.message for v in broken], hovertemplate="%{hovertext}<extra></extra>",
-    )  # fmt: skip
+        hovertext=[v.message for v in broken],
+        hovertemplate="%{hovertext}<extra></extra>",
+    )

@@ -55,8 +55,8 @@ def graph(
     scene = scene_of(opgraph, max_nodes)
     names = _names(device, device_names)
     share = None if device is None else device_shares(opgraph, scene, device, len(names))
-    held = f", {len(scene)} boxes drawn" if len(scene) < opgraph.n else ""
-    heading = title or f"{opgraph.name}: {opgraph.n:,} ops{held}"
+    shown_note = f", {len(scene)} boxes drawn" if len(scene) < opgraph.n else ""
+    heading = title or f"{opgraph.name}: {opgraph.n:,} ops{shown_note}"
     return boxes(opgraph, scene, share, names, device_colors(len(names)), device, heading)
 
 
@@ -68,7 +68,7 @@ def scene_of(opgraph: OpGraph, max_nodes: int) -> Scene:
 
 def boxes(
     opgraph: OpGraph, scene: Scene, share: Any, names: Sequence[str], colors: Sequence[str], device: Any, title: str
-) -> go.Figure:  # fmt: skip
+) -> go.Figure:
     """The scene, each box with its `share` float64[boxes, len(names)] of whatever the names and colours stand for."""
     figure = go.Figure(_hover(opgraph, scene, share, names, colors))
     wide, tall = max(scene.size[0], 1.0), max(scene.size[1], 1.0)
@@ -88,7 +88,7 @@ def _names(device: Any, names: tuple[str, ...] | None) -> tuple[str, ...]:
 
 def _image(
     opgraph: OpGraph, scene: Scene, device: Any, share: Any, colors: Sequence[str], wide: float, tall: float
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The picture as an SVG under the marks that one hovers."""
     crossing = None if device is None else crossing_bytes(opgraph, scene.arrows, device)
     body = drawn(scene, colors, share, crossing)
@@ -98,33 +98,42 @@ def _image(
     )
     encoded = base64.b64encode(f"{head}{body}</svg>".encode()).decode()
     return {
-        "source": f"data:image/svg+xml;base64,{encoded}", "xref": "x", "yref": "y", "x": -EDGE, "y": -EDGE,
-        "sizex": wide, "sizey": tall, "sizing": "stretch", "layer": "below",
-    }  # fmt: skip
+        "source": f"data:image/svg+xml;base64,{encoded}",
+        "xref": "x",
+        "yref": "y",
+        "x": -EDGE,
+        "y": -EDGE,
+        "sizex": wide,
+        "sizey": tall,
+        "sizing": "stretch",
+        "layer": "below",
+    }
 
 
-def _hover(
-    opgraph: OpGraph, scene: Scene, share: Any, names: Sequence[str], colors: Sequence[str]
-) -> list[go.Scatter]:  # fmt: skip
+def _hover(opgraph: OpGraph, scene: Scene, share: Any, names: Sequence[str], colors: Sequence[str]) -> list[go.Scatter]:
     """A small mark on every box, in the colour that has most of it, which carries what is said about it."""
     main = np.full(len(scene), -1) if share is None else share.argmax(axis=1)
     traces = []
     for device in [*[-1] * bool((main < 0).any()), *range(len(names))]:
-        mine = np.flatnonzero(main == device)
-        if not len(mine):  # the legend names it all the same: it may have a part of a box
+        boxes = np.flatnonzero(main == device)
+        if not len(boxes):  # the legend names it all the same: it may have a part of a box
             marker = {"symbol": "square", "color": colors[device]}
             traces.append(go.Scatter(x=[None], y=[None], mode="markers", name=names[device], marker=marker))
             continue
         traces.append(
             go.Scatter(
-                x=scene.x[mine], y=(scene.y + scene.height / 2)[mine] - 3, mode="markers",
+                x=scene.x[boxes],
+                y=(scene.y + scene.height / 2)[boxes] - 3,
+                mode="markers",
                 name=names[device] if device >= 0 else "not placed",
                 opacity=float(device >= 0),
                 marker={"size": 4, "symbol": "square", "color": colors[device] if device >= 0 else NO_DEVICE},
-                hovertext=[_text(opgraph, scene, k, None if share is None else share[k], names) for k in mine.tolist()],
+                hovertext=[
+                    _text(opgraph, scene, k, None if share is None else share[k], names) for k in boxes.tolist()
+                ],
                 hovertemplate="%{hovertext}<extra></extra>",
             )
-        )  # fmt: skip
+        )
     return traces
 
 
@@ -133,9 +142,13 @@ def _text(opgraph: OpGraph, scene: Scene, node: int, share: Any, names: Sequence
     kind = opgraph.op_types[int(ops[0])] if len(ops) == 1 else f"{len(ops):,} ops"
     groups = [len(opgraph.members[i]) for i in ops] if opgraph.group_of is not None else []
     original = f" ({sum(groups)} original ops)" if groups else ""
-    where = "not placed" if share is None else ", ".join(
-        names[d] + (f" {share[d]:.0%}" if share[d] < 0.995 else "") for d in np.flatnonzero(share > 0.0005).tolist()
-    )  # fmt: skip
+    devices_text = (
+        "not placed"
+        if share is None
+        else ", ".join(
+            names[d] + (f" {share[d]:.0%}" if share[d] < 0.995 else "") for d in np.flatnonzero(share > 0.0005).tolist()
+        )
+    )
     time, persistent = format_us(float(scene.duration_us[node])), int(opgraph.persistent_bytes[ops].sum())
     name = scene.tree.names[int(scene.nodes[node])]
-    return f"<b>{name}</b><br>{kind}{original} on {where}<br>{time}, {format_bytes(persistent)} persistent"
+    return f"<b>{name}</b><br>{kind}{original} on {devices_text}<br>{time}, {format_bytes(persistent)} persistent"

@@ -47,29 +47,29 @@ def groups(
     for name, value in (("most", most), ("max_nodes", max_nodes)):
         if value < 1:
             raise InvalidInput(f"{name} is {value}; it must be at least 1")
-    told = placement.info.get("explanation")
-    if told is None or not hasattr(told, "group"):
+    explanations = placement.info.get("explanation")
+    if explanations is None or not hasattr(explanations, "group"):
         raise InvalidInput(
             f"the placement by {placement.placer!r} tells no learned groups; place with 'hierarchical' and explain=True"
         )
     device = placement.on(opgraph).device
-    spread = placement.group_of is not None and len(told.group) != opgraph.n
-    group = np.minimum(told.group, most)[placement.group_of if spread else slice(None)]
-    scene, shown = scene_of(opgraph, max_nodes), min(most, len(told))
-    rest = len(told) > most
-    names = [_label(told, k, most, device_names) for k in range(shown + rest)]
+    spread = placement.group_of is not None and len(explanations.group) != opgraph.n
+    group = np.minimum(explanations.group, most)[placement.group_of if spread else slice(None)]
+    scene, shown = scene_of(opgraph, max_nodes), min(most, len(explanations))
+    truncated = len(explanations) > most
+    names = [_label(explanations, k, most, device_names) for k in range(shown + truncated)]
     share = device_shares(opgraph, scene, group, len(names))
-    heading = title or f"{opgraph.name}: {len(told)} learned groups of {len(told.group):,} ops"
-    figure = boxes(opgraph, scene, share, names, [*series_colors(shown), *[NO_DEVICE] * rest], device, heading)
+    heading = title or f"{opgraph.name}: {len(explanations)} learned groups of {len(explanations.group):,} ops"
+    figure = boxes(opgraph, scene, share, names, [*series_colors(shown), *[NO_DEVICE] * truncated], device, heading)
     lines = -(-len(names) // 2) * LINE
     return figure.update_layout(legend=LEGEND, margin_b=10 + lines, height=figure.layout.height + lines)
 
 
-def _label(told: Any, group: int, most: int, names: tuple[str, ...] | None) -> str:
-    if group >= most:
-        return f"{len(told) - most} more: {int(told.ops[most:].sum())} ops"
-    device = int(told.device[group])
-    scope = f", {told.scope[group]}" if told.scope[group] else ""
-    count = int(told.ops[group])
-    where = names[device] if names else f"device {device}"
-    return f"{group} on {where}: {count} op{'s' if count != 1 else ''}{scope}"
+def _label(explanation: Any, group: int, largest: int, names: tuple[str, ...] | None) -> str:
+    if group >= largest:
+        return f"{len(explanation) - largest} more: {int(explanation.ops[largest:].sum())} ops"
+    device = int(explanation.device[group])
+    scope = f", {explanation.scope[group]}" if explanation.scope[group] else ""
+    count = int(explanation.ops[group])
+    device_name = names[device] if names else f"device {device}"
+    return f"{group} on {device_name}: {count} op{'s' if count != 1 else ''}{scope}"

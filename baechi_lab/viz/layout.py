@@ -20,17 +20,27 @@ TOP, BOTTOM, LINE = 50, 50, 15
 """Pixels above and below what is plotted, and from one label to the next."""
 
 _AXIS = {
-    "gridcolor": GRID, "zeroline": False, "automargin": True, "linecolor": GRID, "ticks": "", "title": {"standoff": 8},
-}  # fmt: skip
+    "gridcolor": GRID,
+    "zeroline": False,
+    "automargin": True,
+    "linecolor": GRID,
+    "ticks": "",
+    "title": {"standoff": 8},
+}
 THEME = go.layout.Template(
     layout={
         "font": {"family": FONT, "size": 12, "color": INK},
         "title": {"x": 0, "xref": "paper", "xanchor": "left", "font": {"size": 15}},
-        "colorway": list(SERIES), "paper_bgcolor": "#FFFFFF", "plot_bgcolor": "#FFFFFF",
-        "margin": {"l": 70, "r": 20, "t": TOP, "b": BOTTOM}, "hoverlabel": {"align": "left"},
-        "xaxis": _AXIS, "yaxis": _AXIS, "annotationdefaults": {"font": {"size": 12}},
+        "colorway": list(SERIES),
+        "paper_bgcolor": "#FFFFFF",
+        "plot_bgcolor": "#FFFFFF",
+        "margin": {"l": 70, "r": 20, "t": TOP, "b": BOTTOM},
+        "hoverlabel": {"align": "left"},
+        "xaxis": _AXIS,
+        "yaxis": _AXIS,
+        "annotationdefaults": {"font": {"size": 12}},
     }
-)  # fmt: skip
+)
 """The plotly template of all figures: `plotly.express.line(..., template=viz.THEME)`. Its colours are no device's."""
 
 
@@ -64,15 +74,15 @@ def labelled(figure: go.Figure) -> go.Figure:
     ['m-etf']
     """
     lines = [t for t in figure.data if t.type == "scatter" and "lines" in (t.mode or "lines") and t.name]
-    ends = [(t, np.flatnonzero(np.isfinite(np.asarray(t.y, dtype=np.float64)))) for t in lines]
+    finite_points = [(t, np.flatnonzero(np.isfinite(np.asarray(t.y, dtype=np.float64)))) for t in lines]
     colors = [t.line.color or SERIES[k % len(SERIES)] for k, t in enumerate(figure.data)]
-    found = [(t, known[-1]) for t, known in ends if len(known)]
-    if not found:
+    last_points = [(t, finite[-1]) for t, finite in finite_points if len(finite)]
+    if not last_points:
         return figure
-    for t, _ in found:
+    for t, _ in last_points:
         t.update(line_color=colors[figure.data.index(t)])
-    leftward = [bool(k > 0 and t.x[k] < t.x[k - 1]) for t, k in found]
-    return annotated(figure, [(t.x[k], t.y[k], t.name, t.line.color) for t, k in found], leftward)
+    leftward = [bool(k > 0 and t.x[k] < t.x[k - 1]) for t, k in last_points]
+    return annotated(figure, [(t.x[k], t.y[k], t.name, t.line.color) for t, k in last_points], leftward)
 
 
 def annotated(
@@ -83,20 +93,26 @@ def annotated(
     A text stands to the right of its point, unless `leftward` says that the line comes from there.
     """
     low, high = _extent(figure)
-    room = (figure.layout.height or 380) - TOP - BOTTOM
-    pixels = np.array([(_on_axis(figure.layout.yaxis, y) - low) / (high - low) * room for _, y, _, _ in points])
+    plot_height = (figure.layout.height or 380) - TOP - BOTTOM
+    pixels = np.array([(_on_axis(figure.layout.yaxis, y) - low) / (high - low) * plot_height for _, y, _, _ in points])
     sides = leftward or [False] * len(points)
-    for (x, y, text, color), shift, left in zip(points, apart(pixels) - pixels, sides, strict=True):
+    for (x, y, text, color), shift, on_left in zip(points, spread_positions(pixels) - pixels, sides, strict=True):
         figure.add_annotation(
-            x=_on_axis(figure.layout.xaxis, x), y=_on_axis(figure.layout.yaxis, y), text=text, showarrow=False,
-            xanchor="right" if left else "left", xshift=-9 if left else 9, yshift=float(shift), bgcolor="rgba(255,255,255,0.7)",
+            x=_on_axis(figure.layout.xaxis, x),
+            y=_on_axis(figure.layout.yaxis, y),
+            text=text,
+            showarrow=False,
+            xanchor="right" if on_left else "left",
+            xshift=-9 if on_left else 9,
+            yshift=float(shift),
+            bgcolor="rgba(255,255,255,0.7)",
             font={"color": written(color), "size": 12},
-        )  # fmt: skip
+        )
     figure.update_yaxes(range=[low, high])
     return figure.update_layout(showlegend=False, margin_r=24 + 7 * max(len(text) for _, _, text, _ in points))
 
 
-def apart(wished: NDArray[np.float64], gap: float = LINE) -> NDArray[np.float64]:
+def spread_positions(wished: NDArray[np.float64], gap: float = LINE) -> NDArray[np.float64]:
     """Positions at least `gap` from one another, in the order of the wishes and, as a whole, where these are.
 
     >>> apart(np.array([10.0, 10.0, 100.0])).tolist()
@@ -111,9 +127,9 @@ def apart(wished: NDArray[np.float64], gap: float = LINE) -> NDArray[np.float64]
             middle, count = heaps.pop()
             total = count + heaps[-1][1]
             heaps[-1] = [(heaps[-1][0] * heaps[-1][1] + middle * count) / total, total]
-    found = np.concatenate([m + gap * (np.arange(c) - (c - 1) / 2) for m, c in heaps] or [placed])
+    spread = np.concatenate([m + gap * (np.arange(c) - (c - 1) / 2) for m, c in heaps] or [placed])
     result = np.empty(len(wished))
-    result[order] = found
+    result[order] = spread
     return result
 
 
@@ -131,5 +147,5 @@ def _extent(figure: go.Figure) -> tuple[float, float]:
     values = values[np.isfinite(values)]
     values = np.log10(values) if axis.type == "log" else values
     low = min(float(values.min()), 0.0) if axis.rangemode == "tozero" else float(values.min())
-    room = 0.06 * (float(values.max()) - low or 1.0)
-    return (low if axis.rangemode == "tozero" else low - room), float(values.max()) + room
+    margin = 0.06 * (float(values.max()) - low or 1.0)
+    return (low if axis.rangemode == "tozero" else low - margin), float(values.max()) + margin

@@ -35,15 +35,17 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
     factor, unit = scale(float(timeline.peak_bytes.max(initial=0)), BYTES)
     time_factor, time_unit = scale(timeline.makespan_us)
     figure = make_subplots(
-        rows=len(shown), shared_xaxes=True, vertical_spacing=0.3 / max(4, 2 * len(shown)),
+        rows=len(shown),
+        shared_xaxes=True,
+        vertical_spacing=0.3 / max(4, 2 * len(shown)),
         subplot_titles=[_heading(timeline, d) for d in shown],
-    )  # fmt: skip
+    )
     for row, device in enumerate(shown, 1):
         time, level = thinned(*timeline.memory.levels(device), max_points)
         time = np.append(time, timeline.makespan_us) / time_factor
-        held = np.vstack([level, level[-1:] if len(level) else np.zeros((1, 4), dtype=np.int64)]) / factor
+        levels = np.vstack([level, level[-1:] if len(level) else np.zeros((1, 4), dtype=np.int64)]) / factor
         for column, category in enumerate(MEMORY_CATEGORIES):
-            figure.add_trace(_area(time, held[:, column], category, row), row=row, col=1)
+            figure.add_trace(_area(time, levels[:, column], category, row), row=row, col=1)
         limit, peak = timeline.memory_bytes[device], timeline.peak_bytes[device]
         if limit <= 1.6 * peak:  # a far-away limit would flatten the areas; the heading names it anyway
             figure.add_hline(y=limit / factor, line={"color": LIMIT, "dash": "dash", "width": 1.5}, row=row, col=1)
@@ -73,15 +75,22 @@ def thinned(
 
 def _heading(timeline: Timeline, device: int) -> str:
     peak, limit = int(timeline.peak_bytes[device]), int(timeline.memory_bytes[device])
-    over = " — over its limit" if peak > limit else ""
-    return f"{timeline.device_names[device]}: peak {format_bytes(peak)} of {format_bytes(limit)}{over}"
+    warning = " — over its limit" if peak > limit else ""
+    return f"{timeline.device_names[device]}: peak {format_bytes(peak)} of {format_bytes(limit)}{warning}"
 
 
 def _area(time: NDArray[np.float64], level: NDArray[np.float64], category: str, row: int) -> go.Scatter:
     return go.Scatter(
-        x=time, y=level, name=category, legendgroup=category, showlegend=row == 1, stackgroup=str(row), mode="lines",
-        line={"shape": "hv", "width": 0.5, "color": CATEGORY[category]}, fillcolor=faded(CATEGORY[category], 0.7),
-    )  # fmt: skip
+        x=time,
+        y=level,
+        name=category,
+        legendgroup=category,
+        showlegend=row == 1,
+        stackgroup=str(row),
+        mode="lines",
+        line={"shape": "hv", "width": 0.5, "color": CATEGORY[category]},
+        fillcolor=faded(CATEGORY[category], 0.7),
+    )
 
 
 def _peaks(timeline: Timeline, title: str | None) -> go.Figure:

@@ -29,9 +29,9 @@ def ways(answer: Fit, *, title: str = "Ways to fit: time against memory") -> go.
         raise InvalidInput(f"ways draws what bl.fit returned, not a {type(answer).__name__}")
     shown = [k for k, way in enumerate(answer.ways) if way.timeline is not None]
     factor, unit = scale(max((answer.ways[k].time_per_sample_us for k in shown), default=1.0))
-    room, most = answer.room_bytes, max([*(fullest(answer.ways[k]) for k in shown), 1])
-    near = room <= FAR * most
-    size, name = scale(max(most, room) if near else most, BYTES)
+    capacity_bytes, largest_peak = answer.room_bytes, max([*(fullest(answer.ways[k]) for k in shown), 1])
+    near = capacity_bytes <= FAR * largest_peak
+    size, name = scale(max(largest_peak, capacity_bytes) if near else largest_peak, BYTES)
     figure = go.Figure()
     front = answer.pareto()
     if len(front) > 1:
@@ -40,15 +40,15 @@ def ways(answer: Fit, *, title: str = "Ways to fit: time against memory") -> go.
         figure.add_trace(go.Scatter(x=x, y=y, mode="lines", line=line, name="no other beats", hoverinfo="skip"))
     kinds = list(dict.fromkeys(answer.ways[k].way for k in shown))
     for kind, color in zip(kinds, series_colors(len(kinds)), strict=True):
-        mine = [k for k in shown if answer.ways[k].way == kind]
-        figure.add_trace(_points(answer, mine, color, factor, size))
+        of_kind = [k for k in shown if answer.ways[k].way == kind]
+        figure.add_trace(_points(answer, of_kind, color, factor, size))
     if near:
         figure.add_vline(
-            x=room / size,
+            x=capacity_bytes / size,
             line={"color": LIMIT, "dash": "dash", "width": 1.5},
             annotation={"text": "memory of a device", "font": {"color": LIMIT}},
         )
-    figure.update_xaxes(title_text=peak_axis(room, near, name), rangemode="tozero")
+    figure.update_xaxes(title_text=peak_axis(capacity_bytes, near, name), rangemode="tozero")
     per = "sample" if any(answer.ways[k].batch_size for k in shown) else "step"
     figure.update_yaxes(title_text=f"time per {per} ({unit})", rangemode="tozero")
     styled(figure, title, 420, legend=LEGEND)
@@ -60,19 +60,24 @@ def ways(answer: Fit, *, title: str = "Ways to fit: time against memory") -> go.
     )
 
 
-def peak_axis(room: int, near: bool, unit: str) -> str:
+def peak_axis(capacity_bytes: int, near: bool, unit: str) -> str:
     """The title of the axis of peaks; a limit too far off to be drawn is told there."""
-    told = "" if near else f"; a device has {format_limit(room)}"
-    return f"peak of the fullest device ({unit}){told}"
+    limit_text = "" if near else f"; a device has {format_limit(capacity_bytes)}"
+    return f"peak of the fullest device ({unit}){limit_text}"
 
 
-def _points(answer: Fit, mine: list[int], color: str, factor: float, size: float) -> go.Scatter:
-    found = [answer.ways[k] for k in mine]
+def _points(answer: Fit, indices: list[int], color: str, factor: float, size: float) -> go.Scatter:
+    options = [answer.ways[k] for k in indices]
     return go.Scatter(
-        x=[fullest(w) / size for w in found], y=[w.time_per_sample_us / factor for w in found], mode="markers",
-        name=found[0].way, customdata=mine, text=[_words(w) for w in found], hovertemplate="%{text}<extra></extra>",
-        marker={"size": 12, "color": color, "symbol": ["circle" if w.fits else "circle-open" for w in found]},
-    )  # fmt: skip
+        x=[fullest(w) / size for w in options],
+        y=[w.time_per_sample_us / factor for w in options],
+        mode="markers",
+        name=options[0].way,
+        customdata=indices,
+        text=[_words(w) for w in options],
+        hovertemplate="%{text}<extra></extra>",
+        marker={"size": 12, "color": color, "symbol": ["circle" if w.fits else "circle-open" for w in options]},
+    )
 
 
 def _words(way: Way) -> str:

@@ -13,7 +13,7 @@ import baechi_lab as bl
 from baechi_lab import viz
 from baechi_lab.viz.bars import merged
 from baechi_lab.viz.colors import OKABE_ITO, SERIES, device_colors, faded, series_colors, text_on
-from baechi_lab.viz.layout import apart
+from baechi_lab.viz.layout import spread_positions
 from baechi_lab.viz.memory_chart import thinned
 from baechi_lab.viz.nested.svg import CROSSING
 
@@ -73,7 +73,7 @@ def test_text_colour_contrasts():
 
 def test_labels_that_would_overlap_are_pushed_apart():
     # 10, 10 and 20 need 15 each: middle (10 + 10 + 20) / 3, so -1.67, 13.33, 28.33; 90 is far enough away.
-    assert apart(np.array([90.0, 10.0, 20.0, 10.0])) == pytest.approx([90, 40 / 3 - 15, 40 / 3 + 15, 40 / 3])
+    assert spread_positions(np.array([90.0, 10.0, 20.0, 10.0])) == pytest.approx([90, 40 / 3 - 15, 40 / 3 + 15, 40 / 3])
 
 
 def test_all_figures_share_one_theme_and_say_what_their_axes_are(graph, timeline):

@@ -74,9 +74,9 @@ def _both_passes(boxes: Boxes, source: Ints, target: Ints) -> tuple[Ints, Ints]:
     inside = ahead[source] & ahead[target]
     column[ahead] = longest_path(boxes.order, source[inside], target[inside])[ahead]
     inside = boxes.backward[source] & boxes.backward[target]
-    own = longest_path(boxes.order, source[inside], target[inside])
-    last = max(int(column[ahead].max()), int(own[boxes.backward].max()))
-    column[boxes.backward] = np.where(boxes.twin >= 0, column[boxes.twin], last - own)[boxes.backward]
+    layers = longest_path(boxes.order, source[inside], target[inside])
+    last = max(int(column[ahead].max()), int(layers[boxes.backward].max()))
+    column[boxes.backward] = np.where(boxes.twin >= 0, column[boxes.twin], last - layers)[boxes.backward]
     used = np.unique(column, return_inverse=True)[1]
     return used.reshape(-1), band
 
@@ -88,7 +88,7 @@ def _bands(boxes: Boxes, layer: Ints, aspect: float) -> tuple[Ints, Ints]:
     wide, tall = np.zeros(count), np.zeros(count)
     np.maximum.at(wide, layer, boxes.closed_width + COLUMN_GAP)
     np.add.at(tall, layer, boxes.closed_height + 12.0)
-    best, found = 0.0, (layer, np.zeros_like(layer))
+    best, best_bands = 0.0, (layer, np.zeros_like(layer))
     for bands in range(1, min(MOST_BANDS, count) + 1):
         per_band = -(-count // bands)
         if bands > 1 and -(-count // per_band) < bands:
@@ -99,8 +99,8 @@ def _bands(boxes: Boxes, layer: Ints, aspect: float) -> tuple[Ints, Ints]:
         size = min(aspect / width, 1.0 / height)
         # An arrow to the next band is longer than one to the next column, so that a cut must pay.
         if size > best * (1.15 if bands > 1 else 1.0):
-            best, found = size, ((np.arange(count) % per_band)[layer], band[layer])
-    return found
+            best, best_bands = size, ((np.arange(count) % per_band)[layer], band[layer])
+    return best_bands
 
 
 class _Frame:
@@ -134,9 +134,9 @@ class _Frame:
         """Left and right end of every column; all bands share them where both passes lie below one another."""
         width, spans = self.boxes.width, {}
         for band in range(int(self.band.max()) + 1):
-            mine = np.ones(len(self.band), np.bool_) if self.both else self.band == band
-            wide = np.zeros(int(self.column[mine].max()) + 1)
-            np.maximum.at(wide, self.column[mine], width[mine])
+            in_band = np.ones(len(self.band), np.bool_) if self.both else self.band == band
+            wide = np.zeros(int(self.column[in_band].max()) + 1)
+            np.maximum.at(wide, self.column[in_band], width[in_band])
             right = np.cumsum(wide + COLUMN_GAP) - COLUMN_GAP
             spans[band] = (right - wide, right)
         self.total = max(float(right[-1]) for _, right in spans.values())
@@ -146,48 +146,52 @@ class _Frame:
 
     def _band(self, band: int, top: float, source: Ints, target: Ints, weight: Floats) -> float:
         """Place one band below `top`; returns its lower end."""
-        mine = np.flatnonzero(self.band == band)
+        nodes = np.flatnonzero(self.band == band)
         at = np.full(len(self.band), -1)
-        at[mine] = np.arange(len(mine))
+        at[nodes] = np.arange(len(nodes))
         edges = np.flatnonzero((at[source] >= 0) & (at[target] >= 0) & (self.column[source] != self.column[target]))
-        found = rows(
-            self.column[mine], self.boxes.height[mine], at[source[edges]], at[target[edges]], weight[edges],
-            self.boxes.order[mine],
-        )  # fmt: skip
+        ordered_rows = rows(
+            self.column[nodes],
+            self.boxes.height[nodes],
+            at[source[edges]],
+            at[target[edges]],
+            weight[edges],
+            self.boxes.order[nodes],
+        )
         middle = (self.left[band] + self.right[band]) / 2
-        self.x[mine], self.y[mine] = middle[self.column[mine]], found.y + top
-        for e, points in zip(edges.tolist(), found.through, strict=True):
+        self.x[nodes], self.y[nodes] = middle[self.column[nodes]], ordered_rows.y + top
+        for e, points in zip(edges.tolist(), ordered_rows.through, strict=True):
             self.through[e] = self._passing(band, points, top, bool(self.x[target[e]] > self.x[source[e]]))
         low = max([top, *(y for e in edges.tolist() for _, y in self.through[e])])
-        return max(low, float((self.y[mine] + self.boxes.height[mine] / 2).max()))
+        return max(low, float((self.y[nodes] + self.boxes.height[nodes] / 2).max()))
 
     def _passing(self, band: int, points: tuple[tuple[int, float], ...], top: float, rising: bool) -> list[Point]:
         """An arrow passes a column straight, from one end of it to the other."""
         passed: list[Point] = []
         for layer, y in points:
-            ends = (float(self.left[band][layer]), float(self.right[band][layer]))
-            passed.extend((x, y + top) for x in (ends if rising else ends[::-1]))
+            edges = (float(self.left[band][layer]), float(self.right[band][layer]))
+            passed.extend((x, y + top) for x in (edges if rising else edges[::-1]))
         return passed
 
     def _paths(self, source: Ints, target: Ints) -> tuple[tuple[tuple[Point, ...], ...], Bools]:
         """Points per edge, with ends spread along the sides of the boxes."""
         upright = np.array([e not in self.through for e in range(len(source))], dtype=np.bool_)
-        ends: list[list[Point]] = [[(0.0, 0.0), (0.0, 0.0)] for _ in range(len(source))]
+        path_ends: list[list[Point]] = [[(0.0, 0.0), (0.0, 0.0)] for _ in range(len(source))]
         sides: dict[tuple[int, int], list[tuple[float, int, int]]] = defaultdict(list)
         for e, (u, v) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
             inner = self.through.get(e, [])
-            for end, box, other in ((0, u, v), (1, v, u)):
-                near = (inner[0] if end == 0 else inner[-1]) if inner else (self.x[other], self.y[other])
+            for end, box, other_box in ((0, u, v), (1, v, u)):
+                near = (inner[0] if end == 0 else inner[-1]) if inner else (self.x[other_box], self.y[other_box])
                 if upright[e]:
-                    below = bool(self.y[other] > self.y[box])
+                    below = bool(self.y[other_box] > self.y[box])
                     sides[box, 2 + below].append((float(near[0]) + (end - 0.5) * (1 if below else -1), e, end))
                 else:
-                    sides[box, int(self.x[other] > self.x[box])].append((float(near[1]), e, end))
-        for (box, side), found in sides.items():
-            self._spread(box, side, found, ends)
+                    sides[box, int(self.x[other_box] > self.x[box])].append((float(near[1]), e, end))
+        for (box, side), arrows in sides.items():
+            self._spread(box, side, arrows, path_ends)
         paths = [
             (a, *(self._between(u, v, a, b) if upright[e] else self.through[e]), b)
-            for e, ((a, b), u, v) in enumerate(zip(ends, source.tolist(), target.tolist(), strict=True))
+            for e, ((a, b), u, v) in enumerate(zip(path_ends, source.tolist(), target.tolist(), strict=True))
         ]
         return tuple(paths), upright
 
@@ -195,20 +199,20 @@ class _Frame:
         """An arrow to another band leaves its own straight, and goes across in the room between bands."""
         if self.band[u] == self.band[v]:
             return []
-        down = self.band[u] < self.band[v]
-        mine, other = self.ends[self.band[u]], self.ends[self.band[v]]
-        leaves, arrives = (mine[1], other[0]) if down else (mine[0], other[1])
+        goes_down = self.band[u] < self.band[v]
+        source_edges, target_edges = self.ends[self.band[u]], self.ends[self.band[v]]
+        leaves, arrives = (source_edges[1], target_edges[0]) if goes_down else (source_edges[0], target_edges[1])
         return [p for p, at in (((start[0], leaves), start), ((end[0], arrives), end)) if abs(p[1] - at[1]) > 1.0]
 
-    def _spread(self, box: int, side: int, found: list[tuple[float, int, int]], ends: list[list[Point]]) -> None:
+    def _spread(self, box: int, side: int, arrows: list[tuple[float, int, int]], path_ends: list[list[Point]]) -> None:
         """Ends of arrows on one side (left, right, top, bottom) of a box, in the order of where they lead."""
         w, h = float(self.boxes.width[box]), float(self.boxes.height[box])
         length = w if side >= 2 else h
-        reach = min(length / 2 - 7, (7.0 if side >= 2 else 3.0) * (len(found) - 1))
-        for k, (_, e, end) in enumerate(sorted(found)):
-            shift = reach * (2 * k / (len(found) - 1) - 1) if len(found) > 1 else 0.0
+        reach = min(length / 2 - 7, (7.0 if side >= 2 else 3.0) * (len(arrows) - 1))
+        for k, (_, e, end) in enumerate(sorted(arrows)):
+            shift = reach * (2 * k / (len(arrows) - 1) - 1) if len(arrows) > 1 else 0.0
             x, y = float(self.x[box]), float(self.y[box])
             if side >= 2:
-                ends[e][end] = (x + shift, y + (h / 2 if side == 3 else -h / 2))
+                path_ends[e][end] = (x + shift, y + (h / 2 if side == 3 else -h / 2))
             else:
-                ends[e][end] = (x + (w / 2 if side == 1 else -w / 2), y + shift)
+                path_ends[e][end] = (x + (w / 2 if side == 1 else -w / 2), y + shift)

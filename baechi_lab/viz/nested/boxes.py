@@ -41,20 +41,20 @@ class Box:
         return max([len(self.items), *(item.crowded for item in self.items if item.items)], default=0)
 
 
-def with_levels(graph: OpGraph, forward: Box, backward: Box, most: int, outermost: int) -> None:
-    """Put levels into both boxes until none holds more than `most` items, and these two at most `outermost`.
+def with_levels(graph: OpGraph, forward: Box, backward: Box, limit: int, outermost: int) -> None:
+    """Put levels into both boxes until none holds more than `limit` items, and these two at most `outermost`.
 
     The backward box is cut as the forward box of its forward ops is. O(edges x depth + items^2 / 2).
     """
-    levels = _Levels(graph, most)
+    levels = _Levels(graph, limit)
     pairs = np.stack([graph.edge_source, graph.consumers], axis=1).astype(np.int64)
     levels.visit(forward, (), pairs, outermost)
     levels.visit(backward, (), pairs, outermost, mirrored=True)
 
 
 class _Levels:
-    def __init__(self, graph: OpGraph, most: int):
-        self.graph, self.most = graph, most
+    def __init__(self, graph: OpGraph, limit: int):
+        self.graph, self.most = graph, limit
         self.item_of = np.full(graph.n, -1, dtype=np.int64)
         self.cuts: dict[tuple[str, ...], tuple[NDArray[np.int64], list[str]]] = {}
         self.bytes_out = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n)
@@ -67,74 +67,74 @@ class _Levels:
         if max(len(box.items), box.crowded) <= min(limit, self.most) or not box.items:
             return
         self.item_of[box.ops] = np.repeat(np.arange(len(box.items)), [len(i.ops) for i in box.items])
-        ends = self.item_of[pairs]
-        inside = (ends >= 0).all(axis=1)
-        pairs, ends = pairs[inside], ends[inside]
-        self._sort(box, ends)
+        edges = self.item_of[pairs]
+        inside = (edges >= 0).all(axis=1)
+        pairs, edges = pairs[inside], edges[inside]
+        self._sort(box, edges)
         self.item_of[box.ops] = np.repeat(np.arange(len(box.items)), [len(i.ops) for i in box.items])
-        ends = self.item_of[pairs]
+        edges = self.item_of[pairs]
         if len(box.items) > limit:
-            cut = self._mirror(box, key, ends) if mirrored and key in self.cuts else None
-            part, labels = cut if cut is not None else self._cut(box, ends, limit)
+            cut = self._mirror(box, key, edges) if mirrored and key in self.cuts else None
+            part_of_item, labels = cut if cut is not None else self._cut(box, edges, limit)
             if not mirrored:
-                known = np.full(self.graph.n, -1, dtype=np.int64)
-                known[box.ops] = part[self.item_of[box.ops]]
-                self.cuts[key] = (known, labels)
-            _gather(box, part, labels)
+                position_of_op = np.full(self.graph.n, -1, dtype=np.int64)
+                position_of_op[box.ops] = part_of_item[self.item_of[box.ops]]
+                self.cuts[key] = (position_of_op, labels)
+            _gather(box, part_of_item, labels)
         self.item_of[box.ops] = -1
         for item in box.items:
             if item.items:
                 self.visit(item, (*key, item.label), pairs, self.most, mirrored)
 
-    def _sort(self, box: Box, ends: Ints) -> None:
+    def _sort(self, box: Box, edges: Ints) -> None:
         """Items in topological order, by the mean position of their ops; what reads nothing comes just before its reader."""
         count = len(box.items)
         owner, position = self.item_of[box.ops], self.graph.position[box.ops]
         timed: Any = np.where(self.timed[box.ops], 1.0, 1e-6)  # variables and updates tell little about when it happens
         mean: Any = np.bincount(owner, timed * position, minlength=count) / np.bincount(owner, timed, minlength=count)
-        ends = ends[ends[:, 0] != ends[:, 1]]
+        edges = edges[edges[:, 0] != edges[:, 1]]
         has_input = np.zeros(count, dtype=np.bool_)
-        has_input[ends[:, 1]] = True
+        has_input[edges[:, 1]] = True
         first = np.full(count, np.inf)
-        np.minimum.at(first, ends[:, 0], mean[ends[:, 1]])
-        late = ~has_input & np.isfinite(first)
-        place = np.where(late, first, mean)
-        order = np.lexsort((np.arange(count), ~late, place))
+        np.minimum.at(first, edges[:, 0], mean[edges[:, 1]])
+        reads_nothing = ~has_input & np.isfinite(first)
+        place = np.where(reads_nothing, first, mean)
+        order = np.lexsort((np.arange(count), ~reads_nothing, place))
         box.items = [box.items[k] for k in order.tolist()]
         del box.ops
 
-    def _cut(self, box: Box, ends: Ints, limit: int) -> tuple[Ints, list[str]]:
-        cut = segments(self._kinds(box), ends[:, 0], ends[:, 1], limit)
+    def _cut(self, box: Box, edges: Ints, limit: int) -> tuple[Ints, list[str]]:
+        cut = segments(self._kinds(box), edges[:, 0], edges[:, 1], limit)
         return cut.part, _labels(box, cut)
 
     def _kinds(self, box: Box) -> Ints:
         """What kind each item is of: of ops what they compute, read and write; of boxes their name without its number."""
         kinds: dict[Any, int] = {}
-        found = []
+        candidates = []
         for item in box.items:
             if item.kind == OP:
                 op = item.op
                 kind: Any = (self.graph.op_types[op], self.reads[op], min(self.readers[op], 4), self.bytes_out[op])
             else:
                 kind = (re.sub(r"[\d_]+$", "", item.label), len(item.items))
-            found.append(kinds.setdefault(kind, len(kinds)))
-        return np.array(found)
+            candidates.append(kinds.setdefault(kind, len(kinds)))
+        return np.array(candidates)
 
-    def _mirror(self, box: Box, key: tuple[str, ...], ends: Ints) -> tuple[Ints, list[str]] | None:
+    def _mirror(self, box: Box, key: tuple[str, ...], edges: Ints) -> tuple[Ints, list[str]] | None:
         """The parts of a backward box: those of its items' forward ops; of items without, those of their neighbours."""
-        known, labels = self.cuts[key]
-        part = np.full(len(box.items), -1, dtype=np.int64)
+        twin_parts, labels = self.cuts[key]
+        part_of_item = np.full(len(box.items), -1, dtype=np.int64)
         for k, item in enumerate(box.items):
             twins = self.graph.forward_of[item.ops]
-            held = known[twins[twins >= 0]]
-            if len(held := held[held >= 0]):
-                part[k] = np.bincount(held).argmax()
-        if (part < 0).all():
+            twin_part = twin_parts[twins[twins >= 0]]
+            if len(twin_part := twin_part[twin_part >= 0]):
+                part_of_item[k] = np.bincount(twin_part).argmax()
+        if (part_of_item < 0).all():
             return None
-        for near, here in ((ends[:, 0], ends[:, 1]), (ends[:, 1], ends[:, 0])) * 4:
-            new = (part[here] < 0) & (part[near] >= 0)
-            part[here[new]] = part[near[new]]
-        return np.where(part < 0, part.max(), part), labels
+        for near, end in ((edges[:, 0], edges[:, 1]), (edges[:, 1], edges[:, 0])) * 4:
+            reached = (part_of_item[end] < 0) & (part_of_item[near] >= 0)
+            part_of_item[end[reached]] = part_of_item[near[reached]]
+        return np.where(part_of_item < 0, part_of_item.max(), part_of_item), labels
 
 
 def _labels(box: Box, cut: Cut) -> list[str]:
@@ -164,13 +164,13 @@ def _range(items: list[Box]) -> str:
     return f"to {last}" if first != last else first
 
 
-def _gather(box: Box, part: Ints, labels: list[str]) -> None:
+def _gather(box: Box, part_of_item: Ints, labels: list[str]) -> None:
     """Put the items of every part of more than one into a box of their own."""
-    made = []
-    for k in np.unique(part).tolist():
-        inside = [box.items[i] for i in np.flatnonzero(part == k).tolist()]
+    children = []
+    for k in np.unique(part_of_item).tolist():
+        inside = [box.items[i] for i in np.flatnonzero(part_of_item == k).tolist()]
         name = f"{box.name}/{labels[k]}" if box.name else labels[k]
-        made.append(inside[0] if len(inside) == 1 else Box(name, labels[k], LEVEL, inside))
-    box.items = made
+        children.append(inside[0] if len(inside) == 1 else Box(name, labels[k], LEVEL, inside))
+    box.items = children
     for stale in ("ops", "crowded"):
         box.__dict__.pop(stale, None)

@@ -48,8 +48,8 @@ def longest_path(order: Floats, source: Ints, target: Ints) -> Ints:
     reads[v] = True
     first = np.full(len(order), np.iinfo(np.int64).max)
     np.minimum.at(first, u, layer[v])
-    late = ~reads & (first < np.iinfo(np.int64).max)
-    return np.where(late, first - 1, layer)
+    delayed = ~reads & (first < np.iinfo(np.int64).max)
+    return np.where(delayed, first - 1, layer)
 
 
 def _along(order: Floats, source: Ints, target: Ints) -> tuple[Ints, Ints]:
@@ -66,8 +66,8 @@ def rows(layer: Ints, height: Floats, source: Ints, target: Ints, weight: Floats
         source, target, weight: per edge; heavier edges are made straighter.
     """
     graph = _with_points(layer, height, source, target, weight, order)
-    found = _ordered(graph)
-    y = _heights(graph, found)
+    best_order = _ordered(graph)
+    y = _heights(graph, best_order)
     y -= float((y - graph.height / 2).min(initial=np.inf)) if len(y) else 0.0
     through = tuple(tuple((int(graph.layer[p]), float(y[p])) for p in chain) for chain in graph.chains)
     return Rows(y[: len(layer)], through)
@@ -86,9 +86,7 @@ class _Pointed:
     chains: tuple[tuple[int, ...], ...]
 
 
-def _with_points(
-    layer: Ints, height: Floats, source: Ints, target: Ints, weight: Floats, order: Floats
-) -> _Pointed:  # fmt: skip
+def _with_points(layer: Ints, height: Floats, source: Ints, target: Ints, weight: Floats, order: Floats) -> _Pointed:
     layers, heights, orders = layer.tolist(), height.tolist(), order.tolist()
     links: dict[tuple[int, int], float] = {}
     shared: dict[tuple[int, int, bool], int] = {}
@@ -111,11 +109,16 @@ def _with_points(
         if layers[low] < layers[high]:
             links[last, high] = links.get((last, high), 0.0) + w
         chains.append(tuple(chain if forward else chain[::-1]))
-    ends = np.array(list(links), dtype=np.int64).reshape(-1, 2)
+    link_ends = np.array(list(links), dtype=np.int64).reshape(-1, 2)
     return _Pointed(
-        np.array(layers), np.array(heights), np.array(orders), ends[:, 0], ends[:, 1],
-        np.array(list(links.values())), tuple(chains),
-    )  # fmt: skip
+        np.array(layers),
+        np.array(heights),
+        np.array(orders),
+        link_ends[:, 0],
+        link_ends[:, 1],
+        np.array(list(links.values())),
+        tuple(chains),
+    )
 
 
 def _ordered(graph: _Pointed) -> list[Ints]:
@@ -123,9 +126,9 @@ def _ordered(graph: _Pointed) -> list[Ints]:
     rank = _ranks(graph.layer, graph.order)
     best, fewest = rank, crossings(graph.layer, rank, graph.left, graph.right)
     for sweep in range(ORDERINGS):
-        here, there = (graph.right, graph.left) if sweep % 2 == 0 else (graph.left, graph.right)
-        degree: Any = np.bincount(here, minlength=len(rank))
-        mean = np.bincount(here, _centred(graph.layer, rank)[there], minlength=len(rank)) / np.maximum(degree, 1)
+        near, far = (graph.right, graph.left) if sweep % 2 == 0 else (graph.left, graph.right)
+        degree: Any = np.bincount(near, minlength=len(rank))
+        mean = np.bincount(near, _centred(graph.layer, rank)[far], minlength=len(rank)) / np.maximum(degree, 1)
         rank = _ranks(graph.layer, np.where(degree > 0, mean, _centred(graph.layer, rank)))
         count = crossings(graph.layer, rank, graph.left, graph.right)
         if count < fewest:
@@ -155,8 +158,8 @@ def crossings(layer: Ints, rank: Floats, left: Ints, right: Ints) -> int:
     """
     total = 0
     for k in np.unique(layer[left]).tolist():
-        mine = layer[left] == k
-        a, b = rank[left[mine]], rank[right[mine]]
+        in_layer = layer[left] == k
+        a, b = rank[left[in_layer]], rank[right[in_layer]]
         total += int(np.count_nonzero((a[:, None] < a[None, :]) & (b[:, None] > b[None, :])))
     return total
 
@@ -165,41 +168,45 @@ def _heights(graph: _Pointed, layers: Sequence[Ints]) -> Floats:
     """The middle of every box and point: sweeps in which every layer comes as near to its neighbours as order allows."""
     y = np.zeros(len(graph.layer))
     for column in layers:
-        y[column] = _packed(np.zeros(len(column)), np.ones(len(column)), _apart(graph.height[column]))
+        y[column] = _packed(np.zeros(len(column)), np.ones(len(column)), _least_distances(graph.height[column]))
     n = len(y)
     for sweep in range(SWEEPS):
         forward = sweep % 2 == 0
         last = sweep >= SWEEPS - 2
         for column in layers if forward else layers[::-1]:
             pull, total = np.zeros(n), np.zeros(n)
-            for here, there in ((graph.right, graph.left), (graph.left, graph.right)):
-                if last or (here is graph.right) == forward:
-                    pull += np.bincount(here, graph.weight * y[there], minlength=n)
-                    total += np.bincount(here, graph.weight, minlength=n)
+            for near, far in ((graph.right, graph.left), (graph.left, graph.right)):
+                if last or (near is graph.right) == forward:
+                    pull += np.bincount(near, graph.weight * y[far], minlength=n)
+                    total += np.bincount(near, graph.weight, minlength=n)
             wish = np.where(total > 0, pull / np.maximum(total, 1e-300), y)[column]
-            y[column] = _packed(wish, np.maximum(total[column], 1e-3), _apart(graph.height[column]))
+            y[column] = _packed(wish, np.maximum(total[column], 1e-3), _least_distances(graph.height[column]))
     return y
 
 
-def _apart(height: Floats) -> Floats:
+def _least_distances(height: Floats) -> Floats:
     """Least distance between the middles of neighbours: points of arrows may lie closer together than boxes."""
     thin = height <= THIN
     gap = np.where(thin[:-1] & thin[1:], 2.0, GAP)
     return (height[:-1] + height[1:]) / 2 + gap
 
 
-def _packed(wish: Floats, weight: Floats, apart: Floats) -> Floats:
-    """Values near `wish` in the least-squares sense that grow by at least `apart`: isotonic regression, O(n).
+def _packed(wish: Floats, weight: Floats, distances: Floats) -> Floats:
+    """Values near `wish` in the least-squares sense that grow by at least `distances`: isotonic regression, O(n).
 
     >>> _packed(np.array([0.0, 0.0]), np.ones(2), np.array([4.0])).tolist()
     [-2.0, 2.0]
     """
-    offset = np.concatenate([[0.0], np.cumsum(apart)]) if len(wish) else np.zeros(0)
+    offset = np.concatenate([[0.0], np.cumsum(distances)]) if len(wish) else np.zeros(0)
     blocks: list[tuple[float, float, int]] = []
     for value, w in zip((wish - offset).tolist(), weight.tolist(), strict=True):
         mean, heavy, size = value, w, 1
         while blocks and blocks[-1][0] >= mean:
-            above, more, count = blocks.pop()
-            mean, heavy, size = (above * more + mean * heavy) / (more + heavy), heavy + more, size + count
+            above, weight_above, count = blocks.pop()
+            mean, heavy, size = (
+                (above * weight_above + mean * heavy) / (weight_above + heavy),
+                heavy + weight_above,
+                size + count,
+            )
         blocks.append((mean, heavy, size))
     return np.repeat([b[0] for b in blocks], [b[2] for b in blocks]) + offset

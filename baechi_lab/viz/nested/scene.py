@@ -119,10 +119,21 @@ class _Builder:
         at = np.array([middle[n] for n in self.nodes.tolist()]).reshape(-1, 2)
         frames = np.array([(*middle[n], *self._size(n)) for n in self.frames.tolist()]).reshape(-1, 4)
         return Scene(
-            self.tree, self.nodes, self.frames, owner, at[:, 0], at[:, 1], size[:, 0], size[:, 1], frames,
-            self._duration(self.nodes), memory, tuple(self._note(n) for n in self.nodes.tolist()),
-            self._all_arrows(corner), (self.inside[ROOT].width, self.inside[ROOT].height),
-        )  # fmt: skip
+            self.tree,
+            self.nodes,
+            self.frames,
+            owner,
+            at[:, 0],
+            at[:, 1],
+            size[:, 0],
+            size[:, 1],
+            frames,
+            self._duration(self.nodes),
+            memory,
+            tuple(self._note(n) for n in self.nodes.tolist()),
+            self._all_arrows(corner),
+            (self.inside[ROOT].width, self.inside[ROOT].height),
+        )
 
     # -- sums --------------------------------------------------------------------------------------------
 
@@ -144,11 +155,11 @@ class _Builder:
         source, target = self.item_of[graph.edge_source[edges]], self.item_of[graph.consumers[edges]]
         across = source != target
         key = source[across] * len(children) + target[across]
-        pairs, which = np.unique(key, return_inverse=True)
-        which = which.reshape(-1)
-        self.edge_of[edges[across]] = self.count + which
+        pairs, pair_index = np.unique(key, return_inverse=True)
+        pair_index = pair_index.reshape(-1)
+        self.edge_of[edges[across]] = self.count + pair_index
         tensor = graph.edge_tensor[edges[across]].astype(np.int64)
-        once = np.unique(which * max(graph.tensor_count, 1) + tensor)
+        once = np.unique(pair_index * max(graph.tensor_count, 1) + tensor)
         of = once // max(graph.tensor_count, 1)
         size = np.bincount(of, graph.tensor_bytes[once % max(graph.tensor_count, 1)], minlength=len(pairs))
         self.arrows[node] = (pairs // len(children), pairs % len(children), size, np.bincount(of, minlength=len(pairs)))
@@ -168,34 +179,39 @@ class _Builder:
         for child in children.tolist():
             if child in self.opened:
                 self._sizes(child, inside)
-        now = np.array([self._size(c) for c in children.tolist()]).reshape(-1, 2)
+        sizes = np.array([self._size(c) for c in children.tolist()]).reshape(-1, 2)
         closed = np.array([self._closed(c) for c in children.tolist()]).reshape(-1, 2)
         low, high = self.tree.low[children], self.tree.high[children]
         order = (self.position[high] - self.position[low]) / (self.timed[high] - self.timed[low])
-        back, twin = self.tree.backward[children], self.tree.twin[children]
+        is_backward, twin = self.tree.backward[children], self.tree.twin[children]
         index = {int(c): k for k, c in enumerate(children)}
         boxes = Boxes(
-            now[:, 0], now[:, 1], closed[:, 0], closed[:, 1], order, back,
+            sizes[:, 0],
+            sizes[:, 1],
+            closed[:, 0],
+            closed[:, 1],
+            order,
+            is_backward,
             np.array([index.get(int(t), -1) for t in twin], dtype=np.int64),
-        )  # fmt: skip
+        )
         source, target, size, _ = self.arrows[node]
         mirrored = bool(self.tree.backward[node]) if node != ROOT else False
         self.inside[node] = arrange(boxes, source, target, np.log2(size + 2.0), aspect, mirrored)
 
     def _aspect(self, children: NDArray[np.int64], aspect: float) -> float:
         """Width per height of the outermost frames: wide ones where few stand in a row, or two rows below one another."""
-        back = self.tree.backward[children]
-        rows = 2 if back.any() and not back.all() else 1
-        ahead = children[~back] if rows == 2 else children
+        is_backward = self.tree.backward[children]
+        rows = 2 if is_backward.any() and not is_backward.all() else 1
+        ahead = children[~is_backward] if rows == 2 else children
         opened = sum(c in self.opened for c in ahead.tolist())
         return float(np.clip(rows * aspect / max(opened + (len(ahead) - opened) / 2, 1.0), INSIDE, 5.0))
 
     def _size(self, node: int) -> tuple[float, float]:
         if node not in self.opened:
             return self._closed(node)
-        held = self.inside[node]
+        inner_frame = self.inside[node]
         title = text_width(label(self.tree, node), LABEL) + 20
-        return max(held.width, title) + 2 * MARGIN, held.height + TITLE + 2 * MARGIN
+        return max(inner_frame.width, title) + 2 * MARGIN, inner_frame.height + TITLE + 2 * MARGIN
 
     def _closed(self, node: int) -> tuple[float, float]:
         name = text_width(label(self.tree, node), LABEL)
@@ -207,9 +223,9 @@ class _Builder:
         """Middles of all boxes and frames; `corner` gets the upper left of what is in each frame."""
         middle: dict[int, tuple[float, float]] = {}
         for node in (ROOT, *self.frames.tolist()):
-            held, (left, top) = self.inside[node], corner[node]
+            inner_frame, (left, top) = self.inside[node], corner[node]
             for k, child in enumerate(self.tree.children[node]):
-                x, y = left + float(held.x[k]), top + float(held.y[k])
+                x, y = left + float(inner_frame.x[k]), top + float(inner_frame.y[k])
                 middle[child] = (x, y)
                 if child in self.opened:
                     inner = self.inside[child]
@@ -233,9 +249,15 @@ class _Builder:
                 column.append(values)
         flat = [np.concatenate(c) if c else np.zeros(0) for c in columns]
         return Arrows(
-            flat[0].astype(np.int32), flat[1].astype(np.int32), flat[2].astype(np.int64), flat[3].astype(np.int64),
-            np.array(pointer), np.array(points).reshape(-1, 2), flat[4].astype(np.bool_), self.edge_of,
-        )  # fmt: skip
+            flat[0].astype(np.int32),
+            flat[1].astype(np.int32),
+            flat[2].astype(np.int64),
+            flat[3].astype(np.int64),
+            np.array(pointer),
+            np.array(points).reshape(-1, 2),
+            flat[4].astype(np.bool_),
+            self.edge_of,
+        )
 
 
 def memory_per_op(graph: OpGraph) -> NDArray[np.int64]:
@@ -278,26 +300,31 @@ def build_paint(
     device = np.zeros(graph.n, dtype=np.int64)
     device[timeline.op] = timeline.device
     share = device_shares(graph, scene, device, len(timeline.device_names))
-    sent, received = _moved(graph, scene, timeline, device)
+    sent_bytes, received = _bytes_over_links(graph, scene, timeline, device)
     chain = np.zeros(0, np.int64) if critical_ops is None else np.asarray(critical_ops, dtype=np.int64)
     critical = np.zeros(len(scene), dtype=np.bool_)
     critical[scene.owner[chain]] = True
     return Paint(
-        share.argmax(axis=1), share, sent, received, critical, crossing_bytes(graph, scene.arrows, device),
+        share.argmax(axis=1),
+        share,
+        sent_bytes,
+        received,
+        critical,
+        crossing_bytes(graph, scene.arrows, device),
         _on_chain(graph, scene.arrows, chain),
-    )  # fmt: skip
+    )
 
 
-def _moved(graph: OpGraph, scene: Scene, timeline: Timeline, device: NDArray[np.int64]) -> tuple[Any, Any]:
+def _bytes_over_links(graph: OpGraph, scene: Scene, timeline: Timeline, device: NDArray[np.int64]) -> tuple[Any, Any]:
     """Bytes that each box's tensors send to other devices, and that other devices' tensors bring to its ops."""
-    moved, count = timeline.transfers, len(scene)
-    size = graph.tensor_bytes[moved.tensor]
-    sent = np.bincount(scene.owner[graph.tensor_producer[moved.tensor]], size, minlength=count)
+    transfers, count = timeline.transfers, len(scene)
+    size = graph.tensor_bytes[transfers.tensor]
+    sent_bytes = np.bincount(scene.owner[graph.tensor_producer[transfers.tensor]], size, minlength=count)
     across = device[graph.edge_source] != device[graph.consumers]
     tensors = max(graph.tensor_count, 1)
     key = np.unique(scene.owner[graph.consumers[across]].astype(np.int64) * tensors + graph.edge_tensor[across])
     received = np.bincount(key // tensors, graph.tensor_bytes[key % tensors], minlength=count)
-    return sent, received
+    return sent_bytes, received
 
 
 def crossing_bytes(graph: OpGraph, arrows: Arrows, device: NDArray[Any]) -> NDArray[np.float64]:
@@ -310,12 +337,12 @@ def crossing_bytes(graph: OpGraph, arrows: Arrows, device: NDArray[Any]) -> NDAr
 
 def _on_chain(graph: OpGraph, arrows: Arrows, chain: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Arrows with an edge from one op of the chain to the next; an op that waited only for its device has none."""
-    found = np.zeros(len(arrows), dtype=np.bool_)
+    on_chain = np.zeros(len(arrows), dtype=np.bool_)
     follows = np.full(graph.n, -1, dtype=np.int64)
     follows[chain[:-1]] = chain[1:]
     on = (follows[graph.edge_source] == graph.consumers) & (arrows.edge_of >= 0)
-    found[arrows.edge_of[on]] = True
-    return found
+    on_chain[arrows.edge_of[on]] = True
+    return on_chain
 
 
 def covering(scene: Scene, ops: Collection[int]) -> list[int]:

@@ -37,17 +37,17 @@ def homes(graph: OpGraph) -> tuple[Path, ...]:
     >>> homes(graph)
     (('net',), ('net',), ('∇', 'net'), ('∇', 'net'))
     """
-    found = _by_name(graph)
-    if not any(found):
-        return tuple(found)
+    paths = _by_name(graph)
+    if not any(paths):
+        return tuple(paths)
     update = updates(graph)
     for op in np.flatnonzero(_after_backward(graph) & ~update).tolist():
-        found[op] = found[op] or (BACKWARD,)
-    _re_home_sources(graph, found, update)
-    _by_forward_op(graph, found)
-    _by_colocation(graph, found, update)
-    _by_neighbours(graph, found, update)
-    return tuple(found)
+        paths[op] = paths[op] or (BACKWARD,)
+    _re_home_sources(graph, paths, update)
+    _by_forward_op(graph, paths)
+    _by_colocation(graph, paths, update)
+    _by_neighbours(graph, paths, update)
+    return tuple(paths)
 
 
 def separator(names: Sequence[str]) -> str:
@@ -65,19 +65,19 @@ def parts_of(name: str, mark: str) -> list[str]:
     if mark == "/":
         return name.removesuffix("/backward").split("/")
     path, *inside = name.split("/")
-    return [*path.split("."), *(part for part in inside if part != "backward")]
+    return [*path.split("."), *(component for component in inside if component != "backward")]
 
 
 def _by_name(graph: OpGraph) -> list[Path]:
     mark = separator(graph.names)
-    found: list[Path] = []
+    paths: list[Path] = []
     for name, twin in zip(graph.names, graph.forward_of.tolist(), strict=True):
-        parts = tuple(parts_of(name, mark))
-        backward, scopes = parts[0] in TAPES or twin >= 0, parts[:-1]
+        components = tuple(parts_of(name, mark))
+        backward, scopes = components[0] in TAPES or twin >= 0, components[:-1]
         while scopes and scopes[0] in (*TAPES, "optimizer"):
             scopes = scopes[1:]
-        found.append((BACKWARD, *scopes) if backward else scopes)
-    return found
+        paths.append((BACKWARD, *scopes) if backward else scopes)
+    return paths
 
 
 def updates(graph: OpGraph) -> NDArray[np.bool_]:
@@ -107,27 +107,29 @@ def _by_group(graph: OpGraph) -> NDArray[np.int64]:
     return first[graph.colocation]
 
 
-def _re_home_sources(graph: OpGraph, found: list[Path], update: NDArray[np.bool_]) -> None:
+def _re_home_sources(graph: OpGraph, paths: list[Path], update: NDArray[np.bool_]) -> None:
     """Sources whose outermost scope computes nothing go to what all their forward readers share, else to their readers.
 
     Likewise updates below such a scope: a learning rate, the slots of an optimizer.
     """
     source = np.diff(graph.predecessors[0]) == 0
-    computing = {p[0] for p, no in zip(found, (source | update).tolist(), strict=True) if p and not no}
-    outside = [bool(p) and p[0] not in computing for p in found]
+    computing = {p[0] for p, no in zip(paths, (source | update).tolist(), strict=True) if p and not no}
+    outside = [bool(p) and p[0] not in computing for p in paths]
     readers: dict[int, list[Path]] = {}
-    forward = ~update & np.array([bool(p) and p[0] != BACKWARD for p in found], dtype=np.bool_)
-    kept = forward[graph.consumers]
-    for u, v in zip(graph.edge_source[kept].tolist(), graph.consumers[kept].tolist(), strict=True):
+    forward = ~update & np.array([bool(p) and p[0] != BACKWARD for p in paths], dtype=np.bool_)
+    forward_readers = forward[graph.consumers]
+    for u, v in zip(
+        graph.edge_source[forward_readers].tolist(), graph.consumers[forward_readers].tolist(), strict=True
+    ):
         if outside[u] and source[u]:
-            readers.setdefault(u, []).append(found[v])
+            readers.setdefault(u, []).append(paths[v])
     serves = update.copy()
     serves[graph.edge_source[update[graph.consumers]]] = True
     for op in np.flatnonzero(source | update).tolist():
         if outside[op] and op in readers:
-            found[op] = _common(readers[op]) or found[op]
+            paths[op] = _common(readers[op]) or paths[op]
         elif outside[op] and serves[op]:
-            found[op] = ()
+            paths[op] = ()
 
 
 def _common(paths: Sequence[Path]) -> Path:
@@ -141,40 +143,40 @@ def _common(paths: Sequence[Path]) -> Path:
     return shared
 
 
-def _by_forward_op(graph: OpGraph, found: list[Path]) -> None:
+def _by_forward_op(graph: OpGraph, paths: list[Path]) -> None:
     for op in np.flatnonzero(graph.forward_of >= 0).tolist():
-        found[op] = (BACKWARD, *(s for s in found[graph.forward_of[op]] if s != BACKWARD))
+        paths[op] = (BACKWARD, *(s for s in paths[graph.forward_of[op]] if s != BACKWARD))
 
 
-def _by_colocation(graph: OpGraph, found: list[Path], update: NDArray[np.bool_]) -> None:
+def _by_colocation(graph: OpGraph, paths: list[Path], update: NDArray[np.bool_]) -> None:
     variable = _by_group(graph)
     for op in np.flatnonzero(update & (variable >= 0)).tolist():
-        found[op] = found[variable[op]]
+        paths[op] = paths[variable[op]]
 
 
-def _by_neighbours(graph: OpGraph, found: list[Path], update: NDArray[np.bool_]) -> None:
+def _by_neighbours(graph: OpGraph, paths: list[Path], update: NDArray[np.bool_]) -> None:
     """Ops without a scope, in topological order by what they read, then backwards by what reads them.
 
     What an optimizer does for all scopes together (clipping by the norm, counting steps) stays in a scope of its own.
     """
-    stray = [path in ((), (BACKWARD,)) for path in found]
-    alone = [k for k, path in enumerate(found) if path == () and not update[k]]
+    stray = [path in ((), (BACKWARD,)) for path in paths]
+    alone = [k for k, path in enumerate(paths) if path == () and not update[k]]
     pointer, ahead = graph.successors
     if len(alone) > MOST_STRAYS * graph.n:  # these stand outside on purpose
         for k in alone:
             readers = ahead[pointer[k] : pointer[k + 1]].tolist()
-            stray[k] = bool(readers) and all(found[r][:1] == (BACKWARD,) for r in readers)
+            stray[k] = bool(readers) and all(paths[r][:1] == (BACKWARD,) for r in readers)
     for backwards, (pointer, near) in ((False, graph.predecessors), (True, graph.successors)):
-        first, other = pointer.tolist(), near.tolist()
+        first, neighbours = pointer.tolist(), near.tolist()
         for op in graph.order[:: -1 if backwards else 1].tolist():
             if stray[op]:
-                near_by = [found[k] for k in other[first[op] : first[op + 1]] if not stray[k]]
-                near_by = [p for p in near_by if found[op] == p[: len(found[op])]]  # backward ones stay backward
+                near_by = [paths[k] for k in neighbours[first[op] : first[op + 1]] if not stray[k]]
+                near_by = [p for p in near_by if paths[op] == p[: len(paths[op])]]  # backward ones stay backward
                 voted = _elected(near_by, backwards)
                 if voted is not None and update[op] and len({_outermost(p) for p in near_by}) > 1:
                     voted = ("optimizer",)
                 if voted is not None:
-                    found[op], stray[op] = voted, False
+                    paths[op], stray[op] = voted, False
 
 
 def _elected(paths: Iterable[Path], backwards: bool) -> Path | None:

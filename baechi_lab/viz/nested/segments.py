@@ -32,8 +32,8 @@ class Cut:
     first: int = 0
 
 
-def segments(labels: Ints, source: Ints, target: Ints, most: int) -> Cut:
-    """Cut `m` items, numbered in topological order, into at most `most` parts; edges are pairs of items.
+def segments(labels: Ints, source: Ints, target: Ints, limit: int) -> Cut:
+    """Cut `m` items, numbered in topological order, into at most `limit` parts; edges are pairs of items.
 
     >>> chain = np.arange(11)
     >>> segments(np.array([9, 1, 2, 3, 1, 2, 3, 1, 2, 3, 8]), chain[:-1], chain[1:], 5).part.tolist()
@@ -41,22 +41,22 @@ def segments(labels: Ints, source: Ints, target: Ints, most: int) -> Cut:
     """
     m = len(labels)
     width = crossings(m, source, target)
-    found = repeats(labels)
-    if found is not None:
-        start, period, count = found
+    repeat = repeats(labels)
+    if repeat is not None:
+        start, period, count = repeat
         start = _aligned(start, period, count, m, width)
         while count > 1 and start + count * period > m:
             count -= 1
-        if 1 < count <= most - 2:
+        if 1 < count <= limit - 2:
             blocks = [start + k * period for k in range(count + 1) if start + k * period < m]
-            before = _pieces(0, start, period, (most - count) // 2, width)
-            after = _pieces(start + count * period, m, period, (most - count) // 2, width)
+            before = _pieces(0, start, period, (limit - count) // 2, width)
+            after = _pieces(start + count * period, m, period, (limit - count) // 2, width)
             inner = np.array(sorted({*before, *(b for b in blocks if b > 0), *after}))
-            part = np.searchsorted(inner, np.arange(m), side="right")
-            return Cut(part, len(inner) + 1, count, len(before) + int(start > 0))
-        if count > most - 2:
-            return _even(m, most, width, np.array([start + k * period for k in range(count + 1)]))
-    return _even(m, most, width)
+            part_of_label = np.searchsorted(inner, np.arange(m), side="right")
+            return Cut(part_of_label, len(inner) + 1, count, len(before) + int(start > 0))
+        if count > limit - 2:
+            return _even(m, limit, width, np.array([start + k * period for k in range(count + 1)]))
+    return _even(m, limit, width)
 
 
 def crossings(m: int, source: Ints, target: Ints) -> Ints:
@@ -119,10 +119,10 @@ def _aligned(start: int, period: int, count: int, m: int, width: Ints) -> int:
     return max(0, min(costs)[3])
 
 
-def _even(m: int, most: int, width: Ints, allowed: Ints | None = None) -> Cut:
-    """Parts of about equal size, as few levels as `most` parts each need; borders where fewest edges cross."""
-    levels = max(1, int(np.ceil(np.log(max(m, 2)) / np.log(most) - 1e-9)))
-    count = int(np.clip(np.ceil(m ** (1 / levels)), 2, most)) if levels > 1 else min(most, max(2, m // 6))
+def _even(m: int, limit: int, width: Ints, allowed: Ints | None = None) -> Cut:
+    """Parts of about equal size, as few levels as `limit` parts each need; borders where fewest edges cross."""
+    levels = max(1, int(np.ceil(np.log(max(m, 2)) / np.log(limit) - 1e-9)))
+    count = int(np.clip(np.ceil(m ** (1 / levels)), 2, limit)) if levels > 1 else min(limit, max(2, m // 6))
     if allowed is not None:
         ideal = np.linspace(0, len(allowed) - 1, min(count, len(allowed) - 1) + 1)[1:-1]
         borders = allowed[np.round(ideal).astype(np.int64)]
@@ -130,13 +130,13 @@ def _even(m: int, most: int, width: Ints, allowed: Ints | None = None) -> Cut:
         slack = m // (4 * count)
         borders = np.array([_narrowest(width, k * m // count, slack) for k in range(1, count)])
     borders = np.unique(borders[(borders > 0) & (borders < m)])
-    part: Any = np.searchsorted(borders, np.arange(m), side="right")
-    return Cut(part, len(borders) + 1)
+    part_of_label: Any = np.searchsorted(borders, np.arange(m), side="right")
+    return Cut(part_of_label, len(borders) + 1)
 
 
-def _pieces(low: int, high: int, period: int, most: int, width: Ints) -> list[int]:
+def _pieces(low: int, high: int, period: int, limit: int, width: Ints) -> list[int]:
     """Borders inside what comes before or behind the repeated blocks: pieces of about their size."""
-    count = min((high - low) // period, most)
+    count = min((high - low) // period, limit)
     return [_narrowest(width, low + k * (high - low) // count, period // 3) for k in range(1, count)]
 
 

@@ -17,14 +17,16 @@ HEAD = 7.0
 
 
 def drawn(
-    scene: Scene, colors: Sequence[str] = (), share: NDArray[np.float64] | None = None,
+    scene: Scene,
+    colors: Sequence[str] = (),
+    share: NDArray[np.float64] | None = None,
     crossing: NDArray[np.float64] | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """The body of an SVG, its upper left at 0, 0: frames, arrows, boxes with labels, and bars of device shares."""
-    parts = [_frame(scene, k) for k in range(len(scene.frames))]
-    parts += [_arrow(scene.arrows, k, bool(crossing is not None and crossing[k] > 0)) for k in _widest_first(scene)]
-    parts += [_box(scene, k, colors, None if share is None else share[k]) for k in range(len(scene))]
-    return "".join(parts)
+    elements = [_frame(scene, k) for k in range(len(scene.frames))]
+    elements += [_arrow(scene.arrows, k, bool(crossing is not None and crossing[k] > 0)) for k in _widest_first(scene)]
+    elements += [_box(scene, k, colors, None if share is None else share[k]) for k in range(len(scene))]
+    return "".join(elements)
 
 
 def _widest_first(scene: Scene) -> list[int]:
@@ -33,8 +35,8 @@ def _widest_first(scene: Scene) -> list[int]:
 
 def arrow_widths(arrows: Arrows) -> NDArray[np.float64]:
     """Pixels, from 0.8 for the smallest to 4 for the arrow with most bytes, growing with the root of the bytes."""
-    most = max(float(arrows.bytes.max(initial=0)), 1.0)
-    return 0.8 + 3.2 * np.sqrt(arrows.bytes / most)
+    largest = max(float(arrows.bytes.max(initial=0)), 1.0)
+    return 0.8 + 3.2 * np.sqrt(arrows.bytes / largest)
 
 
 def arrow_opacity(arrows: Arrows) -> float:
@@ -85,23 +87,23 @@ def _box(scene: Scene, k: int, colors: Sequence[str], share: NDArray[np.float64]
     w, h = float(scene.width[k]), float(scene.height[k])
     x, y = float(scene.x[k]) - w / 2, float(scene.y[k]) - h / 2
     main = -1 if share is None or share.max() < 0.995 else int(share.argmax())
-    parts = [f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="4" fill="{PAPER}"/>']
+    elements = [f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="4" fill="{PAPER}"/>']
     if main >= 0:
-        parts.append(_rect(x, y, w, h, f'rx="4" fill="{colors[main]}" fill-opacity="0.2"'))
+        elements.append(_rect(x, y, w, h, f'rx="4" fill="{colors[main]}" fill-opacity="0.2"'))
     if share is not None:
-        left = x + 1
+        x_left = x + 1
         for d in np.flatnonzero(share > 0.0005).tolist():
             wide = (w - 2) * float(share[d])
-            parts.append(_rect(left, y + h - BAR, wide, BAR - 0.5, f'fill="{colors[d]}"'))
-            left += wide
+            elements.append(_rect(x_left, y + h - BAR, wide, BAR - 0.5, f'fill="{colors[d]}"'))
+            x_left += wide
     outline = colors[main] if main >= 0 else FAINT
-    parts.append(_rect(x, y, w, h, f'rx="4" fill="none" stroke="{outline}"'))
+    elements.append(_rect(x, y, w, h, f'rx="4" fill="none" stroke="{outline}"'))
     note, middle = scene.notes[k], x + w / 2
     line = y + (15 if note else h / 2 + (2 if share is not None else 4))
-    parts.append(_text(middle, line, scene.label(int(scene.nodes[k])), LABEL, TEXT))
+    elements.append(_text(middle, line, scene.label(int(scene.nodes[k])), LABEL, TEXT))
     if note:
-        parts.append(_text(middle, y + 28, note, NOTE, FAINT))
-    return "".join(parts)
+        elements.append(_text(middle, y + 28, note, NOTE, FAINT))
+    return "".join(elements)
 
 
 def _rect(x: float, y: float, w: float, h: float, style: str) -> str:

@@ -84,14 +84,14 @@ class Tree:
         return node in expanded and bool(self.children[node])
 
     def _walk(self, expanded: Collection[int]) -> list[int]:
-        seen: list[int] = []
+        visited: list[int] = []
         stack = list(self.children[ROOT][::-1])
         while stack:
             node = stack.pop()
-            seen.append(node)
+            visited.append(node)
             if self._open(node, expanded):
                 stack.extend(self.children[node][::-1])
-        return seen
+        return visited
 
     def owner(self, visible: NDArray[np.int32]) -> NDArray[np.int32]:
         """int32[ops]: position in `visible` of the node that covers each op."""
@@ -126,8 +126,8 @@ class Tree:
             for c in inside:
                 heapq.heappush(queue, (-int(self.high[c] - self.low[c]), c))
         mirrored = {c for c in self.children[ROOT] if self.backward[c] and int(self.twin[c]) in opened}
-        more = sum(len(self.children[c]) - 1 for c in mirrored if self.children[c])
-        return frozenset(opened | mirrored if count + more <= limit else opened)
+        added = sum(len(self.children[c]) - 1 for c in mirrored if self.children[c])
+        return frozenset(opened | mirrored if count + added <= limit else opened)
 
 
 def build_tree(graph: OpGraph) -> Tree:
@@ -147,10 +147,10 @@ def build_tree(graph: OpGraph) -> Tree:
             backward.add(op, path[1:], mark)
         else:
             forward.add(op, path, mark)
-    ahead, back = (scope.box(graph, mark) for scope in (forward, backward))
-    both = bool(ahead.items and back.items)
-    with_levels(graph, ahead, back, MOST_CHILDREN, MOST_CHILDREN // 2 if both else MOST_CHILDREN)
-    return _numbered(graph, ahead, back)
+    ahead, backward_box = (scope.box(graph, mark) for scope in (forward, backward))
+    has_both = bool(ahead.items and backward_box.items)
+    with_levels(graph, ahead, backward_box, MOST_CHILDREN, MOST_CHILDREN // 2 if has_both else MOST_CHILDREN)
+    return _numbered(graph, ahead, backward_box)
 
 
 class _Scope:
@@ -163,10 +163,10 @@ class _Scope:
 
     def add(self, op: int, path: Path, mark: str) -> None:
         scope = self
-        for part in path:
-            if part not in scope.scopes:
-                scope.scopes[part] = _Scope(f"{scope.name}{mark}{part}" if scope.name else part)
-            scope = scope.scopes[part]
+        for component in path:
+            if component not in scope.scopes:
+                scope.scopes[component] = _Scope(f"{scope.name}{mark}{component}" if scope.name else component)
+            scope = scope.scopes[component]
         scope.ops.append(op)
 
     def box(self, graph: OpGraph, mark: str) -> Box:
@@ -188,8 +188,8 @@ class _Scope:
 
 def _op_box(graph: OpGraph, mark: str, op: int) -> Box:
     """An op, labelled by the end of its name: a bare number says nothing alone, and a long dotted name too much."""
-    parts = parts_of(graph.names[op], mark)
-    label = mark.join(parts[-2:]) if parts[-1].isdigit() else parts[-1]
+    components = parts_of(graph.names[op], mark)
+    label = mark.join(components[-2:]) if components[-1].isdigit() else components[-1]
     while len(label) > LONGEST_LABEL and "." in label:
         label = label.partition(".")[2]
     return Box(graph.names[op], label, OP, [], op)
@@ -205,31 +205,36 @@ def _numbered(graph: OpGraph, forward: Box, backward: Box) -> Tree:
     low, high = [0], [graph.n]
     ops: list[int] = []
 
-    def add(box: Box, parent: int, back: bool) -> None:
+    def add(box: Box, parent: int, is_backward: bool) -> None:
         node = len(rows)
-        rows.append((box, parent, back))
+        rows.append((box, parent, is_backward))
         low.append(len(ops))
         high.append(0)
         if box.kind == OP:
             ops.append(box.op)
         for item in box.items:
-            add(item, node, back)
+            add(item, node, is_backward)
         high[node] = len(ops)
 
     first = {}
-    for root, back in ((forward, False), (backward, True)):
+    for root, is_backward in ((forward, False), (backward, True)):
         for item in root.items:
             first[id(item)] = len(rows)
-            add(item, ROOT, back)
+            add(item, ROOT, is_backward)
     twin = np.full(len(rows), -1, dtype=np.int32)
-    for mine, other in _twins(graph, forward, backward):
-        twin[first[id(mine)]] = first[id(other)]
+    for forward_box, backward_box in _twins(graph, forward, backward):
+        twin[first[id(forward_box)]] = first[id(backward_box)]
     return Tree(
-        tuple(b.name for b, _, _ in rows), tuple(b.label for b, _, _ in rows),
-        np.array([p for _, p, _ in rows], np.int32), np.array([b.kind for b, _, _ in rows], np.uint8),
-        np.array(low), np.array(high), np.array(ops, np.int32),
-        np.array([back for _, _, back in rows], np.bool_), twin,
-    )  # fmt: skip
+        tuple(b.name for b, _, _ in rows),
+        tuple(b.label for b, _, _ in rows),
+        np.array([p for _, p, _ in rows], np.int32),
+        np.array([b.kind for b, _, _ in rows], np.uint8),
+        np.array(low),
+        np.array(high),
+        np.array(ops, np.int32),
+        np.array([is_backward for _, _, is_backward in rows], np.bool_),
+        twin,
+    )
 
 
 def _twins(graph: OpGraph, forward: Box, backward: Box) -> list[tuple[Box, Box]]:
@@ -238,12 +243,12 @@ def _twins(graph: OpGraph, forward: Box, backward: Box) -> list[tuple[Box, Box]]
     for k, item in enumerate(forward.items):
         holder[item.ops] = k
     by_label = {item.label: item for item in forward.items}
-    found = []
+    twins_of_boxes = []
     for item in backward.items:
         twins = graph.forward_of[item.ops]
-        held = holder[twins[twins >= 0]]
-        if len(held := held[held >= 0]):
-            found.append((item, forward.items[int(np.bincount(held).argmax())]))
+        twin_box = holder[twins[twins >= 0]]
+        if len(twin_box := twin_box[twin_box >= 0]):
+            twins_of_boxes.append((item, forward.items[int(np.bincount(twin_box).argmax())]))
         elif item.label in by_label:
-            found.append((item, by_label[item.label]))
-    return found
+            twins_of_boxes.append((item, by_label[item.label]))
+    return twins_of_boxes
