@@ -87,7 +87,7 @@ class Background:
         else:
             self._loop.call_soon_threadsafe(call)
 
-    def submit(self, work: Work, done: Callable[[Any], None], ended: Callable[[], None] | None = None) -> None:
+    def submit(self, work: Work, on_result: Callable[[Any], None], ended: Callable[[], None] | None = None) -> None:
         """Run `work(ticket)` after the delay, unless something newer is submitted; then `done(result)`.
 
         `ended` is called in any case once the job is over and nothing newer has taken its place.
@@ -97,7 +97,7 @@ class Background:
                 self._ticket.cancelled.set()
             ticket = Ticket(lambda text, share: self.deliver(lambda: self._progress(ticket, text, share)))
             self._ticket = ticket
-            self._thread = threading.Thread(target=self._run, args=(ticket, work, done, ended), daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(ticket, work, on_result, ended), daemon=True)
         self._thread.start()
 
     def cancel(self) -> bool:
@@ -115,7 +115,9 @@ class Background:
             thread.join(seconds)
         return thread is None or not thread.is_alive()
 
-    def _run(self, ticket: Ticket, work: Work, done: Callable[[Any], None], ended: Callable[[], None] | None) -> None:
+    def _run(
+        self, ticket: Ticket, work: Work, on_result: Callable[[Any], None], ended: Callable[[], None] | None
+    ) -> None:
         if ticket.cancelled.wait(self.delay):
             return
         result: list[Any] = []
@@ -125,14 +127,14 @@ class Background:
                 result.append(work(ticket))
             except Cancelled:
                 return
-        self.deliver(lambda: self._finish(ticket, result, problems, done, ended))
+        self.deliver(lambda: self._finish(ticket, result, problems, on_result, ended))
 
     def _progress(self, ticket: Ticket, text: str, share: float) -> None:
         if ticket is self._ticket:
             self._tell(text, share)
 
     def _finish(
-        self, ticket: Ticket, result: list[Any], problems: list[Problem], done: Callable[[Any], None], ended: Any
+        self, ticket: Ticket, result: list[Any], problems: list[Problem], on_result: Callable[[Any], None], ended: Any
     ) -> None:
         with self._lock:
             if ticket is not self._ticket or ticket.cancelled.is_set():
@@ -142,7 +144,7 @@ class Background:
             if problems:
                 self._show(problems[0])
             else:
-                done(result[0])
+                on_result(result[0])
         if ended is not None:
             with Guard(self._show):
                 ended()

@@ -45,45 +45,66 @@ class Bars:
 
 
 def build_bars(
-    graph: OpGraph, timelines: Sequence[Timeline], chain: Chain | None = None, titles: Sequence[str] = (),
+    graph: OpGraph,
+    timelines: Sequence[Timeline],
+    chain: Chain | None = None,
+    titles: Sequence[str] = (),
     against: int = -1,
-) -> Bars:  # fmt: skip
+) -> Bars:
     """Lanes of each timeline in turn: per device one for compute and one for transfers.
 
     Transfers are in both devices' lanes: sends coloured as where they go, receives as where they come from. `chain`
     marks the critical bars of the first timeline; `titles` name the timelines, by default by their origin; timeline
     `against` is of another placement: what is elsewhere there is marked in it and in the first. O(rows log rows).
     """
-    names, parts, lanes, pointer = list(graph.names), [], [], [0]
-    known = {name: i for i, name in enumerate(names)}
+    names, tables, lanes, pointer = list(graph.names), [], [], [0]
+    index_of = {name: i for i, name in enumerate(names)}
     headings = tuple(titles) or tuple(t.origin.capitalize() for t in timelines)
     titles = tuple(titles) or tuple(t.origin for t in timelines)
-    labels = [_labels(timeline, names, known) for timeline in timelines]
-    other = _elsewhere(timelines, labels, against, len(names))
+    labels = [_labels(timeline, names, index_of) for timeline in timelines]
+    device_elsewhere = _elsewhere(timelines, labels, against, len(names))
     for number, timeline in enumerate(timelines):
         label, title = labels[number], titles[number]
         marked = chain if number == 0 else None
         for d, waits in enumerate(idle(timeline)):
             lane = {
-                "device": d, "label": short_device(timeline.device_names[d]), "origin": title, "kind": "ops",
+                "device": d,
+                "label": short_device(timeline.device_names[d]),
+                "origin": title,
+                "kind": "ops",
                 "heading": headings[number] if d == 0 and len(timelines) > 1 else "",
-                "busy_us": float(timeline.busy_us[d]), "idle_us": waits.idle_us, "idle_share": waits.share,
-                "bubbles": waits.bubbles, "bubble_us": waits.bubble_us, "longest_us": waits.longest_us,
-            }  # fmt: skip
-            for part, kind in (
-                (_op_rows(timeline, d, label, marked, other.get(number)), "ops"),
-                (_sent(timeline, d, label, marked), "transfers"),
+                "busy_us": float(timeline.busy_us[d]),
+                "idle_us": waits.idle_us,
+                "idle_share": waits.share,
+                "bubbles": waits.bubbles,
+                "bubble_us": waits.bubble_us,
+                "longest_us": waits.longest_us,
+            }
+            for table, kind in (
+                (_op_rows(timeline, d, label, marked, device_elsewhere.get(number)), "ops"),
+                (_transfer_rows(timeline, d, label, marked), "transfers"),
             ):
                 lanes.append(lane if kind == "ops" else {**lane, "kind": "transfers", "heading": ""})
-                parts.append(part[np.lexsort((part["end"], part["start"]))])
-                pointer.append(pointer[-1] + len(part))
-    rows = np.concatenate(parts) if parts else np.zeros(0, dtype=_ROW)
+                tables.append(table[np.lexsort((table["end"], table["start"]))])
+                pointer.append(pointer[-1] + len(table))
+    rows = np.concatenate(tables) if tables else np.zeros(0, dtype=_ROW)
     op = np.where(rows["label"] < graph.n, rows["label"], -1)
     span = max((t.makespan_us for t in timelines), default=0.0)
     return Bars(
-        tuple(lanes), tuple(names), np.array(pointer), rows["start"], rows["end"], rows["color"], op, rows["label"],
-        rows["peer"], rows["bytes"], rows["critical"], rows["elsewhere"], max(span, float(rows["end"].max(initial=0.0))),
-    )  # fmt: skip
+        tuple(lanes),
+        tuple(names),
+        np.array(pointer),
+        rows["start"],
+        rows["end"],
+        rows["color"],
+        op,
+        rows["label"],
+        rows["peer"],
+        rows["bytes"],
+        rows["critical"],
+        rows["elsewhere"],
+        max(span, float(rows["end"].max(initial=0.0))),
+    )
 
 
 def _elsewhere(
@@ -95,15 +116,15 @@ def _elsewhere(
     """
     if against < 1:
         return {}
-    pair, where = (timelines[0], timelines[against]), []
+    pair, devices = (timelines[0], timelines[against]), []
     names = [short_device(name) for name in dict.fromkeys(n for t in pair for n in t.device_names)]
     for timeline, label in zip(pair, (labels[0], labels[against]), strict=True):
         index = np.array([names.index(short_device(name)) for name in timeline.device_names], dtype=np.int64)
         device = np.full(count, -1, dtype=np.int64)
         device[label[timeline.op]] = index[timeline.device]
-        where.append(device)
-    apart = (where[0] != where[1]) & (where[0] >= 0) & (where[1] >= 0)
-    return {0: np.where(apart, where[1] + 1, 0), against: np.where(apart, where[0] + 1, 0)}
+        devices.append(device)
+    differs = (devices[0] != devices[1]) & (devices[0] >= 0) & (devices[1] >= 0)
+    return {0: np.where(differs, devices[1] + 1, 0), against: np.where(differs, devices[0] + 1, 0)}
 
 
 def short_device(name: str) -> str:
@@ -112,59 +133,71 @@ def short_device(name: str) -> str:
     >>> short_device("/device:GPU:1"), short_device("gpu:1"), short_device("/job:worker/replica:0/task:3/device:GPU:0")
     ('gpu:1', 'gpu:1', 'worker:3/gpu:0')
     """
-    head, found, tail = name.rpartition("device:")
-    if not found or not head.endswith("/"):
+    head, separator, tail = name.rpartition("device:")
+    if not separator or not head.endswith("/"):
         return name
     task = re.search(r"/job:(?!localhost/)([^/]+)(?:/replica:\d+)?/task:(\d+)", head)
     return (f"{task[1]}:{task[2]}/" if task else "") + tail.lower()
 
 
-_ROW = np.dtype([
-    ("start", "f8"), ("end", "f8"), ("color", "i8"), ("label", "i8"), ("peer", "i8"), ("bytes", "f8"),
-    ("critical", "?"), ("elsewhere", "i8"),
-])  # fmt: skip
+_ROW = np.dtype(
+    [
+        ("start", "f8"),
+        ("end", "f8"),
+        ("color", "i8"),
+        ("label", "i8"),
+        ("peer", "i8"),
+        ("bytes", "f8"),
+        ("critical", "?"),
+        ("elsewhere", "i8"),
+    ]
+)
 
 
-def _labels(timeline: Timeline, names: list[str], known: dict[str, int]) -> NDArray[np.int64]:
+def _labels(timeline: Timeline, names: list[str], index_of: dict[str, int]) -> NDArray[np.int64]:
     """Position in `names` of each op of the timeline; ops that the graph does not have are appended."""
     if timeline.op_names == tuple(names[: len(timeline.op_names)]):
         return np.arange(len(timeline.op_names))
     for name in timeline.op_names:
-        if name not in known:
-            known[name] = len(names)
+        if name not in index_of:
+            index_of[name] = len(names)
             names.append(name)
-    return np.array([known[name] for name in timeline.op_names], dtype=np.int64)
+    return np.array([index_of[name] for name in timeline.op_names], dtype=np.int64)
 
 
 def _op_rows(
-    timeline: Timeline, device: int, label: NDArray[np.int64], chain: Chain | None, other: NDArray[np.int64] | None
+    timeline: Timeline,
+    device: int,
+    label: NDArray[np.int64],
+    chain: Chain | None,
+    device_elsewhere: NDArray[np.int64] | None,
 ) -> NDArray[Any]:
-    mine = np.flatnonzero(timeline.device == device)
-    rows = np.zeros(len(mine), dtype=_ROW)
-    rows["start"], rows["end"] = timeline.start_us[mine], timeline.end_us[mine]
-    rows["color"], rows["label"] = device, label[timeline.op[mine]] if len(mine) else 0
+    on_device = np.flatnonzero(timeline.device == device)
+    rows = np.zeros(len(on_device), dtype=_ROW)
+    rows["start"], rows["end"] = timeline.start_us[on_device], timeline.end_us[on_device]
+    rows["color"], rows["label"] = device, label[timeline.op[on_device]] if len(on_device) else 0
     if chain is not None:
-        rows["critical"] = np.isin(timeline.op[mine], chain.ops)
-    if other is not None:
-        rows["elsewhere"] = other[label[timeline.op[mine]]]
+        rows["critical"] = np.isin(timeline.op[on_device], chain.ops)
+    if device_elsewhere is not None:
+        rows["elsewhere"] = device_elsewhere[label[timeline.op[on_device]]]
     return rows
 
 
-def _sent(timeline: Timeline, device: int, label: NDArray[np.int64], chain: Chain | None) -> NDArray[Any]:
+def _transfer_rows(timeline: Timeline, device: int, label: NDArray[np.int64], chain: Chain | None) -> NDArray[Any]:
     """Transfers that leave `device` (for the time the send lasts) and that arrive at it."""
-    moved = timeline.transfers
-    out, into = np.flatnonzero(moved.source == device), np.flatnonzero(moved.target == device)
-    which = np.concatenate([out, into])
-    rows = np.zeros(len(which), dtype=_ROW)
-    cost = moved.end_us - moved.receive_us
-    rows["start"] = np.concatenate([moved.start_us[out], moved.receive_us[into]])
-    rows["end"] = np.concatenate([moved.start_us[out] + cost[out], moved.end_us[into]])
-    rows["color"] = np.concatenate([moved.target[out], moved.source[into]])
-    rows["peer"] = np.concatenate([moved.target[out], -1 - moved.source[into]])
-    rows["label"] = label[timeline.tensor_producer[moved.tensor[which]]] if len(which) else 0
-    rows["bytes"] = timeline.tensor_bytes[moved.tensor[which]]
+    transfers = timeline.transfers
+    out, into = np.flatnonzero(transfers.source == device), np.flatnonzero(transfers.target == device)
+    selected = np.concatenate([out, into])
+    rows = np.zeros(len(selected), dtype=_ROW)
+    cost = transfers.end_us - transfers.receive_us
+    rows["start"] = np.concatenate([transfers.start_us[out], transfers.receive_us[into]])
+    rows["end"] = np.concatenate([transfers.start_us[out] + cost[out], transfers.end_us[into]])
+    rows["color"] = np.concatenate([transfers.target[out], transfers.source[into]])
+    rows["peer"] = np.concatenate([transfers.target[out], -1 - transfers.source[into]])
+    rows["label"] = label[timeline.tensor_producer[transfers.tensor[selected]]] if len(selected) else 0
+    rows["bytes"] = timeline.tensor_bytes[transfers.tensor[selected]]
     if chain is not None:
-        rows["critical"] = np.isin(which, chain.transfers)
+        rows["critical"] = np.isin(selected, chain.transfers)
     return rows
 
 
@@ -173,7 +206,15 @@ def bar_columns(bars: Bars) -> Columns:
     length = bars.end_us - bars.start_us
     longest = [float(length[a:b].max(initial=0.0)) for a, b in zip(bars.pointer[:-1], bars.pointer[1:], strict=True)]
     return pack(
-        pointer=("i4", bars.pointer), start=("f8", bars.start_us), end=("f8", bars.end_us), color=("u1", bars.color),
-        op=("i4", bars.op), label=("i4", bars.label), peer=("i4", bars.peer), bytes=("f8", bars.size_bytes),
-        critical=("u1", bars.critical), longest=("f8", longest), elsewhere=("u1", bars.elsewhere),
-    )  # fmt: skip
+        pointer=("i4", bars.pointer),
+        start=("f8", bars.start_us),
+        end=("f8", bars.end_us),
+        color=("u1", bars.color),
+        op=("i4", bars.op),
+        label=("i4", bars.label),
+        peer=("i4", bars.peer),
+        bytes=("f8", bars.size_bytes),
+        critical=("u1", bars.critical),
+        longest=("f8", longest),
+        elsewhere=("u1", bars.elsewhere),
+    )

@@ -51,21 +51,23 @@ def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
     row = int(rows[0])
     start, device = float(timeline.start_us[row]), int(timeline.device[row])
     near = SLACK * max(timeline.makespan_us, 1.0)
-    there, producer, transfer = _last_input(graph, timeline, op, device)
+    arrival_us, producer, transfer = _last_input(graph, timeline, op, device)
     before, previous = _busy_until(timeline, row, near)
     at, name = f"started at {format_us(start)}", timeline.device_names[device]
     if start <= near:
         return Cause("start", -1, -1, 0.0, f"{at}, with the step")
-    if max(there, before) < start - near:
-        gap = start - max(there, before, 0.0)
-        said = f"{at}: {name} was free and every input there {format_us(gap)} before; the planned order, or overhead"
-        return Cause("idle", -1, -1, gap, said)
-    if before > there + near:
-        ready = f"; its inputs were there {format_us(before - max(there, 0.0))} before" if producer >= 0 else ""
-        said = f"{at}: {name} was busy with {graph.names[previous]} until then{ready}"
-        return Cause("device", previous, -1, before - max(there, 0.0), said)
-    free = f"; {name} was free {format_us(there - before)} before" if there - max(before, 0.0) > near else ""
-    waited = there - max(before, 0.0)
+    if max(arrival_us, before) < start - near:
+        gap = start - max(arrival_us, before, 0.0)
+        sentence = (
+            f"{at}: {name} was free and every input there {format_us(gap)} before; the planned order, or overhead"
+        )
+        return Cause("idle", -1, -1, gap, sentence)
+    if before > arrival_us + near:
+        ready = f"; its inputs were there {format_us(before - max(arrival_us, 0.0))} before" if producer >= 0 else ""
+        sentence = f"{at}: {name} was busy with {graph.names[previous]} until then{ready}"
+        return Cause("device", previous, -1, before - max(arrival_us, 0.0), sentence)
+    free = f"; {name} was free {format_us(arrival_us - before)} before" if arrival_us - max(before, 0.0) > near else ""
+    waited = arrival_us - max(before, 0.0)
     if transfer < 0:
         return Cause("tensor", producer, -1, waited, f"{at}, when {graph.names[producer]} ended{free}")
     return _of_transfer(graph, timeline, transfer, waited, f"{at}, when the tensor of {graph.names[producer]}", free)
@@ -74,8 +76,8 @@ def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
 def _last_input(graph: OpGraph, timeline: Timeline, op: int, device: int) -> tuple[float, int, int]:
     """When the last input was there, who made it, and the transfer that brought it; -1 for none."""
     last = last_inputs(graph, timeline, np.array([op]), np.array([device]))
-    there, producer = float(last.there_us[0]), int(last.producer[0])
-    return (there, producer, int(last.transfer[0])) if producer >= 0 and there >= 0 else (-1.0, -1, -1)
+    arrival_us, producer = float(last.there_us[0]), int(last.producer[0])
+    return (arrival_us, producer, int(last.transfer[0])) if producer >= 0 and arrival_us >= 0 else (-1.0, -1, -1)
 
 
 def _busy_until(timeline: Timeline, row: int, near: float) -> tuple[float, int]:
@@ -89,39 +91,39 @@ def _busy_until(timeline: Timeline, row: int, near: float) -> tuple[float, int]:
     return float(timeline.end_us[last]), int(timeline.op[last])
 
 
-def _of_transfer(graph: OpGraph, timeline: Timeline, row: int, waited: float, said: str, free: str) -> Cause:
+def _of_transfer(graph: OpGraph, timeline: Timeline, row: int, waited: float, sentence: str, free: str) -> Cause:
     """The cause that is a transfer: under way, or before that in a queue at one of its ends."""
-    moved, near = timeline.transfers, SLACK * max(timeline.makespan_us, 1.0)
-    tensor = int(moved.tensor[row])
+    transfers, near = timeline.transfers, SLACK * max(timeline.makespan_us, 1.0)
+    tensor = int(transfers.tensor[row])
     producer = int(graph.tensor_producer[tensor])
-    source, target = (timeline.device_names[int(d)] for d in (moved.source[row], moved.target[row]))
-    made = timeline.end_us[timeline.op == producer]
-    start, receive, end = (float(x[row]) for x in (moved.start_us, moved.receive_us, moved.end_us))
+    source, target = (timeline.device_names[int(d)] for d in (transfers.source[row], transfers.target[row]))
+    produced_us = timeline.end_us[timeline.op == producer]
+    start, receive, end = (float(x[row]) for x in (transfers.start_us, transfers.receive_us, transfers.end_us))
     begun = max(start, receive)
-    queued = begun - float(made[0]) if len(made) else 0.0
-    text = f"{said} ({format_bytes(int(timeline.tensor_bytes[tensor]))}) arrived from {source} after {format_us(end - begun)}"
+    queued = begun - float(produced_us[0]) if len(produced_us) else 0.0
+    text = f"{sentence} ({format_bytes(int(timeline.tensor_bytes[tensor]))}) arrived from {source} after {format_us(end - begun)}"
     if queued <= near:
         return Cause("transfer", producer, row, waited, text + free)
-    taken = _in_the_way(timeline, row, begun, near)
+    blocking_rows = _in_the_way(timeline, row, begun, near)
     name = (
         "other transfers"
-        if taken < 0
-        else f"the tensor of {graph.names[int(timeline.tensor_producer[moved.tensor[taken]])]}"
+        if blocking_rows < 0
+        else f"the tensor of {graph.names[int(timeline.tensor_producer[transfers.tensor[blocking_rows]])]}"
     )
-    where = target if receive > start + near else source
-    said = f"{text}, having waited {format_us(queued)} in the queue of {where} behind {name}{free}"
-    return Cause("queue", producer, row, waited, said, taken)
+    busy_device = target if receive > start + near else source
+    sentence = f"{text}, having waited {format_us(queued)} in the queue of {busy_device} behind {name}{free}"
+    return Cause("queue", producer, row, waited, sentence, blocking_rows)
 
 
 def _in_the_way(timeline: Timeline, row: int, begun: float, near: float) -> int:
     """The transfer at one of the two devices that ended when this one began; -1 if none did."""
-    moved = timeline.transfers
-    ends = (moved.source[row], moved.target[row])
-    shared: NDArray[Any] = np.isin(moved.source, ends) | np.isin(moved.target, ends)
-    sent = moved.start_us + (moved.end_us - moved.receive_us)  # the sender is free again
-    free = (np.abs(moved.end_us - begun) <= near) | (np.abs(sent - begun) <= near)
-    found = np.flatnonzero(shared & free & (np.arange(len(moved)) != row))
-    return int(found[0]) if len(found) else -1
+    transfers = timeline.transfers
+    end_devices = (transfers.source[row], transfers.target[row])
+    shared: NDArray[Any] = np.isin(transfers.source, end_devices) | np.isin(transfers.target, end_devices)
+    sender_free_us = transfers.start_us + (transfers.end_us - transfers.receive_us)  # the sender is free again
+    free = (np.abs(transfers.end_us - begun) <= near) | (np.abs(sender_free_us - begun) <= near)
+    blocking_rows = np.flatnonzero(shared & free & (np.arange(len(transfers)) != row))
+    return int(blocking_rows[0]) if len(blocking_rows) else -1
 
 
 def neighbours(graph: OpGraph, op: int) -> tuple[list[int], list[int]]:
@@ -131,7 +133,7 @@ def neighbours(graph: OpGraph, op: int) -> tuple[list[int], list[int]]:
     ([0], [2])
     """
     pointer, tensors = graph.inputs
-    made = graph.tensor_producer[tensors[pointer[op] : pointer[op + 1]]]
+    producers = graph.tensor_producer[tensors[pointer[op] : pointer[op + 1]]]
     first, last = graph.output_ptr[op], graph.output_ptr[op + 1]
     read = graph.consumers[graph.consumer_ptr[first] : graph.consumer_ptr[last]]
-    return np.unique(made).tolist(), np.unique(read).tolist()
+    return np.unique(producers).tolist(), np.unique(read).tolist()

@@ -17,10 +17,10 @@ Built = tuple[str, Mapping[str, Any]]
 """A benchmark model and its parameters other than the defaults."""
 
 
-def to_code(setting: Setting, *, given: str = "graph", built: Built | None = None, export: str = "") -> str:
+def to_code(setting: Setting, *, variable: str = "graph", built: Built | None = None, export: str = "") -> str:
     """The library code of a setting, one stage per line, which runs as it is where the library knows how to make the source.
 
-    Else a comment says what the variable `given` ("graph" or "step") must hold. `built` is what a given step was built of.
+    Else a comment says what the variable `variable` ("graph" or "step") must hold. `built` is what a given step was built of.
     `export` adds the line that writes the training script to that folder.
 
     >>> print(to_code(Setting(Cluster.uniform(2, memory_bytes=4), source="file:a.json")))
@@ -34,7 +34,7 @@ def to_code(setting: Setting, *, given: str = "graph", built: Built | None = Non
     placed, devices = "coarse" if setting.passes else "graph", "cluster" if setting.replicas == 1 else "share"
     lines = [
         "import baechi_lab as bl",
-        *_source_lines(setting, given, built),
+        *_source_lines(setting, variable, built),
         f"cluster = {cluster_code(setting.cluster)}",
     ]
     if setting.replicas > 1:
@@ -55,15 +55,15 @@ def to_code(setting: Setting, *, given: str = "graph", built: Built | None = Non
     return "\n".join(lines)
 
 
-def _source_lines(setting: Setting, given: str, built: Built | None) -> list[str]:
+def _source_lines(setting: Setting, variable: str, built: Built | None) -> list[str]:
     profile = f"graph = bl.profile(step, mode={setting.profile!r}, hardware={setting.hardware!r})"
     if setting.path:
         return [f"graph = bl.load_graph({setting.path!r})"]
-    if setting.model or (given == "step" and built is not None):
+    if setting.model or (variable == "step" and built is not None):
         name, params = (setting.model, setting.model_params) if setting.model or built is None else built
         size = {} if setting.built_batch is None else {"batch_size": setting.built_batch}
         return [f"step = bl.models.build({name!r}{_keywords({**params, **size})})", profile]
-    if given == "step":
+    if variable == "step":
         return ["# step: your training step, as bl.trace(function, *inputs) made it", profile]
     return ["# graph: your graph, the one that bl.Workbench(graph, ...) was opened with"]
 
@@ -79,9 +79,9 @@ def cluster_code(cluster: Cluster) -> str:
         cluster.n, memory_bytes=first.memory_bytes, link=Link(0.0, 0.0), kind=first.kind, speed=first.speed
     )
     if like.devices == cluster.devices and isinstance(cluster.link, Link):
-        other: dict[str, Any] = {} if first.kind == "gpu" else {"kind": first.kind}
-        other |= {} if first.speed == 1.0 else {"speed": first.speed}
-        shown = f"memory_bytes={first.memory_bytes}, link={link}, comm={cluster.comm!r}{_keywords(other)}"
+        arguments: dict[str, Any] = {} if first.kind == "gpu" else {"kind": first.kind}
+        arguments |= {} if first.speed == 1.0 else {"speed": first.speed}
+        shown = f"memory_bytes={first.memory_bytes}, link={link}, comm={cluster.comm!r}{_keywords(arguments)}"
         return f"bl.Cluster.uniform({cluster.n}, {shown})"
     devices = ", ".join(f"bl.Device({d.name!r}, {d.kind!r}, {d.memory_bytes}, {d.speed!r})" for d in cluster.devices)
     return f"bl.Cluster(({devices},), link={link}, comm={cluster.comm!r})"
@@ -103,39 +103,39 @@ def from_code(text: str) -> Setting:
     Raises:
         InvalidInput: anything but the calls that the workbench writes, naming the line.
     """
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     try:
         for line in ast.parse(text).body:
-            _read(line, found)
+            _read(line, fields)
     except SyntaxError as error:
-        where = f"line {error.lineno}: " if error.lineno else ""
-        raise InvalidInput(f"{where}this is not Python code: {error.msg}") from error
+        place = f"line {error.lineno}: " if error.lineno else ""
+        raise InvalidInput(f"{place}this is not Python code: {error.msg}") from error
     except (UnicodeError, RecursionError, MemoryError) as error:
         raise InvalidInput("this is not code that the workbench writes: no such text, or nested too deeply") from error
-    if "cluster" not in found:
+    if "cluster" not in fields:
         raise InvalidInput("no line makes the cluster (cluster = bl.Cluster...)")
-    if "placer" not in found:
+    if "placer" not in fields:
         raise InvalidInput("no line places the graph (placed = bl.place(...))")
-    placer_class(str(found["placer"]))
-    found.setdefault("passes", ())
-    _of_the_whole_batch(found)
-    return Setting(**found)
+    placer_class(str(fields["placer"]))
+    fields.setdefault("passes", ())
+    _of_the_whole_batch(fields)
+    return Setting(**fields)
 
 
-def _of_the_whole_batch(found: dict[str, Any]) -> None:
+def _of_the_whole_batch(fields: dict[str, Any]) -> None:
     """From the lines of one micro-batch and of one replica to the setting of all."""
-    checked_pipeline(found.get("micro_batches"), found.get("schedule"))
-    if found.get("batch_size") is not None:
-        found["batch_size"] = check_whole("batch_size", found["batch_size"]) * (found.get("micro_batches") or 1)
-    pipeline = {key: found[key] for key in ("micro_batches", "schedule") if found.get(key) is not None}
-    told = told_pipeline(found["placer"], pipeline)
-    found["params"] = {k: v for k, v in found["params"].items() if told.get(k) != v}
-    share = found.pop("share", None)
+    checked_pipeline(fields.get("micro_batches"), fields.get("schedule"))
+    if fields.get("batch_size") is not None:
+        fields["batch_size"] = check_whole("batch_size", fields["batch_size"]) * (fields.get("micro_batches") or 1)
+    pipeline = {key: fields[key] for key in ("micro_batches", "schedule") if fields.get(key) is not None}
+    pipeline_params = told_pipeline(fields["placer"], pipeline)
+    fields["params"] = {k: v for k, v in fields["params"].items() if pipeline_params.get(k) != v}
+    share = fields.pop("share", None)
     if share is not None:
-        found["replicas"] = found["cluster"].n // share.n
+        fields["replicas"] = fields["cluster"].n // share.n
 
 
-def _read(line: ast.stmt, found: dict[str, Any]) -> None:
+def _read(line: ast.stmt, fields: dict[str, Any]) -> None:
     value = line.value if isinstance(line, (ast.Assign, ast.Expr)) else None
     if isinstance(line, (ast.Import, ast.ImportFrom)):
         return
@@ -144,18 +144,18 @@ def _read(line: ast.stmt, found: dict[str, Any]) -> None:
     name = _called(value)
     if name in ("Cluster", "Cluster.uniform"):
         shared = isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "share"
-        found["share" if shared else "cluster"] = _value(value)
+        fields["share" if shared else "cluster"] = _value(value)
         return
     if name == "placed.replace":  # the replicas, which the share tells
         return
     reader = _READERS.get(name)
     if reader is None:
-        known = ", ".join(f"bl.{k}" for k in _READERS)
-        raise InvalidInput(f"line {line.lineno}: bl.{name} is not a call that the workbench writes ({known})")
+        calls = ", ".join(f"bl.{k}" for k in _READERS)
+        raise InvalidInput(f"line {line.lineno}: bl.{name} is not a call that the workbench writes ({calls})")
     if any(k.arg is None for k in value.keywords):
         raise InvalidInput(f"line {line.lineno}: ** is not something that the workbench writes")
     options = {k.arg: _value(k.value) for k in value.keywords if k.arg and not isinstance(k.value, ast.Name)}
-    reader(found, [_value(a) for a in value.args if not isinstance(a, ast.Name)], options, line.lineno)
+    reader(fields, [_value(a) for a in value.args if not isinstance(a, ast.Name)], options, line.lineno)
 
 
 def _called(call: ast.Call) -> str:
@@ -189,52 +189,58 @@ def _value(node: ast.expr) -> Any:
         raise InvalidInput(f"line {node.lineno}: {ast.unparse(node)!r} is not a plain value") from error
 
 
-def _first(args: list[Any], line: int, what: str) -> Any:
+def _first(args: list[Any], line: int, meaning: str) -> Any:
     if not args:
-        raise InvalidInput(f"line {line}: {what} is missing")
+        raise InvalidInput(f"line {line}: {meaning} is missing")
     return args[0]
 
 
-def _read_load(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
-    found["source"] = f"file:{_first(args, line, 'the path')}"
+def _read_load(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+    fields["source"] = f"file:{_first(args, line, 'the path')}"
 
 
-def _read_build(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
-    found["source"] = f"model:{_first(args, line, 'the model')}"
-    found["batch_size"] = options.pop("batch_size", None)
-    found["model_params"] = options
+def _read_build(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+    fields["source"] = f"model:{_first(args, line, 'the model')}"
+    fields["batch_size"] = options.pop("batch_size", None)
+    fields["model_params"] = options
 
 
-def _read_profile(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
-    found.setdefault("source", GIVEN)
-    found["profile"] = options.get("mode", "measured")
-    found["hardware"] = options.get("hardware", "rtx2080")
+def _read_profile(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+    fields.setdefault("source", GIVEN)
+    fields["profile"] = options.get("mode", "measured")
+    fields["hardware"] = options.get("hardware", "rtx2080")
 
 
-def _read_optimize(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
-    found["passes"] = options.get("passes", ("colocation", "coplacement", "fusion"))
-    found["forward_only"] = options.get("forward_only", "auto")
+def _read_optimize(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+    fields["passes"] = options.get("passes", ("colocation", "coplacement", "fusion"))
+    fields["forward_only"] = options.get("forward_only", "auto")
 
 
-def _read_place(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
-    found["placer"] = _first(args, line, "the placer")
-    found["params"] = options
+def _read_place(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+    fields["placer"] = _first(args, line, "the placer")
+    fields["params"] = options
 
 
-def _read_move(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+def _read_move(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
     moves = _first(args, line, "what to move")
-    found["moves"] = tuple(moves.items()) if isinstance(moves, dict) else moves
+    fields["moves"] = tuple(moves.items()) if isinstance(moves, dict) else moves
 
 
-def _read_simulate(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
-    found |= {key: options.get(key) for key in ("scheduler", "micro_batches", "schedule")}
+def _read_simulate(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+    fields |= {key: options.get(key) for key in ("scheduler", "micro_batches", "schedule")}
 
 
-def _ignore(found: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+def _ignore(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
     """A line that changes no setting."""
 
 
 _READERS = {
-    "load_graph": _read_load, "models.build": _read_build, "profile": _read_profile, "optimize": _read_optimize,
-    "place": _read_place, "move": _read_move, "simulate": _read_simulate, "export": _ignore,
-}  # fmt: skip
+    "load_graph": _read_load,
+    "models.build": _read_build,
+    "profile": _read_profile,
+    "optimize": _read_optimize,
+    "place": _read_place,
+    "move": _read_move,
+    "simulate": _read_simulate,
+    "export": _ignore,
+}

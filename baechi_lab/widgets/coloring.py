@@ -58,7 +58,7 @@ def coloring(
     if by == CRITICAL:
         on = np.zeros(graph.n, dtype=np.int64)
         on[np.asarray(critical, dtype=np.int64)] = 1
-        return _made(graph, on, ("other ops", "critical path"), (OTHER, LIMIT))
+        return _coloring_of(graph, on, ("other ops", "critical path"), (OTHER, LIMIT))
     batch = _batches(graph, timeline)
     if by != BATCH or batch is None:
         raise InvalidInput(f"color_by is {by!r}; this graph can be coloured by {', '.join(choices(graph, timeline))}")
@@ -75,15 +75,15 @@ def device_legend(timelines: Sequence[Timeline], colors: Sequence[str]) -> list[
 
 def batches(graph: OpGraph, timeline: Timeline | None = None) -> NDArray[np.int64]:
     """int64[n]: the micro-batch of every op, -1 for what is done once or where there are none."""
-    found = _batches(graph, timeline)
-    return np.full(graph.n, -1, dtype=np.int64) if found is None else found
+    batch_coloring = _batches(graph, timeline)
+    return np.full(graph.n, -1, dtype=np.int64) if batch_coloring is None else batch_coloring
 
 
 def _batches(graph: OpGraph, timeline: Timeline | None) -> NDArray[np.int64] | None:
-    told = graph.micro_batch
-    if told is None and timeline is not None and timeline.op_names == graph.names:
-        told = timeline.info.get("micro_batch")
-    return None if told is None else np.maximum(np.asarray(told, dtype=np.int64), -1)
+    micro_batch = graph.micro_batch
+    if micro_batch is None and timeline is not None and timeline.op_names == graph.names:
+        micro_batch = timeline.info.get("micro_batch")
+    return None if micro_batch is None else np.maximum(np.asarray(micro_batch, dtype=np.int64), -1)
 
 
 def _of_parts(graph: OpGraph) -> Coloring:
@@ -95,7 +95,7 @@ def _of_parts(graph: OpGraph) -> Coloring:
     position = np.zeros(4, dtype=np.int64)
     position[order] = np.arange(len(order))
     colors = {FORWARD: CLASSES[0], BACKWARD: CLASSES[1], UPDATE: CLASSES[2], SETUP: OTHER}
-    return _made(graph, position[role], tuple(names[k] for k in order), tuple(colors[k] for k in order))
+    return _coloring_of(graph, position[role], tuple(names[k] for k in order), tuple(colors[k] for k in order))
 
 
 def _of_batches(graph: OpGraph, batch: NDArray[np.int64]) -> Coloring:
@@ -105,7 +105,7 @@ def _of_batches(graph: OpGraph, batch: NDArray[np.int64]) -> Coloring:
     many = int(batch.max(initial=-1)) + 1
     labels = [", ".join(str(b) for b in range(k, many, count)) for k in range(count)]
     labels = [text if len(text) < 14 else f"{k}, {k + count}, …" for k, text in enumerate(labels)]
-    return _made(graph, kind, (*labels, "done once"), (*CLASSES[:count], OTHER))
+    return _coloring_of(graph, kind, (*labels, "done once"), (*CLASSES[:count], OTHER))
 
 
 def _scopes(graph: OpGraph) -> NDArray[np.object_]:
@@ -131,10 +131,12 @@ def _largest(graph: OpGraph, label: NDArray[np.object_]) -> Coloring:
     rank = np.empty(len(names), dtype=np.int64)
     rank[order] = np.minimum(np.arange(len(names)), MOST_CLASSES)
     shown = [str(names[k]) or "no type" for k in order[:MOST_CLASSES]]
-    rest = () if few else (f"{len(names) - MOST_CLASSES} others",)
-    return _made(graph, rank[inverse], (*shown, *rest), (*CLASSES[: len(shown)], *(() if few else (OTHER,))))
+    rest_label = () if few else (f"{len(names) - MOST_CLASSES} others",)
+    return _coloring_of(
+        graph, rank[inverse], (*shown, *rest_label), (*CLASSES[: len(shown)], *(() if few else (OTHER,)))
+    )
 
 
-def _made(graph: OpGraph, kind: NDArray[np.int64], labels: tuple[str, ...], colors: tuple[str, ...]) -> Coloring:
+def _coloring_of(graph: OpGraph, kind: NDArray[np.int64], labels: tuple[str, ...], colors: tuple[str, ...]) -> Coloring:
     time = np.bincount(kind, graph.duration_us, minlength=len(labels))
     return Coloring(kind.astype(np.uint8), labels, colors, tuple(time.tolist()))

@@ -61,8 +61,8 @@ def best_first(table: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _row(outcome: Outcome, memo: Memo, placer: str, report: Report) -> dict[str, Any]:
-    own = outcome.setting.params if placer == outcome.setting.placer else {}
-    setting = outcome.setting.replace(placer=placer, params=own, moves=())
+    own_params = outcome.setting.params if placer == outcome.setting.placer else {}
+    setting = outcome.setting.replace(placer=placer, params=own_params, moves=())
     try:
         base = placed(setting, optimized(setting, outcome.graph, memo), memo, report)
         timeline = simulated(setting, outcome.graph, laid_out(setting, outcome.graph, base), memo)
@@ -97,9 +97,13 @@ def difference(first: Outcome, second: Outcome) -> Difference | None:
     ops = np.flatnonzero(a != b)
     group_of = np.arange(first.graph.n) if first.coarse.group_of is None else first.coarse.group_of
     groups: NDArray[np.int64]
-    groups, where = np.unique(group_of[ops], return_index=True)
+    groups, first_op = np.unique(group_of[ops], return_index=True)
     return Difference(
-        groups, tuple(first.coarse.names[g] for g in groups.tolist()),
-        tuple(names[d] for d in a[ops[where]].tolist()), tuple(names[d] for d in b[ops[where]].tolist()),
-        first.coarse.duration_us[groups], ops, second.timeline.makespan_us - first.timeline.makespan_us,
-    )  # fmt: skip
+        groups,
+        tuple(first.coarse.names[g] for g in groups.tolist()),
+        tuple(names[d] for d in a[ops[first_op]].tolist()),
+        tuple(names[d] for d in b[ops[first_op]].tolist()),
+        first.coarse.duration_us[groups],
+        ops,
+        second.timeline.makespan_us - first.timeline.makespan_us,
+    )

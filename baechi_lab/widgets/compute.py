@@ -62,8 +62,8 @@ class Outcome:
         """Samples of a step, where that is known."""
         if self.setting.batch_size is not None:
             return self.setting.batch_size
-        told = {} if self.step is None else self.step.info.get("params", {})
-        size = told.get("batch_size")
+        model_params = {} if self.step is None else self.step.info.get("params", {})
+        size = model_params.get("batch_size")
         return size * (self.setting.micro_batches or 1) if isinstance(size, int) and size > 0 else None
 
     @property
@@ -85,8 +85,8 @@ class Outcome:
 
     def copies(self, ops: Any) -> NDArray[np.int64]:
         """Ops of the timeline for ops of `graph`: those of every micro-batch."""
-        chosen = np.asarray(ops, dtype=np.int64)
-        return chosen if self.ran is self.graph else np.flatnonzero(np.isin(np.asarray(self.ran.copy_of), chosen))
+        ops_array = np.asarray(ops, dtype=np.int64)
+        return ops_array if self.ran is self.graph else np.flatnonzero(np.isin(np.asarray(self.ran.copy_of), ops_array))
 
     @property
     def lower_bound_us(self) -> float:
@@ -122,27 +122,41 @@ def compute(setting: Setting, subject: Step | OpGraph | None, memo: Memo, report
     placement = laid_out(setting, graph, base)
     report("simulating", 0.85)
     timeline = simulated(setting, graph, placement, memo)
-    ran = unrolled(setting, graph, placement, memo)
+    simulated_graph = unrolled(setting, graph, placement, memo)
     once = (
         timeline
-        if ran is graph
+        if simulated_graph is graph
         else simulated(setting.once, graph, move(base, graph, setting.share, setting.moves), memo)
     )
-    chain = _CHAINS.get(timeline) or _CHAINS.setdefault(timeline, critical_chain(ran, timeline))
+    chain = _CHAINS.get(timeline) or _CHAINS.setdefault(timeline, critical_chain(simulated_graph, timeline))
     report("bounds", 0.95)
     limits = bounded(setting, graph, memo, placement)
     alone = memo.recall("one device", _alone, graph, setting.cluster, setting.pipeline)[0]
     seconds = time.perf_counter() - began
     return Outcome(
-        setting, step, graph, coarse, base, placement, ran, timeline, once, limits, chain, alone, seconds,
+        setting,
+        step,
+        graph,
+        coarse,
+        base,
+        placement,
+        simulated_graph,
+        timeline,
+        once,
+        limits,
+        chain,
+        alone,
+        seconds,
         as_groups(setting, graph, coarse, base, memo),
-    )  # fmt: skip
+    )
 
 
 def laid_out(setting: Setting, graph: OpGraph, base: Placement) -> Placement:
     """A placer's placement after the moves of the setting, and side by side for each replica."""
-    moved = move(base, graph, setting.share, setting.moves)
-    return moved if setting.replicas == 1 else side_by_side(moved, setting.share.n, setting.replicas)
+    moved_placement = move(base, graph, setting.share, setting.moves)
+    return (
+        moved_placement if setting.replicas == 1 else side_by_side(moved_placement, setting.share.n, setting.replicas)
+    )
 
 
 def unrolled(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo) -> OpGraph:
@@ -241,18 +255,18 @@ class Placing:
     def _tell(self, *progress: Any) -> bool:
         """Tell how far the placer is; True when its best so far is enough."""
         if len(progress) == 2:
-            said, share, point = f"{progress[0]} of {progress[1]} answers", progress[0] / max(progress[1], 1), None
+            message, share, point = f"{progress[0]} of {progress[1]} answers", progress[0] / max(progress[1], 1), None
         else:
-            said, point = str(progress[0]), (float(progress[0].seconds), best_us(progress[0]))
+            message, point = str(progress[0]), (float(progress[0].seconds), best_us(progress[0]))
             limit = time_limit(str(self.stage.placer), self.stage.params)
             share = -1.0 if not limit else min(point[0] / limit, 1.0)
             if limit:
-                said = said.replace(f"{point[0]:.1f} s", f"{point[0]:.1f} of {limit:g} s", 1)
-        return self._said(f"{self.stage.placer}: {said}", share, point) is True
+                message = message.replace(f"{point[0]:.1f} s", f"{point[0]:.1f} of {limit:g} s", 1)
+        return self._said(f"{self.stage.placer}: {message}", share, point) is True
 
-    def _said(self, *told: Any) -> Any:
+    def _said(self, *progress: Any) -> Any:
         report: Report = getattr(self, "_report")  # noqa: B009  (set past the frozen fields)
-        return report(*told)
+        return report(*progress)
 
 
 def best_us(progress: Any) -> float:
@@ -268,10 +282,10 @@ def time_limit(placer: str, params: Mapping[str, Any]) -> float | None:
     >>> time_limit("search", {}), time_limit("search", {"time_limit": 3}), time_limit("m-etf", {})
     (10.0, 3.0, None)
     """
-    found = placer_class(placer)
-    field = found.__dataclass_fields__.get("time_limit")
+    placer_cls = placer_class(placer)
+    field = placer_cls.__dataclass_fields__.get("time_limit")
     limit = params.get("time_limit", None if field is None else field.default)
-    return float(limit) if found.anytime and isinstance(limit, (int, float)) else None
+    return float(limit) if placer_cls.anytime and isinstance(limit, (int, float)) else None
 
 
 def placed(setting: Setting, coarse: OpGraph, memo: Memo, report: Report = silent) -> Placement:
@@ -296,9 +310,11 @@ def as_groups(setting: Setting, graph: OpGraph, coarse: OpGraph, base: Placement
 
 def bounded(setting: Setting, graph: OpGraph, memo: Memo, placement: Placement | None = None) -> Mapping[str, float]:
     """The named lower bounds, none where no device may run some op."""
-    own = placement if placement is not None and placement.replicas else None  # other bounds are for one device per op
+    replicated = (
+        placement if placement is not None and placement.replicas else None
+    )  # other bounds are for one device per op
     try:
-        return memo.recall("bounds", _bounds, graph, setting.cluster, setting.micro_batches, own)[0]  # type: ignore[no-any-return]
+        return memo.recall("bounds", _bounds, graph, setting.cluster, setting.micro_batches, replicated)[0]  # type: ignore[no-any-return]
     except InfeasiblePlacement:
         return {}
 

@@ -48,8 +48,8 @@ class Log:
     def decided(self, step: int) -> NDArray[np.int64]:
         """The graph's ops that are placed once step `step` is done."""
         members = self.coarse.members
-        parts = [members[i] for i in self.order[: step + 1].tolist()]
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        member_ops = [members[i] for i in self.order[: step + 1].tolist()]
+        return np.concatenate(member_ops) if member_ops else np.zeros(0, dtype=np.int64)
 
     def step_of(self, op: int) -> int:
         """The step that placed an op of the graph."""
@@ -69,15 +69,14 @@ class Log:
         """Candidates that could have started when the chosen one does, and what decided among them; empty for none."""
         d = self.decisions[step]
         same = [c for c in d.candidates if not c.excluded and c.start_us == d.chosen.start_us]
-        others = len({(c.op, c.device) for c in same} - {(d.chosen.op, d.chosen.device)})
-        if not others or math.isnan(d.chosen.start_us):
+        tied_count = len({(c.op, c.device) for c in same} - {(d.chosen.op, d.chosen.device)})
+        if not tied_count or math.isnan(d.chosen.start_us):
             return ""
         earliest = d.reason.startswith("earliest start")
         rule = "the lower number of the op decides, then the device of its favourite parent, then the lower number of the device"
         by = rule if earliest else "the placer's own rule decided"
-        return (
-            f"A tie: {others:,} other {'pair' if others == 1 else 'pairs'} of op and device could start then too; {by}."
-        )
+        pairs = "pair" if tied_count == 1 else "pairs"
+        return f"A tie: {tied_count:,} other {pairs} of op and device could start then too; {by}."
 
     def interesting(self, step: int) -> str:
         """What makes a step worth a look: a device ruled out, memory refused, a favourite followed; empty for nothing."""
@@ -111,16 +110,16 @@ class Log:
         )
         return f"On the timeline it starts at {format_us(shown)}: {why}."
 
-    def rows(self, step: int, most: int = MOST_SHOWN) -> list[list[str]]:
+    def rows(self, step: int, limit: int = MOST_SHOWN) -> list[list[str]]:
         """Candidates of a step: the chosen one, then the earliest, then those ruled out; op, device, start, and why.
 
         The other devices of the chosen op are always listed.
         """
         d = self.decisions[step]
-        own = [c for c in d.candidates if c.op == d.chosen.op and c.device != d.chosen.device]
-        others = [c for c in d.candidates if c.op != d.chosen.op]
-        listed = sorted(own + others, key=lambda c: (bool(c.excluded), c.start_us, c.op, c.device))[: most - 1]
-        listed += [c for c in own if c not in listed]
+        same_op = [c for c in d.candidates if c.op == d.chosen.op and c.device != d.chosen.device]
+        other_ops = [c for c in d.candidates if c.op != d.chosen.op]
+        listed = sorted(same_op + other_ops, key=lambda c: (bool(c.excluded), c.start_us, c.op, c.device))[: limit - 1]
+        listed += [c for c in same_op if c not in listed]
         return [self._row(d.chosen, "chosen"), *(self._row(c, c.excluded) for c in listed)]
 
     def _row(self, c: Any, why: str) -> list[str]:
@@ -130,20 +129,20 @@ class Log:
 
 def tells(placer: str) -> bool:
     """The placer can tell its own decisions at once; one that goes on improving would have to be run again."""
-    found = placer_class(placer)
-    return "explain" in found.__dataclass_fields__ and not found.anytime
+    placer_cls = placer_class(placer)
+    return "explain" in placer_cls.__dataclass_fields__ and not placer_cls.anytime
 
 
 def explain(outcome: Outcome) -> Log:
     """The decision log of the outcome's placement, before moves by hand: the placer's own if it has one, else a replay."""
     setting, coarse = outcome.setting, outcome.coarse
     if tells(setting.placer) and coarse.n <= MOST_OPS:
-        told = Place(setting.placer, **{**setting.placer_params, "explain": True})(coarse, setting.share)
-        decisions = told.info.get("decisions", ())
+        placement = Place(setting.placer, **{**setting.placer_params, "explain": True})(coarse, setting.share)
+        decisions = placement.info.get("decisions", ())
         # A plan that was repaired to fit memory is not what its decisions led to.
-        if len(decisions) == coarse.n and np.array_equal(told.device, outcome.base.device):
+        if len(decisions) == coarse.n and np.array_equal(placement.device, outcome.base.device):
             order = np.array([d.chosen.op for d in decisions], dtype=np.int64)
-            return Log(told, coarse, decisions, order, setting.share.names)
+            return Log(placement, coarse, decisions, order, setting.share.names)
     order = schedule_order(outcome)
     log = Replay(coarse, setting.share, outcome.base, order)
     return Log(outcome.base, coarse, log, order, setting.share.names, told=False)

@@ -43,15 +43,15 @@ class FitView(ipywidgets.VBox):
 
     def show(self, number: int) -> None:
         """The timeline of `answer.ways[number]`."""
-        way = self.answer.ways[number]
-        self.shown = way
-        say(self.words, f"{way.way}, {way.choice}: {way.command or way.error}")
-        if way.timeline is not None and way.graph is not None:
-            self.timeline.show(_ran(way, way.graph), [way.timeline])
+        option = self.answer.ways[number]
+        self.shown = option
+        say(self.words, f"{option.way}, {option.choice}: {option.command or option.error}")
+        if option.timeline is not None and option.graph is not None:
+            self.timeline.show(_simulated_graph(option, option.graph), [option.timeline])
             self.children = [self.points, self.words, self.timeline]
 
 
-def _ran(way: Way, graph: OpGraph) -> OpGraph:
+def _simulated_graph(option: Way, graph: OpGraph) -> OpGraph:
     """The graph whose ops the timeline has: of several micro-batches the unrolled one."""
-    told = None if way.timeline is None else way.timeline.info.get("micro_batch")
-    return graph if told is None else unroll(graph, int(np.max(told)) + 1, way.placement)
+    micro_batch = None if option.timeline is None else option.timeline.info.get("micro_batch")
+    return graph if micro_batch is None else unroll(graph, int(np.max(micro_batch)) + 1, option.placement)

@@ -152,19 +152,53 @@ GLOSSARY: Mapping[str, str] = MappingProxyType(
 )
 """Terms and what they mean, in Markdown, in the order of the page."""
 
-WORDS: Mapping[str, str] = MappingProxyType({
-    "awake": "Awake", "balance": "Balance", "bubbles?": "Bubble", "lower bounds?": "Bound, lower", "gap": "Bound, lower",
-    "colocation": "Colocation group", "colocated": "Colocation group", "co-?placement": "Co-placement",
-    "critical path": "Critical path", "earliest starts?": "Earliest start", "favourite child(?:ren)?": "Favourite child",
-    "favourites?": "Favourite child", "forward only": "Forward only", "forward-only": "Forward only", "fusion": "Fusion",
-    "list scheduling": "List scheduling", "linear programs?": "Linear program (LP)", "SCT LP": "Linear program (LP)",
-    "lp ops": "Linear program (LP)", "makespan": "Makespan", "micro-batch(?:es)?": "Micro-batch", "native": "Native",
-    "offloading": "Offloading", "portfolio": "Portfolio", "recomputation": "Recomputation", "replicas?": "Replica",
-    "reservation": "Reservation", "roofline": "Roofline", "strawman": "Strawman", "threshold": "Threshold",
-    "undivided": "Undivided", "upward ranks?": "Rank", "urgent": "Awake", "rho": "rho", "SCT assumption": "rho",
-    "policy": "Policy", "reward": "Reward", "baseline": "Baseline", "against one device": "Against one device",
-    "optimum": "Optimum", "period": "Period", "repair": "Repair", "schedulers?": "Scheduler",
-})  # fmt: skip
+WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "awake": "Awake",
+        "balance": "Balance",
+        "bubbles?": "Bubble",
+        "lower bounds?": "Bound, lower",
+        "gap": "Bound, lower",
+        "colocation": "Colocation group",
+        "colocated": "Colocation group",
+        "co-?placement": "Co-placement",
+        "critical path": "Critical path",
+        "earliest starts?": "Earliest start",
+        "favourite child(?:ren)?": "Favourite child",
+        "favourites?": "Favourite child",
+        "forward only": "Forward only",
+        "forward-only": "Forward only",
+        "fusion": "Fusion",
+        "list scheduling": "List scheduling",
+        "linear programs?": "Linear program (LP)",
+        "SCT LP": "Linear program (LP)",
+        "lp ops": "Linear program (LP)",
+        "makespan": "Makespan",
+        "micro-batch(?:es)?": "Micro-batch",
+        "native": "Native",
+        "offloading": "Offloading",
+        "portfolio": "Portfolio",
+        "recomputation": "Recomputation",
+        "replicas?": "Replica",
+        "reservation": "Reservation",
+        "roofline": "Roofline",
+        "strawman": "Strawman",
+        "threshold": "Threshold",
+        "undivided": "Undivided",
+        "upward ranks?": "Rank",
+        "urgent": "Awake",
+        "rho": "rho",
+        "SCT assumption": "rho",
+        "policy": "Policy",
+        "reward": "Reward",
+        "baseline": "Baseline",
+        "against one device": "Against one device",
+        "optimum": "Optimum",
+        "period": "Period",
+        "repair": "Repair",
+        "schedulers?": "Scheduler",
+    }
+)
 """What is marked in the texts of the workbench: a pattern of letters, and its term."""
 _MARK = re.compile(r"(?<![\w/.-])(?:" + "|".join(sorted(WORDS, key=len, reverse=True)) + r")(?![\w/-])", re.IGNORECASE)
 
@@ -185,8 +219,10 @@ def tip(word: str) -> str:
     >>> tip("lower bound")[:40], tip("blue")
     ('A step time that no placement and no sch', '')
     """
-    found = next((term for pattern, term in WORDS.items() if re.fullmatch(pattern, word.strip(), re.IGNORECASE)), None)
-    return "" if found is None else meaning(found)
+    definition = next(
+        (term for pattern, term in WORDS.items() if re.fullmatch(pattern, word.strip(), re.IGNORECASE)), None
+    )
+    return "" if definition is None else meaning(definition)
 
 
 def explained(text: str) -> str:
@@ -195,14 +231,14 @@ def explained(text: str) -> str:
     >>> explained("<the makespan>")
     '&lt;the <abbr title="The time from the start of a step to the end of its last op; the step time.">makespan</abbr>&gt;'
     """
-    told: set[str] = set()
+    explained_terms: set[str] = set()
 
-    def mark(found: re.Match[str]) -> str:
-        said = tip(found[0])
-        if not said or said in told:
-            return found[0]
-        told.add(said)
-        return f'<abbr title="{html.escape(said)}">{found[0]}</abbr>'
+    def mark(match: re.Match[str]) -> str:
+        definition = tip(match[0])
+        if not definition or definition in explained_terms:
+            return match[0]
+        explained_terms.add(definition)
+        return f'<abbr title="{html.escape(definition)}">{match[0]}</abbr>'
 
     return _MARK.sub(mark, html.escape(text))
 

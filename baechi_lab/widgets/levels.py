@@ -60,47 +60,49 @@ class Peak:
 def peaks(rows: Sequence[Row]) -> tuple[Peak, ...]:
     """The peak of every row; `op` is an op of the first row's timeline, -1 where that does not have it."""
     index = {name: op for op, name in enumerate(rows[0].timeline.op_names)} if rows else {}
-    found = [_peak(row.timeline, row.device, index) for row in rows]
-    measured = {row.device: peak for row, peak in zip(rows, found, strict=True) if row.timeline.origin == "measured"}
+    peak_list = [_peak(row.timeline, row.device, index) for row in rows]
+    measured = {
+        row.device: peak for row, peak in zip(rows, peak_list, strict=True) if row.timeline.origin == "measured"
+    }
     for k, row in enumerate(rows):
-        if row.timeline.origin != "measured" and (other := measured.get(row.device)) is not None:
-            found[k] = replace(found[k], measured_bytes=other.bytes, measured_parts=other.parts)
-    return tuple(found)
+        if row.timeline.origin != "measured" and (measured_peak := measured.get(row.device)) is not None:
+            peak_list[k] = replace(peak_list[k], measured_bytes=measured_peak.bytes, measured_parts=measured_peak.parts)
+    return tuple(peak_list)
 
 
 def _peak(timeline: Timeline, device: int, index: dict[str, int]) -> Peak:
     log = timeline.memory
-    mine = np.flatnonzero(log.device == device)
-    if len(mine) == 0:
+    entries = np.flatnonzero(log.device == device)
+    if len(entries) == 0:
         return Peak(device, int(timeline.peak_bytes[device]), 0.0, -1, "")
-    held = np.cumsum(log.delta[mine])
-    at = int(mine[int(held.argmax())])
+    held_bytes = np.cumsum(log.delta[entries])
+    at = int(entries[int(held_bytes.argmax())])
     op = int(log.op[at])
     name = timeline.op_names[op] if op >= 0 else ""
-    parts = tuple(timeline.peak_parts(device).values())
-    return Peak(device, int(held.max()), float(log.time_us[at]), index.get(name, -1), name, parts)
+    part_bytes = tuple(timeline.peak_parts(device).values())
+    return Peak(device, int(held_bytes.max()), float(log.time_us[at]), index.get(name, -1), name, part_bytes)
 
 
-def steps(timeline: Timeline, device: int, most: int = MOST_ROWS) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def steps(timeline: Timeline, device: int, limit: int = MOST_ROWS) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Times float64[k] and bytes int64[k, 4] per category, `k` at most about `2 * most`; no peak is lost."""
-    time, held = timeline.memory.levels(device)
-    if len(time) <= most:
-        return time, held
+    time, levels = timeline.memory.levels(device)
+    if len(time) <= limit:
+        return time, levels
     # The log is in order of events, so equal stretches of rows are stretches of time.
-    stretch = np.arange(len(time)) * most // len(time)
-    total = held.sum(axis=1)
+    stretch = np.arange(len(time)) * limit // len(time)
+    total = levels.sum(axis=1)
     last = np.flatnonzero(np.r_[stretch[1:] != stretch[:-1], True])
     order = np.lexsort((total, stretch))
     fullest = order[np.r_[stretch[order][1:] != stretch[order][:-1], True]]
     keep = np.unique(np.concatenate([last, fullest]))
-    return time[keep], held[keep]
+    return time[keep], levels[keep]
 
 
 def level_columns(rows: Sequence[Row]) -> Columns:
     """Steps of all rows as bytes for the view."""
-    parts = [steps(row.timeline, row.device) for row in rows]
-    pointer = np.concatenate([[0], np.cumsum([len(t) for t, _ in parts])])
-    time = np.concatenate([t for t, _ in parts]) if parts else np.zeros(0)
-    held = np.concatenate([h for _, h in parts]) if parts else np.zeros((0, len(MEMORY_CATEGORIES)))
+    step_pairs = [steps(row.timeline, row.device) for row in rows]
+    pointer = np.concatenate([[0], np.cumsum([len(t) for t, _ in step_pairs])])
+    time = np.concatenate([t for t, _ in step_pairs]) if step_pairs else np.zeros(0)
+    held_bytes = np.concatenate([h for _, h in step_pairs]) if step_pairs else np.zeros((0, len(MEMORY_CATEGORIES)))
     columns = pack(pointer=("i4", pointer), time=("f8", time))
-    return {**columns, **pack(**{name: ("f8", held[:, k]) for k, name in enumerate(MEMORY_CATEGORIES)})}
+    return {**columns, **pack(**{name: ("f8", held_bytes[:, k]) for k, name in enumerate(MEMORY_CATEGORIES)})}

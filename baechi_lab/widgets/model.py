@@ -34,7 +34,7 @@ from .compute import Outcome, Report, compute, silent, source, time_limit
 from .guard import Guard, Problem
 from .history import History
 from .moves import move, named_ops, shortest_names
-from .remedies import STAGES, Remedy, mended, remedy_of
+from .remedies import STAGES, Remedy, error_with_remedy, remedy_of
 from .setting import GIVEN, Setting
 
 DELAY = 0.25
@@ -130,8 +130,8 @@ class WorkbenchModel:
         """Refuse moves of what the graph does not have; one that is not made yet is asked when it is."""
         shown = self.outcome
         if shown is not None and setting.same_graph(shown.setting):
-            for what, device in setting.moves:
-                named_ops(shown.graph, what)
+            for op_name, device in setting.moves:
+                named_ops(shown.graph, op_name)
                 setting.share.index(device)
 
     def undo(self) -> bool:
@@ -142,10 +142,10 @@ class WorkbenchModel:
         """Forward again; False when there is nothing to redo."""
         return self._step(self.history.redo())
 
-    def _step(self, moved: bool) -> bool:
-        if moved:
+    def _step(self, by_move: bool) -> bool:
+        if by_move:
             self._changed()
-        return moved
+        return by_move
 
     def _changed(self) -> None:
         self.clear_problem()
@@ -159,8 +159,8 @@ class WorkbenchModel:
     def _asks_first(self) -> bool:
         """An anytime placer takes as long as its limit says: that is shown before it starts."""
         setting = self.setting
-        known = (setting.placer, setting.params) == self._agreed
-        return not (self.inline or known) and placer_class(setting.placer).anytime
+        agreed = (setting.placer, setting.params) == self._agreed
+        return not (self.inline or agreed) and placer_class(setting.placer).anytime
 
     def _wait(self) -> None:
         """Leave the setting uncomputed until `refresh`."""
@@ -168,8 +168,8 @@ class WorkbenchModel:
         self._set_stale(self.outcome is not None)
         self._progress("", -1.0)
         limit = time_limit(self.setting.placer, self.setting.params)
-        ends = "until it is stopped" if limit is None else f"up to {limit:g} s, or until it is stopped"
-        self.emit("waiting", f"{self.setting.placer} works {ends}: set its limits, then press Compute")
+        until = "until it is stopped" if limit is None else f"up to {limit:g} s, or until it is stopped"
+        self.emit("waiting", f"{self.setting.placer} works {until}: set its limits, then press Compute")
 
     def enough(self) -> None:
         """End the placer that is at work with the best it has found."""
@@ -190,24 +190,24 @@ class WorkbenchModel:
 
     def compute_now(self) -> Outcome:
         """Compute here and now; raises what the stages raise."""
-        found = self._compute(self.setting, None)
-        self._arrived(found)
-        return found[0]
+        outcome_and_remedy = self._compute(self.setting, None)
+        self._arrived(outcome_and_remedy)
+        return outcome_and_remedy[0]
 
     def _compute(self, setting: Setting, ticket: Ticket | None) -> tuple[Outcome, Remedy | None]:
         report: Report = silent if ticket is None else ticket.report
         try:
             outcome = compute(setting, self.subject, self.memo, report)
         except InfeasiblePlacement as error:
-            raise mended(error, setting, self.subject, self.memo, report) from error
+            raise error_with_remedy(error, setting, self.subject, self.memo, report) from error
         except InvalidInput as error:
             if setting.schedule and setting != setting.replace(**STAGES.changes):
                 error.remedy = STAGES  # type: ignore[attr-defined]
             raise
         return outcome, remedy_of(outcome, self.memo, report)
 
-    def _arrived(self, found: tuple[Outcome, Remedy | None]) -> None:
-        outcome, self.remedy = found
+    def _arrived(self, outcome_and_remedy: tuple[Outcome, Remedy | None]) -> None:
+        outcome, self.remedy = outcome_and_remedy
         fresh = self.outcome is None or self.outcome.graph is not outcome.graph
         if self.outcome is not None and self.outcome.setting != outcome.setting:
             self.before = self.outcome
@@ -235,10 +235,10 @@ class WorkbenchModel:
 
     def select(self, ops: Iterable[int]) -> None:
         """Select ops of the graph in every view."""
-        chosen = tuple(sorted({int(i) for i in ops}))
-        if chosen != self.selection:
-            self.selection = chosen
-            self.emit("selection", chosen)
+        selected = tuple(sorted({int(i) for i in ops}))
+        if selected != self.selection:
+            self.selection = selected
+            self.emit("selection", selected)
 
     def move(self, ops: Iterable[int], device: int, scope: str = "") -> None:
         """Move ops (and what is colocated with them) to a device; `scope` is a name that stands for just these ops.
@@ -247,8 +247,8 @@ class WorkbenchModel:
             InvalidInput: no result yet, or nothing selected.
             InfeasiblePlacement: why the ops may not run there.
         """
-        outcome, chosen = self.outcome, [int(i) for i in ops]
-        if outcome is None or not chosen:
+        outcome, indices = self.outcome, [int(i) for i in ops]
+        if outcome is None or not indices:
             raise InvalidInput("select the ops to move first")
         share = self.setting.share
         if device >= share.n:
@@ -256,9 +256,9 @@ class WorkbenchModel:
                 f"{self.setting.cluster.names[device]} holds a replica: move what is on the first {share.n} devices"
             )
         target = share.names[device]
-        names = shortest_names(outcome.graph, chosen, scope, outcome.base.group_of)
-        kept = tuple(m for m in self.setting.moves if m[0] not in names)
-        moves = (*kept, *((name, target) for name in names))
+        names = shortest_names(outcome.graph, indices, scope, outcome.base.group_of)
+        other_moves = tuple(m for m in self.setting.moves if m[0] not in names)
+        moves = (*other_moves, *((name, target) for name in names))
         # Refused moves must not enter the history: try them before.
         move(outcome.base, outcome.graph, share, moves)
         self.change(moves=moves)
@@ -283,14 +283,14 @@ class WorkbenchModel:
 
     def code(self, export: str = "") -> str:
         """The setting as library code."""
-        return to_code(self.setting, given=self.given, built=self.built, export=export)
+        return to_code(self.setting, variable=self.given, built=self.built, export=export)
 
     def load_code(self, text: str) -> None:
         """Take over the setting that the code describes; the model that the given step was built of means that step."""
         read = from_code(text)
         name, params = self.built or ("", {})
-        told = {key: x for key, x in params.items() if key != "batch_size"}
-        if self.setting.source == GIVEN and read.model == name and name and dict(read.model_params) == told:
+        model_params = {key: x for key, x in params.items() if key != "batch_size"}
+        if self.setting.source == GIVEN and read.model == name and name and dict(read.model_params) == model_params:
             read = replace(read, source=GIVEN, model_params={})
         self.enter(read)
 
@@ -300,8 +300,8 @@ def first_setting(subject: Step | OpGraph | None, cluster: Cluster | None, field
     fields.setdefault("placer", "auto")
     if isinstance(subject, Step) and "batch_size" in subject.info.get("params", {}):
         fields.setdefault("batch_size", subject.info["params"]["batch_size"])
-    known = Setting.__dataclass_fields__
+    field_names = Setting.__dataclass_fields__
     for key in fields:
-        if key not in known:
-            raise InvalidInput(f"unknown setting {key!r}; known: {', '.join(k for k in known if k != 'cluster')}")
+        if key not in field_names:
+            raise InvalidInput(f"unknown setting {key!r}; known: {', '.join(k for k in field_names if k != 'cluster')}")
     return Setting(Cluster.uniform(4) if cluster is None else cluster, **fields)

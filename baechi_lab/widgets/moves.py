@@ -46,11 +46,11 @@ def move(
     device, allowed = placed.device.copy(), allowed_devices(graph, cluster)
     for name, target in pairs:
         ops = together(graph, named_ops(graph, name, placement.group_of))
-        where = cluster.index(target)
-        refused = ops[~allowed[ops, where]]
+        device_index = cluster.index(target)
+        refused = ops[~allowed[ops, device_index]]
         if len(refused):
-            raise InfeasiblePlacement(why_not(graph, cluster, name, int(refused[0]), where, allowed))
-        device[ops] = where
+            raise InfeasiblePlacement(why_not(graph, cluster, name, int(refused[0]), device_index, allowed))
+        device[ops] = device_index
     return placed.replace(device=device, info={**placed.info, "moves": len(pairs)})
 
 
@@ -81,36 +81,41 @@ def moving(graph: OpGraph, ops: Iterable[int], group_of: NDArray[np.int32] | Non
     >>> moving(g, [1], np.array([0, 0, 1, 2])).tolist()
     [0, 1]
     """
-    found = np.unique(np.fromiter(ops, dtype=np.int64))
+    op_indices = np.unique(np.fromiter(ops, dtype=np.int64))
     while True:
-        more = together(graph, found)
-        if group_of is not None and len(more):
-            more = np.flatnonzero(np.isin(group_of, np.unique(group_of[more])))
-        if len(more) == len(found):
-            return found
-        found = more
+        moved_along = together(graph, op_indices)
+        if group_of is not None and len(moved_along):
+            moved_along = np.flatnonzero(np.isin(group_of, np.unique(group_of[moved_along])))
+        if len(moved_along) == len(op_indices):
+            return op_indices
+        op_indices = moved_along
 
 
 def in_words(
-    graph: OpGraph, tree: Tree, asked: NDArray[np.int64], moved: NDArray[np.int64],
+    graph: OpGraph,
+    tree: Tree,
+    asked_ops: NDArray[np.int64],
+    moved_ops: NDArray[np.int64],
     group_of: NDArray[np.int32] | None = None,
-) -> str:  # fmt: skip
-    """What moves when `asked` is moved, in words: `MatMul and its group of 279 ops (colocation kernel)`."""
-    if not len(asked):
+) -> str:
+    """What moves when `asked_ops` is moved, in words: `MatMul and its group of 279 ops (colocation kernel)`."""
+    if not len(asked_ops):
         return ""
-    one = len(asked) == 1
-    what = graph.names[int(asked[0])] if one else _box_of(tree, asked) or f"{len(asked):,} ops"
-    if len(moved) == len(asked):
-        return what
-    names = [graph.colocation_names[c] for c in np.unique(graph.colocation[moved]) if c >= 0]
-    which = (
+    one = len(asked_ops) == 1
+    subject = graph.names[int(asked_ops[0])] if one else _box_of(tree, asked_ops) or f"{len(asked_ops):,} ops"
+    if len(moved_ops) == len(asked_ops):
+        return subject
+    names = [graph.colocation_names[c] for c in np.unique(graph.colocation[moved_ops]) if c >= 0]
+    reason = (
         "coarse graph" if not names else f"colocation {names[0]}" if len(names) == 1 else f"{len(names)} colocations"
     )
     if one:
-        return f"{what} and its group of {len(moved):,} ops ({which})"
-    groups = 1 if group_of is None else len(np.unique(group_of[moved]))
-    said = "their group" if groups == 1 else f"their {groups:,} groups" if group_of is not None else "their colocations"
-    return f"{what} and all in {said}: {len(moved):,} ops ({which})"
+        return f"{subject} and its group of {len(moved_ops):,} ops ({reason})"
+    groups = 1 if group_of is None else len(np.unique(group_of[moved_ops]))
+    companions = (
+        "their group" if groups == 1 else f"their {groups:,} groups" if group_of is not None else "their colocations"
+    )
+    return f"{subject} and all in {companions}: {len(moved_ops):,} ops ({reason})"
 
 
 def _box_of(tree: Tree, ops: NDArray[np.int64]) -> str:
@@ -133,16 +138,16 @@ def shortest_names(
     graph: OpGraph, ops: Iterable[int], scope: str = "", group_of: NDArray[np.int32] | None = None
 ) -> tuple[str, ...]:
     """Few names that stand for exactly `ops`: the scope where it holds just them, whole groups, single ops."""
-    chosen = [int(i) for i in ops]
+    indices = [int(i) for i in ops]
     if scope and scope + "/" not in graph.index:
         below = {i for i, op in enumerate(graph.names) if op.startswith(scope + "/")}
-        if below == set(chosen):
+        if below == set(indices):
             return (scope + "/",)
     if group_of is None:
-        return tuple(graph.names[i] for i in chosen)
-    size, inside = np.bincount(group_of), np.bincount(group_of[chosen], minlength=int(group_of.max(initial=0)) + 1)
+        return tuple(graph.names[i] for i in indices)
+    size, inside = np.bincount(group_of), np.bincount(group_of[indices], minlength=int(group_of.max(initial=0)) + 1)
     names, named = [], set()
-    for i in chosen:
+    for i in indices:
         g = int(group_of[i])
         if inside[g] < size[g] or size[g] == 1:
             names.append(graph.names[i])

@@ -22,18 +22,18 @@ WIDTH = 960
 GUTTER = 110
 
 
-def page(parts: Sequence[tuple[str, str, float]]) -> str:
+def page(pictures: Sequence[tuple[str, str, float]]) -> str:
     """One SVG out of `(title, body, height)` parts, below one another."""
     y, body = 0.0, []
-    for title, part, height in parts:
+    for title, picture, height in pictures:
         if title:
             body.append(_text(4, y + 14, title, size=13, weight="600"))
             y += 22
-        body.append(f'<g transform="translate(0 {y:g})">{part}</g>')
+        body.append(f'<g transform="translate(0 {y:g})">{picture}</g>')
         y += height + 10
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:g}" width="{WIDTH}" height="{y:g}"'
-    back = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    return f'{head} font-family="Helvetica, Arial, sans-serif">{back}{"".join(body)}</svg>'
+    background = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    return f'{head} font-family="Helvetica, Arial, sans-serif">{background}{"".join(body)}</svg>'
 
 
 def text_picture(text: str, width: int = 150) -> tuple[str, float]:
@@ -89,10 +89,10 @@ def _joined(bars: Bars, lane: int, scale: float) -> list[tuple[int, float, float
 def memory_picture(timelines: Sequence[Timeline]) -> tuple[str, float]:
     """Bytes over time per device and timeline, stacked by category, with the limit where it is on the scale."""
     rows = memory_rows(timelines)
-    found, span = peaks(rows), max((t.makespan_us for t in timelines), default=0.0)
-    top = max([p.bytes for p in found], default=1) * 1.15 or 1.0
+    peak_list, span = peaks(rows), max((t.makespan_us for t in timelines), default=0.0)
+    top = max([p.bytes for p in peak_list], default=1) * 1.15 or 1.0
     body, tall, origins = [], 56.0, len({row.timeline.origin for row in rows})
-    for k, (row, peak) in enumerate(zip(rows, found, strict=True)):
+    for k, (row, peak) in enumerate(zip(rows, peak_list, strict=True)):
         y0, limit = k * (tall + 10), row.limit_bytes
         body.append(_text(4, y0 + 12, short_device(row.timeline.device_names[row.device]), size=11))
         body.append(_text(4, y0 + 26, f"peak {format_bytes(peak.bytes)}", size=10))
@@ -113,12 +113,12 @@ def memory_picture(timelines: Sequence[Timeline]) -> tuple[str, float]:
 
 
 def _areas(row: Row, y0: float, tall: float, top: float, span: float) -> str:
-    time, held = steps(row.timeline, row.device, most=600)
+    time, levels = steps(row.timeline, row.device, limit=600)
     if len(time) == 0:
         return ""
     end = max(row.timeline.makespan_us, float(time[-1]))
     x = GUTTER + np.append(time, end) / max(span, end, 1e-12) * (WIDTH - GUTTER - 8)
-    upper = np.cumsum(held, axis=1)
+    upper = np.cumsum(levels, axis=1)
     drawn, fill = [], shades(device_colors(row.device + 1)[row.device])
     for k in reversed(range(len(MEMORY_CATEGORIES))):
         y = y0 + tall * (1 - upper[:, k] / top)
@@ -128,13 +128,13 @@ def _areas(row: Row, y0: float, tall: float, top: float, span: float) -> str:
 
 
 def _legend(names: Sequence[str], colors: Sequence[str]) -> str:
-    x, parts = 4.0, []
+    x, elements = 4.0, []
     for name, color in zip(names, colors, strict=True):
-        parts.append(
+        elements.append(
             f'<rect x="{x:g}" y="2" width="10" height="10" fill="{color}"/>' + _text(x + 14, 11, name, size=11)
         )
         x += 26 + 6.5 * len(name)
-    return "".join(parts)
+    return "".join(elements)
 
 
 def _text(x: float, y: float, text: str, size: int = 11, anchor: str = "start", weight: str = "400") -> str:

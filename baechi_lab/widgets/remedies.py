@@ -73,12 +73,12 @@ def remedy_of(outcome: Outcome, memo: Memo, report: Report = silent) -> Remedy |
     slower = outcome.timeline.makespan_us > SLOWER * outcome.one_device_us
     if not slower or setting.moves or setting.cluster.n == 1:
         return None
-    said = against_one_device(outcome.timeline.makespan_us, outcome.one_device_us)
+    comparison = against_one_device(outcome.timeline.makespan_us, outcome.one_device_us)
     if not setting.passes and setting.placer != Auto.name:
-        return Remedy(f"{said}: ops are placed one by one", "Place groups of ops", {"passes": PASSES})
+        return Remedy(f"{comparison}: ops are placed one by one", "Place groups of ops", {"passes": PASSES})
     if setting.placer != Auto.name:
         changes = {"placer": Auto.name, "params": {}}
-        return Remedy(f"{said}: another placer may do better", "Ask every placer (auto)", changes)
+        return Remedy(f"{comparison}: another placer may do better", "Ask every placer (auto)", changes)
     return None
 
 
@@ -88,8 +88,8 @@ def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Remedy | None
     What took long is not asked twice: `QUICK` placers stand in, and where these are faster, so is more than they.
     """
     setting, before = outcome.setting, outcome.timeline.makespan_us
-    own = setting.params if setting.placer == Auto.name else {}
-    quick = {"placer": Auto.name, "params": {**own, "placers": QUICK}} if outcome.seconds > SECONDS else {}
+    own_params = setting.params if setting.placer == Auto.name else {}
+    quick = {"placer": Auto.name, "params": {**own_params, "placers": QUICK}} if outcome.seconds > SECONDS else {}
     asks_all = setting.placer == Auto.name and not setting.params.get("placers")
     for passes in finer(setting.passes):
         changed = setting.replace(passes=passes, moves=(), **quick)
@@ -116,9 +116,11 @@ def _step_us(setting: Setting, outcome: Outcome, memo: Memo) -> float:
     return line.makespan_us if line.feasible else float("inf")
 
 
-def _without(passes: tuple[str, ...], kept: tuple[str, ...]) -> str:
+def _without(passes: tuple[str, ...], kept_passes: tuple[str, ...]) -> str:
     """The words of a button: `Place without fusion`, or without passes at all."""
-    return "Place without " + (" and ".join(name for name in passes if name not in kept) if kept else "passes")
+    return "Place without " + (
+        " and ".join(name for name in passes if name not in kept_passes) if kept_passes else "passes"
+    )
 
 
 def fitting_passes(setting: Setting, graph: OpGraph, memo: Memo, report: Report = silent) -> Remedy | None:
@@ -139,12 +141,12 @@ def fitting_passes(setting: Setting, graph: OpGraph, memo: Memo, report: Report 
     return None
 
 
-def mended(
+def error_with_remedy(
     error: InfeasiblePlacement, setting: Setting, subject: Step | OpGraph | None, memo: Memo, report: Report = silent
 ) -> InfeasiblePlacement:
     """The error to raise instead of `error`: with a remedy, where other passes are one; else it says who knows more."""
     _, graph = source(setting, subject, memo, report)
-    found = fitting_passes(setting, graph, memo, report)
-    if found is not None:
-        return Mendable(error, found)
+    passes = fitting_passes(setting, graph, memo, report)
+    if passes is not None:
+        return Mendable(error, passes)
     return InfeasiblePlacement(f"{error}; Fit shows what would make it fit", error.needed_bytes, error.available_bytes)

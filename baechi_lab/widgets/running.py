@@ -59,8 +59,8 @@ class LiveRun:
             return float("nan"), float("nan")
         from ..executors import summarize
 
-        found = summarize(self.seconds, resamples=500)
-        return found.low, found.high
+        summary = summarize(self.seconds, resamples=500)
+        return summary.low, summary.high
 
 
 def _other_costs(outcome: Outcome) -> str:
@@ -81,7 +81,9 @@ class Runner:
         self._next = 0.0
         self._stop = threading.Event()
 
-    def start(self, outcome: Outcome, steps: int, warmup: int, done: Callable[[Run], None], **options: Any) -> None:
+    def start(
+        self, outcome: Outcome, steps: int, warmup: int, on_result: Callable[[Run], None], **options: Any
+    ) -> None:
         """Run `outcome.placement`; `options` go to `bl.execute`.
 
         Raises:
@@ -106,14 +108,20 @@ class Runner:
 
             ticket.report("starting in a process of its own")
             return execute(
-                step_to_run, outcome.placement, steps, warmup=warmup, graph=outcome.graph, on_step=arrived,
-                cancel=stop, **options,
-            )  # fmt: skip
+                step_to_run,
+                outcome.placement,
+                steps,
+                warmup=warmup,
+                graph=outcome.graph,
+                on_step=arrived,
+                cancel=stop,
+                **options,
+            )
 
         def ended(run: Run) -> None:
             self.live = finished = LiveRun.of(outcome, run)
             self.changed(finished)
-            done(run)
+            on_result(run)
 
         self.worker.submit(work, ended)
 

@@ -17,15 +17,30 @@ def scene_columns(graph: OpGraph, scene: Scene) -> Columns:
     single = np.where(tree.kind[nodes] == OP, tree.ops[np.minimum(tree.low[nodes], len(tree.ops) - 1)], -1)
     forward = np.where(single >= 0, graph.forward_of[single], -1)
     columns = pack(
-        id=("i4", nodes), kind=("u1", tree.kind[nodes]), x=("f4", scene.x), y=("f4", scene.y),
-        width=("f4", scene.width), height=("f4", scene.height), time=("f8", scene.duration_us),
-        memory=("f8", scene.memory_bytes), size=("i4", tree.high[nodes] - tree.low[nodes]),
-        parent=("i4", tree.parent[nodes]), frame=("i4", frames), frame_box=("f4", scene.frame_box),
-        frame_parent=("i4", tree.parent[frames]), frame_size=("i4", tree.high[frames] - tree.low[frames]),
-        source=("i4", arrows.source), target=("i4", arrows.target), bytes=("f8", arrows.bytes),
-        tensors=("i4", arrows.tensors), pointer=("i4", arrows.pointer), points=("f4", arrows.points),
-        upright=("u1", arrows.upright), stroke=("f4", arrow_widths(arrows)), faint=("f4", [arrow_opacity(arrows)]),
-    )  # fmt: skip
+        id=("i4", nodes),
+        kind=("u1", tree.kind[nodes]),
+        x=("f4", scene.x),
+        y=("f4", scene.y),
+        width=("f4", scene.width),
+        height=("f4", scene.height),
+        time=("f8", scene.duration_us),
+        memory=("f8", scene.memory_bytes),
+        size=("i4", tree.high[nodes] - tree.low[nodes]),
+        parent=("i4", tree.parent[nodes]),
+        frame=("i4", frames),
+        frame_box=("f4", scene.frame_box),
+        frame_parent=("i4", tree.parent[frames]),
+        frame_size=("i4", tree.high[frames] - tree.low[frames]),
+        source=("i4", arrows.source),
+        target=("i4", arrows.target),
+        bytes=("f8", arrows.bytes),
+        tensors=("i4", arrows.tensors),
+        pointer=("i4", arrows.pointer),
+        points=("f4", arrows.points),
+        upright=("u1", arrows.upright),
+        stroke=("f4", arrow_widths(arrows)),
+        faint=("f4", [arrow_opacity(arrows)]),
+    )
     columns["names"] = pack_texts(tree.names[i] for i in nodes.tolist())
     columns["labels"] = pack_texts(scene.label(i) for i in nodes.tolist())
     columns["notes"] = pack_texts(scene.notes)
@@ -40,7 +55,12 @@ def paint_columns(paint: Paint) -> Columns:
     """Paint as bytes; boxes on several devices also carry their shares."""
     mixed = np.flatnonzero(paint.share.max(axis=1, initial=0.0) < 0.995)
     return pack(
-        device=("u1", paint.main), critical=("u1", paint.critical), sent=("f8", paint.sent_bytes),
-        received=("f8", paint.received_bytes), mixed=("i4", mixed), share=("f4", paint.share[mixed]),
-        crossing=("f8", paint.crossing_bytes), critical_arrow=("u1", paint.critical_arrow),
-    )  # fmt: skip
+        device=("u1", paint.main),
+        critical=("u1", paint.critical),
+        sent=("f8", paint.sent_bytes),
+        received=("f8", paint.received_bytes),
+        mixed=("i4", mixed),
+        share=("f4", paint.share[mixed]),
+        crossing=("f8", paint.crossing_bytes),
+        critical_arrow=("u1", paint.critical_arrow),
+    )

@@ -55,9 +55,9 @@ class _Walk:
         self.before = np.full(len(order), -1, dtype=np.int64)
         same = timeline.device[order][1:] == timeline.device[order][:-1]
         self.before[order[1:][same]] = order[:-1][same]
-        moved = timeline.transfers
+        transfers = timeline.transfers
         self.transfer = {
-            (t, d): k for k, (t, d) in enumerate(zip(moved.tensor.tolist(), moved.target.tolist(), strict=True))
+            (t, d): k for k, (t, d) in enumerate(zip(transfers.tensor.tolist(), transfers.target.tolist(), strict=True))
         }
         self.seen = np.zeros(len(order), dtype=bool)
 
@@ -73,9 +73,9 @@ class _Walk:
             if producer < 0 or self.seen[producer]:
                 continue
             transfer = self.transfer.get((t, device), -1)
-            there = float(timeline.transfers.end_us[transfer] if transfer >= 0 else timeline.end_us[producer])
-            if best[1] < 0 or there > best[0]:
-                best = (there, producer, transfer)
+            arrival_us = float(timeline.transfers.end_us[transfer] if transfer >= 0 else timeline.end_us[producer])
+            if best[1] < 0 or arrival_us > best[0]:
+                best = (arrival_us, producer, transfer)
         previous = int(self.before[row])
         if previous >= 0 and not self.seen[previous] and (best[1] < 0 or timeline.end_us[previous] > best[0]):
             best = (float(timeline.end_us[previous]), previous, -1)
@@ -99,13 +99,13 @@ def idle(timeline: Timeline) -> tuple[Idle, ...]:
 
 
 def _idle_of(timeline: Timeline, device: int) -> Idle:
-    mine = np.flatnonzero(timeline.device == device)
-    mine = mine[np.lexsort((timeline.end_us[mine], timeline.start_us[mine]))]
+    rows = np.flatnonzero(timeline.device == device)
+    rows = rows[np.lexsort((timeline.end_us[rows], timeline.start_us[rows]))]
     span = timeline.makespan_us
     gaps: Any = np.zeros(0)
-    if len(mine):
-        ended = np.maximum.accumulate(timeline.end_us[mine])
-        gaps = timeline.start_us[mine][1:] - ended[:-1]
+    if len(rows):
+        ended = np.maximum.accumulate(timeline.end_us[rows])
+        gaps = timeline.start_us[rows][1:] - ended[:-1]
         # Rounding of a sum of durations is no bubble.
         gaps = gaps[gaps > 1e-9 * max(span, 1.0)]
     free = max(float(timeline.idle_us[device]), 0.0)  # a sum of durations may exceed the span by rounding

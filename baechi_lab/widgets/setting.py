@@ -19,14 +19,16 @@ from ..stages import Optimize, Profile
 GIVEN = "given"
 """The source that stands for the graph or step that the workbench was opened with."""
 
-LINKS: Mapping[str, Link] = MappingProxyType({
-    "PCIe 3.0 through host memory": Link(134.0, 0.0001754),
-    "PCIe 3.0 x16, 10 us": Link(10.0, 1 / 15_750),
-    "NVLink 2.0, 10 us": Link(10.0, 1 / 25_000),
-    "Ethernet 100 Gbit/s, 30 us": Link(30.0, 1 / 12_500),
-    "Ethernet 10 Gbit/s, 50 us": Link(50.0, 1 / 1_250),
-    "free (no cost)": Link(0.0, 0.0),
-})  # fmt: skip
+LINKS: Mapping[str, Link] = MappingProxyType(
+    {
+        "PCIe 3.0 through host memory": Link(134.0, 0.0001754),
+        "PCIe 3.0 x16, 10 us": Link(10.0, 1 / 15_750),
+        "NVLink 2.0, 10 us": Link(10.0, 1 / 25_000),
+        "Ethernet 100 Gbit/s, 30 us": Link(30.0, 1 / 12_500),
+        "Ethernet 10 Gbit/s, 50 us": Link(50.0, 1 / 1_250),
+        "free (no cost)": Link(0.0, 0.0),
+    }
+)
 """Link presets. The first is paper B's fit (section 5.1); the others are the nominal rates of one direction of a PCIe
 3.0 x16 slot (15.75 GB/s), one NVLink 2.0 brick (25 GB/s) and Ethernet, with the latency that the name states."""
 
@@ -109,8 +111,8 @@ class Setting:
     @property
     def pipeline(self) -> dict[str, Any]:
         """What is given of `micro_batches` and `schedule`, for `bl.simulate`."""
-        both = {"micro_batches": self.micro_batches, "schedule": self.schedule}
-        return {key: value for key, value in both.items() if value is not None}
+        values = {"micro_batches": self.micro_batches, "schedule": self.schedule}
+        return {key: value for key, value in values.items() if value is not None}
 
     @property
     def once(self) -> Setting:
@@ -143,9 +145,9 @@ class Setting:
         """The stored graph's path, or an empty text."""
         return self.source.partition(":")[2] if self.source.startswith("file:") else ""
 
-    def same_graph(self, other: Setting) -> bool:
+    def same_graph(self, setting: Setting) -> bool:
         """Whether both are about the same ops."""
-        return all(getattr(self, k) == getattr(other, k) for k in ("source", "built_batch", "model_params"))
+        return all(getattr(self, k) == getattr(setting, k) for k in ("source", "built_batch", "model_params"))
 
     def replace(self, **changes: Any) -> Setting:
         """The setting with some fields changed.
@@ -153,20 +155,20 @@ class Setting:
         Moves belong to the placement that they changed: another source, placer or pass drops them, and so does a
         cluster that lacks the device.
         """
-        made = replace(self, **changes)
-        if "moves" in changes or not made.moves:
-            return made
+        changed = replace(self, **changes)
+        if "moves" in changes or not changed.moves:
+            return changed
         fresh = any(
-            getattr(made, k) != getattr(self, k)
+            getattr(changed, k) != getattr(self, k)
             for k in ("source", "batch_size", "model_params", "passes", "forward_only", "placer", "params", "replicas")
         )
-        return replace(made, moves=() if fresh else tuple(m for m in made.moves if m[1] in made.cluster.names))
+        return replace(changed, moves=() if fresh else tuple(m for m in changed.moves if m[1] in changed.cluster.names))
 
 
 def _pairs(moves: Any) -> tuple[tuple[str, str], ...]:
     """What moves, and to which device, as pairs of names."""
     try:
-        return tuple((str(what), str(device)) for what, device in moves)
+        return tuple((str(op_name), str(device)) for op_name, device in moves)
     except (TypeError, ValueError):
         raise InvalidInput(f"moves is {moves!r:.60}; it must be pairs of what moves and a device's name") from None
 
@@ -177,17 +179,17 @@ def resized(cluster: Cluster, count: int) -> Cluster:
     >>> resized(Cluster.uniform(2), 3).names
     ('gpu:0', 'gpu:1', 'gpu:2')
     """
-    kept = list(cluster.devices[:count])
-    last = kept[-1] if kept else cluster.devices[0]
+    kept_devices = list(cluster.devices[:count])
+    last = kept_devices[-1] if kept_devices else cluster.devices[0]
     number = 0
-    while len(kept) < count:
+    while len(kept_devices) < count:
         name = f"{last.kind}:{number}"
-        if name not in {d.name for d in kept}:
-            kept.append(replace(last, name=name))
+        if name not in {d.name for d in kept_devices}:
+            kept_devices.append(replace(last, name=name))
         number += 1
     link = cluster.link if isinstance(cluster.link, Link) else cluster.link_between(0, min(1, cluster.n - 1))
     same = count == cluster.n
-    return cluster.replace(devices=tuple(kept), link=cluster.link if same else link)
+    return cluster.replace(devices=tuple(kept_devices), link=cluster.link if same else link)
 
 
 def with_speeds(cluster: Cluster, speeds: list[float]) -> Cluster:
@@ -206,10 +208,10 @@ def link_name(cluster: Cluster) -> str:
 
 def stored_graphs(start: Path | None = None) -> list[str]:
     """Graph files in `data/` of this folder, of the one above, or of the checkout, as paths to read them by."""
-    here = Path.cwd() if start is None else start
-    for folder in (here / "data", here.parent / "data", Path(__file__).resolve().parents[2] / "data"):
-        found = sorted(p for p in folder.glob("*.json.gz") if p.is_file()) + sorted(folder.glob("*.json"))
-        if found:
-            inside = here in folder.parents
-            return [str(p.relative_to(here)) if inside else str(p) for p in found]
+    folder_path = Path.cwd() if start is None else start
+    for folder in (folder_path / "data", folder_path.parent / "data", Path(__file__).resolve().parents[2] / "data"):
+        paths = sorted(p for p in folder.glob("*.json.gz") if p.is_file()) + sorted(folder.glob("*.json"))
+        if paths:
+            inside = folder_path in folder.parents
+            return [str(p.relative_to(folder_path)) if inside else str(p) for p in paths]
     return []

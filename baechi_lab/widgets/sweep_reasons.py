@@ -12,41 +12,43 @@ if TYPE_CHECKING:
 
 NOISE = 1e-6
 """Relative difference of two step times below which they are the same."""
-MOST = 3
-REST = ["batch_size", "micro_batches", "schedule", "replicas", "devices", "placer"]
+MOST_SETTINGS = 3
+OTHER_AXES = ["batch_size", "micro_batches", "schedule", "replicas", "devices", "placer"]
 
 
-def surprises(table: pandas.DataFrame, most: int = MOST) -> list[str]:
+def surprises(table: pandas.DataFrame, most: int = MOST_SETTINGS) -> list[str]:
     """A sentence for each reason why a setting has more memory than another and a longer step, the worst first.
 
     A placement that fits less memory fits more of it as well: what is found there is at hand.
     """
-    found = defaultdict(list)
+    settings_by_reason = defaultdict(list)
     fits = table[table["feasible"].astype(bool)]
-    for _, rows in fits.groupby(REST, dropna=False, sort=False):
+    for _, rows in fits.groupby(OTHER_AXES, dropna=False, sort=False):
         rows = rows.sort_values("memory_bytes", kind="stable")
         longer = rows["makespan_us"] / rows["makespan_us"].cummin().shift()
         if not longer.max() > 1 + NOISE:
             continue
         row = rows.loc[longer.idxmax()]
-        less = rows.loc[rows.loc[: row.name, "makespan_us"].idxmin()]
-        found[_reason(row, less)].append((float(longer.max()), _both(row, less)))
-    told = sorted((sorted(settings, reverse=True), why) for why, settings in found.items())
-    return [f"{_listed([both for _, both in settings], most)}: {why}" for settings, why in reversed(told)]
+        faster_row = rows.loc[rows.loc[: row.name, "makespan_us"].idxmin()]
+        settings_by_reason[_reason(row, faster_row)].append((float(longer.max()), _both_axes(row, faster_row)))
+    sorted_reasons = sorted((sorted(settings, reverse=True), why) for why, settings in settings_by_reason.items())
+    return [
+        f"{_listed([setting for _, setting in settings], most)}: {why}" for settings, why in reversed(sorted_reasons)
+    ]
 
 
-def _listed(settings: list[str], most: int) -> str:
-    more = len(settings) - most
-    left = [] if more <= 0 else [f"{more} more setting{'s' if more > 1 else ''} likewise"]
-    return "; ".join(settings[:most] + left)
+def _listed(settings: list[str], limit: int) -> str:
+    more_count = len(settings) - limit
+    remainder = [] if more_count <= 0 else [f"{more_count} more setting{'s' if more_count > 1 else ''} likewise"]
+    return "; ".join(settings[:limit] + remainder)
 
 
-def _reason(row: pandas.Series, less: pandas.Series) -> str:
+def _reason(row: pandas.Series, faster_row: pandas.Series) -> str:
     """Where the passes made other groups, they are the reason; else the rule itself."""
-    if row["groups"] != less["groups"]:
+    if row["groups"] != faster_row["groups"]:
         return (
             f"with more memory every device could hold the whole model, so the passes placed {int(row['groups']):,} groups of "
-            f"forward ops instead of {int(less['groups']):,} groups of all ops (forward only: no places them as with less)."
+            f"forward ops instead of {int(faster_row['groups']):,} groups of all ops (forward only: no places them as with less)."
         )
     return (
         "this rule does not try all placements, and less memory led it to a better one, which fits here "
@@ -54,8 +56,9 @@ def _reason(row: pandas.Series, less: pandas.Series) -> str:
     )
 
 
-def _both(row: pandas.Series, less: pandas.Series) -> str:
+def _both_axes(row: pandas.Series, faster_row: pandas.Series) -> str:
     return (
         f"{row['placer']} on {int(row['devices'])} devices: {format_us(row['makespan_us'])} with "
-        f"{format_limit(row['memory_bytes'])} each, {format_us(less['makespan_us'])} with {format_limit(less['memory_bytes'])}"
+        f"{format_limit(row['memory_bytes'])} each, "
+        f"{format_us(faster_row['makespan_us'])} with {format_limit(faster_row['memory_bytes'])}"
     )

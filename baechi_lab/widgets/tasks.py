@@ -56,16 +56,16 @@ class Tasks:
         self.job = job
         self.model.clear_problem()
 
-    def _start(self, job: str, work: Any, done: Any) -> None:
+    def _start(self, job: str, work: Any, on_result: Any) -> None:
         self._begin(job)
         if self.model.inline:
-            done(work(Ticket(lambda text, share: None)))
+            on_result(work(Ticket(lambda text, share: None)))
         else:
-            self.worker.submit(work, done, self._over)
+            self.worker.submit(work, on_result, self._over)
 
-    def start(self, job: str, work: Any, done: Any) -> None:
-        """Do `work(ticket)` in the background and hand the result to `done`; refused while another task is under way."""
-        self._start(job, work, done)
+    def start(self, job: str, work: Any, on_result: Any) -> None:
+        """Do `work(ticket)` in the background and hand the result to `on_result`; refused while another task is under way."""
+        self._start(job, work, on_result)
 
     def cancel(self) -> None:
         """End what is under way; what it has so far is kept where it can be."""
@@ -130,15 +130,15 @@ class Tasks:
             return self._hold(outcome)
         return self._placed_by(placer, outcome, self._hold)
 
-    def _placed_by(self, placer: str, outcome: Outcome, done: Callable[[Outcome], None]) -> None:
-        """Hand the outcome of another placer under the same setting to `done`; what is remembered comes at once."""
+    def _placed_by(self, placer: str, outcome: Outcome, on_result: Callable[[Outcome], None]) -> None:
+        """Hand the outcome of another placer under the same setting to `on_result`; what is remembered comes at once."""
         setting = outcome.setting.replace(placer=placer, params={}, moves=())
         subject, memo = self.model.subject, self.model.memo
 
         def work(ticket: Ticket) -> Outcome:
             return compute(setting, subject, memo, ticket.report)
 
-        return self._start("placing", work, done)
+        return self._start("placing", work, on_result)
 
     # -- beside the current placement ------------------------------------------------------------------
 
@@ -147,36 +147,40 @@ class Tasks:
 
         Each with its name and its step in microseconds.
         """
-        now = self.model.outcome
-        if now is None:
+        current = self.model.outcome
+        if current is None:
             return {}
-        found: dict[str, tuple[str, float]] = {}
-        for key, said, other in (("before", "before", self.model.before), ("held", "held", self.held)):
-            if other is not None and other is not now and other.ran.names == now.ran.names:
-                found[key] = f"{said}: {name_of(other)}", other.timeline.makespan_us
-        if self.table is not None and self.table_of is not None and _alike(self.table_of, now):
+        choices: dict[str, tuple[str, float]] = {}
+        for key, label, outcome in (("before", "before", self.model.before), ("held", "held", self.held)):
+            if outcome is not None and outcome is not current and outcome.ran.names == current.ran.names:
+                choices[key] = f"{label}: {name_of(outcome)}", outcome.timeline.makespan_us
+        if self.table is not None and self.table_of is not None and _alike(self.table_of, current):
             rows = self.table[self.table["makespan_us"].notna() & (self.table["placer"] != CURRENT)]
             for placer, step in zip(rows["placer"], rows["makespan_us"], strict=True):
-                if placer != now.setting.placer or now.setting.moves:
-                    found[ROW + placer] = placer, float(step)
-        return found
+                if placer != current.setting.placer or current.setting.moves:
+                    choices[ROW + placer] = placer, float(step)
+        return choices
 
     def bring(self, key: str) -> None:
         """Make the outcome behind a key of `beside` ready; `beside` is emitted when it is there."""
         if not key.startswith(ROW) or self.other(key) is not None:
             return self.model.emit("beside", key)
-        return self._placed_by(key.removeprefix(ROW), self.outcome(), lambda made: self._brought(key, made))
+        return self._placed_by(key.removeprefix(ROW), self.outcome(), lambda outcome: self._brought(key, outcome))
 
-    def _brought(self, key: str, made: Outcome) -> None:
-        self._row = (key, made)
+    def _brought(self, key: str, outcome: Outcome) -> None:
+        self._row = (key, outcome)
         self.model.emit("beside", key)
 
     def other(self, key: str) -> Outcome | None:
         """The outcome behind a key of `beside`, as far as it is there."""
         if key in ("before", "held"):
             return self.model.before if key == "before" else self.held
-        now, (had, made) = self.model.outcome, self._row
-        return made if now is not None and made is not None and key == had and _alike(made, now) else None
+        current, (had, row_outcome) = self.model.outcome, self._row
+        return (
+            row_outcome
+            if current is not None and row_outcome is not None and key == had and _alike(row_outcome, current)
+            else None
+        )
 
     def _hold(self, outcome: Outcome) -> None:
         self.held = outcome
@@ -206,8 +210,8 @@ class Tasks:
         self.model.emit("live", live)
         count = len(live.seconds)
         if live.run is None and live.phase != "starting":
-            told = f"step {count} of {live.planned}" if count else f"{live.phase} steps"
-            self.model.emit("task", (told, count / live.planned))
+            progress_text = f"step {count} of {live.planned}" if count else f"{live.phase} steps"
+            self.model.emit("task", (progress_text, count / live.planned))
 
     def _ran(self, outcome: Outcome, run: Run) -> None:
         if len(run.step_seconds):
@@ -248,11 +252,11 @@ class Tasks:
             ticket.report(f"the decisions about {outcome.coarse.n} groups")
             return explain(outcome)
 
-        def done(log: Log) -> None:
+        def show_log(log: Log) -> None:
             self.log = log
             self.model.emit("log", log)
 
-        self._start("the decision log", work, done)
+        self._start("the decision log", work, show_log)
 
     # -- exporting -------------------------------------------------------------------------------------
 
@@ -288,12 +292,18 @@ class Tasks:
         rows: list[dict[str, Any]] = []
         count = math.prod(len(values) for values in grid.values())
         options: dict[str, Any] = {
-            "cluster": setting.cluster, "passes": setting.passes, "forward_only": setting.forward_only,
+            "cluster": setting.cluster,
+            "passes": setting.passes,
+            "forward_only": setting.forward_only,
             "scheduler": None if grid.get("schedule") else setting.scheduler,
             "params": {setting.placer: dict(setting.params)} if setting.placer in grid["placer"] else {},
-            "profile": setting.profile, "hardware": setting.hardware, "model_params": dict(setting.model_params),
-            "path": path, "cancel": stop, "progress": False,
-        }  # fmt: skip
+            "profile": setting.profile,
+            "hardware": setting.hardware,
+            "model_params": dict(setting.model_params),
+            "path": path,
+            "cancel": stop,
+            "progress": False,
+        }
 
         def work(ticket: Ticket) -> Any:
             ticket.report("starting the sweep", 0.0)

@@ -37,8 +37,8 @@ class Waits:
 
     def sums(self, count: int, first: float, last: float) -> NDArray[np.float64]:
         """float64[count, kinds]: microseconds of each device and kind between two times."""
-        held = np.clip(np.minimum(self.end_us, last) - np.maximum(self.start_us, first), 0.0, None)
-        flat = np.bincount(self.device * len(KINDS) + self.kind, held, minlength=count * len(KINDS))
+        overlap_us = np.clip(np.minimum(self.end_us, last) - np.maximum(self.start_us, first), 0.0, None)
+        flat = np.bincount(self.device * len(KINDS) + self.kind, overlap_us, minlength=count * len(KINDS))
         return np.asarray(flat, dtype=np.float64).reshape(count, len(KINDS))
 
 
@@ -54,7 +54,7 @@ def waits(graph: OpGraph, timeline: Timeline) -> Waits:
     ['nothing', 'op', 'transfer']
     """
     gaps = _gaps(timeline)
-    op = _known(graph, timeline)[gaps["op"]]
+    op = _graph_numbers(graph, timeline)[gaps["op"]]
     op[gaps["op"] < 0] = -1
     last = last_inputs(graph, timeline, op, gaps["device"])
     # What was missing first is what stands first in the gap.
@@ -66,9 +66,9 @@ def waits(graph: OpGraph, timeline: Timeline) -> Waits:
     rows["kind"][gaps["op"] < 0, 3] = NOTHING
     rows["device"], rows["op"] = gaps["device"][:, None], op[:, None]
     rows["source"] = np.where(rows["kind"] < ORDER, last.producer[:, None], -1)
-    kept = rows.ravel()
-    kept = kept[kept["end"] - kept["start"] > _near(timeline)]
-    return Waits(*(np.ascontiguousarray(kept[name]) for name in _ROW.names or ()))
+    columns = rows.ravel()
+    columns = columns[columns["end"] - columns["start"] > _near(timeline)]
+    return Waits(*(np.ascontiguousarray(columns[name]) for name in _ROW.names or ()))
 
 
 def _near(timeline: Timeline) -> float:
@@ -78,20 +78,20 @@ def _near(timeline: Timeline) -> float:
 
 def _gaps(timeline: Timeline) -> NDArray[Any]:
     """Where a device runs nothing: device, start, end, and the op (of the timeline) that follows, -1 at the end."""
-    parts = []
+    tables = []
     for d in range(len(timeline.device_names)):
-        mine = np.flatnonzero(timeline.device == d)
-        mine = mine[np.lexsort((timeline.end_us[mine], timeline.start_us[mine]))]
-        free = np.concatenate([[0.0], np.maximum.accumulate(timeline.end_us[mine])])
-        part = np.zeros(len(free), dtype=_ROW)
-        part["device"], part["start"] = d, free
-        part["end"] = np.append(timeline.start_us[mine], timeline.makespan_us)
-        part["op"] = np.append(timeline.op[mine], -1)
-        parts.append(part[part["end"] - part["start"] > _near(timeline)])
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=_ROW)
+        rows = np.flatnonzero(timeline.device == d)
+        rows = rows[np.lexsort((timeline.end_us[rows], timeline.start_us[rows]))]
+        free = np.concatenate([[0.0], np.maximum.accumulate(timeline.end_us[rows])])
+        table = np.zeros(len(free), dtype=_ROW)
+        table["device"], table["start"] = d, free
+        table["end"] = np.append(timeline.start_us[rows], timeline.makespan_us)
+        table["op"] = np.append(timeline.op[rows], -1)
+        tables.append(table[table["end"] - table["start"] > _near(timeline)])
+    return np.concatenate(tables) if tables else np.zeros(0, dtype=_ROW)
 
 
-def _known(graph: OpGraph, timeline: Timeline) -> NDArray[np.int64]:
+def _graph_numbers(graph: OpGraph, timeline: Timeline) -> NDArray[np.int64]:
     """int64[ops of the timeline]: their numbers in the graph, -1 for those that it does not have."""
     if timeline.op_names == graph.names:
         return np.arange(graph.n)
@@ -118,46 +118,56 @@ def last_inputs(graph: OpGraph, timeline: Timeline, op: NDArray[np.int64], devic
     >>> last_inputs(g, t, np.array([1]), np.array([1])).there_us    # made at 5, sent in 3
     array([8.])
     """
-    known = _known(graph, timeline)
+    number_of = _graph_numbers(graph, timeline)
     ended = np.full(graph.n, -1.0)
-    inside = known[timeline.op] >= 0
-    np.maximum.at(ended, known[timeline.op[inside]], timeline.end_us[inside])
+    inside = number_of[timeline.op] >= 0
+    np.maximum.at(ended, number_of[timeline.op[inside]], timeline.end_us[inside])
     pointer, tensors = graph.inputs
     count = np.where(op >= 0, pointer[op + 1] - pointer[op], 0)
     gap = np.repeat(np.arange(len(op)), count)
     at = np.arange(len(gap)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(pointer[op], count)
     tensor = tensors[at]
     producer = graph.tensor_producer[tensor].astype(np.int64)
-    row = _transfers(graph, timeline, known, tensor, producer, device[gap])
-    moved = timeline.transfers
-    made = ended[producer]
-    begun, there = made.copy(), made.copy()
-    sent = row >= 0
-    begun[sent] = np.maximum(moved.start_us, moved.receive_us)[row[sent]]
-    there[sent] = moved.end_us[row[sent]]
-    order = np.lexsort((producer, there, gap))
+    row = _transfers(graph, timeline, number_of, tensor, producer, device[gap])
+    transfers = timeline.transfers
+    produced_us = ended[producer]
+    begun, arrival_us = produced_us.copy(), produced_us.copy()
+    was_sent = row >= 0
+    begun[was_sent] = np.maximum(transfers.start_us, transfers.receive_us)[row[was_sent]]
+    arrival_us[was_sent] = transfers.end_us[row[was_sent]]
+    order = np.lexsort((producer, arrival_us, gap))
     last = order[np.flatnonzero(np.append(gap[order][1:] != gap[order][:-1], True))] if len(order) else order
-    found = LastInputs(*np.zeros((3, len(op))), *np.full((2, len(op)), -1))
-    for column, values in zip(found, (there, begun, made, producer, row), strict=True):
+    inputs = LastInputs(*np.zeros((3, len(op))), *np.full((2, len(op)), -1))
+    for column, values in zip(inputs, (arrival_us, begun, produced_us, producer, row), strict=True):
         column[gap[last]] = values[last]
-    return found
+    return inputs
 
 
 def _transfers(
-    graph: OpGraph, timeline: Timeline, known: NDArray[np.int64], tensor: NDArray[Any], producer: NDArray[Any],
+    graph: OpGraph,
+    timeline: Timeline,
+    number_of: NDArray[np.int64],
+    tensor: NDArray[Any],
+    producer: NDArray[Any],
     target: NDArray[Any],
-) -> NDArray[np.int64]:  # fmt: skip
+) -> NDArray[np.int64]:
     """The row that brought each tensor to a device, -1 for none; by producer where a measurement numbers tensors anew."""
-    moved = timeline.transfers
+    transfers = timeline.transfers
     same = np.array_equal(timeline.tensor_producer, graph.tensor_producer) and timeline.op_names == graph.names
-    asked, had = (tensor, moved.tensor) if same else (producer, known[timeline.tensor_producer[moved.tensor]])
+    asked_ids, had = (
+        (tensor, transfers.tensor) if same else (producer, number_of[timeline.tensor_producer[transfers.tensor]])
+    )
     count = len(timeline.device_names)
-    keys = had.astype(np.int64) * count + moved.target
-    order = np.lexsort((moved.end_us, keys))
-    wanted = asked.astype(np.int64) * count + target
-    at = np.searchsorted(keys[order], wanted, side="right") - 1
-    found = np.where(at >= 0, order[np.maximum(at, 0)] if len(order) else -1, -1)
-    return np.where((found >= 0) & (keys[found] == wanted), found, -1) if len(order) else np.full(len(wanted), -1)
+    keys = had.astype(np.int64) * count + transfers.target
+    order = np.lexsort((transfers.end_us, keys))
+    wanted_keys = asked_ids.astype(np.int64) * count + target
+    at = np.searchsorted(keys[order], wanted_keys, side="right") - 1
+    transfer_rows = np.where(at >= 0, order[np.maximum(at, 0)] if len(order) else -1, -1)
+    return (
+        np.where((transfer_rows >= 0) & (keys[transfer_rows] == wanted_keys), transfer_rows, -1)
+        if len(order)
+        else np.full(len(wanted_keys), -1)
+    )
 
 
 @dataclass(frozen=True)
@@ -175,8 +185,10 @@ class Statistics:
     most_us: float
 
 
-def statistics(graph: OpGraph, timeline: Timeline, found: Waits, first: float, last: float) -> tuple[Statistics, ...]:
-    """Busy and idle time of every device between two times; `found` are the timeline's `waits`.
+def statistics(
+    graph: OpGraph, timeline: Timeline, lane_waits: Waits, first: float, last: float
+) -> tuple[Statistics, ...]:
+    """Busy and idle time of every device between two times; `lane_waits` are the timeline's `waits`.
 
     >>> from baechi_lab import Cluster, Placement, simulate
     >>> g = OpGraph.from_edges([5.0, 10.0], [(0, 1, 8)])
@@ -186,36 +198,50 @@ def statistics(graph: OpGraph, timeline: Timeline, found: Waits, first: float, l
     """
     first, last = max(first, 0.0), min(last, timeline.makespan_us)
     count, span = len(timeline.device_names), max(last - first, 0.0)
-    idle = found.sums(count, first, last)
-    ran = np.clip(np.minimum(timeline.end_us, last) - np.maximum(timeline.start_us, first), 0.0, None)
-    types = np.array([graph.op_types[k] if k >= 0 else "" for k in _known(graph, timeline)[timeline.op]], dtype=object)
+    idle = lane_waits.sums(count, first, last)
+    busy_us = np.clip(np.minimum(timeline.end_us, last) - np.maximum(timeline.start_us, first), 0.0, None)
+    types = np.array(
+        [graph.op_types[k] if k >= 0 else "" for k in _graph_numbers(graph, timeline)[timeline.op]], dtype=object
+    )
     rows = []
     for d in range(count):
-        mine = (timeline.device == d) & (ran > 0)
-        names, inverse = np.unique(types[mine].astype(str), return_inverse=True)
-        by_type = np.bincount(inverse, ran[mine], minlength=len(names))
-        most = int(by_type.argmax()) if len(names) else -1
+        in_range = (timeline.device == d) & (busy_us > 0)
+        names, inverse = np.unique(types[in_range].astype(str), return_inverse=True)
+        by_type = np.bincount(inverse, busy_us[in_range], minlength=len(names))
+        longest_type = int(by_type.argmax()) if len(names) else -1
         waited = dict(zip(KINDS, idle[d].tolist(), strict=True))
-        rows.append(Statistics(
-            span - float(idle[d].sum()), float(idle[d].sum()), waited, int(mine.sum()),
-            str(names[most]) if most >= 0 else "", float(by_type[most]) if most >= 0 else 0.0,
-        ))  # fmt: skip
+        rows.append(
+            Statistics(
+                span - float(idle[d].sum()),
+                float(idle[d].sum()),
+                waited,
+                int(in_range.sum()),
+                str(names[longest_type]) if longest_type >= 0 else "",
+                float(by_type[longest_type]) if longest_type >= 0 else 0.0,
+            )
+        )
     return tuple(rows)
 
 
-def lane_columns(found: Sequence[Waits], timelines: Sequence[Timeline]) -> Columns:
+def lane_columns(waits_by_lane: Sequence[Waits], timelines: Sequence[Timeline]) -> Columns:
     """Waits of several timelines as bytes for the view; `pointer` is the first of each lane (those of transfers are empty)."""
-    counts = [n for w, t in zip(found, timelines, strict=True) for n in _per_lane(w, len(t.device_names))]
-    column = {key: np.concatenate([np.zeros(0), *(getattr(w, key) for w in found)]) for key in _COLUMNS}
+    counts = [n for w, t in zip(waits_by_lane, timelines, strict=True) for n in _per_lane(w, len(t.device_names))]
+    column = {key: np.concatenate([np.zeros(0), *(getattr(w, key) for w in waits_by_lane)]) for key in _COLUMNS}
     return pack(
-        pointer=("i4", np.cumsum([0, *counts])), start=("f8", column["start_us"]), end=("f8", column["end_us"]),
-        kind=("u1", column["kind"]), op=("i4", column["op"]), source=("i4", column["source"]),
-    )  # fmt: skip
+        pointer=("i4", np.cumsum([0, *counts])),
+        start=("f8", column["start_us"]),
+        end=("f8", column["end_us"]),
+        kind=("u1", column["kind"]),
+        op=("i4", column["op"]),
+        source=("i4", column["source"]),
+    )
 
 
 _COLUMNS = ("start_us", "end_us", "kind", "op", "source")
 
 
-def _per_lane(found: Waits, count: int) -> list[int]:
+def _per_lane(lane_waits: Waits, count: int) -> list[int]:
     """Of each device the waits in its lane of ops, then none in its lane of transfers."""
-    return np.stack([np.bincount(found.device, minlength=count), np.zeros(count, np.int64)], axis=1).ravel().tolist()
+    return (
+        np.stack([np.bincount(lane_waits.device, minlength=count), np.zeros(count, np.int64)], axis=1).ravel().tolist()
+    )

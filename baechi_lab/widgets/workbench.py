@@ -31,12 +31,15 @@ from .views import GraphView, MemoryView, TimelineView
 from .views.base import PICTURE, Pictured
 
 TABS = {
-    "Graph": "the graph; on a high screen timeline and memory below it", "Timeline": "timeline and memory",
-    "Compare": "placers side by side", "Run": "the placement on real devices, beside the timeline",
+    "Graph": "the graph; on a high screen timeline and memory below it",
+    "Timeline": "timeline and memory",
+    "Compare": "placers side by side",
+    "Run": "the placement on real devices, beside the timeline",
     "Explore": "sweeps: batch, micro-batches, devices, memory, placer, schedule",
-    "Explain": "the placer's decisions, beside the graph", "Fit": "will it fit, and the ways to make it fit",
+    "Explain": "the placer's decisions, beside the graph",
+    "Fit": "will it fit, and the ways to make it fit",
     "Export": "the training script, and this state as code",
-}  # fmt: skip
+}
 STYLE = (Path(__file__).parent / "panels" / "style.css").read_text(encoding="utf-8")
 
 
@@ -93,15 +96,21 @@ class Workbench(Pictured, ipywidgets.VBox):
         graph = [heading("Graph", "double-click opens a box in place; ∇ is the backward pass"), self.graph]
         memory = [heading("Memory", "bytes held on each device; the triangle marks the peak and its op"), self.memory]
         panes = {
-            "graph": graph, "timeline": [heading("Timeline", "what each device computes, sends and receives"), self.timeline],
-            "memory": memory, "compare": [self.compare.widget], "run": [self.run.widget], "explore": [self.explore.widget],
-            "explain": [self.explain.widget], "fit": [self.fit.widget], "export": [self.export.widget],
-        }  # fmt: skip
-        made = [ipywidgets.VBox(inside) for inside in panes.values()]
-        for name, pane in zip(panes, made, strict=True):
+            "graph": graph,
+            "timeline": [heading("Timeline", "what each device computes, sends and receives"), self.timeline],
+            "memory": memory,
+            "compare": [self.compare.widget],
+            "run": [self.run.widget],
+            "explore": [self.explore.widget],
+            "explain": [self.explain.widget],
+            "fit": [self.fit.widget],
+            "export": [self.export.widget],
+        }
+        boxes = [ipywidgets.VBox(inside) for inside in panes.values()]
+        for name, pane in zip(panes, boxes, strict=True):
             for mark in ("bl-pane", f"bl-pane-{name}"):
                 pane.add_class(mark)
-        self.panes = ipywidgets.HBox(made)
+        self.panes = ipywidgets.HBox(boxes)
         self.panes.add_class("bl-panes")
         self.tabs = Tabs(TABS, self.panes, lambda name: self.explain.attend(name == "Explain"))
         body = ipywidgets.HBox([self.setting.widget, self.panes])
@@ -144,16 +153,18 @@ class Workbench(Pictured, ipywidgets.VBox):
         if not outcome.setting.moves:
             self.graph.status = ""  # what it said of a move no longer holds
         self._offer()
-        other = self.tasks.other(self.timeline.against)
-        if other is None:
+        other_outcome = self.tasks.other(self.timeline.against)
+        if other_outcome is None:
             self.timeline.against = ""
         titles = [name_of(outcome), *(f"{name_of(outcome)}, {t.origin}" for t in timelines[1:])]
-        beside = [] if other is None else [other.timeline]
+        other_timelines = [] if other_outcome is None else [other_outcome.timeline]
         self.timeline.show(
-            outcome.ran, [*timelines, *beside], outcome.chain,
-            () if other is None else [*titles, self.tasks.beside()[self.timeline.against][0]],
-            -1 if other is None else len(timelines),
-        )  # fmt: skip
+            outcome.ran,
+            [*timelines, *other_timelines],
+            outcome.chain,
+            () if other_outcome is None else [*titles, self.tasks.beside()[self.timeline.against][0]],
+            -1 if other_outcome is None else len(timelines),
+        )
         self.memory.show(timelines, self.timeline.span_us)
         self._listening = True
         self._selected(self.model.selection)
@@ -182,12 +193,12 @@ class Workbench(Pictured, ipywidgets.VBox):
         """A view selected ops: what moves along with them is selected as well, everywhere."""
         if self._listening and self.graph.graph is not None:
             with Guard(self.model.fail):
-                asked = [int(op) for op in ops()]
+                indices = [int(op) for op in ops()]
                 if origin is not self.graph and self.model.outcome is not None:
-                    asked = self.model.outcome.originals(asked).tolist()
+                    indices = self.model.outcome.originals(indices).tolist()
                 if origin is not self.graph:
-                    self.graph.choose(asked)
-                self._origin = origin if len(asked) == len(self.graph.selected_ops) else None
+                    self.graph.choose(indices)
+                self._origin = origin if len(indices) == len(self.graph.selected_ops) else None
                 self.model.select(self.graph.selected_ops)
                 self._origin = None
 
@@ -218,12 +229,12 @@ class Workbench(Pictured, ipywidgets.VBox):
     def _move(self, nodes: list[int], device: int) -> None:
         if nodes != self.graph.selected:
             self.graph.selected = nodes
-        ops, what = self.graph.selected_ops, self.graph.said
+        ops, description = self.graph.selected_ops, self.graph.said
         scope = self.graph.tree.names[nodes[0]] if len(nodes) == 1 else ""
         self.model.move(ops, device, scope)
         name = self.model.setting.cluster.names[device]
         count = "1 op" if len(ops) == 1 else f"{len(ops):,} ops"
-        self.graph.status = f"{count} moved to {name}: {what}. Undo takes it back."
+        self.graph.status = f"{count} moved to {name}: {description}. Undo takes it back."
 
     def _show_decision(self, log: Log, step: int) -> None:
         """One step of the decision log: what is placed so far is lit, what is placed now is selected."""
@@ -260,12 +271,14 @@ class Workbench(Pictured, ipywidgets.VBox):
         if outcome is None or self.graph.scene is None or self.graph._paint is None or self.timeline.drawn is None:
             return ""
         names = outcome.timeline.device_names
-        return page([
-            ("", *self._facts_picture(outcome)),
-            ("Graph", *graph_picture(self.graph.scene, self.graph._paint, names)),
-            ("Timeline", *timeline_picture(self.timeline.drawn, names)),
-            ("Memory", *memory_picture(self.memory.timelines)),
-        ])  # fmt: skip
+        return page(
+            [
+                ("", *self._facts_picture(outcome)),
+                ("Graph", *graph_picture(self.graph.scene, self.graph._paint, names)),
+                ("Timeline", *timeline_picture(self.timeline.drawn, names)),
+                ("Memory", *memory_picture(self.memory.timelines)),
+            ]
+        )
 
     def in_words(self) -> str:
         """What is open, in one line."""

@@ -94,7 +94,7 @@ def test_thinned_steps_keep_every_peak():
     graph = bl.generators.random_dag(400, seed=3)
     line = bl.simulate(graph, bl.Cluster.uniform(2), bl.Placement(device=np.arange(400) % 2))
     for d in range(2):
-        time, held = steps(line, d, most=20)
+        time, held = steps(line, d, limit=20)
         assert len(time) <= 2 * 20
         assert held.sum(axis=1).max() == line.peak_bytes[d]
         assert held[-1].tolist() == line.memory.levels(d)[1][-1].tolist()

@@ -254,13 +254,13 @@ def test_more_memory_and_a_longer_step_are_explained():
 
 
 def test_a_sweep_s_chart_answers_one_question():
-    from baechi_lab.widgets.charts import asked, sweep_chart
+    from baechi_lab.widgets.charts import sweep_chart, varied_axes
 
     rows = sweep_rows(
         placer=["a", "a", "b", "b", "b"], memory_bytes=[2e9, 4e9, 2e9, 4e9, 4e9], devices=[1, 1, 1, 1, 2],
         makespan_us=[float("nan"), 3000.0, 5000.0, 4000.0, 2000.0], feasible=[False, True, True, True, True],
     )  # fmt: skip
-    assert asked(rows) == ["devices", "memory (GB)", "placer"]
+    assert varied_axes(rows) == ["devices", "memory (GB)", "placer"]
     spec, said = sweep_chart(rows, "memory (GB)", "placer", "step time (ms)")
     curves = {s["name"]: (s["x"], s["y"], s["hollow"]) for s in spec["series"]}
     assert curves == {

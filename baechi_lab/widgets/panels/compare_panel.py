@@ -23,11 +23,18 @@ if TYPE_CHECKING:
     import pandas
 
 HEAD = {
-    "placer": "", "step": "simulated", "one device": "the step beside that of one device alone", "gap":
-    "how far the step is above the largest lower bound", "peak memory": "the most that any device holds; ✗: more than it has",
-    "moved": "bytes sent between devices in a step", "balance": "mean busy time of devices over that of the busiest; 1 is even",
-    "took": "time of placing", "measured": "median of a real run of this placement", "": "", " ": "",
-}  # fmt: skip
+    "placer": "",
+    "step": "simulated",
+    "one device": "the step beside that of one device alone",
+    "gap": "how far the step is above the largest lower bound",
+    "peak memory": "the most that any device holds; ✗: more than it has",
+    "moved": "bytes sent between devices in a step",
+    "balance": "mean busy time of devices over that of the busiest; 1 is even",
+    "took": "time of placing",
+    "measured": "median of a real run of this placement",
+    "": "",
+    " ": "",
+}
 MOST_GROUPS = 60
 
 
@@ -59,18 +66,23 @@ class ComparePanel:
         self.back = button("Make the held one current", "take over the held setting", self._take_held)
         self.release = button("Release", "hold nothing any more", tasks.release)
         self.held_buttons = row(self.show_moved, self.back, self.release)
-        chosen = row(*self.boxes.values())
-        chosen.add_class("bl-choices")
-        self.placers = Fold("Placers", [chosen])
+        placer_row = row(*self.boxes.values())
+        placer_row.add_class("bl-choices")
+        self.placers = Fold("Placers", [placer_row])
         charts = ipywidgets.HBox([self.times, self.peaks], layout=WIDE)
         charts.add_class("bl-charts")
         self.widget = ipywidgets.VBox(
             [
-                self.placers, row(self.compare, self.hold, self.state), self.rows, self.notes, charts,
-                self.held, self.held_buttons,
+                self.placers,
+                row(self.compare, self.hold, self.state),
+                self.rows,
+                self.notes,
+                charts,
+                self.held,
+                self.held_buttons,
             ],
             layout=WIDE,
-        )  # fmt: skip
+        )
         self.model.on("table", self.show)
         self.model.on("outcome", lambda _: self._refresh())
         self.model.on("held", lambda _: self._show_held())
@@ -99,8 +111,8 @@ class ComparePanel:
     def _select_moved(self) -> None:
         with Guard(self.model.fail):
             if self.tasks.held is not None and self.model.outcome is not None:
-                found = difference(self.tasks.held, self.model.outcome)
-                self.model.select([] if found is None else found.ops.tolist())
+                change = difference(self.tasks.held, self.model.outcome)
+                self.model.select([] if change is None else change.ops.tolist())
 
     # -- showing ---------------------------------------------------------------------------------------
 
@@ -130,14 +142,14 @@ class ComparePanel:
     def _row(self, values: Any, best: bool, count: int) -> list[Any]:
         """The cells of a row, its buttons last; `count` columns are shown."""
         name = str(values["placer"])
-        known = values["makespan_us"] == values["makespan_us"]
-        shown = row_texts(values) if known else [name, "no placement", *[""] * 7]
+        has_step = values["makespan_us"] == values["makespan_us"]
+        shown = row_texts(values) if has_step else [name, "no placement", *[""] * 7]
         current = name in (self.model.setting.placer, CURRENT)
         cells: list[Any] = [ipywidgets.HTML(text) for text in shown[: count - 2]]
         cells[0].value = (f"<b>{name}</b>" if current else name) + _winner(values["winner"])
         if best and values["feasible"]:
             cells[1].value = f'<span class="bl-good"><b>{shown[1]}</b> best</span>'
-        if not known or name == CURRENT:
+        if not has_step or name == CURRENT:
             return [*cells, ipywidgets.HTML(), ipywidgets.HTML()]
         use = button("Use", f"make {name} current", partial(self._use, name))
         return [*cells, use, button("Hold", f"hold {name} beside the current", partial(self._hold, name))]
@@ -154,42 +166,44 @@ class ComparePanel:
         self._show_held()
 
     def _show_held(self) -> None:
-        held, now = self.tasks.held, self.model.outcome
-        self.held_buttons.layout.display = "none" if held is None else "flex"
-        if held is None or now is None:
+        pinned, current = self.tasks.held, self.model.outcome
+        self.held_buttons.layout.display = "none" if pinned is None else "flex"
+        if pinned is None or current is None:
             self.held.value = ""
             return
-        found = difference(held, now)
-        if found is None:
+        change = difference(pinned, current)
+        if change is None:
             self.held.value = '<div class="bl-note">The held placement is of another graph or of other devices.</div>'
             return
         rows = [
             [n, f"{a} → {b}", format_us(float(d))]
-            for n, a, b, d in zip(found.names, found.before, found.after, found.duration_us, strict=True)
+            for n, a, b, d in zip(change.names, change.before, change.after, change.duration_us, strict=True)
         ]
-        summary = table(("", "held", "current"), side_by_side(held, now))
-        title = f"<b>{len(rows)} of {held.coarse.n} groups are elsewhere</b>"
-        shown = table(("group", "moved", "time"), rows[:MOST_GROUPS], empty=same_in_words(held, now))
+        summary = table(("", "held", "current"), side_by_side(pinned, current))
+        title = f"<b>{len(rows)} of {pinned.coarse.n} groups are elsewhere</b>"
+        shown = table(("group", "moved", "time"), rows[:MOST_GROUPS], empty=same_in_words(pinned, current))
         self.held.value = f'{summary}<div class="bl-note">{title}</div>{shown}'
 
 
-def _winner(told: str) -> str:
+def _winner(text: str) -> str:
     """Whose answer `auto` took, behind its name."""
-    who, on, rest = told.partition(" on ")
+    who, on, device = text.partition(" on ")
     return (
-        f' <span class="bl-note" title="took the answer of {html.escape(who + on + rest)}">{who}</span>' if who else ""
+        f' <span class="bl-note" title="took the answer of {html.escape(who + on + device)}">{who}</span>'
+        if who
+        else ""
     )
 
 
-def same_in_words(held: Outcome, now: Outcome) -> str:
+def same_in_words(pinned: Outcome, current: Outcome) -> str:
     """Two placements with every op on the same device, which need not take the same time."""
-    if held.timeline.makespan_us == now.timeline.makespan_us:
+    if pinned.timeline.makespan_us == current.timeline.makespan_us:
         return "the two placements are the same"
-    before, after = scheduled(held), scheduled(now)
+    before, after = scheduled(pinned), scheduled(current)
     why = f"{before} against {after}" if before != after else "each has an order of its own"
     return (
         f"every op is on the same device; the steps differ by the order in which devices work ({why}): "
-        f"{format_us(held.timeline.makespan_us)} and {format_us(now.timeline.makespan_us)}"
+        f"{format_us(pinned.timeline.makespan_us)} and {format_us(current.timeline.makespan_us)}"
     )
 
 
@@ -207,11 +221,16 @@ def row_texts(values: Any) -> list[str]:
     """The numbers of a row as the table shows them."""
     measured = values["measured_us"]
     return [
-        str(values["placer"]), format_us(values["makespan_us"]), _versus(values),
-        gap_in_words(values["gap"]), format_bytes(values["peak_bytes"]) + ("" if values["feasible"] else " ✗"),
-        format_bytes(values["moved_bytes"]), f"{values['balance']:.2f}", format_us(values["place_seconds"] * 1e6),
+        str(values["placer"]),
+        format_us(values["makespan_us"]),
+        _versus(values),
+        gap_in_words(values["gap"]),
+        format_bytes(values["peak_bytes"]) + ("" if values["feasible"] else " ✗"),
+        format_bytes(values["moved_bytes"]),
+        f"{values['balance']:.2f}",
+        format_us(values["place_seconds"] * 1e6),
         format_us(measured) if measured == measured and measured is not None else "",
-    ]  # fmt: skip
+    ]
 
 
 def _versus(values: Any) -> str:
@@ -219,7 +238,7 @@ def _versus(values: Any) -> str:
     return f"× {ratio:.2f}" if ratio == ratio else ""
 
 
-def side_by_side(held: Outcome, now: Outcome) -> list[list[str]]:
+def side_by_side(pinned: Outcome, current: Outcome) -> list[list[str]]:
     """The main numbers of two outcomes."""
 
     def column(o: Outcome) -> list[str]:
@@ -227,9 +246,13 @@ def side_by_side(held: Outcome, now: Outcome) -> list[list[str]]:
         by = o.setting.placer + (f" + {len(o.setting.moves)} moves" if o.setting.moves else "")
         fits = "yes" if line.feasible else "no"
         return [
-            by, scheduled(o), format_us(line.makespan_us), format_bytes(int(line.peak_bytes.max(initial=0))),
-            format_bytes(line.moved_bytes), fits,
-        ]  # fmt: skip
+            by,
+            scheduled(o),
+            format_us(line.makespan_us),
+            format_bytes(int(line.peak_bytes.max(initial=0))),
+            format_bytes(line.moved_bytes),
+            fits,
+        ]
 
     labels = ["placed by", "devices work by", "step", "peak memory", "bytes moved", "fits"]
-    return [list(r) for r in zip(labels, column(held), column(now), strict=True)]
+    return [list(r) for r in zip(labels, column(pinned), column(current), strict=True)]

@@ -12,7 +12,7 @@ from ..guard import Guard
 from ..tasks import Tasks
 from .parts import WIDE, button, note, row, say, table
 
-TOLD = "One group is placed after the other: see which could start where, what was ruled out, and why."
+INTRODUCTION = "One group is placed after the other: see which could start where, what was ruled out, and why."
 REPLAYED = (
     "This placer keeps no log of its own. Its placement is replayed in the order of the schedule: see for every group "
     "where it could have started, and where it went."
@@ -36,8 +36,8 @@ class ExplainPanel:
         )
         self.find = button("To selection", "the step that placed the selected op", self._find)
         self.close = button("End", "show the whole placement again", self._end)
-        turns = row(self.first, self.before, self.after, self.next, self.find, self.close)
-        self.steps = ipywidgets.VBox([self.slider, turns], layout=WIDE)
+        buttons = row(self.first, self.before, self.after, self.next, self.find, self.close)
+        self.steps = ipywidgets.VBox([self.slider, buttons], layout=WIDE)
         self.sentence, self.candidates = note(), ipywidgets.HTML(layout=WIDE)
         self.slider.observe(lambda event: self._shown(event["new"] - 1), "value")
         self.widget = ipywidgets.VBox([row(self.start), self.steps, self.sentence, self.candidates], layout=WIDE)
@@ -77,7 +77,7 @@ class ExplainPanel:
             self.clear()
         self.steps.layout.display = "none"
         self.candidates.value = ""
-        say(self.sentence, TOLD if tells(self.model.setting.placer) else REPLAYED)
+        say(self.sentence, INTRODUCTION if tells(self.model.setting.placer) else REPLAYED)
 
     def show(self, log: Log) -> None:
         """Start at the first step."""
@@ -93,14 +93,14 @@ class ExplainPanel:
         if log is None or not len(log):
             return
         with Guard(self.model.fail):
-            said = [log.sentence(step), log.tied(step)]
+            sentences = [log.sentence(step), log.tied(step)]
             if self.model.outcome is not None and self.model.outcome.ran is self.model.outcome.graph:
-                said.append(log.against_timeline(step, self.model.outcome.timeline))
-            say(self.sentence, " ".join(filter(None, said)), "good" if log.told else "note")
+                sentences.append(log.against_timeline(step, self.model.outcome.timeline))
+            say(self.sentence, " ".join(filter(None, sentences)), "good" if log.told else "note")
             rows = log.rows(step)
-            chosen = next((k for k, r in enumerate(rows) if r[3] == "chosen"), -1)
+            chosen_row = next((k for k, r in enumerate(rows) if r[3] == "chosen"), -1)
             head = ("candidate", "device", "earliest start", "")
-            more = len(log.decisions[step].candidates) - len(rows)
-            tail = f'<div class="bl-note">and {more} more</div>' if more > 0 else ""
-            self.candidates.value = table(head, rows, chosen) + tail
+            hidden_count = len(log.decisions[step].candidates) - len(rows)
+            tail = f'<div class="bl-note">and {hidden_count} more</div>' if hidden_count > 0 else ""
+            self.candidates.value = table(head, rows, chosen_row) + tail
             self.show_step(log, step)

@@ -10,7 +10,7 @@ from ...errors import InfeasiblePlacement, InvalidInput
 from ...graph import Step
 from ...graph.units import exact_bytes, format_bytes, format_limit, format_us
 from ...sweeps import best
-from ..charts import AXES, MEASURES, asked, sweep_chart
+from ..charts import AXES, MEASURES, sweep_chart, varied_axes
 from ..guard import Guard
 from ..setting import resized
 from ..sweep_reasons import surprises
@@ -74,11 +74,18 @@ class ExplorePanel:
         ]
         self.widget = ipywidgets.VBox(
             [
-                row(*lists), row(self.start, self.stop), self.state, row(self.axis, self.by, self.measure), self.chart,
-                self.reading, row(self.verdict, self.take, wrap=False), self.reasons, self.rows,
+                row(*lists),
+                row(self.start, self.stop),
+                self.state,
+                row(self.axis, self.by, self.measure),
+                self.chart,
+                self.reading,
+                row(self.verdict, self.take, wrap=False),
+                self.reasons,
+                self.rows,
             ],
             layout=WIDE,
-        )  # fmt: skip
+        )
         self.model.on("sweep", self.show)
         self.model.on("task", self._told)
         self.model.on("setting", lambda _: self._ready())
@@ -88,8 +95,8 @@ class ExplorePanel:
         """Batch sizes can only be swept where there is a model to build; memory is offered as the setting has it, and half."""
         setting, subject = self.model.setting, self.model.subject
         if self.memory.value == self.offered:  # else somebody wrote it
-            most = int(setting.cluster.memory_bytes.max())
-            self.memory.value = self.offered = f"{exact_bytes(most // 2)}, {exact_bytes(most)}"
+            largest_memory = int(setting.cluster.memory_bytes.max())
+            self.memory.value = self.offered = f"{exact_bytes(largest_memory // 2)}, {exact_bytes(largest_memory)}"
         step = setting.source == "given" and isinstance(subject, Step) and "model" in subject.info
         self.batches.disabled = not (setting.model or step)
         if self.batches.disabled and self.measure.value == RATE:
@@ -98,30 +105,31 @@ class ExplorePanel:
 
     def grid(self) -> dict[str, Any]:
         """What the texts say, as arguments of `bl.sweep`."""
-        made: dict[str, Any] = {
-            "devices": _whole("devices", self.devices.value), "memory_bytes": _words("memory", self.memory.value),
+        arguments: dict[str, Any] = {
+            "devices": _whole_numbers("devices", self.devices.value),
+            "memory_bytes": _words("memory", self.memory.value),
             "placer": _words("placers", self.placers.value),
-        }  # fmt: skip
+        }
         if not self.batches.disabled:
-            made["batch_size"] = _whole("batch sizes", self.batches.value)
+            arguments["batch_size"] = _whole_numbers("batch sizes", self.batches.value)
         if self.micro.value.strip():
-            made["micro_batches"] = _whole("micro-batches", self.micro.value)
+            arguments["micro_batches"] = _whole_numbers("micro-batches", self.micro.value)
         if self.schedules.value.strip():
-            made["schedule"] = _words("schedules", self.schedules.value)
+            arguments["schedule"] = _words("schedules", self.schedules.value)
         if self.replicas.value.strip() not in ("", "1"):
-            made["replicas"] = _whole("replicas", self.replicas.value)
-        return made
+            arguments["replicas"] = _whole_numbers("replicas", self.replicas.value)
+        return arguments
 
     def _start(self) -> None:
         with Guard(self.model.fail):
             self.tasks.sweep(self.grid(), self.file.value.strip() or None)
             self.fresh = True
 
-    def _told(self, said: tuple[str, float]) -> None:
+    def _told(self, progress: tuple[str, float]) -> None:
         """How far the sweep is; where it ended without a row, nothing is under way and nothing was found."""
-        if self.tasks.job == SWEEP and (said[0] or self.told):
-            say(self.state, said[0] or HINT)
-            self.told = bool(said[0])
+        if self.tasks.job == SWEEP and (progress[0] or self.told):
+            say(self.state, progress[0] or HINT)
+            self.told = bool(progress[0])
 
     def show(self, rows: pandas.DataFrame) -> None:
         """Rows so far."""
@@ -135,8 +143,8 @@ class ExplorePanel:
             self.take.layout.display = "inline-flex"
         except InfeasiblePlacement as error:
             under_way = self.tasks.worker.busy and self.tasks.job == SWEEP
-            said = str(error).replace("no setting fits", "nothing fits so far", 1) if under_way else str(error)
-            say(self.verdict, said, "note" if under_way else "bad")
+            message = str(error).replace("no setting fits", "nothing fits so far", 1) if under_way else str(error)
+            say(self.verdict, message, "note" if under_way else "bad")
             self.take.layout.display = "none"
 
     def _asked(self) -> None:
@@ -147,7 +155,7 @@ class ExplorePanel:
 
     def _ask(self, rows: pandas.DataFrame) -> None:
         """Until somebody asks otherwise: along the first thing that varies, with a curve for each value of the last."""
-        varied = asked(rows)
+        varied = varied_axes(rows)
         if self.fresh and varied:
             with self.quiet:
                 self.axis.value = varied[0]
@@ -157,93 +165,113 @@ class ExplorePanel:
         if self.table is None or len(self.table) == 0:
             return
         by = "" if self.by.value == self.axis.value else self.by.value
-        spec, said = sweep_chart(self.table, self.axis.value, by, self.measure.value)
+        spec, note_text = sweep_chart(self.table, self.axis.value, by, self.measure.value)
         self.chart.show(spec)
-        say(self.reading, said)
+        say(self.reading, note_text)
         cells = [_cells(r) for _, r in self.table.iterrows()]
-        told = [k for k in range(len(HEAD)) if any(row[k] for row in cells)]
-        self.rows.value = table([HEAD[k] for k in told], [[row[k] for k in told] for row in cells])
+        filled_columns = [k for k in range(len(HEAD)) if any(row[k] for row in cells)]
+        self.rows.value = table([HEAD[k] for k in filled_columns], [[row[k] for k in filled_columns] for row in cells])
 
     def _take(self) -> None:
         with Guard(self.model.fail):
             if self.table is None:
                 raise InvalidInput("sweep first")
-            self.model.change(**taken(best(self.table), self.model.setting))
+            self.model.change(**setting_changes(best(self.table), self.model.setting))
 
 
-def taken(chosen: Any, setting: Any) -> dict[str, Any]:
+def setting_changes(row: Any, setting: Any) -> dict[str, Any]:
     """The changes of a setting that make it that of a sweep's row."""
-    cluster = resized(setting.cluster, int(chosen["devices"]))
+    cluster = resized(setting.cluster, int(row["devices"]))
     changes: dict[str, Any] = {
-        "cluster": cluster.with_memory(int(chosen["memory_bytes"])), "placer": str(chosen["placer"]),
-        "micro_batches": int(chosen["micro_batches"]) if _there(chosen["micro_batches"]) else None,
-        "schedule": str(chosen["schedule"]) if _there(chosen["schedule"]) else None,
-        "replicas": int(chosen["replicas"]) if _there(chosen["replicas"]) else 1,
-    }  # fmt: skip
-    if chosen["placer"] != setting.placer:
+        "cluster": cluster.with_memory(int(row["memory_bytes"])),
+        "placer": str(row["placer"]),
+        "micro_batches": int(row["micro_batches"]) if _is_present(row["micro_batches"]) else None,
+        "schedule": str(row["schedule"]) if _is_present(row["schedule"]) else None,
+        "replicas": int(row["replicas"]) if _is_present(row["replicas"]) else 1,
+    }
+    if row["placer"] != setting.placer:
         changes["params"] = {}
-    if setting.batch_size is not None and _there(chosen["batch_size"]):
-        changes["batch_size"] = int(chosen["batch_size"])
+    if setting.batch_size is not None and _is_present(row["batch_size"]):
+        changes["batch_size"] = int(row["batch_size"])
     return changes
 
 
 def described(values: Any) -> str:
     """A row of a sweep in a sentence."""
     size, rate, count = values["batch_size"], values["samples_per_second"], int(values["devices"])
-    batch = f"batch size {int(size)}, " if _there(size) else ""
+    batch = f"batch size {int(size)}, " if _is_present(size) else ""
     micro, order, copies = values.get("micro_batches"), values.get("schedule"), values.get("replicas")
     batch += (
-        f"{int(micro)} micro-batch{'es' if micro > 1 else ''}{f' under {order}' if _there(order) else ''}, "
-        if _there(micro)
+        f"{int(micro)} micro-batch{'es' if micro > 1 else ''}{f' under {order}' if _is_present(order) else ''}, "
+        if _is_present(micro)
         else ""
     )
-    batch += f"{int(copies)} replicas, " if _there(copies) and copies > 1 else ""
-    speed = f", {format_rate(rate)} samples per second" if _there(rate) else ""
-    where = f"{count} device{'s' if count > 1 else ''} of {format_limit(values['memory_bytes'])}"
-    return f"{batch}{where}, {values['placer']}: step {format_us(values['makespan_us'])}{speed}"
+    batch += f"{int(copies)} replicas, " if _is_present(copies) and copies > 1 else ""
+    speed = f", {format_rate(rate)} samples per second" if _is_present(rate) else ""
+    devices_text = f"{count} device{'s' if count > 1 else ''} of {format_limit(values['memory_bytes'])}"
+    return f"{batch}{devices_text}, {values['placer']}: step {format_us(values['makespan_us'])}{speed}"
 
 
 HEAD = (
-    "batch", "micro-batches", "schedule", "replicas", "devices", "memory", "placer", "step", "samples/s", "bubble", "peak",
-    "fits", "",
-)  # fmt: skip
+    "batch",
+    "micro-batches",
+    "schedule",
+    "replicas",
+    "devices",
+    "memory",
+    "placer",
+    "step",
+    "samples/s",
+    "bubble",
+    "peak",
+    "fits",
+    "",
+)
 
 
 def _cells(values: Any) -> list[str]:
     def shown(key: str, text: Any) -> str:
-        return text(values[key]) if key in values and _there(values[key]) else ""
+        return text(values[key]) if key in values and _is_present(values[key]) else ""
 
     return [
-        shown("batch_size", lambda v: str(int(v))), shown("micro_batches", lambda v: str(int(v))), shown("schedule", str),
-        shown("replicas", lambda v: str(int(v))), str(values["devices"]), format_limit(values["memory_bytes"]),
-        str(values["placer"]), shown("makespan_us", format_us), shown("samples_per_second", format_rate),
-        shown("bubble", lambda v: f"{max(v, 0.0):.0%}"), shown("peak_bytes", format_bytes), "yes" if values["feasible"] else "no",
+        shown("batch_size", lambda v: str(int(v))),
+        shown("micro_batches", lambda v: str(int(v))),
+        shown("schedule", str),
+        shown("replicas", lambda v: str(int(v))),
+        str(values["devices"]),
+        format_limit(values["memory_bytes"]),
+        str(values["placer"]),
+        shown("makespan_us", format_us),
+        shown("samples_per_second", format_rate),
+        shown("bubble", lambda v: f"{max(v, 0.0):.0%}"),
+        shown("peak_bytes", format_bytes),
+        "yes" if values["feasible"] else "no",
         str(values["error"] or ""),
-    ]  # fmt: skip
+    ]
 
 
-def _there(value: Any) -> bool:
+def _is_present(value: Any) -> bool:
     return value is not None and value == value and value != ""
 
 
 def _text(label: str, value: str, example: str = "", hint: str = "") -> ipywidgets.Text:
-    made = ipywidgets.Text(value=value, description=label, placeholder=example, style=STYLE)
-    made.layout.width = "250px"
-    return hinted(made, hint)
+    widget = ipywidgets.Text(value=value, description=label, placeholder=example, style=STYLE)
+    widget.layout.width = "250px"
+    return hinted(widget, hint)
 
 
-def _words(what: str, text: str) -> list[str]:
-    parts = [p.strip() for p in text.split(",") if p.strip()]
-    if not parts:
-        raise InvalidInput(f"{what} is empty; give at least one value")
-    return parts
+def _words(label: str, text: str) -> list[str]:
+    words = [p.strip() for p in text.split(",") if p.strip()]
+    if not words:
+        raise InvalidInput(f"{label} is empty; give at least one value")
+    return words
 
 
-def _whole(what: str, text: str) -> list[int]:
+def _whole_numbers(label: str, text: str) -> list[int]:
     try:
-        return [int(p) for p in _words(what, text)]
+        return [int(p) for p in _words(label, text)]
     except ValueError as error:
-        raise InvalidInput(f"{what}: {text!r} is not a list of whole numbers; write for example 1, 2, 4") from error
+        raise InvalidInput(f"{label}: {text!r} is not a list of whole numbers; write for example 1, 2, 4") from error
 
 
 def format_rate(rate: float) -> str:

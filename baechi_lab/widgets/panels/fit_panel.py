@@ -47,7 +47,7 @@ class FitPanel:
 
             def work(ticket: Ticket) -> Fit:
                 subject = fitted(setting, lambda at: source(at, model.subject, model.memo, ticket.report))
-                tell = lambda way: ticket.report(f"will it fit: {way}")  # noqa: E731
+                tell = lambda option: ticket.report(f"will it fit: {option}")  # noqa: E731
                 return fit(subject, setting.cluster, every_way=True, placement=placement, callback=tell)
 
             self.tasks.start("the search for ways to fit", work, lambda answer: self.show(answer, shown))
@@ -63,20 +63,20 @@ class FitPanel:
         best = answer.best
         marked = -1 if best is None else answer.ways.index(best)
         self.points.children = [FitView(answer)]
-        self.rows.value = table(HEAD, [way.texts() for way in answer.ways], marked)
+        self.rows.value = table(HEAD, [option.texts() for option in answer.ways], marked)
 
 
-def fitted(setting: Setting, made: Callable[[Setting], tuple[Step | None, OpGraph]]) -> Subject:
-    """The graph of a setting, as `made` gives it, in one batch; with an estimated model also those of other batches."""
-    step, graph = made(setting)
+def fitted(setting: Setting, build: Callable[[Setting], tuple[Step | None, OpGraph]]) -> Subject:
+    """The graph of a setting, as `build` gives it, in one batch; with an estimated model also those of other batches."""
+    step, graph = build(setting)
     if step is None or "model" not in step.info or setting.profile != "estimated":
         return Subject(graph, None, None)
-    whole = replace(setting, micro_batches=None, schedule=None, replicas=1)
+    undivided = replace(setting, micro_batches=None, schedule=None, replicas=1)
     params = dict(step.info["params"])
     size = setting.batch_size or params["batch_size"]
-    others = {k: v for k, v in params.items() if k != "batch_size"}
-    rebuild = lambda batch: made(replace(whole, batch_size=batch))[1]  # noqa: E731
-    return Subject(rebuild(size), size, rebuild, model_code(step.info["model"], others, setting.hardware))
+    model_params = {k: v for k, v in params.items() if k != "batch_size"}
+    rebuild = lambda batch: build(replace(undivided, batch_size=batch))[1]  # noqa: E731
+    return Subject(rebuild(size), size, rebuild, model_code(step.info["model"], model_params, setting.hardware))
 
 
 def unlike(answer: Fit, shown: Outcome | None) -> str:
@@ -91,5 +91,5 @@ def unlike(answer: Fit, shown: Outcome | None) -> str:
     if shown.ran is not shown.graph:
         return f"As it is, in one batch; the {format_us(shown.timeline.makespan_us)} above are of micro-batches."
     by = first.placement.placer if first.placement is not None else ""
-    said = change_in_words(first.step_us, shown.timeline.makespan_us)
-    return f"As it is, placed by {by} here ({said} against the {format_us(shown.timeline.makespan_us)} above)."
+    change_text = change_in_words(first.step_us, shown.timeline.makespan_us)
+    return f"As it is, placed by {by} here ({change_text} against the {format_us(shown.timeline.makespan_us)} above)."

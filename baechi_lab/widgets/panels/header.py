@@ -32,9 +32,9 @@ class Header:
         self.again = button("Compute", "compute the result of the present setting", model.refresh, style="warning")
         self.mark = ipywidgets.HTML()  # beside the buttons: a line of its own would push the views down at every change
         # Two lines at most, as high as the buttons: nothing below moves while something is under way.
-        told = ipywidgets.VBox([self.bar, self.doing])
-        told.add_class("bl-told")
-        self.progress = row(told, self.keep, self.cancel, wrap=False)
+        progress_box = ipywidgets.VBox([self.bar, self.doing])
+        progress_box.add_class("bl-told")
+        self.progress = row(progress_box, self.keep, self.cancel, wrap=False)
         self.progress.layout.flex = "1 1 0"
         self.problem = ipywidgets.HTML(layout=WIDE)
         self.dismiss = button("Dismiss", "hide this message", model.clear_problem)
@@ -48,10 +48,16 @@ class Header:
         self.widget = ipywidgets.VBox([self.facts, self.advice_row, self.problem_row], layout=WIDE)
         self.widget.add_class("bl-header")
         for event, call in (
-            ("outcome", self.show), ("stale", self._stale), ("progress", self._progress), ("problem", self._problem),
-            ("history", self._history), ("task", self._progress), ("remedy", self._advise),
-            ("setting", lambda _: self._advise(None)), ("waiting", lambda text: say(self.mark, text)),
-        ):  # fmt: skip
+            ("outcome", self.show),
+            ("stale", self._stale),
+            ("progress", self._progress),
+            ("problem", self._problem),
+            ("history", self._history),
+            ("task", self._progress),
+            ("remedy", self._advise),
+            ("setting", lambda _: self._advise(None)),
+            ("waiting", lambda text: say(self.mark, text)),
+        ):
             model.on(event, call)
         self._history((False, False))
         self._progress(("", -1.0))
@@ -91,8 +97,8 @@ class Header:
         say(self.mark, "out of date: the numbers are those of an earlier setting" if stale else "")
         self.again.layout.display = "none"
 
-    def _progress(self, said: tuple[str, float]) -> None:
-        text, share = said
+    def _progress(self, progress: tuple[str, float]) -> None:
+        text, share = progress
         if text:
             self._stale(self.model.stale)  # what was said before it started is over
         self.progress.layout.visibility = "visible" if text else "hidden"
@@ -120,7 +126,7 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
     line, setting = outcome.timeline, outcome.setting
     moves = len(setting.moves)
     placed_by = setting.placer + (f" + {moves} move{'' if moves == 1 else 's'} by hand" if moves else "")
-    count, sent = outcome.coarse.n, len(line.transfers)
+    count, transfer_count = outcome.coarse.n, len(line.transfers)
     groups = f" in {count:,} group{'' if count == 1 else 's'}" if outcome.coarse is not outcome.graph else ""
     step = line.makespan_us
     same = before is not None and before.graph.name == outcome.graph.name
@@ -133,7 +139,10 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
         ("lower bound", format_us(outcome.lower_bound_us) if outcome.bounds else "none"),
         ("gap", gap_in_words(outcome.gap)),
         ("peak memory", format_bytes(int(line.peak_bytes.max(initial=0)))),
-        ("moved", f"{format_bytes(line.moved_bytes)} in {sent:,} transfer{'' if sent == 1 else 's'}"),
+        (
+            "moved",
+            f"{format_bytes(line.moved_bytes)} in {transfer_count:,} transfer{'' if transfer_count == 1 else 's'}",
+        ),
         ("placed by", f"{placed_by} in {outcome.base.seconds:.3g} s"),
         ("graph", f"{outcome.graph.n:,} ops{groups}"),
     ]
@@ -149,9 +158,9 @@ def _rate(per_second: float) -> str:
     return f"{float(f'{per_second:.4g}'):,.0f} samples/s" if per_second >= 1000 else f"{per_second:.3g} samples/s"
 
 
-def _with_memory(said: str, outcome: Outcome) -> str:
+def _with_memory(text: str, outcome: Outcome) -> str:
     fits = outcome.one_device is None or outcome.one_device.feasible
-    return said if fits or not said else f"{said}, on which it does not fit"
+    return text if fits or not text else f"{text}, on which it does not fit"
 
 
 def mood(outcome: Outcome) -> str:
@@ -165,12 +174,12 @@ def mood(outcome: Outcome) -> str:
 
 def why_other(outcome: Outcome) -> str:
     """Why the step is not the best that an anytime placer told while it worked; empty where it is, or nearly."""
-    told, step = outcome.as_groups_us, outcome.timeline.makespan_us
-    if outcome.setting.moves or not abs(step - told) > 0.005 * told:
+    groups_us, step = outcome.as_groups_us, outcome.timeline.makespan_us
+    if outcome.setting.moves or not abs(step - groups_us) > 0.005 * groups_us:
         return ""
     return (
-        f"{outcome.setting.placer} found {format_us(told)} with each group as one op; their ops run one by one, and so the step "
-        f"takes {format_us(step)}"
+        f"{outcome.setting.placer} found {format_us(groups_us)} with each group as one op; their ops run one by one, and so "
+        f"the step takes {format_us(step)}"
     )
 
 
@@ -183,10 +192,10 @@ def why_won(outcome: Outcome) -> str:
     fits = sorted((r for r in table if r["feasible"]), key=lambda row: row["makespan_us"])
     if not fits:
         return f"auto took the answer of {winner}: no placer's answer fits"
-    said = f"auto took the answer of {winner}, the fastest of {len(fits)} that fit"
+    sentence = f"auto took the answer of {winner}, the fastest of {len(fits)} that fit"
     best = fits[0]
-    other = next((r for r in fits if r["placer"] != best["placer"]), None)
-    if other is None:
-        return said
-    behind = change_in_words(other["makespan_us"], best["makespan_us"])
-    return f"{said}; next: {other['placer']} ({'the same' if behind == 'no change' else behind})"
+    runner_up = next((r for r in fits if r["placer"] != best["placer"]), None)
+    if runner_up is None:
+        return sentence
+    behind = change_in_words(runner_up["makespan_us"], best["makespan_us"])
+    return f"{sentence}; next: {runner_up['placer']} ({'the same' if behind == 'no change' else behind})"

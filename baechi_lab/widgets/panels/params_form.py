@@ -43,12 +43,12 @@ class ParamsForm:
         self._fields = {
             f.name: (f, control(f)) for f in fields(cls) if f.name not in HIDDEN and default_of(f) is not MISSING
         }
-        told = hints(cls)
-        for name, (field, made) in self._fields.items():
-            hinted(made, told.get(name, name))
-            made.value = shown(values.get(name, default_of(field)), made)
-            made.observe(self._observed, "value")
-        self.widget.children = [made for _, made in self._fields.values()]
+        hint_texts = hints(cls)
+        for name, (field, widget) in self._fields.items():
+            hinted(widget, hint_texts.get(name, name))
+            widget.value = shown(values.get(name, default_of(field)), widget)
+            widget.observe(self._observed, "value")
+        self.widget.children = [widget for _, widget in self._fields.values()]
 
     def values(self) -> dict[str, Any]:
         """The parameters that differ from their defaults.
@@ -56,7 +56,7 @@ class ParamsForm:
         Raises:
             InvalidInput: a text that is no number where one is needed.
         """
-        read = {name: parse(field, made.value) for name, (field, made) in self._fields.items()}
+        read = {name: parse(field, widget.value) for name, (field, widget) in self._fields.items()}
         return {name: value for name, value in read.items() if value != default_of(self._fields[name][0])}
 
     def _observed(self, _: Any) -> None:
@@ -70,13 +70,16 @@ def hints(cls: type) -> dict[str, str]:
     >>> hints(MSCT)["solver"]
     'of the linear program: "highs", or what cvxpy knows, such as "CLARABEL".'
     """
-    found = {**COMMON, **{f.name: tip(f.name) for f in fields(cls) if tip(f.name)}}
+    hint_texts = {**COMMON, **{f.name: tip(f.name) for f in fields(cls) if tip(f.name)}}
     for base in reversed(cls.__mro__):
         text = inspect.cleandoc(base.__dict__.get("__doc__") or "")
-        for names, said in re.findall(r"^    ((?:\w+, )*\w+): (.*(?:\n {6,}.*)*)", text, re.MULTILINE):
-            found |= dict.fromkeys(names.split(", "), " ".join(said.split()))
-        found |= {name: " ".join(said.split()) for name, said in re.findall(r"`(\w+)`: ([^`]*?\.)(?=\s|$)", text)}
-    return found
+        for names, description in re.findall(r"^    ((?:\w+, )*\w+): (.*(?:\n {6,}.*)*)", text, re.MULTILINE):
+            hint_texts |= dict.fromkeys(names.split(", "), " ".join(description.split()))
+        hint_texts |= {
+            name: " ".join(description.split())
+            for name, description in re.findall(r"`(\w+)`: ([^`]*?\.)(?=\s|$)", text)
+        }
+    return hint_texts
 
 
 def default_of(field: Field) -> Any:
@@ -92,9 +95,9 @@ def control(field: Field) -> Any:
     return ipywidgets.Text(description=label, continuous_update=False, layout=WIDE, style=NARROW)
 
 
-def shown(value: Any, made: Any) -> Any:
+def shown(value: Any, widget: Any) -> Any:
     """A value as its control shows it."""
-    if isinstance(made, ipywidgets.Checkbox):
+    if isinstance(widget, ipywidgets.Checkbox):
         return bool(value)
     return "" if value is None else str(value)
 
@@ -129,5 +132,5 @@ def _listed(value: Any) -> tuple[Any, ...]:
     (('m-etf', 'm-topo'), (1.5,))
     """
     if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(","))
+        return tuple(item.strip() for item in value.split(","))
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)

@@ -28,9 +28,9 @@ def heading(text: str, hint: str = "") -> ipywidgets.HTML:
 
 def note(text: str = "") -> ipywidgets.HTML:
     """A line of small grey text; set with `say`."""
-    made = ipywidgets.HTML(layout=WIDE)
-    say(made, text)
-    return made
+    widget = ipywidgets.HTML(layout=WIDE)
+    say(widget, text)
+    return widget
 
 
 def say(target: ipywidgets.HTML, text: str, kind: str = "note") -> None:
@@ -49,14 +49,14 @@ def for_people(note: str) -> str:
 
 def button(text: str, tooltip: str, call: Callable[[], Any], width: str = "auto", style: str = "") -> ipywidgets.Button:
     """A button with an explanation; `call` takes no argument."""
-    made = ipywidgets.Button(
+    widget = ipywidgets.Button(
         description=text,
         tooltip=tooltip,
         button_style=style,
         layout=ipywidgets.Layout(width=width, margin="1px 2px", flex="0 0 auto"),
     )
-    made.on_click(lambda _: call())
-    return made
+    widget.on_click(lambda _: call())
+    return widget
 
 
 def hinted(control: Any, hint: str) -> Any:
@@ -77,28 +77,28 @@ def row(*children: Any, wrap: bool = True) -> ipywidgets.HBox:
     return ipywidgets.HBox(children, layout=ipywidgets.Layout(flex_flow=flow, align_items="center", width="100%"))
 
 
-def count_up_to(what: str, value: Any, most: int) -> int:
-    """A whole number from 1 to `most`, or the text of one.
+def count_up_to(label: str, value: Any, limit: int) -> int:
+    """A whole number from 1 to `limit`, or the text of one.
 
     >>> count_up_to("devices", " 4", 64)
     4
     """
     text = str(value).strip()
-    if not (text.isdecimal() and len(text) < 20 and 1 <= int(text) <= most):
-        raise InvalidInput(f"{what} is {text!r:.60}; it must be a whole number from 1 to {most:,}")
+    if not (text.isdecimal() and len(text) < 20 and 1 <= int(text) <= limit):
+        raise InvalidInput(f"{label} is {text!r:.60}; it must be a whole number from 1 to {limit:,}")
     return int(text)
 
 
-def shortened(text: str, most: int = 36) -> str:
-    """A text of at most `most` letters: what is left out of a longer one is in its middle, since paths differ at their ends.
+def shortened(text: str, limit: int = 36) -> str:
+    """A text of at most `limit` letters: what is left out of a longer one is in its middle, since paths differ at their ends.
 
     >>> shortened("data/a-very-long-folder/graph.json.gz", 20)
     'data/a…graph.json.gz'
     """
-    if len(text) <= most:
+    if len(text) <= limit:
         return text
-    tail = 2 * most // 3
-    return f"{text[: most - tail - 1]}…{text[len(text) - tail :]}"
+    tail = 2 * limit // 3
+    return f"{text[: limit - tail - 1]}…{text[len(text) - tail :]}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], marked: int = -1, empty: str = "") -> str:

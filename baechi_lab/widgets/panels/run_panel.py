@@ -19,7 +19,7 @@ from .parts import WIDE, button, count_up_to, hinted, note, row, say
 
 STYLE = {"description_width": "60px"}
 MOST_STEPS = 10_000
-DONE = "The measured timeline is below the simulated one."
+MEASURED_BELOW = "The measured timeline is below the simulated one."
 KINDS = [("attached: GPUs, else CPU", "auto"), ("GPUs", "gpu"), ("CPU (logical devices)", "cpu")]
 
 
@@ -33,8 +33,11 @@ class RunPanel:
         self.steps.observe(self._counted, "value")
         self.steps.layout.width = "150px"
         self.native = ipywidgets.Checkbox(
-            value=True, description="and as the framework runs it", indent=False, layout={"width": "220px"},
-        )  # fmt: skip
+            value=True,
+            description="and as the framework runs it",
+            indent=False,
+            layout={"width": "220px"},
+        )
         hinted(
             self.native, "also the undivided step on one device, as tf.function or Keras runs it: what placing is worth"
         )
@@ -60,7 +63,7 @@ class RunPanel:
                 self.chart,
             ],
             layout=WIDE,
-        )  # fmt: skip
+        )
         self.model.on("live", self.show)
         self.model.on("run", self._done)
         self.model.on("outcome", lambda _: self._ready())
@@ -71,9 +74,9 @@ class RunPanel:
         outcome = self.model.outcome
         runnable = outcome is not None and outcome.step is not None
         running = self._running
-        other = foreign(outcome) if runnable and outcome is not None else ""
-        say(self.likeness, other, "bad")
-        self.likeness_row.layout.display = "flex" if other else "none"
+        reason = foreign(outcome) if runnable and outcome is not None else ""
+        say(self.likeness, reason, "bad")
+        self.likeness_row.layout.display = "flex" if reason else "none"
         self.start.disabled = not runnable or running
         if running:
             return
@@ -83,7 +86,7 @@ class RunPanel:
         elif run is None:
             say(self.state, f"Simulated: {format_us(outcome.timeline.makespan_us)}. Not run yet.")
         else:
-            say(self.state, f"This placement was run. {DONE}")
+            say(self.state, f"This placement was run. {MEASURED_BELOW}")
         if outcome is not None and run is not None:
             self.show(LiveRun.of(outcome, run))
         else:
@@ -138,8 +141,13 @@ class RunPanel:
             ("measured / simulated", f"{live.median / live.simulated_seconds:.2f}" if count and not live.costs else ""),
             ("steps", str(count)),
         ]
-        for own in live.native:
-            facts.append((own.name, format_us(own.median_seconds * 1e6) if len(own.step_seconds) else own.message))
+        for native_run in live.native:
+            facts.append(
+                (
+                    native_run.name,
+                    format_us(native_run.median_seconds * 1e6) if len(native_run.step_seconds) else native_run.message,
+                )
+            )
         if live.run is not None and live.run.native_ratio == live.run.native_ratio:
             facts.append(("measured / native", f"{live.run.native_ratio:.2f}"))
         shown = "".join(f"<span>{html.escape(k)} <b>{html.escape(v)}</b></span>" for k, v in facts if v)
@@ -153,14 +161,19 @@ class RunPanel:
         outcome, run = finished
         self.stop.disabled = True
         self._ready()
-        moved = f" {len(run.moved_ops)} ops ran elsewhere than placed." if run.moved_ops else ""
+        moved_note = f" {len(run.moved_ops)} ops ran elsewhere than placed." if run.moved_ops else ""
         why = f" {run.message}" if run.message and run.status not in ("ok", "cancelled") else ""
         ended: Any = {"ok": "Done.", "cancelled": "Stopped."}.get(run.status, f"Ended: {run.status}.")
         if len(run.step_seconds) and self.tasks.run_of(self.model.outcome) is not run:
-            say(self.state, f"{ended}{moved}{why} It ran the placement before this one; go back to that to see it.")
+            say(
+                self.state, f"{ended}{moved_note}{why} It ran the placement before this one; go back to that to see it."
+            )
             return
         self.show(LiveRun.of(outcome, run))
-        say(self.state, f"{ended}{moved}{why} {DONE}" if len(run.step_seconds) else f"{ended}{moved}{why}")
+        say(
+            self.state,
+            f"{ended}{moved_note}{why} {MEASURED_BELOW}" if len(run.step_seconds) else f"{ended}{moved_note}{why}",
+        )
 
 
 def foreign(outcome: Outcome) -> str:

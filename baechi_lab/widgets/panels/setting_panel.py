@@ -74,9 +74,14 @@ class SettingPanel:
         )
         self.hardware = drop("costs for", [*((f"estimated: {h}", h) for h in HARDWARE), ("measured here", "measured")])
         self.devices = ipywidgets.IntSlider(
-            description="devices", min=1, max=MOST_DEVICES, continuous_update=False, layout=WIDE, style=STYLE,
+            description="devices",
+            min=1,
+            max=MOST_DEVICES,
+            continuous_update=False,
+            layout=WIDE,
+            style=STYLE,
             readout=False,
-        )  # fmt: skip
+        )
         # The slider's own readout takes any number and changes it without a word.
         self.count = ipywidgets.Text(continuous_update=False, layout={"width": "52px", "flex": "0 0 auto"})
         self.count.tooltip = "how many devices, as a number"
@@ -137,8 +142,8 @@ class SettingPanel:
     def _sources(self) -> list[tuple[str, str]]:
         from ...models.registry import model_names
 
-        given = self.model.subject
-        first = [] if given is None else [(f"{shortened(given.name, 30)} (given)", GIVEN)]
+        subject = self.model.subject
+        first = [] if subject is None else [(f"{shortened(subject.name, 30)} (given)", GIVEN)]
         stored = [(shortened(p.rsplit("/", 1)[-1]), f"file:{p}") for p in stored_graphs()]
         return [*first, *((f"{m} (build with TensorFlow)", f"model:{m}") for m in model_names()), *stored]
 
@@ -227,9 +232,9 @@ class SettingPanel:
             from ...models.registry import make_model
 
             return int(make_model(source.partition(":")[2]).get_params()["batch_size"])
-        given = self.model.subject
-        if source == GIVEN and isinstance(given, Step):
-            return given.info.get("params", {}).get("batch_size")
+        subject = self.model.subject
+        if source == GIVEN and isinstance(subject, Step):
+            return subject.info.get("params", {}).get("batch_size")
         return None
 
     # -- model -> controls -----------------------------------------------------------------------------
@@ -245,9 +250,9 @@ class SettingPanel:
             self.memory.value = _joined([exact_bytes(d.memory_bytes) for d in cluster.devices])
             self.speeds.value = _joined([f"{d.speed:g}" for d in cluster.devices])
             name = link_name(cluster)
-            other = other_link(cluster)
-            self.link.options = [*LINKS] if name else [other, *LINKS]
-            self.link.value = name or other
+            link_text = other_link(cluster)
+            self.link.options = [*LINKS] if name else [link_text, *LINKS]
+            self.link.value = name or link_text
             self.comm.value = cluster.comm
             for key, box in self.passes.items():
                 box.value = key in setting.passes
@@ -309,10 +314,10 @@ def other_link(cluster: Cluster) -> str:
 
 
 def _each(value: str, convert: Any) -> Any:
-    parts = [convert(p.strip()) for p in value.split(",") if p.strip()]
-    if not parts:
+    values = [convert(p.strip()) for p in value.split(",") if p.strip()]
+    if not values:
         raise InvalidInput("memory is empty; write for example 8GB, or one size per device")
-    return parts[0] if len(parts) == 1 else parts
+    return values[0] if len(values) == 1 else values
 
 
 def _numbers(value: str) -> list[float]:
@@ -322,14 +327,14 @@ def _numbers(value: str) -> list[float]:
         raise InvalidInput(f"speeds: {value!r} is not a list of numbers; write for example 1, 1, 0.5") from error
 
 
-def _count(what: str, value: str) -> int | None:
+def _count(label: str, value: str) -> int | None:
     """A whole number; None of an empty text."""
     if not value.strip():
         return None
     try:
         return int(value)
     except ValueError as error:
-        raise InvalidInput(f"{what} is {value!r}; it must be a whole number of at least 1") from error
+        raise InvalidInput(f"{label} is {value!r}; it must be a whole number of at least 1") from error
 
 
 def _joined(texts: list[str]) -> str:

@@ -29,8 +29,8 @@ class Tabs(ipywidgets.HBox):
         self.target, self.chosen, self.changed = target, "", changed
         self.buttons = {name: button(name, hint, partial(self.choose, name)) for name, hint in names.items()}
         super().__init__(list(self.buttons.values()))
-        for made in self.buttons.values():
-            made.add_class("bl-tab")
+        for tab_button in self.buttons.values():
+            tab_button.add_class("bl-tab")
         self.choose(next(iter(names)))
 
     def choose(self, name: str) -> None:

@@ -9,7 +9,7 @@ import anywidget
 import ipywidgets
 import traitlets
 
-HERE = Path(__file__).parent
+VIEWS_FOLDER = Path(__file__).parent
 PICTURE = "image/svg+xml"
 STRAY = (
     '<style class="bl-stray">.jp-OutputArea-child:not(:has(> .jp-OutputArea-output > *)):has(+ * > .jp-RenderedSVG), '
@@ -20,7 +20,7 @@ STRAY = (
 
 def source(suffix: str, *names: str) -> str:
     """The view's own files behind the common one: one plain module, no bundler."""
-    return "\n".join((HERE / f"{name}.{suffix}").read_text(encoding="utf-8") for name in ("common", *names))
+    return "\n".join((VIEWS_FOLDER / f"{name}.{suffix}").read_text(encoding="utf-8") for name in ("common", *names))
 
 
 class Pictured(ipywidgets.DOMWidget):
@@ -42,8 +42,8 @@ class Pictured(ipywidgets.DOMWidget):
     def _ipython_display_(self, **_: Any) -> None:
         from IPython.display import display
 
-        made: Any = self._repr_mimebundle_()
-        data, metadata = made if isinstance(made, tuple) else (made or {}, {})
+        bundle: Any = self._repr_mimebundle_()
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
         live = {kind: value for kind, value in data.items() if kind != PICTURE}
         display({**live, "text/plain": self.in_words()}, metadata=metadata, raw=True)
         if drawn := self.picture():
@@ -62,7 +62,7 @@ class CanvasView(Pictured, anywidget.AnyWidget):
     dim = traitlets.Bytes(b"").tag(sync=True)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        made = super()._repr_mimebundle_(**kwargs)
-        data, metadata = made if isinstance(made, tuple) else (made or {}, {})
+        bundle = super()._repr_mimebundle_(**kwargs)
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
         drawn = self.picture()
         return ({**data, PICTURE: drawn} if drawn else data), metadata

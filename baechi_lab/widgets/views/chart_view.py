@@ -60,25 +60,37 @@ def series(
     """
     values = [None if v is None or not math.isfinite(v) else float(v) for v in y]
     return {
-        "name": name, "color": color, "x": [float(v) for v in x], "y": values, "hollow": [bool(h) for h in hollow],
-        "tips": [str(t) for t in tips], "ids": [int(i) for i in ids], "dash": dash,
-    }  # fmt: skip
+        "name": name,
+        "color": color,
+        "x": [float(v) for v in x],
+        "y": values,
+        "hollow": [bool(h) for h in hollow],
+        "tips": [str(t) for t in tips],
+        "ids": [int(i) for i in ids],
+        "dash": dash,
+    }
 
 
-def bars(labels: Iterable[str], y: str, parts: Iterable[Any], rules: Iterable[Any] = (), title: str = "") -> Any:
+def bars(labels: Iterable[str], y: str, series_list: Iterable[Any], rules: Iterable[Any] = (), title: str = "") -> Any:
     """Bars side by side at every label; hollow ones mark what does not fit."""
     shown = {"kind": "bars", "labels": [str(label) for label in labels], "x": "", "y": y, "title": title}
-    return {**shown, "series": list(parts), "rules": list(rules)}
+    return {**shown, "series": list(series_list), "rules": list(rules)}
 
 
 def curves(
-    x: str, y: str, parts: Iterable[Any], rules: Iterable[Any] = (), title: str = "", steps: bool = False, **ends: Any
+    x: str,
+    y: str,
+    series_list: Iterable[Any],
+    rules: Iterable[Any] = (),
+    title: str = "",
+    steps: bool = False,
+    **axis_range: Any,
 ) -> Any:
-    """Curves named at their ends; crosses mark what does not fit. `ends`: `from`, `to` and `ticks` of the x axis."""
-    shown = {"kind": "lines", "labels": [], "x": x, "y": y, "title": title, "steps": steps, **ends}
-    return {**shown, "series": list(parts), "rules": list(rules)}
+    """Curves named at their ends; crosses mark what does not fit. `axis_range`: `from`, `to` and `ticks` of the x axis."""
+    shown = {"kind": "lines", "labels": [], "x": x, "y": y, "title": title, "steps": steps, **axis_range}
+    return {**shown, "series": list(series_list), "rules": list(rules)}
 
 
-def points(x: str, y: str, parts: Iterable[Any], rules: Iterable[Any] = (), title: str = "") -> Any:
+def points(x: str, y: str, series_list: Iterable[Any], rules: Iterable[Any] = (), title: str = "") -> Any:
     """Points named beside them; hollow ones mark what does not fit."""
-    return {**curves(x, y, parts, rules, title), "kind": "points", "from": 0.0}
+    return {**curves(x, y, series_list, rules, title), "kind": "points", "from": 0.0}

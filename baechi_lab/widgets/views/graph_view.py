@@ -20,7 +20,7 @@ from .base import CanvasView, source
 
 FIRST_NODES, MOST_NODES = 24, 300
 """Boxes in the first picture at most, and at any time."""
-MOST_FOUND = 200
+MOST_HITS = 200
 """Names listed of a search."""
 
 
@@ -109,10 +109,10 @@ class GraphView(CanvasView):
 
     def _within_limit(self, expanded: tuple[int, ...]) -> tuple[int, ...]:
         newest = {expanded[-1], *self.tree.path(expanded[-1])} if expanded else set()
-        kept = list(expanded)
-        while len(self.tree.visible(set(kept))) > MOST_NODES and len(kept) > len(newest & set(kept)):
-            kept.remove(next(n for n in kept if n not in newest))
-        return tuple(kept)
+        within = list(expanded)
+        while len(self.tree.visible(set(within))) > MOST_NODES and len(within) > len(newest & set(within)):
+            within.remove(next(n for n in within if n not in newest))
+        return tuple(within)
 
     def dim_all_but(self, ops: Any) -> None:
         """Draw boxes that hold none of `ops` faintly; None draws everything."""
@@ -144,11 +144,15 @@ class GraphView(CanvasView):
         """
         if self.graph is None or self.scene is None:
             return
-        before, now = set(covering(self.scene, self.selected_ops)), set(change.new)
-        if now != before:
-            kept = now & before if len(now) > 1 and (now > before or now < before) else set()
-            own = self._ops[np.isin(self.scene.nodes[self.scene.owner[self._ops]], list(kept))]
-            self.choose(np.concatenate([own, *(self.tree.members(node) for node in now - kept)]))
+        before, clicked_boxes = set(covering(self.scene, self.selected_ops)), set(change.new)
+        if clicked_boxes != before:
+            kept_boxes = (
+                clicked_boxes & before
+                if len(clicked_boxes) > 1 and (clicked_boxes > before or clicked_boxes < before)
+                else set()
+            )
+            kept_ops = self._ops[np.isin(self.scene.nodes[self.scene.owner[self._ops]], list(kept_boxes))]
+            self.choose(np.concatenate([kept_ops, *(self.tree.members(node) for node in clicked_boxes - kept_boxes)]))
 
     def choose(self, ops: Iterable[int]) -> None:
         """Select ops and what moves along with them, and say so."""
@@ -163,9 +167,9 @@ class GraphView(CanvasView):
         self._ops = np.unique(np.fromiter(ops, dtype=np.int64))
         if self.graph is None or self.scene is None:
             return
-        asked = self._ops if clicked is None else np.unique(np.fromiter(clicked, dtype=np.int64))
+        asked_ops = self._ops if clicked is None else np.unique(np.fromiter(clicked, dtype=np.int64))
         with self.hold_sync():
-            self.said = in_words(self.graph, self.tree, asked, self._ops, self.group_of)
+            self.said = in_words(self.graph, self.tree, asked_ops, self._ops, self.group_of)
             self.selected = covering(self.scene, self._ops.tolist())
             self.chosen_us = float(self.graph.duration_us[self._ops].sum())
             self._mark()
@@ -175,20 +179,20 @@ class GraphView(CanvasView):
         if self.scene is None:
             return
         count, owner = len(self.scene), self.scene.owner
-        chosen = np.bincount(owner[self._ops], minlength=count)
+        selected_counts = np.bincount(owner[self._ops], minlength=count)
         hits = np.bincount(owner[np.array(self._hits, dtype=np.int64)], minlength=count)
-        self.marks = pack(chosen=("i4", chosen), hits=("i4", hits))
+        self.marks = pack(chosen=("i4", selected_counts), hits=("i4", hits))
 
     def reveal(self, ops: Iterable[int]) -> None:
         """Select ops, with what moves along, and bring them into the picture: the boxes around the first are opened."""
-        wanted = list(ops)
-        if self.graph is None or not wanted:
+        op_list = list(ops)
+        if self.graph is None or not op_list:
             return
-        leaf = int(self.tree.leaf_of[wanted[0]])
+        leaf = int(self.tree.leaf_of[op_list[0]])
         self.open_nodes((*self.expanded, *self.tree.path(leaf)[1:]))
-        self.choose(wanted)
+        self.choose(op_list)
         self.focus = []  # the same op again is brought back, too
-        self.focus = covering(self.scene, wanted) if self.scene is not None else []
+        self.focus = covering(self.scene, op_list) if self.scene is not None else []
 
     def search(self, text: str, following: bool = False) -> list[int]:
         """Ops whose name contains `text` (case does not matter): listed and marked, not selected.
@@ -197,16 +201,18 @@ class GraphView(CanvasView):
         """
         if self.graph is None:
             return []
-        wanted = text.lower()
-        hits = [i for i, name in enumerate(self.graph.names) if wanted and wanted in name.lower()]
+        lowered = text.lower()
+        hits = [i for i, name in enumerate(self.graph.names) if lowered and lowered in name.lower()]
         self._turn = (
             (self._turn + 1) % max(len(hits), 1) if following and hits == self._hits else 0 if following else -1
         )
         self._hits = hits
         along = len(moving(self.graph, hits, self.group_of))
-        listed = [[i, self.graph.names[i]] for i in hits[:MOST_FOUND]]
-        here = self._turn if following and hits else -1
-        self.found = {"text": text, "total": len(hits), "moving": along, "rows": listed, "at": here} if text else {}
+        listed = [[i, self.graph.names[i]] for i in hits[:MOST_HITS]]
+        hit_index = self._turn if following and hits else -1
+        self.found = (
+            {"text": text, "total": len(hits), "moving": along, "rows": listed, "at": hit_index} if text else {}
+        )
         self._mark()
         if following and hits:
             self.reveal([hits[self._turn]])
@@ -255,13 +261,13 @@ class GraphView(CanvasView):
     def _next_level(self) -> list[int]:
         """Visible boxes to open, the largest first, that leave no more than `MOST_NODES`."""
         shown = self.tree.visible(set(self.expanded))
-        count, found = len(shown), []
+        count, opened = len(shown), []
         for node in shown[np.argsort(self.tree.low[shown] - self.tree.high[shown], kind="stable")].tolist():
-            more = len(self.tree.children[node]) - 1
-            if more >= 0 and count + more <= MOST_NODES:
-                found.append(node)
-                count += more
-        return found
+            added = len(self.tree.children[node]) - 1
+            if added >= 0 and count + added <= MOST_NODES:
+                opened.append(node)
+                count += added
+        return opened
 
     def fold(self, nodes: list[int]) -> None:
         """Close the frame around each box, or a frame itself."""

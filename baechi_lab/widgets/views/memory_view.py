@@ -55,8 +55,8 @@ class MemoryView(CanvasView):
         """Draw `timelines`, the first above the second; `span_us` is the length of the time axis (by default the longest)."""
         self.timelines = (timelines,) if isinstance(timelines, Timeline) else tuple(timelines)
         rows = memory_rows(self.timelines)
-        found = peaks(rows)
-        limits, peak = [row.limit_bytes for row in rows], float(max((p.bytes for p in found), default=0))
+        peak_list = peaks(rows)
+        limits, peak = [row.limit_bytes for row in rows], float(max((p.bytes for p in peak_list), default=0))
         colors = device_colors(max((row.device + 1 for row in rows), default=0))
         near = [x for x in limits if x <= LIMIT_IN_VIEW * peak]
         with self.hold_sync():
@@ -71,7 +71,7 @@ class MemoryView(CanvasView):
             if self.span_us != span:
                 self.window = []
             self.span_us = span
-            self.peaks = [asdict(p) for p in found]
+            self.peaks = [asdict(p) for p in peak_list]
             self.levels = level_columns(rows)
 
     def picture(self) -> str:

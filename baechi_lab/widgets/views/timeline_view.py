@@ -80,9 +80,13 @@ class TimelineView(CanvasView):
         self.on_msg(self._received)
 
     def show(
-        self, graph: OpGraph, timelines: Sequence[Timeline], chain: Chain | None = None, titles: Sequence[str] = (),
+        self,
+        graph: OpGraph,
+        timelines: Sequence[Timeline],
+        chain: Chain | None = None,
+        titles: Sequence[str] = (),
         against: int = -1,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Draw `timelines` of `graph`, the first on top; `chain` is the critical path of the first.
 
         `titles` name them, by default by their origin; number `against` is of another placement, and what moved is marked.
@@ -110,12 +114,12 @@ class TimelineView(CanvasView):
     def _explain(self) -> None:
         """Why the clicked op, or the only selected one, started when it did, and its neighbours."""
         op = self.focus if self.focus in self.selected else self.selected[0] if len(self.selected) == 1 else -1
-        known = self.graph is not None and self.timelines and 0 <= op < self.graph.n
-        found = cause(self.graph, self.timelines[0], op) if known and self.graph is not None else None
+        in_graph = self.graph is not None and self.timelines and 0 <= op < self.graph.n
+        start_cause = cause(self.graph, self.timelines[0], op) if in_graph and self.graph is not None else None
         with self.hold_sync():
-            self.why = "" if found is None else found.sentence
-            self.blamed = -1 if found is None else found.op
-            self.inputs, self.outputs = neighbours(self.graph, op) if known and self.graph is not None else ([], [])
+            self.why = "" if start_cause is None else start_cause.sentence
+            self.blamed = -1 if start_cause is None else start_cause.op
+            self.inputs, self.outputs = neighbours(self.graph, op) if in_graph and self.graph is not None else ([], [])
 
     def _batch(self) -> None:
         """Which micro-batch every op belongs to, and what there is to colour by."""
@@ -123,8 +127,8 @@ class TimelineView(CanvasView):
             return
         first = self.timelines[0] if self.timelines else None
         self.colorings = list(choices(self.graph, first))
-        found = batches(self.graph, first)
-        self.batches = pack(b=("i4", found))["b"] if (found >= 0).any() else b""
+        batch_coloring = batches(self.graph, first)
+        self.batches = pack(b=("i4", batch_coloring))["b"] if (batch_coloring >= 0).any() else b""
         if self.color_by not in self.colorings:
             self.color_by = DEVICE
 
@@ -137,11 +141,11 @@ class TimelineView(CanvasView):
                 self.kinds, self.legend = b"", device_legend(self.timelines, self.colors)
                 return
             on_path = self._chain.ops if self._chain is not None else ()
-            made = coloring(self.graph, self.color_by, on_path, self.timelines[0] if self.timelines else None)
+            op_coloring = coloring(self.graph, self.color_by, on_path, self.timelines[0] if self.timelines else None)
             unknown = len(self.drawn.names) - self.graph.n  # measured ops that the graph does not have
-            self.kinds = made.kind.tobytes() + bytes([len(made.labels)]) * unknown
-            rest = [("not in the graph", OTHER, float("nan"))] if unknown else []
-            rows = [*zip(made.labels, made.colors, made.time_us, strict=True), *rest]
+            self.kinds = op_coloring.kind.tobytes() + bytes([len(op_coloring.labels)]) * unknown
+            rest_entries = [("not in the graph", OTHER, float("nan"))] if unknown else []
+            rows = [*zip(op_coloring.labels, op_coloring.colors, op_coloring.time_us, strict=True), *rest_entries]
             self.legend = [{"label": a, "color": b, "time": c if c == c else 0.0} for a, b, c in rows]
 
     def _measure(self) -> None:
@@ -151,9 +155,9 @@ class TimelineView(CanvasView):
             return
         first, last = self.range or self.window or [0.0, self.span_us]
         rows = []
-        for title, timeline, found in zip(self.titles, self.timelines, self._waits, strict=True):
-            made = statistics(self.graph, timeline, found, first, last)
-            for name, one in zip(timeline.device_names, made, strict=True):
+        for title, timeline, lane_waits in zip(self.titles, self.timelines, self._waits, strict=True):
+            range_statistics = statistics(self.graph, timeline, lane_waits, first, last)
+            for name, one in zip(timeline.device_names, range_statistics, strict=True):
                 rows.append({"title": title, "device": short_device(name), **asdict(one)})
         self.statistics = rows
 
