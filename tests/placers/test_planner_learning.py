@@ -9,7 +9,7 @@ from baechi_lab import Cluster, Link, OpGraph, place
 from baechi_lab.errors import InvalidInput
 from baechi_lab.graph import generators
 from baechi_lab.placers.hierarchical import SIMULATED, Hierarchical
-from baechi_lab.placers.planner.credit import moving_average, others, standardised
+from baechi_lab.placers.planner.credit import leave_one_out, moving_average, standardised
 from baechi_lab.placers.planner.embeddings import make_units
 from baechi_lab.placers.planner.groupings import metis_grouping
 from baechi_lab.placers.planner.reinforce import Trainer
@@ -114,7 +114,7 @@ def test_entropy_bonus_alone_evens_the_odds():
 def test_credit_by_hand():
     reward = np.array([[-1.0, -3.0], [-2.0, -8.0], [-9.0, -9.0]])
     counts = np.array([[True, True], [True, False], [False, False]])
-    grouping, placement = others(reward, counts)
+    grouping, placement = leave_one_out(reward, counts)
     # First grouping: -1 beside -3. Second: -2 alone, beside the mean of -1 and -3. Groupings: -2 and -2.
     assert placement.tolist() == [[2.0, -2.0], [0.0, 0.0], [0.0, 0.0]]
     assert grouping.tolist() == [0.0, 0.0, 0.0]
@@ -126,9 +126,9 @@ def test_credit_by_hand():
     equal = np.full((2, 2), -0.3)
     equal[0, 0] *= 1 + 1e-15  # equal but for rounding: nothing is learned from it
     everything = np.ones((2, 2), dtype=bool)
-    assert not np.any(standardised(others(equal, everything), equal, everything)[1])
+    assert not np.any(standardised(leave_one_out(equal, everything), equal, everything)[1])
     one = np.array([[-1.0]]), np.array([[True]])
-    assert [part.tolist() for part in others(*one)] == [[0.0], [[0.0]]]  # nothing to compare with
+    assert [part.tolist() for part in leave_one_out(*one)] == [[0.0], [[0.0]]]  # nothing to compare with
 
 
 def chains():

@@ -11,7 +11,7 @@ from baechi_lab.placers.evaluation.assignment import make_assignment
 from baechi_lab.placers.evaluation.orders import measure
 from baechi_lab.placers.search.budget import Budget
 from baechi_lab.placers.search.chain import Chain
-from baechi_lab.placers.search.combine import LINES, Other, combine, line_of, renumbered
+from baechi_lab.placers.search.combine import LINES, Donor, combine, line_of, renumbered
 from baechi_lab.placers.search.instance import Instance
 from baechi_lab.placers.search.multistart import MultiStart
 
@@ -38,7 +38,7 @@ def random_candidate(instance, rng, by_rank=True):
 def combined(chain, other, line, steps, rng):
     whole = chain._whole(chain.instance.groups)
     chain._evaluate(whole)
-    taken = Other(line, make_assignment(other.device, other.rank), steps)
+    taken = Donor(line, make_assignment(other.device, other.rank), steps)
     return combine(whole.objective, whole.state, whole.units, taken, rng)
 
 

@@ -9,7 +9,7 @@ from baechi_lab.graph import generators
 from baechi_lab.placers.evaluation.moves import make_units
 from baechi_lab.placers.problem import groups_of
 from baechi_lab.placers.search.contract import contracted, short_us
-from baechi_lab.placers.search.regions import around, in_time, part
+from baechi_lab.placers.search.regions import around, in_time, selected_units
 from baechi_lab.placers.search.structure import scopes, structures, weights
 
 COMMS = ("parallel", "sequential", "duplex")
@@ -63,7 +63,7 @@ def test_parts_are_units_near_in_the_graph_or_in_time():
 def test_a_part_holds_the_ops_of_its_units_alone():
     label = np.array([0, 0, 1, 2, 2, 2])
     units = make_units(label, np.arange(6), np.ones((6, 3), dtype=np.bool_))
-    some = part(units, np.array([2, 0]))
+    some = selected_units(units, np.array([2, 0]))
     assert [some.ops[some.ptr[k] : some.ptr[k + 1]].tolist() for k in range(2)] == [[0, 1], [3, 4, 5]]
     assert some.allowed.shape == (2, 3)
 

@@ -40,35 +40,35 @@ def anneal(objective: Any, s: Any, units: Any, schedule: Any, rng: Any) -> int:
     """Anneal the state `s`, of which `units` move; returns the number of simulations."""
     m, w, prices, moves = objective.model, objective.work, objective.prices, schedule.moves
     hot, steps = schedule.hot, schedule.steps
-    done = 0
+    accepted = 0
     ratio = schedule.cold / hot if hot > 0.0 else 1.0
-    begin, passed, asked, kept = -1, 0, 0, len(objective.samples.table) == 0 and not objective.track
-    if kept:
-        candidate_cost(objective, s, np.inf, begin, kept)
-        accept_checkpoints(w, begin)
-    while done < steps:
+    begin_position, passed, proposed, keeps_prefix = -1, 0, 0, len(objective.samples.table) == 0 and not objective.track
+    if keeps_prefix:
+        candidate_cost(objective, s, np.inf, begin_position, keeps_prefix)
+        accept_checkpoints(w, begin_position)
+    while accepted < steps:
         if schedule.until_feasible and s.cost[3] <= 0.0:
             break
-        done += 1
+        accepted += 1
         overfull = prices.overflow > 0.0 and s.cost[3] > 0.0
         changed = random_move(objective, s, units, overfull, moves, rng)
         if changed == 0:
             continue
-        temperature = hot * ratio ** (done / steps)
+        temperature = hot * ratio ** (accepted / steps)
         threshold = s.cost[0] - temperature * np.log(1.0 - rng.random())
-        if kept:
-            begin = last_checkpoint_before(m, w, s.device, s.undo_op, changed)
-            passed += begin + 1
-            asked += 1
+        if keeps_prefix:
+            begin_position = last_checkpoint_before(m, w, s.device, s.undo_op, changed)
+            passed += begin_position + 1
+            proposed += 1
             least = moves.least_saving * len(w.checkpoint_bank) * moves.probe_candidates
-            if asked == moves.probe_candidates and passed < least:
-                begin, kept = -1, False
-        cost, time, over = candidate_cost(objective, s, threshold, begin, kept)
+            if proposed == moves.probe_candidates and passed < least:
+                begin_position, keeps_prefix = -1, False
+        cost, time, overflow_bytes = candidate_cost(objective, s, threshold, begin_position, keeps_prefix)
         if cost <= threshold:
             s.cost[0] = cost
-            if kept:
-                accept_checkpoints(w, begin)
-            remember_better(prices, s, cost, time, over)
+            if keeps_prefix:
+                accept_checkpoints(w, begin_position)
+            remember_better(prices, s, cost, time, overflow_bytes)
         else:
             undo(s, changed)
-    return done
+    return accepted

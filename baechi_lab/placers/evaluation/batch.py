@@ -108,10 +108,10 @@ class Batch:
 
     def alike(self) -> Batch:
         """Another one for another thread, with its own scratch space."""
-        other = object.__new__(Batch)
-        other.__dict__.update(self.__dict__)
-        other.work, other.scratch = make_work(self.model), _make_scratch(self.plan)
-        return other
+        batch = object.__new__(Batch)
+        batch.__dict__.update(self.__dict__)
+        batch.work, batch.scratch = make_work(self.model), _make_scratch(self.plan)
+        return batch
 
     def seconds(self, rows: NDArray[np.int32]) -> NDArray[np.float64]:
         """float64[s] step times of the devices int32[s, n]; infinite where a device's memory is exceeded."""
@@ -125,18 +125,33 @@ class Batch:
 def _make_plan(graph: OpGraph, model: Any) -> Plan:
     unit = groups_of(graph)
     waits, units = make_waits(graph, unit), int(unit.max(initial=-1)) + 1
-    persistent, made, temp = (np.zeros(units, dtype=np.int64) for _ in range(3))
+    persistent, output_bytes, temp = (np.zeros(units, dtype=np.int64) for _ in range(3))
     np.add.at(persistent, unit, graph.persistent_bytes)
-    np.add.at(made, unit, model.made)
+    np.add.at(output_bytes, unit, model.made)
     np.maximum.at(temp, unit, graph.temp_bytes)
     last = np.append(waits.far_tensor[1:] != waits.far_tensor[:-1], True)
     index = lambda a: np.array(a, dtype=np.uint32)  # noqa: E731
     return Plan(
-        model.table.reshape(-1), waits.degree, index(np.flatnonzero(waits.degree == 0)), index(waits.near_ptr),
-        index(waits.near), index(waits.far_ptr), index(waits.far), index(unit[waits.far]), index(waits.far_tensor), last,
-        graph.tensor_bytes[waits.tensor].astype(np.float64), index(unit), persistent,
-        persistent + made, temp, model.limit, model.latency, model.per_byte, model.comm,
-    )  # fmt: skip
+        model.table.reshape(-1),
+        waits.degree,
+        index(np.flatnonzero(waits.degree == 0)),
+        index(waits.near_ptr),
+        index(waits.near),
+        index(waits.far_ptr),
+        index(waits.far),
+        index(unit[waits.far]),
+        index(waits.far_tensor),
+        last,
+        graph.tensor_bytes[waits.tensor].astype(np.float64),
+        index(unit),
+        persistent,
+        persistent + output_bytes,
+        temp,
+        model.limit,
+        model.latency,
+        model.per_byte,
+        model.comm,
+    )
 
 
 def _make_scratch(plan: Plan) -> Scratch:
@@ -145,19 +160,34 @@ def _make_scratch(plan: Plan) -> Scratch:
     indices = lambda size: np.zeros(size, dtype=np.uint32)  # noqa: E731
     floats = np.zeros
     scratch = Scratch(
-        np.zeros(n, dtype=np.int32), floats(n), indices(n + 1), indices(devices * (n + 1)), ints(devices), ints(devices),
-        ints(devices), floats(devices), indices(devices * (n + 1)), ints(devices), ints(devices), ints(devices),
-        floats(devices), floats(devices), floats(devices), floats(devices), ints(devices + 1), floats(devices),
+        np.zeros(n, dtype=np.int32),
+        floats(n),
+        indices(n + 1),
+        indices(devices * (n + 1)),
+        ints(devices),
+        ints(devices),
+        ints(devices),
         floats(devices),
-    )  # fmt: skip
+        indices(devices * (n + 1)),
+        ints(devices),
+        ints(devices),
+        ints(devices),
+        floats(devices),
+        floats(devices),
+        floats(devices),
+        floats(devices),
+        ints(devices + 1),
+        floats(devices),
+        floats(devices),
+    )
     return padded(scratch)
 
 
 @njit(cache=True, nogil=True)
-def _seconds(quick: Any, whole: Any, rows: Any, homes: Any, result: Any) -> None:
-    """Fill `result`, see `Batch.seconds`, by the `quick` way (plan, scratch) or else that of the `whole` search."""
+def _seconds(quick: Any, exact_columns: Any, rows: Any, homes: Any, result: Any) -> None:
+    """Fill `result`, see `Batch.seconds`, by the `quick` way (plan, scratch) or else that of the `exact_columns` search."""
     p, s = quick
-    model, work, position, at = whole
+    model, work, position, at = exact_columns
     for k in range(len(rows)):
         surely, never = (
             _fits(p, homes[k], s.received, False) if _together(p.unit, homes[k], rows[k]) else (False, False)
@@ -187,14 +217,14 @@ def _fits(p: Any, home: Any, received: Any, copies: bool) -> tuple[bool, bool]:
     """Whether memory surely suffices, and whether it surely does not, on every device."""
     surely, never = True, False
     for d in range(len(p.limit)):
-        kept, most, temp = 0, 0, 0
+        held_bytes, peak_bytes, temp = 0, 0, 0
         for u in range(len(home)):
             if home[u] == d:
-                kept += p.persistent[u]
-                most += p.held[u]
+                held_bytes += p.persistent[u]
+                peak_bytes += p.held[u]
                 temp = max(temp, p.temp[u])
-        never = never or kept > p.limit[d]
-        surely = surely and most + temp + (received[d] if copies else 0.0) <= p.limit[d]
+        never = never or held_bytes > p.limit[d]
+        surely = surely and peak_bytes + temp + (received[d] if copies else 0.0) <= p.limit[d]
     return surely, never
 
 
@@ -204,10 +234,48 @@ def _makespan(p: Any, s: Any, home: Any) -> float:
 
     One loop without helpers: handing arrays to one counts references, which costs more than what it would do.
     """
-    (cost, degree, source, near_ptr, near, far_ptr, far, far_unit, far_tensor, far_last, size, unit, _, _, _, _, latency,
-     per_byte, comm) = p  # fmt: skip
-    (missing, ready_at, woken, line, head, tail, fresh, fresh_at, pending, first, last, running, busy_until, coming_at,
-     queue_out, queue_in, goal, arrival, received) = s  # fmt: skip
+    (
+        cost,
+        degree,
+        source,
+        near_ptr,
+        near,
+        far_ptr,
+        far,
+        far_unit,
+        far_tensor,
+        far_last,
+        size,
+        unit,
+        _,
+        _,
+        _,
+        _,
+        latency,
+        per_byte,
+        comm,
+    ) = p
+    (
+        missing,
+        ready_at,
+        woken,
+        line,
+        head,
+        tail,
+        fresh,
+        fresh_at,
+        pending,
+        first,
+        last,
+        running,
+        busy_until,
+        coming_at,
+        queue_out,
+        queue_in,
+        goal,
+        arrival,
+        received,
+    ) = s
     n, devices = len(degree), len(latency)
     for d in range(devices):
         head[d] = tail[d] = fresh[d] = first[d] = last[d] = d * (n + 1)
@@ -220,29 +288,29 @@ def _makespan(p: Any, s: Any, home: Any) -> float:
         d = home[unit[i]]
         line[tail[d]] = i
         tail[d] += 1
-    now = 0.0
+    now_us = 0.0
     while True:
-        end, ending, ends, coming = np.inf, -1, 0, np.inf
+        end, ending, ends_count, coming = np.inf, -1, 0, np.inf
         for d in range(devices):
             if running[d] < 0 and head[d] < tail[d]:
                 op = line[head[d]]
                 head[d] += 1
                 running[d] = op
-                busy_until[d] = now + cost[op * devices + d]
+                busy_until[d] = now_us + cost[op * devices + d]
             if busy_until[d] < end:
-                end, ending, ends = busy_until[d], d, 1
+                end, ending, ends_count = busy_until[d], d, 1
             elif busy_until[d] == end:
-                ends += 1
+                ends_count += 1
             coming = min(coming, coming_at[d])
         if end == np.inf and coming == np.inf:
-            return now
-        now = min(end, coming)
+            return now_us
+        now_us = min(end, coming)
         count = 0  # ops whose last input is there or on its way
-        d = ending if end == now else -1
+        d = ending if end == now_us else -1
         while d >= 0:  # ops that end now, by op index: their sends join the queues in that order
-            if ends > 1:
+            if ends_count > 1:
                 for q in range(devices):
-                    if busy_until[q] == now and running[q] < running[d]:
+                    if busy_until[q] == now_us and running[q] < running[d]:
                         d = q
             op = running[d]
             running[d] = -1
@@ -252,8 +320,8 @@ def _makespan(p: Any, s: Any, home: Any) -> float:
                 missing[i] -= 1
                 woken[count] = i
                 count += 1 if missing[i] == 0 else 0
-            goals, begin = 0, far_ptr[op]
-            for k in range(begin, far_ptr[op + 1]):
+            goals, goal_begin = 0, far_ptr[op]
+            for k in range(goal_begin, far_ptr[op + 1]):
                 q = home[far_unit[k]]
                 if q != d:  # one more destination of this tensor; ascending and distinct
                     g = goals
@@ -266,14 +334,14 @@ def _makespan(p: Any, s: Any, home: Any) -> float:
                         goals += 1
                 if not far_last[k]:
                     continue
-                arrival[d] = now
+                arrival[d] = now_us
                 for g in range(goals):
                     q = goal[g]
                     received[q] += size[far_tensor[k]]
                     took = latency[d, q] + per_byte[d, q] * size[far_tensor[k]]
-                    leaves = now
+                    leaves = now_us
                     if comm != PARALLEL:  # behind what is in the queues of both
-                        leaves = max(now, queue_out[d])
+                        leaves = max(now_us, queue_out[d])
                         queue_out[d] = leaves + took
                         if comm == SEQUENTIAL:
                             leaves = max(leaves, queue_out[q])
@@ -282,21 +350,21 @@ def _makespan(p: Any, s: Any, home: Any) -> float:
                             leaves = max(leaves, queue_in[q])
                             queue_in[q] = leaves + took
                     arrival[q] = leaves + took
-                for j in range(begin, k + 1):
+                for j in range(goal_begin, k + 1):
                     i = far[j]
                     ready_at[i] = max(ready_at[i], arrival[home[far_unit[j]]])
                     missing[i] -= 1
                     woken[count] = i
                     count += 1 if missing[i] == 0 else 0
-                goals, begin = 0, k + 1
+                goals, goal_begin = 0, k + 1
             d = -1
-            if ends > 1:
+            if ends_count > 1:
                 for q in range(devices):
-                    if busy_until[q] == now:
+                    if busy_until[q] == now_us:
                         d = q
-        if coming == now:
+        if coming == now_us:
             for q in range(devices):
-                while coming_at[q] == now:
+                while coming_at[q] == now_us:
                     woken[count] = pending[first[q]]
                     count += 1
                     first[q] += 1
@@ -304,7 +372,7 @@ def _makespan(p: Any, s: Any, home: Any) -> float:
         for j in range(count):
             i = woken[j]
             time, d = ready_at[i], home[unit[i]]
-            if time > now:  # into what is pending, by time, mostly at the end
+            if time > now_us:  # into what is pending, by time, mostly at the end
                 k = last[d]
                 last[d] = k + 1
                 while k > first[d] and ready_at[pending[k - 1]] > time:
@@ -315,8 +383,8 @@ def _makespan(p: Any, s: Any, home: Any) -> float:
                 continue
             k = tail[d]  # into the line behind what is ready, at one instant by op index
             tail[d] = k + 1
-            if fresh_at[d] != now:
-                fresh_at[d] = now
+            if fresh_at[d] != now_us:
+                fresh_at[d] = now_us
                 fresh[d] = k
             while k > fresh[d] and k > head[d] and line[k - 1] > i:
                 line[k] = line[k - 1]

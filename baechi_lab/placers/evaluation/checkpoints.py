@@ -32,23 +32,23 @@ def goal_of(k: int, checkpoints: int, n: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def forget_checkpoints(w: Any, begin: int) -> None:
-    """The candidate under way has no checkpoints after `begin` yet."""
-    for k in range(begin + 1, len(w.checkpoint_bank)):
+def forget_checkpoints(w: Any, position: int) -> None:
+    """The candidate under way has no checkpoints after `position` yet."""
+    for k in range(position + 1, len(w.checkpoint_bank)):
         w.checkpoint_time[1 - w.checkpoint_bank[k], k] = np.inf
 
 
 @njit(cache=True, nogil=True)
-def accept_checkpoints(w: Any, begin: int) -> None:
-    """The candidate that continued after checkpoint `begin` (-1: from the beginning) is the base from now on."""
+def accept_checkpoints(w: Any, position: int) -> None:
+    """The candidate that continued after checkpoint `position` (-1: from the beginning) is the base from now on."""
     start, base_start, bank = w.start, w.base_start, w.checkpoint_bank
-    if begin < 0:
+    if position < 0:
         base_start[:] = start
     else:
-        time = w.checkpoint_time[bank[begin], begin]
+        time = w.checkpoint_time[bank[position], position]
         for i in range(len(start)):
             base_start[i] = start[i] if base_start[i] > time else base_start[i]
-    for k in range(begin + 1, len(bank)):
+    for k in range(position + 1, len(bank)):
         bank[k] = 1 - bank[k]
 
 
@@ -60,7 +60,7 @@ def last_checkpoint_before(m: Any, w: Any, device: Any, changed_ops: Any, change
     """
     table, input_ptr, inputs, producer, base_start = m.table, m.input_ptr, m.inputs, m.producer, w.base_start
     checkpoint_time, bank = w.checkpoint_time, w.checkpoint_bank
-    earliest, when = checkpoint_time[bank[0], 0], np.inf
+    earliest, time_us = checkpoint_time[bank[0], 0], np.inf
     if earliest == np.inf:
         return -1
     for k in range(abs(changed)):
@@ -70,32 +70,32 @@ def last_checkpoint_before(m: Any, w: Any, device: Any, changed_ops: Any, change
             p = producer[inputs[e]]
             ended = base_start[p] + table[p, device[p]]
             first, last = min(first, ended), max(last, ended)
-        when = min(when, first if changed > 0 and first < np.inf else last)
-        if when <= earliest:
+        time_us = min(time_us, first if changed > 0 and first < np.inf else last)
+        if time_us <= earliest:
             return -1
-    found = -1
+    slot = -1
     for k in range(len(bank)):
-        if checkpoint_time[bank[k], k] < when:
-            found = k
-    return found
+        if checkpoint_time[bank[k], k] < time_us:
+            slot = k
+    return slot
 
 
 @njit(cache=True, nogil=True)
 def save_checkpoint(k: int, w: Any, at: Any, by_rank: bool, parallel: bool, state: Any) -> None:
     """Keep the `state` (time, of which everything has happened, transfers so far, in the heap, ops started) as checkpoint
     `k` of the candidate under way."""
-    now, slots, waiting, done = state
+    now_us, slots, waiting, finished = state
     head, tail, line, bits, missing, heap = w.head, w.tail, w.line, w.bits, w.missing, w.heap
     running, list_head, list_tail, slot_info, slot_end = w.running, w.list_head, w.list_tail, w.slot_info, w.slot_end
     busy_until, queue_out, queue_in, spent = w.busy_until, w.queue_out, w.queue_in, w.spent
     devices, n, bank = len(head), len(missing), 1 - w.checkpoint_bank[k]
     ints, floats = w.checkpoint_ints[bank, k], w.checkpoint_floats[bank, k]
     flight, place = _HEAD + 4 * devices + 2 * n, 4 * devices
-    flying, most = 0, len(floats) - place
+    flying, capacity = 0, len(floats) - place
     for q in range(1 if parallel else devices):
         slot = list_head[q]
         while (flying < waiting) if parallel else (slot >= 0):
-            if flying == most:
+            if flying == capacity:
                 return
             slot = heap[flying] if parallel else slot
             ints[flight + 4 * flying] = slot
@@ -104,7 +104,7 @@ def save_checkpoint(k: int, w: Any, at: Any, by_rank: bool, parallel: bool, stat
             floats[place + flying] = slot_end[slot]
             flying += 1
             slot = slot_info[3 * slot + 2]
-    ints[0], ints[1], ints[2], ints[3] = slots, waiting, flying, done
+    ints[0], ints[1], ints[2], ints[3] = slots, waiting, flying, finished
     ready = _HEAD + 4 * devices + n
     for d in range(devices):
         base, count = _HEAD + 4 * d, tail[d] - head[d]
@@ -127,7 +127,7 @@ def save_checkpoint(k: int, w: Any, at: Any, by_rank: bool, parallel: bool, stat
     first = _HEAD + 4 * devices
     for i in range(n):
         ints[first + i] = missing[i]
-    w.checkpoint_time[bank, k] = now
+    w.checkpoint_time[bank, k] = now_us
 
 
 @njit(cache=True, nogil=True)

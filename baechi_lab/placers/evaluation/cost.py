@@ -61,21 +61,41 @@ def make_objective(model: Model, prices: Prices | None = None, track: bool | Non
 
 
 @njit(cache=True, nogil=True)
-def _sampled(objective: Any, s: Any, cutoff: float, most: float) -> Any:
+def _sampled(objective: Any, s: Any, cutoff: float, overflow_limit: float) -> Any:
     """Makespan at position `place` among the samples, and the worst overflow; infinite once it must exceed `cutoff`."""
     m, w, samples = objective.model, objective.work, objective.samples
     count = len(samples.table)
-    times, worst, late = np.empty(count), 0.0, 0
+    times, worst, late_count = np.empty(count), 0.0, 0
     for k in range(count):
         sample = Model(
-            samples.table[k], m.tail, m.degree, m.sources, m.edge_ptr, m.edge_to, m.edge_tensor, m.ready_to, m.input_ptr,
-            m.inputs, m.producer,
-            m.size_bytes, m.made, m.unread, m.temp, m.persistent, m.limit, samples.latency[k], samples.per_byte[k], m.comm,
-        )  # fmt: skip
-        now, limits = Assignment(s.device, s.position, s.at, s.by_rank), Limits(objective.track, np.inf, most)
-        times[k] = evaluate(sample, w, now, limits)
-        late += times[k] > cutoff
-        if late > count - 1 - samples.place:
+            samples.table[k],
+            m.tail,
+            m.degree,
+            m.sources,
+            m.edge_ptr,
+            m.edge_to,
+            m.edge_tensor,
+            m.ready_to,
+            m.input_ptr,
+            m.inputs,
+            m.producer,
+            m.size_bytes,
+            m.made,
+            m.unread,
+            m.temp,
+            m.persistent,
+            m.limit,
+            samples.latency[k],
+            samples.per_byte[k],
+            m.comm,
+        )
+        assignment, limits = (
+            Assignment(s.device, s.position, s.at, s.by_rank),
+            Limits(objective.track, np.inf, overflow_limit),
+        )
+        times[k] = evaluate(sample, w, assignment, limits)
+        late_count += times[k] > cutoff
+        if late_count > count - 1 - samples.place:
             return np.inf, np.inf
         if objective.track:
             worst = max(worst, overflow(m, w))
@@ -83,36 +103,36 @@ def _sampled(objective: Any, s: Any, cutoff: float, most: float) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def candidate_cost(objective: Any, s: Any, threshold: float, begin: int, keep: bool) -> Any:
+def candidate_cost(objective: Any, s: Any, threshold: float, position: int, keep: bool) -> Any:
     """Cost, makespan and overflow of the current candidate of the state `s`; infinite cost once it must exceed `threshold`.
 
-    `begin`, `keep`: see `evaluate_after`.
+    `position`, `keep`: see `evaluate_after`.
     """
     m, w, prices, track = objective.model, objective.work, objective.prices, objective.track
     cutoff = threshold / prices.time if prices.time > 0.0 else np.inf
-    most = threshold / prices.overflow if prices.overflow > 0.0 else np.inf
+    overflow_limit = threshold / prices.overflow if prices.overflow > 0.0 else np.inf
     if len(objective.samples.table) > 0:
-        time, over = _sampled(objective, s, cutoff, most)
-        return prices.time * time + prices.overflow * over, time, over
-    now, limits = Assignment(s.device, s.position, s.at, s.by_rank), Limits(track, cutoff, most)
-    time = evaluate_after(m, w, now, limits, begin, keep)
+        time, overflow_bytes = _sampled(objective, s, cutoff, overflow_limit)
+        return prices.time * time + prices.overflow * overflow_bytes, time, overflow_bytes
+    assignment, limits = Assignment(s.device, s.position, s.at, s.by_rank), Limits(track, cutoff, overflow_limit)
+    time = evaluate_after(m, w, assignment, limits, position, keep)
     if time == np.inf:
         return np.inf, time, np.inf
-    over = overflow(m, w) if track else 0.0
-    return prices.time * time + prices.overflow * over, time, over
+    overflow_bytes = overflow(m, w) if track else 0.0
+    return prices.time * time + prices.overflow * overflow_bytes, time, overflow_bytes
 
 
 @njit(cache=True, nogil=True)
 def evaluate_current(objective: Any, s: Any) -> None:
     """Evaluate the current candidate of the state `s` and make it the best one where it is."""
-    cost, time, over = candidate_cost(objective, s, np.inf, -1, False)
+    cost, time, overflow_bytes = candidate_cost(objective, s, np.inf, -1, False)
     s.cost[0] = cost
-    remember_better(objective.prices, s, cost, time, over)
+    remember_better(objective.prices, s, cost, time, overflow_bytes)
 
 
 @njit(cache=True, nogil=True)
-def remember_better(prices: Any, s: Any, cost: float, time: float, over: float) -> None:
+def remember_better(prices: Any, s: Any, cost: float, time: float, overflow_bytes: float) -> None:
     """Make the current candidate the best one where it is, at what a best one pays per byte of overflow."""
-    final = cost + (prices.best - prices.overflow) * over
+    final = cost + (prices.best - prices.overflow) * overflow_bytes
     if final < s.cost[1]:
-        remember(s, final, time, over)
+        remember(s, final, time, overflow_bytes)

@@ -43,7 +43,7 @@ def _insert(i: int, base: int, k: int, low: int, line: Any) -> None:
 
 
 @njit(cache=True, inline="always")
-def _over(peak: Any, limit: Any) -> float:
+def _overflow_sum(peak: Any, limit: Any) -> float:
     """Bytes above the limits, summed over devices."""
     total = 0.0
     for d in range(len(limit)):
@@ -55,7 +55,7 @@ def _over(peak: Any, limit: Any) -> float:
 @njit(cache=True, nogil=True)
 def overflow(m: Any, w: Any) -> float:
     """Bytes above the limits, summed over devices, at the peaks of the last evaluation."""
-    return _over(w.peak, m.limit)
+    return _overflow_sum(w.peak, m.limit)
 
 
 @njit(cache=True, nogil=True)
@@ -68,26 +68,77 @@ def evaluate(m: Any, w: Any, assignment: Any, limits: Any) -> float:
 
 
 @njit(cache=True, nogil=True)
-def evaluate_after(m: Any, w: Any, assignment: Any, limits: Any, begin: int, keep: bool) -> float:
-    """The same, continued at checkpoint `begin` of the base (-1: from the beginning); `keep`: make checkpoints
+def evaluate_after(m: Any, w: Any, assignment: Any, limits: Any, first_position: int, keep: bool) -> float:
+    """The same, continued at checkpoint `first_position` of the base (-1: from the beginning); `keep`: make checkpoints
     (`evaluation.checkpoints`).
 
-    Checkpoints know nothing of memory: `begin` is -1 and `keep` false where `limits.track`.
+    Checkpoints know nothing of memory: `first_position` is -1 and `keep` false where `limits.track`.
     """
     device, position, at, by_rank = assignment
-    track, cutoff, most = limits
-    (table, after, degree, sources, edge_ptr, edge_to, edge_tensor, ready_to, input_ptr, inputs, producer, size_bytes, made,
-     unread, temp, persistent, limit, latency, per_byte, comm) = m  # fmt: skip
-    (missing, bits, line, head, tail, fresh, fresh_at, running, busy_until, queue_out, queue_in, list_head, list_tail,
-     alloc_next, slot_end, slot_receive, slot_info, heap, readers, local_left, sends_left, copy_left, level, peak, start,
-     total, spent, _base_start, checkpoint_time, _ints, _floats, _bank) = w  # fmt: skip
+    track, cutoff, overflow_limit = limits
+    (
+        table,
+        after,
+        degree,
+        sources,
+        edge_ptr,
+        edge_to,
+        edge_tensor,
+        ready_to,
+        input_ptr,
+        inputs,
+        producer,
+        size_bytes,
+        output_bytes,
+        unread,
+        temp,
+        persistent,
+        limit,
+        latency,
+        per_byte,
+        comm,
+    ) = m
+    (
+        missing,
+        bits,
+        line,
+        head,
+        tail,
+        fresh,
+        fresh_at,
+        running,
+        busy_until,
+        queue_out,
+        queue_in,
+        list_head,
+        list_tail,
+        alloc_next,
+        slot_end,
+        slot_receive,
+        slot_info,
+        heap,
+        readers,
+        local_left,
+        sends_left,
+        copy_left,
+        level,
+        peak,
+        start,
+        total,
+        spent,
+        _base_start,
+        checkpoint_time,
+        _ints,
+        _floats,
+        _bank,
+    ) = w
     devices, n = len(limit), len(device)
     words, stride = (n + 63) >> 6, len(bits) // max(devices, 1)
     shared = comm == SEQUENTIAL
-    now, slots, waiting, done = 0.0, 0, 0, 0
+    now_us, slots, waiting, finished = 0.0, 0, 0, 0
     checkpoints = checkpoint_time.shape[1]
     number = checkpoints  # of the next one to keep
-    other = np.inf  # when the next transfer ends or the next copy is allocated
+    next_event_us = np.inf  # when the next transfer ends or the next copy is allocated
     total[:] = 0.0
     for i in range(n):
         total[device[i]] += table[i, device[i]]
@@ -95,7 +146,7 @@ def evaluate_after(m: Any, w: Any, assignment: Any, limits: Any, begin: int, kee
         total[d] *= SURELY  # as the tails are
         if total[d] > cutoff:
             return np.inf
-    if begin < 0:
+    if first_position < 0:
         if by_rank:
             bits[:] = NO_BITS
         for d in range(devices):
@@ -119,18 +170,18 @@ def evaluate_after(m: Any, w: Any, assignment: Any, limits: Any, begin: int, kee
             tail[d] += 1
         for d in range(devices):
             peak[d] = level[d]
-        if track and _over(peak, limit) > most:
+        if track and _overflow_sum(peak, limit) > overflow_limit:
             return np.inf
     else:
-        now, slots, waiting, done = restore_checkpoint(begin, w, position, by_rank)
+        now_us, slots, waiting, finished = restore_checkpoint(first_position, w, position, by_rank)
         if comm == PARALLEL and waiting > 0:
-            other = slot_end[heap[0]]
+            next_event_us = slot_end[heap[0]]
         for q in range(devices):
             if comm != PARALLEL and list_head[q] >= 0:
-                other = min(other, slot_end[list_head[q]])
+                next_event_us = min(next_event_us, slot_end[list_head[q]])
     if keep:
-        forget_checkpoints(w, begin)
-        number = begin + 1
+        forget_checkpoints(w, first_position)
+        number = first_position + 1
     goal = goal_of(number, checkpoints, n) if number < checkpoints else n + 1
     first, last_device = 0, devices
     while True:
@@ -142,48 +193,48 @@ def evaluate_after(m: Any, w: Any, assignment: Any, limits: Any, begin: int, kee
                 else:
                     op = line[d * (n + 1) + head[d]]
                     head[d] += 1
-                end = now + table[op, d]
+                end = now_us + table[op, d]
                 spent[d] += table[op, d]
                 if end + after[op] > cutoff or end - spent[d] + total[d] > cutoff:
                     return np.inf
-                start[op] = now
-                done += 1
+                start[op] = now_us
+                finished += 1
                 running[d] = op
                 busy_until[d] = end
                 if track:
-                    level[d] += made[op] + temp[op]
+                    level[d] += output_bytes[op] + temp[op]
                     if level[d] > peak[d]:
                         peak[d] = level[d]
-                        if level[d] > limit[d] and _over(peak, limit) > most:
+                        if level[d] > limit[d] and _overflow_sum(peak, limit) > overflow_limit:
                             return np.inf
         step, d = busy_until[0], 0
         for p in range(1, devices):
-            less = busy_until[p] < step
-            step = busy_until[p] if less else step
-            d = p if less else d
-        ends = 0
+            frees_earlier = busy_until[p] < step
+            step = busy_until[p] if frees_earlier else step
+            d = p if frees_earlier else d
+        ends_count = 0
         for p in range(devices):
-            ends += 1 if busy_until[p] == step else 0
-        if other < step:
-            ends, step = 0, other
+            ends_count += 1 if busy_until[p] == step else 0
+        if next_event_us < step:
+            ends_count, step = 0, next_event_us
         if step == np.inf:
-            return now
-        if done >= goal and step > now:
-            save_checkpoint(number, w, at, by_rank, comm == PARALLEL, (now, slots, waiting, done))
-            while number < checkpoints and goal_of(number, checkpoints, n) <= done:
+            return now_us
+        if finished >= goal and step > now_us:
+            save_checkpoint(number, w, at, by_rank, comm == PARALLEL, (now_us, slots, waiting, finished))
+            while number < checkpoints and goal_of(number, checkpoints, n) <= finished:
                 number += 1
             goal = goal_of(number, checkpoints, n) if number < checkpoints else n + 1
-        now = step
-        several = ends > 1
+        now_us = step
+        several = ends_count > 1
         first, last_device = d, d + 1
-        if several or other <= now:
+        if several or next_event_us <= now_us:
             first, last_device = 0, devices
-        while ends > 0:  # ops that end now, by op index: their sends join the queues in that order
-            ends -= 1
+        while ends_count > 0:  # ops that end now, by op index: their sends join the queues in that order
+            ends_count -= 1
             if several:
                 op = n
                 for p in range(devices):
-                    if busy_until[p] == now and running[p] < op:
+                    if busy_until[p] == now_us and running[p] < op:
                         op, d = running[p], p
             op = running[d]
             running[d] = -1
@@ -203,29 +254,29 @@ def evaluate_after(m: Any, w: Any, assignment: Any, limits: Any, begin: int, kee
             # Consumers here are ready or not, those elsewhere need a transfer.
             e, last = edge_ptr[op], edge_ptr[op + 1]
             base, remote = d * (n + 1), 0
-            if by_rank or fresh_at[d] != now:
-                fresh_at[d] = now
+            if by_rank or fresh_at[d] != now_us:
+                fresh_at[d] = now_us
                 fresh[d] = tail[d]
                 k = base + tail[d]
                 if by_rank:
                     for x in range(e, last):
                         i = ready_to[x]
-                        here = 1 if device[i] == d else 0
-                        left = missing[i] - here
-                        missing[i] = left
-                        new = here if left == 0 else 0
-                        set_bit(bits, d * stride, words, position[i], new)
-                        k += new
-                        remote += 1 - here
+                        is_local = 1 if device[i] == d else 0
+                        inputs_left = missing[i] - is_local
+                        missing[i] = inputs_left
+                        becomes_ready = is_local if inputs_left == 0 else 0
+                        set_bit(bits, d * stride, words, position[i], becomes_ready)
+                        k += becomes_ready
+                        remote += 1 - is_local
                 else:
                     for x in range(e, last):
                         i = ready_to[x]
-                        here = 1 if device[i] == d else 0
-                        left = missing[i] - here
-                        missing[i] = left
+                        is_local = 1 if device[i] == d else 0
+                        inputs_left = missing[i] - is_local
+                        missing[i] = inputs_left
                         line[k] = i
-                        k += here if left == 0 else 0
-                        remote += 1 - here
+                        k += is_local if inputs_left == 0 else 0
+                        remote += 1 - is_local
                 tail[d] = k - base
             else:  # something else happened here at the same instant: by op index
                 for x in range(e, last):
@@ -263,15 +314,15 @@ def evaluate_after(m: Any, w: Any, assignment: Any, limits: Any, begin: int, kee
                         copy_left[t * devices + q] = readers[q]
                     readers[q] = 0
                     cost = latency[d, q] + per_byte[d, q] * size_bytes[t]
-                    receive = now
+                    receive = now_us
                     if comm != PARALLEL:
-                        begin = max(now, queue_out[d])
-                        queue_out[d] = begin + cost
+                        first_position = max(now_us, queue_out[d])
+                        queue_out[d] = first_position + cost
                         if shared:
-                            receive = max(begin, queue_out[q])
+                            receive = max(first_position, queue_out[q])
                             queue_out[q] = receive + cost
                         else:
-                            receive = max(begin, queue_in[q])
+                            receive = max(first_position, queue_in[q])
                             queue_in[q] = receive + cost
                     slot = slots
                     slots += 1
@@ -290,20 +341,20 @@ def evaluate_after(m: Any, w: Any, assignment: Any, limits: Any, begin: int, kee
                     if comm == PARALLEL:
                         push_slot(heap, 0, waiting, slot_end, slot)
                         waiting += 1
-                    other = min(other, receive if track else receive + cost)
-        if other > now:
+                    next_event_us = min(next_event_us, receive if track else receive + cost)
+        if next_event_us > now_us:
             continue
         first, last_device = 0, devices
         while True:  # transfers that end now
             slot = -1
             if comm == PARALLEL:
-                if waiting > 0 and slot_end[heap[0]] == now:
+                if waiting > 0 and slot_end[heap[0]] == now_us:
                     slot = heap[0]
                     pop_slot(heap, 0, waiting, slot_end)
                     waiting -= 1
             else:
                 for q in range(devices):
-                    if list_head[q] >= 0 and slot_end[list_head[q]] == now:
+                    if list_head[q] >= 0 and slot_end[list_head[q]] == now_us:
                         slot = list_head[q]
                         list_head[q] = slot_info[3 * slot + 2]
                         break
@@ -315,8 +366,8 @@ def evaluate_after(m: Any, w: Any, assignment: Any, limits: Any, begin: int, kee
                 sends_left[t] -= 1
                 if sends_left[t] == 0 and local_left[t] == 0:
                     level[device[producer[t]]] -= size_bytes[t]
-            if fresh_at[q] != now:
-                fresh_at[q] = now
+            if fresh_at[q] != now_us:
+                fresh_at[q] = now_us
                 fresh[q] = tail[q]
             while e >= 0 and edge_tensor[e] == t:
                 i = edge_to[e]
@@ -329,20 +380,20 @@ def evaluate_after(m: Any, w: Any, assignment: Any, limits: Any, begin: int, kee
                         else:
                             _insert(i, q * (n + 1), tail[q], max(fresh[q], head[q]), line)
                         tail[q] += 1
-        other = np.inf
+        next_event_us = np.inf
         if comm == PARALLEL and waiting > 0:
-            other = slot_end[heap[0]]
+            next_event_us = slot_end[heap[0]]
         for q in range(devices):
             if track:
-                while alloc_next[q] >= 0 and slot_receive[alloc_next[q]] <= now:
+                while alloc_next[q] >= 0 and slot_receive[alloc_next[q]] <= now_us:
                     slot = alloc_next[q]
                     alloc_next[q] = slot_info[3 * slot + 2]
                     level[q] += size_bytes[edge_tensor[slot_info[3 * slot] - 1]]
                     if level[q] > peak[q]:
                         peak[q] = level[q]
-                        if level[q] > limit[q] and _over(peak, limit) > most:
+                        if level[q] > limit[q] and _overflow_sum(peak, limit) > overflow_limit:
                             return np.inf
                 if alloc_next[q] >= 0:
-                    other = min(other, slot_receive[alloc_next[q]])
+                    next_event_us = min(next_event_us, slot_receive[alloc_next[q]])
             if comm != PARALLEL and list_head[q] >= 0:
-                other = min(other, slot_end[list_head[q]])
+                next_event_us = min(next_event_us, slot_end[list_head[q]])

@@ -50,20 +50,33 @@ def make_model(graph: OpGraph, cluster: Cluster, table: Any = None) -> Model:
     """The arrays of `graph` on `cluster`; `table` float64[n, D] replaces the durations (samples of a profile error)."""
     costs = durations(graph, cluster) if table is None else np.asarray(table, dtype=np.float64)
     ints = lambda a: np.array(a, dtype=np.int32)  # noqa: E731
-    own = lambda a: np.array(a, order="C")  # noqa: E731  (writable: one compiled signature for all callers)
+    writable_copy = lambda a: np.array(a, order="C")  # noqa: E731  (writable: one compiled signature for all callers)
     unread = np.zeros(graph.n, dtype=np.int64)
     lonely = np.diff(graph.consumer_ptr) == 0
     np.add.at(unread, graph.tensor_producer[lonely], graph.tensor_bytes[lonely])
     degree = np.diff(graph.inputs[0])
     return Model(
-        own(costs), _tails(graph, cluster, costs, exact=table is None), ints(degree), ints(np.flatnonzero(degree == 0)),
-        edge_ptr=ints(graph.consumer_ptr[graph.output_ptr]), edge_to=ints(graph.consumers),
-        edge_tensor=ints(graph.edge_tensor), ready_to=ints(graph.consumers[np.lexsort((graph.consumers, graph.edge_source))]),
-        input_ptr=ints(graph.inputs[0]), inputs=ints(graph.inputs[1]),
-        producer=ints(graph.tensor_producer), size_bytes=own(graph.tensor_bytes), made=output_bytes(graph), unread=unread,
-        temp=own(graph.temp_bytes), persistent=own(graph.persistent_bytes), limit=own(cluster.memory_bytes),
-        latency=own(cluster.latency_us), per_byte=own(cluster.us_per_byte), comm=COMMUNICATION_MODES.index(cluster.comm),
-    )  # fmt: skip
+        writable_copy(costs),
+        _tails(graph, cluster, costs, exact=table is None),
+        ints(degree),
+        ints(np.flatnonzero(degree == 0)),
+        edge_ptr=ints(graph.consumer_ptr[graph.output_ptr]),
+        edge_to=ints(graph.consumers),
+        edge_tensor=ints(graph.edge_tensor),
+        ready_to=ints(graph.consumers[np.lexsort((graph.consumers, graph.edge_source))]),
+        input_ptr=ints(graph.inputs[0]),
+        inputs=ints(graph.inputs[1]),
+        producer=ints(graph.tensor_producer),
+        size_bytes=writable_copy(graph.tensor_bytes),
+        made=output_bytes(graph),
+        unread=unread,
+        temp=writable_copy(graph.temp_bytes),
+        persistent=writable_copy(graph.persistent_bytes),
+        limit=writable_copy(cluster.memory_bytes),
+        latency=writable_copy(cluster.latency_us),
+        per_byte=writable_copy(cluster.us_per_byte),
+        comm=COMMUNICATION_MODES.index(cluster.comm),
+    )
 
 
 def _tails(graph: OpGraph, cluster: Cluster, costs: NDArray[np.float64], exact: bool) -> NDArray[np.float64]:
@@ -77,5 +90,5 @@ def _tails(graph: OpGraph, cluster: Cluster, costs: NDArray[np.float64], exact: 
 
 def memory_matters(model: Model) -> bool:
     """Whether any placement could exceed a limit: everything at once, all tensors copied, is more than a device has."""
-    most = int(model.persistent.sum() + model.temp.sum() + model.size_bytes.sum())
-    return bool(np.any(model.limit < most))
+    most_bytes = int(model.persistent.sum() + model.temp.sum() + model.size_bytes.sum())
+    return bool(np.any(model.limit < most_bytes))

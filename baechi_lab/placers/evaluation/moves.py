@@ -52,26 +52,24 @@ def make_units(unit: NDArray[Any], position: NDArray[Any], allowed: NDArray[np.b
     number = np.empty(count, dtype=np.int32)
     number[np.argsort(first, kind="stable")] = np.arange(count, dtype=np.int32)
     of = number[labels].astype(np.int32)
-    able = np.ones((count, allowed.shape[1]), dtype=np.bool_)
-    np.logical_and.at(able, of, allowed)
+    allowed_units = np.ones((count, allowed.shape[1]), dtype=np.bool_)
+    np.logical_and.at(allowed_units, of, allowed)
     ops = np.lexsort((position, of)).astype(np.int32)
-    return Units(offsets(of, count), ops, of, able)
+    return Units(offsets(of, count), ops, of, allowed_units)
 
 
-def make_state(
-    device: NDArray[Any], rank: NDArray[Any] | None, parameters: EvaluationParameters = EVALUATION
-) -> State:  # fmt: skip
+def make_state(device: NDArray[Any], rank: NDArray[Any] | None, parameters: EvaluationParameters = EVALUATION) -> State:
     """A state whose current and best candidate are the given one, not yet evaluated (costs infinite)."""
-    now, n = make_assignment(device, rank), len(device)
+    assignment, n = make_assignment(device, rank), len(device)
     undo = (np.empty(n, np.int32) for _ in range(2))
-    best = now.device.copy(), now.position.copy(), np.full(4, np.inf)
-    return padded(State(*now, *best, *undo), parameters)
+    best = assignment.device.copy(), assignment.position.copy(), np.full(4, np.inf)
+    return padded(State(*assignment, *best, *undo), parameters)
 
 
 @njit(cache=True, nogil=True)
-def remember(s: Any, cost: float, time: float, over: float) -> None:
+def remember(s: Any, cost: float, time: float, overflow_bytes: float) -> None:
     """The current candidate is the best one; `cost` is its own, with what a best one pays per byte of overflow."""
-    s.cost[1], s.cost[2], s.cost[3] = cost, time, over
+    s.cost[1], s.cost[2], s.cost[3] = cost, time, overflow_bytes
     s.best_device[:] = s.device
     s.best_position[:] = s.position
 
@@ -151,18 +149,18 @@ def random_move(objective: Any, s: Any, units: Any, overfull: bool, shares: Any,
 
 
 @njit(cache=True, nogil=True)
-def _put(s: Any, op: int, target: int) -> None:
+def _move_to_position(s: Any, op: int, target: int) -> None:
     """Move `op` to position `target`; those in between move by one."""
     k = s.position[op]
     while k < target:
-        other = s.at[k + 1]
-        s.at[k] = other
-        s.position[other] = k
+        shifted_op = s.at[k + 1]
+        s.at[k] = shifted_op
+        s.position[shifted_op] = k
         k += 1
     while k > target:
-        other = s.at[k - 1]
-        s.at[k] = other
-        s.position[other] = k
+        shifted_op = s.at[k - 1]
+        s.at[k] = shifted_op
+        s.position[shifted_op] = k
         k -= 1
     s.at[target] = op
     s.position[op] = target
@@ -176,18 +174,18 @@ def _shift(u: int, op: int, units: Any, s: Any, whole_share: float, rng: Any) ->
     if rng.random() < 0.5:
         step = -step
     first, last = units.ptr[u], units.ptr[u + 1]
-    whole = rng.random() < whole_share
+    whole_unit = rng.random() < whole_share
     count = 0
     for k in range(first, last):
         # Upwards the last one first, so that ops of the unit do not push each other.
-        mine = units.ops[last - 1 - (k - first)] if step > 0 else units.ops[k]
-        if not whole:
-            mine = op
-        s.undo_op[count] = mine
-        s.undo_old[count] = s.position[mine]
+        unit_op = units.ops[last - 1 - (k - first)] if step > 0 else units.ops[k]
+        if not whole_unit:
+            unit_op = op
+        s.undo_op[count] = unit_op
+        s.undo_old[count] = s.position[unit_op]
         count += 1
-        _put(s, mine, min(max(s.position[mine] + step, 0), n - 1))
-        if not whole:
+        _move_to_position(s, unit_op, min(max(s.position[unit_op] + step, 0), n - 1))
+        if not whole_unit:
             break
     return -count
 
@@ -197,6 +195,6 @@ def undo(s: Any, changed: int) -> None:
     """Take the last move back."""
     for k in range(abs(changed) - 1, -1, -1):
         if changed < 0:
-            _put(s, s.undo_op[k], s.undo_old[k])
+            _move_to_position(s, s.undo_op[k], s.undo_old[k])
         else:
             s.device[s.undo_op[k]] = s.undo_old[k]

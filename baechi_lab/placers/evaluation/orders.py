@@ -50,10 +50,12 @@ def measure(
     model: Model, work: Work, name: str, device: NDArray[Any], rank: NDArray[np.float64] | None, cutoff: float = np.inf
 ) -> Candidate:
     """Simulate one candidate (an infinite makespan: it exceeds `cutoff`)."""
-    now = make_assignment(device, rank)
-    time = float(evaluate(model, work, now, Limits(True, cutoff)))
-    over = float(overflow(model, work)) if np.isfinite(time) else np.inf
-    return Candidate(name, now.device, None if rank is None else np.array(rank, dtype=np.float64), time, over)
+    assignment = make_assignment(device, rank)
+    time = float(evaluate(model, work, assignment, Limits(True, cutoff)))
+    overflow_bytes = float(overflow(model, work)) if np.isfinite(time) else np.inf
+    return Candidate(
+        name, assignment.device, None if rank is None else np.array(rank, dtype=np.float64), time, overflow_bytes
+    )
 
 
 def best_of(graph: OpGraph, cluster: Cluster, devices: Iterable[tuple[str, NDArray[Any]]]) -> Candidate | None:
@@ -67,9 +69,9 @@ def best_of(graph: OpGraph, cluster: Cluster, devices: Iterable[tuple[str, NDArr
     """
     model = make_model(graph, cluster)
     work, orders = make_work(model), usual_orders(graph, cluster)
-    found = (
+    candidates = (
         measure(model, work, f"{name}, {order}", device, rank)
         for name, device in devices
         for order, rank in orders.items()
     )
-    return min(found, key=lambda candidate: candidate.key, default=None)
+    return min(candidates, key=lambda candidate: candidate.key, default=None)

@@ -33,42 +33,50 @@ class EvaluationParameters:
     """
 
     spare_bytes: int = number(
-        256, "bytes", "kept free around small arrays, some lines of a processor's cache",
+        256,
+        "bytes",
+        "kept free around small arrays, some lines of a processor's cache",
         "threads that wrote to neighbouring memory waited for each other; not tuned further",
-    )  # fmt: skip
+    )
     page_bytes: int = number(
         4096, "bytes", "arrays larger than this stay where they are", "a page of memory; not tuned"
     )
     checkpoints: int = number(
-        8, "states", "kept of a simulation, where equal shares of the ops have started",
+        8,
+        "states",
+        "kept of a simulation, where equal shares of the ops have started",
         "by hand; keeping them costs about a sixth of a simulation",
-    )  # fmt: skip
+    )
     in_flight: int = number(64, "transfers", "most under way for which a state is kept", "by hand")
     probe_candidates: int = number(
         32, "candidates", "looked at before it is decided whether checkpoints pay", "by hand"
-    )  # fmt: skip
+    )
     least_saving: float = number(
-        0.25, "share of the checkpoints", "that candidates must pass on average, or no more are kept",
+        0.25,
+        "share of the checkpoints",
+        "that candidates must pass on average, or no more are kept",
         "above the sixth of a simulation that keeping them costs",
-    )  # fmt: skip
+    )
     order_share: float = number(0.35, "share of the moves", "change an order where priorities are searched", "by hand")
     anywhere_share: float = number(
         0.25, "share of the moves", "go to any device, where others go to that of a neighbour", "by hand"
-    )  # fmt: skip
+    )
     run_share: float = number(
         0.1, "share of the moves", "take along the units that follow in topological order", "by hand"
-    )  # fmt: skip
+    )
     longest_run: float = number(0.25, "share of the units", "longest run of units that moves as one", "by hand")
     whole_share: float = number(
         0.5, "share of the changes of an order", "move all ops of a unit, where others move one", "by hand"
-    )  # fmt: skip
+    )
     overfull_tries: int = number(
         8, "draws", "to find a unit on a device that exceeds its memory, while one does", "by hand"
-    )  # fmt: skip
+    )
     ancestor_words: int = number(
-        64, "words of 64 ops", "whose ancestor bits are kept at a time when waits are reduced",
+        64,
+        "words of 64 ops",
+        "whose ancestor bits are kept at a time when waits are reduced",
         "512 bytes per op, which a processor's cache holds for thousands of ops; not tuned further",
-    )  # fmt: skip
+    )
 
     @property
     def moves(self) -> Moves:

@@ -17,13 +17,13 @@ from ...graph.kernels.jit import HAS_NUMBA, njit
 def push_slot(heap: Any, base: int, size: int, key: Any, item: int) -> None:
     """Insert `item` into the heap in `heap[base : base + size]`, ordered by (`key[item]`, item)."""
     i = size
-    mine = key[item]
+    item_key = key[item]
     while i > 0:
         parent = (i - 1) >> 1
-        other = heap[base + parent]
-        if key[other] < mine or (key[other] == mine and other < item):
+        parent_item = heap[base + parent]
+        if key[parent_item] < item_key or (key[parent_item] == item_key and parent_item < item):
             break
-        heap[base + i] = other
+        heap[base + i] = parent_item
         i = parent
     heap[base + i] = item
 
@@ -33,7 +33,7 @@ def pop_slot(heap: Any, base: int, size: int, key: Any) -> None:
     """Remove the first of the heap of `size` items (read it at `base` before)."""
     last = size - 1
     item = heap[base + last]
-    mine = key[item]
+    item_key = key[item]
     i = 0
     while True:
         child = 2 * i + 1
@@ -45,7 +45,7 @@ def pop_slot(heap: Any, base: int, size: int, key: Any) -> None:
             b = heap[base + right]
             if key[b] < key[a] or (key[b] == key[a] and b < a):
                 child, a = right, b
-        if mine < key[a] or (mine == key[a] and item < a):
+        if item_key < key[a] or (item_key == key[a] and item < a):
             break
         heap[base + i] = a
         i = child
@@ -76,14 +76,14 @@ else:
 
 
 @njit(cache=True, inline="always")
-def set_bit(bits: Any, base: int, words: int, k: int, new: int) -> None:
-    """Add `k` to the set in `bits[base:]` where `new` is 1: words of bits, a bit per word, and a bit per word of those.
+def set_bit(bits: Any, base: int, words: int, k: int, value: int) -> None:
+    """Add `k` to the set in `bits[base:]` where `value` is 1: words of bits, a bit per word, and a bit per word of those.
 
     The last summary is kept only for more than 64 words.
     """
     one = k >> 6
     two = one >> 6
-    bit = np.uint64(new)
+    bit = np.uint64(value)
     bits[base + one] |= bit << np.uint64(k & 63)
     bits[base + words + two] |= bit << np.uint64(one & 63)
     if words > 64:
@@ -115,5 +115,5 @@ def take_lowest(bits: Any, base: int, words: int) -> int:
 def bit_words(n: int) -> tuple[int, int]:
     """Words of bits for sets of 0 .. n - 1, and all words including the two summaries."""
     words = (n + 63) >> 6
-    more = (words + 63) >> 6
-    return words, words + more + ((more + 63) >> 6)
+    upper_words = (words + 63) >> 6
+    return words, words + upper_words + ((upper_words + 63) >> 6)

@@ -59,17 +59,22 @@ def make_waits(graph: OpGraph, unit: NDArray[np.int32]) -> Waits:
     [0, 1, 1]
     """
     n, source, target = graph.n, graph.edge_source, graph.consumers
-    kept = ~_implied(graph, unit)
+    is_kept = ~_implied(graph, unit)
     same = unit[source] == unit[target]
-    near = distinct((source.astype(np.int64) * n + target)[kept & same])
-    edge = np.flatnonzero(kept & ~same)
+    near = distinct((source.astype(np.int64) * n + target)[is_kept & same])
+    edge = np.flatnonzero(is_kept & ~same)
     edge = edge[np.lexsort((unit[target[edge]], graph.edge_tensor[edge]))]
     tensor, number = np.unique(graph.edge_tensor[edge], return_inverse=True)
     degree = np.bincount(near % n, minlength=n) + np.bincount(target[edge], minlength=n)
     arrays = (
-        degree, offsets(near // n, n), near % n, offsets(source[edge], n), target[edge], number,
+        degree,
+        offsets(near // n, n),
+        near % n,
+        offsets(source[edge], n),
+        target[edge],
+        number,
         tensor,
-    )  # fmt: skip
+    )
     return Waits(*(np.array(a, dtype=np.int32) for a in arrays))
 
 
@@ -83,8 +88,15 @@ def _implied(graph: OpGraph, unit: NDArray[np.int32]) -> NDArray[np.bool_]:
     words = EVALUATION.ancestor_words
     bits = np.zeros((graph.n, words), dtype=np.uint64)
     columns = (
-        graph.order, offsets(target, graph.n), into, alike, graph.edge_source, target, tensor, unit,
-    )  # fmt: skip
+        graph.order,
+        offsets(target, graph.n),
+        into,
+        alike,
+        graph.edge_source,
+        target,
+        tensor,
+        unit,
+    )
     edges = _Edges(*map(ints, columns))
     for low in range(0, graph.n, 64 * words):
         bits[:] = 0

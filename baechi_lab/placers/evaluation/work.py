@@ -56,21 +56,45 @@ class Work(NamedTuple):
 
 def make_work(model: Model, parameters: EvaluationParameters = EVALUATION) -> Work:
     """Scratch space for `model`."""
-    kept, flying = parameters.checkpoints, parameters.in_flight
+    checkpoint_count, flying = parameters.checkpoints, parameters.in_flight
     n, devices = len(model.degree), len(model.limit)
     tensors = len(model.producer)
     slots = int(np.minimum(np.bincount(model.edge_tensor, minlength=tensors), devices - 1).sum()) + 1
     ints = lambda size: np.zeros(size, np.int32)  # noqa: E731
     work = Work(
-        ints(n), np.zeros(devices * bit_words(n)[1], np.uint64), ints(devices * (n + 1)), ints(devices),
-        ints(devices), ints(devices), np.zeros(devices),
-        ints(devices), np.zeros(devices), np.zeros(devices), np.zeros(devices), ints(devices), ints(devices),
-        ints(devices), np.zeros(slots), np.zeros(slots), ints(3 * slots), ints(slots),
-        ints(devices), ints(tensors), ints(tensors), ints(tensors * devices),
-        np.zeros(devices, np.int64), np.zeros(devices, np.int64), np.zeros(n), np.zeros(devices), np.zeros(devices),
-        np.zeros(n), np.full((2, kept), np.inf), np.zeros((2, kept, 2 * n + 4 * devices + 4 * flying + 4), np.int32),
-        np.zeros((2, kept, 4 * devices + flying)), ints(kept),
-    )  # fmt: skip
+        ints(n),
+        np.zeros(devices * bit_words(n)[1], np.uint64),
+        ints(devices * (n + 1)),
+        ints(devices),
+        ints(devices),
+        ints(devices),
+        np.zeros(devices),
+        ints(devices),
+        np.zeros(devices),
+        np.zeros(devices),
+        np.zeros(devices),
+        ints(devices),
+        ints(devices),
+        ints(devices),
+        np.zeros(slots),
+        np.zeros(slots),
+        ints(3 * slots),
+        ints(slots),
+        ints(devices),
+        ints(tensors),
+        ints(tensors),
+        ints(tensors * devices),
+        np.zeros(devices, np.int64),
+        np.zeros(devices, np.int64),
+        np.zeros(n),
+        np.zeros(devices),
+        np.zeros(devices),
+        np.zeros(n),
+        np.full((2, checkpoint_count), np.inf),
+        np.zeros((2, checkpoint_count, 2 * n + 4 * devices + 4 * flying + 4), np.int32),
+        np.zeros((2, checkpoint_count, 4 * devices + flying)),
+        ints(checkpoint_count),
+    )
     return padded(work, parameters)
 
 
@@ -79,12 +103,12 @@ def padded(arrays: Arrays, parameters: EvaluationParameters = EVALUATION) -> Arr
     each other, although each has its own arrays.
     """
 
-    def moved(a: Any) -> Any:
+    def padded_copy(a: Any) -> Any:
         if not isinstance(a, np.ndarray) or a.nbytes > parameters.page_bytes:
             return a
         around = parameters.spare_bytes // a.itemsize
-        mine = np.zeros(a.size + 2 * around, a.dtype)[around : around + a.size].reshape(a.shape)
-        mine[...] = a
-        return mine
+        interior = np.zeros(a.size + 2 * around, a.dtype)[around : around + a.size].reshape(a.shape)
+        interior[...] = a
+        return interior
 
-    return type(arrays)(*(moved(a) for a in arrays))
+    return type(arrays)(*(padded_copy(a) for a in arrays))

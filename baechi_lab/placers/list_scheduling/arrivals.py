@@ -21,16 +21,16 @@ def arrival_of(op: int, p: int, keep: bool, traffic: Traffic, fetch: Any) -> Any
     for e in range(ops[op].first_input, ops[op + 1].first_input):
         t = inputs[e]
         source = tensors[t].producer
-        a, done = ops[source].device, ops[source].finish
+        a, finish_us = ops[source].device, ops[source].finish
         if a != p:
             if not np.isnan(copies[t, p].there):
-                done = copies[t, p].there
+                finish_us = copies[t, p].there
             else:
                 cost = links[a, p].latency + links[a, p].per_byte * tensors[t].size
-                receive = done
+                receive = finish_us
                 if comm != PARALLEL:
                     fetch[count].out_before = devices[a].out_queue
-                    send = max(done, devices[a].out_queue)
+                    send = max(finish_us, devices[a].out_queue)
                     devices[a].out_queue = send + cost
                     if comm == SEQUENTIAL:  # one queue per device, shared by sends and receives
                         fetch[count].in_before = devices[p].out_queue
@@ -40,10 +40,10 @@ def arrival_of(op: int, p: int, keep: bool, traffic: Traffic, fetch: Any) -> Any
                         fetch[count].in_before = devices[p].in_queue
                         receive = max(send, devices[p].in_queue)
                         devices[p].in_queue = receive + cost
-                done = receive + cost
-                fetch[count].tensor, fetch[count].receive, fetch[count].end = t, receive, done
+                finish_us = receive + cost
+                fetch[count].tensor, fetch[count].receive, fetch[count].end = t, receive, finish_us
                 count += 1
-        latest = max(latest, done)
+        latest = max(latest, finish_us)
     if comm != PARALLEL and not keep:
         for k in range(count - 1, -1, -1):
             a = ops[tensors[fetch[k].tensor].producer].device

@@ -56,25 +56,25 @@ def _top(p: int, traffic: Traffic, groups: Any, pairs: Any, heaps: Heaps, fetch:
             op = pending[p, 0].op
             pop_pending(p, devices, pairs, pending)
             insert(p, op, devices, pairs, pending, zeros, arrived)
-        early = devices[p].arrived > 0
-        if not early and devices[p].pending == 0:
+        is_early = devices[p].arrived > 0
+        if not is_early and devices[p].pending == 0:
             return -1
-        op = arrived[p, 0] if early else pending[p, 0].op
+        op = arrived[p, 0] if is_early else pending[p, 0].op
         if ops[op].device >= 0 or not may_run(op, p, ops, groups, pairs):
             remove_top(p, devices, pairs, pending, zeros, arrived)
             pairs[p, op].where = GONE
             continue
         if pairs[p, op].exact:
             return op
-        if not early and raise_bound(op, p, comm, devices, pairs):
+        if not is_early and raise_bound(op, p, comm, devices, pairs):
             rekey(p, 0, devices, pairs, pending)
             continue
         arrival, count = arrival_of(op, p, False, traffic, fetch)
         pairs[p, op].exact, pairs[p, op].queued = count == 0, queued_time(count, fetch)
-        if (early and arrival <= free) or (not early and arrival == pairs[p, op].bound):
+        if (is_early and arrival <= free) or (not is_early and arrival == pairs[p, op].bound):
             return op
         pairs[p, op].bound = arrival
-        if early:
+        if is_early:
             remove_top(p, devices, pairs, pending, zeros, arrived)
             insert(p, op, devices, pairs, pending, zeros, arrived)
         else:
@@ -90,11 +90,11 @@ def _awake_for(p: int, traffic: Traffic, groups: Any, pairs: Any, fetch: Any) ->
     j = ops[devices[p].last].child
     if j < 0 or ops[j].missing > 0 or ops[j].device >= 0 or not may_run(j, p, ops, groups, pairs):
         return -1
-    here = max(devices[p].free, arrival_of(j, p, False, traffic, fetch)[0])
+    start_here = max(devices[p].free, arrival_of(j, p, False, traffic, fetch)[0])
     for d in range(len(devices)):
         if d != p and may_run(j, d, ops, groups, pairs):
-            there = arrival_of(j, d, False, traffic, fetch)[0]
-            if here >= max(devices[d].free, there):
+            start_there = arrival_of(j, d, False, traffic, fetch)[0]
+            if start_here >= max(devices[d].free, start_there):
                 return -1
     return j
 
@@ -111,7 +111,7 @@ def _urgent(op: int, time: float, traffic: Traffic, groups: Any, pairs: Any, fet
 
 @njit(cache=True)
 def _best_while_awake(
-    p: int, awaited: int, traffic: Traffic, groups: Any, pairs: Any, heaps: Heaps, fetch: Any, held: Any
+    p: int, awaited: int, traffic: Traffic, groups: Any, pairs: Any, heaps: Heaps, fetch: Any, held_pairs: Any
 ) -> int:
     """The earliest pair of a device that is awake for `awaited`: that op, or an urgent one."""
     devices, (pending, zeros, arrived) = traffic.devices, heaps
@@ -122,16 +122,16 @@ def _best_while_awake(
         if _urgent(op, start, traffic, groups, pairs, fetch):
             break
         remove_top(p, devices, pairs, pending, zeros, arrived)
-        held[count] = op
+        held_pairs[count] = op
         count += 1
         op = _top(p, traffic, groups, pairs, heaps, fetch)
     for k in range(count):
-        insert(p, held[k], devices, pairs, pending, zeros, arrived)
+        insert(p, held_pairs[k], devices, pairs, pending, zeros, arrived)
     return op
 
 
 @njit(cache=True)
-def _choose(favour: bool, traffic: Traffic, groups: Any, pairs: Any, heaps: Heaps, fetch: Any, held: Any) -> Any:
+def _choose(favour: bool, traffic: Traffic, groups: Any, pairs: Any, heaps: Heaps, fetch: Any, held_pairs: Any) -> Any:
     """The smallest (start, op, not beside its favourite parent, device) over the devices."""
     ops, devices = traffic.ops, traffic.devices
     best, best_p, best_start, best_apart = -1, -1, np.inf, True
@@ -140,18 +140,19 @@ def _choose(favour: bool, traffic: Traffic, groups: Any, pairs: Any, heaps: Heap
         if favour:
             awaited = _awake_for(p, traffic, groups, pairs, fetch)
         if awaited >= 0:
-            op = _best_while_awake(p, awaited, traffic, groups, pairs, heaps, fetch, held)
+            op = _best_while_awake(p, awaited, traffic, groups, pairs, heaps, fetch, held_pairs)
         else:
             op = _top(p, traffic, groups, pairs, heaps, fetch)
         if op < 0:
             continue
         start = max(devices[p].free, pairs[p, op].bound)
-        apart = ops[op].parent < 0 or ops[ops[op].parent].device != p
+        from_parent = ops[op].parent < 0 or ops[ops[op].parent].device != p
         if (
-            best < 0 or start < best_start
-            or (start == best_start and (op < best or (op == best and best_apart and not apart)))
-        ):  # fmt: skip
-            best, best_p, best_start, best_apart = op, p, start, apart
+            best < 0
+            or start < best_start
+            or (start == best_start and (op < best or (op == best and best_apart and not from_parent)))
+        ):
+            best, best_p, best_start, best_apart = op, p, start, from_parent
     return best, best_p
 
 
@@ -166,16 +167,16 @@ def _lacks_memory(op: int, p: int, traffic: Traffic, groups: Any, fetch: Any, fr
         size[0] = pop(free_time, free_code, 0, size[0])
         last = len(tensors) - 1
         devices[d].level -= tensors[item].size if item < last else groups[item - last].reserve
-    brought, early = 0, False
+    brought, arrives_early = 0, False
     for k in range(count):
         brought += tensors[fetch[k].tensor].size
-        early = early or fetch[k].receive < devices[p].free
+        arrives_early = arrives_early or fetch[k].receive < devices[p].free
     g = ops[op].group
     promise = groups[g].promised + groups[g].reserve if groups[g].home < 0 else 0
-    own = max(ops[op].made + ops[op].temp - groups[g].reserve, 0)
-    if early and devices[p].last >= 0:
-        own = max(own, ops[devices[p].last].temp)  # the copy comes in while the last op still runs
-    return devices[p].level + promise + brought + own > devices[p].limit
+    own_bytes = max(ops[op].made + ops[op].temp - groups[g].reserve, 0)
+    if arrives_early and devices[p].last >= 0:
+        own_bytes = max(own_bytes, ops[devices[p].last].temp)  # the copy comes in while the last op still runs
+    return devices[p].level + promise + brought + own_bytes > devices[p].limit
 
 
 @njit(cache=True)
@@ -257,7 +258,7 @@ def _reopen_group(
 
 @njit(cache=True)
 def _rekey_readers(
-    p: int, fetched: int, consumers: Any, traffic: Traffic, pairs: Any, pending: Any, fetch: Any, other: Any
+    p: int, fetched: int, consumers: Any, traffic: Traffic, pairs: Any, pending: Any, fetch: Any, other_fetch: Any
 ) -> None:
     """Tensors just fetched are cached on `p`: ready ops that read them may start there earlier than thought."""
     ops, tensors, devices = traffic.ops, traffic.tensors, traffic.devices
@@ -266,23 +267,27 @@ def _rekey_readers(
         for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
             j = consumers[e]
             if ops[j].device < 0 and pairs[p, j].where == PENDING:
-                bound, count = arrival_of(j, p, False, traffic, other)
+                bound, count = arrival_of(j, p, False, traffic, other_fetch)
                 pairs[p, j].bound = bound
-                pairs[p, j].exact, pairs[p, j].queued = count == 0, queued_time(count, other)
+                pairs[p, j].exact, pairs[p, j].queued = count == 0, queued_time(count, other_fetch)
                 rekey(p, pairs[p, j].place, devices, pairs, pending)
 
 
 @njit(cache=True)
 def _schedule(favour: bool, traffic: Traffic, groups: Any, pairs: Any, consumers: Any, members: Any) -> int:
     ops, tensors, devices, comm = traffic.ops, traffic.tensors, traffic.devices, traffic.comm
-    n, count, most = len(ops) - 1, len(devices), 1
+    n, count, most_inputs = len(ops) - 1, len(devices), 1
     for i in range(n):
-        most = max(most, ops[i + 1].first_input - ops[i].first_input)
-    fetch, other, held = records(np.empty(most, FETCH)), records(np.empty(most, FETCH)), np.empty(n, np.int64)
+        most_inputs = max(most_inputs, ops[i + 1].first_input - ops[i].first_input)
+    fetch, other_fetch, held_pairs = (
+        records(np.empty(most_inputs, FETCH)),
+        records(np.empty(most_inputs, FETCH)),
+        np.empty(n, np.int64),
+    )
     pending, arrived, zeros = records(np.empty((count, n), WAITING)), np.empty((count, n), np.int64), np.zeros(n)
     heaps = Heaps(pending, zeros, arrived)
-    room = len(tensors) + len(consumers) + len(groups) + 1
-    freed = Freed(np.empty(room), np.empty(room, np.int64), np.zeros(1, np.int64))
+    heap_size = len(tensors) + len(consumers) + len(groups) + 1
+    freed = Freed(np.empty(heap_size), np.empty(heap_size, np.int64), np.zeros(1, np.int64))
     for i in range(n):
         if ops[i].missing == 0:
             for p in range(count):
@@ -291,23 +296,23 @@ def _schedule(favour: bool, traffic: Traffic, groups: Any, pairs: Any, consumers
     overflows = 0
     for step in range(n):
         while True:
-            op, p = _choose(favour, traffic, groups, pairs, heaps, fetch, held)
+            op, p = _choose(favour, traffic, groups, pairs, heaps, fetch, held_pairs)
             if not _lacks_memory(op, p, traffic, groups, fetch, freed):
                 break
             pairs[p, op].dropped = True  # it stays in its heap and is skipped when it comes to the top
-            able = False
+            any_allowed = False
             for d in range(count):
-                able = able or may_run(op, d, ops, groups, pairs)
-            if not able:
+                any_allowed = any_allowed or may_run(op, d, ops, groups, pairs)
+            if not any_allowed:
                 p = _roomiest(op, ops, devices, groups, pairs)
                 overflows += 1
                 break
         first = groups[ops[op].group].home < 0
         fetched = _commit(op, p, step, traffic, groups, pairs, fetch, freed)
         if first:
-            _reopen_group(ops[op].group, p, members, traffic, groups, pairs, heaps, other)
+            _reopen_group(ops[op].group, p, members, traffic, groups, pairs, heaps, other_fetch)
         if comm != PARALLEL:
-            _rekey_readers(p, fetched, consumers, traffic, pairs, pending, fetch, other)
+            _rekey_readers(p, fetched, consumers, traffic, pairs, pending, fetch, other_fetch)
         for t in range(ops[op].first_output, ops[op + 1].first_output):
             for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
                 i = consumers[e]
@@ -315,7 +320,7 @@ def _schedule(favour: bool, traffic: Traffic, groups: Any, pairs: Any, consumers
                 if ops[i].missing == 0:
                     for d in range(count):
                         if may_run(i, d, ops, groups, pairs):
-                            _enter(i, d, traffic, pairs, heaps, other)
+                            _enter(i, d, traffic, pairs, heaps, other_fetch)
     return overflows
 
 
@@ -332,5 +337,11 @@ def earliest_start(problem: Problem, child: Any, parent: Any) -> Any:
     if favour:
         ops["child"][:n], ops["parent"][:n] = child, parent
     overflows = _schedule(favour, traffic, groups, pairs, problem.consumers, problem.members)
-    done = ops[:n]
-    return done["device"].copy(), done["start"].copy(), done["finish"].copy(), done["position"].copy(), int(overflows)
+    scheduled = ops[:n]
+    return (
+        scheduled["device"].copy(),
+        scheduled["start"].copy(),
+        scheduled["finish"].copy(),
+        scheduled["position"].copy(),
+        int(overflows),
+    )

@@ -65,21 +65,21 @@ class _State:
         queues, latest, fresh = [list(x) for x in self.queues], 0.0, []
         for t in q.inputs[q.input_ptr[op] : q.input_ptr[op + 1]].tolist():
             source = int(q.producer[t])
-            a, done = self.device[source], self.finish[source]
+            a, finish_us = self.device[source], self.finish[source]
             if a != p and (t, p) in self.there:
-                done = self.there[t, p]
+                finish_us = self.there[t, p]
             elif a != p:
                 cost = float(q.latency[a, p] + q.per_byte[a, p] * q.size_bytes[t])
-                receive = done
+                receive = finish_us
                 if q.comm != 0:
                     incoming = 0 if q.comm == 1 else 1
-                    send = max(done, queues[0][a])
+                    send = max(finish_us, queues[0][a])
                     queues[0][a] = send + cost
                     receive = max(send, queues[incoming][p])
                     queues[incoming][p] = receive + cost
-                done = receive + cost
-                fresh.append((t, receive, done))
-            latest = max(latest, done)
+                finish_us = receive + cost
+                fresh.append((t, receive, finish_us))
+            latest = max(latest, finish_us)
         return latest, fresh, queues
 
     def earliest(self, op: int, p: int) -> float:
@@ -95,9 +95,9 @@ class _State:
         j = int(self.child[last]) if last >= 0 else -1
         if j < 0 or j not in ready or not self.may_run(j, p):
             return -1
-        here = self.earliest(j, p)
-        others = [q for q in range(len(self.free)) if q != p and self.may_run(j, q)]
-        return j if all(here < self.earliest(j, q) for q in others) else -1
+        start_here = self.earliest(j, p)
+        other_devices = [q for q in range(len(self.free)) if q != p and self.may_run(j, q)]
+        return j if all(start_here < self.earliest(j, q) for q in other_devices) else -1
 
     def urgent(self, op: int, time: float) -> bool:
         """Its inputs are there by `time` on whichever device may run it."""
@@ -113,8 +113,8 @@ class _State:
         g = q.group[op]
         copies = sum(int(q.size_bytes[t]) for t, _, _ in fresh)
         promise = int(q.promised[g] + q.reserve[g]) if self.home[g] < 0 else 0
-        own = int(q.made[op] + q.temp[op])
-        need = promise + copies + max(own - int(q.reserve[g]), 0)
+        own_bytes = int(q.made[op] + q.temp[op])
+        need = promise + copies + max(own_bytes - int(q.reserve[g]), 0)
         running = 0
         if self.last[p] >= 0 and any(receive < self.free[p] for _, receive, _ in fresh):
             running = int(q.temp[self.last[p]])
@@ -166,18 +166,20 @@ def _roomiest(state: _State, op: int) -> int:
     """Among the devices that may run `op` but for its memory, the one with most bytes left."""
     q = state.problem
     home = state.home[q.group[op]]
-    able = [p for p in range(len(state.free)) if q.allowed[op, p] and home in (-1, p)]
-    return max(able, key=lambda p: (int(q.limit[p]) - state.level[p], -p))
+    allowed_devices = [p for p in range(len(state.free)) if q.allowed[op, p] and home in (-1, p)]
+    return max(allowed_devices, key=lambda p: (int(q.limit[p]) - state.level[p], -p))
 
 
 def _pairs(state: _State, ready: list[int]) -> list[tuple[float, int, bool, int]]:
     """Every (op, device) pair that may be chosen, best first: earliest start, op, its favourite parent's device, device."""
-    found = []
+    pairs = []
     for op in ready:
         parent = int(state.parent[op])
-        beside = state.device[parent] if parent >= 0 else -1
-        found += [(state.earliest(op, p), op, p != beside, p) for p in range(len(state.free)) if state.may_run(op, p)]
-    return sorted(found)
+        parent_device = state.device[parent] if parent >= 0 else -1
+        pairs += [
+            (state.earliest(op, p), op, p != parent_device, p) for p in range(len(state.free)) if state.may_run(op, p)
+        ]
+    return sorted(pairs)
 
 
 def _decide(state: _State, ready: list[int]) -> tuple[Candidate, list[Candidate], str, bool]:
@@ -222,13 +224,13 @@ def earliest_start_reference(
     ready = [i for i in range(len(missing)) if missing[i] == 0]
     overflows, log = 0, []
     for step in range(len(missing)):
-        chosen, candidates, reason, exceeded = _decide(state, ready)
+        decision, candidates, reason, exceeded = _decide(state, ready)
         overflows += exceeded
         if explain:
-            log.append(Decision(step, tuple(candidates), chosen, reason))
-        state.commit(chosen.op, chosen.device)
-        ready.remove(chosen.op)
-        for t in range(int(problem.output_ptr[chosen.op]), int(problem.output_ptr[chosen.op + 1])):
+            log.append(Decision(step, tuple(candidates), decision, reason))
+        state.commit(decision.op, decision.device)
+        ready.remove(decision.op)
+        for t in range(int(problem.output_ptr[decision.op]), int(problem.output_ptr[decision.op + 1])):
             for i in problem.consumers[problem.consumer_ptr[t] : problem.consumer_ptr[t + 1]].tolist():
                 missing[i] -= 1
                 if missing[i] == 0:

@@ -96,78 +96,85 @@ def _arrivals(i: int, device: Any, finish: Any, sources: Sources, out: Any) -> N
         u = producer[t]
         p = device[u]
         for d in range(len(out)):
-            there = finish[u]
+            arrival_us = finish[u]
             if d != p:
-                there = finish[u] + (latency[p, d] + per_byte[p, d] * size[t])
-            if there > out[d]:
-                out[d] = there
+                arrival_us = finish[u] + (latency[p, d] + per_byte[p, d] * size[t])
+            if arrival_us > out[d]:
+                out[d] = arrival_us
 
 
 @njit(cache=True)
 def _gap(
-    begin: Any, end: Any, count: int, there: float, duration: float, insertion: bool, tail: float, most: float
+    begin_us: Any,
+    end: Any,
+    count: int,
+    arrival_us: float,
+    duration: float,
+    insertion: bool,
+    tail: float,
+    latest_us: float,
 ) -> float:
-    """The earliest start from `there` on beside the busy intervals; infinite where start + `tail` would pass `most`."""
+    """The earliest start from `arrival_us` on beside the busy intervals; infinite where start + `tail` would pass `latest_us`."""
     if not insertion:
-        return max(there, end[count - 1]) if count > 0 else there
+        return max(arrival_us, end[count - 1]) if count > 0 else arrival_us
     low, high = 0, count
     while low < high:  # the first interval that ends after `there`
         middle = (low + high) >> 1
-        if end[middle] > there:
+        if end[middle] > arrival_us:
             high = middle
         else:
             low = middle + 1
-    start = there
+    start = arrival_us
     for k in range(low, count):
-        if start + tail > most:
+        if start + tail > latest_us:
             return np.inf
-        if start + duration <= begin[k]:
+        if start + duration <= begin_us[k]:
             return start
         start = end[k]
     return start
 
 
 @njit(cache=True)
-def _occupy(begin: Any, end: Any, count: int, start: float, finish: float) -> int:
+def _occupy(begin_us: Any, end: Any, count: int, start: float, finish: float) -> int:
     """Add an interval, be it of no length, merged with those it touches; returns the new count."""
     low, high = 0, count
     while low < high:
         middle = (low + high) >> 1
-        if begin[middle] >= finish:
+        if begin_us[middle] >= finish:
             high = middle
         else:
             low = middle + 1
-    after = low < count and begin[low] == finish
+    after = low < count and begin_us[low] == finish
     before = low > 0 and end[low - 1] == start
     if before and after:
         end[low - 1] = end[low]
         for k in range(low, count - 1):
-            begin[k], end[k] = begin[k + 1], end[k + 1]
+            begin_us[k], end[k] = begin_us[k + 1], end[k + 1]
         return count - 1
     if before:
         end[low - 1] = finish
         return count
     if after:
-        begin[low] = start
+        begin_us[low] = start
         return count
     for k in range(count, low, -1):
-        begin[k], end[k] = begin[k - 1], end[k - 1]
-    begin[low], end[low] = start, finish
+        begin_us[k], end[k] = begin_us[k - 1], end[k - 1]
+    begin_us[low], end[low] = start, finish
     return count + 1
 
 
 @njit(cache=True)
-def _best_device(rule: Rule, there: Any, duration: Any, mask: Any, busy: Busy) -> Any:
+def _best_device(rule: Rule, arrival_us: Any, duration: Any, mask: Any, busy: Busy) -> Any:
     """Device and start of an op by the rule; ties by start, then device index."""
     choice, insertion = rule.choice, rule.insertion
-    begin, end, count = busy
+    begin_us, end, count = busy
     best, best_start, least = -1, 0.0, np.inf
     for d in range(len(mask)):
         if not mask[d]:
             continue
-        most = least if choice in (EARLIEST_FINISH, EARLIEST) else np.inf
+        cutoff_us = least if choice in (EARLIEST_FINISH, EARLIEST) else np.inf
         tail = duration[d] if choice == EARLIEST_FINISH else 0.0
-        start = _gap(begin[d], end[d], count[d], there[d], duration[d], insertion, tail, most)
+        start = _gap(begin_us[d], end[d], count[d], arrival_us[d], duration[d], insertion, tail, cutoff_us)
         score = start
         if choice == EARLIEST_FINISH:
             score = start + duration[d]
@@ -181,16 +188,16 @@ def _best_device(rule: Rule, there: Any, duration: Any, mask: Any, busy: Busy) -
 
 
 @njit(cache=True)
-def _candidates(g: int, room: Room, mask: Any) -> bool:
+def _candidates(g: int, memory: Room, mask: Any) -> bool:
     """Set `mask` to where group `g` may go; False where no device has the promised bytes (then only the emptiest)."""
-    if room.home[g] >= 0:
+    if memory.home[g] >= 0:
         mask[:] = False
-        mask[room.home[g]] = True
+        mask[memory.home[g]] = True
         return True
-    if feasible(g, room, mask):
+    if feasible(g, memory, mask):
         return True
-    best = emptiest(mask, room)
-    fits = room.used_held[best] + room.held[g] <= room.limit[best]
+    best = emptiest(mask, memory)
+    fits = memory.used_held[best] + memory.held[g] <= memory.limit[best]
     mask[:] = False
     mask[best] = True
     return fits
@@ -198,14 +205,14 @@ def _candidates(g: int, room: Room, mask: Any) -> bool:
 
 @njit(cache=True)
 def _earliest_pair(
-    ready: Any, size: int, rule: Rule, there: Any, table: Any, group: Any, room: Room, busy: Busy, mask: Any
+    ready: Any, size: int, rule: Rule, arrival_us: Any, table: Any, group: Any, memory: Room, busy: Busy, mask: Any
 ) -> int:
     """Where in `ready` the op stands that can start earliest on the device it would get; ties by op index."""
     at, first = 0, np.inf
     for k in range(size):
         i = ready[k]
-        _candidates(group[i], room, mask)
-        _, start = _best_device(rule, there[i], table[i], mask, busy)
+        _candidates(group[i], memory, mask)
+        _, start = _best_device(rule, arrival_us[i], table[i], mask, busy)
         if start < first or (start == first and i < ready[at]):
             at, first = k, start
     return at
@@ -220,31 +227,31 @@ def _schedule(problem: Problem, rule: Rule, key: Any, need: Any) -> Any:
     n, devices, groups = len(key), len(problem.limit), len(problem.promised)
     device, start, finish = np.full(n, -1, np.int32), np.zeros(n), np.zeros(n)
     sequence, missing = np.empty(n, np.int64), np.empty(n, np.int64)
-    able, home = np.ones((groups, devices), np.bool_), np.full(groups, -1, np.int32)
+    group_allowed, home = np.ones((groups, devices), np.bool_), np.full(groups, -1, np.int32)
     used_held, used, mask = np.zeros(devices, np.int64), np.zeros(devices, np.int64), np.zeros(devices, np.bool_)
-    room = Room(able, problem.promised, need, problem.limit, used_held, used, home)
+    memory = Room(group_allowed, problem.promised, need, problem.limit, used_held, used, home)
     width = 16
-    begin, end, count = np.empty((devices, width)), np.empty((devices, width)), np.zeros(devices, np.int64)
-    busy = Busy(begin, end, count)
+    begin_us, end, count = np.empty((devices, width)), np.empty((devices, width)), np.zeros(devices, np.int64)
+    busy = Busy(begin_us, end, count)
     ready_key, ready, waiting = np.empty(n), np.empty(n, np.int64), 0
-    there = np.empty((n if mode == EARLIEST_START else 1, devices))
+    arrival_us = np.empty((n if mode == EARLIEST_START else 1, devices))
     overflows = 0
     for i in range(n):
         for d in range(devices):
             if not allowed[i, d]:
-                able[group[i], d] = False
+                group_allowed[group[i], d] = False
         missing[i] = input_ptr[i + 1] - input_ptr[i]
     for i in range(n):
         if missing[i] == 0:
             if mode == EARLIEST_START:
-                there[i] = 0.0
+                arrival_us[i] = 0.0
                 ready[waiting] = i
                 waiting += 1
             else:
                 waiting = push(ready_key, ready, 0, waiting, key[i] if mode == STATIC else 0.0, i)
-    for done in range(n):
+    for scheduled_count in range(n):
         if mode == EARLIEST_START:
-            at = _earliest_pair(ready, waiting, rule, there, table, group, room, busy, mask)
+            at = _earliest_pair(ready, waiting, rule, arrival_us, table, group, memory, busy, mask)
             i = ready[at]
             waiting -= 1
             ready[at] = ready[waiting]
@@ -253,20 +260,20 @@ def _schedule(problem: Problem, rule: Rule, key: Any, need: Any) -> Any:
             i = ready[0]
             waiting = pop(ready_key, ready, 0, waiting)
             row = 0
-            _arrivals(i, device, finish, sources, there[0])
+            _arrivals(i, device, finish, sources, arrival_us[0])
         g = group[i]
-        if not _candidates(g, room, mask):
+        if not _candidates(g, memory, mask):
             overflows += 1
-        d, begins = _best_device(rule, there[row], table[i], mask, busy)
+        d, start_us = _best_device(rule, arrival_us[row], table[i], mask, busy)
         if home[g] < 0:
-            put(g, d, room)
-        device[i], start[i], finish[i], sequence[done] = d, begins, begins + table[i, d], i
+            put(g, d, memory)
+        device[i], start[i], finish[i], sequence[scheduled_count] = d, start_us, start_us + table[i, d], i
         if count[d] == width:
             wider = np.empty((2, devices, 2 * width))
-            wider[0, :, :width], wider[1, :, :width] = begin, end
-            begin, end, width = wider[0], wider[1], 2 * width
-            busy = Busy(begin, end, count)
-        count[d] = _occupy(begin[d], end[d], count[d], begins, finish[i])
+            wider[0, :, :width], wider[1, :, :width] = begin_us, end
+            begin_us, end, width = wider[0], wider[1], 2 * width
+            busy = Busy(begin_us, end, count)
+        count[d] = _occupy(begin_us[d], end[d], count[d], start_us, finish[i])
         for t in range(output_ptr[i], output_ptr[i + 1]):
             for e in range(consumer_ptr[t], consumer_ptr[t + 1]):
                 v = consumers[e]
@@ -274,14 +281,14 @@ def _schedule(problem: Problem, rule: Rule, key: Any, need: Any) -> Any:
                 if missing[v] > 0:
                     continue
                 if mode == EARLIEST_START:
-                    _arrivals(v, device, finish, sources, there[v])
+                    _arrivals(v, device, finish, sources, arrival_us[v])
                     ready[waiting] = v
                     waiting += 1
                 else:
-                    when = key[v]
+                    pair_key = key[v]
                     if mode == READY_TIME:
-                        when = 0.0
+                        pair_key = 0.0
                         for k in range(input_ptr[v], input_ptr[v + 1]):
-                            when = max(when, finish[producer[inputs[k]]])
-                    waiting = push(ready_key, ready, 0, waiting, when, v)
+                            pair_key = max(pair_key, finish[producer[inputs[k]]])
+                    waiting = push(ready_key, ready, 0, waiting, pair_key, v)
     return device, start, finish, sequence, overflows

@@ -32,22 +32,22 @@ class _Scheduler:
         return self.problem.inputs[self.problem.input_ptr[i] : self.problem.input_ptr[i + 1]].tolist()
 
     def arrival(self, i: int, d: int) -> float:
-        there = [0.0]
+        arrivals = [0.0]
         for t in self.inputs(i):
             u = int(self.problem.producer[t])
             p, cost = self.plan.device[u], 0.0
             if p != d:
                 cost = float(self.problem.latency[p, d] + self.problem.per_byte[p, d] * self.problem.size_bytes[t])
-            there.append(self.plan.finish[u] + cost)
-        return max(there)
+            arrivals.append(self.plan.finish[u] + cost)
+        return max(arrivals)
 
-    def gap(self, d: int, there: float, duration: float) -> float:
+    def gap(self, d: int, arrival_us: float, duration: float) -> float:
         if not self.insertion:
-            return max([there, *(end for _, end in self.busy[d])])
-        start = there
-        for begin, end in self.busy[d]:
+            return max([arrival_us, *(end for _, end in self.busy[d])])
+        start = arrival_us
+        for begin_us, end in self.busy[d]:
             if end > start:
-                if start + duration <= begin:
+                if start + duration <= begin_us:
                     break
                 start = end
         return start
@@ -55,11 +55,11 @@ class _Scheduler:
     def occupy(self, d: int, start: float, finish: float) -> None:
         insort(self.busy[d], (start, finish))
         merged: list[tuple[float, float]] = []
-        for begin, end in self.busy[d]:
-            if merged and merged[-1][1] == begin:
+        for begin_us, end in self.busy[d]:
+            if merged and merged[-1][1] == begin_us:
                 merged[-1] = (merged[-1][0], end)
             else:
-                merged.append((begin, end))
+                merged.append((begin_us, end))
         self.busy[d] = merged
 
     def promised(self, d: int, column: Sequence[int]) -> int:
@@ -69,9 +69,9 @@ class _Scheduler:
         """Devices, and whether they have the promised bytes."""
         if g in self.home:
             return [self.home[g]], True
-        held, limit = self.problem.promised, self.problem.limit
-        able = [d for d in self.devices if all(self.problem.allowed[i, d] for i in self.members[g])]
-        holds = [d for d in able if self.promised(d, held) + int(held[g]) <= limit[d]]
+        promised, limit = self.problem.promised, self.problem.limit
+        allowed_devices = [d for d in self.devices if all(self.problem.allowed[i, d] for i in self.members[g])]
+        holds = [d for d in allowed_devices if self.promised(d, promised) + int(promised[g]) <= limit[d]]
         roomy = [d for d in holds if self.promised(d, self.need) + self.need[g] <= limit[d]]
         if roomy:
             return roomy, True
@@ -79,7 +79,7 @@ class _Scheduler:
         def level(d: int) -> tuple[float, int]:
             return (self.promised(d, self.need) / int(limit[d]) if limit[d] else float("inf")), d
 
-        return [min(holds or able, key=level)], bool(holds)
+        return [min(holds or allowed_devices, key=level)], bool(holds)
 
     def best(self, i: int) -> tuple[int, float]:
         """Device and start of op `i` by the rule; ties by start, then device index."""
@@ -89,8 +89,11 @@ class _Scheduler:
             start = self.gap(d, self.arrival(i, d), duration)
             free = self.busy[d][-1][1] if self.busy[d] else 0.0
             score = {
-                "earliest-finish": start + duration, "earliest-start": start, "fastest": duration, "first-free": free,
-            }[self.choice]  # fmt: skip
+                "earliest-finish": start + duration,
+                "earliest-start": start,
+                "fastest": duration,
+                "first-free": free,
+            }[self.choice]
             options.append((score, start, d))
         _, start, d = min(options)
         return d, start
@@ -111,16 +114,18 @@ def insertion_reference(
 ) -> ReferencePlan:
     """Schedule every op; `mode` is "static", "ready-time" or "earliest-start", `choice` as in `bl.ListScheduler`."""
     state = _Scheduler(problem, choice, insertion, need)
-    left = list(range(len(key)))
-    while left:
-        done = state.plan.finish
-        ready = [i for i in left if all(int(problem.producer[t]) in done for t in state.inputs(i))]
+    unscheduled = list(range(len(key)))
+    while unscheduled:
+        finish_us = state.plan.finish
+        ready = [i for i in unscheduled if all(int(problem.producer[t]) in finish_us for t in state.inputs(i))]
         if mode == "earliest-start":
             i = min(ready, key=lambda i: (state.best(i)[1], i))
         elif mode == "ready-time":
-            i = min(ready, key=lambda i: (max([0.0, *(done[int(problem.producer[t])] for t in state.inputs(i))]), i))
+            i = min(
+                ready, key=lambda i: (max([0.0, *(finish_us[int(problem.producer[t])] for t in state.inputs(i))]), i)
+            )
         else:
             i = min(ready, key=lambda i: (key[i], i))
         state.place(i)
-        left.remove(i)
+        unscheduled.remove(i)
     return state.plan

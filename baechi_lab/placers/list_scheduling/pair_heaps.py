@@ -21,11 +21,11 @@ def sift_up(pairs: Any, pending: Any, at: int) -> None:
     key, op = pending[at].key, pending[at].op
     while at > 0:
         above = (at - 1) >> 1
-        other = pending[above].op
-        if pending[above].key < key or (pending[above].key == key and other < op):
+        parent_op = pending[above].op
+        if pending[above].key < key or (pending[above].key == key and parent_op < op):
             break
-        pending[at].key, pending[at].op = pending[above].key, other
-        pairs[other].place = at
+        pending[at].key, pending[at].op = pending[above].key, parent_op
+        pairs[parent_op].place = at
         at = above
     pending[at].key, pending[at].op = key, op
     pairs[op].place = at
@@ -39,16 +39,16 @@ def sift_down(pairs: Any, pending: Any, size: int, at: int) -> None:
         below = 2 * at + 1
         if below >= size:
             break
-        least, other = pending[below].key, pending[below].op
+        least, child_op = pending[below].key, pending[below].op
         if below + 1 < size:
             right = pending[below + 1].key
-            if right < least or (right == least and pending[below + 1].op < other):
+            if right < least or (right == least and pending[below + 1].op < child_op):
                 below += 1
-                least, other = right, pending[below].op
-        if key < least or (key == least and op < other):
+                least, child_op = right, pending[below].op
+        if key < least or (key == least and op < child_op):
             break
-        pending[at].key, pending[at].op = least, other
-        pairs[other].place = at
+        pending[at].key, pending[at].op = least, child_op
+        pairs[child_op].place = at
         at = below
     pending[at].key, pending[at].op = key, op
     pairs[op].place = at

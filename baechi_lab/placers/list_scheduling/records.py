@@ -9,20 +9,48 @@ import numpy as np
 from ...graph.kernels.jit import records
 from ..problem import Problem
 
-OP = np.dtype([
-    ("group", "i4"), ("device", "i4"), ("missing", "i4"), ("child", "i4"), ("parent", "i4"), ("first_input", "i8"),
-    ("first_output", "i8"), ("made", "i8"), ("temp", "i8"), ("start", "f8"), ("finish", "f8"), ("position", "i8"),
-])  # fmt: skip
+OP = np.dtype(
+    [
+        ("group", "i4"),
+        ("device", "i4"),
+        ("missing", "i4"),
+        ("child", "i4"),
+        ("parent", "i4"),
+        ("first_input", "i8"),
+        ("first_output", "i8"),
+        ("made", "i8"),
+        ("temp", "i8"),
+        ("start", "f8"),
+        ("finish", "f8"),
+        ("position", "i8"),
+    ]
+)
 TENSOR = np.dtype([("producer", "i4"), ("unread", "i4"), ("size", "i8"), ("first_consumer", "i8")])
 GROUP = np.dtype([("home", "i4"), ("left", "i4"), ("promised", "i8"), ("reserve", "i8"), ("first_member", "i8")])
-DEVICE = np.dtype([
-    ("free", "f8"), ("last", "i4"), ("out_queue", "f8"), ("in_queue", "f8"), ("limit", "i8"), ("level", "i8"),
-    ("pending", "i8"), ("arrived", "i8"),
-])  # fmt: skip
-PAIR = np.dtype([
-    ("bound", "f8"), ("queued", "f8"), ("duration", "f8"), ("place", "i4"), ("where", "i1"), ("exact", "b1"), ("allowed", "b1"),
-    ("dropped", "b1"),
-])  # fmt: skip
+DEVICE = np.dtype(
+    [
+        ("free", "f8"),
+        ("last", "i4"),
+        ("out_queue", "f8"),
+        ("in_queue", "f8"),
+        ("limit", "i8"),
+        ("level", "i8"),
+        ("pending", "i8"),
+        ("arrived", "i8"),
+    ]
+)
+PAIR = np.dtype(
+    [
+        ("bound", "f8"),
+        ("queued", "f8"),
+        ("duration", "f8"),
+        ("place", "i4"),
+        ("where", "i1"),
+        ("exact", "b1"),
+        ("allowed", "b1"),
+        ("dropped", "b1"),
+    ]
+)
 WAITING = np.dtype([("key", "f8"), ("op", "i8")])
 COPY = np.dtype([("there", "f8"), ("last_use", "f8")])
 LINK = np.dtype([("latency", "f8"), ("per_byte", "f8")])
@@ -61,5 +89,5 @@ def make_records(problem: Problem) -> tuple[Traffic, Any, Any]:
     links["latency"], links["per_byte"] = problem.latency, problem.per_byte
     traffic = Traffic(
         records(ops), records(tensors), records(devices), records(copies), records(links), problem.inputs, problem.comm
-    )  # fmt: skip
+    )
     return traffic, records(groups), records(pairs)

@@ -23,7 +23,7 @@ from ...graph.units import format_us
 from ..problem import make_problem
 from .earliest_start_reference import Candidate, Decision, _pairs, _State
 
-KEPT = 24
+SNAPSHOTS = 24
 """States kept along the way: a step is at most a twenty-fourth of the ops away from one."""
 
 
@@ -48,7 +48,7 @@ class Replay(Sequence[Decision]):
         self.problem = make_problem(graph, cluster)
         none = np.full(graph.n, -1, dtype=np.int32)
         self._kept: dict[int, _State] = {0: _State(self.problem, none, none)}
-        self._stride = max(1, -(-graph.n // KEPT))
+        self._stride = max(1, -(-graph.n // SNAPSHOTS))
         self._step_of = inverse(self.order)
         self._ready_from = self._ready_steps()
         self._last: Decision | None = None
@@ -83,11 +83,11 @@ class Replay(Sequence[Decision]):
         ready = np.flatnonzero((self._ready_from <= step) & (self._step_of >= step)).tolist()
         pairs = _pairs(state, ready)
         open_pairs = [Candidate(o, d, start) for start, o, _, d in pairs]
-        chosen = Candidate(op, p, state.earliest(op, p))
+        decision = Candidate(op, p, state.earliest(op, p))
         refused = [Candidate(op, d, state.earliest(op, d), self._why_not(state, op, d)) for d in range(self.cluster.n)]
-        kept = {(c.op, c.device): c for c in refused if c.excluded and c.device != p}
-        candidates = [kept.pop((c.op, c.device), c) for c in open_pairs]
-        return Decision(step, (*candidates, *kept.values()), chosen, self._reason(chosen, pairs, refused))
+        excluded = {(c.op, c.device): c for c in refused if c.excluded and c.device != p}
+        candidates = [excluded.pop((c.op, c.device), c) for c in open_pairs]
+        return Decision(step, (*candidates, *excluded.values()), decision, self._reason(decision, pairs, refused))
 
     def _why_not(self, state: _State, op: int, d: int) -> str:
         q = self.problem
@@ -98,15 +98,17 @@ class Replay(Sequence[Decision]):
             return f"colocated with ops on {self.cluster.names[home]}"
         return _copy(state).lacks_memory(op, d)  # looking ahead frees bytes: on a copy
 
-    def _reason(self, chosen: Candidate, pairs: list[Any], refused: list[Candidate]) -> str:
-        name = self.cluster.names[chosen.device]
-        if pairs and chosen.start_us <= pairs[0][0]:
+    def _reason(self, decision: Candidate, pairs: list[Any], refused: list[Candidate]) -> str:
+        name = self.cluster.names[decision.device]
+        if pairs and decision.start_us <= pairs[0][0]:
             return "Nothing could start earlier, on any device."
-        others = [c for c in refused if c.device != chosen.device and not c.excluded and c.start_us < chosen.start_us]
-        if not others:
+        earlier_candidates = [
+            c for c in refused if c.device != decision.device and not c.excluded and c.start_us < decision.start_us
+        ]
+        if not earlier_candidates:
             return f"No device could start it earlier than {name}."
-        best = min(others, key=lambda c: (c.start_us, c.device))
-        sooner = format_us(chosen.start_us - best.start_us)
+        best = min(earlier_candidates, key=lambda c: (c.start_us, c.device))
+        sooner = format_us(decision.start_us - best.start_us)
         return (
             f"The placer chose {name} by its own rule; "
             f"{self.cluster.names[best.device]} could have started it {sooner} earlier."
@@ -126,9 +128,9 @@ class Replay(Sequence[Decision]):
 
 def _copy(state: _State) -> _State:
     """The state with lists and tables of its own; the problem is shared."""
-    made = copy.copy(state)
+    state_copy = copy.copy(state)
     for key, value in vars(state).items():
         if isinstance(value, (list, dict)):
-            setattr(made, key, copy.copy(value))
-    made.queues = [list(queue) for queue in state.queues]
-    return made
+            setattr(state_copy, key, copy.copy(value))
+    state_copy.queues = [list(queue) for queue in state.queues]
+    return state_copy

@@ -14,9 +14,15 @@ _NOBODY: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
 
 def schedule(
-    graph: OpGraph, cluster: Cluster, *, child: NDArray[Any] | None = None, parent: NDArray[Any] | None = None,
-    limited: bool = True, reservation: bool = False, explain: bool = False,
-) -> Placement:  # fmt: skip
+    graph: OpGraph,
+    cluster: Cluster,
+    *,
+    child: NDArray[Any] | None = None,
+    parent: NDArray[Any] | None = None,
+    limited: bool = True,
+    reservation: bool = False,
+    explain: bool = False,
+) -> Placement:
     """Plan with `earliest_start`; `child` and `parent` int32[n] are favourites (-1: none).
 
     `info` of the result: `planned_makespan_us`, `overflows` (ops put where memory is lacking) and, where `explain`,

@@ -27,8 +27,9 @@ def save(path: str | os.PathLike[str], trainer: Trainer, belongs: dict[str, Any]
         "head": np.frombuffer(json.dumps(head, sort_keys=True).encode(), dtype=np.uint8),
         "numbers": np.array([trainer.baseline, trainer.best_seconds], dtype=np.float64),
         "counts": np.array([trainer.samples, trainer.adam.steps], dtype=np.int64),
-        "best_device": trainer.best_device, "best_group": trainer.best_group,
-    }  # fmt: skip
+        "best_device": trainer.best_device,
+        "best_group": trainer.best_group,
+    }
     for name, value in trainer.weights.items():
         arrays[f"weight/{name}"] = value
         arrays[f"first/{name}"], arrays[f"second/{name}"] = trainer.adam.first[name], trainer.adam.second[name]
@@ -61,17 +62,17 @@ def load(path: str | os.PathLike[str], trainer: Trainer, belongs: dict[str, Any]
 def _check_head(path: str | os.PathLike[str], arrays: dict[str, Any], belongs: dict[str, Any]) -> None:
     try:
         head = json.loads(arrays["head"].tobytes())
-        version, mine = head["version"], head["belongs"]
+        version, stored_owner = head["version"], head["belongs"]
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{os.fspath(path)!r} is not a checkpoint of the planner") from error
     if version != VERSION:
         raise FormatError(f"checkpoint {os.fspath(path)!r} has version {version}; this one reads {VERSION}")
-    wanted = json.loads(json.dumps(belongs, sort_keys=True))
-    for key in sorted({*wanted, *mine}):
-        if wanted.get(key) != mine.get(key):
+    expected_owner = json.loads(json.dumps(belongs, sort_keys=True))
+    for key in sorted({*expected_owner, *stored_owner}):
+        if expected_owner.get(key) != stored_owner.get(key):
             raise InvalidInput(
-                f"checkpoint {os.fspath(path)!r} was made with {key} {mine.get(key)!r}, this run has {wanted.get(key)!r}; "
-                "they must agree"
+                f"checkpoint {os.fspath(path)!r} was made with {key} {stored_owner.get(key)!r}, "
+                f"this run has {expected_owner.get(key)!r}; they must agree"
             )
 
 

@@ -26,7 +26,7 @@ def moving_average(reward: NDArray[np.float64], counts: NDArray[np.bool_], basel
     return placement.mean(axis=1), placement
 
 
-def others(reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Credit:
+def leave_one_out(reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Credit:
     """`reward` minus the mean of the other samples that count; 0 for those that do not, or that have no others.
 
     The only placement of a grouping is compared with those of the other groupings.
@@ -38,13 +38,13 @@ def others(reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Credit:
     counted = np.where(counts, reward, 0.0)
     total, number = counted.sum(axis=1), counts.sum(axis=1)
     alone = (number == 1)[:, None]
-    rest = np.where(alone, counted.sum(), total[:, None]) - counted
+    sum_of_others = np.where(alone, counted.sum(), total[:, None]) - counted
     size = np.where(alone, number.sum(), number[:, None]) - 1
-    placement = np.where(counts & (size > 0), reward - rest / np.maximum(size, 1), 0.0)
-    known = number > 0
-    mean = np.where(known, total / np.maximum(number, 1), 0.0)
-    groupings = int(known.sum()) - 1
-    grouping = np.where(known & (groupings > 0), mean - (mean.sum() - mean) / max(groupings, 1), 0.0)
+    placement = np.where(counts & (size > 0), reward - sum_of_others / np.maximum(size, 1), 0.0)
+    has_others = number > 0
+    mean = np.where(has_others, total / np.maximum(number, 1), 0.0)
+    groupings = int(has_others.sum()) - 1
+    grouping = np.where(has_others & (groupings > 0), mean - (mean.sum() - mean) / max(groupings, 1), 0.0)
     return grouping, placement
 
 

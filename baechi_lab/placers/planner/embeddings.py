@@ -48,8 +48,8 @@ def make_units(graph: OpGraph, cluster: Cluster, vocabulary: int, outputs: int, 
     and `neighbours` adjacent units each way are kept per unit."""
     of = groups_of(graph)
     count, table = int(of.max()) + 1, durations(graph, cluster)
-    able, cost = np.ones((count, cluster.n), dtype=np.bool_), np.zeros((count, cluster.n))
-    np.logical_and.at(able, of, allowed_devices(graph, cluster))
+    allowed, cost = np.ones((count, cluster.n), dtype=np.bool_), np.zeros((count, cluster.n))
+    np.logical_and.at(allowed, of, allowed_devices(graph, cluster))
     np.add.at(cost, of, table)
     longest = np.lexsort((np.arange(graph.n), -table.min(axis=1), of))
     _, first = np.unique(of[longest], return_index=True)
@@ -59,8 +59,8 @@ def make_units(graph: OpGraph, cluster: Cluster, vocabulary: int, outputs: int, 
     edges = np.stack([pair // count, pair % count])
     edges = edges[:, edges[0] != edges[1]]
     features = np.concatenate([_output_sizes(graph, head, outputs), _adjacency(edges, count, neighbours)], axis=1)
-    fallback = np.where(able, cost, np.inf).argmin(axis=1).astype(np.int32)
-    return Units(of, edges, kind[head], kinds, features.astype(np.float32), _size_classes(graph, of), fallback, able)
+    fallback = np.where(allowed, cost, np.inf).argmin(axis=1).astype(np.int32)
+    return Units(of, edges, kind[head], kinds, features.astype(np.float32), _size_classes(graph, of), fallback, allowed)
 
 
 def _type_indices(graph: OpGraph, vocabulary: int) -> tuple[NDArray[np.int32], int]:
@@ -68,17 +68,17 @@ def _type_indices(graph: OpGraph, vocabulary: int) -> tuple[NDArray[np.int32], i
     names, inverse, times = np.unique(np.array(graph.op_types), return_inverse=True, return_counts=True)
     place = np.empty(len(names), dtype=np.int32)
     place[np.lexsort((names, -times))] = np.arange(len(names))
-    kept = min(len(names), vocabulary + 1)
-    return np.minimum(place[inverse.reshape(-1)], kept - 1), kept
+    kept_count = min(len(names), vocabulary + 1)
+    return np.minimum(place[inverse.reshape(-1)], kept_count - 1), kept_count
 
 
 def _output_sizes(graph: OpGraph, head: NDArray[np.int64], outputs: int) -> NDArray[np.float64]:
     """float64[U, 1 + outputs]: number of outputs, then their sizes; -1 where there are fewer (H, section 2)."""
     number = np.diff(graph.output_ptr)[head]
     tensor = graph.output_ptr[head][:, None] + np.arange(outputs)
-    there = np.arange(outputs) < number[:, None]
+    has_output = np.arange(outputs) < number[:, None]
     size = np.log2(1.0 + graph.tensor_bytes) / 32 if graph.tensor_count else np.zeros(1)
-    sizes = np.where(there, size[np.where(there, tensor, 0)], -1.0)
+    sizes = np.where(has_output, size[np.where(has_output, tensor, 0)], -1.0)
     return np.concatenate([np.minimum(number, outputs)[:, None] / max(outputs, 1), sizes], axis=1)
 
 
@@ -86,13 +86,13 @@ def _adjacency(edges: NDArray[np.int64], count: int, neighbours: int) -> NDArray
     """float64[U, 2 * neighbours]: BFS indices of predecessors and successors over `count`; -1 where there are fewer."""
     index = _bfs_index(edges, count)
     result = np.full((count, 2 * neighbours), -1.0)
-    for column, (mine, other) in ((0, edges[::-1]), (neighbours, edges)):
-        order = np.lexsort((index[other], mine))
-        row, value = mine[order], index[other][order]
+    for column, (source, neighbour) in ((0, edges[::-1]), (neighbours, edges)):
+        order = np.lexsort((index[neighbour], source))
+        row, value = source[order], index[neighbour][order]
         start = np.r_[True, row[1:] != row[:-1]] if len(row) else np.zeros(0, dtype=bool)
         rank = np.arange(len(row)) - np.maximum.accumulate(np.where(start, np.arange(len(row)), 0))
-        kept = rank < neighbours
-        result[row[kept], column + rank[kept]] = value[kept] / count
+        within_limit = rank < neighbours
+        result[row[within_limit], column + rank[within_limit]] = value[within_limit] / count
     return result
 
 
@@ -103,17 +103,17 @@ def _bfs_index(edges: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     pointer = np.r_[0, np.cumsum(np.bincount(edges[0], minlength=count))].tolist()
     sources = np.flatnonzero(np.bincount(edges[1], minlength=count) == 0).tolist()
     index = np.full(count, -1, dtype=np.int64)
-    queue, seen = list(sources), [False] * count
+    queue, visited = list(sources), [False] * count
     for u in queue:
-        seen[u] = True
+        visited[u] = True
     for start in range(count):  # units that only a cycle of colocation groups reaches come last
         if start >= len(queue):
-            queue.extend(u for u in range(count) if not seen[u])
+            queue.extend(u for u in range(count) if not visited[u])
         u = queue[start]
         index[u] = start
         for v in target[pointer[u] : pointer[u + 1]]:
-            if not seen[v]:
-                seen[v] = True
+            if not visited[v]:
+                visited[v] = True
                 queue.append(v)
     return index
 

@@ -60,18 +60,22 @@ def learned_groups(graph: OpGraph, group: NDArray[np.int64], device: NDArray[np.
     largest = np.argsort(-work, kind="stable")
     place = np.empty(len(used), dtype=np.int32)
     place[largest] = np.arange(len(used))
-    mine = place[number.reshape(-1)]
+    group_devices = place[number.reshape(-1)]
     count = np.zeros((len(used), int(device.max(initial=0)) + 1), dtype=np.int64)
-    np.add.at(count, (mine, device), 1)
-    members = [np.flatnonzero(mine == k).tolist() for k in range(len(used))]
+    np.add.at(count, (group_devices, device), 1)
+    members = [np.flatnonzero(group_devices == k).tolist() for k in range(len(used))]
     return LearnedGroups(
-        mine, count.argmax(axis=1).astype(np.int32), count.sum(axis=1), count.sum(axis=1) - count.max(axis=1),
-        work[largest], tuple(Counter(graph.op_types[i] for i in ops).most_common(1)[0][0] for ops in members),
+        group_devices,
+        count.argmax(axis=1).astype(np.int32),
+        count.sum(axis=1),
+        count.sum(axis=1) - count.max(axis=1),
+        work[largest],
+        tuple(Counter(graph.op_types[i] for i in ops).most_common(1)[0][0] for ops in members),
         tuple(_common([scope_of(graph.names[i]) for i in ops]) for ops in members),
-    )  # fmt: skip
+    )
 
 
 def _common(scopes: list[tuple[str, ...]]) -> str:
     """The scopes that all ops are in, outermost first."""
-    levels = takewhile(lambda parts: len(set(parts)) == 1, zip(*scopes, strict=False))
-    return "/".join(parts[0] for parts in levels)
+    levels = takewhile(lambda components: len(set(components)) == 1, zip(*scopes, strict=False))
+    return "/".join(components[0] for components in levels)

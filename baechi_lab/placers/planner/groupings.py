@@ -29,14 +29,14 @@ def scope_grouping(graph: OpGraph, units: Units, groups: int) -> NDArray[np.int6
     Where even the outermost scopes are too many, the surplus shares the last group.
     """
     _, first = np.unique(units.of, return_index=True)
-    parts = [scope_of(graph.names[i]) for i in first.tolist()]
-    chosen = scope_labels(parts, 1)
-    for depth in range(2, max(map(len, parts)) + 1):
-        deeper = scope_labels(parts, depth)
+    scope_paths = [scope_of(graph.names[i]) for i in first.tolist()]
+    labels = scope_labels(scope_paths, 1)
+    for depth in range(2, max(map(len, scope_paths)) + 1):
+        deeper = scope_labels(scope_paths, depth)
         if deeper.max() >= groups:
             break
-        chosen = deeper
-    return np.minimum(chosen, groups - 1)
+        labels = deeper
+    return np.minimum(labels, groups - 1)
 
 
 def metis_grouping(graph: OpGraph, cluster: Cluster, units: Units, groups: int, seed: int) -> NDArray[np.int64]:
@@ -50,26 +50,26 @@ def metis_grouping(graph: OpGraph, cluster: Cluster, units: Units, groups: int, 
     pointer, neighbour, cost = cut_costs(graph, cluster, units.of, units.total)
     options = pymetis.Options(seed=seed, numbering=0)
     with silent():
-        _, part = pymetis.part_graph(
+        _, part_of_node = pymetis.part_graph(
             groups, pymetis.CSRAdjacency(pointer, neighbour), eweights=cost, recursive=False, options=options
         )
-    return np.asarray(part, dtype=np.int64)
+    return np.asarray(part_of_node, dtype=np.int64)
 
 
-def given_grouping(graph: OpGraph, units: Units, given: object) -> NDArray[np.int64]:
+def given_grouping(graph: OpGraph, units: Units, grouping: object) -> NDArray[np.int64]:
     """int64[U] from a group number per op, numbered anew without gaps; ops of one colocation group must agree."""
-    group = np.asarray(given)
+    group = np.asarray(grouping)
     if group.shape != (graph.n,) or group.dtype.kind not in "iu" or (group.size and group.min() < 0):
         raise InvalidInput(
             f"grouping is an array of {group.dtype} of shape {group.shape}; it must hold one group number "
             f"from 0 on per op, {graph.n}"
         )
     _, first = np.unique(units.of, return_index=True)
-    mine = group[first].astype(np.int64)
-    apart = np.flatnonzero(mine[units.of] != group)
-    if len(apart):
-        name = graph.names[apart[0]]
+    unit_groups = group[first].astype(np.int64)
+    divided_units = np.flatnonzero(unit_groups[units.of] != group)
+    if len(divided_units):
+        name = graph.names[divided_units[0]]
         raise InvalidInput(
             f"grouping separates op {name!r} from the others of its colocation group; they must share one"
         )
-    return np.unique(mine, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return np.unique(unit_groups, return_inverse=True)[1].reshape(-1).astype(np.int64)

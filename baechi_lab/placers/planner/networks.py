@@ -43,9 +43,12 @@ def grouper_weights(
 ) -> Weights:
     """Random weights of the Grouper."""
     shapes = {
-        "grouper/types": (types, embedding), "grouper/hidden": (embedding + features, hidden),
-        "grouper/hidden_bias": (hidden,), "grouper/output": (hidden, groups), "grouper/output_bias": (groups,),
-    }  # fmt: skip
+        "grouper/types": (types, embedding),
+        "grouper/hidden": (embedding + features, hidden),
+        "grouper/hidden_bias": (hidden,),
+        "grouper/output": (hidden, groups),
+        "grouper/output_bias": (groups,),
+    }
     return _draw(rng, shapes)
 
 
@@ -53,12 +56,19 @@ def placer_weights(rng: np.random.Generator, embedding: int, devices: int, hidde
     """Random weights of the Placer; `h` is the LSTM size and the size of a device embedding."""
     h = hidden
     shapes = {
-        "placer/encoder_input": (2, embedding, 4 * h), "placer/encoder_state": (2, h, 4 * h),
-        "placer/encoder_bias": (2, 1, 4 * h), "placer/bridge": (2, 2 * h, h), "placer/devices": (devices, h),
-        "placer/begin": (1, h), "placer/decoder": (2 * h, 4 * h), "placer/decoder_bias": (4 * h,),
-        "placer/memory": (2 * h, h), "placer/query": (h, h), "placer/score": (h, 1),
+        "placer/encoder_input": (2, embedding, 4 * h),
+        "placer/encoder_state": (2, h, 4 * h),
+        "placer/encoder_bias": (2, 1, 4 * h),
+        "placer/bridge": (2, 2 * h, h),
+        "placer/devices": (devices, h),
+        "placer/begin": (1, h),
+        "placer/decoder": (2 * h, 4 * h),
+        "placer/decoder_bias": (4 * h,),
+        "placer/memory": (2 * h, h),
+        "placer/query": (h, h),
+        "placer/score": (h, 1),
         "placer/output": (3 * h, devices),
-    }  # fmt: skip
+    }
     return _draw(rng, shapes)
 
 
@@ -98,21 +108,21 @@ def _group(weights: Any, types: Any, features: Any, noise: Any, uniform: Any) ->
     log_p = tf.nn.log_softmax(logits)
     p = tf.exp(log_p)
     below = tf.cumsum(p, axis=1)[:, :-1]  # inverse transform sampling: one uniform number per unit and sample
-    chosen = tf.map_fn(
+    sampled = tf.map_fn(
         lambda u: tf.reduce_sum(tf.cast(below < u[:, None], tf.int32), axis=1), uniform, fn_output_signature=tf.int32
     )
-    picked = tf.map_fn(
-        lambda c: tf.reduce_sum(tf.gather(log_p, c, batch_dims=1)), chosen, fn_output_signature=tf.float32
-    )  # fmt: skip
-    return chosen, picked, -tf.reduce_mean(tf.reduce_sum(p * log_p, axis=1))
+    log_probability = tf.map_fn(
+        lambda c: tf.reduce_sum(tf.gather(log_p, c, batch_dims=1)), sampled, fn_output_signature=tf.float32
+    )
+    return sampled, log_probability, -tf.reduce_mean(tf.reduce_sum(p * log_p, axis=1))
 
 
 def _encode(tf: Any, w: Any, embedding: Any) -> tuple[Any, Any]:
     """Encoder states [m, M, 2h] and both final states [2, m, 2h] of a bi-directional LSTM."""
-    both = tf.stack([embedding, embedding[::-1]], axis=0)
+    directions = tf.stack([embedding, embedding[::-1]], axis=0)
     count, m, width = embedding.shape
     h = w["placer/encoder_state"].shape[1]
-    flat = tf.reshape(both, [2, count * m, width]) @ w["placer/encoder_input"] + w["placer/encoder_bias"]
+    flat = tf.reshape(directions, [2, count * m, width]) @ w["placer/encoder_input"] + w["placer/encoder_bias"]
     steps = tf.transpose(tf.reshape(flat, [2, count, m, 4 * h]), [1, 0, 2, 3])
     zero = tf.zeros([2, m, h])
     out, cell = lstm(tf, steps, w["placer/encoder_state"], zero, zero)
@@ -129,11 +139,13 @@ def _place(weights: Any, embedding: Any, noise: Any, gumbel: Any, temperature: A
     keys = times(tf, memory, w["placer/memory"])[:, None]  # [m, 1, M, h]
     first = tf.repeat(last @ w["placer/bridge"], noise.shape[2], axis=1)  # [2, m * k, h]
     decoder = _Decoder(tf, w, memory, keys, temperature, tanh_constant)
-    chosen = decoder.sample(first, noise, gumbel)
-    log_p = decoder.log_p(first, noise, chosen)  # [m, M * k, D]
-    picked = _by_grouping(tf, tf.one_hot(chosen, noise.shape[-1]))
-    total = tf.reshape(tf.reduce_sum(picked * log_p, axis=-1), [log_p.shape[0], *chosen.shape[::2]])  # [m, M, k]
-    return chosen, tf.reduce_sum(total, axis=1), -tf.reduce_mean(tf.reduce_sum(tf.exp(log_p) * log_p, axis=-1))
+    sampled = decoder.sample(first, noise, gumbel)
+    log_p = decoder.log_p(first, noise, sampled)  # [m, M * k, D]
+    log_probability = _by_grouping(tf, tf.one_hot(sampled, noise.shape[-1]))
+    total = tf.reshape(
+        tf.reduce_sum(log_probability * log_p, axis=-1), [log_p.shape[0], *sampled.shape[::2]]
+    )  # [m, M, k]
+    return sampled, tf.reduce_sum(total, axis=1), -tf.reduce_mean(tf.reduce_sum(tf.exp(log_p) * log_p, axis=-1))
 
 
 class _Decoder:
@@ -166,22 +178,25 @@ class _Decoder:
             out, cell = lstm_cell(tf, gates, cell)
             at = tf.reshape(out, [m, k, -1])
             log_p = self._log_p(at, self._attention(times(tf, at, w["placer/query"])), x[0])
-            chosen = tf.argmax(log_p + x[1], axis=-1, output_type=tf.int32)
-            return out, cell, tf.reshape(tf.one_hot(chosen, devices), [m * k, devices]) @ w["placer/devices"], chosen
+            sampled = tf.argmax(log_p + x[1], axis=-1, output_type=tf.int32)
+            return out, cell, tf.reshape(tf.one_hot(sampled, devices), [m * k, devices]) @ w["placer/devices"], sampled
 
-        begin = tf.repeat(w["placer/begin"], m * k, axis=0)
-        return tf.scan(step, (noise, gumbel), (first[0], first[1], begin, tf.zeros([m, k], tf.int32)))[3]
+        first_input = tf.repeat(w["placer/begin"], m * k, axis=0)
+        return tf.scan(step, (noise, gumbel), (first[0], first[1], first_input, tf.zeros([m, k], tf.int32)))[3]
 
-    def log_p(self, first: Any, noise: Any, chosen: Any) -> Any:
-        """log p [m, M * k, D] of every device at every step of the samples `chosen`."""
+    def log_p(self, first: Any, noise: Any, sampled_devices: Any) -> Any:
+        """log p [m, M * k, D] of every device at every step of the samples `sampled_devices`."""
         tf, w = self.tf, self.w
         count, m, k, devices = noise.shape
         before = times(
-            tf, tf.reshape(tf.one_hot(chosen[:-1], devices), [count - 1, m * k, devices]), w["placer/devices"]
+            tf, tf.reshape(tf.one_hot(sampled_devices[:-1], devices), [count - 1, m * k, devices]), w["placer/devices"]
         )
-        begin = tf.repeat(w["placer/begin"], m * k, axis=0)
-        h = begin.shape[-1]
-        inputs = times(tf, tf.concat([begin[None], before], axis=0), w["placer/decoder"][:h]) + w["placer/decoder_bias"]
+        first_input = tf.repeat(w["placer/begin"], m * k, axis=0)
+        h = first_input.shape[-1]
+        inputs = (
+            times(tf, tf.concat([first_input[None], before], axis=0), w["placer/decoder"][:h])
+            + w["placer/decoder_bias"]
+        )
         out, _ = lstm(tf, inputs, w["placer/decoder"][h:], first[0], first[1])
         out = tf.reshape(out, [count, m, k, -1])
         score = tf.map_fn(self._attention, times(tf, out, w["placer/query"]))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from .adam import Adam
-from .credit import Credit, moving_average, others, standardised
+from .credit import Credit, leave_one_out, moving_average, standardised
 from .embeddings import Units, group_embeddings
 from .networks import Weights, functions, grouper_weights, placer_weights, tensorflow
 from .reward import Reward
@@ -52,9 +52,14 @@ class Trainer:
     """
 
     def __init__(
-        self, params: TrainingParameters, units: Units, devices: int, reward: Reward, fixed: NDArray[np.int64] | None,
+        self,
+        params: TrainingParameters,
+        units: Units,
+        devices: int,
+        reward: Reward,
+        fixed: NDArray[np.int64] | None,
         start: NDArray[np.int64] | None = None,
-    ):  # fmt: skip
+    ):
         self.params, self.units, self.devices, self.reward, self.fixed = params, units, devices, reward, fixed
         self.simple = params.grouping == "none"
         self.groups = self._group_count()
@@ -130,8 +135,8 @@ class Trainer:
         draw = Draw(device, group, seconds, float(entropy), float(spread))
         if not bonus and not np.any(placement) and not np.any(grouping):
             return None, draw
-        found = tape.gradient(loss, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return {name: value.numpy() for name, value in found.items()}, draw
+        gradients = tape.gradient(loss, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return {name: value.numpy() for name, value in gradients.items()}, draw
 
     def _check(self) -> None:
         if not all(np.isfinite(value).all() for value in self.weights.values()):
@@ -154,9 +159,12 @@ class Trainer:
             return np.repeat(self.fixed[None], p.group_samples, axis=0), None, 0.0
         draws = p.group_samples * (p.placement_samples if self.simple else 1)
         group, log_p, entropy = functions()[0](
-            tensors, self.types, self.units.features, self._noise(rng, (count, self.groups)) + self.prior,
+            tensors,
+            self.types,
+            self.units.features,
+            self._noise(rng, (count, self.groups)) + self.prior,
             rng.random((draws, count), dtype=np.float32),
-        )  # fmt: skip
+        )
         return group.numpy().astype(np.int64), log_p, entropy
 
     def _placed(self, tensors: Any, rng: np.random.Generator, group: NDArray[np.int64]) -> tuple[Any, Any, Any]:
@@ -172,9 +180,9 @@ class Trainer:
     def _devices(self, group: NDArray[np.int64], home: NDArray[Any]) -> NDArray[np.int32]:
         """int32[m, k, n]: each op on its group's device, or where that is not allowed on its fastest allowed one."""
         units = self.units
-        chosen = home[:, None] if self.simple else np.take_along_axis(home, group[:, None], axis=2)
-        lawful = units.able[np.arange(units.total), chosen]
-        return np.where(lawful, chosen, units.fallback)[..., units.of].astype(np.int32)
+        op_devices = home[:, None] if self.simple else np.take_along_axis(home, group[:, None], axis=2)
+        lawful = units.able[np.arange(units.total), op_devices]
+        return np.where(lawful, op_devices, units.fallback)[..., units.of].astype(np.int32)
 
     def _credit(self, seconds: NDArray[np.float64]) -> Credit:
         """`R - B` per grouping and per placement, 0 for samples that must not count; moves the moving average."""
@@ -188,7 +196,9 @@ class Trainer:
         mean = float(reward[counts].mean())
         if np.isnan(self.baseline):
             self.baseline = mean
-        credit = others(reward, counts) if p.baseline == "others" else moving_average(reward, counts, self.baseline)
+        credit = (
+            leave_one_out(reward, counts) if p.baseline == "others" else moving_average(reward, counts, self.baseline)
+        )
         self.baseline += (1.0 - p.baseline_decay) * (mean - self.baseline)
         return standardised(credit, reward, counts) if p.standardise else credit
 

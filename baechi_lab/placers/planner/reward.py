@@ -48,8 +48,8 @@ class SimulatedReward:
         rows = np.ascontiguousarray(devices, dtype=np.int32)
         if self.pool is None or len(rows) < 2:
             return self._part(rows)
-        parts = np.array_split(rows, min(self.workers, len(rows)))
-        return np.concatenate(list(self.pool.map(self._part, parts)))
+        row_blocks = np.array_split(rows, min(self.workers, len(rows)))
+        return np.concatenate(list(self.pool.map(self._part, row_blocks)))
 
     def _part(self, rows: NDArray[np.int32]) -> NDArray[np.float64]:
         if not hasattr(self.mine, "batch"):
@@ -92,13 +92,15 @@ def executed(step: Step, cluster: Cluster, steps: int, warmup: int) -> Callable[
     """
     from ...executors import Worker, execute
 
-    kept: list[Any] = []
+    workers: list[Any] = []
 
     def run(placement: Placement) -> float:
-        if not kept or not kept[0].alive:
-            kept[:] = [Worker()]  # starting TensorFlow takes seconds
-        done = execute(step, placement, steps, warmup=warmup, traced=0, cluster=cluster, progress=False, worker=kept[0])
-        return done.median_seconds if done.status == "ok" else float("inf")
+        if not workers or not workers[0].alive:
+            workers[:] = [Worker()]  # starting TensorFlow takes seconds
+        run_record = execute(
+            step, placement, steps, warmup=warmup, traced=0, cluster=cluster, progress=False, worker=workers[0]
+        )
+        return run_record.median_seconds if run_record.status == "ok" else float("inf")
 
     return run
 
@@ -159,10 +161,10 @@ class ExecutorReward:
 
     def __call__(self, devices: NDArray[Any]) -> NDArray[np.float64]:
         rows = np.ascontiguousarray(devices, dtype=np.int32)
-        parts = np.array_split(rows, min(self.parts or len(rows), len(rows)))
-        asked = [self.executor.submit(answer, self.job, part) for part in parts]
+        row_blocks = np.array_split(rows, min(self.parts or len(rows), len(rows)))
+        futures = [self.executor.submit(answer, self.job, block) for block in row_blocks]
         try:
-            return np.concatenate([future.result() for future in asked])
+            return np.concatenate([future.result() for future in futures])
         finally:
-            for future in asked:  # after an error, or when interrupted
+            for future in futures:  # after an error, or when interrupted
                 future.cancel()

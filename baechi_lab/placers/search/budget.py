@@ -60,8 +60,12 @@ class Window:
         >>> [window.progress(used) for used in (0, 75, 100)]
         [0.0, 0.5, None]
         """
-        gone = self.budget.spent(used - self.before)
-        return None if gone >= self.last else min(max((gone - self.first) / (self.last - self.first), 0.0), 1.0)
+        spent_share = self.budget.spent(used - self.before)
+        return (
+            None
+            if spent_share >= self.last
+            else min(max((spent_share - self.first) / (self.last - self.first), 0.0), 1.0)
+        )
 
     def left(self, used: int) -> int | None:
         """Simulations left after `used` ones; None where time is counted alone."""

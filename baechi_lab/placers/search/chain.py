@@ -15,10 +15,10 @@ from ..evaluation.cost import evaluate_current
 from ..evaluation.moves import Units, back_to_best, make_state
 from ..evaluation.orders import Candidate
 from .budget import Budget, Window
-from .combine import LINES, Other, combine, line_of, renumbered
+from .combine import LINES, Donor, combine, line_of, renumbered
 from .instance import Instance
 from .reduced import Subproblem, without_implied_edges
-from .regions import around, in_time, part
+from .regions import around, in_time, selected_units
 from .runs import projected, with_runs
 
 
@@ -36,9 +36,9 @@ class Chain:
         self.objective = self.instance.objective()
         self.kept: tuple[float, Candidate] | None = None
 
-    def begin(self, start: Candidate, afresh: bool = False) -> None:
-        """Search on from `start`; `afresh`: what was found before stays known as a result."""
-        self.kept = (self.cost, self.best) if afresh and self.state is not None else None
+    def begin(self, start: Candidate, restart: bool = False) -> None:
+        """Search on from `start`; `restart`: what was found before stays known as a result."""
+        self.kept = (self.cost, self.best) if restart and self.state is not None else None
         self.name = start.name
         self.state = make_state(start.device, start.rank, self.instance.parameters)
         self._evaluate(self._whole(self.instance.groups))
@@ -62,12 +62,10 @@ class Chain:
     def found(self) -> Candidate:
         """The best candidate since the search last began afresh."""
         rank = self.state.best_position.astype(np.float64) if self.state.by_rank else None
-        over = float(self.state.cost[3]) if self.instance.track else 0.0
-        return Candidate(self.name, self.state.best_device.copy(), rank, float(self.state.cost[2]), over)
+        overflow_bytes = float(self.state.cost[3]) if self.instance.track else 0.0
+        return Candidate(self.name, self.state.best_device.copy(), rank, float(self.state.cost[2]), overflow_bytes)
 
-    def cycle(
-        self, share: Budget, levels: Any = None, parts: float = 0.0, others: Sequence[Candidate] = ()
-    ) -> None:  # fmt: skip
+    def cycle(self, share: Budget, levels: Any = None, parts: float = 0.0, others: Sequence[Candidate] = ()) -> None:
         """Coarse to fine: anneal on every level, then, for a share `parts`, in parts of the graph alone, each time from the best.
 
         Where there are `others`, the cycle begins with taking over what they do better (`search.combine`).
@@ -80,60 +78,60 @@ class Chain:
         soft = self.instance.track and rng.random() < p.soft_share
         price = float(self.state.cost[2]) * 10.0 ** rng.uniform(*p.soft_price) if soft else np.inf
         self.objective = self.objective._replace(prices=self.instance.prices(price))
-        whole = Window(share, self.used)
+        window = Window(share, self.used)
         first, last = p.combine_share if others else 0.0, 1.0 - parts
         if others:
-            self._combine(others, whole.part(0.0, first))
+            self._combine(others, window.part(0.0, first))
         heat = 1.0 if levels is p.small_levels else float(np.exp(rng.uniform(*np.log(p.heats))))
-        for k, (wanted, hot, cold) in enumerate(levels):
+        for k, (unit_count, hot, cold) in enumerate(levels):
             back_to_best(self.state)
-            units = self.instance.units(self.state.device, wanted, rng)
+            units = self.instance.units(self.state.device, unit_count, rng)
             if len(units.ptr) < 2:
                 return
             step = (last - first) / len(levels)
-            self._level(units, (heat * hot, heat * cold), whole.part(first + step * k, first + step * (k + 1)))
+            self._level(units, (heat * hot, heat * cold), window.part(first + step * k, first + step * (k + 1)))
         for k in range(p.parts if parts else 0):
             back_to_best(self.state)
             step = (1.0 - last) / p.parts
-            self._level(self._part(), p.part_heat, whole.part(last + step * k, last + step * (k + 1)))
+            self._level(self._part(), p.part_heat, window.part(last + step * k, last + step * (k + 1)))
         back_to_best(self.state)
 
-    def _combine(self, others: Sequence[Candidate], window: Window) -> None:
-        """Take over what `others` do better, until the window is at its end or none is different."""
-        instance, turn, left = self.instance, 0, list(others)
+    def _combine(self, candidates: Sequence[Candidate], window: Window) -> None:
+        """Take over what `candidates` do better, until the window is at its end or none is different."""
+        instance, attempt, remaining = self.instance, 0, list(candidates)
         back_to_best(self.state)
-        whole = self._whole(instance.groups)
-        self._evaluate(whole)
-        while left and window.progress(self.used) is not None:
-            one = int(self.rng.integers(0, len(left)))
-            other = left[one]
-            device = renumbered(other.device, self.state.device, instance.work, instance.cluster.n)
-            line = line_of(LINES[turn % len(LINES)], instance, whole.units, self.rng)
-            steps, most = instance.parameters.first_steps, window.left(self.used)
-            if most is not None:
-                steps = max(1, min(steps, most))
-            taken = Other(line, make_assignment(device, other.rank), steps)
-            done = combine(whole.objective, self.state, whole.units, taken, self.rng)
-            if done == 0:
-                del left[one]
-            self.used, turn = self.used + done, turn + 1
+        subproblem = self._whole(instance.groups)
+        self._evaluate(subproblem)
+        while remaining and window.progress(self.used) is not None:
+            one = int(self.rng.integers(0, len(remaining)))
+            partner = remaining[one]
+            device = renumbered(partner.device, self.state.device, instance.work, instance.cluster.n)
+            line = line_of(LINES[attempt % len(LINES)], instance, subproblem.units, self.rng)
+            steps, evaluations_left = instance.parameters.first_steps, window.left(self.used)
+            if evaluations_left is not None:
+                steps = max(1, min(steps, evaluations_left))
+            donor = Donor(line, make_assignment(device, partner.rank), steps)
+            simulations = combine(subproblem.objective, self.state, subproblem.units, donor, self.rng)
+            if simulations == 0:
+                del remaining[one]
+            self.used, attempt = self.used + simulations, attempt + 1
 
     def _part(self) -> Units:
         """Units of a random part of the graph, near each other by edges or in time, as fine as they can be."""
         instance, rng, p = self.instance, self.rng, self.instance.parameters
         if rng.random() < p.part_near_share:
-            return part(instance.groups, around(instance.graph, instance.groups, p.part_units, rng))
+            return selected_units(instance.groups, around(instance.graph, instance.groups, p.part_units, rng))
         self._evaluate(self._whole(instance.groups))
-        return part(instance.groups, in_time(self.objective.work.start, instance.groups, p.part_units, rng))
+        return selected_units(instance.groups, in_time(self.objective.work.start, instance.groups, p.part_units, rng))
 
     def _level(self, units: Units, heat: tuple[float, float], window: Window) -> None:
         """Anneal `units` within the window, on runs of ops where that is shorter."""
-        whole, short = self._whole(units), None
+        subproblem, short = self._whole(units), None
         if self.state.by_rank and not len(self.instance.samples.table):
-            self._evaluate(whole)
-            short = with_runs(self.instance, whole)
+            self._evaluate(subproblem)
+            short = with_runs(self.instance, subproblem)
         if short is None:
-            self._anneal(without_implied_edges(self.instance, whole), heat, window)
+            self._anneal(without_implied_edges(self.instance, subproblem), heat, window)
             return
         self._evaluate(short)
         self._anneal(short, heat, window)
@@ -141,7 +139,7 @@ class Chain:
         self._evaluate(short)
         for device, line in projected(short, self.state.position):
             self.state.device[:], self.state.at[:], self.state.position[:] = device, line, inverse(line)
-            self._evaluate(whole)
+            self._evaluate(subproblem)
 
     def _whole(self, units: Units) -> Subproblem:
         """The ops themselves, of which `units` move."""
@@ -155,11 +153,11 @@ class Chain:
         """Cool from the first to the last `heat` (in makespans) while the window lasts, a slice of time after the other."""
         p, (hot, cold) = self.instance.parameters, heat
         scale, pace = float(subproblem.state.cost[2]), p.first_steps
-        while (gone := window.progress(self.used)) is not None:
-            temperature = scale * hot * (cold / hot) ** gone
-            steps, most = pace, window.left(self.used)
-            if most is not None and window.budget.evaluations is not None:
-                steps = max(1, min(1 + window.budget.evaluations // p.slice_part, p.slice_steps, most))
+        while (progress := window.progress(self.used)) is not None:
+            temperature = scale * hot * (cold / hot) ** progress
+            steps, evaluations_left = pace, window.left(self.used)
+            if evaluations_left is not None and window.budget.evaluations is not None:
+                steps = max(1, min(1 + window.budget.evaluations // p.slice_part, p.slice_steps, evaluations_left))
             began = time.perf_counter()
             schedule = Schedule(temperature, temperature, steps, moves=p.moves)
             self.used += anneal(subproblem.objective, subproblem.state, subproblem.units, schedule, self.rng)

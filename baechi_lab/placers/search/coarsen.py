@@ -21,23 +21,28 @@ from .parameters import SEARCH, SearchParameters
 
 
 def coarsen(
-    label: NDArray[Any], device: NDArray[Any], edges: tuple[NDArray[Any], NDArray[Any], NDArray[np.float64]],
-    work: NDArray[np.float64], wanted: int, rng: np.random.Generator, parameters: SearchParameters = SEARCH,
-) -> NDArray[np.int64]:  # fmt: skip
-    """Labels int64[n] with about `wanted` distinct values, each a union of values of `label` on one device.
+    label: NDArray[Any],
+    device: NDArray[Any],
+    edges: tuple[NDArray[Any], NDArray[Any], NDArray[np.float64]],
+    work: NDArray[np.float64],
+    target_count: int,
+    rng: np.random.Generator,
+    parameters: SearchParameters = SEARCH,
+) -> NDArray[np.int64]:
+    """Labels int64[n] with about `target_count` distinct values, each a union of values of `label` on one device.
 
     `edges`: source, target and what cutting it costs, of each edge between ops; `work` float64[n] per op.
     """
     source, target, cost = edges
     labels = np.unique(label, return_inverse=True)[1].reshape(-1)
-    limit = parameters.unit_work * float(work.sum()) / max(wanted, 1)
+    limit = parameters.unit_work * float(work.sum()) / max(target_count, 1)
     count = int(labels.max(initial=-1)) + 1
-    while count > wanted:
+    while count > target_count:
         unit_work = np.bincount(labels, work, count)
         home = np.zeros(count, dtype=np.int64)
         home[labels] = device
         units = _unit_graph(labels[source], labels[target], cost, home, count)
-        match = _match(units, unit_work, limit, rng.permutation(count), count - wanted)
+        match = _match(units, unit_work, limit, rng.permutation(count), count - target_count)
         merged = np.unique(match, return_inverse=True)[1].reshape(-1)
         fewer = int(merged.max(initial=-1)) + 1
         if fewer > parameters.least_merging * count:
@@ -60,7 +65,7 @@ def _unit_graph(a: NDArray[Any], b: NDArray[Any], cost: NDArray[np.float64], hom
 
 
 @njit(cache=True, nogil=True)
-def _match(units: Any, work: Any, limit: float, order: Any, most: int) -> Any:
+def _match(units: Any, work: Any, limit: float, order: Any, limit_count: int) -> Any:
     """int64[units]: the unit into which each one merges (itself, or its partner with the smaller index)."""
     pointer, neighbour, weight = units
     match = np.full(len(work), -1, np.int64)
@@ -74,7 +79,7 @@ def _match(units: Any, work: Any, limit: float, order: Any, most: int) -> Any:
             v = neighbour[k]
             if match[v] < 0 and weight[k] > best_weight and work[u] + work[v] <= limit:
                 best, best_weight = v, weight[k]
-        if best >= 0 and merged < most:
+        if best >= 0 and merged < limit_count:
             match[u] = match[best] = min(u, best)
             merged += 1
     return match

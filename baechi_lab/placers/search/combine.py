@@ -28,7 +28,7 @@ LINES = ("topological", "folded", "structure", "distance")
 """Kinds of lines."""
 
 
-class Other(NamedTuple):
+class Donor(NamedTuple):
     """Another placement to take segments of `line` (units) from; `steps`: how many segments are tried."""
 
     line: Any
@@ -66,20 +66,20 @@ def renumbered(
     >>> renumbered(np.array([0, 0, 1]), np.array([1, 1, 1]), np.ones(3), 2).tolist()
     [1, 1, 0]
     """
-    both = np.zeros((devices, devices))
-    np.add.at(both, (device, like), work)
-    return linear_sum_assignment(-both)[1][device].astype(np.int32)
+    overlap = np.zeros((devices, devices))
+    np.add.at(overlap, (device, like), work)
+    return linear_sum_assignment(-overlap)[1][device].astype(np.int32)
 
 
 @njit(cache=True, nogil=True)
-def combine(objective: Any, s: Any, units: Any, other: Any, rng: Any) -> int:
+def combine(objective: Any, s: Any, units: Any, donor: Any, rng: Any) -> int:
     """Simulate the current candidate of the state `s` with each of some random segments as the `Other` placement has them.
 
     Where priorities are searched and the other placement has some, too, half of the segments also take over the order of
     their ops. What is faster stays. Returns the number of simulations: a segment that is equal needs none.
     """
-    line, (device, _, at, ordered), steps = other
-    done, old = 0, np.empty(len(device), np.int32)
+    line, (device, _, at, ordered), steps = donor
+    simulations, old_device = 0, np.empty(len(device), np.int32)
     inside = np.zeros(len(device), np.bool_)
     for _ in range(steps):
         length = int(2.0 ** (rng.random() * np.log2(float(len(line)))))
@@ -87,20 +87,20 @@ def combine(objective: Any, s: Any, units: Any, other: Any, rng: Any) -> int:
         changed = _adopt(units, s, line[first : first + length], device, inside)
         lined = s.by_rank and ordered and rng.random() < 0.5
         if lined:
-            old[:] = s.at
-            lined = _reorder(s, old, at, inside)
+            old_device[:] = s.at
+            lined = _reorder(s, old_device, at, inside)
         if changed == 0 and not lined:
             continue
-        done += 1
-        cost, time, over = candidate_cost(objective, s, s.cost[0], -1, False)
+        simulations += 1
+        cost, time, overflow_bytes = candidate_cost(objective, s, s.cost[0], -1, False)
         if cost < s.cost[0]:
             s.cost[0] = cost
-            remember_better(objective.prices, s, cost, time, over)
+            remember_better(objective.prices, s, cost, time, overflow_bytes)
             continue
         undo(s, changed)
         if lined:
-            _line_up(s, old)
-    return done
+            _line_up(s, old_device)
+    return simulations
 
 
 @njit(cache=True, nogil=True)
@@ -121,20 +121,23 @@ def _adopt(units: Any, s: Any, segment: Any, device: Any, inside: Any) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _reorder(s: Any, mine: Any, other: Any, inside: Any) -> bool:
-    """Merge two orders of all ops: those `inside` as in `other`, the rest as in `mine`; whether that changes anything."""
+def _reorder(s: Any, own_positions: Any, donor_positions: Any, inside: Any) -> bool:
+    """Merge two orders of all ops: those `inside` as in `donor_positions`, the rest as in `own_positions`.
+
+    Returns whether that changes anything.
+    """
     z = 0
-    for k in range(len(mine)):
-        if not inside[mine[k]]:
-            s.at[z] = mine[k]
+    for k in range(len(own_positions)):
+        if not inside[own_positions[k]]:
+            s.at[z] = own_positions[k]
             z += 1
-        if inside[other[k]]:
-            s.at[z] = other[k]
+        if inside[donor_positions[k]]:
+            s.at[z] = donor_positions[k]
             z += 1
     changed = False
-    for k in range(len(mine)):
+    for k in range(len(own_positions)):
         s.position[s.at[k]] = k
-        changed = changed or s.at[k] != mine[k]
+        changed = changed or s.at[k] != own_positions[k]
     return changed
 
 

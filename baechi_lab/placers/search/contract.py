@@ -36,7 +36,7 @@ def short_us(graph: OpGraph, cluster: Cluster, parameters: SearchParameters = SE
 
 def contracted(
     graph: OpGraph, cluster: Cluster, short: float, parameters: SearchParameters = SEARCH
-) -> tuple[OpGraph, Ints]:  # fmt: skip
+) -> tuple[OpGraph, Ints]:
     """`graph` with ops of at most `short` microseconds merged into a neighbour, and the op of it that holds each op.
 
     Ops of different colocation groups or with different allowed devices are not merged.
@@ -46,32 +46,32 @@ def contracted(
     >>> coarse.duration_us.tolist(), member.tolist()
     ([11.0], [0, 0, 0])
     """
-    n, most = graph.n, parameters.chain_work * short
+    n, work_limit = graph.n, parameters.chain_work * short
     label = np.arange(n, dtype=np.int64)
-    held, work = graph.colocation.astype(np.int64), graph.duration_us.copy()
-    able = graph.allowed.astype(np.int64)
+    group, work = graph.colocation.astype(np.int64), graph.duration_us.copy()
+    allowed = graph.allowed.astype(np.int64)
     tensor, price = graph.edge_tensor.astype(np.int64), transfer_us(graph, cluster)
     source, target = graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64)
     quiet = 0
-    for turn in range(parameters.contract_rounds):
+    for round_index in range(parameters.contract_rounds):
         far = source != target
         tensor, source, target = tensor[far], source[far], target[far]
-        received, sent = _traffic(tensor, source, target, price, n)
+        received, sent_us = _traffic(tensor, source, target, price, n)
         a, b = distinct_edges(source, target, n)
         readers, producers = np.bincount(a, minlength=n), np.bincount(b, minlength=n)
-        goes, stays = (a, b) if turn % 2 == 0 else (b, a)
-        alone = (readers if turn % 2 == 0 else producers)[goes] == 1
-        cheaper = received[goes] <= sent[goes] if turn % 2 == 0 else sent[goes] <= received[goes]
+        merged, stays = (a, b) if round_index % 2 == 0 else (b, a)
+        alone = (readers if round_index % 2 == 0 else producers)[merged] == 1
+        cheaper = received[merged] <= sent_us[merged] if round_index % 2 == 0 else sent_us[merged] <= received[merged]
         chained = (readers[a] == 1) & (producers[b] == 1)
-        fits = (work[goes] <= short) | (chained & (work[a] + work[b] <= most))
-        alike = ((held[goes] < 0) | (held[goes] == held[stays])) & (able[goes] == able[stays])
-        joined = _joined(a, b, alone & cheaper & fits & alike, work, held, most)
+        fits = (work[merged] <= short) | (chained & (work[a] + work[b] <= work_limit))
+        alike = ((group[merged] < 0) | (group[merged] == group[stays])) & (allowed[merged] == allowed[stays])
+        joined = _joined(a, b, alone & cheaper & fits & alike, work, group, work_limit)
         quiet = 0 if np.any(joined != np.arange(n)) else quiet + 1
         if quiet == 2:
             break
         label = joined[label]
         work = np.bincount(joined, work, n)
-        held = _largest(joined, held)
+        group = _largest(joined, group)
         source, target = joined[source], joined[target]
     return contract(graph, label), number_groups(graph, label)
 
@@ -81,28 +81,30 @@ def _traffic(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """float64[n] twice: what the tensors cost that each part receives, and sends, once each."""
     read = distinct(tensor * n + target)
-    made = distinct(tensor * n + source)
-    received, sent = (np.bincount(pair % n, price[pair // n], n).astype(np.float64) for pair in (read, made))
-    return received, sent
+    produced_pairs = distinct(tensor * n + source)
+    received, sent_us = (
+        np.bincount(pair % n, price[pair // n], n).astype(np.float64) for pair in (read, produced_pairs)
+    )
+    return received, sent_us
 
 
 def _joined(
-    source: Ints, target: Ints, chosen: NDArray[np.bool_], work: NDArray[np.float64], held: Ints, most: float
-) -> Ints:  # fmt: skip
+    source: Ints, target: Ints, selected: NDArray[np.bool_], work: NDArray[np.float64], group: Ints, work_limit: float
+) -> Ints:
     """int64[n]: the op that stands for each op's part; none with two colocation groups or too much work."""
     n = len(work)
-    joined = components(n, source[chosen], target[chosen])
+    joined = components(n, source[selected], target[selected])
     lowest = np.full(n, np.iinfo(np.int64).max)
-    np.minimum.at(lowest, joined, np.where(held >= 0, held, np.iinfo(np.int64).max))
-    largest = _largest(joined, held)
+    np.minimum.at(lowest, joined, np.where(group >= 0, group, np.iinfo(np.int64).max))
+    largest = _largest(joined, group)
     longest = np.zeros(n)
     np.maximum.at(longest, joined, work)
-    bad = (largest >= 0) & (lowest != largest) | (np.bincount(joined, work, n) > longest + most)
-    kept = chosen & ~bad[joined[source]]
-    return components(n, source[kept], target[kept])
+    bad = (largest >= 0) & (lowest != largest) | (np.bincount(joined, work, n) > longest + work_limit)
+    accepted = selected & ~bad[joined[source]]
+    return components(n, source[accepted], target[accepted])
 
 
-def _largest(joined: Ints, held: Ints) -> Ints:
-    found = np.full(len(held), -1, dtype=np.int64)
-    np.maximum.at(found, joined, held)
-    return found
+def _largest(joined: Ints, group: Ints) -> Ints:
+    largest_group = np.full(len(group), -1, dtype=np.int64)
+    np.maximum.at(largest_group, joined, group)
+    return largest_group

@@ -19,11 +19,11 @@ from ...graph.kernels.jit import njit
 
 
 @njit(cache=True, nogil=True)
-def needed(column: Any, label: Any, order: Any, most: int, look: int) -> Any:
+def needed(column: Any, label: Any, order: Any, window: int, look: int) -> Any:
     """bool[edges]: which edges the rest does not imply.
 
     `column`: producer, tensor and reader int64[edges], the edges of a tensor next to each other; `label` int64[n] of each
-    op; `order` int64[n]: the ops in topological order. Ways are followed within labels of up to `most` ops, and `look`
+    op; `order` int64[n]: the ops in topological order. Ways are followed within labels of up to `window` ops, and `look`
     readers of a tensor are looked at for one that comes before.
     """
     producer, tensor, reader = column
@@ -36,7 +36,7 @@ def needed(column: Any, label: Any, order: Any, most: int, look: int) -> Any:
     total = 0
     for r in range(n):
         base[r] = total
-        total += (size[label[r]] + 63) >> 6 if size[label[r]] <= most else 0
+        total += (size[label[r]] + 63) >> 6 if size[label[r]] <= window else 0
     before = np.zeros(total + 1, np.uint64)  # per op: the ops of its label from which a way leads to it
     first = np.empty(edges, np.int64)  # of the edges of the same tensor
     into, entry = np.zeros(n + 1, np.int64), np.empty(edges, np.int64)
@@ -49,32 +49,32 @@ def needed(column: Any, label: Any, order: Any, most: int, look: int) -> Any:
     for e in range(edges):
         entry[place[reader[e]]] = e
         place[reader[e]] += 1
-    kept, one = np.ones(edges, np.bool_), np.uint64(1)
+    is_needed, one = np.ones(edges, np.bool_), np.uint64(1)
     for r in order:
-        mine = label[r]
-        if size[mine] > most:
+        reader_label = label[r]
+        if size[reader_label] > window:
             continue
-        words = (size[mine] + 63) >> 6
+        words = (size[reader_label] + 63) >> 6
         for x in range(into[r], into[r + 1]):
             p = producer[entry[x]]
-            if label[p] == mine:
+            if label[p] == reader_label:
                 for z in range(words):
                     before[base[r] + z] |= before[base[p] + z]
         for x in range(into[r], into[r + 1]):
             p = producer[entry[x]]
-            if label[p] == mine:  # there before: by another way, or by another tensor of the same producer
+            if label[p] == reader_label:  # there before: by another way, or by another tensor of the same producer
                 word, bit = base[r] + (slot[p] >> 6), one << np.uint64(slot[p] & 63)
-                kept[entry[x]] = (before[word] & bit) == 0
+                is_needed[entry[x]] = (before[word] & bit) == 0
                 before[word] |= bit
         for x in range(into[r], into[r + 1]):
             e = entry[x]
-            if label[producer[e]] == mine:
+            if label[producer[e]] == reader_label:
                 continue
             for y in range(first[e], min(first[e] + look, edges)):
                 c = reader[y]
                 if tensor[y] != tensor[e]:
                     break
-                if label[c] == mine and (before[base[r] + (slot[c] >> 6)] >> np.uint64(slot[c] & 63)) & one:
-                    kept[e] = False
+                if label[c] == reader_label and (before[base[r] + (slot[c] >> 6)] >> np.uint64(slot[c] & 63)) & one:
+                    is_needed[e] = False
                     break
-    return kept
+    return is_needed

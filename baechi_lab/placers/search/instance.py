@@ -56,31 +56,34 @@ class Instance:
     @cached_property
     def structures(self) -> list[NDArray[np.int64]]:
         """Labels along which units are made, the coarsest first: structures of the graph, then its colocation groups."""
-        found = structures(self.graph, self.group, self.parameters.structure_share, self.parameters.scope_depths)
-        return [*found, self.group.astype(np.int64)]
+        structure_list = structures(
+            self.graph, self.group, self.parameters.structure_share, self.parameters.scope_depths
+        )
+        return [*structure_list, self.group.astype(np.int64)]
 
     @cached_property
     def layers(self) -> list[NDArray[np.int64]]:
         """The coarse structures of the graph, the coarsest first; with hardly more parts than devices there is no choice."""
-        fewest, most = self.parameters.fewest_layers * self.cluster.n, self.parameters.coarse_labels
-        return [labels for labels in self.structures[:-1] if fewest <= labels.max() < most]
+        fewest, most_layers = self.parameters.fewest_layers * self.cluster.n, self.parameters.coarse_labels
+        return [labels for labels in self.structures[:-1] if fewest <= labels.max() < most_layers]
 
-    def along(self, wanted: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The labels to make about `wanted` units from: mostly the structure that is nearest to that, else any."""
+    def along(self, unit_count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """The labels to make about `unit_count` units from: mostly the structure that is nearest to that, else any."""
         if rng.random() < self.parameters.nearest_share:
-            return min(self.structures, key=lambda labels: abs(np.log((labels.max() + 1) / wanted)))
-        fewest = wanted / self.parameters.fine_ratio
+            return min(self.structures, key=lambda labels: abs(np.log((labels.max() + 1) / unit_count)))
+        fewest = unit_count / self.parameters.fine_ratio
         fine = [labels for labels in self.structures if labels.max() >= fewest] or self.structures[-1:]
         return fine[int(rng.integers(0, len(fine)))]
 
-    def units(self, device: NDArray[np.int32], wanted: int | NDArray[np.int64], rng: np.random.Generator) -> Units:
-        """About `wanted` units, each on one device; or the units of a structure, given as labels int64[n]."""
-        if isinstance(wanted, np.ndarray):
-            label, count = wanted, self.parameters.coarse_labels
+    def units(self, device: NDArray[np.int32], unit_count: int | NDArray[np.int64], rng: np.random.Generator) -> Units:
+        """About `unit_count` units, each on one device; or the units of a structure, given as labels int64[n]."""
+        if isinstance(unit_count, np.ndarray):
+            label, count = unit_count, self.parameters.coarse_labels
         else:
-            label, count = self.along(wanted, rng), wanted
+            label, count = self.along(unit_count, rng), unit_count
         edges = self.graph.edge_source, self.graph.consumers, self.edge_cost
         return make_units(
             coarsen(label * self.cluster.n + device, device, edges, self.work, count, rng, self.parameters),
-            self.position, self.allowed,
-        )  # fmt: skip
+            self.position,
+            self.allowed,
+        )

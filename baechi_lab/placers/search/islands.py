@@ -31,30 +31,37 @@ def search_on_islands(
     raise, and `ExecutionError` when a call is lost with its machine time and again.
     """
     budget, used = Budget(rule.time_limit, rule.evaluations), 0
-    found: list[Placement | None] = [start] * rule.islands
+    placements: list[Placement | None] = [start] * rule.islands
     history: list[tuple[float, int, float]] = []
     first: dict[str, Any] = {}
     with opened(rule.executor, rule.islands) as calls:
         shared = calls.share(encoded(graph))
         for k in range((rule.numbers or SEARCH).island_rounds):
-            results = _round(calls, shared, cluster, [_part(rule, k, i, found[i]) for i in range(rule.islands)])
+            results = _round(
+                calls, shared, cluster, [_island_rule(rule, k, i, placements[i]) for i in range(rule.islands)]
+            )
             used += sum(int(r.info["evaluations"]) for r in results)
             first = first or {key: results[0].info[key] for key in ("start", "start_us")}
             best = min(_cost(r) for r in results)
             history.append((budget.elapsed, used, best))
             tell(budget, used, best)
-            found = [min(results[i - 1], results[i], key=_cost) for i in range(len(results))]
+            placements = [min(results[i - 1], results[i], key=_cost) for i in range(len(results))]
             if budget.stopped:
                 break
-    chosen = min(results, key=_cost)
+    best_result = min(results, key=_cost)
     info = {
-        **chosen.info, **first, "evaluations": used, "seconds": budget.elapsed, "interrupted": budget.interrupted,
-        "history": tuple(history), "islands": rule.islands,
-    }  # fmt: skip
-    return chosen.replace(info=info)
+        **best_result.info,
+        **first,
+        "evaluations": used,
+        "seconds": budget.elapsed,
+        "interrupted": budget.interrupted,
+        "history": tuple(history),
+        "islands": rule.islands,
+    }
+    return best_result.replace(info=info)
 
 
-def _part(rule: Any, k: int, island: int, start: Placement | None) -> Any:
+def _island_rule(rule: Any, k: int, island: int, start: Placement | None) -> Any:
     """What an island does in round `k`: the first starts as `rule` says, the next ones from what was found."""
     rounds = (rule.numbers or SEARCH).island_rounds
     count = None if rule.evaluations is None else max(rule.evaluations // (rule.islands * rounds), 1)
@@ -63,23 +70,26 @@ def _part(rule: Any, k: int, island: int, start: Placement | None) -> Any:
     return replace(rule, executor=None, callback=None, evaluations=count, time_limit=seconds, seed=seed, start=start)
 
 
-def _round(calls: Calls, shared: Any, cluster: Cluster, parts: Sequence[Any]) -> list[Placement]:
+def _round(calls: Calls, shared: Any, cluster: Cluster, island_rules: Sequence[Any]) -> list[Placement]:
     """What each of the searches finds, one at a time per process of the executor."""
-    under_way = [_sent(calls, shared, cluster, part) for part in parts]
-    return [_result(calls, future, shared, cluster, part) for future, part in zip(under_way, parts, strict=True)]
+    futures = [_submit(calls, shared, cluster, island_rule) for island_rule in island_rules]
+    return [
+        _result(calls, future, shared, cluster, island_rule)
+        for future, island_rule in zip(futures, island_rules, strict=True)
+    ]
 
 
-def _sent(calls: Calls, shared: Any, cluster: Cluster, part: Any) -> Future[Placement]:
-    return calls.submit(search_once, shared, cluster, part)
+def _submit(calls: Calls, shared: Any, cluster: Cluster, island_rule: Any) -> Future[Placement]:
+    return calls.submit(search_once, shared, cluster, island_rule)
 
 
-def _result(calls: Calls, future: Future[Placement], shared: Any, cluster: Cluster, part: Any) -> Placement:
-    losses = (part.numbers or SEARCH).island_losses
+def _result(calls: Calls, future: Future[Placement], shared: Any, cluster: Cluster, island_rule: Any) -> Placement:
+    losses = (island_rule.numbers or SEARCH).island_losses
     for _ in range(losses):
         try:
             return future.result()
         except calls.lost:
-            future = _sent(calls, shared, cluster, part)
+            future = _submit(calls, shared, cluster, island_rule)
     try:
         return future.result()
     except calls.lost as error:
@@ -93,6 +103,6 @@ def search_once(graph: bytes, cluster: Cluster, rule: Any) -> Placement:
     return rule.assign(decoded(graph), cluster)
 
 
-def _cost(found: Placement) -> float:
+def _cost(placement: Placement) -> float:
     """The objective that a search ended with, in us."""
-    return float(found.info["history"][-1][2])
+    return float(placement.info["history"][-1][2])

@@ -25,9 +25,7 @@ from .trials import Trial, Trials
 class MultiStart:
     """`workers` chains on `instance` within `budget`; `tell(best cost, simulations)` hears of progress."""
 
-    def __init__(
-        self, instance: Instance, workers: int, seed: int, budget: Budget, tell: Callable[[float, int], None]
-    ):  # fmt: skip
+    def __init__(self, instance: Instance, workers: int, seed: int, budget: Budget, tell: Callable[[float, int], None]):
         self.instance, self.parameters, self.budget, self.tell = instance, instance.parameters, budget, tell
         self.chains = [Chain(instance, np.random.default_rng([seed, k])) for k in range(workers)]
         self.before = 0
@@ -55,40 +53,40 @@ class MultiStart:
     @property
     def results(self) -> list[Candidate]:
         """The best of all, and what the other chains have found."""
-        rest = [chain for chain in self.chains if chain.state is not None and chain is not self.leader]
-        return [self.best[1], *(chain.best for chain in rest)]
+        other_chains = [chain for chain in self.chains if chain.state is not None and chain is not self.leader]
+        return [self.best[1], *(chain.best for chain in other_chains)]
 
     def search(self, candidates: Sequence[Candidate], before: int) -> None:
         """Spend the budget, starting from `candidates` (best first); `before`: simulations already spent of it."""
         self.before = before
         self.orders = {c.rank is not None for c in candidates}
         starts, begun, searches = sorted(candidates, key=lambda c: c.key), self._spent(), self._searches()
-        left = (1.0 - begun) * (1.0 if searches == 1 else 1.0 - self.parameters.again_share)
+        share_left = (1.0 - begun) * (1.0 if searches == 1 else 1.0 - self.parameters.again_share)
         bests = []
         for k in range(searches):
             if k and self._spent() >= 1.0:
                 break
-            until, spent, used = begun + left * (k + 1) / searches, self._spent(), self.used
+            until, spent, used = begun + share_left * (k + 1) / searches, self._spent(), self.used
             self.others.clear()  # what an earlier search found would lead this one to the same
             self.trials = Trials(self.instance, starts, self.small, len(self.chains))
-            found = self._tried(until)
+            new_candidates = self._tried(until)
             price = (self._spent() - spent) / max(self.used - used, 1)
-            self._rounds(found, until, price)
+            self._rounds(new_candidates, until, price)
             bests.append(self.leader.best)
             self.known = self.best
         if searches > 1:
             self.others = deque(bests, self.parameters.others)
-            self._rounds([self.best[1]], 1.0, price, late=True)
+            self._rounds([self.best[1]], 1.0, price, is_late=True)
 
     def _searches(self) -> int:
         """Into how many searches the budget is divided."""
         if self.small:
             return 1
-        left, each, p = 1.0 - self._spent(), [], self.parameters
+        share_left, each, p = 1.0 - self._spent(), [], self.parameters
         if self.budget.seconds is not None:
-            each.append(left * self.budget.seconds / p.search_seconds)
+            each.append(share_left * self.budget.seconds / p.search_seconds)
         if self.budget.evaluations is not None:
-            each.append(left * self.budget.evaluations * self.instance.graph.n / len(self.chains) / p.search_ops)
+            each.append(share_left * self.budget.evaluations * self.instance.graph.n / len(self.chains) / p.search_ops)
         return min(max(int(min(each)), 1), p.searches)
 
     def _spent(self) -> float:
@@ -96,20 +94,20 @@ class MultiStart:
 
     def _tried(self, until: float) -> list[Candidate]:
         """What the trials find, best first, when a search may spend the budget `until` that share of it."""
-        trials, done = self.trials, []
+        trials, measured = self.trials, []
         share = trials.share * (until - self._spent())
         for k in range(0, trials.count, len(self.chains)):
             chains = self.chains[: trials.count - k]
             batch = [trials.next() for _ in chains]
             for chain, trial in zip(chains, batch, strict=True):
-                chain.begin(trial.start, afresh=True)
+                chain.begin(trial.start, restart=True)
             self._together(chains, share * len(batch) / trials.count, [trial.levels for trial in batch])
             for chain, trial in zip(chains, batch, strict=True):
                 trials.note(trial, chain.here)
-                done.append((chain.here, chain.found))
-        found = [candidate for _, candidate in sorted(done, key=lambda x: x[0])]
-        self.others += reversed(found[: self.parameters.others // 2])
-        return found
+                measured.append((chain.here, chain.found))
+        ordered = [candidate for _, candidate in sorted(measured, key=lambda x: x[0])]
+        self.others += reversed(ordered[: self.parameters.others // 2])
+        return ordered
 
     def _affordable(self, share: float, price: float) -> int:
         """Rounds that fit into a `share` of the budget where a simulation takes `price` of it."""
@@ -119,34 +117,34 @@ class MultiStart:
         fits = share / (price * p.cycle_steps * len(self.chains)) if price > 0.0 else 0.0
         return min(max(p.rounds, round(fits)), p.most_rounds)
 
-    def _rounds(self, candidates: Sequence[Candidate], until: float, price: float, late: bool = False) -> None:
+    def _rounds(self, candidates: Sequence[Candidate], until: float, price: float, is_late: bool = False) -> None:
         """Cycles of all chains `until` a share of the budget is spent; those that fall behind continue from the leader.
 
-        `late`: all of them as cold as the later ones usually are.
+        `is_late`: all of them as cold as the later ones usually are.
         """
         p, rounds = self.parameters, self._affordable(until - self._spent(), price)
         for k, chain in enumerate(self.chains):
             chain.begin(candidates[min(k, len(candidates) - 1)])
         stale = [False] * len(self.chains)
         for number in range(rounds):
-            left = until - self._spent()
-            if left <= 0.0:
+            share_left = until - self._spent()
+            if share_left <= 0.0:
                 break
-            free = bool(self.trials.layers) and number < p.trials_until * rounds and not late
-            plans = [self.trials.next() if free and old else None for old in stale]
+            free = bool(self.trials.layers) and number < p.trials_until * rounds and not is_late
+            plans = [self.trials.next() if free and is_stale else None for is_stale in stale]
             for chain, plan in zip(self.chains, plans, strict=True):
                 self._prepare(chain, plan, free, self.small and number % 2 == 1 and number < rounds - 1)
             before = [chain.here for chain in self.chains]
-            parts, usual = 0.0, self.trials.levels
-            if late or number >= p.late_from * rounds:
-                parts, usual = p.parts_share, self.trials.late
+            region_share, usual = 0.0, self.trials.levels
+            if is_late or number >= p.late_from * rounds:
+                region_share, usual = p.parts_share, self.trials.late
             levels = [usual if plan is None else plan.levels for plan in plans]
-            self._together(self.chains, left / (rounds - number), levels, parts)
+            self._together(self.chains, share_left / (rounds - number), levels, region_share)
             self.others += [chain.found for chain in self.chains]
             leader = self.leader
             stale = [self._is_stale(*each, leader) for each in zip(self.chains, plans, before, strict=True)]
             for chain in self.chains:
-                behind = late or number >= rounds // 2 or chain.cost > p.behind_cost * leader.cost
+                behind = is_late or number >= rounds // 2 or chain.cost > p.behind_cost * leader.cost
                 if chain is not leader and behind and not (free and chain.kept is not None):
                     chain.begin(leader.best)
 
@@ -158,9 +156,9 @@ class MultiStart:
     def _prepare(self, chain: Chain, plan: Trial | None, free: bool, anywhere: bool) -> None:
         """Where a chain goes on: from anywhere, with a new trial, from its own line of search, or from the best it knows."""
         if anywhere:
-            chain.begin(self._anywhere(chain), afresh=True)
+            chain.begin(self._anywhere(chain), restart=True)
         elif plan is not None:
-            chain.begin(plan.start, afresh=True)
+            chain.begin(plan.start, restart=True)
         elif chain.kept is not None and not free:
             chain.begin(chain.best)
         if chain.kept is None:
@@ -169,8 +167,8 @@ class MultiStart:
     def _anywhere(self, chain: Chain) -> Candidate:
         """A random candidate: every unit on any device that it may use, with random priorities where they are searched."""
         instance, rng, n = self.instance, chain.rng, self.instance.graph.n
-        able = instance.groups.allowed
-        home = np.where(able, rng.random(able.shape), -1.0).argmax(axis=1)[instance.groups.of]
+        allowed = instance.groups.allowed
+        home = np.where(allowed, rng.random(allowed.shape), -1.0).argmax(axis=1)[instance.groups.of]
         ranked = self.orders == {True, False} and rng.random() < self.parameters.restart_ranked
         rank = None
         if ranked or self.orders == {True}:
@@ -184,25 +182,27 @@ class MultiStart:
         best = chain.best
         placed = Placement(device=best.device)
         rank = -path_computation_time(self.instance.graph, self.instance.cluster, placed)
-        again = measure(self.instance.model, chain.objective.work, best.name, best.device, rank, best.makespan_us)
-        if again.key < best.key:
-            chain.begin(again)
+        remeasured = measure(self.instance.model, chain.objective.work, best.name, best.device, rank, best.makespan_us)
+        if remeasured.key < best.key:
+            chain.begin(remeasured)
 
-    def _together(self, chains: Sequence[Chain], share: float, levels: Sequence[Any], parts: float = 0.0) -> None:
+    def _together(
+        self, chains: Sequence[Chain], share: float, levels: Sequence[Any], region_share: float = 0.0
+    ) -> None:
         """Every chain does one cycle with its part of `share` of the whole budget."""
-        others = () if self.small else tuple(self.others)
+        donors = () if self.small else tuple(self.others)
         shares = [self.budget.part(share, len(chains)) for _ in chains]
         with ThreadPoolExecutor(len(chains)) as pool:
             running = {
-                pool.submit(chain.cycle, mine, level, parts, others)
-                for chain, mine, level in zip(chains, shares, levels, strict=True)
+                pool.submit(chain.cycle, chain_share, level, region_share, donors)
+                for chain, chain_share, level in zip(chains, shares, levels, strict=True)
             }
             try:
                 while running and not self.budget.stopped:
-                    done, running = wait(running, timeout=self.parameters.tell_seconds)
-                    for future in done:
+                    finished, running = wait(running, timeout=self.parameters.tell_seconds)
+                    for future in finished:
                         future.result()
                     self.tell(self.best[0], self.used)
             finally:  # also when interrupted or asked to stop
-                for mine in shares:
-                    mine.stopped = True
+                for chain_share in shares:
+                    chain_share.stopped = True

@@ -31,9 +31,11 @@ class SearchParameters(EvaluationParameters):
         0.03, "s", "compiled code runs before time, callback and interruption are looked at", "by hand: not to be felt"
     )
     slice_steps: int = number(
-        2000, "simulations", "the most of a slice where simulations are counted, so that temperatures do not depend on "
-        "the machine", "by hand",
-    )  # fmt: skip
+        2000,
+        "simulations",
+        "the most of a slice where simulations are counted, so that temperatures do not depend on the machine",
+        "by hand",
+    )
     slice_part: int = number(60, "slices", "fewest that such a budget is divided into", "by hand")
     first_steps: int = number(
         50, "simulations", "of the first slice, after which it is known how long one takes", "by hand"
@@ -43,35 +45,47 @@ class SearchParameters(EvaluationParameters):
 
     # One cycle from coarse to fine.
     levels: tuple[Level, ...] = number(
-        ((48, 0.02, 0.002), (150, 0.01, 0.001), (500, 0.005, 0.0005)), "units, makespans, makespans",
-        "of one cycle: about how many units, and first and last temperature", "by hand, with the first search",
-    )  # fmt: skip
+        ((48, 0.02, 0.002), (150, 0.01, 0.001), (500, 0.005, 0.0005)),
+        "units, makespans, makespans",
+        "of one cycle: about how many units, and first and last temperature",
+        "by hand, with the first search",
+    )
     late_levels: tuple[Level, ...] = number(
-        ((150, 0.0005, 0.00005), (500, 0.0003, 0.00003), (2000, 0.0001, 0.00001)), "units, makespans, makespans",
+        ((150, 0.0005, 0.00005), (500, 0.0003, 0.00003), (2000, 0.0001, 0.00001)),
+        "units, makespans, makespans",
         "the same once a candidate is good: what is hotter leads away from it and has no time to come back",
         "with late_from and parts_share: 0.831 to 0.829 of the best rule in 10 s, on the quality benchmark",
-    )  # fmt: skip
+    )
     small_levels: tuple[Level, ...] = number(
-        ((48, 0.15, 0.01), (48, 0.05, 0.002)), "units, makespans, makespans",
+        ((48, 0.15, 0.01), (48, 0.05, 0.002)),
+        "units, makespans, makespans",
         "the levels of small graphs, where a single op is a large part of the makespan: as hot in every cycle",
         "by hand; 38 of 40 small instances then ended with the proven optimum, later 99 of 100",
-    )  # fmt: skip
+    )
     heats: tuple[float, float] = number(
-        (0.25, 1.2), "times the temperatures of a cycle", "drawn between these: which are best differs from graph to graph",
+        (0.25, 1.2),
+        "times the temperatures of a cycle",
+        "drawn between these: which are best differs from graph to graph",
         "with most_rounds: 0.850 to 0.831 of the best rule in 10 s, on two machines",
-    )  # fmt: skip
+    )
     soft_share: float = number(
-        0.5, "share of the cycles", "that may exceed memory on the way, where it can run out",
+        0.5,
+        "share of the cycles",
+        "that may exceed memory on the way, where it can run out",
         "by hand; tight instances then reached their proven optimum",
-    )  # fmt: skip
+    )
     soft_price: tuple[float, float] = number(
-        (-0.5, 1.0), "powers of 10, of makespans for all of the smallest limit", "drawn between these, what exceeding it costs",
+        (-0.5, 1.0),
+        "powers of 10, of makespans for all of the smallest limit",
+        "drawn between these, what exceeding it costs",
         "by hand",
-    )  # fmt: skip
+    )
     combine_share: float = number(
-        0.15, "share of a cycle", "goes to what other placements do better",
+        0.15,
+        "share of a cycle",
+        "goes to what other placements do better",
         "with others: 0.872 to 0.858 of the best rule on five cases, 10 s, medians of three seeds",
-    )  # fmt: skip
+    )
     neighbourhood: int = number(8, "units per unit", "of which an order by distance holds the nearest one", "by hand")
 
     # Parts of the graph that are re-optimised on their own.
@@ -82,26 +96,30 @@ class SearchParameters(EvaluationParameters):
 
     # Units (`search.structure`, `search.coarsen`).
     coarse_labels: int = number(
-        100, "labels", "most of a coarse structure: few enough that every unit is moved hundreds of times within seconds",
+        100,
+        "labels",
+        "most of a coarse structure: few enough that every unit is moved hundreds of times within seconds",
         "by hand",
-    )  # fmt: skip
+    )
     nearest_share: float = number(
-        0.75, "share of the levels", "whose units follow the structure with about as many labels as units are wanted",
+        0.75,
+        "share of the levels",
+        "whose units follow the structure with about as many labels as units are wanted",
         "by hand",
-    )  # fmt: skip
+    )
     fine_ratio: float = number(3.0, "units per label", "most that a structure leaves to other levels", "by hand")
     structure_share: float = number(0.5, "labels per group", "most of a structure that says anything", "by hand")
     scope_depths: int = number(4, "levels", "of name scopes that are tried, from the outermost", "by hand")
     unit_work: float = number(2.5, "mean works", "most work of a unit that merging makes", "by hand")
-    least_merging: float = number(
-        0.98, "units left per unit", "above which a round of merging is the last", "by hand"
-    )  # fmt: skip
+    least_merging: float = number(0.98, "units left per unit", "above which a round of merging is the last", "by hand")
 
     # Reduced models (`search.runs`, `search.edges`).
     joined_share: float = number(
-        1.0 / 1500.0, "makespans", "most work that joins the first op of a run, and that may lie between two of its ops",
+        1.0 / 1500.0,
+        "makespans",
+        "most work that joins the first op of a run, and that may lie between two of its ops",
         "runs made the search of GNMT 4 times as fast, with times within 3 %",
-    )  # fmt: skip
+    )
     fewer_runs: float = number(0.75, "runs per op", "most that are worth simulating", "by hand")
     runs_from_ops: int = number(400, "ops", "below which runs are not tried", "by hand")
     way_ops: int = number(
@@ -113,19 +131,25 @@ class SearchParameters(EvaluationParameters):
     trial_starts: int = number(4, "starts", "that get a cycle where there are no coarse structures", "by hand")
     trial_share: float = number(0.15, "share of the budget", "for these trials", "by hand")
     turns: tuple[int, ...] = number(
-        (0, 1, 0, 2, 0, 3, 0, 1), "places among the best starts", "of the trials along coarse structures, in this order",
+        (0, 1, 0, 2, 0, 3, 0, 1),
+        "places among the best starts",
+        "of the trials along coarse structures, in this order",
         "by hand",
-    )  # fmt: skip
+    )
     turns_share: float = number(
-        0.4, "share of the budget", "for these trials",
+        0.4,
+        "share of the budget",
+        "for these trials",
         "with all of the trials: 0.853 to 0.850 of the best rule in 10 s, on a slower machine",
-    )  # fmt: skip
+    )
     near_start: float = number(1.1, "times the best start", "slowest one that gets such a trial", "by hand")
     layers: int = number(4, "structures", "coarse ones that are tried at most", "by hand")
     fewest_layers: int = number(
-        2, "labels per device", "fewest of a coarse structure: with hardly more parts than devices there is no choice",
+        2,
+        "labels per device",
+        "fewest of a coarse structure: with hardly more parts than devices there is no choice",
         "such a structure took two fifths of the time",
-    )  # fmt: skip
+    )
     layer_heat: tuple[float, float] = number(
         (0.02, 0.005), "makespans", "first and last temperature there; the first level follows, half as hot", "by hand"
     )
@@ -138,47 +162,63 @@ class SearchParameters(EvaluationParameters):
         1.05, "times the best cost", "above which a chain goes on from the best one in early rounds", "by hand"
     )
     rounds: int = number(
-        5, "rounds", "fewest in which the chains share what they found",
+        5,
+        "rounds",
+        "fewest in which the chains share what they found",
         "12, then 8, then 5, as trials and longer rounds were added",
-    )  # fmt: skip
+    )
     most_rounds: int = number(
         25, "rounds", "most of them", "a longer cycle found more than a further one beyond these; see heats"
     )
     cycle_steps: int = number(
-        3000, "simulations", "of a chain in one of the rounds between: a new cycle from coarse to fine finds more than a "
-        "longer one, up to about this many", "by hand",
-    )  # fmt: skip
+        3000,
+        "simulations",
+        "of a chain in one of the rounds between: a new cycle from coarse to fine finds more than a "
+        "longer one, up to about this many",
+        "by hand",
+    )
     late_from: float = number(
-        0.5, "share of the rounds", "from which on annealing is cold and parts are re-optimised",
+        0.5,
+        "share of the rounds",
+        "from which on annealing is cold and parts are re-optimised",
         "0.7 before annealing was cold there; see late_levels",
-    )  # fmt: skip
+    )
     parts_share: float = number(
         0.15, "share of a late round", "for parts of the graph", "0.4 before annealing was cold there; see late_levels"
     )
     restart_ops: int = number(
-        40, "ops", "most of a small graph, where every second round starts from a random candidate: there one good start "
-        "is not worth much", "by hand; see small_levels",
-    )  # fmt: skip
+        40,
+        "ops",
+        "most of a small graph, where every second round starts from a random candidate: there one good start "
+        "is not worth much",
+        "by hand; see small_levels",
+    )
     restarts: int = number(24, "rounds", "on graphs that small", "by hand; see small_levels")
     restart_ranked: float = number(
         0.8, "share of the random candidates", "with random priorities where both orders are searched", "by hand"
     )
     searches: int = number(
-        5, "searches", "most that a long budget is divided into",
+        5,
+        "searches",
+        "most that a long budget is divided into",
         "3 took 0.823 to 0.819 of the best rule in 60 s; 5, with combining, 0.817",
-    )  # fmt: skip
+    )
     search_seconds: float = number(12.0, "s", "of the budget that make one search", "by hand; see searches")
     search_ops: int = number(
-        300_000_000, "simulated ops of a chain", "that make one search where simulations are counted",
+        300_000_000,
+        "simulated ops of a chain",
+        "that make one search where simulations are counted",
         "about as long as search_seconds",
-    )  # fmt: skip
+    )
     again_share: float = number(
         0.4, "share of the budget", "for going on from the best of several searches", "by hand; see searches"
     )
     others: int = number(
-        8, "placements", "found of late that are kept for chains to take segments from; half may come from trials",
+        8,
+        "placements",
+        "found of late that are kept for chains to take segments from; half may come from trials",
         "by hand; see combine_share",
-    )  # fmt: skip
+    )
     tell_seconds: float = number(0.2, "s", "between two reports of progress", "by hand")
 
     # For pipelines (`search.period`, `search.steps`).
@@ -188,9 +228,12 @@ class SearchParameters(EvaluationParameters):
     )
     period_idle: int = number(12, "rounds", "without a better period after which a chain begins at random", "by hand")
     period_heat: tuple[float, float, float] = number(
-        (0.05, 0.5, 1e-3), "periods, times, times", "first temperature of a chain, what it is multiplied by in each of four "
-        "idle rounds, and the last one as a part of it", "by hand",
-    )  # fmt: skip
+        (0.05, 0.5, 1e-3),
+        "periods, times, times",
+        "first temperature of a chain, what it is multiplied by in each of four "
+        "idle rounds, and the last one as a part of it",
+        "by hand",
+    )
     step_heat: tuple[float, float] = number((0.03, 0.0005), "best steps", "first and last temperature", "by hand")
 
     # On islands (`search.islands`).

@@ -22,9 +22,16 @@ from .parameters import SEARCH, SearchParameters
 
 
 def search_period(
-    graph: OpGraph, cluster: Cluster, objective: Objective, start: Placement, budget: Budget, workers: int, seed: int,
-    tell: Callable[[float, int], None], numbers: SearchParameters = SEARCH,
-) -> tuple[Placement, float, int]:  # fmt: skip
+    graph: OpGraph,
+    cluster: Cluster,
+    objective: Objective,
+    start: Placement,
+    budget: Budget,
+    workers: int,
+    seed: int,
+    tell: Callable[[float, int], None],
+    numbers: SearchParameters = SEARCH,
+) -> tuple[Placement, float, int]:
     """The best placement found, its period in microseconds, and the moves that were tried; never worse than `start`."""
     run = _Annealing(graph, cluster, objective, start, budget, workers, seed, numbers)
     try:
@@ -43,9 +50,16 @@ class _Annealing:
     """The best so far, and the chains that look for better."""
 
     def __init__(
-        self, graph: OpGraph, cluster: Cluster, objective: Objective, start: Placement, budget: Budget, workers: int,
-        seed: int, numbers: SearchParameters,
-    ):  # fmt: skip
+        self,
+        graph: OpGraph,
+        cluster: Cluster,
+        objective: Objective,
+        start: Placement,
+        budget: Budget,
+        workers: int,
+        seed: int,
+        numbers: SearchParameters,
+    ):
         self.graph, self.cluster, self.objective, self.budget = graph, cluster, objective, budget
         self.numbers = numbers
         self.model = load_model(graph, cluster, sum=objective.sum)
@@ -57,23 +71,27 @@ class _Annealing:
 
     def round(self, pool: ThreadPoolExecutor) -> None:
         """All chains anneal once; what they find is measured, the most promising first."""
-        workers, left = len(self.rngs), self.budget.evaluations
-        most = self.numbers.period_round
-        steps = most if left is None else max(min(most, -(-(left - self.used) // workers)), 1)
-        found = list(pool.map(lambda rng: self._chain(rng, steps), self.rngs))
+        workers, evaluations_left = len(self.rngs), self.budget.evaluations
+        round_limit = self.numbers.period_round
+        steps = (
+            round_limit
+            if evaluations_left is None
+            else max(min(round_limit, -(-(evaluations_left - self.used) // workers)), 1)
+        )
+        chain_results = list(pool.map(lambda rng: self._chain(rng, steps), self.rngs))
         self.used += steps * workers
         self.idle += 1
-        for load, home in sorted(found, key=lambda pair: pair[0]):
+        for load, home in sorted(chain_results, key=lambda pair: pair[0]):
             if load < self.us * (1 - 1e-9):
                 self._take(home)
 
     def _chain(self, rng: np.random.Generator, steps: int) -> tuple[float, NDArray[np.int64]]:
-        m, begin = self.model, self.home.copy()
+        m, start_device = self.model, self.home.copy()
         if self.idle > self.numbers.period_idle and rng.random() < 0.5:
-            begin = np.where(m.able, rng.random(m.able.shape), -1.0).argmax(axis=1)
+            start_device = np.where(m.able, rng.random(m.able.shape), -1.0).argmax(axis=1)
         first, factor, last = self.numbers.period_heat
         hot = first * self.us * factor ** (self.idle % 4)
-        return anneal_loads(m, begin, self.limit, hot, hot * last, steps, rng)  # type: ignore[no-any-return]
+        return anneal_loads(m, start_device, self.limit, hot, hot * last, steps, rng)  # type: ignore[no-any-return]
 
     def _take(self, home: NDArray[np.int64]) -> None:
         placed = Placement(device=home[self.model.unit].astype(np.int32))

@@ -40,21 +40,23 @@ class Subproblem:
         return self.objective.model
 
 
-def homes(whole: Subproblem) -> Ints:
+def homes(subproblem: Subproblem) -> Ints:
     """int64[n]: the device of what stays, the number of devices plus the unit of what moves."""
-    units = whole.units
-    home = whole.state.device.astype(np.int64)
-    home[units.ops] = len(whole.model.limit) + units.of[units.ops]
+    units = subproblem.units
+    home = subproblem.state.device.astype(np.int64)
+    home[units.ops] = len(subproblem.model.limit) + units.of[units.ops]
     return home
 
 
-def without_implied_edges(instance: Instance, whole: Subproblem) -> Subproblem:
-    """`whole` with the edges that matter while its units move; its simulations give the same times."""
+def without_implied_edges(instance: Instance, subproblem: Subproblem) -> Subproblem:
+    """`subproblem` with the edges that matter while its units move; its simulations give the same times."""
     if instance.track:
-        return whole
+        return subproblem
     order = instance.graph.order.astype(np.int64)
-    model = merged_model(instance, np.arange(instance.graph.n), homes(whole), order)
-    return replace(whole, objective=whole.objective._replace(model=model._replace(tail=whole.model.tail)))
+    model = merged_model(instance, np.arange(instance.graph.n), homes(subproblem), order)
+    return replace(
+        subproblem, objective=subproblem.objective._replace(model=model._replace(tail=subproblem.model.tail))
+    )
 
 
 def merged_model(instance: Instance, run: Ints, home: Ints, order: Ints) -> Model:
@@ -65,13 +67,13 @@ def merged_model(instance: Instance, run: Ints, home: Ints, order: Ints) -> Mode
     graph, model, count = instance.graph, instance.model, len(home)
     makers = run[graph.tensor_producer]
     maker, tensor, reader = _edges(instance, run, home, order)
-    kept = np.zeros(graph.tensor_count, dtype=np.bool_)
-    kept[tensor] = True
+    is_kept = np.zeros(graph.tensor_count, dtype=np.bool_)
+    is_kept[tensor] = True
     temp = np.zeros(count, dtype=np.int64)
     if instance.track:
-        kept |= np.bincount(run, minlength=count)[makers] == 1
-        temp = member_peak(graph, run, count, kept)
-    ids = np.flatnonzero(kept)
+        is_kept |= np.bincount(run, minlength=count)[makers] == 1
+        temp = member_peak(graph, run, count, is_kept)
+    ids = np.flatnonzero(is_kept)
     ids = ids[np.argsort(makers[ids], kind="stable")]
     number = np.empty(graph.tensor_count, dtype=np.int32)
     number[ids] = np.arange(len(ids), dtype=np.int32)
@@ -83,23 +85,34 @@ def merged_model(instance: Instance, run: Ints, home: Ints, order: Ints) -> Mode
     edge_ptr, read = offsets(maker, count), ints(reader)
     tail = tails(order, table.min(axis=1), np.zeros(len(reader)), np.arange(count + 1), edge_ptr, read)
     return model._replace(
-        table=table, tail=tail * SURELY, degree=ints(degree), sources=ints(np.flatnonzero(degree == 0)),
-        edge_ptr=ints(edge_ptr), edge_to=read, edge_tensor=number[tensor], ready_to=read[np.lexsort((reader, maker))],
-        input_ptr=ints(offsets(reader, count)), inputs=number[tensor[by_reader]], producer=ints(makers[ids]),
-        size_bytes=size, made=grouped_sum(size, makers[ids], count), unread=grouped_sum(size * lonely, makers[ids], count),
-        temp=temp, persistent=grouped_sum(model.persistent, run, count),
-    )  # fmt: skip
+        table=table,
+        tail=tail * SURELY,
+        degree=ints(degree),
+        sources=ints(np.flatnonzero(degree == 0)),
+        edge_ptr=ints(edge_ptr),
+        edge_to=read,
+        edge_tensor=number[tensor],
+        ready_to=read[np.lexsort((reader, maker))],
+        input_ptr=ints(offsets(reader, count)),
+        inputs=number[tensor[by_reader]],
+        producer=ints(makers[ids]),
+        size_bytes=size,
+        made=grouped_sum(size, makers[ids], count),
+        unread=grouped_sum(size * lonely, makers[ids], count),
+        temp=temp,
+        persistent=grouped_sum(model.persistent, run, count),
+    )
 
 
 def _edges(instance: Instance, run: Ints, home: Ints, order: Ints) -> tuple[Ints, Ints, Ints]:
     """Producing run, tensor and reading run of every edge that matters, by producing run."""
     graph = instance.graph
     pairs = group_edges(run, graph.edge_tensor, run[graph.edge_source], run[graph.consumers])
-    made = run[graph.tensor_producer[pairs.tensor]]
-    by_maker = np.argsort(made, kind="stable")
-    maker, tensor, reader = made[by_maker], pairs.tensor[by_maker], pairs.reader[by_maker]
+    producer_run = run[graph.tensor_producer[pairs.tensor]]
+    by_maker = np.argsort(producer_run, kind="stable")
+    maker, tensor, reader = producer_run[by_maker], pairs.tensor[by_maker], pairs.reader[by_maker]
     if instance.track:
         return maker, tensor, reader
     parameters = instance.parameters
-    left = needed((maker, tensor, reader), home, order, parameters.way_ops, parameters.readers_seen)
-    return maker[left], tensor[left], reader[left]
+    needed_edges = needed((maker, tensor, reader), home, order, parameters.way_ops, parameters.readers_seen)
+    return maker[needed_edges], tensor[needed_edges], reader[needed_edges]

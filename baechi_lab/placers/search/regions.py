@@ -17,8 +17,8 @@ from ...graph.kernels.csr import offsets
 from ..evaluation.moves import Units
 
 
-def around(graph: OpGraph, units: Units, wanted: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Up to `wanted` units as a breadth-first traversal of the edges, in both directions, meets them from a random op.
+def around(graph: OpGraph, units: Units, unit_count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Up to `unit_count` units as a breadth-first traversal of the edges, in both directions, meets them from a random op.
 
     >>> from baechi_lab.placers.evaluation.moves import make_units
     >>> graph = OpGraph.from_edges([1.0] * 4, [(0, 1, 4), (2, 3, 4)])
@@ -30,30 +30,37 @@ def around(graph: OpGraph, units: Units, wanted: int, rng: np.random.Generator) 
     frontier = np.array([rng.integers(0, graph.n)])
     met = np.zeros(graph.n, dtype=np.bool_)
     met[frontier] = True
-    found: dict[int, None] = {}
-    while len(frontier) and len(found) < wanted:
-        found.update(dict.fromkeys(rng.permutation(units.of[frontier]).tolist()))
+    region: dict[int, None] = {}
+    while len(frontier) and len(region) < unit_count:
+        region.update(dict.fromkeys(rng.permutation(units.of[frontier]).tolist()))
         near = np.concatenate([_rows(after, reader, frontier), _rows(before, producer, frontier)])
         frontier = np.unique(near[~met[near]])
         met[frontier] = True
-    return np.array(list(found)[:wanted], dtype=np.int64)
+    return np.array(list(region)[:unit_count], dtype=np.int64)
 
 
-def in_time(start_us: NDArray[np.float64], units: Units, wanted: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Up to `wanted` units whose first ops start one after the other; `start_us` float64[n] is the present schedule."""
+def in_time(
+    start_us: NDArray[np.float64], units: Units, unit_count: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Up to `unit_count` units whose first ops start one after the other; `start_us` float64[n] is the present schedule."""
     count = len(units.ptr) - 1
     first = np.minimum.reduceat(start_us[units.ops], units.ptr[:-1]) if count else np.zeros(0)
     line = np.argsort(first, kind="stable")
-    at = int(rng.integers(0, max(count - wanted, 0) + 1))
-    return line[at : at + wanted]
+    at = int(rng.integers(0, max(count - unit_count, 0) + 1))
+    return line[at : at + unit_count]
 
 
-def part(units: Units, chosen: NDArray[np.int64]) -> Units:
-    """The `chosen` units alone, in their order; `of` still tells the unit of every op among all units."""
-    kept = np.sort(chosen)
-    size = np.diff(units.ptr)[kept]
-    ops = _rows(units.ptr, units.ops, kept)
-    return Units(offsets(np.repeat(np.arange(len(kept)), size), len(kept)), ops, units.of, units.allowed[kept])
+def selected_units(units: Units, selected: NDArray[np.int64]) -> Units:
+    """The `selected` units alone, in their order; `of` still tells the unit of every op among all units."""
+    sorted_units = np.sort(selected)
+    size = np.diff(units.ptr)[sorted_units]
+    ops = _rows(units.ptr, units.ops, sorted_units)
+    return Units(
+        offsets(np.repeat(np.arange(len(sorted_units)), size), len(sorted_units)),
+        ops,
+        units.of,
+        units.allowed[sorted_units],
+    )
 
 
 def _rows(pointer: NDArray[np.int32], column: NDArray[np.int32], rows: NDArray[np.int64]) -> NDArray[np.int32]:

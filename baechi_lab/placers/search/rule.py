@@ -146,14 +146,14 @@ class Search(Placer):
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         budget = Budget(self.time_limit, self.evaluations)
-        given = self._given(graph, cluster)
+        start_placement = self._given(graph, cluster)
         if graph.n == 0:
             return Placement(device=np.zeros(0, dtype=np.int32))
         if self.executor is not None:
-            return search_on_islands(self, graph, cluster, given, self._round_ended)
+            return search_on_islands(self, graph, cluster, start_placement, self._round_ended)
         if self.objective in PIPELINES:
-            return self._pipeline(graph, cluster, budget, given)
-        return _Run(self, graph, cluster, budget, given).placement()
+            return self._pipeline(graph, cluster, budget, start_placement)
+        return _Run(self, graph, cluster, budget, start_placement).placement()
 
     def _round_ended(self, budget: Budget, used: int, best: float) -> None:
         if self.callback is not None and self.callback(Progress(budget.elapsed, used, best, "the islands")) is True:
@@ -163,25 +163,28 @@ class Search(Placer):
     def _goal(self) -> Objective:
         return Objective(self.objective, self.micro_batches, self.schedule, self.sum, self.replicas)
 
-    def _pipeline(self, graph: OpGraph, cluster: Cluster, budget: Budget, given: Placement | None) -> Placement:
+    def _pipeline(
+        self, graph: OpGraph, cluster: Cluster, budget: Budget, start_placement: Placement | None
+    ) -> Placement:
         """For a period or a step of several micro-batches: annealed from the best start."""
         from ..registry import make_placer
 
-        goal, starts = self._goal, [] if given is None else [given]
-        told = {k: v for k, v in goal._asdict().items() if k != "name"}
+        goal, starts = self._goal, [] if start_placement is None else [start_placement]
+        goal_params = {k: v for k, v in goal._asdict().items() if k != "name"}
         try:
-            starts.append(make_placer("contiguous", objective=goal.name, **told).assign(graph, cluster))
+            starts.append(make_placer("contiguous", objective=goal.name, **goal_params).assign(graph, cluster))
         except InfeasiblePlacement:
             if not starts:
                 raise
         worth = [(us, k) for k, start in enumerate(starts) if (us := _worth(goal, graph, cluster, start)) < np.inf]
         if not worth:
             raise InfeasiblePlacement(
-                "search cannot start: no start keeps within memory", int(graph.persistent_bytes.sum()),
+                "search cannot start: no start keeps within memory",
+                int(graph.persistent_bytes.sum()),
                 cluster.memory_bytes.tolist(),
-            )  # fmt: skip
+            )
         start_us, at = min(worth)
-        name = starts[at].placer if starts[at] is given else "contiguous"
+        name = starts[at].placer if starts[at] is start_placement else "contiguous"
         history = [(budget.elapsed, 0, start_us)]
 
         def tell(us: float, used: int) -> None:
@@ -192,19 +195,24 @@ class Search(Placer):
 
         numbers = self.numbers or SEARCH
         if goal.replicas:
-            found = search_shared(graph, cluster, goal, starts[at], budget, self.seed, tell, numbers)
+            outcome = search_shared(graph, cluster, goal, starts[at], budget, self.seed, tell, numbers)
         elif goal.name == "throughput":
-            found = search_period(graph, cluster, goal, starts[at], budget, self.workers, self.seed, tell, numbers)
+            outcome = search_period(graph, cluster, goal, starts[at], budget, self.workers, self.seed, tell, numbers)
         else:
-            found = search_step(graph, cluster, goal, starts[at], budget, self.seed, tell, numbers)
-        best, us, used = found
+            outcome = search_step(graph, cluster, goal, starts[at], budget, self.seed, tell, numbers)
+        best, us, used = outcome
         info = {
-            "start": name, "start_us": start_us, "evaluations": used, "seconds": budget.elapsed,
-            "interrupted": budget.interrupted, "history": tuple(history), goal.key: us,
-        }  # fmt: skip
+            "start": name,
+            "start_us": start_us,
+            "evaluations": used,
+            "seconds": budget.elapsed,
+            "interrupted": budget.interrupted,
+            "history": tuple(history),
+            goal.key: us,
+        }
         return Placement(
             device=best.device, replicas=best.replicas, order=best.order, priority=best.priority, info=info
-        )  # fmt: skip
+        )
 
     def _given(self, graph: OpGraph, cluster: Cluster) -> Placement | None:
         from ..registry import make_placer
@@ -221,17 +229,19 @@ class Search(Placer):
 def _worth(goal: Objective, graph: OpGraph, cluster: Cluster, start: Placement) -> float:
     """What a start is worth; infinite where it exceeds memory or the schedule cannot work on it."""
     try:
-        found = goal.measure(graph, cluster, start)
+        measured = goal.measure(graph, cluster, start)
     except InvalidInput:
         return np.inf
-    return found.us if found.feasible else np.inf
+    return measured.us if measured.feasible else np.inf
 
 
 class _Run:
     """One search: starts, perhaps a coarse stage, and the graph itself."""
 
-    def __init__(self, params: Search, graph: OpGraph, cluster: Cluster, budget: Budget, given: Placement | None):
-        self.params, self.graph, self.cluster, self.budget, self.given = params, graph, cluster, budget, given
+    def __init__(
+        self, params: Search, graph: OpGraph, cluster: Cluster, budget: Budget, start_placement: Placement | None
+    ):
+        self.params, self.graph, self.cluster, self.budget, self.given = params, graph, cluster, budget, start_placement
         self.parameters, samples = params.numbers or SEARCH, None
         if params.objective == "p90":
             samples = error_samples(graph, cluster, params.error, self.parameters.samples, params.seed)
@@ -259,13 +269,17 @@ class _Run:
                     self.chains.chains[0].begin(min(candidates, key=lambda c: c.key))
         except KeyboardInterrupt:  # asked to stop: what was found is the answer
             self.budget.stopped = self.interrupted = True
-        cost, found = self.chains.best
+        cost, candidate = self.chains.best
         if cost <= self.start_cost:
-            best = found
+            best = candidate
         info = {
-            "start": self.start_name, "start_us": self.start_cost, "evaluations": self.used_before + self.chains.used,
-            "seconds": self.budget.elapsed, "interrupted": self.interrupted, "history": tuple(self.history),
-        }  # fmt: skip
+            "start": self.start_name,
+            "start_us": self.start_cost,
+            "evaluations": self.used_before + self.chains.used,
+            "seconds": self.budget.elapsed,
+            "interrupted": self.interrupted,
+            "history": tuple(self.history),
+        }
         return Placement(device=best.device, order=best.rank, info=info)
 
     def _tell(self, best: float, used: int) -> None:
@@ -298,8 +312,8 @@ class _Run:
         if self.given is None:
             return self.starts.from_rules(self._rules_took_long, self._lasts(self.parameters.reducing_time, 0.5))
         first = self.starts.given(self.given)
-        others = self.starts.measured(first.name, first.device)
-        return [first, *sorted(others, key=lambda c: c.key)]
+        measured_starts = self.starts.measured(first.name, first.device)
+        return [first, *sorted(measured_starts, key=lambda c: c.key)]
 
     def _coarse(self, candidates: list[Candidate]) -> list[Candidate]:
         """Search a large graph contracted, and project what is found there."""
@@ -310,25 +324,25 @@ class _Run:
         ):
             return []
         p = self.parameters
-        found = contracted_graph(self.graph, self.cluster, p)
-        if found is None:
+        contracted = contracted_graph(self.graph, self.cluster, p)
+        if contracted is None:
             return []
-        coarse, member = found
+        coarse, member = contracted
         instance = Instance(coarse, self.cluster, parameters=p)
         starts = Starts(instance, self.params.schedulers, self.params.seed)
-        begin: list[Candidate] = []
+        coarse_starts: list[Candidate] = []
         for candidate in choose(candidates, p.contracted_starts, p.fifo_share):
             device, rank = restricted(member, candidate, self.cluster, self.instance.work)
             if instance.allowed[np.arange(coarse.n), device].all():
-                begin += starts.measured(candidate.name, device, rank)
-        if not begin:
+                coarse_starts += starts.measured(candidate.name, device, rank)
+        if not coarse_starts:
             return []
-        part = self.budget.part(p.contracted_budget * (1.0 - self.budget.spent(0)), 1)
+        coarse_budget = self.budget.part(p.contracted_budget * (1.0 - self.budget.spent(0)), 1)
         chains = MultiStart(
-            instance, self.params.workers, self.params.seed, part, lambda _, used: self._tell(np.inf, used)
+            instance, self.params.workers, self.params.seed, coarse_budget, lambda _, used: self._tell(np.inf, used)
         )
         try:
-            chains.search(begin, 0)
+            chains.search(coarse_starts, 0)
         except KeyboardInterrupt:
             self.budget.stopped = self.interrupted = True
         self.used_before += chains.used

@@ -41,18 +41,20 @@ class Present(NamedTuple):
     price: Any
 
 
-def with_runs(instance: Instance, whole: Subproblem) -> Subproblem | None:
-    """Runs in place of ops for the present candidate of `whole`, which was simulated last; None where they are hardly fewer.
+def with_runs(instance: Instance, subproblem: Subproblem) -> Subproblem | None:
+    """Runs in place of ops for the present candidate of `subproblem`, which was simulated last; None where they are hardly fewer.
 
     Colocation groups and allowed devices are left to the units, which keep them.
     """
-    graph, state, parameters = instance.graph, whole.state, instance.parameters
+    graph, state, parameters = instance.graph, subproblem.state, instance.parameters
     if graph.n < parameters.runs_from_ops:
         return None
-    start, home, devices = whole.objective.work.start, homes(whole), instance.cluster.n
-    line, work = np.lexsort((instance.position, start)), whole.model.table.min(axis=1)
-    most = parameters.joined_share * float(state.cost[2])
-    run = runs(whole.model, Present(line, home, state.device, start, work, instance.price), most)
+    start, home, devices = subproblem.objective.work.start, homes(subproblem), instance.cluster.n
+    line, work = np.lexsort((instance.position, start)), subproblem.model.table.min(axis=1)
+    longest_us = parameters.joined_share * float(state.cost[2])
+    run = runs_of_candidate(
+        subproblem.model, Present(line, home, state.device, start, work, instance.price), longest_us
+    )
     count = int(run.max()) + 1
     if count > parameters.fewer_runs * graph.n:
         return None
@@ -60,10 +62,10 @@ def with_runs(instance: Instance, whole: Subproblem) -> Subproblem | None:
     device[run], place[run], rank[:] = state.device, home, graph.n
     np.minimum.at(rank, run, state.position)
     short = merged_model(instance, run, place, np.arange(count))
-    objective = whole.objective._replace(
+    objective = subproblem.objective._replace(
         model=short, work=make_work(short, parameters), samples=no_samples(count, devices)
     )
-    units = _units(place - devices, whole.units)
+    units = _units(place - devices, subproblem.units)
     return Subproblem(objective, make_state(device, rank, parameters), units, run)
 
 
@@ -77,9 +79,7 @@ def _units(unit: NDArray[np.int64], units: Units) -> Units:
     return Units(offsets(place[unit[ops]], count), ops.astype(np.int32), unit.astype(np.int32), units.allowed)
 
 
-def projected(
-    subproblem: Subproblem, position: NDArray[np.int32]
-) -> list[tuple[NDArray[np.int32], NDArray[np.int64]]]:  # fmt: skip
+def projected(subproblem: Subproblem, position: NDArray[np.int32]) -> list[tuple[NDArray[np.int32], NDArray[np.int64]]]:
     """The present candidate of runs for the ops: devices, with ops in the order of the priorities of their runs and in that
     of the runs' starts in the last simulation; `position` int32[n] orders the ops of a run."""
     member, state = subproblem.member, subproblem.state
@@ -88,16 +88,16 @@ def projected(
 
 
 @njit(cache=True, nogil=True)
-def runs(model: Any, present: Any, most: float) -> Any:
+def runs_of_candidate(model: Any, present: Any, longest_us: float) -> Any:
     """int64[n]: the run of each op of the candidate at hand, numbered as they begin.
 
-    `most` microseconds of work join the first op of a run, and that much may lie between two of its ops.
+    `longest_us` microseconds of work join the first op of a run, and that much may lie between two of its ops.
     """
     line, label, device, start, work, price = present
     input_ptr, inputs, producer = model.input_ptr, model.inputs, model.producer
     n = len(line)
     run, last = np.full(n, -1, np.int64), np.full(label.max() + 1, -1, np.int64)
-    joined, begin, end = np.zeros(n), np.zeros(n), np.zeros(n)
+    joined, begin_us, end = np.zeros(n), np.zeros(n), np.zeros(n)
     count = 0
     for v in line:
         r, latest, ready = last[label[v]], -1, 0.0
@@ -106,13 +106,13 @@ def runs(model: Any, present: Any, most: float) -> Any:
             latest = max(latest, run[p])
             if run[p] != r:
                 ready = max(ready, start[p] + work[p] + (price[inputs[e]] if device[p] != device[v] else 0.0))
-        fits = r >= 0 and r >= latest and joined[r] + work[v] <= most
-        if fits and start[v] <= end[r] + most and ready <= begin[r] + most:
+        fits = r >= 0 and r >= latest and joined[r] + work[v] <= longest_us
+        if fits and start[v] <= end[r] + longest_us and ready <= begin_us[r] + longest_us:
             joined[r] += work[v]
         else:
             r = count
-            begin[r] = start[v]
-            joined[r] = work[v] if work[v] <= most else 0.0
+            begin_us[r] = start[v]
+            joined[r] = work[v] if work[v] <= longest_us else 0.0
             last[label[v]] = r
             count += 1
         run[v] = r

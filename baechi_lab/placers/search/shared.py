@@ -45,31 +45,37 @@ class Candidate(NamedTuple):
 
 
 def search_shared(
-    graph: OpGraph, cluster: Cluster, objective: Objective, start: Placement, budget: Budget, seed: int,
-    tell: Callable[[float, int], None], numbers: SearchParameters = SEARCH,
-) -> tuple[Placement, float, int]:  # fmt: skip
+    graph: OpGraph,
+    cluster: Cluster,
+    objective: Objective,
+    start: Placement,
+    budget: Budget,
+    seed: int,
+    tell: Callable[[float, int], None],
+    numbers: SearchParameters = SEARCH,
+) -> tuple[Placement, float, int]:
     """The best placement found, its period or step in microseconds, how many were measured; never worse than `start`."""
     rng, units = np.random.default_rng(seed), make_units(graph, cluster, next(iter(lines(graph).values())))
-    known: dict[tuple[Any, ...], float] = {}
+    cost_of: dict[tuple[Any, ...], float] = {}
     us, used = objective.measure(graph, cluster, start).us, 1
-    here = _candidate(start, units)
-    if here is None:
+    candidate = _candidate(start, units)
+    if candidate is None:
         return start, us, used
-    moves, now, best = SharedMoves(units, cluster, rng), us, here
+    moves, current_us, best = SharedMoves(units, cluster, rng), us, candidate
     hot, cold = numbers.step_heat
     try:
-        while (gone := budget.spent(used)) < 1.0 and units.n and cluster.n > 1:
+        while (progress := budget.spent(used)) < 1.0 and units.n and cluster.n > 1:
             used += 1  # also where nothing moves, so that it comes to an end
-            moved = moves.any(here)
-            if moved is None or not _able(moved, units):
+            neighbour = moves.any(candidate)
+            if neighbour is None or not _is_allowed(neighbour, units):
                 continue
-            if moved.key not in known:
-                known[moved.key] = _measured(graph, cluster, objective, moved.placement(units))
-            found = known[moved.key]
-            if found <= now - us * hot * (cold / hot) ** gone * np.log(1.0 - rng.random()):
-                here, now = moved, found
-                if found < us * (1 - 1e-12):
-                    best, us = moved, found
+            if neighbour.key not in cost_of:
+                cost_of[neighbour.key] = _measured(graph, cluster, objective, neighbour.placement(units))
+            neighbour_us = cost_of[neighbour.key]
+            if neighbour_us <= current_us - us * hot * (cold / hot) ** progress * np.log(1.0 - rng.random()):
+                candidate, current_us = neighbour, neighbour_us
+                if neighbour_us < us * (1 - 1e-12):
+                    best, us = neighbour, neighbour_us
             tell(us, used)
     except KeyboardInterrupt:  # what was found is the answer
         budget.stopped = budget.interrupted = True
@@ -81,20 +87,20 @@ def _candidate(placement: Placement, units: Units) -> Candidate | None:
     home = np.zeros(units.n, dtype=np.int64)
     home[units.unit] = placement.device
     groups = {group[0]: group for group in placement.replicas}
-    whole = {d: groups.get(d, (d,)) for d in np.unique(home).tolist()}
-    return Candidate(home, whole) if np.array_equal(home[units.unit], placement.device) else None
+    groups_by_leader = {d: groups.get(d, (d,)) for d in np.unique(home).tolist()}
+    return Candidate(home, groups_by_leader) if np.array_equal(home[units.unit], placement.device) else None
 
 
-def _able(made: Candidate, units: Units) -> bool:
-    return all(units.able[made.home == leader][:, group].all() for leader, group in made.groups.items())
+def _is_allowed(candidate: Candidate, units: Units) -> bool:
+    return all(units.able[candidate.home == leader][:, group].all() for leader, group in candidate.groups.items())
 
 
 def _measured(graph: OpGraph, cluster: Cluster, objective: Objective, placement: Placement) -> float:
     try:
-        found = objective.measure(graph, cluster, placement)
+        measurement = objective.measure(graph, cluster, placement)
     except InvalidInput:  # no pipeline for this schedule, or more replicas than micro-batches
         return np.inf
-    return found.us if found.feasible else np.inf
+    return measurement.us if measurement.feasible else np.inf
 
 
 class SharedMoves:
@@ -104,77 +110,77 @@ class SharedMoves:
         self.units, self.rng, self.devices = units, rng, cluster.n
         self.shifts = Moves(units, cluster, rng)
         alike = [(d.kind, d.memory_bytes, d.speed) for d in cluster.devices]
-        self.kind = [alike.index(own) for own in alike]
+        self.kind = [alike.index(key) for key in alike]
 
-    def any(self, now: Candidate) -> Candidate | None:
+    def any(self, candidate: Candidate) -> Candidate | None:
         """Another candidate; None where the draw changes nothing."""
-        made = (self._shift, self._shift, self._exchange, self._widen, self._widen, self._cut, self._join, self._spare)
-        return made[int(self.rng.integers(len(made)))](now)
+        moves = (self._shift, self._shift, self._exchange, self._widen, self._widen, self._cut, self._join, self._spare)
+        return moves[int(self.rng.integers(len(moves)))](candidate)
 
-    def _shift(self, now: Candidate) -> Candidate | None:
-        home = self.shifts.shifted(now.home, self._idle(now))
-        return None if home is None else _led(home, {**{d: (d,) for d in np.unique(home).tolist()}, **now.groups})
+    def _shift(self, candidate: Candidate) -> Candidate | None:
+        home = self.shifts.shifted(candidate.home, self._idle(candidate))
+        return None if home is None else _led(home, {**{d: (d,) for d in np.unique(home).tolist()}, **candidate.groups})
 
-    def _exchange(self, now: Candidate) -> Candidate | None:
+    def _exchange(self, candidate: Candidate) -> Candidate | None:
         a, b = self.rng.choice(self.devices, 2, replace=False).tolist()
-        other = {a: b, b: a}
-        groups = [tuple(other.get(d, d) for d in group) for group in now.groups.values()]
+        swap = {a: b, b: a}
+        groups = [tuple(swap.get(d, d) for d in group) for group in candidate.groups.values()]
         if any(len({self.kind[d] for d in group}) > 1 for group in groups):
             return None
-        return self._of(now, dict(zip(now.groups, groups, strict=True)))
+        return self._of(candidate, dict(zip(candidate.groups, groups, strict=True)))
 
-    def _widen(self, now: Candidate) -> Candidate | None:
-        leader = self._one(list(now.groups))
-        spare = [d for group in now.groups.values() if len(group) > 1 and group[0] != leader for d in group]
-        alike = [d for d in [*self._idle(now), *spare] if self.kind[d] == self.kind[leader]]
+    def _widen(self, candidate: Candidate) -> Candidate | None:
+        leader = self._one(list(candidate.groups))
+        spare = [d for group in candidate.groups.values() if len(group) > 1 and group[0] != leader for d in group]
+        alike = [d for d in [*self._idle(candidate), *spare] if self.kind[d] == self.kind[leader]]
         if not alike:
             return None
-        taken = self._one(alike)
-        groups = {d: tuple(x for x in group if x != taken) for d, group in now.groups.items()}
-        return self._of(now, {**groups, leader: (*groups[leader], taken)})
+        added_device = self._one(alike)
+        groups = {d: tuple(x for x in group if x != added_device) for d, group in candidate.groups.items()}
+        return self._of(candidate, {**groups, leader: (*groups[leader], added_device)})
 
-    def _cut(self, now: Candidate) -> Candidate | None:
+    def _cut(self, candidate: Candidate) -> Candidate | None:
         """The first units of a stage keep some of its devices, the others get the rest."""
-        wide = [d for d, group in now.groups.items() if len(group) > 1]
+        wide = [d for d, group in candidate.groups.items() if len(group) > 1]
         if not wide:
             return None
         leader = self._one(wide)
-        group, mine = now.groups[leader], np.flatnonzero(now.home == leader)
-        if len(mine) < 2:
+        group, leader_units = candidate.groups[leader], np.flatnonzero(candidate.home == leader)
+        if len(leader_units) < 2:
             return None
-        kept, at = int(self.rng.integers(1, len(group))), int(self.rng.integers(1, len(mine)))
-        home = now.home.copy()
-        home[mine[at:]] = group[kept]
-        return Candidate(home, {**now.groups, leader: group[:kept], group[kept]: group[kept:]})
+        kept_count, at = int(self.rng.integers(1, len(group))), int(self.rng.integers(1, len(leader_units)))
+        home = candidate.home.copy()
+        home[leader_units[at:]] = group[kept_count]
+        return Candidate(home, {**candidate.groups, leader: group[:kept_count], group[kept_count]: group[kept_count:]})
 
-    def _join(self, now: Candidate) -> Candidate | None:
-        line = self.shifts.line(now.home)
+    def _join(self, candidate: Candidate) -> Candidate | None:
+        line = self.shifts.line(candidate.home)
         if len(line) < 2:
             return None
         k = int(self.rng.integers(len(line) - 1))
         a, b = line[k], line[k + 1]
         if self.kind[a] != self.kind[b]:
             return None
-        home = np.where(now.home == b, a, now.home)
-        joined = (*now.groups[a], *now.groups[b])
-        return Candidate(home, {**{d: g for d, g in now.groups.items() if d != b}, a: joined})
+        home = np.where(candidate.home == b, a, candidate.home)
+        joined = (*candidate.groups[a], *candidate.groups[b])
+        return Candidate(home, {**{d: g for d, g in candidate.groups.items() if d != b}, a: joined})
 
-    def _spare(self, now: Candidate) -> Candidate | None:
-        wide = [d for d, group in now.groups.items() if len(group) > 1]
+    def _spare(self, candidate: Candidate) -> Candidate | None:
+        wide = [d for d, group in candidate.groups.items() if len(group) > 1]
         if not wide:
             return None
         leader = self._one(wide)
-        return Candidate(now.home, {**now.groups, leader: now.groups[leader][:-1]})
+        return Candidate(candidate.home, {**candidate.groups, leader: candidate.groups[leader][:-1]})
 
-    def _of(self, now: Candidate, groups: Groups) -> Candidate:
+    def _of(self, candidate: Candidate, groups: Groups) -> Candidate:
         """The same stages under other devices; `groups` by the leaders that they had."""
-        home = now.home.copy()
+        home = candidate.home.copy()
         for leader, group in groups.items():
-            home[now.home == leader] = group[0]
+            home[candidate.home == leader] = group[0]
         return Candidate(home, {group[0]: group for group in groups.values()})
 
-    def _idle(self, now: Candidate) -> list[int]:
-        used = {d for group in now.groups.values() for d in group}
+    def _idle(self, candidate: Candidate) -> list[int]:
+        used = {d for group in candidate.groups.values() for d in group}
         return [d for d in range(self.devices) if d not in used]
 
     def _one(self, among: list[int]) -> int:

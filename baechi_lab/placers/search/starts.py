@@ -36,7 +36,7 @@ class Starts:
 
     def orders(
         self, device: NDArray[np.int32], planned: NDArray[np.float64] | None = None
-    ) -> Iterator[tuple[str, NDArray[np.float64] | None]]:  # fmt: skip
+    ) -> Iterator[tuple[str, NDArray[np.float64] | None]]:
         """Orders to try for `device`: as they come, upward rank, the way to the end with its transfers, and `planned`."""
         if "fifo" in self.schedulers:
             yield "fifo", None
@@ -48,7 +48,7 @@ class Starts:
 
     def measured(
         self, name: str, device: NDArray[np.int32], planned: NDArray[np.float64] | None = None, cutoff: float = np.inf
-    ) -> list[Candidate]:  # fmt: skip
+    ) -> list[Candidate]:
         """`device` under all orders, those within `cutoff` microseconds and memory."""
         tried = [
             measure(self.instance.model, self.work, f"{name}, {order}", device, rank, cutoff)
@@ -63,85 +63,85 @@ class Starts:
         """
         if self.instance.track:
             refuse_the_impossible(self.graph, self.cluster)
-        found: list[Candidate] = []
+        candidates: list[Candidate] = []
         best = np.inf
-        seen: set[bytes] = set()
+        devices_seen: set[bytes] = set()
         for name, device, planned in self._rules(hurried):
             key = device.tobytes()
-            if planned is None and key in seen:
+            if planned is None and key in devices_seen:
                 continue
-            seen.add(key)
-            found += self.measured(name, device, planned, self.instance.parameters.kept_start * best)
-            best = min([best, *(c.makespan_us for c in found[-4:])])
-            if enough() and found:
+            devices_seen.add(key)
+            candidates += self.measured(name, device, planned, self.instance.parameters.kept_start * best)
+            best = min([best, *(c.makespan_us for c in candidates[-4:])])
+            if enough() and candidates:
                 break
-        found.sort(key=lambda c: c.key)
-        return found or [self.repaired(None)]
+        candidates.sort(key=lambda c: c.key)
+        return candidates or [self.repaired(None)]
 
     def _rules(self, hurried: bool) -> Iterator[Rule]:
         """Every fast placer on the optimized graph and on the graph itself; METIS and cuts also on fewer devices."""
-        for what, graph in forms_of(self.graph, self.cluster, optimized=not hurried).items():
-            ways = (self._cut_up, self._placed)
-            for way in ways[::-1] if hurried else ways:
-                yield from way(what, graph)
+        for form, graph in forms_of(self.graph, self.cluster, optimized=not hurried).items():
+            generators = (self._cut_up, self._placed)
+            for generator in generators[::-1] if hurried else generators:
+                yield from generator(form, graph)
 
-    def _cut_up(self, what: str, graph: OpGraph) -> Iterator[Rule]:
+    def _cut_up(self, form: str, graph: OpGraph) -> Iterator[Rule]:
         for name, device in self._cuts(graph):
             device = device if graph is self.graph or graph.group_of is None else device[graph.group_of]
-            yield f"{name} on the {what} graph", device, None
+            yield f"{name} on the {form} graph", device, None
 
-    def _placed(self, what: str, graph: OpGraph) -> Iterator[Rule]:
+    def _placed(self, form: str, graph: OpGraph) -> Iterator[Rule]:
         for name in fast_placers(graph):
             try:
                 placed = proposal(name, graph, self.graph, self.cluster)
             except BaechiLabError:  # this rule finds nothing that fits; others may
                 continue
-            yield f"{name} on the {what} graph", placed.device, placed.rank
+            yield f"{name} on the {form} graph", placed.device, placed.rank
 
     def _cuts(self, graph: OpGraph) -> Iterator[tuple[str, NDArray[np.int32]]]:
         yield from contiguous_splits(graph, self.cluster)
-        for parts in range(2, self.cluster.n + 1):
+        for part_count in range(2, self.cluster.n + 1):
             try:
-                yield from metis_partitions(graph, self.cluster, seed=self.seed, parts=parts)
+                yield from metis_partitions(graph, self.cluster, seed=self.seed, parts=part_count)
             except MissingPackage:
                 return
 
-    def given(self, placement: Placement) -> Candidate:
+    def given(self, start_placement: Placement) -> Candidate:
         """A given placement as it is, or repaired where it breaks a rule."""
-        rank = placement.rank if "planned" in self.schedulers else None
-        candidate = measure(self.instance.model, self.work, placement.placer, placement.device, rank)
+        rank = start_placement.rank if "planned" in self.schedulers else None
+        candidate = measure(self.instance.model, self.work, start_placement.placer, start_placement.device, rank)
         homes = np.full(int(self.instance.group.max()) + 1, -1)
-        homes[self.instance.group] = placement.device
-        together = np.array_equal(homes[self.instance.group], placement.device)
-        lawful = together and self.instance.allowed[np.arange(self.graph.n), placement.device].all()
-        return candidate if lawful and candidate.overflow_bytes == 0 else self.repaired(placement)
+        homes[self.instance.group] = start_placement.device
+        together = np.array_equal(homes[self.instance.group], start_placement.device)
+        lawful = together and self.instance.allowed[np.arange(self.graph.n), start_placement.device].all()
+        return candidate if lawful and candidate.overflow_bytes == 0 else self.repaired(start_placement)
 
-    def repaired(self, given: Placement | None) -> Candidate:
-        """What the repair makes of `given`; `InfeasiblePlacement` names it where nothing fits."""
-        found = repair(self.graph, self.cluster, given, seed=self.seed)
-        if found is None:
+    def repaired(self, placement: Placement | None) -> Candidate:
+        """What the repair makes of `placement`; `InfeasiblePlacement` names it where nothing fits."""
+        repair_result = repair(self.graph, self.cluster, placement, seed=self.seed)
+        if repair_result is None:
             why = packing_proof(self.graph, self.cluster) or "no placement that keeps within memory was found"
             needed, has = int(self.graph.persistent_bytes.sum()), self.cluster.memory_bytes.tolist()
-            name = "any rule" if given is None else f"placement by {given.placer!r}"
+            name = "any rule" if placement is None else f"placement by {placement.placer!r}"
             raise InfeasiblePlacement(f"search cannot start from {name}: {why}", needed, has)
-        return measure(self.instance.model, self.work, "repair", found.device, found.rank)
+        return measure(self.instance.model, self.work, "repair", repair_result.device, repair_result.rank)
 
 
-def choose(starts: Sequence[Candidate], most: int, fifo_share: float = SEARCH.fifo_share) -> list[Candidate]:
-    """Up to `most` different starts, best first; where priorities are searched, a share of them first in, first out."""
-    chosen: list[Candidate] = []
-    seen: set[tuple[bool, bytes]] = set()
-    left = {True: most, False: most}
+def choose(starts: Sequence[Candidate], limit: int, fifo_share: float = SEARCH.fifo_share) -> list[Candidate]:
+    """Up to `limit` different starts, best first; where priorities are searched, a share of them first in, first out."""
+    selected: list[Candidate] = []
+    keys_seen: set[tuple[bool, bytes]] = set()
+    remaining = {True: limit, False: limit}
     if any(c.rank is not None for c in starts):
-        left[True] = max(round(fifo_share * most), 1)
+        remaining[True] = max(round(fifo_share * limit), 1)
     for candidate in starts:
         fifo = candidate.rank is None
         key = (fifo, candidate.device.tobytes())
-        if key not in seen and left[fifo] > 0 and len(chosen) < most:
-            seen.add(key)
-            left[fifo] -= 1
-            chosen.append(candidate)
-    return chosen
+        if key not in keys_seen and remaining[fifo] > 0 and len(selected) < limit:
+            keys_seen.add(key)
+            remaining[fifo] -= 1
+            selected.append(candidate)
+    return selected
 
 
 def contracted_graph(

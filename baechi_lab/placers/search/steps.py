@@ -22,9 +22,15 @@ from .parameters import SEARCH, SearchParameters
 
 
 def search_step(
-    graph: OpGraph, cluster: Cluster, objective: Objective, start: Placement, budget: Budget, seed: int,
-    tell: Callable[[float, int], None], numbers: SearchParameters = SEARCH,
-) -> tuple[Placement, float, int]:  # fmt: skip
+    graph: OpGraph,
+    cluster: Cluster,
+    objective: Objective,
+    start: Placement,
+    budget: Budget,
+    seed: int,
+    tell: Callable[[float, int], None],
+    numbers: SearchParameters = SEARCH,
+) -> tuple[Placement, float, int]:
     """The best placement found, its step in microseconds, and the steps that were simulated; never worse than `start`."""
     rng, units = np.random.default_rng(seed), make_units(graph, cluster, next(iter(lines(graph).values())))
     cost = _Cost(graph, cluster, objective, units)
@@ -32,20 +38,20 @@ def search_step(
     home = cost.home_of(start)
     if home is None:
         return best, us, used
-    moves, now = Moves(units, cluster, rng), us
+    moves, current_us = Moves(units, cluster, rng), us
     hot, cold = numbers.step_heat
     try:
-        while (gone := budget.spent(used)) < 1.0 and len(home) and cluster.n > 1:
+        while (progress := budget.spent(used)) < 1.0 and len(home) and cluster.n > 1:
             used += 1  # also where nothing moves, so that it comes to an end
-            moved = moves.one(home)
-            if moved is None:
+            neighbour = moves.one(home)
+            if neighbour is None:
                 continue
-            found = cost.of(moved)
-            temperature = us * hot * (cold / hot) ** gone
-            if found <= now - temperature * np.log(1.0 - rng.random()):
-                home, now = moved, found
-                if found < us * (1 - 1e-12):
-                    best, us = cost.placement(moved), found
+            neighbour_us = cost.of(neighbour)
+            temperature = us * hot * (cold / hot) ** progress
+            if neighbour_us <= current_us - temperature * np.log(1.0 - rng.random()):
+                home, current_us = neighbour, neighbour_us
+                if neighbour_us < us * (1 - 1e-12):
+                    best, us = cost.placement(neighbour), neighbour_us
             tell(us, used)
     except KeyboardInterrupt:  # what was found is the answer
         budget.stopped = budget.interrupted = True
@@ -78,15 +84,15 @@ class _Cost:
     def _measured(self, home: NDArray[np.int64]) -> float:
         if not self.units.able[np.arange(len(home)), home].all():
             return np.inf
-        held = np.zeros(self.cluster.n, dtype=np.int64)
-        np.add.at(held, home, self.units.held)
-        if np.any(held > self.cluster.memory_bytes):
+        held_bytes = np.zeros(self.cluster.n, dtype=np.int64)
+        np.add.at(held_bytes, home, self.units.held)
+        if np.any(held_bytes > self.cluster.memory_bytes):
             return np.inf
         try:
-            found = self.objective.measure(self.graph, self.cluster, self.placement(home))
+            measurement = self.objective.measure(self.graph, self.cluster, self.placement(home))
         except InvalidInput:  # no pipeline for this schedule
             return np.inf
-        return found.us if found.feasible else np.inf
+        return measurement.us if measurement.feasible else np.inf
 
 
 class Moves:
@@ -104,19 +110,19 @@ class Moves:
     def one(self, home: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Another assignment; None where the draw changes nothing."""
         if self.rng.random() < 0.1 and self.devices > 1:
-            moved = home.copy()
+            neighbour = home.copy()
             a, b = self.rng.choice(self.devices, 2, replace=False).tolist()
-            moved[home == a], moved[home == b] = b, a
-            return None if np.array_equal(moved, home) else moved
+            neighbour[home == a], neighbour[home == b] = b, a
+            return None if np.array_equal(neighbour, home) else neighbour
         used = set(home.tolist())
         return self.shifted(home, [d for d in range(self.devices) if d not in used])
 
     def shifted(self, home: NDArray[np.int64], free: list[int]) -> NDArray[np.int64] | None:
         """A unit to the stage before or behind, or to a device of `free`, with what must go along."""
         line = self.line(home)
-        moved = home.copy()
-        unit, later = int(self.rng.integers(self.units.n)), bool(self.rng.random() < 0.5)
-        place = line.index(int(home[unit])) + (1 if later else -1)
+        neighbour = home.copy()
+        unit, shift_later = int(self.rng.integers(self.units.n)), bool(self.rng.random() < 0.5)
+        place = line.index(int(home[unit])) + (1 if shift_later else -1)
         if 0 <= place < len(line):
             to = line[place]
         elif free:
@@ -126,10 +132,10 @@ class Moves:
         waiting = [unit]
         while waiting:  # what comes after it in its stage goes along, or before it
             u = waiting.pop()
-            if moved[u] == home[unit]:
-                moved[u] = to
-                waiting += [v for v in (self.after if later else self.before)[u] if moved[v] == home[unit]]
-        return moved
+            if neighbour[u] == home[unit]:
+                neighbour[u] = to
+                waiting += [v for v in (self.after if shift_later else self.before)[u] if neighbour[v] == home[unit]]
+        return neighbour
 
     def line(self, home: NDArray[np.int64]) -> list[int]:
         """The used devices in the order of their stages, along which every edge of a pipeline runs."""
@@ -143,7 +149,7 @@ class Moves:
         waits = {d: set(a[(b == d) & (a != d)].tolist()) for d in used.tolist()}
         line: list[int] = []
         while waits:  # no pipeline where none is ready: then by the stages before
-            ready = [d for d, others in waits.items() if others <= set(line)] or list(waits)
+            ready = [d for d, waits_for in waits.items() if waits_for <= set(line)] or list(waits)
             line.append(min(ready, key=lambda d: (order[d], d)))
             del waits[line[-1]]
         return line

@@ -20,34 +20,34 @@ from .parameters import SEARCH
 
 
 def structures(
-    graph: OpGraph, group: NDArray[Any], most: float = SEARCH.structure_share, depths: int = SEARCH.scope_depths
+    graph: OpGraph, group: NDArray[Any], limit_share: float = SEARCH.structure_share, depths: int = SEARCH.scope_depths
 ) -> list[NDArray[np.int64]]:
     """Labels int64[n] of every structure that says something, the coarsest first; all ops of a `group` int[n] share a label.
 
-    One with more than `most` labels per group says too little; name scopes are tried to `depths` levels.
+    One with more than `limit_share` labels per group says too little; name scopes are tried to `depths` levels.
 
     >>> graph = OpGraph.from_edges([1.0] * 4, [(0, 1, 4), (2, 3, 4)], names=["a/x", "a/y", "b/x", "b/y"])
     >>> [labels.tolist() for labels in structures(graph, np.arange(4))]
     [[0, 0, 1, 1]]
     """
-    found = [weights(graph, group), *scopes(graph, depths)]
+    candidates = [weights(graph, group), *scopes(graph, depths)]
     groups = int(group.max(initial=-1)) + 1
     _, first = np.unique(group, return_index=True)
-    seen: set[bytes] = set()
-    kept = []
-    for labels in found:
-        whole = np.unique(labels[first][group], return_inverse=True)[1].reshape(-1).astype(np.int64)
-        if 0 < whole.max() < most * groups and whole.tobytes() not in seen:
-            seen.add(whole.tobytes())
-            kept.append(whole)
-    return sorted(kept, key=lambda labels: int(labels.max()))
+    labels_seen: set[bytes] = set()
+    distinct_labels = []
+    for labels in candidates:
+        group_labels = np.unique(labels[first][group], return_inverse=True)[1].reshape(-1).astype(np.int64)
+        if 0 < group_labels.max() < limit_share * groups and group_labels.tobytes() not in labels_seen:
+            labels_seen.add(group_labels.tobytes())
+            distinct_labels.append(group_labels)
+    return sorted(distinct_labels, key=lambda labels: int(labels.max()))
 
 
 def weights(graph: OpGraph, group: NDArray[Any]) -> NDArray[np.int64]:
     """int64[n]: the group with persistent bytes that comes at the fewest edges before each op; a backward op goes with
     its forward op; what no such group comes before goes with its first reader."""
-    held = np.bincount(group, graph.persistent_bytes)
-    label = np.where(held[group] > 0, group, -1).astype(np.int64)
+    group_bytes = np.bincount(group, graph.persistent_bytes)
+    label = np.where(group_bytes[group] > 0, group, -1).astype(np.int64)
     pointer, producer = graph.predecessors
     after, reader = graph.successors
     ints = lambda a: np.array(a, dtype=np.int64)  # noqa: E731  (one compiled signature for all callers)
@@ -95,11 +95,11 @@ def scopes(graph: OpGraph, depths: int = SEARCH.scope_depths) -> list[NDArray[np
     """int64[n] per depth: ops by their outer name scopes; a backward op goes with its forward op, an op without a scope
     with its first producer that has one."""
     source = np.where(graph.forward_of >= 0, graph.forward_of, np.arange(graph.n))
-    parts = [scope_of(graph.names[i]) if "/" in graph.names[i] else () for i in source.tolist()]
-    if not any(parts):
+    scope_paths = [scope_of(graph.names[i]) if "/" in graph.names[i] else () for i in source.tolist()]
+    if not any(scope_paths):
         return []
     pointer, producer = (a.tolist() for a in graph.predecessors)
     for v in graph.order.tolist():
-        if not parts[v]:
-            parts[v] = next((parts[u] for u in producer[pointer[v] : pointer[v + 1]] if parts[u]), ())
-    return [scope_labels(parts, depth) for depth in range(1, min(depths, max(map(len, parts))) + 1)]
+        if not scope_paths[v]:
+            scope_paths[v] = next((scope_paths[u] for u in producer[pointer[v] : pointer[v + 1]] if scope_paths[u]), ())
+    return [scope_labels(scope_paths, depth) for depth in range(1, min(depths, max(map(len, scope_paths))) + 1)]

@@ -51,11 +51,11 @@ class Trials:
             return Trial(self.starts[k % len(self.starts)], self.levels, -1)
         first = k < len(self.layers)
         layer = k if first else self.best
-        turns = self.parameters.turns
-        start = 0 if first else turns[k % len(turns)] % len(self.starts)
-        wanted, hot, cold = self.levels[0]
+        turn_lengths = self.parameters.turns
+        start = 0 if first else turn_lengths[k % len(turn_lengths)] % len(self.starts)
+        unit_count, hot, cold = self.levels[0]
         return Trial(
-            self.starts[start], ((self.layers[layer], *self.parameters.layer_heat), (wanted, hot / 2, cold)), layer
+            self.starts[start], ((self.layers[layer], *self.parameters.layer_heat), (unit_count, hot / 2, cold)), layer
         )
 
     def note(self, trial: Trial, cost: float) -> None:
