@@ -14,7 +14,7 @@ from .timeline import Timeline
 _CLASSES = {"graph": OpGraph, "cluster": Cluster, "placement": Placement, "timeline": Timeline}
 
 
-def check_records(**given: Any) -> None:
+def check_records(**records: Any) -> None:
     """Refuse what is no record, before anything asks for its fields: `check_records(graph=graph, cluster=cluster)`.
 
     Raises:
@@ -24,12 +24,12 @@ def check_records(**given: Any) -> None:
     Traceback (most recent call last):
     baechi_lab.errors.InvalidInput: graph is None; it must be an OpGraph
     """
-    for name, value in given.items():
+    for name, value in records.items():
         record(name, value, _CLASSES[name])
 
 
-def refuse_replicas(placement: Placement, what: str) -> None:
-    """Refuse a placement of which `what` ("bl.simulate") would show one replica of each stage and leave out the others.
+def refuse_replicas(placement: Placement, caller: str) -> None:
+    """Refuse a placement of which `caller` ("bl.simulate") would show one replica of each stage and leave out the others.
 
     Raises:
         InvalidInput: the placement has replicas.
@@ -40,5 +40,5 @@ def refuse_replicas(placement: Placement, what: str) -> None:
     """
     if placement.replicas:
         raise InvalidInput(
-            f"replicas is {placement.replicas!r:.60}; {what} runs every op on one device (a step of micro-batches may)"
+            f"replicas is {placement.replicas!r:.60}; {caller} runs every op on one device (a step of micro-batches may)"
         )

@@ -313,5 +313,5 @@ class Cluster:
     def __repr__(self) -> str:
         same = len({(d.kind, d.memory_bytes, d.speed) for d in self.devices}) == 1
         first = self.devices[0]
-        what = f"{self.n} x {first.kind} of {format_bytes(first.memory_bytes)}" if same else ", ".join(self.names)
-        return f"<Cluster {what}, {self.comm} transfers>"
+        summary = f"{self.n} x {first.kind} of {format_bytes(first.memory_bytes)}" if same else ", ".join(self.names)
+        return f"<Cluster {summary}, {self.comm} transfers>"

@@ -14,7 +14,7 @@ from ..errors import CostError, InvalidInput
 from .kernels.csr import frozen
 
 
-def whole(field: str, values: Any, dtype: Any = np.int64) -> NDArray[Any]:
+def whole_numbers(field: str, values: Any, dtype: Any = np.int64) -> NDArray[Any]:
     """A read-only array of whole numbers of `dtype`.
 
     Raises `CostError` for a fraction, NaN, or a number that the type cannot hold; `InvalidInput` for anything else.
@@ -22,43 +22,43 @@ def whole(field: str, values: Any, dtype: Any = np.int64) -> NDArray[Any]:
     >>> whole("size_bytes", [2**53 + 1, 4.0]).tolist()
     [9007199254740993, 4]
     """
-    given = _array(field, values)
-    kind = given.dtype.kind
+    array = _array(field, values)
+    kind = array.dtype.kind
     if kind not in "iubfO":
-        raise InvalidInput(f"{field} must hold whole numbers, not {given.dtype}")
+        raise InvalidInput(f"{field} must hold whole numbers, not {array.dtype}")
     if kind == "f":
-        bad = np.flatnonzero(~np.isfinite(given) | (given != np.floor(given)))
+        bad = np.flatnonzero(~np.isfinite(array) | (array != np.floor(array)))
         if len(bad):
-            value = given.reshape(-1)[bad[0]]
-            what = "whole number" if np.isfinite(value) else "finite whole number"
-            raise CostError(f"{field}[{bad[0]}] is {value}; it must be a {what}")
-        if not isinstance(values, np.ndarray) and np.any(np.abs(given) >= 2**53):
-            given = _array(field, np.array(values, dtype=object))  # integers beside floats were rounded
-    if given.dtype.kind == "O":
-        return frozen(_exact(field, given, dtype), dtype)
+            value = array.reshape(-1)[bad[0]]
+            requirement = "whole number" if np.isfinite(value) else "finite whole number"
+            raise CostError(f"{field}[{bad[0]}] is {value}; it must be a {requirement}")
+        if not isinstance(values, np.ndarray) and np.any(np.abs(array) >= 2**53):
+            array = _array(field, np.array(values, dtype=object))  # integers beside floats were rounded
+    if array.dtype.kind == "O":
+        return frozen(_exact(field, array, dtype), dtype)
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-    if given.size and given.dtype != dtype and kind != "b" and (given.min() < low or given.max() > high):
-        _out_of_range(field, given, dtype)
-    if kind == "f" and given.size and given.max() >= 2.0**63:  # as float64, the largest int64 is rounded up to it
-        _out_of_range(field, given, dtype)
-    return frozen(given.astype(dtype) if kind == "f" else given, dtype)
+    if array.size and array.dtype != dtype and kind != "b" and (array.min() < low or array.max() > high):
+        _out_of_range(field, array, dtype)
+    if kind == "f" and array.size and array.max() >= 2.0**63:  # as float64, the largest int64 is rounded up to it
+        _out_of_range(field, array, dtype)
+    return frozen(array.astype(dtype) if kind == "f" else array, dtype)
 
 
-def _exact(field: str, given: NDArray[Any], dtype: Any) -> NDArray[Any]:
+def _exact(field: str, array: NDArray[Any], dtype: Any) -> NDArray[Any]:
     """Python objects as `dtype`, one by one."""
-    for k, value in enumerate(given.reshape(-1).tolist()):
+    for k, value in enumerate(array.reshape(-1).tolist()):
         if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
             raise InvalidInput(f"{field}[{k}] is {value!r:.60}; it must be a whole number")
         if value != value or value in (float("inf"), float("-inf")) or value != int(value):
             raise CostError(f"{field}[{k}] is {value}; it must be a finite whole number")
-    listed = np.array([int(x) for x in given.reshape(-1).tolist()], dtype=object)
+    listed = np.array([int(x) for x in array.reshape(-1).tolist()], dtype=object)
     if len(listed) and not np.iinfo(dtype).min <= min(listed) <= max(listed) <= np.iinfo(dtype).max:
         _out_of_range(field, listed, dtype)
-    return listed.astype(dtype).reshape(given.shape)
+    return listed.astype(dtype).reshape(array.shape)
 
 
-def _out_of_range(field: str, given: NDArray[Any], dtype: Any) -> None:
-    listed = [int(x) for x in given.reshape(-1).tolist()]
+def _out_of_range(field: str, array: NDArray[Any], dtype: Any) -> None:
+    listed = [int(x) for x in array.reshape(-1).tolist()]
     info = np.iinfo(dtype)
     k = next((k for k, x in enumerate(listed) if not info.min <= x <= info.max), 0)
     raise CostError(f"{field}[{k}] is {str(listed[k])[:60]}; it must fit into {info.bits} bits")
@@ -66,17 +66,17 @@ def _out_of_range(field: str, given: NDArray[Any], dtype: Any) -> None:
 
 def numbers(field: str, values: Any) -> NDArray[Any]:
     """A read-only float64 array. Raises `CostError` for what float64 cannot hold, `InvalidInput` for anything else."""
-    given = _array(field, values)
-    if given.dtype.kind == "O":
+    array = _array(field, values)
+    if array.dtype.kind == "O":
         bad = [
-            x for x in given.reshape(-1).tolist() if isinstance(x, bool) or not isinstance(x, (int, float, np.number))
+            x for x in array.reshape(-1).tolist() if isinstance(x, bool) or not isinstance(x, (int, float, np.number))
         ]
         if bad:
             raise InvalidInput(f"{field} holds {bad[0]!r:.60}; each must be a number")
-    elif given.dtype.kind not in "iubf":
-        raise InvalidInput(f"{field} must hold numbers, not {given.dtype}")
+    elif array.dtype.kind not in "iubf":
+        raise InvalidInput(f"{field} must hold numbers, not {array.dtype}")
     try:
-        return frozen(given, np.float64)
+        return frozen(array, np.float64)
     except OverflowError:
         raise CostError(f"{field} holds a number that is too large for a float64") from None
 
@@ -92,11 +92,11 @@ def texts(field: str, values: Iterable[Any]) -> tuple[str, ...]:
     """A tuple of texts that a file can hold. Raises `InvalidInput` for anything else."""
     if isinstance(values, (str, bytes)) or not is_list(values):
         raise InvalidInput(f"{field} is {values!r:.60}; it must be a list of texts")
-    found = tuple(values)
-    if not set(map(type, found)) <= {str} and (bad := [x for x in found if not isinstance(x, str)]):
+    items = tuple(values)
+    if not set(map(type, items)) <= {str} and (bad := [x for x in items if not isinstance(x, str)]):
         raise InvalidInput(f"{field} holds {bad[0]!r:.60}; each must be a text")
-    text(field, "".join(found))
-    return found
+    text(field, "".join(items))
+    return items
 
 
 def text(field: str, value: Any) -> str:
@@ -115,10 +115,10 @@ def text(field: str, value: Any) -> str:
 def record(name: str, value: Any, *classes: type) -> None:
     """Refuse what is no record of these classes, before anything asks for its fields."""
     if not isinstance(value, classes):
-        wanted = " or ".join(cls.__name__ for cls in classes)
-        given = "None" if value is None else f"of type {type(value).__name__}"
-        article = "an" if wanted[0] in "AEIO" else "a"
-        raise InvalidInput(f"{name} is {given}; it must be {article} {wanted}")
+        class_names = " or ".join(cls.__name__ for cls in classes)
+        type_text = "None" if value is None else f"of type {type(value).__name__}"
+        article = "an" if class_names[0] in "AEIO" else "a"
+        raise InvalidInput(f"{name} is {type_text}; it must be {article} {class_names}")
 
 
 def finite(value: Any) -> float | None:

@@ -54,20 +54,20 @@ def _named(kind: str, has: Mapping[str, object]) -> str:
     """The kind under which a graph has durations of a device's kind ("A100"), whatever the case of either."""
     if not has or kind in has:
         return kind
-    wanted = kind_named(kind)
-    return next((known for known in has if kind_named(known) == wanted), wanted)
+    canonical = kind_named(kind)
+    return next((graph_kind for graph_kind in has if kind_named(graph_kind) == canonical), canonical)
 
 
 def _check_longest(graph: OpGraph, cluster: Cluster, work: float) -> None:
-    sent = cluster.latency_us.max() * graph.edge_count
-    sent += cluster.us_per_byte.max() * float(
+    transfer_us = cluster.latency_us.max() * graph.edge_count
+    transfer_us += cluster.us_per_byte.max() * float(
         np.dot(graph.tensor_bytes, np.diff(graph.consumer_ptr).astype(np.float64))
     )
-    sent += 2 * cluster.overhead_us.max() * graph.edge_count
-    if not work + sent <= MOST_US:
+    transfer_us += 2 * cluster.overhead_us.max() * graph.edge_count
+    if not work + transfer_us <= MOST_US:
         raise CostError(
-            f"at the cluster's lowest speeds the ops take {work:g} us and on its slowest links their transfers {sent:g} us; "
-            f"at most {MOST_US:g} can be added up"
+            f"at the cluster's lowest speeds the ops take {work:g} us and on its slowest links their "
+            f"transfers {transfer_us:g} us; at most {MOST_US:g} can be added up"
         )
 
 
@@ -95,9 +95,9 @@ def message_overheads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32
     edges = np.flatnonzero(source != target)
     edges = edges[np.lexsort((graph.position[graph.consumers[edges]], target[edges], graph.edge_tensor[edges]))]
     message = np.stack([graph.edge_tensor[edges], target[edges]], axis=1)
-    new = np.ones(len(edges), dtype=np.bool_)
-    new[1:] = np.any(message[1:] != message[:-1], axis=1)
-    first = edges[new]
+    is_first = np.ones(len(edges), dtype=np.bool_)
+    is_first[1:] = np.any(message[1:] != message[:-1], axis=1)
+    first = edges[is_first]
     each = cluster.overhead_us[source[first], target[first]]
     np.add.at(extra, graph.edge_source[first], each)
     np.add.at(extra, graph.consumers[first], each)

@@ -73,8 +73,8 @@ class Device:
         >>> Device("a", "A100", 1).family, Device("b", "cpu-core", 1).family, Device("c", "fpga", 1).family
         ('gpu', 'cpu', 'fpga')
         """
-        known = known_kind(self.kind)
-        return HARDWARE[known].kind if known else self.kind
+        hardware_name = known_kind(self.kind)
+        return HARDWARE[hardware_name].kind if hardware_name else self.kind
 
 
 def device_of(hardware: Hardware, name: str | None = None) -> Device:

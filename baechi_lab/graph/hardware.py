@@ -95,10 +95,10 @@ class Hardware(Params):
     @classmethod
     def named(cls, name: str) -> Hardware:
         """The device of that name, in any case; `UnknownNameError` suggests the nearest."""
-        found = known_kind(name)
-        if found is None:
+        canonical = known_kind(name)
+        if canonical is None:
             raise UnknownNameError.of("hardware", name, HARDWARE)
-        return HARDWARE[found]
+        return HARDWARE[canonical]
 
     @property
     def kind(self) -> str:
@@ -135,8 +135,8 @@ def by_kind(hardware: HardwareChoice) -> dict[str, Hardware]:
     (['gpu', 'a100'], ['v100', 'h100'], ['gpu'])
     """
     if isinstance(hardware, (str, Hardware)):
-        chosen = _hardware(hardware)
-        return {chosen.kind: chosen, chosen.name: chosen}
+        row = _hardware(hardware)
+        return {row.kind: row, row.name: row}
     if isinstance(hardware, Mapping):
         kinds = {kind_named(str(kind)): _hardware(h) for kind, h in hardware.items()}
     elif isinstance(hardware, Sequence):

@@ -64,8 +64,8 @@ class Link:
         return self.latency_us + self.us_per_byte * size
 
     def __repr__(self) -> str:
-        more = f", overhead_us={self.overhead_us!r}" if self.overhead_us else ""
-        return f"Link(latency_us={self.latency_us!r}, us_per_byte={self.us_per_byte!r}{more})"
+        overhead_text = f", overhead_us={self.overhead_us!r}" if self.overhead_us else ""
+        return f"Link(latency_us={self.latency_us!r}, us_per_byte={self.us_per_byte!r}{overhead_text})"
 
 
 PCIE = Link(134.0, 0.0001754)

@@ -75,20 +75,24 @@ def named_link(name: str, kind: str = "gpu") -> Link:
     >>> named_link("NVLink", "h200") == named_link("nvlink4")
     True
     """
-    wanted = str(name).strip().lower().replace("_", "-").replace(" ", "-")
-    wanted = _FAMILIES.get(wanted, wanted)
-    if wanted in _OF_KIND:
-        wanted = _of_kind(wanted, kind)
-    if wanted not in LINKS:
+    canonical = str(name).strip().lower().replace("_", "-").replace(" ", "-")
+    canonical = _FAMILIES.get(canonical, canonical)
+    if canonical in _OF_KIND:
+        canonical = _of_kind(canonical, kind)
+    if canonical not in LINKS:
         raise UnknownNameError.of("link", name, [*LINKS, *_FAMILIES, *_OF_KIND])
-    return LINKS[wanted].link
+    return LINKS[canonical].link
 
 
 def _of_kind(family: str, kind: str) -> str:
-    known = known_kind(kind)
-    has = HARDWARE[known].links if known else tuple(name for name in LINKS if name.startswith(family))
-    found = [name for name in has if name.startswith(family)]
-    if known and found:
-        return found[0]
-    what = f"{known} has no {family}" if known else f"which {family} devices of kind {kind!r} have is not known"
-    raise InvalidInput(f"link is {family!r}, and {what}; give one of {', '.join(has)}")
+    hardware_name = known_kind(kind)
+    has = HARDWARE[hardware_name].links if hardware_name else tuple(name for name in LINKS if name.startswith(family))
+    of_family = [name for name in has if name.startswith(family)]
+    if hardware_name and of_family:
+        return of_family[0]
+    reason = (
+        f"{hardware_name} has no {family}"
+        if hardware_name
+        else f"which {family} devices of kind {kind!r} have is not known"
+    )
+    raise InvalidInput(f"link is {family!r}, and {reason}; give one of {', '.join(has)}")

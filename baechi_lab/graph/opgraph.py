@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import check_position, is_list
 from ..errors import CycleError, InvalidInput, UnknownOpError
-from .columns import numbers, text, texts, whole
+from .columns import numbers, text, texts, whole_numbers
 from .kernels.csr import distinct, frozen, inverse, offsets, topological_order, transpose
 from .travelling import Travelling
 from .validation import check_ids, validate
@@ -105,43 +105,45 @@ class OpGraph(Travelling):
     def __post_init__(self) -> None:
         names = texts("names", self.names)
         n = len(names)
-        put = lambda key, value: object.__setattr__(self, key, value)  # noqa: E731
-        put("names", names)
-        put("op_types", texts("op_types", self.op_types) or ("op",) * n)
-        put("duration_us", numbers("duration_us", self.duration_us))
+        set_field = lambda key, value: object.__setattr__(self, key, value)  # noqa: E731
+        set_field("names", names)
+        set_field("op_types", texts("op_types", self.op_types) or ("op",) * n)
+        set_field("duration_us", numbers("duration_us", self.duration_us))
         if not isinstance(self.duration_by_kind, Mapping):
             raise InvalidInput(
                 f"duration_by_kind is {self.duration_by_kind!r:.60}; it must map device kinds to durations"
             )
         by_kind = {text("duration_by_kind", k): v for k, v in self.duration_by_kind.items()}
         kinds = {k: numbers(f"duration_by_kind[{k!r}]", v) for k, v in sorted(by_kind.items())}
-        put("duration_by_kind", MappingProxyType(kinds))
+        set_field("duration_by_kind", MappingProxyType(kinds))
         for key, dtype in (
             ("tensor_producer", np.int32),
             ("tensor_bytes", np.int64),
             ("consumer_ptr", np.int64),
             ("consumers", np.int32),
         ):
-            put(key, whole(key, getattr(self, key), dtype))
+            set_field(key, whole_numbers(key, getattr(self, key), dtype))
         for key in ("temp_bytes", "persistent_bytes"):
-            given = getattr(self, key)
-            put(key, whole(key, np.zeros(n) if given is None else given, np.int64))
+            column = getattr(self, key)
+            set_field(key, whole_numbers(key, np.zeros(n) if column is None else column, np.int64))
         for key in ("colocation", "allowed", "forward_of"):
-            given = getattr(self, key)
-            put(key, whole(key, np.full(n, -1) if given is None else given, np.int32))
-        put("colocation_names", texts("colocation_names", self.colocation_names))
+            column = getattr(self, key)
+            set_field(key, whole_numbers(key, np.full(n, -1) if column is None else column, np.int32))
+        set_field("colocation_names", texts("colocation_names", self.colocation_names))
         if isinstance(self.allowed_sets, str) or not is_list(self.allowed_sets):
             raise InvalidInput(f"allowed_sets is {self.allowed_sets!r:.60}; it must be a list of lists of texts")
-        put("allowed_sets", tuple(texts("allowed_sets", s) for s in self.allowed_sets))
+        set_field("allowed_sets", tuple(texts("allowed_sets", s) for s in self.allowed_sets))
         for key in ("group_of", "copy_of", "micro_batch"):
             if getattr(self, key) is not None:
-                put(key, whole(key, getattr(self, key), np.int32))
+                set_field(key, whole_numbers(key, getattr(self, key), np.int32))
         if self.reuse is not None:
-            put("reuse", whole("reuse", self.reuse, np.int8))
+            set_field("reuse", whole_numbers("reuse", self.reuse, np.int8))
         if self.source_key is not None:
             text("source_key", self.source_key)
         text("name", self.name)
-        put("tensor_names", texts("tensor_names", self.tensor_names) or default_tensor_names(self.tensor_producer))
+        set_field(
+            "tensor_names", texts("tensor_names", self.tensor_names) or default_tensor_names(self.tensor_producer)
+        )
         validate(self)
 
     # -- shape ---------------------------------------------------------------------------------------
@@ -340,7 +342,7 @@ def _triples(edges: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     if len(columns) != 3:
         raise InvalidInput("edges holds an entry that is not (producer, consumer, bytes)")
     fields = ("producer of edge", "consumer of edge", "tensor_bytes")
-    producer, consumer, size = (whole(f, c) for f, c in zip(fields, columns, strict=True))
+    producer, consumer, size = (whole_numbers(f, c) for f, c in zip(fields, columns, strict=True))
     if any(column.ndim != 1 for column in (producer, consumer, size)):
         raise InvalidInput("edges holds an entry in which a number is a list; each is (producer, consumer, bytes)")
     return producer, consumer, size

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..checks import is_list
 from ..errors import InvalidInput
-from .columns import finite, numbers, record, text, whole
+from .columns import finite, numbers, record, text, whole_numbers
 from .device import MOST_DEVICES
 from .opgraph import OpGraph
 from .travelling import Travelling
@@ -138,17 +138,17 @@ class Placement(Travelling):
         made_for = f"{self.n} ops" + (f" (groups of {len(self.group_of)} ops)" if self.group_of is not None else "")
         raise InvalidInput(f"the placement was made for another graph, of {made_for}; this graph has {graph.n} ops")
 
-    def _spread(self, over: NDArray[Any], graph: OpGraph) -> Placement:
+    def _spread(self, group_of: NDArray[Any], graph: OpGraph) -> Placement:
         """Op `i` of `graph` is placed as op `over[i]` of this placement; in a step, each replica has what is its own."""
-        device, groups = self.device[over], self.replicas
+        device, groups = self.device[group_of], self.replicas
         if groups and graph.micro_batch is not None:
             device, groups = self._by_replica(device, graph), ()
         return replace(
             self,
             device=device,
             replicas=groups,
-            order=None if self.order is None else self.order[over],
-            priority=None if self.priority is None else self.priority[over],
+            order=None if self.order is None else self.order[group_of],
+            priority=None if self.priority is None else self.priority[group_of],
             graph_key=graph.key,
             group_of=None,
             source_key=None,
@@ -156,25 +156,25 @@ class Placement(Travelling):
 
     def _by_replica(self, device: NDArray[Any], graph: OpGraph) -> NDArray[Any]:
         """int32[n]: the devices of a step's ops; what is done once, numbered below 0, is there for every replica."""
-        batch, found = np.asarray(graph.micro_batch), device.copy()
+        batch, replica_device = np.asarray(graph.micro_batch), device.copy()
         for group in self.replicas:
-            mine = np.flatnonzero(device == group[0])
-            once = batch[mine][batch[mine] < 0]
+            group_ops = np.flatnonzero(device == group[0])
+            once = batch[group_ops][batch[group_ops] < 0]
             if len(once) and once.min() > -len(group):
                 raise InvalidInput(
                     f"graph {graph.name!r} was unrolled for one device per stage, the placement has replicas; give it to "
                     "bl.unroll as well"
                 )
-            replica = np.where(batch[mine] >= 0, batch[mine], -1 - batch[mine]) % len(group)
-            found[mine] = np.array(group, dtype=np.int32)[replica]
-        return found
+            replica = np.where(batch[group_ops] >= 0, batch[group_ops], -1 - batch[group_ops]) % len(group)
+            replica_device[group_ops] = np.array(group, dtype=np.int32)[replica]
+        return replica_device
 
     def checked(self, graph: OpGraph, devices: int) -> Placement:
         """`on(graph)`, with every device index below `devices`."""
         placed = self.on(graph)
-        most = max((d for group in placed.replicas for d in group), default=-1)
-        if most >= devices:
-            raise InvalidInput(f"replicas names device {most}; the cluster has devices 0..{devices - 1}")
+        highest_device = max((d for group in placed.replicas for d in group), default=-1)
+        if highest_device >= devices:
+            raise InvalidInput(f"replicas names device {highest_device}; the cluster has devices 0..{devices - 1}")
         if placed.n and placed.device.max() >= devices:
             op = int(placed.device.argmax())
             raise InvalidInput(
@@ -208,27 +208,31 @@ def _checked_replicas(groups: Any, device: NDArray[Any]) -> tuple[tuple[int, ...
     """Groups of at least two distinct devices, each device in one of them at most."""
     if not is_list(groups):
         raise InvalidInput(f"replicas is {groups!r:.60}; it must be groups of two or more devices")
-    found = tuple(tuple(_indices("replicas", group, "device indices").tolist()) for group in groups)
-    members = [d for group in found for d in group]
-    if len(set(members)) != len(members) or any(len(group) < 2 for group in found) or any(d < 0 for d in members):
+    groups_found = tuple(tuple(_indices("replicas", group, "device indices").tolist()) for group in groups)
+    members = [d for group in groups_found for d in group]
+    if (
+        len(set(members)) != len(members)
+        or any(len(group) < 2 for group in groups_found)
+        or any(d < 0 for d in members)
+    ):
         raise InvalidInput(
             f"replicas is {groups!r}; it must be groups of two or more devices, none of them named twice"
         )
-    others = {d for group in found for d in group[1:]}
-    taken = sorted(others & set(np.unique(device).tolist())) if others else []
-    if taken:
+    follower_devices = {d for group in groups_found for d in group[1:]}
+    conflicting = sorted(follower_devices & set(np.unique(device).tolist())) if follower_devices else []
+    if conflicting:
         raise InvalidInput(
-            f"device {taken[0]} repeats what the first of its group in replicas does; no op may be placed on it"
+            f"device {conflicting[0]} repeats what the first of its group in replicas does; no op may be placed on it"
         )
-    return found
+    return groups_found
 
 
-def _indices(key: str, values: Any, what: str) -> NDArray[Any]:
+def _indices(key: str, values: Any, meaning: str) -> NDArray[Any]:
     """int32[n] of whole numbers from 0."""
-    column = whole(key, values, np.int32)
-    given = np.asarray(values)
-    if column.ndim != 1 or (column.size and given.dtype.kind not in "iuO"):
-        raise InvalidInput(f"{key} must be a list of {what}, not {given.dtype} of shape {given.shape}")
+    column = whole_numbers(key, values, np.int32)
+    array = np.asarray(values)
+    if column.ndim != 1 or (column.size and array.dtype.kind not in "iuO"):
+        raise InvalidInput(f"{key} must be a list of {meaning}, not {array.dtype} of shape {array.shape}")
     if column.size and column.min() < 0:
-        raise InvalidInput(f"{key}[{int(column.argmin())}] is {column.min()}; {what} start at 0")
+        raise InvalidInput(f"{key}[{int(column.argmin())}] is {column.min()}; {meaning} start at 0")
     return column

@@ -38,11 +38,11 @@ def copy_back(values: Mapping[str, NDArray[Any]], model: Any) -> int:
 
 def _by_name(model: Any) -> dict[str, Any]:
     """Variables by the names that tracing gives them: a Keras variable's path, else its name, as a legal op name."""
-    found: list[Any] = list(_variables(model))
+    variables: list[Any] = list(_variables(model))
     optimizer = getattr(model, "optimizer", None)
-    found += list(_variables(optimizer)) if optimizer is not None else []
+    variables += list(_variables(optimizer)) if optimizer is not None else []
     named: dict[str, Any] = {}
-    for variable in found:
+    for variable in variables:
         path = getattr(variable, "path", None) or variable.name.split(":")[0]
         named.setdefault(re.sub(r"[^A-Za-z0-9_.\-/]", "_", path).strip("/"), variable)
     return named

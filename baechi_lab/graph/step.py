@@ -174,8 +174,8 @@ class Run:
         >>> Run(None, np.array([3.0]), (), native={"eager": NativeRun("eager", np.array([2.0]))}).native_ratio
         1.5
         """
-        found = [run.median_seconds for run in self.native.values() if len(run.step_seconds)]
-        return self.median_seconds / min(found) if found else float("nan")
+        medians = [run.median_seconds for run in self.native.values() if len(run.step_seconds)]
+        return self.median_seconds / min(medians) if medians else float("nan")
 
     def restore(self, model: Any) -> int:
         """Copy the trained variables of a TensorFlow step into what it was traced from; returns how many were copied.

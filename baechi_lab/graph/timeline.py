@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_position
-from .columns import numbers, whole
+from .columns import numbers, whole_numbers
 
 if TYPE_CHECKING:
     import os
@@ -64,7 +64,7 @@ class Transfers:
 
     def __post_init__(self) -> None:
         for key in ("tensor", "source", "target"):
-            object.__setattr__(self, key, whole(key, getattr(self, key), np.int32))
+            object.__setattr__(self, key, whole_numbers(key, getattr(self, key), np.int32))
         for key in ("start_us", "receive_us", "end_us"):
             object.__setattr__(self, key, numbers(key, getattr(self, key)))
 
@@ -94,8 +94,10 @@ class MemoryLog:
         for key, dtype in (
             ("device", np.int32), ("time_us", np.float64), ("category", np.int8), ("delta", np.int64), ("op", np.int32),
         ):  # fmt: skip
-            given = getattr(self, key)
-            object.__setattr__(self, key, numbers(key, given) if dtype is np.float64 else whole(key, given, dtype))
+            value = getattr(self, key)
+            object.__setattr__(
+                self, key, numbers(key, value) if dtype is np.float64 else whole_numbers(key, value, dtype)
+            )
 
     def __len__(self) -> int:
         return len(self.device)
@@ -107,10 +109,10 @@ class MemoryLog:
 
     def levels(self, device: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Times float64[k] and bytes int64[k, 4] held per category on `device` after each change."""
-        mine = np.flatnonzero(self.device == device)
-        change = np.zeros((len(mine), len(MEMORY_CATEGORIES)), dtype=np.int64)
-        change[np.arange(len(mine)), self.category[mine]] = self.delta[mine]
-        return self.time_us[mine], np.cumsum(change, axis=0)
+        on_device = np.flatnonzero(self.device == device)
+        change = np.zeros((len(on_device), len(MEMORY_CATEGORIES)), dtype=np.int64)
+        change[np.arange(len(on_device)), self.category[on_device]] = self.delta[on_device]
+        return self.time_us[on_device], np.cumsum(change, axis=0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -156,11 +158,11 @@ class Timeline:
 
     def __post_init__(self) -> None:
         for key in ("op", "device", "tensor_producer"):
-            object.__setattr__(self, key, whole(key, getattr(self, key), np.int32))
+            object.__setattr__(self, key, whole_numbers(key, getattr(self, key), np.int32))
         for key in ("start_us", "end_us"):
             object.__setattr__(self, key, numbers(key, getattr(self, key)))
         for key in ("peak_bytes", "memory_bytes", "tensor_bytes"):
-            object.__setattr__(self, key, whole(key, getattr(self, key), np.int64))
+            object.__setattr__(self, key, whole_numbers(key, getattr(self, key), np.int64))
 
     @property
     def feasible(self) -> bool:
@@ -175,8 +177,8 @@ class Timeline:
     def peak_parts(self, device: int) -> dict[str, int]:
         """Bytes by category (`MEMORY_CATEGORIES`) at the instant at which `device` held most; zeros without a log."""
         _, levels = self.memory.levels(check_position("device", device, len(self.device_names), "devices"))
-        held = levels[levels.sum(axis=1).argmax()].tolist() if len(levels) else [0] * len(MEMORY_CATEGORIES)
-        return dict(zip(MEMORY_CATEGORIES, held, strict=True))
+        peak_levels = levels[levels.sum(axis=1).argmax()].tolist() if len(levels) else [0] * len(MEMORY_CATEGORIES)
+        return dict(zip(MEMORY_CATEGORIES, peak_levels, strict=True))
 
     @property
     def idle_us(self) -> NDArray[Any]:
@@ -192,7 +194,7 @@ class Timeline:
         """One row per op and per transfer: kind, name, device, target, start_us, end_us, duration_us, size_bytes."""
         import pandas as pd
 
-        names, devices, moved = (
+        names, devices, transfers = (
             np.array(self.op_names, dtype=object),
             np.array(self.device_names, dtype=object),
             self.transfers,
@@ -201,12 +203,12 @@ class Timeline:
             "kind": "op", "name": names[self.op], "device": devices[self.device], "target": devices[self.device],
             "start_us": self.start_us, "end_us": self.end_us, "size_bytes": 0,
         })  # fmt: skip
-        sent = pd.DataFrame({
-            "kind": "transfer", "name": names[self.tensor_producer[moved.tensor]], "device": devices[moved.source],
-            "target": devices[moved.target], "start_us": moved.start_us, "end_us": moved.end_us,
-            "size_bytes": self.tensor_bytes[moved.tensor],
+        transfer_rows = pd.DataFrame({
+            "kind": "transfer", "name": names[self.tensor_producer[transfers.tensor]], "device": devices[transfers.source],
+            "target": devices[transfers.target], "start_us": transfers.start_us, "end_us": transfers.end_us,
+            "size_bytes": self.tensor_bytes[transfers.tensor],
         })  # fmt: skip
-        table = pd.concat([ops, sent], ignore_index=True) if len(sent) else ops
+        table = pd.concat([ops, transfer_rows], ignore_index=True) if len(transfer_rows) else ops
         table.insert(6, "duration_us", table["end_us"] - table["start_us"])
         return table.sort_values(["start_us", "end_us"], kind="stable", ignore_index=True)
 

@@ -16,11 +16,11 @@ class Travelling:
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.init}  # type: ignore[arg-type]
-        return _made, (
-            type(self), {k: dict(v) if isinstance(v, MappingProxyType) else v for k, v in given.items()}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}  # type: ignore[arg-type]
+        return _record_of, (
+            type(self), {k: dict(v) if isinstance(v, MappingProxyType) else v for k, v in values.items()}
         )  # fmt: skip
 
 
-def _made(record: Any, given: dict[str, Any]) -> Any:
-    return record(**given)
+def _record_of(record: Any, values: dict[str, Any]) -> Any:
+    return record(**values)

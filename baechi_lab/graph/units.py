@@ -20,7 +20,7 @@ def parse_bytes(value: int | float | str, field: str = "memory_bytes") -> int:
     >>> parse_bytes("2.5kB")
     2500
     """
-    given = value
+    original = value
     if isinstance(value, str):
         match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([kmgt]i?)?b?\s*", value, re.IGNORECASE)
         if not match:
@@ -36,7 +36,7 @@ def parse_bytes(value: int | float | str, field: str = "memory_bytes") -> int:
             f"{field}: {value!r:.60} is not a number of bytes; give a number of at least 0, or a text such as 8GB"
         )
     if int(value) >= 2**63:
-        raise InvalidInput(f"{field}: {given!r:.60} is too large; a number of bytes must fit into 64 bits")
+        raise InvalidInput(f"{field}: {original!r:.60} is too large; a number of bytes must fit into 64 bits")
     return int(value)
 
 

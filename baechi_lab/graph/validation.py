@@ -82,31 +82,31 @@ class GraphColumns(Protocol):
     def tensor_label(self, tensor: int) -> str: ...
 
 
-def check_ids(what: str, ids: NDArray[Any], n: int, lowest: int = 0) -> None:
+def check_ids(meaning: str, ids: NDArray[Any], n: int, lowest: int = 0) -> None:
     """Refuse an index that names no op; `lowest` is -1 where that means none."""
     bad = np.flatnonzero((ids < lowest) | (ids >= n))
     if len(bad):
-        raise UnknownOpError(f"{what} {int(bad[0])} names op {int(ids[bad[0]])}; the graph has ops 0..{n - 1}")
+        raise UnknownOpError(f"{meaning} {int(bad[0])} names op {int(ids[bad[0]])}; the graph has ops 0..{n - 1}")
 
 
-def _check_length(field_name: str, value: Sequence[Any] | NDArray[Any], n: int, what: str) -> None:
+def _check_length(field_name: str, value: Sequence[Any] | NDArray[Any], n: int, unit: str) -> None:
     if getattr(value, "ndim", 1) != 1 or len(value) != n:
-        raise InvalidInput(f"{field_name} has shape {np.shape(value)}; it must have one entry per {what}, ({n},)")
+        raise InvalidInput(f"{field_name} has shape {np.shape(value)}; it must have one entry per {unit}, ({n},)")
 
 
 def _check_cost(graph: GraphColumns, field_name: str, values: NDArray[Any], name: Any) -> None:
     bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if len(bad):
-        where = int(bad[0])
-        raise CostError(f"{field_name} of {name(where)} is {values[where]}; it must be finite and not negative")
+        index = int(bad[0])
+        raise CostError(f"{field_name} of {name(index)} is {values[index]}; it must be finite and not negative")
 
 
-def _check_distinct(what: str, names: Iterable[Any], count: int) -> None:
+def _check_distinct(meaning: str, names: Iterable[Any], count: int) -> None:
     listed = list(names)
     if len(set(listed)) != count:
-        seen: set[Any] = set()
-        twice = next(x for x in listed if x in seen or seen.add(x))  # type: ignore[func-returns-value]
-        raise DuplicateNameError(f"{what} {twice!r} appears more than once; names must be distinct")
+        names_seen: set[Any] = set()
+        twice = next(x for x in listed if x in names_seen or names_seen.add(x))  # type: ignore[func-returns-value]
+        raise DuplicateNameError(f"{meaning} {twice!r} appears more than once; names must be distinct")
 
 
 def validate(graph: GraphColumns) -> None:
@@ -139,10 +139,10 @@ def _check_sums(graph: GraphColumns) -> None:
                 label = f"duration_by_kind[{kind!r}]" if kind else "duration_us"
                 raise CostError(f"{label} adds up to {total:g} us over all ops; at most {MOST_US:g} can be added up")
     # As float64, which is near enough to decide and cannot wrap around.
-    held = [float(x.sum(dtype=np.float64)) for x in (graph.persistent_bytes, graph.temp_bytes, graph.tensor_bytes)]
-    if sum(held) > MOST_BYTES:
+    totals = [float(x.sum(dtype=np.float64)) for x in (graph.persistent_bytes, graph.temp_bytes, graph.tensor_bytes)]
+    if sum(totals) > MOST_BYTES:
         raise CostError(
-            f"persistent_bytes, temp_bytes and size_bytes add up to {sum(held):g}; at most {MOST_BYTES} can be added up"
+            f"persistent_bytes, temp_bytes and size_bytes add up to {sum(totals):g}; at most {MOST_BYTES} can be added up"
         )
 
 
@@ -175,9 +175,9 @@ def _validate_tensors(graph: GraphColumns) -> None:
 def _validate_groups(graph: GraphColumns) -> None:
     n = graph.n
     check_ids("forward_of entry", graph.forward_of, n, lowest=-1)
-    own = np.flatnonzero(graph.forward_of == np.arange(n))
-    if len(own):
-        raise InvalidInput(f"forward_of of op {graph.names[own[0]]!r} names the op itself")
+    self_forward = np.flatnonzero(graph.forward_of == np.arange(n))
+    if len(self_forward):
+        raise InvalidInput(f"forward_of of op {graph.names[self_forward[0]]!r} names the op itself")
     for key, table in (("colocation", graph.colocation_names), ("allowed", graph.allowed_sets)):
         column = getattr(graph, key)
         bad = np.flatnonzero((column < -1) | (column >= len(table)))
@@ -207,8 +207,8 @@ def _validate_groups(graph: GraphColumns) -> None:
 
 def _validate_copies(graph: GraphColumns) -> None:
     """An unrolled graph has all three columns, with one entry per op."""
-    given = [getattr(graph, key) is not None for key in ("copy_of", "copied_key", "micro_batch")]
-    if any(given) and not all(given):
+    present = [getattr(graph, key) is not None for key in ("copy_of", "copied_key", "micro_batch")]
+    if any(present) and not all(present):
         raise InvalidInput("copy_of, copied_key and micro_batch belong together: give all three or none")
     for key, lowest in (("copy_of", 0), ("micro_batch", -MOST_DEVICES)):
         column = getattr(graph, key)
@@ -225,17 +225,17 @@ def _check_colocated_allowed(graph: GraphColumns) -> None:
 
     Only lists that can be compared without a cluster are refused here: a device name and a kind may agree.
     """
-    both = np.flatnonzero((graph.colocation >= 0) & (graph.allowed >= 0))
-    seen: dict[int, tuple[int, set[str]]] = {}
-    for i in both.tolist():
+    restricted = np.flatnonzero((graph.colocation >= 0) & (graph.allowed >= 0))
+    first_of_group: dict[int, tuple[int, set[str]]] = {}
+    for i in restricted.tolist():
         group, names = int(graph.colocation[i]), set(graph.allowed_sets[graph.allowed[i]])
-        first, common = seen.setdefault(group, (i, names))
+        first, common = first_of_group.setdefault(group, (i, names))
         if not common & names and not _may_agree(common | names):
             raise ColocationError(
                 f"ops {graph.names[first]!r} and {graph.names[i]!r} share colocation group "
                 f"{graph.colocation_names[group]!r} but allow different devices: {sorted(common)} and {sorted(names)}"
             )
-        seen[group] = (first, common & names or common)
+        first_of_group[group] = (first, common & names or common)
 
 
 def _may_agree(names: set[str]) -> bool:

@@ -112,7 +112,7 @@ class _Attention:
     def __init__(self, make: Weights, scope: str, model: TransformerSizes, causal: bool):
         self.scope, self.model = scope, model
         self.query, self.key, self.value, self.out = (
-            make.matrix(f"{scope}/{part}", model.units, model.units) for part in ("query", "key", "value", "out")
+            make.matrix(f"{scope}/{role}", model.units, model.units) for role in ("query", "key", "value", "out")
         )
         self.norm = _Norm(make, scope, model.units)
         steps = model.sequence_length

@@ -49,11 +49,11 @@ class Model(Params):
         """The parameter, refused with `InvalidInput` unless it is a whole number of at least `low`."""
         return check_whole(field + self.whose(), getattr(self, field), low)
 
-    def check_among(self, field: str, known: tuple[object, ...]) -> None:
-        """Refuse a parameter that is none of `known`."""
+    def check_among(self, field: str, choices: tuple[object, ...]) -> None:
+        """Refuse a parameter that is none of `choices`."""
         value = getattr(self, field)
-        if value not in known:
-            allowed = ", ".join(repr(k) for k in known)
+        if value not in choices:
+            allowed = ", ".join(repr(k) for k in choices)
             raise InvalidInput(f"{field}{self.whose()} is {value!r}; it must be one of {allowed}")
 
     def check_common(self) -> None:

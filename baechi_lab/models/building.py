@@ -42,6 +42,8 @@ def build(name: str, /, **params: Any) -> Step:
 def _source(model: Model) -> Source:
     import tensorflow as tf
 
-    made = model.training_step()
-    concrete = made.function.get_concrete_function()
-    return Source(made.function, tuple(map(tf.constant, made.inputs)), tuple(concrete.graph.variables))
+    training_step = model.training_step()
+    concrete = training_step.function.get_concrete_function()
+    return Source(
+        training_step.function, tuple(map(tf.constant, training_step.inputs)), tuple(concrete.graph.variables)
+    )

@@ -17,10 +17,10 @@ def model_of(graph: OpGraph, model: str | None = None) -> str:
     """
     if model is not None:
         return model_class(model).name
-    for known in sorted(model_names(), key=len, reverse=True):
-        rest = graph.name[len(known) :]
-        if graph.name.startswith(known) and not rest[:1].isalnum():
-            return known
+    for model_name in sorted(model_names(), key=len, reverse=True):
+        suffix = graph.name[len(model_name) :]
+        if graph.name.startswith(model_name) and not suffix[:1].isalnum():
+            return model_name
     raise UnknownNameError.of("benchmark model of graph", graph.name, model_names())
 
 

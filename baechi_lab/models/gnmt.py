@@ -84,9 +84,9 @@ class _Network:
         import tensorflow as tf
 
         ahead, ahead_state = self.forward.unroll(words, self.batch)
-        back, back_state = self.backward.unroll(words[::-1], self.batch)
+        backward_outputs, back_state = self.backward.unroll(words[::-1], self.batch)
         outputs = []
-        for t, pair in enumerate(zip(ahead, back[::-1], strict=True)):
+        for t, pair in enumerate(zip(ahead, backward_outputs[::-1], strict=True)):
             with tf.name_scope(f"encoder/layer0/join/t{t}"):
                 outputs.append(tf.concat(pair, 1))
         with tf.name_scope("encoder/layer0/join/state"):

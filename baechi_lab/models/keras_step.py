@@ -62,14 +62,14 @@ def image_step(model: ImageModel, make: Callable[[], Any]) -> TrainingStep:
 
 def _renumbered(model: Any) -> Any:
     """The same model with automatic layer names (`conv2d_94`) counted from 0: Keras counts over the whole process."""
-    seen: Counter[str] = Counter()
+    count_of: Counter[str] = Counter()
     names: dict[str, str] = {}
     for layer in model.layers:
         base = _AUTOMATIC.sub("", layer.name)
         if base == to_snake_case(type(layer).__name__):
-            names[layer.name] = f"{base}_{seen[base]}" if seen[base] else base
-            seen[base] += 1
-    if all(old == new for old, new in names.items()):
+            names[layer.name] = f"{base}_{count_of[base]}" if count_of[base] else base
+            count_of[base] += 1
+    if all(old_name == new_name for old_name, new_name in names.items()):
         return model
 
     def renamed(layer: Any) -> Any:

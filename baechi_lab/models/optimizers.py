@@ -26,14 +26,14 @@ class Optimizer(ABC):
         self.slots: dict[str, str] = {}
         for variable in self.variables:
             with tf.device("/CPU:0"):
-                made = tuple(
+                slots = tuple(
                     tf.Variable(
                         np.zeros(variable.shape, np.float32), trainable=False, name=f"{plain_name(variable)}/{slot}"
                     )
                     for slot in self.slot_names
                 )
-            self.state.append(made)
-            self.slots |= {plain_name(slot): plain_name(variable) for slot in made}
+            self.state.append(slots)
+            self.slots |= {plain_name(slot): plain_name(variable) for slot in slots}
 
     def apply(self, gradients: Sequence[Any]) -> None:
         """Add the update ops, each in the scope `optimizer/<variable>`."""

@@ -31,22 +31,22 @@ def scope_parts(name: str) -> tuple[str, ...]:
     >>> scope_parts("gradient_tape/encoder/layer2/t7/MatMul/MatMul_1")[:2]
     ('encoder', 'layer2')
     """
-    parts = tuple(name.split("/"))
-    while len(parts) > 1 and parts[0] in _PREFIXES:
-        parts = parts[1:]
-    return parts
+    components = tuple(name.split("/"))
+    while len(components) > 1 and components[0] in _PREFIXES:
+        components = components[1:]
+    return components
 
 
-def layer_number(parts: tuple[str, ...]) -> int | None:
+def layer_number(components: tuple[str, ...]) -> int | None:
     """The `k` of the first `layer<k>` in a scope, None when there is none.
 
     >>> layer_number(("encoder", "layer2", "t7")), layer_number(("projection", "t7"))
     (2, None)
     """
-    for part in parts:
-        found = _LAYER.match(part)
-        if found:
-            return int(found.group(1))
+    for component in components:
+        match = _LAYER.match(component)
+        if match:
+            return int(match.group(1))
     return None
 
 
@@ -67,13 +67,13 @@ def layered_rule(layers: int, devices: int, first: tuple[str, ...], last: tuple[
     """
     used = min(devices, layers)
 
-    def rule(parts: tuple[str, ...]) -> int | None:
-        number = layer_number(parts)
+    def rule(components: tuple[str, ...]) -> int | None:
+        number = layer_number(components)
         if number is not None:
             return number * used // layers
-        if parts[0] in first:
+        if components[0] in first:
             return 0
-        return used - 1 if parts[0] in last else None
+        return used - 1 if components[0] in last else None
 
     return rule
 
@@ -100,14 +100,14 @@ def assign_by_scope(graph: OpGraph, devices: int, rule: Rule) -> NDArray[np.int3
 
 
 def _from_names(graph: OpGraph, rule: Rule) -> NDArray[np.int64]:
-    found = np.full(graph.n, -1, dtype=np.int64)
+    devices = np.full(graph.n, -1, dtype=np.int64)
     for op, name in enumerate(graph.names):
-        chosen = rule(scope_parts(name))
-        if chosen is not None:
-            found[op] = chosen
-    paired = (found < 0) & (graph.forward_of >= 0)
-    found[paired] = found[graph.forward_of[paired]]
-    return found
+        device = rule(scope_parts(name))
+        if device is not None:
+            devices[op] = device
+    paired = (devices < 0) & (graph.forward_of >= 0)
+    devices[paired] = devices[graph.forward_of[paired]]
+    return devices
 
 
 def _join_groups(graph: OpGraph, device: NDArray[np.int64]) -> None:

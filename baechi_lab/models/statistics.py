@@ -74,12 +74,12 @@ def activation_bytes(graph: OpGraph) -> int:
     from ..profilers.tensorflow.pairing import is_backward
 
     backward = np.array([is_backward(name) for name in graph.names], dtype=np.bool_)
-    later, (pointer, before) = backward.copy(), graph.predecessors
+    is_later, (pointer, before) = backward.copy(), graph.predecessors
     for op in graph.order.tolist():
-        later[op] |= later[before[pointer[op] : pointer[op + 1]]].any()
-    forward = np.array([kind not in _NOT_COMPUTED for kind in graph.op_types], dtype=np.bool_) & ~later
-    kept = np.unique(graph.edge_tensor[backward[graph.consumers]])
-    return int(graph.tensor_bytes[kept[forward[graph.tensor_producer[kept]]]].sum())
+        is_later[op] |= is_later[before[pointer[op] : pointer[op + 1]]].any()
+    forward = np.array([kind not in _NOT_COMPUTED for kind in graph.op_types], dtype=np.bool_) & ~is_later
+    tensors_kept = np.unique(graph.edge_tensor[backward[graph.consumers]])
+    return int(graph.tensor_bytes[tensors_kept[forward[graph.tensor_producer[tensors_kept]]]].sum())
 
 
 def table() -> pandas.DataFrame:

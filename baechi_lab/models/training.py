@@ -81,7 +81,7 @@ def make_step(
 
     `loss(*batch)` returns a scalar. `clip_norm` scales all gradients so that their global norm stays below it.
     """
-    chosen: Optimizer = make_optimizer(optimizer, variables)
+    rule: Optimizer = make_optimizer(optimizer, variables)
 
     def step(*batch: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -89,10 +89,10 @@ def make_step(
         gradients = tape.gradient(value, list(variables))
         if clip_norm is not None:
             gradients = clip_by_global_norm(gradients, variables, clip_norm)
-        chosen.apply(gradients)
+        rule.apply(gradients)
         return value
 
     step.__name__ = name
     signature = [tf.TensorSpec(x.shape, x.dtype, name=n) for x, n in zip(inputs, input_names, strict=True)]
     function = tf.function(step, input_signature=signature, autograph=False)
-    return TrainingStep(name, function, inputs, tuple(variables), chosen.slots)
+    return TrainingStep(name, function, inputs, tuple(variables), rule.slots)

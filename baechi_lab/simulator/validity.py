@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..graph import HOST, Cluster, OpGraph, Placement, Timeline, Transfers, Violation, allowed_devices, durations
 from ..graph.arguments import check_records
-from ..graph.columns import whole
+from ..graph.columns import whole_numbers
 from ..graph.opgraph import GROWS
 from .shared_intervals import shared_intervals
 
@@ -344,7 +344,7 @@ def _turns(
     lasting = end > start
     if "turn" not in timeline.info:
         return np.where(lasting, graph.n, 0) + graph.position
-    turn: NDArray[np.int64] = whole("turn", timeline.info["turn"], np.int64)
+    turn: NDArray[np.int64] = whole_numbers("turn", timeline.info["turn"], np.int64)
     if turn.shape != (graph.n,) or np.any((turn < 0) | (turn > _LAST_TURN)):
         return None
     order = np.lexsort((turn, start, placed.device))

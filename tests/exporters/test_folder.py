@@ -158,7 +158,7 @@ def _killed_at(moment, out):
 
 @pytest.mark.skipif(not os.path.exists("/proc"), reason="exchange of two names as on Linux")
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path, monkeypatch):
-    monkeypatch.setattr(leftovers, "OLD", 0.0)
+    monkeypatch.setattr(leftovers, "OLD_SECONDS", 0.0)
     seen = set()
     for moment in range(1000):
         out = write_folder(tmp_path / str(moment), OLD)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.graph.columns import texts, whole
+from baechi_lab.graph.columns import texts, whole_numbers
 from baechi_lab.graph.formats import reading
 from baechi_lab.graph.formats.files import load_placement, load_timeline, save
 
@@ -82,8 +82,8 @@ def test_whole_numbers_are_exact():
     assert graph.tensor_bytes.tolist() == [LARGE]
     assert graph.temp_bytes.tolist() == [LARGE, 1]
     assert graph.persistent_bytes.tolist() == [LARGE, 3]
-    assert whole("x", [2**63 - 1, -(2**63)]).tolist() == [2**63 - 1, -(2**63)]
-    assert whole("x", [2**63 - 1, 1.0]).tolist() == [2**63 - 1, 1]
+    assert whole_numbers("x", [2**63 - 1, -(2**63)]).tolist() == [2**63 - 1, -(2**63)]
+    assert whole_numbers("x", [2**63 - 1, 1.0]).tolist() == [2**63 - 1, 1]
     assert texts("x", ["\U0001f600"]) == ("\U0001f600",)
     assert bl.Cluster.uniform(1, memory_bytes=f"{LARGE}").devices[0].memory_bytes == LARGE
 

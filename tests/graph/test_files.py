@@ -253,7 +253,7 @@ def test_a_missing_folder_is_refused(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a process that is killed")
 def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr(leftovers, "OLD", 0.0)
+    monkeypatch.setattr(leftovers, "OLD_SECONDS", 0.0)
     target, other = tmp_path / "g.json", tmp_path / ".g.json.mine.part"
     other.write_text("of another program")
     child = os.fork()

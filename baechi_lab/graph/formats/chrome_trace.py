@@ -60,13 +60,17 @@ def _ops(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _transfers(timeline: Timeline, side: str) -> Iterator[dict[str, Any]]:
-    moved = timeline.transfers
-    device, start = (moved.source, moved.start_us) if side == _SEND else (moved.target, moved.receive_us)
+    transfers = timeline.transfers
+    device, start = (
+        (transfers.source, transfers.start_us) if side == _SEND else (transfers.target, transfers.receive_us)
+    )
     # In queued modes each side is held for the cost of the transfer, from its own start; the receive ends last.
-    end = start + (moved.end_us - moved.receive_us)
+    end = start + (transfers.end_us - transfers.receive_us)
     names, devices = timeline.op_names, timeline.device_names
     labels, details = [], []
-    for tensor, a, b in zip(moved.tensor.tolist(), moved.source.tolist(), moved.target.tolist(), strict=True):
+    for tensor, a, b in zip(
+        transfers.tensor.tolist(), transfers.source.tolist(), transfers.target.tolist(), strict=True
+    ):
         labels.append(names[timeline.tensor_producer[tensor]])
         size = int(timeline.tensor_bytes[tensor])
         details.append({"tensor": tensor, "from": devices[a], "to": devices[b], "size_bytes": size})
@@ -83,16 +87,16 @@ def _lanes(
 ) -> Iterator[dict[str, Any]]:
     """Complete events, each on the lowest free lane of its kind and device; the lanes' names come first."""
     lane = _free_lanes(device, start, end)
-    for where, k in sorted({*zip(device.tolist(), lane, strict=True)}):
+    for device_index, k in sorted({*zip(device.tolist(), lane, strict=True)}):
         name = kind if k == 0 else f"{kind} {k + 1}"
         tid = _FIRST_LANE[kind] + k
-        yield {"ph": "M", "name": "thread_name", "pid": where, "tid": tid, "args": {"name": name}}
-        yield {"ph": "M", "name": "thread_sort_index", "pid": where, "tid": tid, "args": {"sort_index": tid}}
-    begin, length = start.tolist(), (end - start).tolist()
-    for i, where in enumerate(device.tolist()):
+        yield {"ph": "M", "name": "thread_name", "pid": device_index, "tid": tid, "args": {"name": name}}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": device_index, "tid": tid, "args": {"sort_index": tid}}
+    starts, length = start.tolist(), (end - start).tolist()
+    for i, device_index in enumerate(device.tolist()):
         yield {
-            "ph": "X", "cat": kind, "name": labels[i], "pid": where, "tid": _FIRST_LANE[kind] + lane[i],
-            "ts": begin[i], "dur": length[i], "args": details[i],
+            "ph": "X", "cat": kind, "name": labels[i], "pid": device_index, "tid": _FIRST_LANE[kind] + lane[i],
+            "ts": starts[i], "dur": length[i], "args": details[i],
         }  # fmt: skip
 
 
@@ -101,10 +105,10 @@ def _free_lanes(device: NDArray[Any], start: NDArray[np.float64], end: NDArray[n
     lane = [0] * len(device)
     free: dict[int, list[int]] = {}
     busy: dict[int, list[tuple[float, int]]] = {}
-    where, begin, finish = device.tolist(), start.tolist(), end.tolist()
+    devices, starts, finish = device.tolist(), start.tolist(), end.tolist()
     for i in np.lexsort((end, start)).tolist():
-        idle, running = free.setdefault(where[i], []), busy.setdefault(where[i], [])
-        while running and running[0][0] <= begin[i]:
+        idle, running = free.setdefault(devices[i], []), busy.setdefault(devices[i], [])
+        while running and running[0][0] <= starts[i]:
             heapq.heappush(idle, heapq.heappop(running)[1])
         lane[i] = heapq.heappop(idle) if idle else len(running)
         heapq.heappush(running, (finish[i], lane[i]))
@@ -115,6 +119,6 @@ def _memory(timeline: Timeline, device: int) -> Iterator[dict[str, Any]]:
     """The bytes held per category whenever they have changed; of several changes at one instant, the last counts."""
     times, levels = timeline.memory.levels(device)
     last = np.append(times[1:] != times[:-1], True) if len(times) else np.zeros(0, dtype=np.bool_)
-    for time, held in zip(times[last].tolist(), levels[last].tolist(), strict=True):
-        counts = dict(zip(MEMORY_CATEGORIES, held, strict=True))
+    for time, category_bytes in zip(times[last].tolist(), levels[last].tolist(), strict=True):
+        counts = dict(zip(MEMORY_CATEGORIES, category_bytes, strict=True))
         yield {"ph": "C", "name": "memory", "pid": device, "tid": 0, "ts": time, "args": counts}

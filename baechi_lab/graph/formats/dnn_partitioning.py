@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DuplicateNameError, FormatError, UnknownOpError
-from ..columns import numbers, whole
+from ..columns import numbers, whole_numbers
 from ..opgraph import OpGraph
 
 _GRADIENT_NAMES = (
@@ -85,25 +85,29 @@ def _objects(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     return listed
 
 
-def _field(entry: Mapping[str, Any], key: str, where: str, k: int, types: tuple[type, ...], default: Any = None) -> Any:
+def _field(
+    entry: Mapping[str, Any], key: str, section: str, k: int, types: tuple[type, ...], default: Any = None
+) -> Any:
     value = entry.get(key, default)
     if not isinstance(value, types):
-        wanted = " or ".join("null" if t is type(None) else t.__name__ for t in types)
-        raise FormatError(f"{where}[{k}].{key} is {value!r:.60}; it must be of type {wanted}")
+        type_names = " or ".join("null" if t is type(None) else t.__name__ for t in types)
+        raise FormatError(f"{section}[{k}].{key} is {value!r:.60}; it must be of type {type_names}")
     return value
 
 
 def _milliseconds(nodes: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
     """float64: the nodes' latencies in microseconds; the graph refuses what is infinite."""
-    given = numbers(f"nodes.{key}", [_field(x, key, "nodes", k, (int, float)) for k, x in enumerate(nodes)])
+    values = numbers(f"nodes.{key}", [_field(x, key, "nodes", k, (int, float)) for k, x in enumerate(nodes)])
     with np.errstate(over="ignore"):
-        return given * 1000.0
+        return values * 1000.0
 
 
-def _bytes(entries: Sequence[Mapping[str, Any]], where: str) -> NDArray[np.int64]:
+def _bytes(entries: Sequence[Mapping[str, Any]], section: str) -> NDArray[np.int64]:
     """int64: their sizes, rounded where they are no whole numbers; whole ones are exact."""
-    given = [_field(x, "size", where, k, (int, float)) for k, x in enumerate(entries)]
-    return whole(f"{where}.size", [round(x) if isinstance(x, float) and abs(x) < 2**53 else x for x in given])
+    values = [_field(x, "size", section, k, (int, float)) for k, x in enumerate(entries)]
+    return whole_numbers(
+        f"{section}.size", [round(x) if isinstance(x, float) and abs(x) < 2**53 else x for x in values]
+    )
 
 
 def _index(ids: list[Any]) -> dict[Any, int]:
@@ -116,23 +120,23 @@ def _index(ids: list[Any]) -> dict[Any, int]:
 
 def _triples(edges: Sequence[Mapping[str, Any]], index: Mapping[Any, int]) -> NDArray[np.int64]:
     size = _bytes(edges, "edges")
-    ends = []
+    end_ids = []
     for k, edge in enumerate(edges):
         for key in ("sourceId", "destId"):
             node = _field(edge, key, "edges", k, (int, str))
             if node not in index:
                 raise UnknownOpError(f"edges[{k}].{key} is {node!r}; no node has that id")
-            ends.append(index[node])
-    return np.column_stack([np.array(ends, dtype=np.int64).reshape(-1, 2), size])
+            end_ids.append(index[node])
+    return np.column_stack([np.array(end_ids, dtype=np.int64).reshape(-1, 2), size])
 
 
 def _names(nodes: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """The nodes' names; where a name is missing or used twice, the id is added."""
-    given = [str(x.get("name", f"node{x['id']}")) for x in nodes]
+    names = [str(x.get("name", f"node{x['id']}")) for x in nodes]
     count: dict[str, int] = {}
-    for text in given:
+    for text in names:
         count[text] = count.get(text, 0) + 1
-    return tuple(text if count[text] == 1 else f"{text}#{x['id']}" for text, x in zip(given, nodes, strict=True))
+    return tuple(text if count[text] == 1 else f"{text}#{x['id']}" for text, x in zip(names, nodes, strict=True))
 
 
 def _forward_of(nodes: Sequence[Mapping[str, Any]], colours: Sequence[Any]) -> NDArray[np.int32]:
@@ -142,14 +146,14 @@ def _forward_of(nodes: Sequence[Mapping[str, Any]], colours: Sequence[Any]) -> N
     for k, (node, colour) in enumerate(zip(nodes, colours, strict=True)):
         if colour is not None and not node.get("isBackwardNode"):
             only[colour] = k if colour not in only else -1
-    found = np.full(len(nodes), -1, dtype=np.int32)
+    forward_of = np.full(len(nodes), -1, dtype=np.int32)
     for k, (node, colour) in enumerate(zip(nodes, colours, strict=True)):
         if not node.get("isBackwardNode"):
             continue
         matches = (pattern.fullmatch(str(node.get("name"))) for pattern in _GRADIENT_NAMES)
         named = [by_name[m["forward"]] for m in matches if m and m["forward"] in by_name]
         if named and named[0] != k:
-            found[k] = named[0]
+            forward_of[k] = named[0]
         elif colour in only:
-            found[k] = only[colour]
-    return found
+            forward_of[k] = only[colour]
+    return forward_of

@@ -145,26 +145,26 @@ def write_atomically(path: PathLike, data: bytes) -> None:
     """
     target = Path(name_of(path))
     clear(target.parent, rf"\.{re.escape(target.name[:50])}\.{RANDOM}\.part", os.unlink)
-    held = None
+    mode = None
     try:
-        handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:50]}.", suffix=".part")
+        handle, temporary_path = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:50]}.", suffix=".part")
     except (OSError, ValueError) as error:
         raise FormatError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
     try:
-        held = lock(beside)
+        mode = lock(temporary_path)
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(beside, 0o666 & ~mask)
-        os.replace(beside, target)
+        os.chmod(temporary_path, 0o666 & ~mask)
+        os.replace(temporary_path, target)
     except OSError as error:
         raise FormatError(f"{target}: cannot be written: {error.strerror}") from error
     finally:
-        if os.path.exists(beside):
-            os.unlink(beside)
-        if held is not None:
-            os.close(held)
+        if os.path.exists(temporary_path):
+            os.unlink(temporary_path)
+        if mode is not None:
+            os.close(mode)
 
 
 def encode(document: dict[str, Any]) -> bytes:

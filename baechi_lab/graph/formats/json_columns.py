@@ -15,24 +15,24 @@ from ...errors import FormatError
 _NUMBERS = {"null": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
-def listed(document: Mapping[str, Any], field: str, where: str) -> list[Any]:
-    """The list under `field`; `where` is the path that leads to it, for messages."""
+def listed(document: Mapping[str, Any], field: str, path: str) -> list[Any]:
+    """The list under `field`; `path` is the path that leads to it, for messages."""
     if field not in document:
-        raise FormatError(f"{place(where, field)} is missing; it must be a list")
+        raise FormatError(f"{place(path, field)} is missing; it must be a list")
     value = document[field]
     if not isinstance(value, list):
-        raise FormatError(f"{place(where, field)} is {_short(value)}; it must be a list")
+        raise FormatError(f"{place(path, field)} is {_short(value)}; it must be a list")
     return value
 
 
-def place(where: str, field: str) -> str:
+def place(path: str, field: str) -> str:
     """`ops.duration_us` from `ops` and `duration_us`."""
-    return f"{where}.{field}" if where else field
+    return f"{path}.{field}" if path else field
 
 
-def integers(document: Mapping[str, Any], field: str, where: str = "") -> NDArray[np.int64]:
+def integers(document: Mapping[str, Any], field: str, path: str = "") -> NDArray[np.int64]:
     """A list of whole numbers as int64."""
-    return whole_numbers(listed(document, field, where), place(where, field))
+    return whole_numbers(listed(document, field, path), place(path, field))
 
 
 def whole_numbers(values: list[Any], label: str) -> NDArray[np.int64]:
@@ -48,9 +48,9 @@ def whole_numbers(values: list[Any], label: str) -> NDArray[np.int64]:
         raise FormatError(f"{label}[{large}] is {_short(values[large])}; it must fit into 64 bits") from None
 
 
-def floats(document: Mapping[str, Any], field: str, where: str = "") -> NDArray[np.float64]:
+def floats(document: Mapping[str, Any], field: str, path: str = "") -> NDArray[np.float64]:
     """A list of numbers as float64; `null` is NaN, "Infinity" and "-Infinity" are themselves."""
-    values, label = listed(document, field, where), place(where, field)
+    values, label = listed(document, field, path), place(path, field)
     if not set(map(type, values)) <= {int, float}:
         values = [_number(x, label, k) for k, x in enumerate(values)]
     try:
@@ -60,18 +60,18 @@ def floats(document: Mapping[str, Any], field: str, where: str = "") -> NDArray[
         raise FormatError(f"{label}[{bad}] is too large for a float64") from None
 
 
-def texts(document: Mapping[str, Any], field: str, where: str = "") -> tuple[str, ...]:
+def texts(document: Mapping[str, Any], field: str, path: str = "") -> tuple[str, ...]:
     """A list of texts."""
-    values = listed(document, field, where)
+    values = listed(document, field, path)
     if not set(map(type, values)) <= {str}:
         bad = next(k for k, x in enumerate(values) if type(x) is not str)
-        raise FormatError(f"{place(where, field)}[{bad}] is {_short(values[bad])}; it must be a text")
+        raise FormatError(f"{place(path, field)}[{bad}] is {_short(values[bad])}; it must be a text")
     return tuple(values)
 
 
-def rows(document: Mapping[str, Any], field: str, where: str = "") -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def rows(document: Mapping[str, Any], field: str, path: str = "") -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """A list of lists of whole numbers as row pointers and their flat content."""
-    values, label = listed(document, field, where), place(where, field)
+    values, label = listed(document, field, path), place(path, field)
     if not set(map(type, values)) <= {list}:
         bad = next(k for k, x in enumerate(values) if type(x) is not list)
         raise FormatError(f"{label}[{bad}] is {_short(values[bad])}; it must be a list of whole numbers")
@@ -84,21 +84,21 @@ def rows(document: Mapping[str, Any], field: str, where: str = "") -> tuple[NDAr
     return pointer, whole_numbers(flat, label)
 
 
-def text_rows(document: Mapping[str, Any], field: str, where: str = "") -> tuple[tuple[str, ...], ...]:
+def text_rows(document: Mapping[str, Any], field: str, path: str = "") -> tuple[tuple[str, ...], ...]:
     """A list of lists of texts."""
-    values, label = listed(document, field, where), place(where, field)
+    values, label = listed(document, field, path), place(path, field)
     if not all(isinstance(x, list) for x in values):
         bad = next(k for k, x in enumerate(values) if not isinstance(x, list))
         raise FormatError(f"{label}[{bad}] is {_short(values[bad])}; it must be a list of texts")
     return tuple(texts({field: row}, field, f"{label}[{k}]") for k, row in enumerate(values))
 
 
-def codes(document: Mapping[str, Any], field: str, table: int, where: str = "", lowest: int = 0) -> NDArray[np.int64]:
+def codes(document: Mapping[str, Any], field: str, table: int, path: str = "", lowest: int = 0) -> NDArray[np.int64]:
     """Whole numbers from `lowest` to `table - 1`."""
-    values = integers(document, field, where)
+    values = integers(document, field, path)
     bad = np.flatnonzero((values < lowest) | (values >= table))
     if len(bad):
-        label = place(where, field)
+        label = place(path, field)
         raise FormatError(f"{label}[{bad[0]}] is {values[bad[0]]}; it must be between {lowest} and {table - 1}")
     return values
 

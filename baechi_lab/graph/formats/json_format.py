@@ -74,13 +74,15 @@ def check_schema(document: Any) -> None:
     with absent("rfc3987_syntax"):
         from jsonschema import Draft202012Validator
 
-    part = {**schema()["$defs"][document["kind"]], "$defs": schema()["$defs"]}
-    errors = sorted(Draft202012Validator(part).iter_errors(_cut(document)), key=lambda e: (len(e.path), str(e.path)))
+    subschema = {**schema()["$defs"][document["kind"]], "$defs": schema()["$defs"]}
+    errors = sorted(
+        Draft202012Validator(subschema).iter_errors(_cut(document)), key=lambda e: (len(e.path), str(e.path))
+    )
     if errors:
-        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in errors[0].absolute_path).lstrip(".")
-        said = errors[0].message  # the value, however long, and what is wrong with it
+        place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in errors[0].absolute_path).lstrip(".")
+        reason = errors[0].message  # the value, however long, and what is wrong with it
         raise FormatError(
-            f"{where or 'the document'}: {said if len(said) <= 200 else f'{said[:60]} ... {said[-130:]}'}"
+            f"{place or 'the document'}: {reason if len(reason) <= 200 else f'{reason[:60]} ... {reason[-130:]}'}"
         )
 
 
@@ -193,9 +195,9 @@ def _read_groups(document: Mapping[str, Any], n: int) -> dict[str, Any]:
 
 
 def _check_length(length: int, columns: Mapping[str, int]) -> None:
-    for label, got in columns.items():
-        if got != length:
-            raise FormatError(f"{label} has {got} entries; its neighbours have {length}")
+    for label, column_length in columns.items():
+        if column_length != length:
+            raise FormatError(f"{label} has {column_length} entries; its neighbours have {length}")
 
 
 # -- clusters ----------------------------------------------------------------------------------------------------
@@ -212,29 +214,27 @@ def _write_cluster(cluster: Cluster) -> dict[str, Any]:
 
 
 def _write_link(link: Link) -> dict[str, float]:
-    more = {"overhead_us": float(link.overhead_us)} if link.overhead_us else {}
-    return {"latency_us": float(link.latency_us), "us_per_byte": float(link.us_per_byte), **more}
+    optional_fields = {"overhead_us": float(link.overhead_us)} if link.overhead_us else {}
+    return {"latency_us": float(link.latency_us), "us_per_byte": float(link.us_per_byte), **optional_fields}
 
 
 def _read_cluster(document: Mapping[str, Any]) -> Cluster:
     devices = tuple(_read_object(d, Device, f"devices[{i}]") for i, d in enumerate(document["devices"]))
-    given = document["link"]
-    if isinstance(given, dict):
-        return Cluster(devices, _read_object(given, Link, "link"), document["comm"])
+    link_fields = document["link"]
+    if isinstance(link_fields, dict):
+        return Cluster(devices, _read_object(link_fields, Link, "link"), document["comm"])
     links = [
         [_read_object(x, Link, f"link[{i}][{j}]") for j, x in enumerate(row)] if isinstance(row, list) else row
-        for i, row in enumerate(given)
+        for i, row in enumerate(link_fields)
     ]
     return Cluster(devices, links, document["comm"])
 
 
-def _read_object(fields: Any, cls: Callable[..., Any], where: str) -> Any:
+def _read_object(fields: Any, cls: Callable[..., Any], path: str) -> Any:
     try:
         return cls(**fields)
     except TypeError:
-        raise FormatError(
-            f"{where} is {json.dumps(fields)[:100]}; it has missing, unknown or mistyped fields"
-        ) from None
+        raise FormatError(f"{path} is {json.dumps(fields)[:100]}; it has missing, unknown or mistyped fields") from None
 
 
 # -- placements --------------------------------------------------------------------------------------------------
@@ -302,13 +302,13 @@ def _read_timeline(document: Mapping[str, Any]) -> Timeline:
     ops, tensors, devices = document["ops"], document["tensors"], document["devices"]
     op_names, device_names = texts(document, "op_names"), texts(devices, "name", "devices")
     n, tensor_count, device_count = len(op_names), len(tensors["producer"]), len(device_names)
-    moved = _table(
+    transfer_columns = _table(
         document["transfers"], _TRANSFERS, "transfers", tensor=tensor_count, source=device_count, target=device_count
     )
     log = _table(document["memory"], _MEMORY, "memory", device=device_count, category=len(MEMORY_CATEGORIES))
     return Timeline(
         **_table(ops, _OPS, "ops", op=n, device=device_count),
-        transfers=Transfers(**moved),
+        transfers=Transfers(**transfer_columns),
         memory=MemoryLog(**log),
         peak_bytes=integers(devices, "peak_bytes", "devices"),
         makespan_us=float(_times({"makespan_us": [document["makespan_us"]]}, "makespan_us")[0]),
@@ -323,30 +323,30 @@ def _read_timeline(document: Mapping[str, Any]) -> Timeline:
     )
 
 
-def _table(part: Mapping[str, Any], fields: tuple[str, ...], where: str, **limits: int) -> dict[str, Any]:
+def _table(section: Mapping[str, Any], fields: tuple[str, ...], path: str, **limits: int) -> dict[str, Any]:
     """Columns of equal length; those in `limits` index a table of that size."""
     out: dict[str, Any] = {}
     for key in fields:
         if key in limits:
-            out[key] = codes(part, key, limits[key], where)
+            out[key] = codes(section, key, limits[key], path)
         else:
-            out[key] = _times(part, key, where) if key.endswith("_us") else integers(part, key, where)
-    _check_length(len(out[fields[0]]), {f"{where}.{k}": len(v) for k, v in out.items()})
+            out[key] = _times(section, key, path) if key.endswith("_us") else integers(section, key, path)
+    _check_length(len(out[fields[0]]), {f"{path}.{k}": len(v) for k, v in out.items()})
     return out
 
 
-def _times(part: Mapping[str, Any], key: str, where: str = "") -> Any:
-    found = floats(part, key, where)
-    if not np.all(np.isfinite(found)):
-        bad = int(np.flatnonzero(~np.isfinite(found))[0])
-        raise FormatError(f"{where}.{key}[{bad}] is {part[key][bad]!r:.60}; it must be finite".lstrip("."))
-    return found
+def _times(section: Mapping[str, Any], key: str, path: str = "") -> Any:
+    times_us = floats(section, key, path)
+    if not np.all(np.isfinite(times_us)):
+        bad = int(np.flatnonzero(~np.isfinite(times_us))[0])
+        raise FormatError(f"{path}.{key}[{bad}] is {section[key][bad]!r:.60}; it must be finite".lstrip("."))
+    return times_us
 
 
 def _read_violation(fields: Mapping[str, Any], k: int) -> Violation:
     time = floats({"time_us": [fields.get("time_us")]}, "time_us", f"violations[{k}]")[0]
-    found: Violation = _read_object({**fields, "time_us": float(time)}, Violation, f"violations[{k}]")
-    return found
+    violation: Violation = _read_object({**fields, "time_us": float(time)}, Violation, f"violations[{k}]")
+    return violation
 
 
 KINDS: dict[str, tuple[type, Callable[[Any], dict[str, Any]], Callable[[Mapping[str, Any]], Any]]] = {

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-OLD = 60.0
+OLD_SECONDS = 60.0
 """Seconds after which something that nobody locks is a leftover: a writer locks right after it has begun."""
 
 RANDOM = "[a-z0-9_]{8}"
@@ -44,7 +44,7 @@ def clear(folder: Path, pattern: str, remove: Callable[[Path], None]) -> None:
         for path in [path for path in folder.iterdir() if re.fullmatch(pattern, path.name)]:
             with contextlib.suppress(OSError):
                 about = path.lstat()
-                if about.st_uid != os.getuid() or time.time() - about.st_mtime < OLD:
+                if about.st_uid != os.getuid() or time.time() - about.st_mtime < OLD_SECONDS:
                     continue
                 handle = lock(path)
                 if handle is not None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import CostError, CycleError, InvalidInput, UnknownOpError
-from ..columns import finite, texts, whole
+from ..columns import finite, texts, whole_numbers
 from ..kernels.csr import offsets
 from ..opgraph import OpGraph, default_tensor_names
 
@@ -38,21 +38,21 @@ def to_networkx(graph: OpGraph) -> networkx.DiGraph:
     """
     import networkx as nx
 
-    made = nx.DiGraph(name=graph.name)
+    digraph = nx.DiGraph(name=graph.name)
     for key, value in (("colocation_groups", graph.colocation_names), ("allowed_sets", graph.allowed_sets)):
         if value:
-            made.graph[key] = [x if isinstance(x, str) else list(x) for x in value]
+            digraph.graph[key] = [x if isinstance(x, str) else list(x) for x in value]
     for key in ("group_of", "copy_of", "micro_batch", "reuse"):
         if getattr(graph, key) is not None:
-            made.graph[key] = getattr(graph, key).tolist()
+            digraph.graph[key] = getattr(graph, key).tolist()
     for key in ("source_key", "copied_key"):
         if getattr(graph, key) is not None:
-            made.graph[key] = getattr(graph, key)
-    made.add_nodes_from((graph.names[i], _node_attributes(graph, i)) for i in range(graph.n))
+            digraph.graph[key] = getattr(graph, key)
+    digraph.add_nodes_from((graph.names[i], _node_attributes(graph, i)) for i in range(graph.n))
     plain = np.diff(graph.output_ptr)[graph.tensor_producer] == 1
     for tensor in range(graph.tensor_count):
-        _add_tensor(made, graph, tensor, named=not plain[tensor] or graph.tensor_names[tensor] != "0")
-    return made
+        _add_tensor(digraph, graph, tensor, named=not plain[tensor] or graph.tensor_names[tensor] != "0")
+    return digraph
 
 
 def _node_attributes(graph: OpGraph, op: int) -> dict[str, Any]:
@@ -75,17 +75,17 @@ def _node_attributes(graph: OpGraph, op: int) -> dict[str, Any]:
     return out
 
 
-def _add_tensor(made: networkx.DiGraph, graph: OpGraph, tensor: int, named: bool) -> None:
+def _add_tensor(digraph: networkx.DiGraph, graph: OpGraph, tensor: int, named: bool) -> None:
     producer, size = graph.names[graph.tensor_producer[tensor]], int(graph.tensor_bytes[tensor])
     name, readers = graph.tensor_names[tensor], graph.tensor_consumers(tensor)
     if not len(readers):
-        made.nodes[producer].setdefault("unread", {})[name] = size
+        digraph.nodes[producer].setdefault("unread", {})[name] = size
     for reader in readers:
         consumer = graph.names[reader]
-        if not made.has_edge(producer, consumer):
-            made.add_edge(producer, consumer, size_bytes=size, **({"tensor": name} if named else {}))
+        if not digraph.has_edge(producer, consumer):
+            digraph.add_edge(producer, consumer, size_bytes=size, **({"tensor": name} if named else {}))
             continue
-        edge = made.edges[producer, consumer]
+        edge = digraph.edges[producer, consumer]
         if "tensor" in edge:
             edge["tensors"] = {edge.pop("tensor"): edge["size_bytes"]}
         edge["tensors"][name] = size
@@ -125,13 +125,13 @@ def from_networkx(graph: networkx.DiGraph, name: str | None = None) -> OpGraph:
         "forward_of": _forward_of(names, attributes, nodes),
     }
     for key in ("temp_bytes", "persistent_bytes"):
-        given = [_optional_bytes(a, key, f"node {x!r}") for x, a in zip(names, attributes, strict=True)]
-        columns[key] = whole(key, given)
+        sizes = [_optional_bytes(a, key, f"node {x!r}") for x, a in zip(names, attributes, strict=True)]
+        columns[key] = whole_numbers(key, sizes)
     for key in ("colocation", "allowed"):
         columns[key] = np.array(columns[key], dtype=np.int32)
     for key in ("group_of", "copy_of", "micro_batch", "reuse"):
         if key in graph.graph:
-            columns[key] = whole(key, graph.graph[key], np.int8 if key == "reuse" else np.int32)
+            columns[key] = whole_numbers(key, graph.graph[key], np.int8 if key == "reuse" else np.int32)
     return OpGraph(
         names=tuple(names),
         colocation_names=tuple(groups),
@@ -173,30 +173,30 @@ def _tensors(graph: networkx.DiGraph, nodes: Mapping[Hashable, int], names: Sequ
         sizes += outputs.values()
     rows = [sorted(set(row)) for row in readers]
     count = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-    made = np.array(producer, dtype=np.int32)
-    default = default_tensor_names(made)
+    producers = np.array(producer, dtype=np.int32)
+    default = default_tensor_names(producers)
     return {
-        "tensor_producer": made,
-        "tensor_bytes": whole("size_bytes", sizes),
+        "tensor_producer": producers,
+        "tensor_bytes": whole_numbers("size_bytes", sizes),
         "consumer_ptr": offsets(count, len(rows)),
         "consumers": np.array([op for row in rows for op in row], dtype=np.int32),
         "tensor_names": default if tuple(labels) == default else tuple(labels),
     }
 
 
-def _edge_tensors(data: Mapping[str, Any], where: str) -> Iterator[tuple[str | None, int]]:
+def _edge_tensors(data: Mapping[str, Any], place: str) -> Iterator[tuple[str | None, int]]:
     """(name, bytes) of every tensor that one edge carries."""
-    total = _required_bytes(data, "size_bytes", where)
+    total = _required_bytes(data, "size_bytes", place)
     several = data.get("tensors")
     if several is None:
         tensor = data.get("tensor")
         yield (None if tensor is None else str(tensor)), total
         return
     if not isinstance(several, Mapping):
-        raise InvalidInput(f"tensors of {where} is {several!r:.60}; it must be a mapping of tensor name to bytes")
-    listed = [(str(key), _required_bytes(several, key, where)) for key in several]
+        raise InvalidInput(f"tensors of {place} is {several!r:.60}; it must be a mapping of tensor name to bytes")
+    listed = [(str(key), _required_bytes(several, key, place)) for key in several]
     if sum(size for _, size in listed) != total:
-        raise InvalidInput(f"size_bytes of {where} is {total}; its tensors add up to {sum(s for _, s in listed)!r:.60}")
+        raise InvalidInput(f"size_bytes of {place} is {total}; its tensors add up to {sum(s for _, s in listed)!r:.60}")
     yield from listed
 
 
@@ -205,8 +205,8 @@ def _outputs(edges: Sequence[Any], unread: Any, order: Sequence[Any], producer: 
     if not isinstance(unread, Mapping):
         raise InvalidInput(f"unread of node {producer!r} is {unread!r:.60}; it must map tensor names to bytes")
     named: dict[Any, int] = {}
-    found = [(str(k), _required_bytes(unread, k, f"node {producer!r}, unread")) for k in unread]
-    for key, size in [*((k, s) for _, k, s in edges if k is not None), *found]:
+    unread_outputs = [(str(k), _required_bytes(unread, k, f"node {producer!r}, unread")) for k in unread]
+    for key, size in [*((k, s) for _, k, s in edges if k is not None), *unread_outputs]:
         if named.setdefault(key, size) != size:
             raise CostError(
                 f"tensor {key!r} of op {producer!r} has {named[key]} bytes on one edge and {size} on another"
@@ -219,16 +219,16 @@ def _outputs(edges: Sequence[Any], unread: Any, order: Sequence[Any], producer: 
 
 def _labels(outputs: Mapping[Any, int]) -> list[str]:
     """Names as given; the unnamed get the first whole numbers that are free."""
-    taken = {key for key in outputs if isinstance(key, str)}
-    free = (str(k) for k in range(2 * len(outputs)) if str(k) not in taken)
+    used_names = {key for key in outputs if isinstance(key, str)}
+    free = (str(k) for k in range(2 * len(outputs)) if str(k) not in used_names)
     return [key if isinstance(key, str) else next(free) for key in outputs]
 
 
 def _forward_of(names: Sequence[str], attributes: Sequence[Any], nodes: Mapping[Hashable, int]) -> Any:
     index = {name: i for i, name in enumerate(names)}
-    found = np.full(len(names), -1, dtype=np.int32)
-    for i, given in enumerate(attributes):
-        target = given.get("forward_of")
+    forward_of = np.full(len(names), -1, dtype=np.int32)
+    for i, attribute in enumerate(attributes):
+        target = attribute.get("forward_of")
         if target is None:
             continue
         try:
@@ -239,21 +239,21 @@ def _forward_of(names: Sequence[str], attributes: Sequence[Any], nodes: Mapping[
             raise UnknownOpError(
                 f"forward_of of node {names[i]!r} is {target!r:.60}; the graph has no such node or name"
             )
-        found[i] = at
-    return found
+        forward_of[i] = at
+    return forward_of
 
 
 def _by_kind(names: Sequence[str], attributes: Sequence[Any]) -> dict[str, Any]:
-    for name, given in zip(names, attributes, strict=True):
-        if not isinstance(given.get("duration_by_kind", {}), Mapping):
-            said = f"duration_by_kind of node {name!r} is {given['duration_by_kind']!r:.60}"
-            raise InvalidInput(f"{said}; it must map device kinds to microseconds")
+    for name, attribute in zip(names, attributes, strict=True):
+        if not isinstance(attribute.get("duration_by_kind", {}), Mapping):
+            problem = f"duration_by_kind of node {name!r} is {attribute['duration_by_kind']!r:.60}"
+            raise InvalidInput(f"{problem}; it must map device kinds to microseconds")
     kinds = sorted({str(kind) for a in attributes for kind in a.get("duration_by_kind", ())})
     out: dict[str, Any] = {}
     for kind in kinds:
-        where = [f"duration_by_kind[{kind!r}] of node {x!r}" for x in names]
-        given = [a.get("duration_by_kind", {}).get(kind, a["duration_us"]) for a in attributes]
-        out[kind] = np.array([_number(v, w, float) for v, w in zip(given, where, strict=True)], dtype=np.float64)
+        places = [f"duration_by_kind[{kind!r}] of node {x!r}" for x in names]
+        attribute = [a.get("duration_by_kind", {}).get(kind, a["duration_us"]) for a in attributes]
+        out[kind] = np.array([_number(v, w, float) for v, w in zip(attribute, places, strict=True)], dtype=np.float64)
     return out
 
 
@@ -274,27 +274,27 @@ def _listed(field: str, value: Any) -> Sequence[Any]:
     return value
 
 
-def _duration(data: Mapping[str, Any], where: str) -> float:
+def _duration(data: Mapping[str, Any], place: str) -> float:
     if data.get("duration_us") is None:
-        raise InvalidInput(f"{where} has no duration_us; every node needs its duration in microseconds (0 is legal)")
-    return float(_number(data["duration_us"], f"duration_us of {where}", float))
+        raise InvalidInput(f"{place} has no duration_us; every node needs its duration in microseconds (0 is legal)")
+    return float(_number(data["duration_us"], f"duration_us of {place}", float))
 
 
-def _required_bytes(data: Mapping[Any, Any], key: Any, where: str) -> int:
+def _required_bytes(data: Mapping[Any, Any], key: Any, place: str) -> int:
     if data.get(key) is None:
-        raise InvalidInput(f"{where} has no {key}; every edge needs its bytes (4 for a control dependency)")
-    return int(_number(data[key], f"{key} of {where}", int))
+        raise InvalidInput(f"{place} has no {key}; every edge needs its bytes (4 for a control dependency)")
+    return int(_number(data[key], f"{key} of {place}", int))
 
 
-def _optional_bytes(data: Mapping[str, Any], key: str, where: str) -> int:
-    return int(_number(data.get(key, 0), f"{key} of {where}", int))
+def _optional_bytes(data: Mapping[str, Any], key: str, place: str) -> int:
+    return int(_number(data.get(key, 0), f"{key} of {place}", int))
 
 
-def _number(value: Any, where: str, kind: type) -> Any:
+def _number(value: Any, place: str, kind: type) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise CostError(f"{where} is {value!r:.60}; it must be a number")
+        raise CostError(f"{place} is {value!r:.60}; it must be a number")
     if kind is int and (value != value or value in (float("inf"), float("-inf")) or value != int(value)):
-        raise CostError(f"{where} is {value}; it must be a finite whole number of bytes")
+        raise CostError(f"{place} is {value}; it must be a finite whole number of bytes")
     if kind is float and isinstance(value, int) and finite(value) is None:
-        raise CostError(f"{where} is {str(value)[:60]}; it is too large for a float64")
+        raise CostError(f"{place} is {str(value)[:60]}; it is too large for a float64")
     return kind(value)

@@ -59,7 +59,7 @@ def load_model(path: PathLike) -> Any:
     return model
 
 
-def check_versions(model: Any, where: str) -> None:
+def check_versions(model: Any, path: str) -> None:
     """Refuse a model of a version that the installed `onnx` does not read, or of none.
 
     Raises:
@@ -68,13 +68,13 @@ def check_versions(model: Any, where: str) -> None:
     onnx = onnx_package()
     reads = f"onnx {onnx.__version__}, which is installed, reads up to"
     if model.ir_version > onnx.IR_VERSION:
-        raise FormatError(f"{where}: ir_version is {model.ir_version}; {reads} {onnx.IR_VERSION}")
-    version, known = opset_version(model), onnx.defs.onnx_opset_version()
-    if version > known:
-        raise FormatError(f"{where}: its operators are of version {version}; {reads} {known}")
-    own = any(node.domain in ("", "ai.onnx") for node in model.graph.node)
-    if own and version < 1:
-        raise FormatError(f"{where}: the version of its operators is {version}; opset_import must name 1 to {known}")
+        raise FormatError(f"{path}: ir_version is {model.ir_version}; {reads} {onnx.IR_VERSION}")
+    version, newest = opset_version(model), onnx.defs.onnx_opset_version()
+    if version > newest:
+        raise FormatError(f"{path}: its operators are of version {version}; {reads} {newest}")
+    has_standard_ops = any(node.domain in ("", "ai.onnx") for node in model.graph.node)
+    if has_standard_ops and version < 1:
+        raise FormatError(f"{path}: the version of its operators is {version}; opset_import must name 1 to {newest}")
 
 
 def opset_version(model: Any) -> int:
@@ -105,13 +105,13 @@ def op_names(nodes: Iterable[Any]) -> list[str]:
     >>> op_names([helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Relu", ["y"], ["z"], name="last")])
     ['Relu_y', 'last']
     """
-    taken: dict[str, int] = {}
-    found = []
+    use_count: dict[str, int] = {}
+    names = []
     for node in nodes:
-        name = node.name or f"{node.op_type or 'op'}_{next((v for v in node.output if v), len(taken))}"
-        while name in taken:
-            taken[name] += 1
-            name = f"{name}#{taken[name]}"
-        taken[name] = 1
-        found.append(name)
-    return found
+        name = node.name or f"{node.op_type or 'op'}_{next((v for v in node.output if v), len(use_count))}"
+        while name in use_count:
+            use_count[name] += 1
+            name = f"{name}#{use_count[name]}"
+        use_count[name] = 1
+        names.append(name)
+    return names

@@ -81,42 +81,42 @@ def _check_edges(layers: dict[str, _Layer], edges: list[tuple[str, str]]) -> Non
 
 
 def _layer(line: str, number: int) -> _Layer:
-    parts = line.strip().split(" -- ")
-    if len(parts) < 3:
+    columns = line.strip().split(" -- ")
+    if len(columns) < 3:
         raise FormatError(f"line {number} is {line.strip()!r:.80}; it must be NODE -- DESCRIPTION -- FIELDS")
-    given = dict(re.findall(r"(\w+)=(\[[^\]]*\]|[^,\s]+)", parts[2]))
-    forward, backward, made, kept = (_number(given, key, number) for key in _FIELDS)
-    return _Layer(parts[0], parts[1], forward, backward, round(made), round(kept))
+    fields = dict(re.findall(r"(\w+)=(\[[^\]]*\]|[^,\s]+)", columns[2]))
+    forward, backward, activation, parameters = (_number(fields, key, number) for key in _FIELDS)
+    return _Layer(columns[0], columns[1], forward, backward, round(activation), round(parameters))
 
 
-def _number(given: dict[str, str], key: str, line: int) -> float:
+def _number(fields: dict[str, str], key: str, line: int) -> float:
     """One number; a list (of the sizes of several outputs) counts as its sum."""
-    if key not in given:
+    if key not in fields:
         raise FormatError(f"line {line}: field {key} is missing")
     try:
-        value = sum(float(part) for part in re.split(r"[;,]", given[key].strip("[]")) if part.strip())
+        value = sum(float(summand) for summand in re.split(r"[;,]", fields[key].strip("[]")) if summand.strip())
     except ValueError as error:
-        raise FormatError(f"line {line}: {key} is {given[key]!r:.60}; it must be a number") from error
+        raise FormatError(f"line {line}: {key} is {fields[key]!r:.60}; it must be a number") from error
     if not 0 <= value < 2**62:
         raise FormatError(f"line {line}: {key} is {value}; it must be at least 0 and below 2**62")
     return value
 
 
 def _edge(line: str, number: int, layers: dict[str, _Layer]) -> tuple[str, str]:
-    ends = line.strip().split(" -- ")
-    if len(ends) != 2:
+    end_ids = line.strip().split(" -- ")
+    if len(end_ids) != 2:
         raise FormatError(f"line {number} is {line.strip()!r:.80}; it must be NODE -- NODE")
-    for end in ends:
+    for end in end_ids:
         if end not in layers:
             raise UnknownOpError(f"line {number}: no node is named {end!r}")
-    return ends[0], ends[1]
+    return end_ids[0], end_ids[1]
 
 
 def _graph(layers: list[_Layer], edges: list[tuple[str, str]], name: str) -> OpGraph:
     index = {layer.name: k for k, layer in enumerate(layers)}
     trained = [k for k, layer in enumerate(layers) if not layer.kind.startswith("Input")]
     backward = {k: len(layers) + b for b, k in enumerate(trained)}
-    triples = [(k, back, layers[k].activation) for k, back in backward.items()]
+    triples = [(k, backward_op, layers[k].activation) for k, backward_op in backward.items()]
     for source, target in ((index[a], index[b]) for a, b in edges):
         size = layers[source].activation
         triples.append((source, target, size))

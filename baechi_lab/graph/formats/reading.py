@@ -90,11 +90,11 @@ def _refuse_half_characters(document: Any) -> None:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object; the last of two equal keys would win without a word."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         twice = next(key for k, (key, _) in enumerate(pairs) if key in dict(pairs[:k]))
         raise FormatError(f"field {twice!r:.60} appears more than once in one object")
-    return found
+    return members
 
 
 def _refuse_constant(word: str) -> Any:

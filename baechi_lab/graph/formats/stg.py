@@ -44,7 +44,7 @@ def graph_from_stg(text: str, name: str) -> OpGraph:
     if len(first[1]) not in (1, 2):
         raise FormatError(f"line {first[0]} has {len(first[1])} numbers; the first line must hold the number of tasks")
     tasks = _tasks(lines)
-    _check_count(_whole(first[1][0], first[0], "number of tasks"), len(first[1]) == 2, tasks)
+    _check_count(_whole_number(first[1][0], first[0], "number of tasks"), len(first[1]) == 2, tasks)
     index = {task.number: k for k, task in enumerate(tasks)}
     if len(index) != len(tasks):
         twice = next(t for k, t in enumerate(tasks) if index[t.number] != k)
@@ -87,21 +87,21 @@ def _tasks(lines: Iterator[_Line]) -> list[_Task]:
     for number, values in lines:
         if len(values) < 3:
             raise FormatError(f"line {number} has {len(values)} numbers; a task has number, time, predecessors, ...")
-        count = _whole(values[2], number, "number of predecessors")
-        task = _Task(number, _whole(values[0], number, "task number"), values[1])
-        rest = values[3:]
-        if not rest and count:
-            rest = _following(lines, task, count)
-        if len(rest) == count:
-            task.inputs = [(_whole(p, number, "predecessor"), CONTROL_BYTES) for p in rest]
-        elif len(rest) == 2 * count:
+        count = _whole_number(values[2], number, "number of predecessors")
+        task = _Task(number, _whole_number(values[0], number, "task number"), values[1])
+        predecessor_values = values[3:]
+        if not predecessor_values and count:
+            predecessor_values = _following(lines, task, count)
+        if len(predecessor_values) == count:
+            task.inputs = [(_whole_number(p, number, "predecessor"), CONTROL_BYTES) for p in predecessor_values]
+        elif len(predecessor_values) == 2 * count:
             task.inputs = [
-                (_whole(p, number, "predecessor"), _whole(c, number, "communication cost"))
-                for p, c in zip(rest[::2], rest[1::2], strict=True)
+                (_whole_number(p, number, "predecessor"), _whole_number(c, number, "communication cost"))
+                for p, c in zip(predecessor_values[::2], predecessor_values[1::2], strict=True)
             ]
         else:
             raise FormatError(
-                f"line {number}: task {task.number} announces {count} predecessors and lists {len(rest)} numbers; "
+                f"line {number}: task {task.number} announces {count} predecessors and lists {len(predecessor_values)} numbers; "
                 f"it must list {count}, or {2 * count} with communication costs"
             )
         tasks.append(task)
@@ -110,14 +110,14 @@ def _tasks(lines: Iterator[_Line]) -> list[_Task]:
 
 def _following(lines: Iterator[_Line], task: _Task, count: int) -> list[_Number]:
     """`count` lines of predecessor and cost."""
-    rest: list[_Number] = []
+    numbers: list[_Number] = []
     for _ in range(count):
         line = next(lines, None)
         if line is None or len(line[1]) != 2:
-            where = "at the end of the file" if line is None else f"on line {line[0]}"
-            raise FormatError(f"task {task.number} (line {task.line}): a predecessor and its cost are expected {where}")
-        rest += line[1]
-    return rest
+            place = "at the end of the file" if line is None else f"on line {line[0]}"
+            raise FormatError(f"task {task.number} (line {task.line}): a predecessor and its cost are expected {place}")
+        numbers += line[1]
+    return numbers
 
 
 def _check_count(announced: int, with_processors: bool, tasks: list[_Task]) -> None:
@@ -131,7 +131,7 @@ def _check_count(announced: int, with_processors: bool, tasks: list[_Task]) -> N
         )
 
 
-def _whole(value: _Number, line: int, what: str) -> int:
+def _whole_number(value: _Number, line: int, meaning: str) -> int:
     if not float(value).is_integer() or value < 0:
-        raise FormatError(f"line {line}: {what} is {value!r:.60}; it must be a whole number of at least 0")
+        raise FormatError(f"line {line}: {meaning} is {value!r:.60}; it must be a whole number of at least 0")
     return int(value)

@@ -53,11 +53,11 @@ def timeline_text(timeline: Timeline, memory: bool = False) -> str:
 
 def _events(timeline: Timeline) -> list[str]:
     """Ops and transfers by start, then end; ops before transfers, and both as the timeline has them."""
-    found = sorted([*_ops(timeline), *_transfers(timeline)], key=lambda event: event[:2])
-    width = max((len(where) for _, _, where, _ in found), default=0)
+    events = sorted([*_ops(timeline), *_transfers(timeline)], key=lambda event: event[:2])
+    width = max((len(place) for _, _, place, _ in events), default=0)
     return [
-        f"{_number(start):>{_PLACE}} .. {_number(end):>{_PLACE}}  {where:{width}}  {what}"
-        for start, end, where, what in found
+        f"{_number(start):>{_PLACE}} .. {_number(end):>{_PLACE}}  {place:{width}}  {text}"
+        for start, end, place, text in events
     ]
 
 
@@ -68,22 +68,29 @@ def _ops(timeline: Timeline) -> Iterator[tuple[float, float, str, str]]:
 
 
 def _transfers(timeline: Timeline) -> Iterator[tuple[float, float, str, str]]:
-    moved, devices = timeline.transfers, timeline.device_names
-    columns = (moved.tensor, moved.source, moved.target, moved.start_us, moved.receive_us, moved.end_us)
+    transfers, devices = timeline.transfers, timeline.device_names
+    columns = (
+        transfers.tensor,
+        transfers.source,
+        transfers.target,
+        transfers.start_us,
+        transfers.receive_us,
+        transfers.end_us,
+    )
     for tensor, source, target, start, receive, end in zip(*(c.tolist() for c in columns), strict=True):
-        what = f"{timeline.op_names[timeline.tensor_producer[tensor]]}, {timeline.tensor_bytes[tensor]} B"
-        late = f", received from {_number(receive)}" if receive > start else ""
-        yield start, end, f"{devices[source]} -> {devices[target]}", what + late
+        tensor_text = f"{timeline.op_names[timeline.tensor_producer[tensor]]}, {timeline.tensor_bytes[tensor]} B"
+        received_note = f", received from {_number(receive)}" if receive > start else ""
+        yield start, end, f"{devices[source]} -> {devices[target]}", tensor_text + received_note
 
 
 def _memory(timeline: Timeline) -> Iterator[str]:
-    log, held = timeline.memory, np.zeros(len(timeline.device_names), dtype=np.int64)
+    log, held_bytes = timeline.memory, np.zeros(len(timeline.device_names), dtype=np.int64)
     columns = (log.time_us, log.device, log.category, log.delta, log.op)
-    for when, device, category, delta, op in zip(*(c.tolist() for c in columns), strict=True):
-        held[device] += delta
+    for time_us, device, category, delta, op in zip(*(c.tolist() for c in columns), strict=True):
+        held_bytes[device] += delta
         of = f" of {timeline.op_names[op]}" if op >= 0 else ""
-        what = f"{delta:+} B {MEMORY_CATEGORIES[category]}{of}"
-        yield f"{_number(when):>{_PLACE}}  {timeline.device_names[device]}  {what}: {held[device]} B"
+        change_text = f"{delta:+} B {MEMORY_CATEGORIES[category]}{of}"
+        yield f"{_number(time_us):>{_PLACE}}  {timeline.device_names[device]}  {change_text}: {held_bytes[device]} B"
 
 
 def _devices(timeline: Timeline) -> Iterator[str]:
@@ -93,8 +100,8 @@ def _devices(timeline: Timeline) -> Iterator[str]:
         timeline.peak_bytes.tolist(),
         timeline.memory_bytes.tolist(),
     )
-    for name, busy, peak, room in zip(*rows, strict=True):
-        yield f"{name}: computes {_number(busy)} us, peak {peak} B of {room} B"
+    for name, busy, peak, limit_bytes in zip(*rows, strict=True):
+        yield f"{name}: computes {_number(busy)} us, peak {peak} B of {limit_bytes} B"
 
 
 def _number(value: float) -> str:

@@ -117,9 +117,9 @@ def _plan(forward: OpGraph) -> _Plan:
     needed = ~source
     needed[variable if len(variable) else source] = True
     tensor, reader = forward.edge_tensor.astype(np.int64), forward.consumers.astype(np.int64)
-    kept = np.flatnonzero(needed[forward.edge_source])
-    kept = kept[np.lexsort((tensor[kept], reader[kept]))]
-    tensor, reader = tensor[kept], reader[kept]
+    needed_edges = np.flatnonzero(needed[forward.edge_source])
+    needed_edges = needed_edges[np.lexsort((tensor[needed_edges], reader[needed_edges]))]
+    tensor, reader = tensor[needed_edges], reader[needed_edges]
     gradients = np.bincount(tensor, minlength=forward.tensor_count)
     summed = np.flatnonzero(gradients > 1)
     fed = np.zeros(n, dtype=np.bool_)
@@ -127,12 +127,12 @@ def _plan(forward: OpGraph) -> _Plan:
     variable = variable[fed[variable]]
     # Reverse topological order; a sum comes after its readers' gradients and before those of its producer.
     position = forward.position
-    when = np.concatenate([-2 * position[reader], -2 * position[forward.tensor_producer[summed]] - 1])
-    number = n + inverse(np.argsort(when, kind="stable"))
+    due_order = np.concatenate([-2 * position[reader], -2 * position[forward.tensor_producer[summed]] - 1])
+    number = n + inverse(np.argsort(due_order, kind="stable"))
     sums = np.full(forward.tensor_count, -1, dtype=np.int64)
     sums[summed] = number[len(reader) :]
-    update = n + len(when) + np.arange(len(variable))
-    total = n + len(when) + len(variable)
+    update = n + len(due_order) + np.arange(len(variable))
+    total = n + len(due_order) + len(variable)
     return _Plan(total, tensor, reader, number[: len(reader)], offsets(reader, n), summed, sums, variable, update)
 
 
@@ -144,7 +144,7 @@ def _tensors(forward: OpGraph, plan: _Plan) -> tuple[Ints, Ints, Ints, Ints]:
     size = np.concatenate([forward.tensor_bytes, forward.tensor_bytes[plan.tensor], forward.tensor_bytes[plan.summed]])
     gradient = first + np.arange(len(plan.gradient))
     # The tensor that holds the whole gradient of each forward tensor is read by its producer's gradient ops.
-    whole = np.concatenate([gradient[one], total_of + np.arange(len(plan.summed))])
+    full_gradients = np.concatenate([gradient[one], total_of + np.arange(len(plan.summed))])
     target = forward.tensor_producer[np.concatenate([plan.tensor[one], plan.summed])]
     count, readers = gather(plan.by_reader, plan.gradient, target)
     update_of = np.full(forward.n, -1, dtype=np.int64)
@@ -152,7 +152,7 @@ def _tensors(forward: OpGraph, plan: _Plan) -> tuple[Ints, Ints, Ints, Ints]:
     updated = update_of[target] >= 0
     activation, user = _activations(forward, plan)
     tensor = np.concatenate([
-        forward.edge_tensor, gradient[~one], np.repeat(whole, np.diff(count)), whole[updated], activation
+        forward.edge_tensor, gradient[~one], np.repeat(full_gradients, np.diff(count)), full_gradients[updated], activation
     ])  # fmt: skip
     reader = np.concatenate([
         forward.consumers, plan.sum[plan.tensor[~one]], readers, update_of[target[updated]], user
@@ -165,14 +165,16 @@ def _activations(forward: OpGraph, plan: _Plan) -> tuple[Ints, Ints]:
     pointer, inputs = forward.inputs
     width = np.diff(pointer)[plan.reader]
     two = np.flatnonzero(width == 2)
-    begin = pointer[plan.reader[two]]
-    other = np.where(
-        inputs[begin] == plan.tensor[two], inputs[np.minimum(begin + 1, max(len(inputs) - 1, 0))], inputs[begin]
+    first_edge = pointer[plan.reader[two]]
+    partner = np.where(
+        inputs[first_edge] == plan.tensor[two],
+        inputs[np.minimum(first_edge + 1, max(len(inputs) - 1, 0))],
+        inputs[first_edge],
     )
     outputs = np.diff(forward.output_ptr)[plan.reader]
     single = np.flatnonzero((width == 1) & (outputs > 0))
-    own = forward.output_ptr[plan.reader[single]]
-    return np.concatenate([other, own]), plan.gradient[np.concatenate([two, single])]
+    own_gradient = forward.output_ptr[plan.reader[single]]
+    return np.concatenate([partner, own_gradient]), plan.gradient[np.concatenate([two, single])]
 
 
 def _durations(forward: OpGraph, plan: _Plan, us: NDArray[np.float64], ratio: float) -> NDArray[np.float64]:

@@ -79,15 +79,15 @@ def layered_dag(
     wide = check_whole("width", max(round(math.sqrt(n)), 1) if width is None else width)
     mean, skip = _real(degree, "degree", 1.0, math.inf), _real(skip, "skip", 0.0, 1.0)
     rng = np.random.default_rng(_seed(seed))
-    begin = np.r_[0, np.cumsum(rng.integers(1, 2 * wide, size=n + 1))]
-    begin = begin[begin < n] if n else begin[:0]
-    layer = np.searchsorted(begin, np.arange(n), side="right") - 1
-    first = int(begin[1]) if len(begin) > 1 else n
+    layer_begin = np.r_[0, np.cumsum(rng.integers(1, 2 * wide, size=n + 1))]
+    layer_begin = layer_begin[layer_begin < n] if n else layer_begin[:0]
+    layer = np.searchsorted(layer_begin, np.arange(n), side="right") - 1
+    first = int(layer_begin[1]) if len(layer_begin) > 1 else n
     target = np.repeat(np.arange(first, n), 1 + rng.poisson(mean - 1.0, size=max(n - first, 0)))
     far = rng.random(len(target)) < skip
     far &= np.r_[False, target[1:] == target[:-1]]
-    low = np.where(far, 0, begin[layer[target] - 1] if len(target) else 0)
-    source = low + (rng.random(len(target)) * (begin[layer[target]] - low)).astype(np.int64)
+    low = np.where(far, 0, layer_begin[layer[target] - 1] if len(target) else 0)
+    source = low + (rng.random(len(target)) * (layer_begin[layer[target]] - low)).astype(np.int64)
     costs: dict[str, Any] = {"temp_bytes": temp_bytes, "persistent_bytes": persistent_bytes}
     return _graph(rng, n, source, target, duration_us, size_bytes, name=f"layered-{n}", **costs)
 
@@ -150,13 +150,13 @@ def _graph(
             columns[key] = _draw(rng, columns[key], n, key).astype(np.int64)
     tensor = 2 * source.astype(np.int64) + slot
     pairs = distinct(tensor * max(n, 1) + target)
-    made, which = np.unique(pairs // max(n, 1), return_inverse=True)
+    producers, tensor_of = np.unique(pairs // max(n, 1), return_inverse=True)
     return OpGraph(
         names=tuple([f"op{i}" for i in range(n)]),
         duration_us=_draw(rng, duration_us, n, "duration_us"),
-        tensor_producer=(made // 2).astype(np.int32),
-        tensor_bytes=_draw(rng, size_bytes, len(made), "size_bytes").astype(np.int64),
-        consumer_ptr=offsets(which, len(made)),
+        tensor_producer=(producers // 2).astype(np.int32),
+        tensor_bytes=_draw(rng, size_bytes, len(producers), "size_bytes").astype(np.int64),
+        consumer_ptr=offsets(tensor_of, len(producers)),
         consumers=(pairs % max(n, 1)).astype(np.int32),
         **columns,
     )

@@ -41,9 +41,9 @@ def pipeline(
     (('F0', 'F1', 'B0', 'B1'), [-1, -1, 0, 1])
     """
     p = len(forward_us)
-    for key, given in (("backward_us", backward_us), ("weight_us", weight_us)):
-        if given is not None and len(given) != p:
-            raise InvalidInput(f"{key} has {len(given)} entries for {p} stages")
+    for key, column in (("backward_us", backward_us), ("weight_us", weight_us)):
+        if column is not None and len(column) != p:
+            raise InvalidInput(f"{key} has {len(column)} entries for {p} stages")
     split = weight_us is not None
     kinds = "FBW" if split else "FB"
     f, b, w = (np.arange(p) + k * p for k in range(3))

@@ -41,18 +41,18 @@ class _Net:
     tensor: list[Ops] = field(default_factory=list)
     reader: list[Ops] = field(default_factory=list)
 
-    def ops(self, names: list[str], kind: str, flop: float, size: int, *, held: int = 0, outputs: int = 1) -> Ops:
-        """Add equal ops; `size` bytes per output, `held` bytes throughout."""
+    def ops(self, names: list[str], kind: str, flop: float, size: int, *, persistent: int = 0, outputs: int = 1) -> Ops:
+        """Add equal ops; `size` bytes per output, `persistent` bytes throughout."""
         first, count = self.n, len(names)
         self.n += count
         self.names += names
         self.types += [kind] * count
-        moved = 2.0 * size * outputs
-        us = 0.0 if held else _LAUNCH_US + max(flop / _FLOP_PER_US, moved / _BYTES_PER_US)
+        moved_bytes = 2.0 * size * outputs
+        us = 0.0 if persistent else _LAUNCH_US + max(flop / _FLOP_PER_US, moved_bytes / _BYTES_PER_US)
         self.duration.append(np.full(count, us))
         self.size.append(np.full(count, size, dtype=np.int64))
-        self.persistent.append(np.full(count, held, dtype=np.int64))
-        phase = np.full(count, -1 if held else self.phase)
+        self.persistent.append(np.full(count, persistent, dtype=np.int64))
+        phase = np.full(count, -1 if persistent else self.phase)
         self.place.append(np.stack([phase, np.arange(count)], axis=1))
         return np.arange(first, first + count)
 
@@ -73,8 +73,8 @@ class _Net:
         pairs = distinct(
             (_SLOTS * number[tensor // _SLOTS] + tensor % _SLOTS) * n + number[np.concatenate(self.reader)]
         )
-        made, which = np.unique(pairs // n, return_inverse=True)
-        producer = made // _SLOTS
+        producers, tensor_of = np.unique(pairs // n, return_inverse=True)
+        producer = producers // _SLOTS
         noise = np.random.default_rng(seed).standard_normal(n)
         return OpGraph(
             names=tuple([self.names[i] for i in order.tolist()]),
@@ -82,7 +82,7 @@ class _Net:
             duration_us=np.concatenate(self.duration)[order] * np.exp(jitter * noise),
             tensor_producer=producer.astype(np.int32),
             tensor_bytes=np.concatenate(self.size)[order][producer],
-            consumer_ptr=offsets(which, len(made)),
+            consumer_ptr=offsets(tensor_of, len(producers)),
             consumers=(pairs % n).astype(np.int32),
             persistent_bytes=np.concatenate(self.persistent)[order],
             name=name,
@@ -184,8 +184,8 @@ def _steps_for(build: Any, steps: int, ops: int | None, training: bool, argument
         return int(steps)
     # The number of ops is linear in the steps (from the second on), so two small graphs tell it.
     small = {**arguments, "batch": 1, "hidden": 1, "vocabulary": 1}
-    few, more = (_finish(build, "", k, training, small).n for k in (3, 4))
-    return max(1, 3 - int(few - ops) // int(more - few))
+    few, longer = (_finish(build, "", k, training, small).n for k in (3, 4))
+    return max(1, 3 - int(few - ops) // int(longer - few))
 
 
 def _language_model(steps: int, layers: int, shape: _Shape) -> _Net:
@@ -215,7 +215,7 @@ def _at(name: str, steps: int) -> list[str]:
 
 
 def _variable(net: _Net, name: str, size: int) -> Ops:
-    return net.ops([name], "Variable", 0.0, size, held=size)
+    return net.ops([name], "Variable", 0.0, size, persistent=size)
 
 
 def _embed(net: _Net, name: str, steps: int, shape: _Shape) -> Ops:
@@ -252,20 +252,26 @@ def _cells(net: _Net, name: str, inputs: Ops, steps: int, shape: _Shape) -> dict
     wide, state = 4 * shape.state, shape.state
     kernel = _variable(net, f"{name}/kernel", 4 * 2 * shape.hidden * 4 * shape.hidden)
     bias = _variable(net, f"{name}/bias", 4 * 4 * shape.hidden)
-    add = lambda what, kind, size, flop=0.0, outputs=1: net.ops(  # noqa: E731
-        _at(f"{name}/{what}", steps), kind, flop, size, outputs=outputs
+    add = lambda gate, kind, size, flop=0.0, outputs=1: net.ops(  # noqa: E731
+        _at(f"{name}/{gate}", steps), kind, flop, size, outputs=outputs
     )
     concat = add("concat", "ConcatV2", 2 * state)
     product = add("matmul", "MatMul", wide, 2.0 * shape.batch * 2 * shape.hidden * 4 * shape.hidden)
     biased = add("bias_add", "BiasAdd", wide)
     gates = add("split", "Split", state, outputs=4)
     active = [add(f"gate{k}", "Tanh" if k == 1 else "Sigmoid", state) for k in range(4)]
-    taken, kept, cell = add("input", "Mul", state), add("forget", "Mul", state), add("cell", "AddV2", state)
+    input_part, forget_part, cell = add("input", "Mul", state), add("forget", "Mul", state), add("cell", "AddV2", state)
     squashed, hidden = add("tanh", "Tanh", state), add("hidden", "Mul", state)
     pairs = [(inputs, concat), (concat, product), (kernel, product), (product, biased), (bias, biased), (biased, gates)]
-    pairs += [(active[0], taken), (active[1], taken), (active[2], kept), (taken, cell), (kept, cell)]
+    pairs += [
+        (active[0], input_part),
+        (active[1], input_part),
+        (active[2], forget_part),
+        (input_part, cell),
+        (forget_part, cell),
+    ]
     pairs += [(cell, squashed), (squashed, hidden), (active[3], hidden)]
-    pairs += [(hidden[:-1], concat[1:]), (cell[:-1], kept[1:])]
+    pairs += [(hidden[:-1], concat[1:]), (cell[:-1], forget_part[1:])]
     for source, target in pairs:
         net.edge(source, target)
     for k in range(4):
@@ -288,13 +294,13 @@ def _attention(net: _Net, keys: Ops, length: int, shape: _Shape) -> tuple[Ops, O
     query = net.ops(_at("attention/query", length), "MatMul", flop, shape.state)
     net.edge(query_kernel, query)
     previous = query
-    for what, kind, size in (
+    for suffix, kind, size in (
         ("add", "AddV2", shape.state * length), ("tanh", "Tanh", shape.state * length), ("sum", "Sum", scores),
         ("softmax", "Softmax", scores), ("weigh", "Mul", shape.state * length), ("context", "Sum", shape.state),
     ):  # fmt: skip
-        current = net.ops(_at(f"attention/{what}", length), kind, 0.0, size)
+        current = net.ops(_at(f"attention/{suffix}", length), kind, 0.0, size)
         net.edge(previous, current)
-        if what in ("add", "weigh"):
+        if suffix in ("add", "weigh"):
             net.edge(keys, current)
         previous = current
     return previous, query

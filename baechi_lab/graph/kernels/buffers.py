@@ -63,55 +63,57 @@ class State(NamedTuple):
     counts: Any
 
 
-def uses_of(graph: OpGraph, place: Any, moved: Any, target: Any, over_copies_us: float = np.inf) -> Uses:
-    """The columns of a graph with `reuse` whose ops are at `place` (int64[n]), tensors `moved` being sent to `target`."""
+def uses_of(graph: OpGraph, place: Any, moved_tensors: Any, target: Any, over_copies_us: float = np.inf) -> Uses:
+    """The columns of a graph with `reuse` whose ops are at `place` (int64[n]), tensors `moved_tensors` being sent to `target`."""
     producer, count, (pointer, tensors) = graph.tensor_producer, graph.tensor_count, graph.inputs
     home, reader = place[producer], place[np.repeat(np.arange(graph.n), np.diff(pointer))]
     devices = np.int64(max(place.max(initial=0), target.max(initial=0)) + 1)
-    here, read = reader == home[tensors], tensors * devices + reader
-    copied = moved * devices + target
+    is_local, read = reader == home[tensors], tensors * devices + reader
+    copied = moved_tensors * devices + target
     copies = distinct(copied)  # a slot each
     near = np.minimum(np.searchsorted(copies, read), max(len(copies) - 1, 0))
-    there = copies[near] == read if len(copies) else np.zeros(len(read), dtype=np.bool_)
-    sent, at = np.bincount(moved, minlength=count), np.searchsorted(copies, copied)
+    has_copy = copies[near] == read if len(copies) else np.zeros(len(read), dtype=np.bool_)
+    send_count, at = np.bincount(moved_tensors, minlength=count), np.searchsorted(copies, copied)
     return Uses(
         reuse=graph.reuse, temporary=graph.temp_bytes, persistent=graph.persistent_bytes, place=place,
         outputs=graph.output_ptr, inputs=pointer, tensors=tensors,
-        slots=np.where(here, tensors, np.where(there, count + near, NONE)),
-        size=graph.tensor_bytes, producer=producer, home=home, sent=sent,
-        uses=1 + sent + np.bincount(tensors[here], minlength=count),
-        moved=moved, target=target, copy=np.where(target == home[moved], moved, count + at),
-        copy_uses=np.bincount(near[there], minlength=len(copies))[at], over_copies_us=over_copies_us,
+        slots=np.where(is_local, tensors, np.where(has_copy, count + near, NONE)),
+        size=graph.tensor_bytes, producer=producer, home=home, sent=send_count,
+        uses=1 + send_count + np.bincount(tensors[is_local], minlength=count),
+        moved=moved_tensors, target=target, copy=np.where(target == home[moved_tensors], moved_tensors, count + at),
+        copy_uses=np.bincount(near[has_copy], minlength=len(copies))[at], over_copies_us=over_copies_us,
     )  # fmt: skip
 
 
-def state_for(uses: Uses, what: Any, index: Any) -> State:
+def state_for(uses: Uses, event_kind: Any, index: Any) -> State:
     """Room for every buffer that can be made, and for every change."""
-    starts = index[what == START]
-    made = int((uses.outputs[starts + 1] - uses.outputs[starts]).sum()) + int(np.count_nonzero(what == RECEIVE))
-    rows = 2 * made + 2 * len(starts) + int(np.count_nonzero(what == END))
+    starts = index[event_kind == START]
+    buffer_count = int((uses.outputs[starts + 1] - uses.outputs[starts]).sum()) + int(
+        np.count_nonzero(event_kind == RECEIVE)
+    )
+    rows = 2 * buffer_count + 2 * len(starts) + int(np.count_nonzero(event_kind == END))
 
-    def room(count: int, kind: Any = np.int64) -> Any:
+    def zeros(count: int, kind: Any = np.int64) -> Any:
         return np.zeros(count, dtype=kind)
 
     slots = np.full(len(uses.size) + len(uses.moved), NONE)
     return State(
-        slots, room(made), room(made), room(made, np.float64), room(made),
-        room(rows, np.int32), room(rows, np.float64), room(rows, np.int8), room(rows), room(rows, np.int32), room(2),
+        slots, zeros(buffer_count), zeros(buffer_count), zeros(buffer_count, np.float64), zeros(buffer_count),
+        zeros(rows, np.int32), zeros(rows, np.float64), zeros(rows, np.int8), zeros(rows), zeros(rows, np.int32), zeros(2),
     )  # fmt: skip
 
 
 @njit(cache=True)
-def walk(uses: Uses, state: State, time: Any, what: Any, index: Any) -> int:
+def walk(uses: Uses, state: State, time: Any, event_kind: Any, index: Any) -> int:
     """Follow the events; the number of rows of the log that were written."""
-    for k in range(len(what)):
+    for k in range(len(event_kind)):
         at = index[k]
-        if what[k] == START:
+        if event_kind[k] == START:
             _start(uses, state, time[k], at)
-        elif what[k] == END:
+        elif event_kind[k] == END:
             _end(uses, state, time[k], at)
-        elif what[k] == RECEIVE:
-            tensor, buffer = uses.moved[at], _made(uses, state, uses.moved[at], COPIES)
+        elif event_kind[k] == RECEIVE:
+            tensor, buffer = uses.moved[at], _new_buffer(uses, state, uses.moved[at], COPIES)
             state.buffer[uses.copy[at]], state.left[buffer] = buffer, uses.copy_uses[at]
             state.arrived[buffer] = time[k]  # where receiving takes no time, it has ended before it begins
             _log(state, uses.target[at], time[k], COPIES, uses.size[tensor], uses.producer[tensor])
@@ -125,32 +127,32 @@ def walk(uses: Uses, state: State, time: Any, what: Any, index: Any) -> int:
 
 @njit(cache=True)
 def _start(uses: Uses, state: State, time: float, op: int) -> None:
-    here = uses.place[op]
-    _log(state, here, time, TEMPORARY, uses.temporary[op], op)
+    device = uses.place[op]
+    _log(state, device, time, TEMPORARY, uses.temporary[op], op)
     if uses.reuse[op] == GROWS:
-        _log(state, here, time, PERSISTENT, uses.persistent[op], op)
+        _log(state, device, time, PERSISTENT, uses.persistent[op], op)
     for tensor in range(uses.outputs[op], uses.outputs[op + 1]):
-        found = NONE
+        buffer = NONE
         if uses.size[tensor] and uses.reuse[op] == VIEW:
-            found = _viewed(uses, state, op, tensor)
+            buffer = _viewed(uses, state, op, tensor)
         elif uses.size[tensor] and uses.reuse[op] == OVERWRITES:
-            found = _written_over(uses, state, time, op, tensor)
-        if found == NONE and not (uses.reuse[op] == VIEW and _lasting(uses, state, op, tensor)):
-            found = _made(uses, state, tensor, OUTPUTS)
-            _log(state, here, time, OUTPUTS, uses.size[tensor], op)
-        state.buffer[tensor] = found
-        if found != NONE:
-            state.left[found] += uses.uses[tensor]
+            buffer = _written_over(uses, state, time, op, tensor)
+        if buffer == NONE and not (uses.reuse[op] == VIEW and _lasting(uses, state, op, tensor)):
+            buffer = _new_buffer(uses, state, tensor, OUTPUTS)
+            _log(state, device, time, OUTPUTS, uses.size[tensor], op)
+        state.buffer[tensor] = buffer
+        if buffer != NONE:
+            state.left[buffer] += uses.uses[tensor]
 
 
 @njit(cache=True)
 def _end(uses: Uses, state: State, time: float, op: int) -> None:
-    here = uses.place[op]
-    _log(state, here, time, TEMPORARY, -uses.temporary[op], op)
+    device = uses.place[op]
+    _log(state, device, time, TEMPORARY, -uses.temporary[op], op)
     for e in range(uses.inputs[op], uses.inputs[op + 1]):
-        _release(state, uses.slots[e], here, time, op)
+        _release(state, uses.slots[e], device, time, op)
     for tensor in range(uses.outputs[op], uses.outputs[op + 1]):
-        _release(state, tensor, here, time, op)
+        _release(state, tensor, device, time, op)
 
 
 @njit(cache=True)
@@ -159,10 +161,10 @@ def _viewed(uses: Uses, state: State, op: int, tensor: int) -> int:
     best = NONE
     for e in range(uses.inputs[op], uses.inputs[op + 1]):
         size = uses.size[uses.tensors[e]]
-        if size >= uses.size[tensor] and _held(uses, state, e) != NONE:
+        if size >= uses.size[tensor] and _buffer_of_input(uses, state, e) != NONE:
             if best == NONE or size < uses.size[uses.tensors[best]]:
                 best = e
-    return NONE if best == NONE else _held(uses, state, best)
+    return NONE if best == NONE else _buffer_of_input(uses, state, best)
 
 
 @njit(cache=True)
@@ -172,7 +174,7 @@ def _written_over(uses: Uses, state: State, time: float, op: int, tensor: int) -
     What is sent needs memory fit for that, which is that of inputs that are sent, and of copies.
     """
     for e in range(uses.inputs[op], uses.inputs[op + 1]):
-        read, buffer = uses.tensors[e], _held(uses, state, e)
+        read, buffer = uses.tensors[e], _buffer_of_input(uses, state, e)
         if buffer == NONE or uses.size[read] != uses.size[tensor]:
             continue
         if uses.home[read] != uses.place[op]:
@@ -180,10 +182,10 @@ def _written_over(uses: Uses, state: State, time: float, op: int, tensor: int) -
                 continue
         elif uses.sent[tensor] and not uses.sent[read]:
             continue
-        own = 0
-        for other in range(uses.inputs[op], uses.inputs[op + 1]):
-            own += _held(uses, state, other) == buffer
-        if state.left[buffer] == own:
+        own_uses = 0
+        for other_input in range(uses.inputs[op], uses.inputs[op + 1]):
+            own_uses += _buffer_of_input(uses, state, other_input) == buffer
+        if state.left[buffer] == own_uses:
             return buffer
     return NONE
 
@@ -192,20 +194,20 @@ def _written_over(uses: Uses, state: State, time: float, op: int, tensor: int) -
 def _lasting(uses: Uses, state: State, op: int, tensor: int) -> bool:
     """Whether a view of no buffer is one of persistent bytes: it reads such a view, or nothing that is as large."""
     for e in range(uses.inputs[op], uses.inputs[op + 1]):
-        if uses.size[uses.tensors[e]] >= uses.size[tensor] and _held(uses, state, e) != NONE:
+        if uses.size[uses.tensors[e]] >= uses.size[tensor] and _buffer_of_input(uses, state, e) != NONE:
             return False
     return True
 
 
 @njit(cache=True)
-def _held(uses: Uses, state: State, e: int) -> int:
+def _buffer_of_input(uses: Uses, state: State, e: int) -> int:
     """The buffer of an input."""
     slot = uses.slots[e]
     return NONE if slot == NONE else state.buffer[slot]
 
 
 @njit(cache=True)
-def _made(uses: Uses, state: State, tensor: int, category: int) -> int:
+def _new_buffer(uses: Uses, state: State, tensor: int, category: int) -> int:
     """A buffer of the size of `tensor`, not used yet."""
     buffer = state.counts[0]
     state.counts[0] += 1

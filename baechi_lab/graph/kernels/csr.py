@@ -13,8 +13,8 @@ Ints = NDArray[np.int64]
 
 def frozen(values: Any, dtype: Any) -> NDArray[Any]:
     """A read-only contiguous array of `dtype`; copies only when it must."""
-    given = np.asarray(values)
-    array = np.ascontiguousarray(given, dtype=dtype)
+    source_array = np.asarray(values)
+    array = np.ascontiguousarray(source_array, dtype=dtype)
     if array is values or array.base is not None:
         array = array.copy() if array.flags.writeable else array
     array.flags.writeable = False

@@ -17,10 +17,10 @@ def push(keys: Any, codes: Any, base: int, size: int, key: float, code: int) -> 
     i = size
     while i > 0:
         parent = (i - 1) >> 1
-        other = keys[base + parent]
-        if other < key or (other == key and codes[base + parent] < code):
+        parent_item = keys[base + parent]
+        if parent_item < key or (parent_item == key and codes[base + parent] < code):
             break
-        keys[base + i] = other
+        keys[base + i] = parent_item
         codes[base + i] = codes[base + parent]
         i = parent
     keys[base + i] = key

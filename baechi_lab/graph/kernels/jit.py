@@ -87,13 +87,13 @@ def _compiled_by_one(kernel: Any) -> Any:
     return kernel
 
 
-_held: set[Path] = set()
+_locked_paths: set[Path] = set()
 
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Hold a file's lock, which the system takes back from a process that ends; without one where none can be written."""
-    if path in _held:  # a kernel that calls itself
+    if path in _locked_paths:  # a kernel that calls itself
         yield
         return
     with contextlib.ExitStack() as stack:
@@ -103,8 +103,8 @@ def _alone(path: Path) -> Iterator[None]:
             _files.flock(file, _files.LOCK_EX)
         except OSError:
             pass
-        _held.add(path)
-        stack.callback(_held.discard, path)
+        _locked_paths.add(path)
+        stack.callback(_locked_paths.discard, path)
         yield
 
 

@@ -27,8 +27,8 @@ def make_scheduler(scheduler: Any, placement: Placement) -> SchedulerLike:
     if scheduler is None:
         return Fifo() if placement.rank is None else Planned()
     if isinstance(scheduler, str):
-        found: SchedulerLike = SCHEDULERS.find(scheduler)()
-        return found
+        scheduler_object: SchedulerLike = SCHEDULERS.find(scheduler)()
+        return scheduler_object
     if not isinstance(scheduler, SchedulerLike):
         raise InvalidInput(
             f"scheduler is {scheduler!r}; it must be a name ({', '.join(SCHEDULERS.names())}) or a scheduler object"

@@ -55,6 +55,6 @@ def make_schedule(rule: ScheduleRule, setting: Setting) -> Schedule:
     lines = [
         [unit for unit in order if unit[2] % r == k] for order, r in zip(orders, width, strict=True) for k in range(r)
     ]
-    made = Schedule.of(lines)
-    made.check(setting.stage_device, setting.micro_batches, setting.training, setting.replicas)
-    return made
+    schedule = Schedule.of(lines)
+    schedule.check(setting.stage_device, setting.micro_batches, setting.training, setting.replicas)
+    return schedule

@@ -98,12 +98,12 @@ def fits(shape: str, stage_device: tuple[int, ...]) -> bool:
     """Do the stages lie on the devices in this shape?"""
     stages, devices = len(stage_device), max(stage_device, default=-1) + 1
     round_trip = [*range(devices), *reversed(range(devices))]
-    wanted = {
+    requirements = {
         "chain": list(range(stages)),
         "loop": [s % max(devices, 1) for s in range(stages)],
         "v": round_trip,
     }[shape]
-    return list(stage_device) == wanted and (shape != "loop" or stages % max(devices, 1) == 0)
+    return list(stage_device) == requirements and (shape != "loop" or stages % max(devices, 1) == 0)
 
 
 def one_forward_one_backward(warm_up: int, forwards: list[int], stage: int) -> list[tuple[int, str, int]]:

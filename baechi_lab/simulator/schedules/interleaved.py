@@ -26,11 +26,11 @@ class Interleaved(ScheduleRule):
         p, count = setting.devices, setting.micro_batches
         chunks = setting.stages // max(p, 1)
         groups = [g.tolist() for g in np.array_split(np.arange(count), max(count // max(p, 1), 1))]
-        made = []
+        lines = []
         for d in range(p):
             ahead = [(c * p + d, "F", m) for group in groups for c in range(chunks) for m in group]
-            back = [(c * p + d, "B", m) for group in groups for c in reversed(range(chunks)) for m in group]
+            backward_units = [(c * p + d, "B", m) for group in groups for c in reversed(range(chunks)) for m in group]
             warm = min((chunks - 1) * len(groups[0]) + (2 if chunks > 1 else 1) * (p - 1 - d), len(ahead))
-            turns = [unit for pair in zip(ahead[warm:], back, strict=False) for unit in pair]
-            made.append([*ahead[:warm], *turns, *back[len(ahead) - warm :]])
-        return made
+            alternating = [unit for pair in zip(ahead[warm:], backward_units, strict=False) for unit in pair]
+            lines.append([*ahead[:warm], *alternating, *backward_units[len(ahead) - warm :]])
+        return lines

@@ -92,15 +92,21 @@ class Schedule:
             device = stage_device[unit.stage]
             return first[device] + unit.micro_batch % width[device]
 
-        seen: set[Unit] = set()
+        units_seen: set[Unit] = set()
         for line, order in enumerate(self.orders):
             for unit in order:
-                if unit not in needed or unit in seen or line_of(unit) != line:
-                    why = "twice" if unit in seen else "which is not its work" if unit in needed else "an unknown unit"
+                if unit not in needed or unit in units_seen or line_of(unit) != line:
+                    why = (
+                        "twice"
+                        if unit in units_seen
+                        else "which is not its work"
+                        if unit in needed
+                        else "an unknown unit"
+                    )
                     raise InvalidInput(f"line {line + 1} of the schedule has {unit}, {why}")
-                seen.add(unit)
-        if seen != needed:
-            raise InvalidInput(f"the schedule lacks {min(needed - seen)}")
+                units_seen.add(unit)
+        if units_seen != needed:
+            raise InvalidInput(f"the schedule lacks {min(needed - units_seen)}")
         last = len(stage_device) - 1
         self.check_deadlock(lambda unit: chain_needs(unit, last))
 
@@ -109,20 +115,20 @@ class Schedule:
 
         Raises `InvalidInput` when all devices wait.
         """
-        done: set[Unit] = set()
+        finished: set[Unit] = set()
         at = [0] * len(self.orders)
-        moved = True
-        while moved:
-            moved = False
+        progressed = True
+        while progressed:
+            progressed = False
             for d, order in enumerate(self.orders):
-                while at[d] < len(order) and all(x in done for x in needs(order[at[d]])):  # type: ignore[operator]
-                    done.add(order[at[d]])
+                while at[d] < len(order) and all(x in finished for x in needs(order[at[d]])):  # type: ignore[operator]
+                    finished.add(order[at[d]])
                     at[d] += 1
-                    moved = True
+                    progressed = True
         stuck = [d for d, order in enumerate(self.orders) if at[d] < len(order)]
         if stuck:
             unit = self.orders[stuck[0]][at[stuck[0]]]
-            missing = next(x for x in needs(unit) if x not in done)  # type: ignore[operator]
+            missing = next(x for x in needs(unit) if x not in finished)  # type: ignore[operator]
             raise InvalidInput(
                 f"the schedule blocks itself: {unit} waits for {missing}, whose device waits as well (dead-lock)"
             )

@@ -52,9 +52,9 @@ def _candidates(setting: Setting) -> Iterator[tuple[float, Orders]]:
     line, zero, m = _line(setting), np.zeros(setting.stages), setting.micro_batches
     free = _Choice(zero, zero, np.full(setting.stages, m))
     for rule in (ZbH1(), ZbH2()):
-        given = rule.orders(setting)
-        if _fits(setting, given):
-            yield _planned(line, free, _codes(given))[0], given
+        orders = rule.orders(setting)
+        if _fits(setting, orders):
+            yield _planned(line, free, _codes(orders))[0], orders
     yield _searched(line)
 
 
@@ -85,9 +85,9 @@ class _Choice:
 
     def on(self, device: int, patience: float, hold: float, ahead: int) -> _Choice:
         """The same, changed on one device."""
-        made = _Choice(self.patience.copy(), self.hold.copy(), self.ahead.copy(), self.tail)
-        made.patience[device], made.hold[device], made.ahead[device] = patience, hold, max(ahead, 1)
-        return made
+        choice = _Choice(self.patience.copy(), self.hold.copy(), self.ahead.copy(), self.tail)
+        choice.patience[device], choice.hold[device], choice.ahead[device] = patience, hold, max(ahead, 1)
+        return choice
 
 
 def _searched(line: _Line) -> tuple[float, Orders]:
@@ -136,11 +136,11 @@ def _codes(orders: Orders) -> NDArray[np.int8]:
     return np.array([["FBW".index(kind) for _, kind, _ in order] for order in orders], dtype=np.int8)
 
 
-def _planned(line: _Line, choice: _Choice, given: NDArray[np.int8] | None = None) -> tuple[float, Any]:
-    """Cost in microseconds and int8[p, 3 M] kinds of one list schedule, or of an order that is `given`."""
+def _planned(line: _Line, choice: _Choice, fixed_order: NDArray[np.int8] | None = None) -> tuple[float, Any]:
+    """Cost in microseconds and int8[p, 3 M] kinds of one list schedule, or of an order that is `fixed_order`."""
     patience, hold, ahead, tail = choice.patience, choice.hold, choice.ahead.astype(np.int64), choice.tail
-    given = np.zeros((0, 0), dtype=np.int8) if given is None else given
-    code, first, last = _plan(line.batches, line.costs, patience, hold, ahead, tail, given)
+    fixed_order = np.zeros((0, 0), dtype=np.int8) if fixed_order is None else fixed_order
+    code, first, last = _plan(line.batches, line.costs, patience, hold, ahead, tail, fixed_order)
     return float(last.max() + (last - first).max()), code
 
 
@@ -156,63 +156,67 @@ def _orders(code: NDArray[np.int8]) -> Orders:
 
 
 @njit(cache=True)
-def _plan(count: int, costs: Any, patience: Any, hold: Any, ahead: Any, tail: int, given: Any) -> Any:
+def _plan(count: int, costs: Any, patience: Any, hold: Any, ahead: Any, tail: int, fixed_order: Any) -> Any:
     """int8[p, 3 M] kinds in order, and float64[p] start of the first and end of the last unit per device.
 
-    `count` and `costs` are those of a `_Line`, the next four those of a `_Choice`; `given` int8[p, 3 M], or empty.
+    `count` and `costs` are those of a `_Line`, the next four those of a `_Choice`; `fixed_order` int8[p, 3 M], or empty.
     """
     forward, inputs, weights, send = costs[0], costs[1], costs[2], costs[3]
-    back, held, kept, room = costs[4], costs[5], costs[6], costs[7]
+    backward_us, held_bytes, weight_bytes, capacity = costs[4], costs[5], costs[6], costs[7]
     p = len(forward)
     code = np.zeros((p, 3 * count), np.int8)
-    done = np.zeros((p, 3), np.int64)  # Fs, Bs, Ws
+    done_counts = np.zeros((p, 3), np.int64)  # Fs, Bs, Ws
     end = np.full((2, p, count), np.inf)  # of every F and B
     free, first, level = np.zeros(p), np.zeros(p), np.zeros(p)
     for _ in range(3 * p * count):
         best, best_start, best_kind = -1, np.inf, 0
         for s in range(p):
-            f, b, w = done[s]
-            made = f + b + w
-            if made == 3 * count:
+            f, b, w = done_counts[s]
+            done_total = f + b + w
+            if done_total == 3 * count:
                 continue
             at_f = at_b = np.inf
             if f < count:
                 at_f = 0.0 if s == 0 else end[0, s - 1, f] + send[s - 1]
             if b < f:
-                at_b = end[0, s, b] if s == p - 1 else max(end[0, s, b], end[1, s + 1, b] + back[s])
-            now = free[s]
-            if len(given):
-                kind = given[s, made]
-                start = max(now, at_f) if kind == 0 else max(now, at_b) if kind == 1 else now if w < b else np.inf
+                at_b = end[0, s, b] if s == p - 1 else max(end[0, s, b], end[1, s + 1, b] + backward_us[s])
+            now_us = free[s]
+            if len(fixed_order):
+                kind = fixed_order[s, done_total]
+                start = (
+                    max(now_us, at_f) if kind == 0 else max(now_us, at_b) if kind == 1 else now_us if w < b else np.inf
+                )
             else:
-                full = level[s] + held[s] > room[s] and f > w  # one micro-batch is always let in
+                full = level[s] + held_bytes[s] > capacity[s] and f > w  # one micro-batch is always let in
                 if full or f - b >= ahead[s]:
                     at_f = np.inf
-                soon = min(max(at_f, now), max(at_b, now))
-                prefers = max(at_b, now) <= max(at_f, now) + hold[s] * forward[s]
-                kind, start = (1, max(at_b, now)) if prefers else (0, max(at_f, now))
+                soon = min(max(at_f, now_us), max(at_b, now_us))
+                prefers = max(at_b, now_us) <= max(at_f, now_us) + hold[s] * forward[s]
+                kind, start = (1, max(at_b, now_us)) if prefers else (0, max(at_f, now_us))
                 waits = (
                     b < f and s < p - 1 and at_b == np.inf
                 )  # the next B is not begun: it is there then at the earliest
                 if waits:
-                    soon = min(soon, max(free[s + 1] + inputs[s + 1] + back[s], now))
+                    soon = min(soon, max(free[s + 1] + inputs[s + 1] + backward_us[s], now_us))
                 enough = patience[s] if b < count - tail else max(patience[s], 1.0)
-                idle = b == count or (soon - now >= enough * weights[s] and enough < np.inf)
-                if w < b and start > now and (full or idle):
-                    kind, start = 2, now
+                idle = b == count or (soon - now_us >= enough * weights[s] and enough < np.inf)
+                if w < b and start > now_us and (full or idle):
+                    kind, start = 2, now_us
             if start < best_start:
                 best, best_start, best_kind = s, start, kind
         if best < 0:  # a given order that blocks itself
             free[:] = np.inf
             break
         s = best
-        if first[s] == 0.0 and done[s].sum() == 0:
+        if first[s] == 0.0 and done_counts[s].sum() == 0:
             first[s] = best_start
-        code[s, done[s].sum()] = best_kind
+        code[s, done_counts[s].sum()] = best_kind
         took = forward[s] if best_kind == 0 else inputs[s] if best_kind == 1 else weights[s]
         free[s] = best_start + took
-        level[s] += held[s] if best_kind == 0 else kept[s] - held[s] if best_kind == 1 else -kept[s]
+        level[s] += (
+            held_bytes[s] if best_kind == 0 else weight_bytes[s] - held_bytes[s] if best_kind == 1 else -weight_bytes[s]
+        )
         if best_kind < 2:
-            end[best_kind, s, done[s, best_kind]] = free[s]
-        done[s, best_kind] += 1
+            end[best_kind, s, done_counts[s, best_kind]] = free[s]
+        done_counts[s, best_kind] += 1
     return code, first, free

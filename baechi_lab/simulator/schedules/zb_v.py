@@ -31,8 +31,8 @@ class ZbV(ScheduleRule):
 
     def orders(self, setting: Setting) -> Orders:
         p, count = setting.devices, setting.micro_batches
-        made = [_device(d, p, max(count, 2 * p - 1)) for d in range(p)]
-        return [[unit for unit in order if unit[2] < count] for order in made]
+        device_orders = [_device(d, p, max(count, 2 * p - 1)) for d in range(p)]
+        return [[unit for unit in order if unit[2] < count] for order in device_orders]
 
 
 class _Order(list[tuple[int, str, int]]):
