@@ -27,9 +27,9 @@ def test_first_two_commands():
     assert "pytest" in tests
 
 
-def test_first_example_has_eight_lines():
+def test_first_example_is_short():
     code = [line for line in blocks("python")[0].splitlines() if line and not line.startswith("import ")]
-    assert len(code) == 8
+    assert len(code) <= 8
 
 
 @pytest.mark.tensorflow
