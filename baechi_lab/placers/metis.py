@@ -8,12 +8,7 @@ simulation picks among the partitions. Needs the package `pymetis` (extra `solve
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +18,7 @@ from numpy.typing import NDArray
 from ..errors import InvalidInput, MissingPackage
 from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ..graph.kernels.csr import offsets
+from ..workers.metis import metis_parts
 from .base import Placer
 from .evaluation.orders import best_of
 from .memory.feasible import within_memory
@@ -32,7 +28,6 @@ IMBALANCE = (0.03, 0.1, 0.3)
 SMALLEST_SHARE = 0.001
 """Of the largest part."""
 _TOP = 1 << 20
-_SILENCE = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -74,23 +69,6 @@ def load_pymetis() -> Any:
     return pymetis
 
 
-@contextmanager
-def silent() -> Iterator[None]:
-    """METIS prints on C's stdout when a part comes out empty, as on tiny graphs: that would end up in `--json` output."""
-    libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.cdll.msvcrt
-    with _SILENCE:
-        sys.stdout.flush()
-        kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        try:
-            yield
-        finally:
-            libc.fflush(None)
-            os.dup2(kept, 1)
-            os.close(kept)
-            os.close(nowhere)
-
-
 def metis_partitions(
     graph: OpGraph, cluster: Cluster, imbalance: tuple[float, ...] = IMBALANCE, seed: int = 0, *, by_bytes: bool = False,
     parts: int | None = None,
@@ -99,7 +77,7 @@ def metis_partitions(
 
     `by_bytes` balances bytes instead of work; `parts` uses only that many devices, the first ones.
     """
-    pymetis = load_pymetis()
+    load_pymetis()
     group, able = groups_of(graph), allowed_devices(graph, cluster)
     count = int(group.max()) + 1
     homes = np.ones((count, cluster.n), dtype=np.bool_)
@@ -118,13 +96,11 @@ def metis_partitions(
     share = fair_shares(room[useful]).tolist()
     for tolerance in imbalance:
         for recursive in (False, True):
-            options = pymetis.Options(ufactor=max(1, round(tolerance * 1000)), seed=seed, numbering=0)
-            with silent():
-                _, part = pymetis.part_graph(
-                    len(useful), pymetis.CSRAdjacency(pointer, neighbour), vweights=weight, eweights=cost, tpwgts=share,
-                    recursive=recursive, options=options,
-                )  # fmt: skip
-            home = useful[np.asarray(part, dtype=np.int64)]
+            part = metis_parts(
+                pointer, neighbour, cost, len(useful), recursive=recursive, seed=seed, vertex_weight=weight, share=share,
+                imbalance=tolerance,
+            )  # fmt: skip
+            home = useful[part]
             home = np.where(homes[np.arange(count), home], home, homes.argmax(axis=1))
             method = "recursive" if recursive else "k-way"
             yield f"{method}, {parts} parts, imbalance {tolerance:g}", home[group].astype(np.int32)

@@ -1,8 +1,12 @@
 """TensorFlow's start-up notices do not reach the reader; what it says when it fails does."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
+import time
+import types
 from pathlib import Path
 
 import pytest
@@ -31,21 +35,51 @@ def test_importing_tensorflow_says_nothing_through_us():
 
 def test_a_failure_shows_what_was_kept_back_and_later_lines_come_through(capfd):
     def fail():
-        with loading._held_back():
+        with loading._without_notices():
             os.write(2, b"kept\n")
             raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
         fail()
-    with loading._held_back():
-        os.write(2, b"gone\n")
+    with loading._without_notices():
+        os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n")
+        os.write(2, b"I0000 00:00:1795710554.922032   13605 port.cc:153] oneDNN custom operations are on.\n")
+        os.write(
+            2, b"2024-05-01 10:00:00.123456: I tensorflow/core/util/port.cc:113] oneDNN custom operations are on.\n"
+        )
+        os.write(2, b"another thread\n")
     os.write(2, b"after\n")
-    assert capfd.readouterr().err == "kept\nafter\n"
+    assert capfd.readouterr().err == "kept\nanother thread\nafter\n"
+
+
+def test_two_threads_that_load_it_leave_standard_error_as_it_was(monkeypatch):
+    """Each would restore what the other has set: only one redirects."""
+    inside, most = [], []
+
+    @contextlib.contextmanager
+    def counted():
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.05)
+        yield
+        inside.pop()
+
+    monkeypatch.setattr(loading, "_without_notices", counted)
+    monkeypatch.setattr(loading, "_loaded", False)
+    monkeypatch.setitem(
+        sys.modules, "tensorflow", types.SimpleNamespace(config=types.SimpleNamespace(list_physical_devices=list))
+    )
+    threads = [threading.Thread(target=loading.load_tensorflow) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
 
 
 def test_a_process_without_standard_error(monkeypatch, capfd):
     """There is nothing to keep back from: descriptor 2 stays what it was, which may be a file of the caller's."""
     monkeypatch.setattr(sys, "stderr", None)
-    with loading._held_back():
+    with loading._without_notices():
         os.write(2, b"untouched\n")
     assert capfd.readouterr().err == "untouched\n"

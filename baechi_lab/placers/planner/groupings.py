@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph
-from ..metis import cut_costs, load_pymetis, silent
+from ...workers.metis import metis_parts
+from ..metis import cut_costs, load_pymetis
 from ..scopes import scope_labels, scope_of
 from .embeddings import Units
 
@@ -46,14 +47,9 @@ def metis_grouping(graph: OpGraph, cluster: Cluster, units: Units, groups: int, 
     """
     if groups >= units.total or groups == 1:
         return np.arange(units.total) % groups
-    pymetis = load_pymetis()
+    load_pymetis()
     pointer, neighbour, cost = cut_costs(graph, cluster, units.of, units.total)
-    options = pymetis.Options(seed=seed, numbering=0)
-    with silent():
-        _, part_of_node = pymetis.part_graph(
-            groups, pymetis.CSRAdjacency(pointer, neighbour), eweights=cost, recursive=False, options=options
-        )
-    return np.asarray(part_of_node, dtype=np.int64)
+    return metis_parts(pointer, neighbour, cost, groups, recursive=False, seed=seed)
 
 
 def given_grouping(graph: OpGraph, units: Units, grouping: object) -> NDArray[np.int64]:

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UnknownNameError
-from ...highs import nothing_printed
 from .lp import SctProblem
 
 # The canonical optimum differs from the others by some 1e-5 of the objective: interior solvers must come closer.
@@ -18,7 +17,7 @@ _TIGHT = {"CLARABEL": {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1
 def solve_with_cvxpy(problem: SctProblem, weight: NDArray[np.float64], solver: str) -> NDArray[np.float64]:
     """float64[n + e + 1]: s, x and w at the optimum of `w + weight @ x`.
 
-    `solver` is a name that cvxpy knows, such as `CLARABEL`, `SCS` or `HIGHS`; `UnknownNameError` lists those installed.
+    `solver` is a name that cvxpy knows, such as `CLARABEL` or `SCS`; `UnknownNameError` lists those installed.
     """
     import cvxpy as cp
 
@@ -37,10 +36,9 @@ def solve_with_cvxpy(problem: SctProblem, weight: NDArray[np.float64], solver: s
             _incidence(problem.source, n) @ x >= problem.out_degree - 1,
             _incidence(problem.target, n) @ x >= problem.in_degree - 1,
         ]
-    with nothing_printed():
-        cp.Problem(cp.Minimize(makespan + (weight @ x if e else 0.0)), rules).solve(
-            solver=solver.upper(), **_TIGHT.get(solver.upper(), {})
-        )
+    cp.Problem(cp.Minimize(makespan + (weight @ x if e else 0.0)), rules).solve(
+        solver=solver.upper(), **_TIGHT.get(solver.upper(), {})
+    )
     return np.concatenate([start.value, x.value if e else np.zeros(0), [makespan.value]])
 
 

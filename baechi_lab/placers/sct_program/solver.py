@@ -82,9 +82,9 @@ def _solve(problem: SctProblem, solver: str) -> SctSolution:
     program = sct_program(scaled)
     if n == 0:
         value = np.zeros(1)
-    elif solver in _HIGHS:
+    elif solver.lower() in _HIGHS:
         program.cost[n : n + e] = weight
-        value = _solve_with_highs(program, _HIGHS[solver])
+        value = _solve_with_highs(program, _HIGHS[solver.lower()])
     else:
         from .lp_cvxpy import solve_with_cvxpy
 

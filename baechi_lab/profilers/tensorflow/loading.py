@@ -1,42 +1,63 @@
-"""TensorFlow's start: its notices are kept back, as no log level or environment variable reaches those of the import."""
+"""TensorFlow's start: its notices are left out, as no log level or environment variable reaches those of the import."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 
 from ...importing import uncollected
 
+_NOTICE = re.compile(
+    rb"(WARNING: All log messages before absl::InitializeLog"
+    rb"|[IWEF]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ \S+:\d+\]"
+    rb"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWEF] "
+    rb"|To enable the following instructions:)"
+)
+"""How lines of TensorFlow's C++ logs begin."""
+_lock = threading.Lock()
+_loaded = False
 
-@cache
+
 def load_tensorflow() -> None:
-    """Import TensorFlow and look for GPUs, keeping what it logs meanwhile to itself unless it fails."""
-    with _held_back(), uncollected():
-        import tensorflow as tf
+    """Imports TensorFlow and looks for GPUs; its notices are shown only where that fails."""
+    global _loaded
+    with _lock:  # of two threads that redirect standard error, each would restore what the other has set
+        if _loaded:
+            return
+        with _without_notices(), uncollected():
+            import tensorflow as tf
 
-        tf.config.list_physical_devices()
+            tf.config.list_physical_devices()
+        _loaded = True
 
 
 @contextmanager
-def _held_back() -> Iterator[None]:
-    """File descriptor 2 into a file: TensorFlow's C++ logs know nothing of `sys.stderr` or its log level this early."""
+def _without_notices() -> Iterator[None]:
+    """File descriptor 2 goes into a file meanwhile; what is no notice of TensorFlow's is written afterwards.
+
+    TensorFlow's C++ logs know nothing of `sys.stderr` or its log level this early. Other threads may write as well.
+    """
     if sys.stderr is None:  # a process without one
         yield
         return
     sys.stderr.flush()
     before = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        failed = True
         try:
             yield
-        except BaseException:  # what was held back says why, whatever ended it
-            held.seek(0)
-            os.write(before, held.read())
-            raise
+            failed = False
         finally:
+            sys.stderr.flush()
             os.dup2(before, 2)
             os.close(before)
+            file.seek(0)
+            for line in file:
+                if failed or not _NOTICE.match(line):  # after a failure the notices may say why
+                    os.write(2, line)
