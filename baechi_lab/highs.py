@@ -13,7 +13,7 @@ def silent_highs(**options: Any) -> Any:
     >>> silent_highs(threads=1).getOptionValue("threads")[1]
     1
     """
-    from highspy.highs import _Highs
+    from highspy._core import _Highs
 
     solver = _Highs()
     for name, value in {"output_flag": False, **options}.items():

@@ -167,6 +167,39 @@ def test_failed_stage_is_not_remembered(graph, cluster):
     assert pipe.run(graph, cluster).placement.n == 4
 
 
+FACTOR = [0]
+
+
+def test_a_stage_that_reads_another_value_is_computed_again(graph, cluster):
+    """The same function object: a global that it reads has changed, or what it closes over."""
+    homes = np.zeros(4, dtype=int)
+
+    def place(graph, cluster):
+        return bl.Placement(device=homes + FACTOR[0])
+
+    pipe = bl.Pipeline(place=place)
+    assert pipe.run(graph, cluster).placement.device.tolist() == [0] * 4
+    assert pipe.run(graph, cluster).recomputed == ()
+    FACTOR[0] = 1
+    try:
+        assert pipe.run(graph, cluster).placement.device.tolist() == [1] * 4
+    finally:
+        FACTOR[0] = 0
+    homes[:] = [0, 1, 0, 1]
+    assert pipe.run(graph, cluster).placement.device.tolist() == [0, 1, 0, 1]
+
+
+def test_a_stage_without_an_identity_is_computed_each_time(graph, cluster):
+    homes = iter([0, 1])
+
+    def draws():
+        yield from homes
+
+    drawn = draws()
+    pipe = bl.Pipeline(place=lambda graph, cluster: bl.Placement(device=[next(drawn)] * 4))
+    assert [pipe.run(graph, cluster).placement.device[0] for _ in range(2)] == [0, 1]
+
+
 def test_content_tells_apart_what_differs(graph):
     assert content(np.array([1, 2])) != content(np.array([1.0, 2.0]))
     assert content([1]) != content((1,))

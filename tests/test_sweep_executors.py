@@ -208,3 +208,18 @@ def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(bl.MissingPackage, match="needs the package 'ray': pip install ray"):
         RayExecutor()
+
+
+def test_a_closed_dask_client_is_refused():
+    distributed = pytest.importorskip("distributed")
+    with distributed.Client(processes=False, n_workers=1, dashboard_address=None) as client:
+        pass
+    with pytest.raises(bl.InvalidInput, match=r"dask\.distributed\.Client that is closed"):
+        bl.sweep(GRAPH, executor=client, progress=False)
+
+
+def test_an_executor_that_was_shut_down_is_refused():
+    pool = ThreadPoolExecutor(1)
+    pool.shutdown()
+    with pytest.raises(bl.InvalidInput, match="ThreadPoolExecutor that takes no calls: cannot schedule"):
+        bl.sweep(GRAPH, executor=pool, progress=False)

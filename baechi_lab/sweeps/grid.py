@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from .. import __version__
 from ..checks import check_whole, is_list
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, OpGraph, Step
 from ..graph.units import parse_bytes
+from ..identity import content_digest
+from ..models.registry import model_class
+from ..graph.hardware import by_kind
 
 Subject = str | Step | OpGraph | Callable[[int], OpGraph]
 
@@ -79,32 +82,35 @@ class Cell:
         }  # fmt: skip
 
     def key(self, graph_key: str, placing: Placing) -> str:
-        """What identifies the row in a file."""
-        own = sorted({**self.told, **placing.of(self.placer)}.items())
-        what = (graph_key, self.cluster.content_key, self.placer, own, placing.passes, placing.forward_only)
-        step = {**self.pipeline, **({"replicas": self.replicas} if self.replicas > 1 else {})}
-        failed = [self.samples, self.error] if self.error else []
-        return digest(*what, placing.scheduler, *([step] if step else []), *failed)
+        """What identifies the row in a file.
 
+        Raises:
+            Unidentified: a parameter, pass or scheduler that has no content to compare.
+        """
+        from ..placers.registry import placer_class
 
-def digest(*parts: Any) -> str:
-    """A short hash of the text of `parts`."""
-    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+        parameters = {**self.told, **placing.of(self.placer)}
+        step = (self.pipeline, self.replicas, self.samples, self.error)
+        rules = (placing.passes, placing.forward_only, placing.scheduler)
+        return content_digest(
+            (__version__, graph_key, self.cluster, placer_class(self.placer), parameters, rules, step)
+        )
 
 
 def graph_key(subject: Subject, batch_size: int | None, profiling: Profiling) -> str:
-    """What identifies the graph of a batch size in a file.
+    """What identifies the graph of a batch size in a file; a function counts by its code and what that refers to.
 
-    A function is known by its module and name: change its name, or the file, when it makes other graphs.
+    Raises:
+        Unidentified: a function that reads files, or refers to something that has no content to compare.
     """
     if isinstance(subject, OpGraph):
-        return digest("graph", subject.content_key)
-    if isinstance(subject, Step):
-        return digest("step", subject.key, batch_size, profiling)
-    if isinstance(subject, str):
-        return digest("model", subject, batch_size, profiling)
-    module, name = getattr(subject, "__module__", ""), getattr(subject, "__qualname__", repr(subject))
-    return digest("function", module, name, batch_size)
+        return content_digest(("graph", subject))
+    if not isinstance(subject, (str, Step)):
+        return content_digest((__version__, "function", subject, batch_size))
+    hardware = by_kind(profiling.hardware) if profiling.mode == "estimated" else None
+    model = model_class(subject) if isinstance(subject, str) else None
+    costs = (profiling.mode, hardware, profiling.model_params)
+    return content_digest((__version__, "model", subject, model, batch_size, costs))
 
 
 @dataclass(frozen=True)

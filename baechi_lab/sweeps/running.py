@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError, Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from ..checks import is_list
@@ -18,15 +21,18 @@ from ..graph.columns import text
 from ..graph.costs import check_kinds
 from ..graph.formats.wire import decoded, encoded
 from ..graph.hardware import by_kind
+from ..identity import Unidentified, content_digest
 from ..workers.executors import Calls, opened
 from .grid import Cell, Placing, Profiling, Steps, Subject, cells, graph_key, listed
-from .store import COLUMNS, Store, as_text
-from .work import answer, encoded_model_graph, step_graph
+from .store import COLUMNS, ComputedAgain, Store, as_stored, as_text
+from .work import answer, encoded_model_graph, is_passing, step_graph
 
 if TYPE_CHECKING:
     import pandas
 
 PASSES = ("colocation", "coplacement", "fusion")
+_UNKEPT = "unkept "
+"""How keys of rows and graphs begin that the file does not keep."""
 LOSSES = 3
 """So often a call that is lost with its machine is sent again."""
 
@@ -74,7 +80,11 @@ def sweep(
         profile, hardware, model_params: as in `bl.profile` and `bl.models.build`. Measured profiles are taken one after
             the other in this process.
         path: SQLite file; rows that it already has are not computed again, new ones are written as they come. Graphs
-            are kept there too, so that a resumed sweep measures nothing twice. None keeps all in memory.
+            are kept there too, so that a resumed sweep measures nothing twice. None keeps all in memory. A row is known by
+            the content of all that it comes from: a function counts by its code, defaults and the variables that it
+            reads. A function that reads files, or refers to what has no content (a lock, an open file), is called again
+            (`ComputedAgain` warns). So are rows that have changed in the file, and rows whose error may pass (a missing
+            package, a timeout, too little memory on this machine).
         executor: any `concurrent.futures.Executor`, a `dask.distributed.Client` or what its `get_executor` returns, or
             a `baechi_lab.sweeps.RayExecutor`; rows lost with a machine of theirs are sent again. None is a pool of
             processes, for which a script needs the usual `if __name__ == "__main__":`; "here" computes in this thread.
@@ -118,13 +128,61 @@ def sweep(
     _check_placers(names, placing)
     store = Store(path)
     try:
-        keyed = [(cell, cell.key(graph_key(subject, cell.batch_size, profiling), placing)) for cell in grid]
+        graph_keys = _graph_keys(subject, grid, profiling, store)
+        keyed = [(cell, _row_key(cell, graph_keys[cell.batch_size], placing, store)) for cell in grid]
         with opened(executor, len(grid)) as workers:
-            _Run(subject, profiling, placing, store, workers, on_row, cancel or threading.Event(), progress).all(keyed)
-        table = pd.DataFrame(store.rows(key for _, key in keyed), columns=list(COLUMNS))
+            run = _Run(
+                subject, profiling, placing, store, graph_keys, workers, on_row, cancel or threading.Event(), progress
+            )  # fmt: skip
+            run.all(keyed)
+        table = pd.DataFrame([run.rows[key] for _, key in keyed if key in run.rows], columns=list(COLUMNS))
     finally:
         store.close()
     return table.astype({"feasible": bool})
+
+
+def _graph_keys(subject: Subject, grid: list[Cell], profiling: Profiling, store: Store) -> dict[int | None, str]:
+    """The key of the graph of each batch size.
+
+    A function that cannot be identified is called: what it returns can be.
+    """
+    keys: dict[int | None, str] = {}
+    for size in dict.fromkeys(cell.batch_size for cell in grid):
+        try:
+            keys[size] = graph_key(subject, size, profiling)
+        except Unidentified as reason:
+            keys[size] = _key_of_result(subject, size, reason, store)
+    return keys
+
+
+def _key_of_result(subject: Any, size: int | None, reason: Unidentified, store: Store) -> str:
+    if not store.in_memory:
+        _warn(
+            f"the sweep's subject has no identity ({reason}): its graphs are made again, and their rows used where equal"
+        )
+        if callable(subject) and size is not None:
+            with suppress(BaechiLabError):  # the rows will say it
+                graph = subject(size)
+                key = content_digest(("graph", graph))
+                store.add_graph(key, encoded(graph))
+                return key
+    return _UNKEPT + token_hex()
+
+
+def _row_key(cell: Cell, graph_key: str, placing: Placing, store: Store) -> str:
+    try:
+        key = cell.key(graph_key, placing)
+        return _UNKEPT + key if graph_key.startswith(_UNKEPT) else key
+    except Unidentified as reason:
+        if not store.in_memory:
+            _warn(
+                f"rows of {cell.placer} have no identity ({reason} among their parameters), and are not kept in the file"
+            )
+        return _UNKEPT + token_hex()
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, ComputedAgain, stacklevel=4)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,11 +198,14 @@ class _Run:
     """One sweep under way: graphs become available one by one, their rows are submitted, answers are written."""
 
     def __init__(
-        self, subject: Subject, profiling: Profiling, placing: Placing, store: Store, workers: Calls,
-        on_row: Callable[[dict[str, Any]], None] | None, cancel: threading.Event, progress: bool,
+        self, subject: Subject, profiling: Profiling, placing: Placing, store: Store,
+        graph_keys: Mapping[int | None, str], workers: Calls, on_row: Callable[[dict[str, Any]], None] | None,
+        cancel: threading.Event, progress: bool,
     ):  # fmt: skip
         self.subject, self.profiling, self.placing, self.store = subject, profiling, placing, store
         self.workers, self.on_row, self.cancel, self.progress = workers, on_row, cancel, progress
+        self.graph_keys = graph_keys
+        self.rows: dict[str, dict[str, Any]] = {}
         self.losses: Counter[Any] = Counter()
         self.waiting: dict[int | None, list[tuple[Cell, str]]] = {}
         self.building: dict[Future[Any], int | None] = {}
@@ -154,8 +215,8 @@ class _Run:
         """Answer the rows that the file lacks."""
         from tqdm.auto import tqdm
 
-        known = self.store.keys()
-        missing = [(cell, key) for cell, key in keyed if key not in known]
+        self.rows = self.store.rows(key for _, key in keyed)
+        missing = [(cell, key) for cell, key in keyed if key not in self.rows]
         for cell, key in ((cell, key) for cell, key in missing if not cell.error):
             self.waiting.setdefault(cell.batch_size, []).append((cell, key))
         there = len(keyed) - len(missing)
@@ -181,7 +242,7 @@ class _Run:
         """Models with estimated costs are built in the workers; a measured profile must not share the machine."""
         if isinstance(self.subject, str) and self.profiling.mode == "estimated":
             for size in self.waiting:
-                if self.store.graph(self._graph_key(size)) is None:
+                if self.store.graph(self.graph_keys[size]) is None:
                     self._build(size)
 
     def _build(self, size: int | None) -> None:
@@ -193,7 +254,7 @@ class _Run:
         size = next((s for s in self.waiting if s not in under_way), ...)
         if size is ...:
             return False
-        data = self.store.graph(self._graph_key(size))  # type: ignore[arg-type]
+        data = self.store.graph(self.graph_keys[size])  # type: ignore[index]
         if data is None:
             self._graph_arrived(size, lambda: self._made_here(size))  # type: ignore[arg-type]
         else:
@@ -237,9 +298,10 @@ class _Run:
             data = made()
         except BaechiLabError as error:
             for cell, key in self.waiting.pop(size):
-                self._write(key, cell, {"feasible": False, "error": str(error)})
+                self._write(key, cell, {"feasible": False, "error": str(error), "passing": is_passing(error)})
             return
-        self.store.add_graph(self._graph_key(size), data)
+        if not self.graph_keys[size].startswith(_UNKEPT):
+            self.store.add_graph(self.graph_keys[size], data)
         self._submit(size, data)
 
     def _submit(self, size: int | None, data: bytes) -> None:
@@ -260,13 +322,12 @@ class _Run:
             **cell.columns, **row, "params": as_text(self.placing.of(cell.placer)),
         }  # fmt: skip
         whole["feasible"] = bool(whole["feasible"])
-        self.store.add(key, whole)
+        self.rows[key] = as_stored(whole)
+        if not whole.pop("passing", False) and not key.startswith(_UNKEPT):
+            self.store.add(key, whole)
         self.bar.update()
         if self.on_row is not None:
             self.on_row(whole)
-
-    def _graph_key(self, size: int | None) -> str:
-        return graph_key(self.subject, size, self.profiling)
 
     def _made_here(self, size: int | None) -> bytes:
         if isinstance(self.subject, OpGraph):

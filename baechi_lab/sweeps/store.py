@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sqlite3
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +18,7 @@ APPLICATION_ID = 0x6261_6C62
 VERSION = 2
 LOCK_SECONDS = 10
 """How long another program may hold the file before that is an error."""
-TABLES = {"rows", "graphs"}
+TABLES = {"rows", "graphs", "checks"}
 
 COLUMNS = {
     "batch_size": "INTEGER", "micro_batches": "INTEGER", "schedule": "TEXT", "replicas": "INTEGER", "devices": "INTEGER",
@@ -28,8 +30,14 @@ COLUMNS = {
 """Columns of a row and their SQLite types."""
 
 
+class ComputedAgain(UserWarning):
+    """What a sweep's file has, or may have, is not used, and is computed again; the message says why."""
+
+
 class Store:
-    """Rows by key, graphs by key; `path` None keeps everything in memory.
+    """Rows by key, graphs by key, and a digest of each; `path` None keeps everything in memory.
+
+    Rows of another key than asked for, such as those of an earlier release, stay in the file and are not read.
 
     Whatever SQLite cannot do (a file that is damaged, locked, read-only, on a full disk) is a `FormatError` of one
     sentence; what was written before stays.
@@ -40,6 +48,7 @@ class Store:
 
     def __init__(self, path: str | os.PathLike[str] | None):
         self.path = ":memory:" if path is None else checked_path(path)
+        _refuse_other_files(self.path)
         with self._said():
             # A worker thread may fill what the interface's thread opened; only one of them uses it at a time.
             self._base = sqlite3.connect(self.path, LOCK_SECONDS, isolation_level=None, check_same_thread=False)
@@ -49,6 +58,11 @@ class Store:
         except FormatError:
             self._base.close()
             raise
+
+    @property
+    def in_memory(self) -> bool:
+        """Is there no file?"""
+        return self.path == ":memory:"
 
     @contextmanager
     def _said(self) -> Iterator[None]:
@@ -73,13 +87,14 @@ class Store:
         """Make what is missing, all or nothing: a kill leaves no half, and of two programs the second finds all."""
         self._base.execute("BEGIN IMMEDIATE")
         try:
-            if self._tables() or self._number("application_id") != 0:
+            if self._tables() or self._number("application_id") != 0 or self._number("user_version") != 0:
                 self._check_ours(unfinished=True)
             columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
             self._base.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             self._base.execute(f"PRAGMA user_version = {VERSION}")
             self._base.execute(f"CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, {columns})")
             self._base.execute("CREATE TABLE IF NOT EXISTS graphs (key TEXT PRIMARY KEY, graph BLOB)")
+            self._base.execute("CREATE TABLE IF NOT EXISTS checks (digest TEXT PRIMARY KEY)")
             self._base.execute("COMMIT")
         finally:
             if self._base.in_transaction:
@@ -108,31 +123,62 @@ class Store:
 
     def add(self, key: str, row: Mapping[str, Any]) -> None:
         """Write one row; it is on disk when this returns."""
-        values = [row.get(name) for name in COLUMNS]
-        marks = ", ".join("?" for _ in range(len(values) + 1))
-        with self._said():
-            self._base.execute(f"INSERT OR REPLACE INTO rows VALUES ({marks})", [key, *values])
+        values = list(as_stored(row).values())
+        self._write("rows", key, values, _digest(key, values))
 
     def graph(self, key: str) -> bytes | None:
-        """A graph that was written before."""
+        """A graph that was written before.
+
+        Raises:
+            FormatError: it is not what was written.
+        """
         with self._said():
-            found = self._base.execute("SELECT graph FROM graphs WHERE key = ?", [key]).fetchone()
-        return None if found is None else bytes(found[0])
+            stored = self._base.execute("SELECT graph FROM graphs WHERE key = ?", [key]).fetchone()
+            check = (
+                stored
+                and self._base.execute("SELECT digest FROM checks WHERE digest = ?", [_digest(key, stored)]).fetchone()
+            )
+        if stored is None:
+            return None
+        if not isinstance(stored[0], bytes) or check is None:
+            raise FormatError(
+                f"the stored graph is damaged: {self.path} has other bytes than were written; give another name, or delete it"
+            )
+        return stored[0]
 
     def add_graph(self, key: str, data: bytes) -> None:
         """Write one graph."""
-        with self._said():
-            self._base.execute("INSERT OR REPLACE INTO graphs VALUES (?, ?)", [key, data])
+        self._write("graphs", key, [data], _digest(key, [data]))
 
-    def rows(self, keys: Iterable[str]) -> list[dict[str, Any]]:
-        """The rows of `keys` that are there, in that order."""
+    def _write(self, table: str, key: str, values: list[Any], digest: str) -> None:
+        marks = ", ".join("?" for _ in range(len(values) + 1))
         with self._said():
-            held = {r[0]: dict(zip(COLUMNS, r[1:], strict=True)) for r in self._base.execute("SELECT * FROM rows")}
-        return [held[key] for key in keys if key in held]
+            self._base.execute("BEGIN IMMEDIATE")
+            try:
+                self._base.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", [key, *values])
+                self._base.execute("INSERT OR IGNORE INTO checks VALUES (?)", [digest])
+                self._base.execute("COMMIT")
+            finally:
+                if self._base.in_transaction:
+                    self._base.execute("ROLLBACK")
+
+    def rows(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """The rows of `keys` that are there as they were written, by key in that order; `ComputedAgain` warns of others."""
+        with self._said():
+            digests = {digest for (digest,) in self._base.execute("SELECT digest FROM checks")}
+            stored = {key: values for key, *values in self._base.execute("SELECT * FROM rows")}
+        present = [key for key in dict.fromkeys(keys) if key in stored]
+        whole = [key for key in present if _digest(key, stored[key]) in digests]
+        if damaged := len(present) - len(whole):
+            warnings.warn(
+                f"{damaged} rows of {self.path} are not what was written there, and are computed again", ComputedAgain,
+                stacklevel=4,
+            )  # fmt: skip
+        return {key: dict(zip(COLUMNS, stored[key], strict=True)) for key in whole}
 
     def kept(self) -> str:
         """What an error may say of the rows that are written."""
-        if self.path == ":memory:":
+        if self.in_memory:
             return "with a path, the rows before that would have been kept"
         return f"{len(self.keys())} rows are in {self.path}, the same call goes on from there"
 
@@ -141,11 +187,39 @@ class Store:
         self._base.close()
 
 
+def as_stored(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as SQLite gives it back: all columns, each of its type, NULL for NaN."""
+    types = {"INTEGER": int, "REAL": float, "TEXT": str}
+    values = {name: row.get(name) for name in COLUMNS}
+    return {k: None if v is None or v != v else types[COLUMNS[k]](v) for k, v in values.items()}
+
+
+def _digest(key: str, values: Iterable[Any]) -> str:
+    """Of a row or graph under its key; equal values of other types have another."""
+    short = [hashlib.blake2b(value).digest() if isinstance(value, bytes) else value for value in values]
+    return hashlib.blake2b(repr((key, *short)).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+
+
 def checked_path(path: str | os.PathLike[str]) -> str:
     """The path as a text that can name a file."""
     if not isinstance(path, (str, os.PathLike)) or not (text := os.fspath(path)) or "\0" in str(text):
         raise FormatError(f"path is {path!r:.60}; it must name a file")
     return os.fsdecode(text)
+
+
+def _refuse_other_files(path: str) -> None:
+    """Refuses a file of another kind by its first bytes: SQLite would already change some that it opens."""
+    if not os.path.isfile(path) or not os.path.getsize(path):
+        return
+    try:
+        with open(path, "rb") as file:
+            head = file.read(100)
+    except OSError as error:
+        raise FormatError(f"{path} cannot be used for a sweep: {error.strerror}") from error
+    if not head.startswith(b"SQLite format 3\0"):
+        raise FormatError(f"{path} cannot be used for a sweep: file is not a database; give another name")
+    if head[68:72] != APPLICATION_ID.to_bytes(4, "big"):
+        raise FormatError(f"{path} is a database that no sweep made; give another name")
 
 
 def _why(error: Exception) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..comparison import ROW_ERRORS, summary
-from ..errors import BaechiLabError, InvalidInput
+from ..errors import BaechiLabError, FormatError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from ..graph import OpGraph, Placement, Step
 from ..graph.formats.wire import decoded, encoded
 from .grid import Cell, Placing, Profiling, equal_devices
@@ -46,13 +46,30 @@ def encoded_model_graph(name: str, batch_size: int | None, profiling: Profiling)
 
 
 def answer(data: bytes, cell: Cell, placing: Placing) -> dict[str, Any]:
-    """One row: optimize, place and simulate. What goes wrong is the row's `error`."""
-    row: dict[str, Any] = {**cell.columns, "feasible": False, "error": ""}
+    """One row: optimize, place and simulate. What goes wrong is the row's `error`.
+
+    `passing` says of an error that another try may not have it.
+    """
+    row: dict[str, Any] = {**cell.columns, "feasible": False, "error": "", "passing": False}
     try:
         row |= _computed(decoded(data), cell, placing)
     except ROW_ERRORS as error:
         row["error"] = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
+        row["passing"] = is_passing(error)
     return row
+
+
+def is_passing(error: BaseException) -> bool:
+    """May the same inputs work another time? Not where they say themselves what is wrong.
+
+    A missing package, a timeout, want of memory or a process that died may pass. So may a name that is unknown only until
+    its package is installed, and a damaged file.
+
+    >>> is_passing(InvalidInput("devices is 0")), is_passing(MemoryError())
+    (False, True)
+    """
+    determined = isinstance(error, (InfeasiblePlacement, InvalidInput))
+    return not determined or isinstance(error, (FormatError, UnknownNameError))
 
 
 def _computed(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import BrokenExecutor, CancelledError, Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,8 +29,17 @@ class Calls:
         self.lost = tuple(getattr(executor, "lost", ()))
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """A `concurrent.futures.Future` of `function(*args)`."""
-        future: Future[Any] = self.executor.submit(function, *args)
+        """A `concurrent.futures.Future` of `function(*args)`.
+
+        Raises:
+            InvalidInput: the executor is closed, or makes futures of its own.
+        """
+        try:
+            future: Future[Any] = self.executor.submit(function, *args)
+        except BrokenExecutor:
+            raise
+        except RuntimeError as error:  # what executors of `concurrent.futures` raise once they are shut down
+            raise InvalidInput(f"executor is a {type(self.executor).__name__} that takes no calls: {error}") from error
         if not isinstance(future, Future):
             raise InvalidInput(
                 f"executor is a {type(self.executor).__name__}, whose submit returns a {type(future).__name__}; it must "
@@ -52,9 +61,18 @@ class DaskCalls(Calls):
 
         if client.asynchronous:
             raise InvalidInput("executor is an asynchronous dask.distributed.Client; give one with asynchronous=False")
+        if client.status != "running":
+            raise InvalidInput(
+                f"executor is a dask.distributed.Client that is {client.status}; give one that is running"
+            )
         super().__init__(executor or client.get_executor(pure=False))
         self.client = client
         self.lost = (KilledWorker, CancelledError)
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """A future of `function(*args)`; raises `InvalidInput` once the client is closed."""
+        with self._refusing_a_closed_client():
+            return super().submit(function, *args)
 
     def share(self, data: bytes) -> Any:
         """The future of a task that returns `data`.
@@ -62,7 +80,17 @@ class DaskCalls(Calls):
         Unlike what `Client.scatter` keeps on one worker, the scheduler makes it again when that worker is killed.
         """
         key = f"baechi-lab-{hashlib.blake2b(data, digest_size=16).hexdigest()}"
-        return self.client.submit(bytes, data, key=key)
+        with self._refusing_a_closed_client():
+            return self.client.submit(bytes, data, key=key)
+
+    @contextmanager
+    def _refusing_a_closed_client(self) -> Iterator[None]:
+        from distributed.client import ClosedClientError
+
+        try:
+            yield
+        except ClosedClientError as error:
+            raise InvalidInput("executor is a dask.distributed.Client that was closed during the sweep") from error
 
 
 def calls_to(executor: Any) -> Calls:

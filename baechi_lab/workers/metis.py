@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,13 +48,13 @@ def metis_parts(
     """
     optional = {"vertex_weight": vertex_weight, "share": share}
     given = {name: np.asarray(values) for name, values in optional.items() if values is not None}
-    header = {"parts": parts, "recursive": recursive, "seed": seed, "imbalance": imbalance, "columns": list(given)}
+    header: dict[str, Any] = {"parts": parts, "recursive": recursive, "seed": seed, "imbalance": imbalance, "columns": list(given)}
     arrays = [np.asarray(values, dtype=np.int64) for values in (pointer, neighbour, edge_weight)]
     with _lock:
         return _answer(header, [*arrays, *given.values()])
 
 
-def _answer(header: dict[str, object], arrays: list[NDArray[np.generic]]) -> NDArray[np.int64]:
+def _answer(header: dict[str, Any], arrays: list[NDArray[np.generic]]) -> NDArray[np.int64]:
     try:
         process = _running()
         write_message(process.stdin, "divide", header, arrays)  # type: ignore[arg-type]

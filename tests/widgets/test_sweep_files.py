@@ -11,8 +11,9 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.errors import ExecutionError, FormatError
+from baechi_lab.graph.formats.wire import encoded
 from baechi_lab.sweeps import store as store_module
-from baechi_lab.sweeps.store import APPLICATION_ID, COLUMNS, VERSION, Store
+from baechi_lab.sweeps.store import APPLICATION_ID, COLUMNS, VERSION, ComputedAgain, Store
 from baechi_lab.workers.here import Here
 
 GRAPH = bl.OpGraph.from_edges([1, 2, 3], [(0, 1, 4), (0, 2, 8)])
@@ -130,6 +131,98 @@ def test_a_damaged_graph_is_refused_and_no_row_says_so(tmp_path):
         _sweep(tmp_path / "one.db")
     assert base.execute("SELECT count(*) FROM rows").fetchone() == (2,)
     base.close()
+
+
+DAMAGES = {
+    "a text instead of a time": "makespan_us = 'fast'",
+    "another time": "makespan_us = makespan_us * 0.5",
+    "an infinite time": "makespan_us = 9e999",
+    "no time": "makespan_us = NULL",
+    "another placer": "placer = 'm-sct'",
+    "it fits": "feasible = 1 - feasible",
+    "bytes": "placer = X'00ff'",
+    "an error": "error = 'no'",
+    "a count that is none": "ops = 2.5",
+}
+
+
+@pytest.mark.parametrize("change", DAMAGES.values(), ids=list(DAMAGES))
+def test_damaged_rows_are_computed_again(tmp_path, change):
+    first, fresh = _sweep(tmp_path / "one.db"), []
+    base = sqlite3.connect(tmp_path / "one.db", isolation_level=None)
+    base.execute(f"UPDATE rows SET {change} WHERE devices = 2")
+    base.close()
+    with pytest.warns(ComputedAgain, match="1 rows of .*one.db are not what was written"):
+        again = _sweep(tmp_path / "one.db", on_row=fresh.append)
+    timeless = [column for column in first.columns if column != "place_seconds"]
+    assert again[timeless].equals(first[timeless]) and [row["devices"] for row in fresh] == [2]
+    assert _sweep(tmp_path / "one.db").equals(again)  # and the file is whole again
+
+
+def test_a_row_under_the_key_of_another_is_computed_again(tmp_path):
+    first = _sweep(tmp_path / "one.db", devices=[1, 3])
+    base = sqlite3.connect(tmp_path / "one.db", isolation_level=None)
+    (a,), (b,) = base.execute("SELECT key FROM rows ORDER BY devices")
+    base.execute("UPDATE rows SET key = 'x' WHERE key = ?", [a])
+    base.execute("UPDATE rows SET key = ? WHERE key = ?", [a, b])
+    base.execute("UPDATE rows SET key = ? WHERE key = 'x'", [b])
+    base.close()
+    with pytest.warns(ComputedAgain, match="2 rows"):
+        assert _sweep(tmp_path / "one.db", devices=[1, 3])["devices"].tolist() == first["devices"].tolist() == [1, 3]
+
+
+def test_another_graph_in_the_place_of_one_is_refused(tmp_path):
+    _sweep(tmp_path / "one.db")
+    base = sqlite3.connect(tmp_path / "one.db", isolation_level=None)
+    base.execute("UPDATE graphs SET graph = ?", [encoded(bl.OpGraph.from_edges([5, 5], [(0, 1, 4)]))])
+    base.close()
+    with pytest.raises(FormatError, match="stored graph is damaged"):
+        _sweep(tmp_path / "one.db", devices=[4])
+
+
+def test_a_file_of_an_earlier_release_can_be_used(tmp_path):
+    """It has no digests, and rows under keys that did not tell functions apart: they stay there and are not read."""
+    _sweep(tmp_path / "one.db")
+    base = sqlite3.connect(tmp_path / "one.db", isolation_level=None)
+    base.execute("DROP TABLE checks")
+    base.execute("UPDATE rows SET key = 'old ' || devices")
+    base.execute("DELETE FROM graphs")
+    fresh = []
+    assert len(_sweep(tmp_path / "one.db", on_row=fresh.append)) == len(fresh) == 3
+    assert base.execute("SELECT count(*) FROM rows").fetchone() == (6,)
+    base.close()
+
+
+def _foreign_files(folder):
+    base = sqlite3.connect(folder / "tables.db", isolation_level=None)
+    base.execute("CREATE TABLE rows (key TEXT)")
+    base.execute("CREATE TABLE graphs (key TEXT)")
+    base.execute("CREATE TABLE checks (key TEXT)")
+    base.close()
+    base = sqlite3.connect(folder / "numbered.db", isolation_level=None)
+    base.execute("PRAGMA user_version = 7")
+    base.close()
+    base = sqlite3.connect(folder / "log.db", isolation_level=None)
+    base.execute("PRAGMA journal_mode = WAL")
+    base.execute("CREATE TABLE mine (x)")
+    base.close()
+    for name, data in {
+        "short.txt": b"hello\n",
+        "long.txt": b"some text\n" * 1000,
+        "a.json": b"{}",
+        "zeros": bytes(4096),
+    }.items():
+        (folder / name).write_bytes(data)
+    return ["tables.db", "numbered.db", "log.db", "short.txt", "long.txt", "a.json", "zeros"]
+
+
+def test_foreign_files_are_refused_and_left_as_they_are(tmp_path):
+    for name in _foreign_files(tmp_path):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(FormatError, match=r"no sweep made|not a database") as error:
+            _sweep(tmp_path / name)
+        assert "\n" not in str(error.value) and name in str(error.value)
+        assert (tmp_path / name).read_bytes() == before, name
 
 
 def test_other_columns_are_refused(tmp_path):

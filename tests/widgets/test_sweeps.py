@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.sweeps import best
+from baechi_lab.errors import ExecutionError, MissingPackage, UnknownNameError
+from baechi_lab.placers.m_etf import METF
+from baechi_lab.sweeps import best, grid
 from baechi_lab.sweeps.grid import equal_devices
-from baechi_lab.sweeps.store import Store
+from baechi_lab.sweeps.store import ComputedAgain, Store
 
 MADE = []
 
@@ -139,6 +141,122 @@ def test_placer_parameters_are_part_of_a_row(tmp_path):
     bl.sweep(graph_of, executor="here", path=path, **small)
     bl.sweep(graph_of, executor="here", path=path, params={"m-etf": {"reservation": True}}, on_row=rows.append, **small)
     assert [row["params"] for row in rows] == ['{"reservation": true}']
+
+
+SMALL = {"batch_size": [8], "devices": [2], "placer": "m-etf", "progress": False, "executor": "here"}
+
+
+def chain_of(factor):
+    """One step of a chain of 4 ops on one device takes 4 * factor * batch microseconds."""
+    return lambda b: bl.OpGraph.from_edges([factor * b] * 4, [(0, 1, 4), (1, 2, 4), (2, 3, 4)])
+
+
+def test_rows_of_another_function_are_not_those_of_this_one(tmp_path):
+    path = tmp_path / "s.sqlite"
+    for factor in (1, 10, 1, 3):
+        assert bl.sweep(chain_of(factor), path=path, **SMALL)["makespan_us"].tolist() == [4 * factor * 8]
+    fresh = []
+    for factor in (1, 10, 3):
+        bl.sweep(chain_of(factor), path=path, on_row=fresh.append, **SMALL)
+    assert fresh == []
+
+
+def test_a_function_that_reads_a_file_is_called_again(tmp_path):
+    path, file, fresh = tmp_path / "s.sqlite", tmp_path / "us.txt", []
+
+    def graph_from_file(b):
+        with open(file) as stream:
+            return chain_of(float(stream.read()))(b)
+
+    def makespan():
+        with pytest.warns(ComputedAgain, match="has no identity .*open"):
+            return bl.sweep(graph_from_file, path=path, on_row=fresh.append, **SMALL)["makespan_us"].tolist()
+
+    file.write_text("1")
+    assert makespan() == [32] and len(fresh) == 1
+    assert makespan() == [32] and len(fresh) == 1  # the same graph: its row is in the file
+    file.write_text("2")
+    assert makespan() == [64] and len(fresh) == 2
+
+
+def test_start_placements_and_arrays_in_parameters_count_by_content(tmp_path):
+    graph = bl.OpGraph.from_edges([9, 1, 9, 1], [(0, 1, 8), (2, 3, 8)])
+    path, given = tmp_path / "s.sqlite", {**SMALL, "batch_size": None, "placer": "search", "passes": ()}
+
+    def makespan(start):
+        params = {"search": {"start": start, "time_limit": None, "evaluations": 1}}
+        return bl.sweep(graph, path=path, params=params, **given)["makespan_us"].tolist()
+
+    def alone(start):
+        one = bl.Cluster.uniform(2, memory_bytes="8GB")
+        return [
+            bl.simulate(
+                graph, one, bl.place(graph, one, "search", start=start, time_limit=None, evaluations=1)
+            ).makespan_us
+        ]
+
+    starts = [bl.Placement(device=[0, 0, 1, 1]), bl.Placement(device=[0, 1, 0, 1])]
+    assert [makespan(start) for start in starts] == [alone(start) for start in starts]
+
+
+def test_parameters_without_an_identity_are_computed_and_not_kept(tmp_path):
+    path, fresh = tmp_path / "s.sqlite", []
+    lock = threading.Lock()
+
+    def callback(*progress):
+        with lock:
+            return False
+
+    for _ in range(2):
+        with pytest.warns(ComputedAgain, match="rows of search have no identity"):
+            table = bl.sweep(
+                chain_of(1), path=path, params={"search": {"callback": callback, "evaluations": 1}}, on_row=fresh.append,
+                **{**SMALL, "placer": "search"},
+            )  # fmt: skip
+        assert table["makespan_us"].tolist() == [32]
+    assert len(fresh) == 2
+
+
+PASSING = [
+    MissingPackage("placer 'metis' needs the package 'pymetis'"), MemoryError("no room"), ExecutionError("died"),
+    RuntimeError("cancelled"), UnknownNameError.of("LP solver", "mosek", ["highs"]), bl.FormatError("damaged"),
+]  # fmt: skip
+LASTING = [bl.InfeasiblePlacement("does not fit"), bl.InvalidInput("k is 0"), bl.CostError("duration is -1")]
+
+
+@pytest.mark.parametrize("error", PASSING + LASTING, ids=lambda e: type(e).__name__)
+def test_errors_that_may_pass_are_tried_again(tmp_path, monkeypatch, error):
+    path = tmp_path / "s.sqlite"
+    with monkeypatch.context() as patch:
+        patch.setattr(METF, "assign", lambda *_: (_ for _ in ()).throw(error))
+        table = bl.sweep(chain_of(1), path=path, **SMALL)
+    assert table["makespan_us"].isna().all() and str(error) in table["error"][0] and not table["feasible"][0]
+    again = bl.sweep(chain_of(1), path=path, **SMALL)
+    if error in PASSING:
+        assert again["makespan_us"].tolist() == [32] and again["error"].tolist() == [""]
+    else:
+        assert again["error"].tolist() == table["error"].tolist()
+
+
+def test_a_graph_that_could_not_be_made_is_tried_again(tmp_path):
+    path, missing = tmp_path / "s.sqlite", [True]
+
+    def graph_of(b):
+        if missing:
+            raise MissingPackage("needs the package 'x'")
+        return chain_of(1)(b)
+
+    assert bl.sweep(graph_of, path=path, **SMALL)["error"].tolist() == ["needs the package 'x'"]
+    missing.clear()
+    assert bl.sweep(graph_of, path=path, **SMALL)["makespan_us"].tolist() == [32]
+
+
+def test_another_release_computes_its_own_rows(tmp_path, monkeypatch):
+    path, fresh = tmp_path / "s.sqlite", []
+    bl.sweep(chain_of(1), path=path, **SMALL)
+    monkeypatch.setattr(grid, "__version__", "99.0")
+    bl.sweep(chain_of(1), path=path, on_row=fresh.append, **SMALL)
+    assert len(fresh) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,357 @@
+"""What identifies a value in stored and remembered results: a digest of its content, not of its address or its text.
+
+Records count by their content, arrays by their bytes, parameter objects by their fields, other objects by what they
+would be pickled as. A function counts by its compiled code, its defaults, what it closes over and the globals that it
+reads; so does a class of the caller's own. What is installed (Python, packages, this one) counts by name and version.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import hashlib
+import importlib.metadata
+import os
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+    WrapperDescriptorType,
+)  # fmt: skip
+from typing import Any
+
+import numpy as np
+
+from .graph import Cluster, OpGraph, Placement, Step
+
+MOST_OBJECTS = 200_000
+"""A value that refers to more objects is not identified: it is a program's whole state, not an input."""
+_PACKAGE = __name__.partition(".")[0]
+_ATOMS = (str, int, float, complex, bool, bytes, type(None), type(...), type(NotImplemented))
+_DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType)
+_NOT_OF_A_CLASS = {
+    "__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__", "_abc_impl",
+    "__abstractmethods__",
+}  # fmt: skip
+"""Entries of a class that say nothing of what it does, or follow from the others."""
+_ONLY_ADD = {"append", "appendleft", "add", "extend"}
+"""Methods of lists and sets that return nothing: what a function only adds to is no input of it."""
+_READERS = {
+    "open", "load", "load_graph", "load_trace", "read_text", "read_bytes", "read_csv", "read_json", "from_pretrained",
+    "environ", "getenv", "input", "urlopen",
+}  # fmt: skip
+"""Names by which a function reads what may have changed since, and what no digest of the function sees."""
+
+
+class Unidentified(Exception):
+    """A value has no identity that would be the same in another process; the message is a noun that says why."""
+
+
+def content_digest(value: Any) -> str:
+    """Returns a digest that is equal for equal contents, in this process or another.
+
+    Raises:
+        Unidentified: the value holds something that has no content to compare (a lock, an open file, a generator), or a
+            function that reads files.
+
+    >>> content_digest({"a": [1, 2]}) == content_digest({"a": [1, 2]})
+    True
+    >>> content_digest(lambda b: b + 1) == content_digest(lambda b: b + 2)
+    False
+    """
+    try:
+        return _Digester().of(value)
+    except RecursionError:
+        raise Unidentified("deeply nested objects") from None
+
+
+class _Digester:
+    def __init__(self) -> None:
+        self.path: dict[int, int] = {}  # objects that are being digested -> their depth
+        self.digests: dict[int, str] = {}
+        self.alive: list[Any] = []  # so that no id is used again
+
+    def of(self, value: Any) -> str:
+        """The digest of a value."""
+        if type(value) in _ATOMS:
+            return _hash(type(value).__name__, hex(value) if type(value) is int else repr(value))
+        key = id(value)
+        if key in self.digests:
+            return self.digests[key]
+        if key in self.path:
+            return _hash("cycle", str(len(self.path) - self.path[key]))
+        if len(self.alive) > MOST_OBJECTS:
+            raise Unidentified(f"more than {MOST_OBJECTS} objects")
+        self.alive.append(value)
+        self.path[key] = len(self.path)
+        self.digests[key] = _hash(*self.parts(value))
+        del self.path[key]
+        return self.digests[key]
+
+    def each(self, values: Any) -> list[str]:
+        return [self.of(value) for value in values]
+
+    def pairs(self, mapping: Any) -> list[str]:
+        """Of keys and values, in an order that does not depend on that of the mapping."""
+        return [part for pair in sorted((self.of(k), self.of(v)) for k, v in mapping.items()) for part in pair]
+
+    def parts(self, value: Any) -> Iterator[str]:
+        """What a value consists of: its kind first."""
+        kind = type(value)
+        if isinstance(value, (OpGraph, Cluster)):
+            yield from (kind.__name__, value.content_key)
+        elif isinstance(value, Step):
+            yield from ("Step", value.key, *self.each([value.initial_values, value.example_inputs, value.info]))
+        elif isinstance(value, Placement):
+            columns = [value.device, value.rank, value.group_of, value.replicas, value.graph_key, value.source_key]
+            yield from ("Placement", *self.each(columns))
+        elif isinstance(value, (np.ndarray, np.generic)) and kind.__module__ == "numpy":
+            yield from self.array(np.asarray(value))
+        elif isinstance(value, np.dtype):
+            yield from ("dtype", repr(value))
+        elif kind in (dict, MappingProxyType):
+            yield from ("mapping", *self.pairs(value))
+        elif kind in (list, tuple, deque):
+            yield from (kind.__name__, *self.each(value))
+        elif kind in (set, frozenset):
+            yield from (kind.__name__, *sorted(self.each(value)))
+        elif isinstance(value, ModuleType):
+            yield from ("module", value.__name__, version_of(value.__name__))
+        elif isinstance(value, type):
+            yield from self.class_(value)
+        elif isinstance(value, FunctionType):
+            yield from self.function(value)
+        elif isinstance(value, CodeType):
+            yield from self.code(value)
+        elif isinstance(value, MethodType):
+            yield from ("method", *self.each([value.__func__, value.__self__]))
+        elif isinstance(value, property):
+            yield from ("property", *self.each([value.fget, value.fset, value.fdel]))
+        elif isinstance(value, (classmethod, staticmethod)):
+            yield from (kind.__name__, self.of(value.__func__))
+        elif isinstance(value, functools.cached_property):
+            yield from ("cached_property", self.of(value.func))
+        elif isinstance(value, _DESCRIPTORS):
+            yield from ("descriptor", value.__qualname__)
+        elif kind.__module__.partition(".")[0] == "torch" and hasattr(value, "detach") and hasattr(value, "layout"):
+            yield from self.tensor(value)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            yield from ("cached", self.of(value.__wrapped__))
+        elif kind.__module__.partition(".")[0] == "numba" and hasattr(value, "py_func"):
+            yield from ("compiled", self.of(value.py_func))
+        elif is_dataclass(value):
+            rest = {} if kind.__module__.startswith(_PACKAGE) else state_of(value)
+            named = {f.name: getattr(value, f.name, None) for f in fields(value)}
+            yield from ("dataclass", self.of(kind), self.of({**rest, **named}))
+        else:
+            yield from self.reduced(value)
+
+    def array(self, value: Any) -> Iterator[str]:
+        yield from ("array", repr(value.dtype), str(value.shape))
+        if value.dtype.hasobject:
+            yield from self.each(value.reshape(-1).tolist())
+        else:
+            yield _hash(np.ascontiguousarray(value).tobytes())
+
+    def tensor(self, value: Any) -> Iterator[str]:
+        """A tensor of PyTorch; one on the device "meta" has no bytes."""
+        import torch
+
+        yield from ("tensor", str(value.dtype), str(tuple(value.shape)), str(value.device), str(value.requires_grad))
+        if value.device.type != "meta":
+            try:
+                yield _hash(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            except (RuntimeError, TypeError, NotImplementedError) as error:
+                raise Unidentified(f"a {type(value).__name__}") from error
+
+    def class_(self, value: type) -> Iterator[str]:
+        yield from ("class", value.__module__, value.__qualname__)
+        if installed(value.__module__):
+            yield version_of(value.__module__)
+            return
+        members = {k: v for k, v in vars(value).items() if k not in _NOT_OF_A_CLASS}
+        yield from (*self.each(value.__bases__), self.of(members))
+
+    def function(self, value: FunctionType) -> Iterator[str]:
+        cells = {}
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            if name not in _only_added_to(value.__code__):
+                try:
+                    cells[name] = cell.cell_contents
+                except ValueError:  # not assigned yet
+                    cells[name] = Unidentified
+        inputs = [value.__defaults__, value.__kwdefaults__, cells, vars(value)]
+        yield from ("function", *self.each(inputs))
+        if installed(value.__module__):
+            yield from (value.__module__, value.__qualname__, version_of(value.__module__))
+        else:
+            yield from (self.of(value.__code__), *self.globals_of(value))
+
+    def globals_of(self, value: FunctionType) -> Iterator[str]:
+        """What the function and those inside it read of the globals, and of modules among these."""
+        names = set(_names(value.__code__))
+        if reads := names & _READERS:
+            raise Unidentified(f"a function that reads what may change ({', '.join(sorted(reads))})")
+        only_added_to = _only_added_to(value.__code__)
+        for name in sorted(_global_names(value.__code__)):
+            if name in value.__globals__ and name not in only_added_to:
+                yield name
+                yield from self.reached(value.__globals__[name], names)
+            elif not hasattr(builtins, name) and name not in value.__globals__:
+                yield f"{name} is not defined"
+        for name in _imports(value.__code__):
+            if not installed(name):
+                raise Unidentified(f"a function that imports {name or 'by a relative name'}")
+            yield from ("import", name, version_of(name))
+
+    def reached(self, value: Any, names: set[str]) -> Iterator[str]:
+        """A global; of a module of the caller's own, those attributes that are named."""
+        yield self.of(value)
+        if isinstance(value, ModuleType) and not installed(value.__name__):
+            for name in sorted(names & vars(value).keys()):
+                yield from self.reached(vars(value)[name], names)
+
+    def code(self, value: CodeType) -> Iterator[str]:
+        """Without line numbers and file, which change when something else does."""
+        yield _hash(value.co_code, getattr(value, "co_exceptiontable", b""))
+        columns = (
+            value.co_consts, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars, value.co_flags,
+            value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, sys.version_info[:2],
+        )  # fmt: skip
+        yield from self.each(columns)
+
+    def reduced(self, value: Any) -> Iterator[str]:
+        """Any other object, as pickle would describe it; nothing is called but what its class does for pickle."""
+        kind = type(value)
+        described = f"a {kind.__name__}"
+        if kind is object:
+            raise Unidentified("an object() that is equal to itself only")
+        if isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, (ModuleType, type(None))):
+            yield from ("builtin", str(value.__module__), value.__qualname__, version_of(value.__module__ or ""))
+            return
+        try:
+            reduced = value.__reduce_ex__(4)
+        except Exception as error:
+            raise Unidentified(described) from error
+        if isinstance(reduced, str):
+            module = getattr(value, "__module__", None) or kind.__module__
+            if not installed(module):
+                raise Unidentified(described)
+            yield from ("global", module, reduced, version_of(module))
+            return
+        padded = [*reduced, None, None, None]
+        made_by, arguments, state, listed, items = padded[:5]
+        if isinstance(state, dict):
+            state = {k: v for k, v in state.items() if k not in _cached_names(kind)}
+        yield from ("object", self.of(kind), *self.each([made_by, arguments, state]))
+        yield from self.each(listed or ())
+        yield from self.each(items or ())
+
+
+def _hash(*parts: str | bytes) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+def state_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object, without what its class has only cached there."""
+    return {k: v for k, v in getattr(value, "__dict__", {}).items() if k not in _cached_names(type(value))}
+
+
+def _cached_names(kind: type) -> set[str]:
+    return {k for c in kind.__mro__ for k, v in vars(c).items() if isinstance(v, functools.cached_property)}
+
+
+# -- code ----------------------------------------------------------------------------------------------
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code and what is defined inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Globals and attributes that are named."""
+    for each in _codes(code):
+        yield from each.co_names
+
+
+def _global_names(code: CodeType) -> set[str]:
+    loads = ("LOAD_GLOBAL", "LOAD_NAME")
+    return {str(i.argval) for c in _codes(code) for i in dis.get_instructions(c) if i.opname in loads}
+
+
+def _imports(code: CodeType) -> list[str]:
+    """Modules that are imported inside; the text is empty for a relative import of a package itself."""
+    return sorted({str(i.argval) for c in _codes(code) for i in dis.get_instructions(c) if i.opname == "IMPORT_NAME"})
+
+
+def _only_added_to(code: CodeType) -> set[str]:
+    """Names of globals and closed-over variables whose every use is `name.append(...)` or the like."""
+    added: set[str] = set()
+    read: set[str] = set()
+    loads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
+    for each in _codes(code):
+        instructions = list(dis.get_instructions(each))
+        for k, one in enumerate(instructions):
+            if one.opname in loads:
+                follows = instructions[k + 1].argval if k + 1 < len(instructions) else None
+                (added if follows in _ONLY_ADD else read).add(str(one.argval))
+            elif one.opname.startswith("LOAD_") and "DEREF" in one.opname:
+                read.add(str(one.argval))
+    return added - read
+
+
+# -- modules -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return tuple(os.path.join(os.path.realpath(sysconfig.get_path(name)), "") for name in names)
+
+
+def installed(module: str | None) -> bool:
+    """Is a module part of Python or of an installed package, so that its version says what is in it?"""
+    top = (module or "").partition(".")[0]
+    if top == "__main__":  # its file may be that of a launcher, such as Jupyter's
+        return False
+    if top in sys.builtin_module_names or top in sys.stdlib_module_names or top == _PACKAGE:
+        return True
+    file = getattr(sys.modules.get(top), "__file__", None)
+    if file is None:
+        return version_of(top) != ""
+    folder = os.path.realpath(file)
+    return folder.startswith(_library_folders()) or "site-packages" in folder or "dist-packages" in folder
+
+
+@functools.cache
+def version_of(module: str) -> str:
+    """The version of what a module belongs to; empty where that is unknown."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return sys.version.split()[0]
+    if top == _PACKAGE:
+        return str(getattr(sys.modules.get(_PACKAGE), "__version__", ""))
+    try:
+        return importlib.metadata.version(top) if top else ""
+    except importlib.metadata.PackageNotFoundError:
+        return str(getattr(sys.modules.get(top), "__version__", ""))

@@ -1,0 +1,234 @@
+"""Content decides what a stored or remembered result belongs to: equal contents agree, here and in another process."""
+
+import functools
+import subprocess
+import sys
+import threading
+import types
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.identity import Unidentified, content_digest
+
+FACTOR = 1.0
+LOG = []
+TABLE = {"a": np.zeros(5000)}
+
+
+def same(a, b):
+    return content_digest(a) == content_digest(b)
+
+
+def scaled(b):
+    return FACTOR * b
+
+
+def looked_up(b):
+    return TABLE["a"][b]
+
+
+def indirect(b):
+    return scaled(b) + 1
+
+
+def logged(b):
+    LOG.append(b)
+    return b
+
+
+def counted(b):
+    return b + len(LOG)
+
+
+def reads_a_file(b):
+    with open(f"{b}.txt") as file:
+        return file.read()
+
+
+def locked(b, lock=threading.Lock()):  # noqa: B008
+    return b
+
+
+def edited(text, name="build"):
+    """A function as a notebook makes it when its cell is run."""
+    space = {"__name__": "__main__", "bl": bl, "np": np}
+    exec(compile(text, "<cell>", "exec"), space)
+    return space[name]
+
+
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, b):
+        return self.factor * b
+
+    def times(self, b):
+        return self.factor * b
+
+
+@dataclass(frozen=True)
+class Options:
+    start: object
+    limit: float = 1.0
+
+
+def test_arrays_count_by_all_their_elements():
+    """NumPy's text of an array leaves out the middle of a large one."""
+    a, b = np.zeros(5000), np.zeros(5000)
+    b[2500] = 1
+    assert repr(a) == repr(b)
+    assert not same(a, b) and same(a, np.zeros(5000))
+    assert not same(a, a.astype(np.float32)) and not same(a, a.reshape(50, 100))
+    assert not same(np.array([[1], [2, 3]], dtype=object), np.array([[1], [2, 4]], dtype=object))
+
+
+def test_placements_count_by_their_devices():
+    a, b = bl.Placement(device=[0, 0, 1, 1]), bl.Placement(device=[0, 1, 0, 1])
+    assert repr(a) == repr(b)
+    assert not same(a, b) and same(a, bl.Placement(device=[0, 0, 1, 1]))
+    assert not same(Options(a), Options(b)) and same(Options(a), Options(bl.Placement(device=[0, 0, 1, 1])))
+
+
+def test_functions_count_by_their_code():
+    one, ten = (edited(f"def build(b): return {k} * b") for k in (1, 10))
+    assert one.__qualname__ == ten.__qualname__ and one.__module__ == ten.__module__
+    assert not same(one, ten)
+    assert same(one, edited("# moved down\n\ndef build(b): return 1 * b"))
+    assert not same(lambda b: b + 1, lambda b: b + 2)
+    assert not same(
+        edited("def build(b): return [x + 1 for x in [b]]"), edited("def build(b): return [x + 2 for x in [b]]")
+    )
+    assert not same(edited("def build(b, k=1): return k"), edited("def build(b, k=2): return k"))
+    assert not same(edited("def build(b, *, k=1): return k"), edited("def build(b, *, k=2): return k"))
+
+
+def test_functions_count_by_what_they_close_over():
+    def make(factor):
+        return lambda b: factor * b
+
+    assert not same(make(1), make(2)) and same(make(1), make(1))
+    a, b = np.zeros(5000), np.zeros(5000)
+    b[2500] = 1
+    assert not same(make(a), make(b))
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "value"),
+    [
+        (scaled, "FACTOR", 2.0),
+        (indirect, "FACTOR", 2.0),
+        (looked_up, "TABLE", {"a": np.arange(5000.0)}),
+        (counted, "LOG", [1]),
+    ],
+)
+def test_functions_count_by_the_globals_that_they_read(monkeypatch, function, name, value):
+    before = content_digest(function)
+    monkeypatch.setitem(globals(), name, value)
+    assert content_digest(function) != before
+    monkeypatch.undo()
+    assert content_digest(function) == before
+
+
+def test_what_a_function_only_adds_to_is_no_input(monkeypatch):
+    before = content_digest(logged)
+    monkeypatch.setitem(globals(), "LOG", [1, 2])
+    assert content_digest(logged) == before
+
+
+def test_modules_of_the_caller_count_by_what_is_used_of_them():
+    def module(factor):
+        made = types.ModuleType("my_models")
+        exec(f"FACTOR = {factor}\nUNUSED = {factor}\ndef build(b): return FACTOR * b", made.__dict__)
+        return made
+
+    functions = []
+    for factor in (1, 2, 1):
+        function = edited("def build(b): return my_models.build(b)")
+        function.__globals__["my_models"] = module(factor)
+        functions.append(function)
+    assert not same(functions[0], functions[1]) and same(functions[0], functions[2])
+
+
+def test_callables_count_by_their_state():
+    assert not same(functools.partial(scaled, 1), functools.partial(scaled, 2))
+    assert same(functools.partial(scaled, b=1), functools.partial(scaled, b=1))
+    assert not same(Scale(1), Scale(2)) and same(Scale(1), Scale(1))
+    assert not same(Scale(1).times, Scale(2).times) and same(Scale(1).times, Scale(1).times)
+    cached = functools.lru_cache(scaled), functools.lru_cache(indirect)
+    assert not same(*cached)
+
+
+def test_classes_of_the_caller_count_by_their_methods():
+    texts = ("class M:\n def f(self): return 1", "class M:\n def f(self): return 2")
+    one, two = (edited(text, "M") for text in texts)
+    assert not same(one(), two()) and same(one(), edited(texts[0], "M")())
+
+
+def test_two_that_call_each_other_and_lists_within_themselves_end():
+    pair = "def build(b): return b and other(b - {0})\ndef other(b): return build(b)"
+    assert not same(edited(pair.format(1)), edited(pair.format(2))) and same(
+        edited(pair.format(1)), edited(pair.format(1))
+    )
+    loop, again = [1], [1]
+    loop.append(loop)
+    again.append(again)
+    assert same(loop, again)
+
+
+@pytest.mark.torch
+def test_tensors_and_modules_count_by_their_values():
+    torch = pytest.importorskip("torch")
+    a = torch.zeros(5000, dtype=torch.bfloat16)
+    b = a.clone()
+    b[2500] = 1
+    assert not same(a, b) and same(a, a.clone())
+    torch.manual_seed(0)
+    net, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    assert not same(net, other)
+    other.load_state_dict(net.state_dict())
+    assert same(net, other)
+    assert not same(torch.zeros(3, device="meta"), torch.zeros(4, device="meta"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), threading.Lock(), (x for x in ()), reads_a_file, locked, {"a": [threading.Lock()]},
+     edited("def build(b): return bl.load_graph('g.json')"), edited("def build(b):\n from . import mine\n return mine"),
+     edited("def build(b):\n import module_of_mine\n return module_of_mine.x")],
+)  # fmt: skip
+def test_what_has_no_content_is_said(value):
+    with pytest.raises(Unidentified):
+        content_digest(value)
+
+
+def test_random_generators_count_by_their_state():
+    a, b = np.random.default_rng(0), np.random.default_rng(0)
+    assert same(a, b)
+    b.random()
+    assert not same(a, b)
+
+
+PROGRAM = """
+import functools, numpy as np, baechi_lab as bl
+from baechi_lab.identity import content_digest
+K = {"x", "yy", "zzz", 4}
+def build(b, k={"a": 1}): return [bl.generators.chain(4, seed=x) for x in K if b in {"x", "yy"}]
+class Big(dict):
+    def __init__(self): self["a"] = 1
+print(content_digest((build, functools.partial(build, 3), Big(), np.arange(3), K, bl.Cluster.uniform(2))))
+"""
+
+
+@pytest.mark.subprocess
+def test_another_process_agrees():
+    def digest(seed):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
+        )
+        return done.stdout
+
+    assert digest("1") == digest("2") != ""
