@@ -48,7 +48,13 @@ def metis_parts(
     """
     optional = {"vertex_weight": vertex_weight, "share": share}
     given = {name: np.asarray(values) for name, values in optional.items() if values is not None}
-    header: dict[str, Any] = {"parts": parts, "recursive": recursive, "seed": seed, "imbalance": imbalance, "columns": list(given)}
+    header: dict[str, Any] = {
+        "parts": parts,
+        "recursive": recursive,
+        "seed": seed,
+        "imbalance": imbalance,
+        "columns": list(given),
+    }
     arrays = [np.asarray(values, dtype=np.int64) for values in (pointer, neighbour, edge_weight)]
     with _lock:
         return _answer(header, [*arrays, *given.values()])

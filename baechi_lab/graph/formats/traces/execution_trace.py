@@ -4,18 +4,28 @@ A tensor is `[tensor, storage, offset, elements, bytes each, device]`. An op dep
 storage that it reads. It writes the storages of its outputs, but not those that it was given and only looks at in another
 shape; and those of inputs that its schema marks as changed (`Tensor(a!)`), for which it also waits until those before it
 have read. What nobody wrote before is there from before the step, and counts as persistent on the op that reads it first.
+
+A node and the op of a Kineto trace are one by their record function id (`rf_id`), which traces have since PyTorch 2.3 where the
+profiler was given the observer. Before, and where the observer ran by itself, they are one by `External id`, or by their order
+on a thread, where names agree.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ....errors import FormatError
+from .kineto_rows import Row
 from .recording import MOST_BYTES, Event
 
+_AGREEMENT = 0.5
+"""Of the ops whose number is in both traces, so many have one name, or the numbers are of different things."""
+_FEWEST_IN_ORDER = 8
+"""Fewer ops in a row are in many programs."""
 _VERSION = re.compile(r"^1\.\d+\.\d+")
 
 
@@ -27,6 +37,7 @@ class Access:
     makes: dict[int, int]
     changes: dict[int, int]
     name: str = ""
+    thread: str = ""
 
     def is_of(self, op: str) -> bool:
         """Whether it may be what an op of this name did; overloads may stand behind a dot."""
@@ -57,26 +68,28 @@ def accesses(document: Any) -> dict[int, Access]:
         attributes = node.get("attrs") or []
         if not isinstance(attributes, list):
             raise FormatError(f"nodes[{k}].attrs is {attributes!r:.60}; it must be a list")
-        said = {str(a.get("name")): a.get("value") for a in attributes if isinstance(a, Mapping)}
+        # Schema 1.0.1 (up to PyTorch 2.1) has as fields of a node what later ones list as attributes.
+        said = {**node, **{str(a.get("name")): a.get("value") for a in attributes if isinstance(a, Mapping)}}
         number = said.get("rf_id")
         if isinstance(number, int):
             schema = said.get("op_schema")
-            found[number] = _access(node, schema if isinstance(schema, str) else "")
+            found[number] = _access(node, schema if isinstance(schema, str) else "", str(said.get("tid")))
     return found
 
 
-def _access(node: Mapping[str, Any], schema: str) -> Access:
+def _access(node: Mapping[str, Any], schema: str, thread: str) -> Access:
     inputs = _values(node, "inputs")
     changed = _changed(schema)
     reads = dict(s for value in inputs for s in _storages(value))
     changes = dict(s for k, value in enumerate(inputs) if k in changed for s in _storages(value))
     made = dict(s for value in _values(node, "outputs") for s in _storages(value))
-    return Access(reads, {s: size for s, size in made.items() if s not in reads}, changes, str(node.get("name", "")))
+    makes = {s: size for s, size in made.items() if s not in reads}
+    return Access(reads, makes, changes, str(node.get("name", "")), thread)
 
 
 def _values(node: Mapping[str, Any], key: str) -> list[Any]:
-    found = node.get(key)
-    values = found.get("values") if isinstance(found, Mapping) else None
+    values = node.get(key)
+    values = values.get("values") if isinstance(values, Mapping) else values
     return values if isinstance(values, list) else []
 
 
@@ -113,6 +126,81 @@ def _changed(schema: str) -> set[int]:
         if depth < 0:
             break
     return found
+
+
+def join(
+    rows: Sequence[Row], needed: Sequence[Row], accesses: Mapping[int, Access]
+) -> tuple[dict[int, Access], list[str]]:
+    """Returns what rows of a Kineto trace did, by `id` of the row, and a sentence where that is inferred.
+
+    Args:
+        rows: all ops of the trace, those within others too.
+        needed: those of the step that is read.
+        accesses: of the execution trace.
+
+    Raises:
+        FormatError: none of `needed` is in the execution trace.
+    """
+    by_record = _by_number(rows, "Record function id", accesses)
+    by_external = _by_number(rows, "External id", accesses)
+    candidates = [
+        (by_record, ""),
+        (by_external, "External id"),
+        (_by_order(rows, needed, accesses), "their order on threads"),
+    ]
+    joined, how = max(candidates, key=lambda one: sum(id(row) in one[0] for row in needed))
+    if not any(id(row) in joined for row in needed):
+        raise FormatError(
+            "the execution trace has none of the trace's ops (by record function id, External id or order, and name): it is "
+            "of another run; give the profiler execution_trace_observer="
+        )
+    return joined, [f"ops are found in the execution trace by {how} and by name"] if how else []
+
+
+def _by_number(rows: Sequence[Row], key: str, accesses: Mapping[int, Access]) -> dict[int, Access]:
+    """By a number of both traces; nothing where it leads to other names more often than by mistake."""
+    times = Counter(row.args.get(key) for row in rows if isinstance(row.args.get(key), (int, str)))
+    numbered = [row for row in rows if times.get(row.args.get(key)) == 1 and row.args[key] in accesses]
+    agreeing = [row for row in numbered if accesses[row.args[key]].is_of(row.name)]
+    trusted = len(agreeing) >= _AGREEMENT * len(numbered)
+    return {id(row): accesses[row.args[key]] for row in agreeing} if trusted else {}
+
+
+def _by_order(rows: Sequence[Row], needed: Sequence[Row], accesses: Mapping[int, Access]) -> dict[int, Access]:
+    """By the order of ops on each thread, where the names of one trace's thread all follow each other in the other's."""
+    threads: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: (row.start, -row.end)):
+        if "::" in row.name:
+            threads.setdefault(row.thread, []).append(row)
+    nodes: dict[str, list[Access]] = {}
+    for _, access in sorted(accesses.items()):
+        if "::" in access.name:
+            nodes.setdefault(access.thread, []).append(access)
+    wanted = set(map(id, needed))
+    joined: dict[int, Access] = {}
+    for mine in threads.values():
+        best: list[tuple[Row, Access]] = []
+        for theirs in nodes.values():
+            for pairs in _aligned(mine, theirs):
+                if sum(id(row) in wanted for row, _ in pairs) >= sum(id(row) in wanted for row, _ in best):
+                    best = pairs
+        joined |= {id(row): access for row, access in best}
+    return joined
+
+
+def _aligned(rows: Sequence[Row], nodes: Sequence[Access]) -> Iterator[list[tuple[Row, Access]]]:
+    """Pairs for every place at which all names of the shorter list are those of the longer one."""
+    shorter, shift = sorted((len(rows), len(nodes)))
+    if shorter < _FEWEST_IN_ORDER and len(rows) != len(nodes):
+        return
+    for at in range(shift - shorter + 1):
+        pairs = (
+            list(zip(rows[at:], nodes, strict=False))
+            if len(rows) > len(nodes)
+            else list(zip(rows, nodes[at:], strict=False))
+        )
+        if all(access.is_of(row.name) for row, access in pairs):
+            yield pairs
 
 
 def storage_dependencies(events: Sequence[Event], does: Mapping[int, Access]) -> list[str]:

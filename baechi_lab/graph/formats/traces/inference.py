@@ -1,7 +1,8 @@
 """What depends on what, where a trace does not say: an op waits for the one before it on its lane.
 
-An op that starts later than that one ended also waits for the op that had ended last, on whatever lane. Such dependencies
-explain the measured order and no more: with them, work can move to other devices, but what could have run side by side
+An op that starts later than that one ended also waits for the op that had ended last, on whatever lane. Where the trace
+says what the host launched and where it waited, hosts and devices are looked at apart. Such dependencies explain the measured
+order and no more: with them, work can move to other devices, but what could have run side by side
 does not show. The size of what is passed on is that of the reader's largest input, where the trace has shapes.
 """
 
@@ -13,8 +14,12 @@ from ...opgraph import CONTROL_BYTES
 from .recording import CLOCK_US, Event
 
 
-def chain(events: Sequence[Event], input_bytes: Sequence[int] | None = None) -> str:
+def chain(
+    events: Sequence[Event], input_bytes: Sequence[int] | None = None, blocked: Sequence[float] | None = None
+) -> str:  # fmt: skip
     """Give every event its dependencies by order, and return the sentence that says so.
+
+    `blocked`: until when something outside of the step kept each event waiting, so that what ended before is no reason.
 
     >>> a, b = Event("a", "op", "x", 0.0, 1.0), Event("b", "op", "x", 1.0, 2.0)
     >>> chain([a, b])[:38], b.reads
@@ -22,19 +27,23 @@ def chain(events: Sequence[Event], input_bytes: Sequence[int] | None = None) -> 
     """
     by_start = sorted(range(len(events)), key=lambda i: (events[i].start_us, events[i].end_us, i))
     by_end = sorted(range(len(events)), key=lambda i: (events[i].end_us, events[i].start_us, i))
+    latest: dict[str, int] = {}
     last: dict[str, int] = {}
-    ended, latest = 0, -1
+    ended = 0
     for i in by_start:
         event = events[i]
         while ended < len(by_end) and events[by_end[ended]].end_us <= event.start_us:
-            latest, ended = by_end[ended], ended + 1
-        before = {last[event.lane]} if event.lane in last else set()
-        if latest >= 0 and (not before or events[latest].end_us > max(events[j].end_us for j in before)):
-            before.add(latest)
+            latest[_side(events[by_end[ended]])] = by_end[ended]
+            ended += 1
+        on_lane = last.get(event.lane)
+        before = set() if on_lane is None or events[on_lane].end_us > event.start_us + CLOCK_US else {on_lane}
+        anywhere = latest.get(_side(event))
+        reason = blocked is None or anywhere is None or events[anywhere].end_us > blocked[i]
+        if anywhere is not None and reason and all(events[anywhere].end_us > events[j].end_us for j in before):
+            before.add(anywhere)
         size = max(CONTROL_BYTES, input_bytes[i] if input_bytes is not None else 0)
         for j in before - {i}:
-            if events[j].end_us <= event.start_us + CLOCK_US:
-                event.reads[j, "order"] = size
+            event.reads[j, "order"] = size
         if event.lane not in last or events[last[event.lane]].end_us <= event.end_us:
             last[event.lane] = i
     sizes = (
@@ -46,3 +55,8 @@ def chain(events: Sequence[Event], input_bytes: Sequence[int] | None = None) -> 
         "what depends on what is inferred from the order on threads and streams (the trace has no tensors): an op waits "
         f"for the one before it on its lane and for the one that ended last; sizes are {sizes}"
     )
+
+
+def _side(event: Event) -> str:
+    """Host or device, where what is between them is in the trace."""
+    return event.kind if event.fixed else ""

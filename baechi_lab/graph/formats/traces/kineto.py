@@ -4,7 +4,9 @@
                         are looked into
     kernel, gpu_memcpy, one op each, on the lane of device and stream, after the part of the op on the host that launched
     gpu_memset          it (`correlation`); its op on the host is cut there, and where it waits for the device
-    ProfilerStep#       where the profiler marked several steps, one of them is read
+    ProfilerStep#       where the profiler marked several steps, one of them is read (see `kineto_rows`)
+    earlier steps       a device that still works on them when a step is launched keeps that step waiting; this time is left
+                        out (see `backlog`)
     dependencies        from the execution trace (see `execution_trace`): an op reads the storages that others wrote;
                         without it from the order on threads and streams (see `inference`)
 
@@ -13,43 +15,45 @@ A host's ops stay on devices of kind "cpu" where the trace has kernels, and kern
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from ....errors import FormatError
-from .execution_trace import Access, storage_dependencies
+from .backlog import blocked_until, leave_out_backlog
+from .execution_trace import Access, join, storage_dependencies
 from .inference import chain
+from .kineto_rows import KERNELS, RUNTIME, Row, one_step, rows_of
 from .recording import CLOCK_US, Event, Recording, recording
 
-_KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
-_RUNTIME = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "runtime")
 _WIDTH = {"float": 4, "double": 8, "int": 4, "long": 8, "long int": 8, "c10::Half": 2, "c10::BFloat16": 2, "bool": 1,
           "unsigned char": 1, "signed char": 1, "short": 2, "c10::complex<float>": 8, "c10::complex<double>": 16}  # fmt: skip
+_ROUNDING = 0.2
+"""Kernels of one stream that overlap by up to this share of the shorter one ran one behind the other."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Op:
-    """An entry of the trace: `key` is what the execution trace knows it by."""
+    """An op on the host, or a call of the runtime outside of any; `row` is its row, where it is an op."""
 
     name: str
     thread: str
     start: float
     end: float
-    key: Any
+    row: Row | None = None
     input_bytes: int = 0
     cuts: list[_Cut] = field(default_factory=list)
 
 
 @dataclass
 class _Cut:
-    """Where the host launches something (`correlation`), or waits for the device from `start` to `end`."""
+    """Where the host launches something (`correlation`), waits for the device from `start` to `end`, or both."""
 
     start: float
     end: float
     correlation: Any
+    launches: bool
     waits: bool
 
 
@@ -66,52 +70,56 @@ def graph_from_kineto(document: Mapping[str, Any], tensors: Mapping[int, Access]
     """
     if document.get("schemaVersion", 1) != 1:
         raise FormatError(f"field schemaVersion is {document['schemaVersion']!r:.60}; version 1 is read")
-    rows = document.get("traceEvents")
-    if not isinstance(rows, list):
-        raise FormatError(f"field traceEvents is {type(rows).__name__}; it must be a list")
-    found, notes = _one_step([row for row in rows if isinstance(row, Mapping) and row.get("ph") == "X"])
-    ops = _outermost([_op(row) for row in found if row.get("cat") == "cpu_op"])
-    kernels = [(row, *_times(row)) for row in found if row.get("cat") in _KERNELS]
-    if not ops and not kernels:
+    rows = rows_of(document)
+    step = one_step(rows)
+    ops = _outermost([_op(row) for row in step.host if row.category == "cpu_op"])
+    if not ops and not step.kernels:
         raise FormatError("the trace has no op of PyTorch (category cpu_op): record it with torch.profiler")
-    _cut(ops, [row for row in found if row.get("cat") in _RUNTIME], bool(kernels))
-    made = _Made(bool(kernels))
+    _in_turn(step.kernels)
+    if step.kernels:
+        copied = {row.correlation: row.end for row in step.kernels if row.category != "kernel"}
+        _cut(ops, [row for row in step.host if row.category in RUNTIME], copied)
+    made = _Made(bool(step.kernels))
     for op in ops:
         made.host(op)
-    for row, start, end in kernels:
-        made.kernel(row, start, end)
+    for row in step.kernels:
+        made.kernel(row)
     made.wait_for_device()
+    calls = {row.correlation: row.end for row in rows if row.category in RUNTIME}
+    latencies = [
+        row.start - calls[row.correlation] for row in rows if row.category in KERNELS and row.correlation in calls
+    ]
+    others = [(_lane(row), row.end) for row in step.other_kernels]
+    blocked = blocked_until(made.events, made.waits, others)
     if tensors is not None:
-        notes += made.by_tensors(ops, tensors)
+        notes = made.by_tensors(ops, rows, tensors)
     else:
         sizes = [made.input_bytes.get(k, 0) for k in range(len(made.events))]
-        notes.append(chain(made.events, sizes))
+        notes = [chain(made.events, sizes, blocked)]
+    backlog = leave_out_backlog(made.events, made.launch_of, blocked, others, max(min(latencies, default=0.0), 0.0))
+    notes = [*step.notes, *backlog, *notes]
     return recording(made.events, name, notes)
 
 
-def _one_step(rows: list[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """The rows of one step where the profiler marked several: the one with most ops, the last of equals."""
-    marks = [
-        row for row in rows if row.get("cat") == "user_annotation" and str(row.get("name")).startswith("ProfilerStep#")
-    ]
-    if len(marks) < 2:
-        return rows, []
-    steps = []
-    for mark in sorted(marks, key=_times):
-        start, end = _times(mark)
-        host = [row for row in rows if row.get("cat") in ("cpu_op", *_RUNTIME) and start <= _times(row)[0] < end]
-        steps.append((len(host), start, str(mark["name"]), host))
-    _, _, name, host = max(steps, key=lambda step: step[:2])
-    launched = {_correlation(row) for row in host if row.get("cat") in _RUNTIME} - {None}
-    kernels = [row for row in rows if row.get("cat") in _KERNELS and _correlation(row) in launched]
-    return host + kernels, [f"the trace holds {len(marks)} steps, of which {name} is read"]
+def _lane(row: Row) -> str:
+    return f"gpu:{row.args.get('device')}/stream {row.args.get('stream')}"
 
 
-def _correlation(row: Mapping[str, Any]) -> int | str | None:
-    """What a launch and its kernel have in common."""
-    said = row.get("args")
-    found = said.get("correlation") if isinstance(said, Mapping) else None
-    return found if isinstance(found, (int, str)) else None
+def _in_turn(kernels: Sequence[Row]) -> None:
+    """A stream runs one kernel behind the other; where clocks are coarse, one ends when the next begins.
+
+    Those that lie within another, or overlap by more, ran beside it (branches of a CUDA graph).
+    """
+    last: dict[str, Row] = {}
+    for row in sorted(kernels, key=lambda row: (row.start, row.end)):
+        lane = _lane(row)
+        before = last.get(lane)
+        if before is not None and row.start < before.end <= row.end:
+            overlap = before.end - row.start
+            if overlap <= max(CLOCK_US, _ROUNDING * min(before.end - before.start, row.end - row.start)):
+                before.end = max(before.start, row.start)
+        if before is None or row.end >= before.end:
+            last[lane] = row
 
 
 class _Made:
@@ -122,6 +130,7 @@ class _Made:
         self.on_device = on_device
         self.first: dict[int, int] = {}  # op (by id) -> its first event on the host
         self.launched: dict[Any, tuple[int, _Op]] = {}
+        self.launch_of: dict[int, int] = {}  # event on a device -> the event on the host that launched it
         self.of_op: dict[int, list[int]] = {}
         self.waits: list[tuple[float, int]] = []
         self.input_bytes: dict[int, int] = {}
@@ -132,6 +141,7 @@ class _Made:
         self.of_op[id(op)] = []
         for cut in [*sorted(op.cuts, key=lambda c: c.start), None]:
             end = op.end if cut is None else min(max(start, cut.start if cut.waits else cut.end), op.end)
+            # A call that launches and waits, such as a blocking copy, has launched as soon as it begins.
             if cut is None and before >= 0 and end - start < CLOCK_US / 10 and not pending:
                 break
             k = self._add(Event(op.name, op.name, op.thread, start, end, "cpu", fixed=self.on_device))
@@ -140,7 +150,7 @@ class _Made:
                 self.events[k].after.add(before)
             if pending:
                 self.waits.append((start, k))
-            if cut is not None and not cut.waits:
+            if cut is not None and cut.launches:
                 self.launched[cut.correlation] = (k, op)
             start = end if cut is None or not cut.waits else min(max(end, cut.end), op.end)
             before, pending = k, cut is not None and cut.waits
@@ -150,28 +160,17 @@ class _Made:
         self.events.append(event)
         return len(self.events) - 1
 
-    def kernel(self, row: Mapping[str, Any], start: float, end: float) -> None:
+    def kernel(self, row: Row) -> None:
         """An event on a stream, after the part of the op that launched it."""
-        said = row.get("args") if isinstance(row.get("args"), Mapping) else {}
-        device, stream, correlation = said.get("device"), said.get("stream"), _correlation(row)  # type: ignore[union-attr]
-        k = self._add(
-            Event(
-                str(row.get("name")),
-                str(row.get("cat")),
-                f"gpu:{device}/stream {stream}",
-                start,
-                end,
-                "gpu",
-                fixed=True,
-            )
-        )
-        if correlation is None or correlation not in self.launched:
+        k = self._add(Event(row.name, row.category, _lane(row), row.start, row.end, "gpu", fixed=True))
+        if row.correlation is None or row.correlation not in self.launched:
             return
-        launch, op = self.launched[correlation]
+        launch, op = self.launched[row.correlation]
         event = self.events[launch]
-        if event.end_us > start:  # the device began before the call returned
-            event.end_us = max(event.start_us, start)
+        if event.end_us > row.start:  # the device began before the call returned
+            event.end_us = max(event.start_us, row.start)
         self.events[k].after.add(launch)
+        self.launch_of[k] = launch
         self.of_op[id(op)].append(k)
         self.input_bytes[k] = op.input_bytes
 
@@ -182,40 +181,29 @@ class _Made:
             last = {self.events[j].lane: j for end, j in kernels if end <= start + CLOCK_US}
             self.events[k].after |= set(last.values())
 
-    def by_tensors(self, ops: Sequence[_Op], of: Mapping[Any, Access]) -> list[str]:
-        """Dependencies by the storages that ops read and wrote; a sentence on what is left out."""
-        times = Counter(op.key for op in ops)  # a profiler without an observer numbers all of them 0
-        known = [op for op in ops if times[op.key] == 1 and op.key in of and of[op.key].is_of(op.name)]
-        if not known:
-            raise FormatError(
-                "the execution trace has none of the trace's ops (by record function id and name): it is of another run; "
-                "give the profiler execution_trace_observer="
-            )
-        notes = [
+    def by_tensors(self, ops: Sequence[_Op], rows: Sequence[Row], of: Mapping[int, Access]) -> list[str]:
+        """Dependencies by the storages that ops read and wrote; sentences on what is left out."""
+        mine = [op.row for op in ops if op.row is not None]
+        access, notes = join([row for row in rows if row.category == "cpu_op"], mine, of)
+        known = [op for op in ops if op.row is not None and id(op.row) in access]
+        notes.append(
             "what depends on what comes from the tensors of the execution trace; the order in which a host submits is not kept"
-        ]
+        )
         if len(known) < len(ops):
             notes.append(
                 f"{len(ops) - len(known)} of {len(ops)} ops are not in the execution trace, and wait only for launches"
             )
-        does = {k: of[op.key] for op in known for k in self.doers(op)}
-        notes += storage_dependencies(self.events, does)
-        return notes
+        does = {k: access[id(op.row)] for op in known for k in self.doers(op)}
+        return notes + storage_dependencies(self.events, does)
 
     def doers(self, op: _Op) -> list[int]:
         """The events that touch an op's tensors: its kernels, or its only part on the host."""
         return self.of_op[id(op)] or [self.first[id(op)]]
 
 
-def _op(row: Mapping[str, Any]) -> _Op:
-    start, end = _times(row)
-    said = row.get("args") if isinstance(row.get("args"), Mapping) else {}
-    key = said.get("Record function id")  # type: ignore[union-attr]
-    dims, types = said.get("Input Dims"), said.get("Input type")  # type: ignore[union-attr]
-    thread = f"cpu/thread {row.get('tid')!s:.40}"
-    return _Op(
-        str(row.get("name")), thread, start, end, key if isinstance(key, (int, str)) else None, _largest(dims, types)
-    )
+def _op(row: Row) -> _Op:
+    input_bytes = _largest(row.args.get("Input Dims"), row.args.get("Input type"))
+    return _Op(row.name, row.thread, row.start, row.end, row, input_bytes)
 
 
 def _largest(dims: Any, types: Any) -> int:
@@ -234,21 +222,6 @@ def _largest(dims: Any, types: Any) -> int:
     return min(max(sizes), 2**50)
 
 
-def _times(row: Mapping[str, Any]) -> tuple[float, float]:
-    start, length = row.get("ts"), row.get("dur", 0)
-    for key, value in (("ts", start), ("dur", length)):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not -1e15 < value < 1e15
-            or (value < 0 and key == "dur")
-        ):
-            raise FormatError(
-                f"event {row.get('name')!r:.60}: {key} is {value!r:.60}; it must be a number of microseconds"
-            )
-    return float(start), float(start) + float(length)  # type: ignore[arg-type]
-
-
 def _outermost(ops: list[_Op]) -> list[_Op]:
     """Per thread, the ops that lie in no other one; wrappers (names without `::`, or autograd's) do not count."""
     real = [
@@ -264,22 +237,22 @@ def _outermost(ops: list[_Op]) -> list[_Op]:
     return found
 
 
-def _cut(ops: list[_Op], runtime: list[Mapping[str, Any]], on_device: bool) -> None:
-    """Give each op the calls of the runtime within it; calls outside of any op become ops of their own."""
-    if not on_device:
-        return
+def _cut(ops: list[_Op], runtime: Sequence[Row], copied: Mapping[Any, float]) -> None:
+    """Give each op the calls of the runtime within it; calls outside of any op become ops of their own.
+
+    `copied`: when each copy ended on its device. A copy that ended within its call kept the host waiting.
+    """
     by_thread: dict[str, list[_Op]] = {}
     for op in ops:
         by_thread.setdefault(op.thread, []).append(op)
     alone = []
-    for row in sorted(runtime, key=lambda r: _times(r)[0]):
-        start, end = _times(row)
-        waits = "Synchronize" in str(row.get("name"))
-        cut = _Cut(start, end, _correlation(row), waits)
-        thread = f"cpu/thread {row.get('tid')!s:.40}"
-        home = _holding(by_thread.get(thread, []), start)
+    for row in sorted(runtime, key=lambda row: row.start):
+        synchronizes = "Synchronize" in row.name
+        blocks = "Memcpy" in row.name and copied.get(row.correlation, float("inf")) <= row.end + CLOCK_US
+        cut = _Cut(row.start, row.end, row.correlation, not synchronizes, synchronizes or blocks)
+        home = _holding(by_thread.get(row.thread, []), row.start)
         if home is None:
-            home = _Op(str(row.get("name")), thread, start, end, None)
+            home = _Op(row.name, row.thread, row.start, row.end)
             alone.append(home)
         home.cuts.append(cut)
     ops += alone

@@ -94,14 +94,13 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
     if not events:
         raise FormatError("the trace holds no operator")
     _check(events)
-    order = sorted(range(len(events)), key=lambda i: (events[i].start_us, events[i].end_us, events[i].turn, i))
-    place = {i: k for k, i in enumerate(order)}
-    lane = _lanes([events[i] for i in order])
+    order, place = _order(events)
+    lane, beside = _lanes([events[i] for i in order])
     lanes = list(dict.fromkeys(lane))
     if len(lanes) > MOST_DEVICES:
         raise FormatError(f"the trace has {len(lanes)} threads and streams; at most {MOST_DEVICES} can be devices")
     table, waits_for, dropped = _dependencies(events, order, place)
-    duration, waited = _durations([events[i] for i in order], lane, waits_for)
+    duration, waited = _durations([events[i] for i in order], lane, waits_for, beside)
     span = max(e.end_us for e in events) - min(e.start_us for e in events)
     group, apart = _groups([events[i] for i in order], lane)
     said = [*notes, *_said(dropped, waited, len(lanes) * span, apart)]
@@ -133,51 +132,101 @@ def _check(events: Sequence[Event]) -> None:
                 raise FormatError(f"{event.name!r:.80} has a tensor of {size} bytes; it must be from 0 to {MOST_BYTES}")
 
 
-def _lanes(events: Sequence[Event]) -> list[str]:
-    """The lane of each event, by start; events that overlap on one get others (`thread 1 (2)`)."""
+def _order(events: Sequence[Event]) -> tuple[list[int], dict[int, int]]:
+    """Events by start, and the place of each."""
+    order = sorted(range(len(events)), key=lambda i: (events[i].start_us, events[i].end_us, events[i].turn, i))
+    return order, {i: k for k, i in enumerate(order)}
+
+
+def _lanes(events: Sequence[Event]) -> tuple[list[str], set[int]]:
+    """The lane of each event, by start; events that overlap on one get others (`thread 1 (2)`).
+
+    Also which events of a stream lie within another one of it: nothing says why they start when they do.
+    """
     free: dict[str, list[float]] = {}
-    found = []
-    for event in events:
+    lanes, beside = [], set()
+    for i, event in enumerate(events):
         ends = free.setdefault(event.lane, [])
-        k = next((k for k, end in enumerate(ends) if end <= event.start_us + CLOCK_US / 2), len(ends))
+        k = next((k for k, end in enumerate(ends) if end <= event.start_us + CLOCK_US), len(ends))
+        if k > 0 and event.kind == "gpu" and event.end_us <= ends[0]:
+            beside.add(i)
         if k == len(ends):
             ends.append(0.0)
         ends[k] = event.end_us
-        found.append(event.lane if k == 0 else f"{event.lane} ({k + 1})")
-    return found
+        lanes.append(event.lane if k == 0 else f"{event.lane} ({k + 1})")
+    return lanes, beside
 
 
 def _dependencies(
     events: Sequence[Event], order: list[int], place: dict[int, int]
 ) -> tuple[TensorTable, list[list[int]], int]:
-    """Tensors, what each op waits for, and how many dependencies the measured times contradict."""
+    """Tensors, what each op waits for, and how many dependencies the measured times contradict.
+
+    An op that started before what it depends on had ended depends on what that one depended on instead.
+    """
     table, dropped = TensorTable(), 0
     waits_for: list[list[int]] = [[] for _ in order]
+    waits = [{*(j for j, _ in event.reads), *event.after} for event in events]
     for k, i in enumerate(order):
+        contradicted = []
         rows = [*events[i].reads.items(), *(((j, "control"), CONTROL_BYTES) for j in sorted(events[i].after))]
         for (j, label), size in rows:
             if j == i:
                 continue
-            if place[j] > k or events[j].end_us > events[i].start_us + CLOCK_US:
-                dropped += 1
+            if _contradicted(events, place, j, i):
+                contradicted.append(j)
                 continue
             table.add(place[j], label, size, [k])
+            waits_for[k].append(place[j])
+        dropped += len(contradicted)
+        for j in sorted(_before_those(events, place, waits, i, contradicted) - waits[i]):
+            table.add(place[j], "control", CONTROL_BYTES, [k])
             waits_for[k].append(place[j])
     return table, waits_for, dropped
 
 
-def _durations(events: Sequence[Event], lane: list[str], waits_for: list[list[int]]) -> tuple[list[float], float]:
-    """What each op lasts in a replay, and how much of it all are unexplained waits."""
-    begin = min(e.start_us for e in events)
+def _contradicted(events: Sequence[Event], place: dict[int, int], j: int, i: int) -> bool:
+    """Had `i` started before `j` ended?"""
+    return place[j] > place[i] or events[j].end_us > events[i].start_us + CLOCK_US
+
+
+def _before_those(
+    events: Sequence[Event], place: dict[int, int], waits: Sequence[set[int]], i: int, contradicted: list[int]
+) -> set[int]:
+    """What the contradicted dependencies of `i` depended on, as far as that had ended."""
+    known, pending, before = {i, *contradicted}, list(contradicted), set()
+    while pending:
+        for j in waits[pending.pop()] - known:
+            known.add(j)
+            if _contradicted(events, place, j, i):
+                pending.append(j)
+            else:
+                before.add(j)
+    return before
+
+
+def _durations(
+    events: Sequence[Event], lane: list[str], waits_for: list[list[int]], beside: set[int]
+) -> tuple[list[float], float]:
+    """What each op lasts in a replay, and how much of it all are unexplained waits.
+
+    An op that lies within another one of its stream (`beside`) lasts as long as measured, unless the step ends with it: its
+    wait would be as long as what it ran beside.
+    """
+    begin, finish = min(e.start_us for e in events), max(e.end_us for e in events)
     free: dict[str, float] = {}
     ends: list[float] = []
     duration, waited = [], 0.0
     for k, event in enumerate(events):
         ready = max([free.get(lane[k], begin), *(ends[j] for j in waits_for[k])])
         wait = max(0.0, event.start_us - ready)
-        waited += wait
-        duration.append(wait + event.end_us - event.start_us)
-        ends.append(ready + duration[-1])
+        if k in beside and event.end_us < finish:
+            duration.append(event.end_us - event.start_us)
+            ends.append(ready + duration[-1])
+        else:
+            waited += wait
+            duration.append(max(0.0, event.end_us - ready))  # clocks are coarse: it may have started before `ready`
+            ends.append(max(ready, event.end_us))
         free[lane[k]] = ends[-1]
     return duration, waited
 

@@ -1,0 +1,136 @@
+"""Time for which devices still ran earlier steps when a step was launched: it is no part of that step.
+
+A host that never waits runs ahead of its devices, the normal case on a GPU. Each kernel of a step is moved to where it would have
+started if the devices had had nothing else to do: as long after its launch, the kernel before it on its stream and what it
+waited for as measured. A stream that was behind at all its launches begins with the step, as it does step after step; what
+the host launches later than the kernel began belongs to the time of the step before. So a step that is bound by its devices
+takes as long as they do, and one that is bound by its host as long as the host does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from .inference import chain
+from .recording import CLOCK_US, Event
+
+LATENCY_US = 20.0
+"""From a launch to its kernel on a device with nothing else to do, at most. A longer delay has another reason."""
+BACK_TO_BACK_US = 5.0
+"""A kernel that starts so soon after another one ended had waited for it."""
+NEVER = float("-inf")
+
+
+def blocked_until(
+    events: Sequence[Event], waits: Sequence[tuple[float, int]], others: Sequence[tuple[str, float]]
+) -> list[float]:  # fmt: skip
+    """Returns until when kernels of other steps kept each event waiting, minus infinity for none.
+
+    Args:
+        events: of the step; lanes of kernels are `DEVICE/...`.
+        waits: (time, event) at which events of the host went on after waiting for a device.
+        others: (lane, end) of the kernels of other steps.
+    """
+    blocked = [NEVER] * len(events)
+    ends = _ends_of_devices(others)
+    every_end = sorted(end for _, end in others)
+    own_ends = sorted(event.end_us for event in events if event.kind == "gpu")
+    for k, event in enumerate(events):
+        if event.kind == "gpu":
+            end = _last_before(ends.get(_device(event), []), event.start_us)
+            blocked[k] = end if event.start_us - end <= BACK_TO_BACK_US else NEVER
+    for start, k in waits:
+        end = _last_before(every_end, start)
+        blocked[k] = end if end > _last_before(own_ends, start) else NEVER
+    return blocked
+
+
+def leave_out_backlog(
+    events: Sequence[Event], launch_of: Mapping[int, int], blocked: Sequence[float], others: Sequence[tuple[str, float]],
+    latency_us: float,
+) -> list[str]:  # fmt: skip
+    """Takes the work of other steps out of a step's times, and returns a sentence that says so.
+
+    Args:
+        events: of the step, with what they depend on. Their times are changed in place.
+        launch_of: event on a device -> the event on the host that launched it.
+        blocked: see `blocked_until`.
+        others: (lane, end) of the kernels of other steps.
+        latency_us: the shortest time from a launch to its kernel in the whole trace.
+    """
+    if not others:
+        return []
+    blocked, copies = list(blocked), [replace(e, reads={}, after=set(e.after)) for e in events]
+    chain(copies, blocked=blocked)
+    behind = _lanes_behind(events, launch_of, min(latency_us, LATENCY_US))
+    ends = _ends_of_devices(others)
+    for k, event in enumerate(events):
+        if event.lane in behind:
+            copies[k].after.discard(launch_of.get(k, -1))
+            if not copies[k].reads and not copies[k].after:
+                blocked[k] = _last_before(ends.get(_device(event), []), event.start_us)
+    if all(until == NEVER for until in blocked):
+        return []
+    lead = _leads(copies, blocked)
+    for event, by in zip(events, lead, strict=True):
+        event.start_us, event.end_us = event.start_us - by, event.end_us - by
+    for k, launch in launch_of.items():
+        if events[launch].end_us > events[k].start_us + CLOCK_US:
+            events[k].after.discard(launch)
+    most = max(lead)
+    return [f"devices still ran earlier steps when this one was launched; up to {most:.6g} us are left out"] * (
+        most > CLOCK_US
+    )
+
+
+def _device(event: Event) -> str:
+    return event.lane.partition("/")[0]
+
+
+def _ends_of_devices(others: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
+    ends: dict[str, list[float]] = {}
+    for lane, end in sorted(others, key=lambda other: other[1]):
+        ends.setdefault(lane.partition("/")[0], []).append(end)
+    return ends
+
+
+def _last_before(ends: Sequence[float], start: float) -> float:
+    """The last of these ends before an event that starts then."""
+    k = bisect_right(ends, start + CLOCK_US)
+    return min(ends[k - 1], start) if k else NEVER
+
+
+def _lanes_behind(events: Sequence[Event], launch_of: Mapping[int, int], latency_us: float) -> set[str]:
+    """Streams that were behind at every launch of the step, by more than what the host needs for its first one."""
+    launched: dict[str, list[tuple[float, float]]] = {}
+    for k, launch in launch_of.items():
+        launched.setdefault(events[k].lane, []).append((events[k].start_us, events[launch].end_us))
+    begin = min((event.start_us for event in events if event.kind != "gpu"), default=0.0)
+    lanes = set()
+    for lane, times in launched.items():
+        first, delay = min(times)[0], min(start - launch for start, launch in times) - latency_us
+        all_launched = first >= max(launch for _, launch in times)
+        if delay > CLOCK_US and (all_launched or 2 * delay > first - begin):
+            lanes.add(lane)
+    return lanes
+
+
+def _leads(events: Sequence[Event], blocked: Sequence[float]) -> list[float]:
+    """By how much earlier each event would have run, had nothing of other steps kept it or those before it waiting."""
+    begin = min(event.start_us for event in events)
+    free: dict[str, tuple[float, float]] = {}  # of a lane: as measured, and without waiting
+    lead = [0.0] * len(events)
+    for k in sorted(range(len(events)), key=lambda k: (events[k].start_us, events[k].end_us, k)):
+        event = events[k]
+        before = [
+            j for j in {*(j for j, _ in event.reads), *event.after} if events[j].end_us <= event.start_us + CLOCK_US
+        ]
+        measured, ready = free.get(event.lane, (begin, begin))
+        measured = max([measured, blocked[k], *(events[j].end_us for j in before)])
+        ready = max([ready, *(events[j].end_us - lead[j] for j in before)])
+        lead[k] = max(measured - ready, 0.0)
+        if event.lane not in free or event.end_us >= free[event.lane][0]:
+            free[event.lane] = (event.end_us, event.end_us - lead[k])
+    return lead

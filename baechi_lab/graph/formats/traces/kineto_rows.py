@@ -1,0 +1,194 @@
+"""The rows of a Kineto trace: complete events by category, on one clock, and those of one step of the training loop.
+
+PyTorch up to 2.3 counts microseconds since 1970, later versions since `baseTimeNanoseconds`; here the first row of the trace
+is at 0. Versions before 1.10 name categories "Operator", "Runtime", "Kernel", "Memcpy" and "Memset". A pair of a "B" and an "E"
+event is one row.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from ....errors import FormatError
+
+KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
+RUNTIME = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "privateuse1_runtime", "runtime")
+_OLD_NAMES = {
+    "Operator": "cpu_op",
+    "Runtime": "cuda_runtime",
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+}
+_ANNOTATION = "user_annotation"
+_READ = ("cpu_op", _ANNOTATION, *KERNELS, *RUNTIME)
+LATEST_US = 1e16
+"""Times are below: the year 2286 in microseconds since 1970. Nanoseconds since then are above."""
+_SIMILAR = 0.1
+"""Steps of one kind differ by this share in their counts of ops at most."""
+
+
+@dataclass(eq=False)
+class Row:
+    """A complete event; times in microseconds since the first row."""
+
+    name: str
+    category: str
+    thread: str
+    start: float
+    end: float
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def correlation(self) -> int | str | None:
+        """What a launch and its kernels have in common."""
+        value = self.args.get("correlation")
+        return value if isinstance(value, (int, str)) else None
+
+
+@dataclass(frozen=True)
+class Step:
+    """The rows of one step: what ran on the host, on devices, and what devices ran of other steps."""
+
+    host: list[Row]
+    kernels: list[Row]
+    other_kernels: list[Row]
+    notes: list[str]
+
+
+def rows_of(document: Mapping[str, Any]) -> list[Row]:
+    """The rows that are read, in the order of the file.
+
+    Raises:
+        FormatError: `traceEvents` is no list, or a time is no number of microseconds.
+    """
+    entries = document.get("traceEvents")
+    if not isinstance(entries, list):
+        raise FormatError(f"field traceEvents is {type(entries).__name__}; it must be a list")
+    rows = [_row(entry) for entry in _complete(entry for entry in entries if isinstance(entry, Mapping))]
+    first = min((row.start for row in rows), default=0.0)
+    for row in rows:
+        row.start, row.end = float(row.start - first), float(row.end - first)
+    return rows
+
+
+def _complete(entries: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Entries of the categories that are read, each with a duration; what never ended is left out."""
+    open_entries: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
+    for entry in entries:
+        phase, lane = entry.get("ph"), (str(entry.get("pid")), str(entry.get("tid")))
+        if phase == "X" and _category(entry) in _READ:
+            yield entry
+        elif phase == "B":
+            open_entries.setdefault(lane, []).append(entry)
+        elif phase == "E" and open_entries.get(lane):
+            begin = open_entries[lane].pop()
+            if _category(begin) in _READ:
+                arguments = {**_args(begin), **_args(entry)}
+                duration = _time(entry, "ts") - _time(begin, "ts")
+                yield {**begin, "ph": "X", "dur": duration, "args": arguments}
+
+
+def _category(entry: Mapping[str, Any]) -> str:
+    category = str(entry.get("cat"))
+    return _OLD_NAMES.get(category, category)
+
+
+def _args(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    args = entry.get("args")
+    return args if isinstance(args, Mapping) else {}
+
+
+def _row(entry: Mapping[str, Any]) -> Row:
+    start, duration = _time(entry, "ts"), _time(entry, "dur") if "dur" in entry else 0
+    return Row(
+        str(entry.get("name")), _category(entry), f"cpu/thread {entry.get('tid')!s:.40}", start, start + duration, _args(entry)
+    )  # fmt: skip
+
+
+def _time(entry: Mapping[str, Any], key: str) -> float:
+    """A number of microseconds; some writers have it as text."""
+    value = entry.get(key)
+    number = value
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            number = None
+    in_range = isinstance(number, (int, float)) and not isinstance(number, bool) and -LATEST_US < number < LATEST_US
+    if not in_range or (key == "dur" and number < 0):  # type: ignore[operator]
+        raise FormatError(
+            f"event {entry.get('name')!r:.60}: {key} is {value!r:.60}; it must be a number of microseconds"
+            f"{', 0 or more' if key == 'dur' else ''}, below {LATEST_US:g}"
+        )
+    return number  # type: ignore[return-value]
+
+
+# -- steps ---------------------------------------------------------------------------------------------
+
+
+def one_step(rows: Sequence[Row]) -> Step:
+    """The rows of one step where the profiler marked steps: the last that has about as many ops and kernels as most.
+
+    The first step may have more, which are made once, and the last may be cut off.
+    """
+    marks = [r for r in rows if r.category == _ANNOTATION and r.name.startswith("ProfilerStep#")]
+    marks.sort(key=lambda row: (row.start, row.end))
+    every_host = [row for row in rows if row.category in ("cpu_op", *RUNTIME)]
+    every_kernel = [row for row in rows if row.category in KERNELS]
+    if not marks:
+        return Step(every_host, every_kernel, [], [])
+    host: list[list[Row]] = [[] for _ in marks]
+    for row in every_host:
+        k = bisect_right(marks, row.start, key=lambda mark: mark.start) - 1
+        if k >= 0 and row.start < marks[k].end:
+            host[k].append(row)
+    kernels = _kernels_of(host, every_host, every_kernel, marks)
+    chosen = _usual_step([sum(r.category == "cpu_op" for r in step) for step in host], [len(step) for step in kernels])
+    mine = set(map(id, kernels[chosen]))
+    others = [row for row in every_kernel if id(row) not in mine]
+    notes = [f"the trace holds {len(marks)} steps, of which {marks[chosen].name} is read"] if len(marks) > 1 else []
+    return Step(host[chosen], kernels[chosen], others, notes)
+
+
+def _kernels_of(host: list[list[Row]], every_host: list[Row], kernels: list[Row], marks: list[Row]) -> list[list[Row]]:
+    """Per step, the kernels that it launched; one without a launch goes by its op (`External id`), else by its time."""
+    step_of_launch = {row.correlation: k for k, step in enumerate(host) for row in step if row.category in RUNTIME}
+    launches = {row.correlation for row in every_host if row.category in RUNTIME} - {None}
+    step_of_op = {
+        row.args["External id"]: k
+        for k, step in enumerate(host)
+        for row in step
+        if row.category == "cpu_op" and isinstance(row.args.get("External id"), (int, str))
+    }
+    found: list[list[Row]] = [[] for _ in marks]
+    for row in kernels:
+        k = step_of_launch.get(row.correlation) if row.correlation in launches else None
+        external = row.args.get("External id")
+        if row.correlation not in launches:
+            k = step_of_op.get(external) if isinstance(external, (int, str)) else None
+            if k is None:
+                k = bisect_right(marks, row.start, key=lambda mark: mark.start) - 1
+                k = k if k >= 0 and row.start < marks[k].end and not launches else None
+        if k is not None:
+            found[k].append(row)
+    return found
+
+
+def _usual_step(ops: list[int], kernels: list[int]) -> int:
+    """The last step with about the median count of ops and no fewer kernels; else the last with most ops.
+
+    >>> _usual_step([900, 500, 500, 500], [800, 400, 400, 100])
+    2
+    """
+    filled = [k for k, count in enumerate(ops) if count] or list(range(len(ops)))
+    usual_ops, usual_kernels = (median(counts[k] for k in filled) for counts in (ops, kernels))
+    similar = [
+        k for k in filled
+        if abs(ops[k] - usual_ops) <= _SIMILAR * usual_ops and kernels[k] >= (1 - _SIMILAR) * usual_kernels
+    ]  # fmt: skip
+    return max(similar) if similar else max(filled, key=lambda k: (ops[k], kernels[k], k))
