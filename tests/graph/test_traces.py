@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -236,6 +237,270 @@ def test_one_of_several_steps_is_read(tmp_path):
     assert made.graph.op_types == ("aten::relu", "aten::relu", "kernel")  # before and after the launch
     assert made.notes[0] == "the trace holds 3 steps, of which ProfilerStep#2 is read"
     assert replayed(made) == pytest.approx(25)  # from 210 to 235
+
+
+def read(folder, rows, **more) -> bl.Recording:
+    (folder / "k.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": rows, **more}))
+    return bl.load_trace(folder / "k.json")
+
+
+def durations(made: bl.Recording, kind: str = "kernel") -> list[float]:
+    return [
+        d for d, op_type in zip(made.graph.duration_us.tolist(), made.graph.op_types, strict=True) if op_type == kind
+    ]
+
+
+def loop(steps: int, gpu_us: list[float], *, host_us: float = 30, queue: int = 10**9, sync: int | None = None, gap: float = 0,
+         streams: int = 1, devices: int = 1, more_in_first: int = 0, cut_off: int = 0) -> list[dict]:  # fmt: skip
+    """Rows of a loop: op j takes `host_us`, and launches from 5 to 10 a kernel of `gpu_us[j]`, which starts 2 later at least.
+
+    The host waits where `queue` kernels are under way, and at a step's end for the kernels of `sync` steps before.
+    """
+    rows, free, ends, now, number, last = [], {}, [], 0.0, 0, {}
+    for k in range(steps):
+        begin, count = now, len(gpu_us) + (more_in_first if k == 0 else 0)
+        for j in range(count):
+            number += 1
+            called = now + 5
+            while sum(end > called for end in ends) >= queue:
+                called = min(end for end in ends if end > called)
+            device, stream = j % devices, 7 + j % streams
+            start = max(free.get((device, stream), -gap) + gap, called + 7)
+            free[device, stream] = end = start + gpu_us[j % len(gpu_us)]
+            ends.append(end)
+            rows.append(
+                event("cpu_op", f"aten::op{j}", now, max(called + 5 - now, host_us - 10), **{"External id": number})
+            )
+            rows.append(launch(now + 5, number, dur=called - now))
+            if not (k == steps - 1 and j >= count - cut_off):
+                rows.append(
+                    event("kernel", f"k{j}", start, end - start, device=device, stream=stream, correlation=number)
+                )
+            now = max(now + host_us, called + 5)
+        last[k] = max(free.values())
+        if sync is not None and k - sync in last:
+            until = max(now + 5, last[k - sync] + 1)
+            rows += [
+                event("cpu_op", "aten::item", now, until + 1 - now),
+                launch(now + 2, 0, "cudaStreamSynchronize", until - now - 2),
+            ]
+            now = until + 2
+        rows.append(event("user_annotation", f"ProfilerStep#{k}", begin, now - begin))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "step_us", "kernel_us"),
+    [
+        (loop(4, [100] * 3), 300, [100] * 3),
+        (loop(6, [100] * 3, gap=1.5), 304.5, [101.5] * 3),
+        (loop(12, [100] * 3, queue=7), 300, [100] * 3),
+        (loop(12, [100] * 6, queue=4), 600, [100] * 6),
+        (loop(9, [100] * 3, sync=1), 300, [100] * 3),
+        (loop(6, [100, 60, 100, 60], streams=2), 200, [60, 60, 100, 100]),
+        (loop(6, [100, 60, 100, 60], streams=2, devices=2), 200, [60, 60, 100, 100]),
+        (loop(5, [100] * 6, cut_off=3), 600, [100] * 6),
+        (loop(5, [100] * 6, more_in_first=20), 600, [100] * 6),
+        # With a synchronization, or a host that is slower, a kernel starts 2 after its launch at 10: 12 + 300 + 1 + 1.
+        (loop(6, [100] * 3, sync=0), 314, [102, 100, 100]),
+        (loop(6, [10] * 3), 2 * 30 + 12 + 10, [12] * 3),
+        # The first kernel of 200 is behind. From the ninth on, launched at 250, the device waits for the host: 9 * 30 + 20.
+        (loop(6, [200] + [5] * 9), 290, [202] + [5] * 7 + [7] * 2),
+    ],
+    ids=["ahead", "gaps", "queue", "short queue", "previous step", "streams", "devices", "cut off", "warm-up", "waits", "host",
+         "caught up"],
+)  # fmt: skip
+def test_a_step_of_a_loop_is_without_the_backlog_of_earlier_ones(tmp_path, rows, step_us, kernel_us):
+    """A loop whose host runs ahead takes per step what its device takes: it is never idle."""
+    made = read(tmp_path, rows)
+    assert replayed(made) == pytest.approx(made.timeline.makespan_us) == pytest.approx(step_us)
+    assert sorted(durations(made)) == pytest.approx(sorted(kernel_us))
+    assert not any("not kept" in note for note in made.notes)
+
+
+def test_the_only_step_of_a_trace_may_begin_behind(tmp_path):
+    """The launches of the kernels before it are not in the trace."""
+    rows = loop(6, [100] * 3)
+    begin = next(row["ts"] for row in rows if row["name"] == "ProfilerStep#5")
+    made = read(tmp_path, [row for row in rows if row["ts"] >= begin])
+    assert replayed(made) == pytest.approx(300) and durations(made) == pytest.approx([100] * 3)
+    # Behind since 500, where the host began; the first kernel began at 1512.
+    assert "up to 1062 us are left out" in made.notes[0]
+
+
+def test_steps_without_work_between_them_and_rows_outside_are_left_out(tmp_path):
+    rows = [row for row in loop(8, [100] * 3) if row["name"] not in ("ProfilerStep#3", "ProfilerStep#7")]
+    made = read(tmp_path, rows)
+    assert made.notes[0] == "the trace holds 6 steps, of which ProfilerStep#6 is read"
+    assert replayed(made) == pytest.approx(300)
+
+
+def test_a_side_stream_keeps_its_place_beside_a_stream_that_is_behind(tmp_path):
+    """Per step mm 100, then all-reduce 80 beside mm 100, then adam 50 after both, each 1 after what it waits for: 253."""
+    rows, main, side = [], 0.0, 0.0
+    for k in range(6):
+        t, first = 100 * k, 4 * k
+        names = ["aten::mm", "c10d::allreduce_", "aten::mm", "aten::adam"]
+        rows.append(event("user_annotation", f"ProfilerStep#{k}", t, 100))
+        for j, name in enumerate(names):
+            rows += [event("cpu_op", name, t + 20 * j, 15), launch(t + 20 * j + 5, first + j)]
+        main = max(main + 1, t + 9) + 100
+        side = max(side, main) + 81
+        rows += [kernel("mm", main - 100, 100, first), kernel("ncclDevKernel", side - 80, 80, first + 1, stream=30)]
+        main += 101
+        rows.append(kernel("mm", main - 100, 100, first + 2))
+        main = max(main, side) + 51
+        rows.append(kernel("adam", main - 50, 50, first + 3))
+    made = read(tmp_path, rows)
+    assert replayed(made) == made.timeline.makespan_us == pytest.approx(253)
+    assert sorted(durations(made)) == pytest.approx([51, 81, 101, 101])
+
+
+def test_a_blocking_copy_launches_and_waits(tmp_path):
+    """AMD's item: hipMemcpyWithStream returns 2 after its copy, which comes after three kernels of 100 that begin at 16."""
+    rows, free, t = [], 0.0, 0.0
+    for k in range(4):
+        begin = t
+        for j in range(3):
+            number, start = 4 * k + j, max(free, t + 16)
+            rows += [
+                event("cpu_op", "aten::mm", t, 20),
+                launch(t + 5, number, "hipLaunchKernel", 5),
+                kernel("gemm", start, 100, number, 0),
+            ]
+            free, t = start + 100, t + 25
+        free += 3
+        rows += [
+            event("cpu_op", "aten::item", t, free + 4 - t),
+            launch(t + 4, 4 * k + 3, "hipMemcpyWithStream", free - 2 - t),
+        ]
+        rows.append({**kernel("CopyDeviceToHost", free - 3, 3, 4 * k + 3, 0), "cat": "gpu_memcpy"})
+        t = free + 7
+        rows.append(event("user_annotation", f"ProfilerStep#{k}", begin, t - begin))
+    made = read(tmp_path, rows)
+    assert replayed(made) == made.timeline.makespan_us == pytest.approx(16 + 303 + 4)
+    item = [d for n, d in zip(made.graph.names, made.graph.duration_us, strict=True) if n.startswith("aten::item")]
+    assert sum(item) == pytest.approx(5 + 4 + 4)  # since the op before, until the call, after the copy
+
+
+def test_kernels_beside_each_other_on_one_stream_last_as_long_as_measured(tmp_path):
+    """Branches of a CUDA graph have one stream: b and c run while a does. d begins 1 before c, by the clock, has ended."""
+    names = [("a", 100, 1000), ("b", 110, 10), ("c", 120, 10), ("e", 1100, 40), ("f", 1139, 400), ("g", 1539, 10)]
+    rows = [event("cpu_op", "aten::mm", 0, 20), launch(5, 1, "cudaGraphLaunch", 10)]
+    made = read(tmp_path, [*rows, *(kernel(name, ts, dur, 1) for name, ts, dur in names)])
+    assert replayed(made) == made.timeline.makespan_us == 1549
+    kernels = dict(zip(made.graph.names, made.graph.duration_us.tolist(), strict=True))
+    # a starts 85 after its launch ends, and nothing says why.
+    assert {name: kernels[name] for name, *_ in names} == {"a": 1085, "b": 10, "c": 10, "e": 39, "f": 400, "g": 10}
+    assert made.cluster.names[1:] == ("gpu:0/stream 7", "gpu:0/stream 7 (2)")
+
+
+@pytest.mark.parametrize("base", [0, 1_700_000_000_000_000, 1_700_000_000_000_000.5, -5e6])
+@pytest.mark.parametrize("write", [lambda x: x, str], ids=["number", "text"])
+def test_times_may_count_from_any_moment_and_be_texts(tmp_path, base, write):
+    """Up to PyTorch 2.3 since 1970."""
+    rows = [
+        event("cpu_op", name, write(base + ts), write(dur))
+        for name, ts, dur in (("aten::mm", 0, 40), ("aten::relu", 40, 5))
+    ]
+    made = read(tmp_path, rows, displayTimeUnit="ms", baseTimeNanoseconds=1719000000000000000)
+    assert replayed(made) == made.timeline.makespan_us == pytest.approx(45)
+    assert made.graph.duration_us.tolist() == [40, 5]
+
+
+def test_pairs_of_begin_and_end_and_old_categories_are_rows(tmp_path):
+    whole = read(tmp_path, GPU)
+    pairs = []
+    for at, row in enumerate(GPU):
+        begin = {key: value for key, value in row.items() if key != "dur"} | {"ph": "B"}
+        pairs += [
+            (row["ts"], 1, at, begin),
+            (row["ts"] + row["dur"], 0, -at, {"ph": "E", "ts": row["ts"] + row["dur"], "tid": row["tid"]}),
+        ]
+    for _, _, at, row in pairs:
+        if "stream" in GPU[abs(at)]["args"]:
+            row["tid"] = 7  # as Kineto writes it: pairs are of one thread or stream
+    pairs.append((101, 1, 99, {"ph": "B", "cat": "cpu_op", "name": "aten::never_ended", "ts": 101, "tid": 1}))
+    made = read(tmp_path, [row for *_, row in sorted(pairs, key=lambda pair: pair[:3])])
+    assert made.graph == whole.graph
+    names = {"cpu_op": "Operator", "cuda_runtime": "Runtime", "kernel": "Kernel"}
+    assert read(tmp_path, [{**row, "cat": names.get(row["cat"], row["cat"])} for row in GPU]).graph == whole.graph
+
+
+def flat_node(number: int, name: str, inputs: list, outputs: list, thread: int = 1, schema: str = "") -> dict:
+    """As schema 1.0.1 has it, up to PyTorch 2.1: everything is a field of the node."""
+    lists = {
+        "inputs": inputs,
+        "input_shapes": [],
+        "input_types": [],
+        "outputs": outputs,
+        "output_shapes": [],
+        "output_types": [],
+    }
+    return {"name": name, "id": number + 1, "rf_id": number, "parent": 1, "tid": thread, "op_schema": schema, **lists}
+
+
+OPS = [("aten::mm", [1, 2], [3]), ("aten::exp", [3], [4]), ("aten::sum", [3], [5])]
+FORK = {("aten::mm", "aten::exp"), ("aten::mm", "aten::sum")}
+
+
+def joined(folder, rows: list[dict], nodes: list[dict], schema: str = "1.0.1") -> bl.Recording:
+    (folder / "k.json").write_text(json.dumps({"traceEvents": rows}))
+    (folder / "e.json").write_text(json.dumps({"schema": schema, "nodes": nodes}))
+    return bl.load_trace(folder / "k.json", execution_trace=folder / "e.json")
+
+
+def test_old_execution_traces_are_joined_by_external_id(tmp_path):
+    rows = [
+        event("cpu_op", name, 10 * k, 8, **{"External id": k + 1, "Ev Idx": k}) for k, (name, _, _) in enumerate(OPS)
+    ]
+    nodes = [flat_node(k + 1, name, list(map(tensor, a)), list(map(tensor, b))) for k, (name, a, b) in enumerate(OPS)]
+    made = joined(tmp_path, rows, [flat_node(0, "[pytorch|profiler|execution_graph|process]", [], []), *nodes])
+    assert edges(made.graph) == FORK and "by External id" in made.notes[0]
+    assert made.graph.persistent_bytes.tolist() == [80, 0, 0]
+    changing = flat_node(
+        1, "aten::mm", list(map(tensor, [1, 2])), [tensor(1)], schema="aten::mm(Tensor(a!) x, Tensor y) -> Tensor(a!)"
+    )
+    assert joined(tmp_path, rows, [changing, *nodes[1:]]).graph.n == 3
+
+
+def test_an_observer_beside_the_profiler_is_joined_by_order(tmp_path):
+    """The observer ran for one step of three, on other numbers; a thread of its own runs backward ops."""
+    names = [
+        "aten::mm",
+        "aten::add",
+        "aten::exp",
+        "aten::mul",
+        "aten::sum",
+        "aten::neg",
+        "aten::cos",
+        "aten::sin",
+        "aten::div",
+    ]
+    rows, nodes = [], []
+    for k in range(3):
+        rows.append(event("user_annotation", f"ProfilerStep#{k}", 200 * k, 200))
+        for j, name in enumerate(names):
+            rows.append(
+                event("cpu_op", name, 200 * k + 10 * j, 8, **{"Record function id": 0, "External id": 1 + 9 * k + j})
+            )
+            rows.append(event("cpu_op", f"autograd::{name}", 200 * k + 100 + 10 * j, 9, 2, **{"Record function id": 0}))
+            rows.append(event("cpu_op", f"{name}_backward", 200 * k + 101 + 10 * j, 7, 2, **{"Record function id": 0}))
+    for j, name in enumerate(names):
+        nodes.append(flat_node(500 + j, name, [tensor(10 + j)], [tensor(11 + j)]))
+        nodes.append(flat_node(600 + 2 * j, f"autograd::{name}", [], [], 2))
+        nodes.append(flat_node(601 + 2 * j, f"{name}_backward", [tensor(11 + j)], [tensor(50 + j)], 2))
+    made = joined(tmp_path, rows, nodes)
+    assert "by their order on threads" in made.notes[1]
+    forward = set(pairwise(names))
+    assert edges(made.graph) == forward | {(name, f"{name}_backward") for name in names}
+
+
+def test_an_execution_trace_of_another_program_is_refused_whatever_its_numbers(tmp_path):
+    rows = [event("cpu_op", name, 10 * k, 8, **{"External id": k + 1}) for k, (name, _, _) in enumerate(OPS)]
+    for names in (["aten::relu", "aten::exp"], ["aten::exp", "aten::mm", "aten::sum"], ["aten::exp"]):
+        with pytest.raises(FormatError, match="of another run"):
+            joined(tmp_path, rows, [flat_node(k + 70, name, [tensor(1)], [tensor(2)]) for k, name in enumerate(names)])
 
 
 def et_node(number: int, schema: str, inputs: list, outputs: list) -> dict:
