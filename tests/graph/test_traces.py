@@ -67,6 +67,7 @@ def attribute(name: str, **value) -> dict:
     return {"name": name, **value}
 
 
+CPU = [attribute("is_cpu_op", bool_val=True)]
 NODES = [
     {"id": 1, "name": "load", "type": 2, "duration_micros": 5, "attr": [attribute("tensor_size", uint64_val=64)]},
     {"id": 2, "name": "note", "type": 1, "ctrl_deps": [1]},
@@ -86,6 +87,33 @@ def test_chakra_by_hand(tmp_path):
     assert made.cluster.names == ("memory", "compute")
     assert replayed(made) == made.timeline.makespan_us == 5 + 7 + 2
     assert "no start times" in made.notes[0]
+
+
+def test_data_of_chakra_comes_through_nodes_without_work(tmp_path):
+    """load, then two notes one behind the other, then relu: relu reads load's 64 bytes."""
+    nodes = [
+        NODES[0], {"id": 2, "name": "note", "type": 1, "data_deps": [1]}, {"id": 3, "name": "none", "type": 0, "data_deps": [2]},
+        {"id": 4, "name": "relu", "type": 4, "duration_micros": 2, "data_deps": [3]},
+    ]  # fmt: skip
+    (tmp_path / "step.et").write_bytes(et(*nodes))
+    made = bl.load_trace(tmp_path / "step.et")
+    assert edges(made.graph) == {("load", "relu")} and made.graph.tensor_bytes.tolist() == [64]
+
+
+@pytest.mark.parametrize("kind", ["ctrl_deps", "data_deps"])
+def test_what_a_child_of_chakra_waited_for_through_its_parents_is_kept(tmp_path, kind):
+    """PyTorch's converter lets a child depend on its parents, which end after it began: it depends on what they waited for."""
+    nodes = [
+        {"id": 1, "name": "a", "type": 4, "start_time_micros": 1, "duration_micros": 9, "attr": CPU},
+        {"id": 2, "name": "parent", "type": 4, "start_time_micros": 10, "duration_micros": 90, kind: [1], "attr": CPU},
+        {"id": 3, "name": "inner", "type": 4, "start_time_micros": 12, "duration_micros": 80, kind: [2], "attr": CPU},
+        {"id": 4, "name": "child", "type": 4, "start_time_micros": 20, "duration_micros": 10, kind: [3]},
+    ]  # fmt: skip
+    (tmp_path / "step.et").write_bytes(et(*nodes))
+    made = bl.load_trace(tmp_path / "step.et")
+    assert edges(made.graph) == {("a", "parent"), ("a", "inner"), ("a", "child")}
+    assert made.notes[0].startswith("2 dependencies of the trace are not kept")
+    assert replayed(made) == made.timeline.makespan_us == 99
 
 
 def test_chakra_in_json_is_the_same(tmp_path):

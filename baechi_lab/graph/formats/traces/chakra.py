@@ -145,11 +145,11 @@ def graph_of_ranks(ranks: Sequence[list[Node]], name: str) -> Recording:
     reads = [[_known(index, n, d) for d in (*n.data, *n.control)] for n in every]
     number = {k: e for e, k in enumerate(k for k, n in enumerate(every) if n.works)}
     sources = _through_notes(every, reads)
+    data = _through_notes(every, [[_known(index, n, d) for d in n.data] for n in every])
     events = [_event(every[k], len(ranks) > 1) for k in number]
     for k, e in number.items():
-        data = {index[every[k].rank, d] for d in every[k].data}
         for source in sources[k]:
-            size = _bytes(every[source]) if source in data else 0
+            size = _bytes(every[source]) if source in data[k] else 0
             if size:
                 events[e].reads[number[source], "output"] = size
             else:

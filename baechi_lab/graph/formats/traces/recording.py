@@ -243,7 +243,10 @@ def _said(dropped: int, waited: float, lanes_us: float, apart: int) -> list[str]
     if apart:
         said.append(f"{apart} ops ran on another lane than what they share a variable with; any device may take them")
     if dropped:
-        said.append(f"{dropped} dependencies of the trace are not kept, as the op that waits had started before")
+        said.append(
+            f"{dropped} dependencies of the trace are not kept, as the op that waits had started before; it depends on what "
+            "those depended on"
+        )
     if lanes_us > 0 and waited / lanes_us >= 0.005:
         share = f"{waited / lanes_us:.0%} of all lanes' time"
         said.append(f"waits that nothing in the trace explains add up to {share}; each counts with the op after it")
