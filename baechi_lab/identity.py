@@ -8,6 +8,7 @@ reads; so does a class of the caller's own. What is installed (Python, packages,
 from __future__ import annotations
 
 import builtins
+import copyreg
 import dis
 import functools
 import hashlib
@@ -192,12 +193,12 @@ class _Digester:
                     cells[name] = cell.cell_contents
                 except ValueError:  # not assigned yet
                     cells[name] = Unidentified
-        inputs = [value.__defaults__, value.__kwdefaults__, cells, vars(value)]
+        inputs = [value.__code__, value.__defaults__, value.__kwdefaults__, cells, vars(value)]
         yield from ("function", *self.each(inputs))
         if installed(value.__module__):
             yield from (value.__module__, value.__qualname__, version_of(value.__module__))
         else:
-            yield from (self.of(value.__code__), *self.globals_of(value))
+            yield from self.globals_of(value)
 
     def globals_of(self, value: FunctionType) -> Iterator[str]:
         """What the function and those inside it read of the globals, and of modules among these."""
@@ -242,12 +243,13 @@ class _Digester:
             yield from ("builtin", str(value.__module__), value.__qualname__, version_of(value.__module__ or ""))
             return
         try:
-            reduced = value.__reduce_ex__(4)
+            described_by = copyreg.dispatch_table.get(kind)
+            reduced = value.__reduce_ex__(4) if described_by is None else described_by(value)
         except Exception as error:
             raise Unidentified(described) from error
         if isinstance(reduced, str):
             module = getattr(value, "__module__", None) or kind.__module__
-            if not installed(module):
+            if not installed(module) and kind.__module__ != "typing":  # a type variable is its name
                 raise Unidentified(described)
             yield from ("global", module, reduced, version_of(module))
             return

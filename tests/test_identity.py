@@ -1,6 +1,7 @@
 """Content decides what a stored or remembered result belongs to: equal contents agree, here and in another process."""
 
 import functools
+import re
 import subprocess
 import sys
 import threading
@@ -8,6 +9,7 @@ import types
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import baechi_lab as bl
@@ -203,6 +205,21 @@ def test_tensors_and_modules_count_by_their_values():
 def test_what_has_no_content_is_said(value):
     with pytest.raises(Unidentified):
         content_digest(value)
+
+
+def test_objects_of_libraries_count_by_what_they_hold():
+    assert (
+        not same(np.sin, np.cos)
+        and not same(re.compile("a"), re.compile("b"))
+        and same(re.compile("a"), re.compile("a"))
+    )
+    frames = pd.DataFrame({"a": range(5000)}), pd.DataFrame({"a": [*range(2500), 0, *range(2501, 5000)]})
+    assert repr(frames[0]) == repr(frames[1])
+    assert not same(*frames) and same(frames[0], frames[0].copy())
+    links = [[bl.Link(1.0, 0.1)] * 40 for _ in range(40)]
+    other = [list(row) for row in links]
+    other[20][21] = bl.Link(9.0, 0.1)
+    assert not same(bl.Cluster.uniform(40).replace(link=links), bl.Cluster.uniform(40).replace(link=other))
 
 
 def test_random_generators_count_by_their_state():
