@@ -114,7 +114,7 @@ class _Digester:
         if isinstance(value, (OpGraph, Cluster)):
             yield from (kind.__name__, value.content_key)
         elif isinstance(value, Step):
-            yield from ("Step", value.key, *self.each([value.initial_values, value.example_inputs, value.info]))
+            yield from ("Step", value.key, *self.each([value.initial_values, value.example_inputs]))
         elif isinstance(value, Placement):
             columns = [value.device, value.rank, value.group_of, value.replicas, value.graph_key, value.source_key]
             yield from ("Placement", *self.each(columns))

@@ -108,9 +108,11 @@ def graph_key(subject: Subject, batch_size: int | None, profiling: Profiling) ->
     if not isinstance(subject, (str, Step)):
         return content_digest((__version__, "function", subject, batch_size))
     hardware = by_kind(profiling.hardware) if profiling.mode == "estimated" else None
-    model = model_class(subject) if isinstance(subject, str) else None
     costs = (profiling.mode, hardware, profiling.model_params)
-    return content_digest((__version__, "model", subject, model, batch_size, costs))
+    if isinstance(subject, Step):  # its costs do not depend on the values of its variables
+        built_from = (subject.info.get("model"), subject.info.get("params"))
+        return content_digest((__version__, "step", subject.key, built_from, batch_size, costs))
+    return content_digest((__version__, "model", subject, model_class(subject), batch_size, costs))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 import baechi_lab as bl
@@ -249,6 +250,20 @@ def test_a_graph_that_could_not_be_made_is_tried_again(tmp_path):
     assert bl.sweep(graph_of, path=path, **SMALL)["error"].tolist() == ["needs the package 'x'"]
     missing.clear()
     assert bl.sweep(graph_of, path=path, **SMALL)["makespan_us"].tolist() == [32]
+
+
+def test_a_step_is_known_by_its_program_and_not_by_its_values_or_times():
+    """What tracing took, and random initial values, differ in every process that goes on with a sweep."""
+
+    def key(graph=b"graph", weight=1.0, **info):
+        spec = bl.TensorSpec("w", "float32", (1,))
+        values = (np.array([weight], dtype=np.float32),)
+        return grid.graph_key(bl.Step("tiny", graph, (), (), (), (spec,), values, info=info), 8, grid.Profiling())
+
+    assert key(trace_seconds=1.0) == key(weight=2.0, trace_seconds=3.0)
+    assert key() != key(graph=b"other") and key(model="mlp", params={"units": 3}) != key(
+        model="mlp", params={"units": 4}
+    )
 
 
 def test_another_release_computes_its_own_rows(tmp_path, monkeypatch):
