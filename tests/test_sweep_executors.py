@@ -212,7 +212,7 @@ def test_without_ray(monkeypatch):
 
 def test_a_closed_dask_client_is_refused():
     distributed = pytest.importorskip("distributed")
-    with distributed.Client(processes=False, n_workers=1, dashboard_address=None) as client:
+    with distributed.Client(processes=False, n_workers=1, dashboard_address=":0") as client:
         pass
     with pytest.raises(bl.InvalidInput, match=r"dask\.distributed\.Client that is closed"):
         bl.sweep(GRAPH, executor=client, progress=False)

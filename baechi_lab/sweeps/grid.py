@@ -11,10 +11,10 @@ from .. import __version__
 from ..checks import check_whole, is_list
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, OpGraph, Step
+from ..graph.hardware import by_kind
 from ..graph.units import parse_bytes
 from ..identity import content_digest
 from ..models.registry import model_class
-from ..graph.hardware import by_kind
 
 Subject = str | Step | OpGraph | Callable[[int], OpGraph]
 
