@@ -143,8 +143,6 @@ def test_positions_and_keywords_together_are_traced_profiled_and_run():
     placed = bl.Placement(device=[0] * graph.n)
     whole, parts = (bl.torch.execute(step, placed, 2, graph=graph, micro_batches=m) for m in (None, 3))
     np.testing.assert_allclose(np.ravel(whole.outputs), np.ravel(parts.outputs), rtol=1e-5)
-    with pytest.raises(bl.InvalidInput, match=r"hands positional tensors .* run it with pipeline=False"):
-        bl.torch.execute(step, placed, 1, graph=graph, micro_batches=2, pipeline=True)
 
 
 @pytest.mark.slow

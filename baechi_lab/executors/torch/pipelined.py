@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -27,6 +26,7 @@ from ...torch.models.losses import own_loss
 from ...torch.pipelines.cutting import Part, cut
 from ...torch.pipelines.recording import Program, record
 from ...torch.records import Trace
+from ...torch.runtime.tree import tensors
 from ...torch.step import TorchStep
 from ...workers.pool import Pool
 from .pipeline_process import Job, Report, run_process
@@ -74,13 +74,7 @@ def cut_step(
     assert made.schedule is not None and made.stages is not None  # noqa: S101  (a schedule was given)
     if not made.stages.training:
         raise InvalidInput(f"the graph of step {step.name!r} has no backward ops; profile it with mode='training'")
-    args, kwargs = step.arguments(model)
-    if kwargs or not all(isinstance(t, torch.Tensor) for t in args):
-        raise InvalidInput(
-            f"a pipeline hands positional tensors to its stages, and inputs of step {step.name!r} are others; wrap the model in "
-            "a module whose forward takes a tuple of tensors, or run it with pipeline=False"
-        )
-    program = record(model, args, found)
+    program = record(model, step.inputs, found)
     stage = made.stages.stage[: len(found.calls)].tolist()
     parts = cut(model, program, stage, made.stages.count)
     groups = {group[0]: group for group in placed.on(graph).replicas}
@@ -104,11 +98,12 @@ def run_pipeline(
     gradients: bool = False, pool: Pool | None = None,
 ) -> Run:  # fmt: skip
     """Start a process per device (or take those of `pool`), let them train, and put together what they report."""
+    batches = [(tuple(tensors(part.arguments(model))), part.targets) for part in parts]
     jobs = [
         Job(
             rank, len(cut_up.processes), names[device],
             {s: (part.module, part.spec) for s, part in cut_up.of_process(rank).items()}, len(cut_up.parts),
-            str(cut_up.schedule), cut_up.homes, cut_up.tied, [(p.inputs, p.targets) for p in parts], step.loss or own_loss,
+            str(cut_up.schedule), cut_up.homes, cut_up.tied, batches, step.loss or own_loss,
             cut_up.program.template, mean, step.optimizer, step.seed, warmup, steps, gradients,
         )
         for rank, device in enumerate(cut_up.processes)

@@ -22,6 +22,7 @@ from ...graph import Cluster, OpGraph, Placement
 from ...torch.models.losses import own_loss
 from ...torch.pipelines import worker
 from ...torch.recomputing import changed
+from ...torch.runtime.tree import tensors
 from ...torch.step import TorchStep
 from ...torch.tracing import trace
 from .script import PIPELINE, PIPELINE_README
@@ -92,13 +93,22 @@ def pipeline_files(step: TorchStep, model: nn.Module, way: Way, devices: tuple[s
         "train.py": script,
         "README.md": readme,
         "stages.py": _stages(way.cut),
-        "pipeline.json": json.dumps(_plan(way.cut, way.mean, devices), indent=1),
+        "pipeline.json": json.dumps(
+            {"inputs": _input_names(step, model), **_plan(way.cut, way.mean, devices)}, indent=1
+        ),
         "weights.pt": saved(model.state_dict()),
         "constants.pt": saved(way.cut.program.constants),
-        "batch.pt": saved({"inputs": list(step.inputs), "targets": list(step.targets)}),
+        "batch.pt": saved({"inputs": list(tensors(step.arguments(model))), "targets": list(step.targets)}),
         "placed_pipeline.py": Path(inspect.getfile(worker)).read_text(),
         **sources.files,
     }
+
+
+def _input_names(step: TorchStep, model: nn.Module) -> list[str]:
+    """The argument, by position or name, that each input tensor is or is a part of."""
+    args, kwargs = step.arguments(model)
+    named = [*((str(k), value) for k, value in enumerate(args)), *kwargs.items()]
+    return [name for name, value in named for _ in tensors(value)]
 
 
 def _plan(cut: Cut, mean: bool, devices: tuple[str, ...]) -> dict[str, Any]:

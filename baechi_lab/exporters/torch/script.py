@@ -119,7 +119,10 @@ PLAN = json.loads((HERE / "pipeline.json").read_text())
 
 
 def batches():
-    """Yield (inputs, targets), each a list of tensors of the whole batch, once per step; the same on all processes."""
+    """Yield (inputs, targets), each a list of tensors of the whole batch, once per step; the same on all processes.
+
+    Inputs are in the order of `PLAN["inputs"]`: the model's arguments, by position or name.
+    """
     batch = torch.load(HERE / "batch.pt", weights_only=True)
     # >>> PLUG IN YOUR DATA HERE: replace the next line by your own source of batches <<<
     yield from itertools.repeat((batch["inputs"], batch["targets"]))

@@ -3,15 +3,22 @@
 Idea: the model runs once on one micro-batch under the interception that traces and profiles use, so every call of a layer
 and every function between layers appears under the key that the profile knows it by. Each becomes a node of a
 `torch.fx.Graph`; tensors are known by identity. All micro-batches have one size, so sizes that Python has read may
-stand in the program as numbers; values may not.
+stand in the program as numbers. So may values that are made of constants and sizes alone (positions from `arange`, causal
+masks). Values that follow from inputs, parameters, random numbers or buffers that change may not: they are varying.
 
-Refused, because a program could not repeat it: values read in Python, hooks and autograd Functions between layers, and
-calls under settings of their own (checkpointing, autocast, no_grad). Such a model runs in the session.
+A model that reads varying values is recorded once more as `torch.export` would see it (`torch.compiler.is_exporting()`
+is True): models of transformers and others then leave out shortcuts that depend on values, such as dropping a padding
+mask that is all ones. Functions that only one of the two recordings calls belong to no call of the trace.
+
+Refused, because a program could not repeat it: varying values read in Python, hooks and autograd Functions between layers,
+and calls under settings of their own (checkpointing, autocast). Such a model runs in the session.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import GetSetDescriptorType
@@ -25,8 +32,9 @@ from ...errors import InvalidInput
 from ..records import Trace
 from ..runtime.context import ambient, autocast_state
 from ..runtime.intercept import Frame, Handler, Interceptor, hooked
+from ..runtime.random import generator_states, same_states
 from ..runtime.storage import storage_key, version
-from ..runtime.tree import map_tensors, tensors
+from ..runtime.tree import as_arguments, map_tensors, tensors, understood
 from ..snapshot import untouched
 
 READERS = frozenset({
@@ -34,6 +42,16 @@ READERS = frozenset({
     "__complex__", "__contains__", "__array__",
 })  # fmt: skip
 """Functions that give Python a tensor's values."""
+
+SIZES_ONLY = {
+    "zeros_like": 0, "ones_like": 0, "full_like": 0, "new_zeros": 0, "new_ones": 0, "new_full": 0, "new_tensor": 0,
+    "expand_as": 1, "view_as": 1, "reshape_as": 1, "type_as": 1,
+}  # fmt: skip
+"""Functions that read size and type alone of one argument, with its position."""
+
+
+class VaryingRead(InvalidInput):
+    """Python read values that differ between micro-batches."""
 
 
 @dataclass(eq=False)
@@ -58,8 +76,10 @@ class Program:
     together: list[tuple[int, int, str]] = field(default_factory=list)
 
 
-def record(model: nn.Module, inputs: tuple[torch.Tensor, ...], trace: Trace) -> Program:
-    """The program of one forward of `model` on `inputs`, whose calls are those of `trace`; the model is left as it was.
+def record(model: nn.Module, inputs: Any, trace: Trace) -> Program:
+    """The program of one forward of `model` on `inputs` (as a `TorchStep` has them); the model is left as it was.
+
+    Its calls are those of `trace`. Its inputs are the tensors of `inputs` in the order of `runtime.tree.tensors`.
 
     Raises `InvalidInput` naming what no program can repeat.
 
@@ -70,13 +90,78 @@ def record(model: nn.Module, inputs: tuple[torch.Tensor, ...], trace: Trace) -> 
     ['input_0', '0', '1']
     """
     recorder = Recorder(model, trace)
-    with untouched(model, inputs):
-        interceptor = Interceptor(model, trace.layers, recorder).install()
+    try:
+        _run(model, inputs, trace, recorder)
+    except VaryingRead as error:
+        plain, recorder = KeyCounter(), Recorder(model, trace)
+        _run(model, inputs, trace, plain)
         try:
-            model(*inputs)
+            with _exporting():
+                _run(model, inputs, trace, recorder)
+            _drop_calls(recorder.program, trace, _differing(plain.counts, recorder.counts))
+        except InvalidInput:
+            raise error from None
+    return recorder.program
+
+
+def _run(model: nn.Module, inputs: Any, trace: Trace, handler: Handler) -> None:
+    args, kwargs = as_arguments(inputs, model)
+    with untouched(model, (args, kwargs)):
+        interceptor = Interceptor(model, trace.layers, handler).install()
+        try:
+            model(*args, **kwargs)
         finally:
             interceptor.remove()
-    return recorder.program
+
+
+class KeyCounter(Handler):
+    """Counts how often each function and layer is called in each container."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def call(
+        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
+    ) -> Any:
+        self.counts[stem(key)] += 1
+        return run(*args, **kwargs)
+
+
+def stem(key: str) -> str:
+    """A call's key without its number.
+
+    >>> stem("layers.0/add#1")
+    'layers.0/add'
+    """
+    return key.partition("#")[0]
+
+
+def _differing(a: Counter[str], b: Counter[str]) -> set[str]:
+    return {key for key in a.keys() | b.keys() if a[key] != b[key]}
+
+
+def _drop_calls(program: Program, trace: Trace, stems: set[str]) -> None:
+    """Make calls with those stems nodes that every stage which reads them computes itself.
+
+    Where a function is called more or less often than in `trace`, its numbers say nothing.
+    """
+    dropped = {i for i, call in enumerate(trace.calls) if stem(call.key) in stems}
+    if any(trace.calls[i].random or trace.calls[i].inplace or trace.calls[i].module is not None for i in dropped):
+        raise InvalidInput("calls that draw numbers, write in place or are layers cannot be repeated in several stages")
+    program.calls = [node for node in program.calls if program.call_of[node] not in dropped]
+    program.call_of = {node: i for node, i in program.call_of.items() if i not in dropped}
+
+
+@contextlib.contextmanager
+def _exporting() -> Iterator[None]:
+    """`torch.compiler.is_exporting()` is True for the length of a `with` block."""
+    compiler = torch.compiler
+    before = compiler._is_compiling_flag, compiler._is_exporting_flag
+    compiler._is_compiling_flag = compiler._is_exporting_flag = True
+    try:
+        yield
+    finally:
+        compiler._is_compiling_flag, compiler._is_exporting_flag = before
 
 
 class Recorder(Handler):
@@ -94,20 +179,28 @@ class Recorder(Handler):
         self.users: dict[int, list[int]] = {}  # id of a layer's buffer -> the calls of layers that use it
         self.changed: dict[int, str] = {}  # buffers that calls change, with their names
         self.settings: Any = None
+        self.within_call = False  # custom operators end in autograd Functions of their own
+        self.counts: Counter[str] = Counter()  # how often each call was met, by its stem
+        self.parameters = {id(p) for p in model.parameters()}
+        self.varying: set[Any] = set()  # storages whose values differ between micro-batches or steps
+        self.lasting: set[Any] = set()  # storages of buffers and constants, which outlive the forward
+        self.read: dict[Any, str] = {}  # storages whose values Python has read -> the call that did
 
     # -- the handler ---------------------------------------------------------------------------------
 
     def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        for i, tensor in enumerate(args):
+        for i, tensor in enumerate(tensors((args, kwargs))):
             node = self.program.graph.placeholder(f"input_{i}")
             self.program.inputs.append(node)
             self._know(tensor, node)
+            self.varying.add(storage_key(tensor))
         self.settings = _settings()
         return args, kwargs
 
     def call(
         self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
     ) -> Any:
+        self.counts[stem(key)] += 1
         taken = list(tensors((args, kwargs)))
         if module is None and not taken and getattr(run, "__name__", "").startswith("_set_"):
             return run(*args, **kwargs)  # entering and leaving no_grad and the like are torch functions too
@@ -116,14 +209,21 @@ class Recorder(Handler):
                 f"call {key!r} runs under settings of its own (no_grad, autocast or checkpointing); {_ELSE}"
             )
         if getattr(run, "__name__", "") in READERS and module is None:
-            raise InvalidInput(f"call {key!r} reads a tensor's values in Python; {_ELSE}")
+            return self._read_values(key, run, args, kwargs, taken)
         state = [] if module is None else list(module.buffers())
         versions = [(t, version(t)) for t in [*taken, *state]]
         target = self._target(key, run, module)
         nodes = [self._node_of(t) for t in taken]
         behind = {w for t in taken for w in self.writers.get(storage_key(t), ())}
         given = self._arguments(args, kwargs)
-        outputs = run(*args, **kwargs)
+        varying = self._is_varying(run, args, kwargs, module)
+        before = None if varying else generator_states()
+        self.within_call = True
+        try:
+            outputs = run(*args, **kwargs)
+        finally:
+            self.within_call = False
+        varying = varying or not same_states(before, generator_states())
         made = list(tensors(outputs))
         if made and all(any(t is g for g in taken) for t in made) and all(version(t) == v for t, v in versions):
             return outputs  # handed through as it came
@@ -134,7 +234,11 @@ class Recorder(Handler):
             self.program.call_of[node] = self.index[key]
             for buffer in state:
                 self.users.setdefault(id(buffer), []).append(self.index[key])
-        self._written(node, key, [t for t, v in versions if version(t) != v])
+        written = [t for t, v in versions if version(t) != v]
+        self._written(node, key, written)
+        if varying:
+            self._mark_varying([*made, *written])
+        self._mark_varying([t for t in written if storage_key(t) in self.lasting])
         self._outputs(node, outputs)
         for t in made:
             self.maker.setdefault(storage_key(t), self.index.get(key, -1))
@@ -150,7 +254,33 @@ class Recorder(Handler):
             if id(t) in self.users:
                 self.changed[id(t)] = self.names.get(id(t), "")
 
+    def _is_varying(self, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None) -> bool:
+        """Whether what a call computes may differ between micro-batches or steps, random numbers aside."""
+        position = SIZES_ONLY.get(getattr(run, "__name__", "")) if module is None else None
+        taken = [] if module is None else [*module.parameters(), *module.buffers()]
+        taken += tensors((*(value for k, value in enumerate(args) if k != position), kwargs))
+        return any(id(t) in self.parameters or storage_key(t) in self.varying for t in taken)
+
+    def _mark_varying(self, tensors: list[torch.Tensor]) -> None:
+        for t in tensors:
+            self.varying.add(storage_key(t))
+            if storage_key(t) in self.read:
+                raise VaryingRead(
+                    f"call {self.read[storage_key(t)]!r} reads values that the model changes later; {_ELSE}"
+                )
+
+    def _read_values(self, key: str, run: Callable[..., Any], args: Any, kwargs: Any, taken: list[torch.Tensor]) -> Any:
+        """Let Python read values that all micro-batches and steps share; refuse others."""
+        if any(id(t) in self.parameters or storage_key(t) in self.varying for t in taken):
+            raise VaryingRead(
+                f"call {key!r} reads a tensor's values in Python, which follow from the model's inputs or parameters; {_ELSE}"
+            )
+        self.read.update((storage_key(t), key) for t in taken)
+        return run(*args, **kwargs)
+
     def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.within_call:
+            return run(*args, **kwargs)
         name = what if isinstance(what, str) else f"the autograd Function {what.__name__}"
         raise InvalidInput(f"{name} cannot be cut into stages; {_ELSE}")
 
@@ -170,6 +300,13 @@ class Recorder(Handler):
             return {"is": type(value).__name__, "of": [self._described(part) for part in value]}
         if type(value) is dict:
             return {"is": "dict", "of": [[key, self._described(part)] for key, part in value.items()]}
+        if isinstance(value, dict) or (is_dataclass(value) and not isinstance(value, type)):
+            items = dict(value) if isinstance(value, dict) else {f.name: getattr(value, f.name) for f in fields(value)}
+            # Caches of keys and values and the like stay in the stages that made them.
+            return {
+                "is": "output",
+                "of": [[key, self._described(part)] for key, part in items.items() if understood(part)],
+            }
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         raise InvalidInput(
@@ -205,9 +342,15 @@ class Recorder(Handler):
         if id(tensor) not in self.known:
             name = self.names.get(id(tensor))
             if name is None:
+                if tensor.requires_grad:
+                    raise InvalidInput(
+                        f"a tensor of shape {list(tensor.shape)} was made within a layer, which did not return it, and is used "
+                        f"outside of it; {_ELSE}"
+                    )
                 name = f"constant_{len(self.program.constants)}"
                 self.program.constants[name] = tensor.detach().clone()
             self._know(tensor, self.program.graph.create_node("get_attr", name))
+            self.lasting.add(storage_key(tensor))
         return self.known[id(tensor)][1]
 
     def _outputs(self, node: fx.Node, outputs: Any) -> None:

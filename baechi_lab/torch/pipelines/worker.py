@@ -398,14 +398,36 @@ def part_of(model: nn.Module, names: Sequence[str], constants: Mapping[str, torc
     return root
 
 
+class Output(dict):  # type: ignore[type-arg]
+    """Named outputs, read by name, attribute or position, as those of transformers are."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return super().__getitem__(name)
+        raise AttributeError(f"the output of the pipeline has no {name!r}; it has {', '.join(map(str, self))}")
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.to_tuple()[key] if isinstance(key, (int, slice)) else super().__getitem__(key)
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """The outputs in their order, those that are None left out."""
+        return tuple(value for value in self.values() if value is not None)
+
+
 def rebuilt(template: Any, made: Sequence[torch.Tensor]) -> Any:
-    """The output that `template` describes: `{"slot": i}` stands for tensor i, `{"is": kind, "of": parts}` for a container."""
+    """The output that `template` describes: `{"slot": i}` stands for tensor i, `{"is": kind, "of": parts}` for a container.
+
+    >>> output = rebuilt({"is": "output", "of": [["loss", {"slot": 1}], ["logits", {"slot": 0}]]}, ["a", "b"])
+    >>> output.loss, output["logits"], output[0], output[:2]
+    ('b', 'a', 'b', ('b', 'a'))
+    """
     if not isinstance(template, dict):
         return template
     if "slot" in template:
         return made[template["slot"]]
-    if template["is"] == "dict":
-        return {key: rebuilt(part, made) for key, part in template["of"]}
+    if template["is"] in ("dict", "output"):
+        items = {key: rebuilt(part, made) for key, part in template["of"]}
+        return items if template["is"] == "dict" else Output(items)
     parts = [rebuilt(part, made) for part in template["of"]]
     return tuple(parts) if template["is"] == "tuple" else parts
 
