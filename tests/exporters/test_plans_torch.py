@@ -1,7 +1,10 @@
 """Plans of a PyTorch model: accelerate and torch's own pipelining take what is written for them."""
 
+import copy
 import random
+from unittest import mock
 
+import numpy as np
 import pytest
 
 import baechi_lab as bl
@@ -77,11 +80,49 @@ def test_tied_weights_stay_whole(model, graph):
     assert any("'head' on 0 instead of 1" in sentence for sentence in plan.lost)
 
 
-def test_a_split_block_is_said_to_meet_tensors_of_two_devices(model, graph):
+def as_accelerate_runs(model, device_map, inputs):
+    """Run the model under accelerate's own hooks, with fake tensors on fake devices; tensors of two devices raise."""
+    accelerate = pytest.importorskip("accelerate")
+    from torch._subclasses import FakeTensorMode
+
+    model, mode = copy.deepcopy(model), FakeTensorMode()
+    fakes = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for key, tensor in held.items():
+                if tensor is not None:
+                    held[key] = fakes.setdefault(id(tensor), (tensor, mode.from_tensor(tensor.data)))[1]
+    inputs = {key: mode.from_tensor(tensor) for key, tensor in inputs.items()}
+
+    def move(module, name, device, **_):
+        *path, last = name.split(".")
+        module = module.get_submodule(".".join(path))
+        for held in (module._parameters, module._buffers):
+            if held.get(last) is not None:
+                held[last] = held[last].to(device)
+
+    # Of the kinds of devices without hardware, "lazy" is one that PyTorch lets be faked everywhere.
+    named = {name: device if device == "cpu" else f"lazy:{device}" for name, device in device_map.items()}
+    main = min((device for device in named.values() if device != "cpu"), default="cpu")
+    retied = mock.patch("accelerate.big_modeling.retie_parameters", lambda *_: None)  # it takes parameters alone
+    with mode, retied, mock.patch("accelerate.hooks.set_module_tensor_to_device", move):
+        accelerate.dispatch_model(model, named, main_device=main, force_hooks=True)
+        return model(**inputs)
+
+
+def test_a_split_block_is_kept_whole(model, graph):
+    """Its residual addition would meet tensors of two devices."""
     where = {"layers.1.down": 1, "layers.1.up": 0, **SPLIT, "layers.2": 1}
     plan = bl.write_plan(graph, placed(graph, {**where, "layers.1": 0}), model=model)
-    assert plan.value["layers.1.up"] == 0 and plan.value["layers.1.down"] == 1
-    assert any("(layers.1/add)" in sentence for sentence in plan.lost)
+    assert plan.value == {**SPLIT, "layers.1": 0, "steps": 0}  # up has 8 * 4 + 8 parameters, down 4 * 8 + 4
+    assert plan.lost[0] == (
+        "'layers.1' call functions between their modules and are kept whole, each on the device that has most of it"
+    )
+    assert "'layers.1.down' on 0 instead of 1" in plan.lost[-1]
+    as_accelerate_runs(model, plan.value, {"tokens": TOKENS})
+    apart = {name: d for name, d in plan.value.items() if name != "layers.1"} | {"layers.1.up": 0, "layers.1.down": 1}
+    with pytest.raises(RuntimeError, match="two devices"):
+        as_accelerate_runs(model, apart, {"tokens": TOKENS})
 
 
 def test_cpus_and_gpus_are_named_as_accelerate_does(model, graph):
@@ -196,6 +237,134 @@ class Functional(torch.nn.Module):
 
     def forward(self, x):
         return self.body(torch.nn.functional.linear(x, self.weight))
+
+
+class Learned(torch.nn.Module):
+    """Positions that are a parameter of the model, a buffer that scales, blocks of a sequence, and weights that are tied."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(10, 4)
+        self.positions = torch.nn.Parameter(torch.zeros(3, 4))
+        self.register_buffer("scale", torch.ones(4))
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(2))
+        self.head = torch.nn.Linear(4, 10)
+
+    def forward(self, tokens):
+        x = self.words(tokens) + self.positions
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x * self.scale)
+
+
+class Joined(torch.nn.Module):
+    """Two embeddings, whose sum no module computes; named blocks that are no list; two outputs that meet at the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.kinds = torch.nn.Embedding(10, 4), torch.nn.Embedding(10, 4)
+        self.first, self.second = Residual(), Residual()
+
+    def forward(self, tokens):
+        x = self.first(self.words(tokens) + self.kinds(tokens))
+        return torch.cat([x, self.second(x)], -1)
+
+
+class Residual(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+
+    def forward(self, x):
+        return x + self.net(x)
+
+
+@pytest.mark.parametrize("kind", [Language, Learned, Joined])
+def test_the_map_of_any_placement_runs_as_written(kind):
+    chance = np.random.default_rng(0)
+    model = kind().eval()
+    graph = bl.torch.profile(model, (TOKENS,), mode="inference", warmup=0, runs=1)
+    for _ in range(10):
+        plan = bl.write_plan(graph, bl.Placement(device=chance.integers(0, 3, graph.n)), model=model)
+        as_accelerate_runs(model, plan.value, {"tokens": TOKENS})
+
+
+def test_modules_whose_outputs_meet_share_a_device():
+    """Advice was to keep blocks whole, which embeddings of tokens and positions are not."""
+    model = Joined().eval()
+    graph = bl.torch.profile(model, (TOKENS,), mode="inference", warmup=0, runs=1)
+    plan = bl.write_plan(
+        graph, placed(graph, {"words": 0, "kinds": 1, "add": 1, "first": 1, "second": 1, "cat": 1}), model=model
+    )
+    assert plan.value == {"words": 0, "kinds": 0, "first": 1, "second": 1}
+    assert plan.lost[0] == (
+        "accelerate moves what modules read, not what code between them reads (add); modules whose outputs meet there are kept "
+        "on one device"
+    )
+    assert "'kinds' on 0 instead of 1" in plan.lost[-1] and not any("atomic" in sentence for sentence in plan.lost)
+
+
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
+SEQUENCES = {
+    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 99, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}  # fmt: skip
+STRANGERS = {
+    "LlamaForCausalLM": SMALL, "MistralForCausalLM": {**SMALL, "num_key_value_heads": 2},
+    "Qwen2ForCausalLM": {**SMALL, "num_key_value_heads": 2},
+    "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 99, "n_positions": 64, "bos_token_id": 0,
+                        "eos_token_id": 1},
+    "OPTForCausalLM": {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99,
+                       "word_embed_proj_dim": 32, "max_position_embeddings": 64},
+    "GPTNeoXForCausalLM": SMALL, "BertForMaskedLM": SMALL, "RobertaForMaskedLM": SMALL,
+    "T5ForConditionalGeneration": {"d_model": 32, "d_ff": 64, "d_kv": 8, "num_layers": 3, "num_heads": 4, "vocab_size": 99,
+                                   "decoder_start_token_id": 0},
+    "BartForConditionalGeneration": {**SEQUENCES, "max_position_embeddings": 64},
+    "ViTForImageClassification": {**{k: v for k, v in SMALL.items() if k != "vocab_size"}, "image_size": 32, "patch_size": 8},
+    "WhisperForConditionalGeneration": {**SEQUENCES, "num_mel_bins": 8, "max_source_positions": 30, "max_target_positions": 40},
+}  # fmt: skip
+"""Architectures of transformers, small."""
+
+
+def stranger(name):
+    """A model of transformers and inputs for it."""
+    transformers = pytest.importorskip("transformers")
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(**STRANGERS[name])).eval()
+    model.config.use_cache = False
+    ids = torch.randint(5, 99, (2, 12))
+    if name.startswith("ViT"):
+        return model, {"pixel_values": torch.randn(2, 3, 32, 32)}
+    if name.startswith("Whisper"):
+        return model, {"input_features": torch.randn(2, 8, 60), "decoder_input_ids": ids}
+    return model, {"input_ids": ids, **({"decoder_input_ids": ids[:, :7]} if name.startswith(("T5", "Bart")) else {})}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n[:4] in ("GPT2", "Bert", "Whis") else pytest.param(n, marks=pytest.mark.slow) for n in STRANGERS]
+)
+def test_maps_of_transformers_run_as_written(name):
+    """Halves of the model, and devices by chance; masked language models gave no plan at all, for ever."""
+    torch.manual_seed(0)
+    model, inputs = stranger(name)
+    graph = bl.torch.profile(model, inputs, mode="inference", hardware="a100")
+    chance = np.random.default_rng(0)
+    for device in (2 * graph.position // graph.n, chance.integers(0, 3, graph.n)):
+        plan = bl.write_plan(graph, bl.Placement(device=device), model=model)
+        assert len(set(plan.value.values())) > 1
+        as_accelerate_runs(model, plan.value, inputs)
+
+
+def test_targets_of_a_loss_that_is_not_on_the_main_device_are_named():
+    """BERT compares with labels where they are, which accelerate puts on the first GPU."""
+    model, inputs = stranger("BertForMaskedLM")
+    model.tie_weights = lambda *_, **__: None
+    model.cls.predictions.decoder.weight = torch.nn.Parameter(torch.zeros(99, 32))
+    inputs["labels"] = inputs["input_ids"]
+    graph = bl.torch.profile(model, inputs, mode="inference", hardware="a100")
+    plan = bl.write_plan(graph, bl.Placement(device=2 * graph.position // graph.n), model=model)
+    assert any("inputs on 0 and 'cross_entropy' reads outputs on 1: give labels there" in s for s in plan.lost)
 
 
 def test_parameters_that_calls_use_are_where_the_calls_are():

@@ -141,8 +141,12 @@ def test_positions_and_keywords_together_are_traced_profiled_and_run():
     step = bl.torch.TorchStep("scaled", Scaled, inputs, optimizer=torch.optim.SGD)
     graph = bl.torch.profile(step, runs=1, warmup=0)
     placed = bl.Placement(device=[0] * graph.n)
-    whole, parts = (bl.torch.execute(step, placed, 2, graph=graph, micro_batches=m) for m in (None, 3))
+    whole, parts, piped = (
+        bl.torch.execute(step, placed, 2, graph=graph, micro_batches=m, pipeline=p)
+        for m, p in ((None, None), (3, False), (3, True))
+    )
     np.testing.assert_allclose(np.ravel(whole.outputs), np.ravel(parts.outputs), rtol=1e-5)
+    np.testing.assert_allclose(np.ravel(whole.outputs)[:5], np.ravel(piped.outputs), rtol=1e-5)  # no step is traced
 
 
 @pytest.mark.slow

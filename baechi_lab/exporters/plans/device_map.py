@@ -1,12 +1,17 @@
 """accelerate and transformers: `device_map`, from a module's name to a GPU's number or "cpu".
 
-Every parameter and buffer is covered, one parameter under several names has one device, and a module that is whole on a
-device is one entry.
+Idea: accelerate moves what a module of the map reads to that module's device, and nothing else. A map runs as written where
+no code between its modules meets tensors of two devices. So three kinds of modules stay together: a module whose own
+code calls functions (a decoder layer with its residual additions) is one entry; modules whose outputs meet in the code of a
+module around the layers (embeddings of tokens and positions) share a device; modules that share a tensor share a device.
+
+Every parameter and buffer is covered. Complexity: O((ops + edges) * modules that are moved).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from typing import Any
 
@@ -14,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput
-from .records import Request, Written, is_call, stem
+from .records import Request, Written, heaviest, is_call, stem
 
 
 def write(request: Request) -> Written:
@@ -26,77 +31,266 @@ def write(request: Request) -> Written:
     model = request.model
     if not hasattr(model, "named_modules"):
         raise InvalidInput(f"model is a {type(model).__name__}; a device_map needs the PyTorch model of the graph")
-    modules = dict(model.named_modules(remove_duplicate=False))
-    home, lost = _homes(request, modules)
-    entries = _entries(modules, home)
-    names = {d: _torch_name(request, d) for d in {*entries.values()}}
-    value = {name: names[d] for name, d in entries.items()}
-    written = _written(request, entries)
-    lost = [*lost, *_direct(modules, value), *_offloaded(value), *_same(request, names), *_between(request, written)]
-    return Written(value, json.dumps(value, indent=2) + "\n", written, tuple(lost))
-
-
-def _homes(request: Request, modules: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
-    """Module, parameter or buffer -> device: of its own op, else of the nearest module's that has one."""
-    ran: dict[str, int] = {}
-    around: dict[str, int] = {}
-    for i in request.forward:
-        name, device = stem(request.graph.names[i]), int(request.device[i])
-        if is_call(request.graph, i):
-            around.setdefault(name.rpartition("/")[0], device)
-        elif name in modules or name == type(request.model).__name__.lower():
-            ran.setdefault(name if name in modules else "", device)
-    own = set(ran)
-    ran = {**around, **ran}  # modules without an op of their own are where the first call inside them is
-    calls_only = all(is_call(request.graph, i) for i in request.forward)
-    if not ran or not (own or calls_only):
-        raise InvalidInput("model has no module that is an op of the graph; give the model that was profiled")
-    groups: dict[int, list[str]] = defaultdict(list)
-    for name, module in modules.items():
-        for key, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            groups[id(tensor)].append(f"{name}.{key}" if name else key)
-    lost = _tie(request, groups, ran)
-    home = {name: device for name, device in ran.items() if name in own}
-    unused = []
-    for names in groups.values():
-        ops = [op for name in names if (op := _nearest(name.rpartition(".")[0], ran)) is not None]
-        home.update(dict.fromkeys(names, ran[ops[0]] if ops else next(iter(ran.values()))))
-        unused += names if not ops else []
+    units = _Units(request, dict(model.named_modules(remove_duplicate=False)))
+    lost = [*units.keep_tied(), *units.keep_inputs_of_calls()]
+    homes, unused = units.homes()
     if unused:
         lost.append(f"no op of the graph uses {', '.join(map(repr, unused))}; they go with the first op")
-    return home or {"": next(iter(ran.values()))}, lost
+    entries = _entries(units.modules, homes)
+    names = {d: request.accelerators().get(d, "cpu") for d in {*entries.values()}}
+    value = {name: names[d] for name, d in entries.items()}
+    lost = [
+        *units.split_blocks(),
+        *lost,
+        *units.compare_with_inputs(),
+        *_direct(units.modules, value),
+        *_offloaded(value),
+        *_same(request, names),
+    ]
+    return Written(value, json.dumps(value, indent=2) + "\n", units.written(), tuple(lost))
 
 
-def _tie(request: Request, groups: dict[int, list[str]], ran: dict[str, int]) -> list[str]:
-    """Give the ops that share a tensor the device of the first of them, in `ran`; a sentence for each that moved.
+_LOSS = re.compile("loss|cross_entropy|kl_div")
+"""Types of calls that compare outputs with targets."""
 
-    A device only ever goes from a module to a later one, so that this ends where tensors are shared in chains.
+
+class _Units:
+    """What has one device in the map: a block that is kept whole, a module, or a call in the code around the blocks.
+
+    A unit is named as its module, a call by its op. `parent` is a union-find forest of units that share a device, whose
+    roots are the first units in code order; their device counts.
     """
-    shared = [names for names in groups.values() if len(names) > 1]
-    lost: dict[str, None] = {}
-    again = True
-    while again:
-        again = False
-        for names in shared:
-            ops = [op for name in names if (op := _nearest(name.rpartition(".")[0], ran)) is not None]
-            if len({ran[op] for op in ops}) > 1:
-                again = True
-                device = ran[ops[0]]
-                ran.update(dict.fromkeys(ops, device))
-                lost[
-                    f"{' and '.join(map(repr, names))} are one tensor, kept whole on {request.device_name(device)}"
-                ] = None
-    return list(lost)
 
+    def __init__(self, request: Request, modules: dict[str, Any]):
+        self.request, self.modules = request, modules
+        graph = request.graph
+        self.ops = [int(i) for i in request.forward]
+        self.parents: dict[int, list[int]] = defaultdict(list)
+        for source, target in zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True):
+            self.parents[target].append(source)
+        self.owner: dict[int, str] = {}
+        self.calls: dict[str, list[int]] = defaultdict(list)  # the ops of a module's own code
+        own_ops = {name for i in self.ops if (name := self._module_of(i)) is not None}
+        for i in self.ops:
+            name = self._module_of(i)
+            self.owner[i] = stem(graph.names[i]).partition("/")[0] if name is None else name
+            if self.owner[i] not in modules:
+                self.owner[i] = ""
+            if name is None and self.owner[i] not in own_ops:
+                self.calls[self.owner[i]].append(i)
+        if not own_ops and not (self.ops and all(is_call(graph, i) for i in self.ops)):
+            raise InvalidInput("model has no module that is an op of the graph; give the model that was profiled")
+        self.blocks = self._blocks()
+        self.unit: dict[int, str | int] = {i: self._unit(i) for i in self.ops}
+        self.parent: dict[str | int, str | int] = {}
+        self.order: dict[str | int, int] = {}
+        self.device: dict[str | int, int] = {}
+        members: dict[str | int, list[int]] = defaultdict(list)
+        for i in self.ops:
+            members[self.unit[i]].append(i)
+        for unit, ops in members.items():
+            self.order[unit] = len(self.order)
+            self.device[unit] = heaviest(request, ops)
+        self.members = members
 
-def _nearest(module: str, ran: dict[str, int]) -> str | None:
-    """The op of a module, of the module around it that ran as one op, or the first op inside it."""
-    parts = module.split(".")
-    for k in range(len(parts), 0, -1):
-        if (name := ".".join(parts[:k])) in ran:
+    # -- units -----------------------------------------------------------------------------------------
+
+    def _module_of(self, op: int) -> str | None:
+        """The module that an op is, None for a call of a function."""
+        name = stem(self.request.graph.names[op])
+        if name in self.modules:
             return name
-    inside = f"{module}." if module else ""
-    return next((name for name in ran if name.startswith(inside)), None)
+        return "" if name == type(self.request.model).__name__.lower() else None
+
+    def _blocks(self) -> set[str]:
+        """Modules whose own code calls functions, the outermost ones that do not hold the layers of the model.
+
+        Layers are numbered modules that have parts.
+        """
+        blocks: set[str] = set()
+        below: dict[str, set[bool]] = defaultdict(set)  # module -> for numbered modules below it: has it parts?
+        for name, module in self.modules.items():
+            parts = name.split(".")
+            if parts[-1].isdecimal():
+                for k in range(len(parts)):
+                    below[".".join(parts[:k])].add(any(True for _ in module.children()))
+        for name in self.modules:
+            if name not in self.calls or not name or _around(name, blocks) is not None:
+                continue
+            numbered = name.rpartition(".")[2].isdecimal()
+            if numbered or True not in below[name]:
+                blocks.add(name)
+        return blocks
+
+    def _unit(self, op: int) -> str | int:
+        block = _around(self.owner[op], self.blocks)
+        if block is not None:
+            return block
+        return op if op in self.calls[self.owner[op]] else self.owner[op]
+
+    def root(self, unit: str | int) -> str | int:
+        """The unit whose device a unit has."""
+        while unit in self.parent:
+            unit = self.parent[unit]
+        return unit
+
+    def where(self, unit: str | int) -> int:
+        """The device of a unit."""
+        return self.device[self.root(unit)]
+
+    def runs_on(self, unit: str | int) -> int:
+        """The device that a unit's modules compute on: accelerate runs those of the CPU on its main device."""
+        device = self.where(unit)
+        return device if device in self.request.accelerators() else self.main()
+
+    def main(self) -> int:
+        """accelerate's main device, which has the inputs and the model's own parameters: the lowest GPU of the map."""
+        devices = {self.where(u) for u in self.device if isinstance(u, str)} or {self.where(next(iter(self.order)))}
+        gpus = self.request.accelerators()
+        return min(devices, key=lambda d: (d not in gpus, d))
+
+    def join(self, units: list[str | int]) -> int:
+        """Give units the device of the first of them in code order, and return it."""
+        first, *others = sorted({self.root(u) for u in units}, key=self.order.__getitem__)
+        self.parent.update(dict.fromkeys(others, first))
+        return self.device[first]
+
+    # -- what must share a device ------------------------------------------------------------------------
+
+    def keep_tied(self) -> list[str]:
+        """Join modules that share a tensor; a sentence for each tensor where that moves one."""
+        lost = []
+        for names in self._tensors().values():
+            users = [u for name in names if (u := self._user(name)) is not None]
+            apart = len({self.where(u) for u in users}) > 1
+            device = self.join(users) if len(users) > 1 else None
+            if apart and device is not None:
+                where = self.request.device_name(device)
+                lost.append(f"{' and '.join(map(repr, names))} are one tensor, kept whole on {where}")
+        return lost
+
+    def keep_inputs_of_calls(self) -> list[str]:
+        """Join modules whose outputs meet in code around the blocks; a sentence on the calls where that moves one."""
+        graph = self.request.graph
+        around = [i for i in self.ops if self.unit[i] == i]
+        met: list[int] = []
+        changed = True
+        while changed:
+            changed = False
+            for i in around:
+                parents = [self.unit[p] for p in self.parents[i] if p in self.unit]
+                sources = [u for u in parents if u in self.modules or self.root(u) != u]
+                devices = {self.runs_on(u) for u in sources}
+                own = graph.persistent_bytes[i] > 0 and self.owner[i] == ""
+                if len(devices | ({self.main()} if own else set())) > 1:
+                    main = self.main()
+                    self.join(sources)
+                    if own:
+                        self.device[self.root(sources[0])] = main
+                    met.append(i)
+                    changed = True
+                if sources and self.root(i) != self.root(sources[0]):
+                    self.parent[self.root(i)] = self.root(sources[0])
+                    changed = True
+        if not met:
+            return []
+        names = [graph.names[i] for i in met]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return [
+            f"accelerate moves what modules read, not what code between them reads ({', '.join(names[:3])}{more}); modules "
+            "whose outputs meet there are kept on one device"
+        ]
+
+    def compare_with_inputs(self) -> list[str]:
+        """The sentence on losses in the model's code, whose targets are inputs and so on the main device."""
+        graph, main = self.request.graph, self.main()
+        losses = [
+            i for i in self.ops if self.unit[i] == i and _LOSS.search(graph.op_types[i]) and self.runs_on(i) != main
+        ]
+        if not losses:
+            return []
+        where = self.request.device_name(self.where(losses[0]))
+        return [
+            f"accelerate has the inputs on {self.request.device_name(main)} and {graph.names[losses[0]]!r} reads outputs on "
+            f"{where}: give labels there, unless the model moves them, as most of transformers do"
+        ]
+
+    def split_blocks(self) -> list[str]:
+        """The sentence on blocks that were planned on several devices."""
+        device = self.request.device
+        split = [
+            b
+            for b in sorted(self.blocks, key=list(self.modules).index)
+            if len({int(device[i]) for i in self.members[b]}) > 1
+        ]
+        if not split:
+            return []
+        more = f" and {len(split) - 3} more" if len(split) > 3 else ""
+        return [
+            f"{', '.join(map(repr, split[:3]))}{more} call functions between their modules and are kept whole, each on the "
+            "device that has most of it"
+        ]
+
+    # -- parameters and ops --------------------------------------------------------------------------------
+
+    def _tensors(self) -> dict[int, list[str]]:
+        """Parameter or buffer, by id -> all its names."""
+        names: dict[int, list[str]] = defaultdict(list)
+        for name, module in self.modules.items():
+            for key, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+                names[id(tensor)].append(f"{name}.{key}" if name else key)
+        return names
+
+    def _user(self, tensor: str) -> str | int | None:
+        """The unit that a parameter is a part of: its module, or the block around it."""
+        return _around(tensor.rpartition(".")[0], self.device)
+
+    def _nearest(self, tensor: str) -> str | int | None:
+        """For a parameter of no unit: a call of the module around it that reads parameters, else the first unit inside."""
+        module = tensor.rpartition(".")[0]
+        parts = module.split(".") if module else []
+        for k in range(len(parts), -1, -1):
+            calls = self.calls.get(name := ".".join(parts[:k]), [])
+            reading = [i for i in calls if self.request.graph.persistent_bytes[i] > 0]
+            if reading:
+                return self.unit[reading[0]]
+            if k == len(parts) or k == 0:
+                inside = [u for u in self.device if isinstance(u, str) and u.startswith(f"{name}.".removeprefix("."))]
+                if inside and (name or not module):
+                    return inside[0]
+        return None
+
+    def homes(self) -> tuple[dict[str, int], list[str]]:
+        """Module, parameter or buffer -> device; and the parameters and buffers that no op uses."""
+        homes = {unit: self.where(unit) for unit in self.device if isinstance(unit, str)}
+        first, unused = self.where(next(iter(self.order))), []
+        for names in self._tensors().values():
+            users = [u for name in names if (u := self._user(name)) is not None]
+            users = users or [u for name in names if (u := self._nearest(name)) is not None]
+            homes.update(dict.fromkeys(names, self.where(users[0]) if users else first))
+            unused += [] if users else names
+        return homes or {"": first}, unused
+
+    def written(self) -> NDArray[Any]:
+        """Where each op will run; -1 for calls that read nothing of a module."""
+        graph = self.request.graph
+        written = np.full(graph.n, -1, np.int32)
+        for i in self.ops:
+            unit = self.unit[i]
+            if isinstance(unit, str) or unit in self.parent or not self.parents[i]:
+                written[i] = self.where(unit)
+        backward = np.flatnonzero(graph.forward_of >= 0)
+        written[backward] = written[graph.forward_of[backward]]
+        return written
+
+
+def _around(name: str, units: Any) -> Any:
+    """The name, or the name of a module around it, that is among `units`; the root model counts only for itself."""
+    while name not in units:
+        if not name:
+            return None
+        name = name.rpartition(".")[0]
+    return name
 
 
 def _entries(modules: dict[str, Any], home: dict[str, int]) -> dict[str, int]:
@@ -114,23 +308,6 @@ def _entries(modules: dict[str, Any], home: dict[str, int]) -> dict[str, int]:
             entries[name] = next(iter(within[name]))
     order = {name: k for k, name in enumerate(modules)}
     return dict(sorted(entries.items(), key=lambda e: order.get(e[0], order.get(e[0].rpartition(".")[0], 0))))
-
-
-def _torch_name(request: Request, device: int) -> int | str:
-    return request.accelerators().get(device, "cpu")
-
-
-def _written(request: Request, entries: dict[str, int]) -> NDArray[Any]:
-    """Where each op runs: with its entry; a call with that of the module around it, where that is whole."""
-    written = np.full(request.graph.n, -1, np.int32)
-    for i in request.forward:
-        name = stem(request.graph.names[i])
-        parts = (name.rpartition("/")[0] if is_call(request.graph, i) else name).split(".")
-        around = ["", *(".".join(parts[: k + 1]) for k in range(len(parts)))]
-        written[i] = next((entries[name] for name in around if name in entries), -1)
-    backward = np.flatnonzero(request.graph.forward_of >= 0)
-    written[backward] = written[request.graph.forward_of[backward]]
-    return written
 
 
 def _direct(modules: dict[str, Any], value: dict[str, Any]) -> list[str]:
@@ -154,20 +331,3 @@ def _same(request: Request, names: dict[int, int | str]) -> list[str]:
     if len(cpus) < 2:
         return []
     return [f"{', '.join(request.device_name(d) for d in sorted(cpus))} are all 'cpu'"]
-
-
-def _between(request: Request, written: NDArray[Any]) -> list[str]:
-    """Calls in modules that are not whole: nothing moves what they read to one device."""
-    graph = request.graph
-    meets: dict[int, set[int]] = defaultdict(set)
-    for source, target in zip(graph.edge_source, graph.consumers, strict=True):
-        if written[target] < 0 and graph.forward_of[target] < 0:
-            meets[int(target)].add(int(request.device[source]))
-    names = [graph.names[i] for i in sorted(meets) if len(meets[i]) > 1]
-    if not names:
-        return []
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return [
-        f"calls outside of whole modules read tensors of several devices ({', '.join(names[:3])}{more}); accelerate moves "
-        "what modules read and nothing else: keep each block whole (atomic=), or make the call a module"
-    ]
