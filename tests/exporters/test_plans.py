@@ -123,7 +123,7 @@ def test_tied_weights_are_named_as_what_holds_a_layer(format):
     """The placer 'contiguous', which was advised for every plan that turns back, cannot tell tied weights apart."""
     graph = chain(NAMES, colocation=[0, -1, -1, -1, -1, -1, 0], colocation_names=("embed",))
     with pytest.raises(
-        bl.InvalidInput, match=r"'head' turns back .* share a device with 'embed', as tied weights do: untie"
+        bl.InvalidInput, match=r"'head' turns back .*'head' must share a device with 'embed', as tied weights do: untie"
     ):
         bl.write_plan(graph, bl.Placement(device=[0, 0, 0, 1, 1, 1, 0]), format)
     assert bl.write_plan(graph, bl.Placement(device=[0, 0, 0, 1, 1, 1, 0]), "megatron").value == "Et*2|t*2L"
@@ -136,6 +136,34 @@ def test_updates_are_no_layers(format):
     types = ["op"] * len(NAMES) + ["Update"] * 2
     plan = bl.write_plan(chain(names, types), bl.Placement(device=[*TWO, 0, 0]), format)
     assert plan.value == write(TWO, format).value and not any("update" in said for said in plan.lost)
+
+
+@pytest.mark.parametrize("format", ["pipelining", "deepspeed"])
+def test_parts_of_an_output_are_no_modules(format):
+    """What only takes an output apart was a split point, and a layer of DeepSpeed's."""
+    names = [*NAMES, "pad", "pad/parts", "pad/parts'"]
+    graph = chain(names, [*["op"] * 7, "pad", "view", "view"])
+    plan = bl.write_plan(graph, bl.Placement(device=[0] * 7 + [0, 1, 1]), format)
+    assert plan.value in ({}, {"num_stages": 1, "parts": [0, 7], "layers": NAMES})
+
+
+def test_rounds_within_layers_are_no_stages():
+    """Ops that alternate between two devices were written as dozens of stages on two ranks."""
+    names = [f"layers.{k}.{part}" for k in range(4) for part in ("attention", "mlp")]
+    with pytest.raises(
+        bl.InvalidInput, match=r"goes through its 2 devices 4 times and changes device within layers \(at"
+    ):
+        write([0, 1] * 4, "pipelining", names)
+    assert len(write([0, 0, 1, 1] * 2, "pipelining", names).value) == 3
+
+
+def test_bug_the_tied_head_is_named_where_a_layer_turns_back():
+    """The embedding is on the last device because of the head; a layer after it was blamed, and 'contiguous' advised."""
+    graph = chain(NAMES, colocation=[0, -1, -1, -1, -1, -1, 0], colocation_names=("embed",))
+    with pytest.raises(
+        bl.InvalidInput, match=r"'layers.2' turns back to device 1.*\('head' must share a device with 'embed'"
+    ):
+        bl.write_plan(graph, bl.Placement(device=[1, 0, 0, 1, 1, 1, 1]), "deepspeed")
 
 
 def test_a_layer_over_two_devices_goes_where_most_of_its_bytes_are():
@@ -231,6 +259,108 @@ def test_llama_cpp_puts_every_layer_where_it_was_planned(device):
     fewest = min(sum(a != b for a, b in zip(base, device, strict=True)) for base in rising)
     overridden = sum(len(re.findall(r"\d", p.partition("=")[0])) or 1 for p in plan.value["override_tensor"])
     assert overridden == fewest
+
+
+MIXTURE = ["self_attn", "mlp.gate", "mlp.experts"]
+TENSORS = {
+    "self_attn": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm"), "mlp.gate": ("ffn_gate_inp",),
+    "mlp.experts": ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"), "mlp": ("ffn_gate", "ffn_up", "ffn_down"),
+    "mlp.gate_proj": ("ffn_gate",), "mlp.up_proj": ("ffn_up",), "mlp.down_proj": ("ffn_down",), "self_attn.q_proj": ("attn_q",),
+    "self_attn.k_proj": ("attn_k",), "self_attn.v_proj": ("attn_v",), "self_attn.o_proj": ("attn_output",),
+    "self_attn.q_norm": ("attn_q_norm",), "input_layernorm": ("attn_norm",), "post_attention_layernorm": ("ffn_norm",),
+    "mlp.experts.0.w1": ("ffn_gate_exps",), "mlp.experts.0.w2": ("ffn_down_exps",), "mlp.experts.0.w3": ("ffn_up_exps",),
+    "mlp.shared_expert.gate_proj": ("ffn_gate_shexp",), "attn.c_attn": ("attn_qkv",), "attn.c_proj": ("attn_output",),
+    "mlp.c_fc": ("ffn_up",), "mlp.c_proj": ("ffn_down",), "ln_1": ("attn_norm",), "ln_2": ("ffn_norm",),
+}  # fmt: skip
+"""Modules of a layer, and what llama.cpp calls their tensors."""
+
+
+def of_layers(modules, layers, device):
+    """A graph of an embedding, layers of those modules, norm and head; `device(layer, module)`, the rest on device 0."""
+    inner = [
+        (f"model.layers.{k}.{m}", 9000 if "experts" in m else 1000, device(k, m))
+        for k in range(layers)
+        for m in modules
+    ]
+    rows = [("model.embed_tokens", 1000, 0), *inner, ("model.norm", 1000, 0), ("lm_head", 1000, 0)]
+    names, sizes, devices = zip(*rows, strict=True)
+    return chain(names, persistent_bytes=sizes), bl.Placement(device=devices)
+
+
+def one_gpu_and_host(gpus=1):
+    devices = (*(bl.Device(f"gpu:{i}", "gpu", 1 << 20) for i in range(gpus)), bl.Device("cpu:0", "cpu", 1 << 20))
+    return bl.Cluster(devices, bl.Link(0.0, 0.0))
+
+
+def weights_of(plan, modules, layers, gpus):
+    """Module of each layer -> where llama.cpp has its tensors, by its own rules; all tensors of a module must agree."""
+    shares = np.cumsum(plan.value["tensor_split"]) / max(sum(plan.value["tensor_split"]), 1)
+    patterns = [p.rpartition("=") for p in plan.value["override_tensor"]]
+    where = {}
+    for k, module in itertools.product(range(layers), modules):
+        names = [f"blk.{k}.{tensor}.{end}" for tensor in TENSORS[module] for end in ("weight", "bias")]
+        split = int(np.searchsorted(shares, k / (layers + 1), side="right"))
+        buffers = {next((b for p, _, b in patterns if re.search(p, name)), f"CUDA{split}") for name in names}
+        assert len(buffers) == 1, (module, buffers)
+        buffer = buffers.pop()
+        where[k, module] = gpus if buffer == "CPU" else int(buffer.removeprefix("CUDA"))
+    return where
+
+
+def test_bug_experts_on_the_host_are_their_tensors_alone():
+    """The plan that most use llama.cpp for was written as whole layers on the CPU, attention and its caches included."""
+    graph, placement = of_layers(MIXTURE, 4, lambda k, m: int("experts" in m))
+    plan = bl.write_plan(graph, placement, "llama_cpp", cluster=one_gpu_and_host())
+    assert plan.text == '-ngl 999 -sm layer -ts 5 -ot "^blk\\.(0|1|2|3)\\.ffn_.*_exps\\.=CPU"\n'
+    assert [s.split(",")[0] for s in plan.lost] == ["llama.cpp keeps input embeddings on the CPU", "1 of 15 ops"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "modules",
+    [
+        MIXTURE,
+        ["input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.q_norm", "self_attn.o_proj",
+         "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
+        ["input_layernorm", "self_attn", "mlp.gate", "mlp.experts.0.w1", "mlp.experts.0.w2", "mlp.experts.0.w3",
+         "mlp.shared_expert.gate_proj"],
+        ["ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"],
+        ["self_attn", "mlp"],
+    ],
+)  # fmt: skip
+def test_llama_cpp_puts_every_module_where_it_was_planned(modules, seed):
+    """Experts or feed-forward parts of some layers on the host, attention on one GPU, parts by chance."""
+    chance = np.random.default_rng(seed)
+    if seed < 4:
+
+        def device(k, m):
+            return 2 if ("experts" in m or m.startswith("mlp")) and k >= seed else 0
+    elif seed < 6:
+
+        def device(k, m):
+            return 0 if "attn" in m else 1
+    else:
+
+        def device(k, m):
+            return int(chance.integers(0, 3))
+
+    graph, placement = of_layers(modules, 4, device)
+    plan = bl.write_plan(graph, placement, "llama_cpp", cluster=one_gpu_and_host(2))
+    planned = dict(zip(graph.names, placement.device.tolist(), strict=True))
+    assert weights_of(plan, modules, 4, 2) == {
+        (k, m): planned[f"model.layers.{k}.{m}"] for k in range(4) for m in modules
+    }
+    told = [s for s in plan.lost if "run elsewhere" in s]
+    assert len(told) <= 1 and all("embed_tokens" in s and "1 of" in s for s in told)
+    assert not any("," in pattern for pattern in plan.value["override_tensor"])  # a comma begins another pattern
+
+
+def test_llama_cpp_says_which_tensors_it_has_no_name_for():
+    graph, placement = of_layers(["self_attn", "gizmo"], 2, lambda k, m: int(m == "gizmo"))
+    plan = bl.write_plan(graph, placement, "llama_cpp", cluster=one_gpu_and_host())
+    assert plan.value["override_tensor"] == []
+    assert any("'model.layers.0.gizmo' is not known" in s for s in plan.lost)
+    assert any("'model.layers.0.gizmo' on gpu:0 instead of cpu:0" in s for s in plan.lost)
 
 
 def test_llama_cpp_shares_are_exact_for_many_layers():

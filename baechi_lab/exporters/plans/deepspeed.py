@@ -7,7 +7,7 @@ two cannot be what was planned, a subclass sets the bounds.
 from __future__ import annotations
 
 from .layers import find_stack, split, spread, stage_devices
-from .records import Request, Written
+from .records import Request, Written, check_modules
 
 SUBCLASS = """\
 from deepspeed.pipe import PipelineModule
@@ -31,6 +31,7 @@ def write(request: Request) -> Written:
     stack = find_stack(request)
     stages = split(request, stack.units)
     names = [u.name for u in stack.units]
+    check_modules(request, names)
     parts = [0, *(s.stop for s in stages)]
     value = {"num_stages": len(stages), "parts": parts, "layers": names}
     text = SUBCLASS.format(parts=parts, layers="\n".join(f"    {name!r}," for name in names))

@@ -121,20 +121,27 @@ def _turning_back(request: Request, units: Sequence[Unit], stages: Sequence[Stag
     return (
         f"layer {unit.name!r} turns back to device {request.device_name(unit.device)}, which "
         f"{units[earlier.stop - 1].name!r} had left; a split into stages needs each device's layers in one run{rounds_too} "
-        f"({_remedy(request, unit, units[earlier.start : earlier.stop])})"
+        f"({_remedy(request, units, stages)})"
     )
 
 
-def _remedy(request: Request, unit: Unit, earlier: Sequence[Unit]) -> str:
-    """What to do about a unit that turns back: tied weights hold it there, or the plan is none of stages."""
-    groups = {int(g) for g in request.graph.colocation[list(unit.ops)]} - {-1}
-    tied = next((u for u in earlier if not groups.isdisjoint(request.graph.colocation[list(u.ops)].tolist())), None)
-    if tied is not None:
-        return (
-            f"it must share a device with {tied.name!r}, as tied weights do: untie them, as tie_word_embeddings=False does in a "
-            "Hugging Face configuration, or write for 'megatron' or 'vllm', which hold them twice"
-        )
-    return "the placer 'contiguous' makes such plans of layers that were profiled whole, with atomic=[their class]"
+def _remedy(request: Request, units: Sequence[Unit], stages: Sequence[Stage]) -> str:
+    """What to do about units that turn back: tied weights hold two of them together, or the plan is none of stages."""
+    first: dict[int, tuple[int, Unit]] = {}  # colocation group -> the first stage and unit of it
+    for k, stage in enumerate(stages):
+        for unit in units[stage.start : stage.stop]:
+            for group in {int(g) for g in request.graph.colocation[list(unit.ops)]} - {-1}:
+                begin, tied = first.setdefault(group, (k, unit))
+                if begin != k:
+                    return (
+                        f"{unit.name!r} must share a device with {tied.name!r}, as tied weights do: untie them, as "
+                        "tie_word_embeddings=False does in a Hugging Face configuration, or write for 'megatron' or 'vllm', "
+                        "which hold them twice"
+                    )
+    return (
+        "the placer 'contiguous' makes such plans of layers that were profiled whole, with atomic=[their class], and "
+        "objective='throughput'"
+    )
 
 
 def spread(request: Request, units: Sequence[Unit], device: Sequence[int] | None = None) -> NDArray[Any]:

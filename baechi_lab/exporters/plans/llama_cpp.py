@@ -1,31 +1,138 @@
 """llama.cpp: `--tensor-split` (layers per GPU) and `--override-tensor` (-ot) patterns for what it cannot say.
 
 With all layers offloaded, GPU g takes the layers from the sum of the shares before it on; the output counts as one more
-layer. A pattern is a regular expression searched in the names of tensors: `blk.N.` for layer N, `output` for the head.
+layer. Key-value caches follow the shares, so a layer is counted where its attention was planned. A pattern is a regular
+expression that is searched in the names of tensors, the first that fits counts: `blk.N.` for layer N, `output` for the head.
+Where parts of a layer are on other devices, patterns name their tensors, as llama.cpp calls them (`ffn_gate_exps` for the
+experts' gates, `attn_q`, ...). Operators run where their weights are.
 """
 
 from __future__ import annotations
 
-from .layers import Stack, find_stack, spread
-from .records import Request, Written, heaviest
+import re
+from collections import defaultdict
+
+import numpy as np
+
+from .layers import Stack, Unit, find_stack, spread
+from .records import Request, Written, heaviest, is_call, stem
+
+ATTENTION = "attn_[qkvos].*"
+"""All tensors of attention but the norm before it, which is `attn_norm`."""
+
+_IN_ATTENTION = r"(^|\.)(self_attn|self_attention|attention|attn|self)\."
+_TENSORS = (
+    (r"shared_experts?_gate$", "ffn_gate_inp_shexp"),
+    (r"shared_(experts?|mlp)\.(.*\.)?(gate_proj|w1)$", "ffn_gate_shexp"),
+    (r"shared_(experts?|mlp)\.(.*\.)?(up_proj|w3)$", "ffn_up_shexp"),
+    (r"shared_(experts?|mlp)\.(.*\.)?(down_proj|w2)$", "ffn_down_shexp"),
+    (r"shared_(experts?|mlp)(\.|$)", "ffn_.*_shexp"),
+    (r"experts\.(.*\.)?(gate_proj|w1)$", "ffn_gate_exps"),
+    (r"experts\.(.*\.)?(up_proj|w3)$", "ffn_up_exps"),
+    (r"experts\.(.*\.)?(down_proj|w2)$", "ffn_down_exps"),
+    (r"experts(\.|$)", "ffn_.*_exps"),
+    (r"(^|\.)router(\.|$)", "ffn_gate_inp"),
+    (r"(^|\.)(q_a_proj)$", "attn_q_a"), (r"(^|\.)q_b_proj$", "attn_q_b"),
+    (r"(^|\.)kv_a_proj_with_mqa$", "attn_kv_a_mqa"), (r"(^|\.)kv_b_proj$", "attn_(kv|k|v)_b"),
+    (r"(^|\.)q_a_layernorm$", "attn_q_a_norm"), (r"(^|\.)kv_a_layernorm$", "attn_kv_a_norm"),
+    (r"(^|\.)(q_norm|q_layernorm)$", "attn_q_norm"), (r"(^|\.)(k_norm|k_layernorm)$", "attn_k_norm"),
+    (r"(^|\.)(q_proj|query)$", "attn_q"), (r"(^|\.)(k_proj|key)$", "attn_k"), (r"(^|\.)(v_proj|value)$", "attn_v"),
+    (r"(^|\.)(qkv_proj|query_key_value|c_attn|Wqkv|W_pack|qkv)$", "attn_qkv"),
+    (_IN_ATTENTION + r"output\.LayerNorm$", "attn_output_norm"),
+    (_IN_ATTENTION + r"(.*\.)?(o_proj|out_proj|c_proj|dense|wo)$", "attn_output"),
+    (r"(^|\.)(self_attn|self_attention|attention|attn|self)$", ATTENTION),
+    (r"(^|\.)(input_layernorm|ln_1|ln_attn|attention_norm|self_attn_layer_norm)$", "attn_norm"),
+    (r"(^|\.)(ffn_norm|ln_2|ln_mlp|pre_feedforward_layernorm|final_layer_norm)$", "ffn_norm"),
+    (r"(^|\.)post_feedforward_layernorm$", "post_ffw_norm"),
+    (r"(^|\.)gate_proj$|feed_forward\.w1$", "ffn_gate"),
+    (r"(^|\.)(up_proj|gate_up_proj|fc1|c_fc|fc_in|dense_h_to_4h)$|feed_forward\.w3$|intermediate\.dense$", "ffn_up"),
+    (r"(^|\.)(down_proj|fc2|c_proj|fc_out|dense_4h_to_h)$|feed_forward\.w2$|^output\.dense$", "ffn_down"),
+    (r"^output\.LayerNorm$", "layer_output_norm"),
+    (r"(^|\.)(mlp|feed_forward|ffn|block_sparse_moe|moe)$", "ffn_(gate|up|down)"),
+)  # fmt: skip
+"""Module within a layer -> its tensors' name in llama.cpp; the first pattern that fits counts.
+
+Source: llama.cpp, `gguf-py/gguf/tensor_mapping.py` and `constants.py`.
+"""
 
 
 def write(request: Request) -> Written:
-    """The options, for example `-ngl 999 -sm layer -ts 3,2 -ot "blk\\.(0|1)\\.=CPU"`."""
+    """The options, for example `-ngl 999 -sm layer -ts 3,2 -ot "^blk\\.(0|1)\\.ffn_.*_exps\\.=CPU"`."""
     stack = find_stack(request)
     gpus = request.accelerators()
-    planned = [u.device for u in stack.layers]
-    head = heaviest(request, [i for u in stack.after for i in u.ops]) if stack.after else planned[-1]
-    wanted = [gpus.get(d) for d in (*planned, head)]
+    parts = [_parts(request, unit) for unit in stack.layers]
+    head = heaviest(request, [i for u in stack.after for i in u.ops]) if stack.after else stack.layers[-1].device
+    layers = [_layer_device(request, unit, part) for unit, part in zip(stack.layers, parts, strict=True)]
+    wanted = [gpus.get(d) for d in (*layers, head)]
     base = _rising(wanted, len(gpus)) if gpus else []
     shares = [base.count(g) for g in range(len(gpus))]
-    overrides = _overrides(wanted, base) if gpus else []
+    tensors = [
+        {name: gpus.get(heaviest(request, ops)) for name, ops in part.items() if name is not None} for part in parts
+    ]
+    overrides = _overrides(tensors, base) if gpus else []
+    if gpus and wanted[-1] != base[-1]:
+        overrides.append(f"^output={_buffer(wanted[-1])}")
     value = {"tensor_split": shares, "override_tensor": overrides}
     split = f" -sm layer -ts {','.join(map(str, shares))}" if gpus else ""
     options = "".join(f' -ot "{pattern}"' for pattern in overrides)
     text = f"-ngl {999 if gpus else 0}{split}{options}\n"
-    device = [_cpu(request, u.device) for u in stack.before] + planned + [head] * len(stack.after)
-    return Written(value, text, spread(request, stack.units, device), (*stack.lost, *_lost(request, stack, overrides)))
+    before = [u.device if "rotary" in u.name else _cpu(request, u.device) for u in stack.before]
+    ends = before + layers + [head] * len(stack.after)
+    written = spread(request, stack.units, ends)
+    index = {gpu: device for device, gpu in gpus.items()}
+    for k, part in enumerate(parts if gpus else ()):
+        for name, ops in part.items():
+            written[ops] = index[base[k]] if name is None else heaviest(request, ops)
+    backward = np.flatnonzero(request.graph.forward_of >= 0)
+    written[backward] = written[request.graph.forward_of[backward]]
+    return Written(value, text, written, (*stack.lost, *_lost(request, stack, parts, tensors, base)))
+
+
+def _parts(request: Request, unit: Unit) -> dict[str | None, list[int]]:
+    """Name of tensors -> the ops of a layer that read them; None for modules whose tensors have no known name.
+
+    A layer that is one op, or on one device, has one entry, "": all of its tensors. Ops without weights go with those
+    before them, calls in the layer's own code with the layer.
+    """
+    graph = request.graph
+    if len({int(request.device[i]) for i in unit.ops}) == 1:
+        return {"": list(unit.ops)}
+    inside = [stem(graph.names[i]).partition("/")[0].removeprefix(unit.name).removeprefix(".") for i in unit.ops]
+    moe = any("experts" in path for path in inside)
+    gemma = any("pre_feedforward_layernorm" in path for path in inside)
+    sized = graph.persistent_bytes.any()
+    names: dict[int, str | None] = {}
+    for op, path in zip(unit.ops, inside, strict=True):
+        names[op] = _tensor_name(path, moe, gemma)
+        if is_call(graph, op) and names[op] == ATTENTION and graph.persistent_bytes[op] > 0:
+            names[op] = "attn_sinks"
+    reads = {op: bool(graph.persistent_bytes[op] > 0) if sized else not is_call(graph, op) for op in unit.ops}
+    known = {names[op] for op in unit.ops if reads[op]}
+    parts: dict[str | None, list[int]] = defaultdict(list)
+    here: str | None = None
+    for op, path in zip(unit.ops, inside, strict=True):
+        if reads[op] or names[op] in known:
+            here = names[op]
+        parts[None if is_call(graph, op) and not path else here].append(op)
+    return dict(parts)
+
+
+def _tensor_name(path: str, moe: bool, gemma: bool) -> str | None:
+    if re.search(r"(^|\.)post_attention_layernorm$", path):
+        return "post_attention_norm" if gemma else "ffn_norm"
+    if re.search(r"(^|\.)gate$", path):
+        return "ffn_gate_inp" if moe else "ffn_gate"
+    return next((name for pattern, name in _TENSORS if re.search(pattern, path)), None)
+
+
+def _layer_device(request: Request, unit: Unit, parts: dict[str | None, list[int]]) -> int:
+    """Where `--tensor-split` should have a layer: where its attention is, else on the GPU with most of it, else on the CPU."""
+    attention = [i for name, ops in parts.items() if name is not None and name.startswith("attn_") for i in ops]
+    gpus = request.accelerators()
+    on_gpus = [i for i in unit.ops if int(request.device[i]) in gpus]
+    if attention and (device := heaviest(request, attention)) in gpus:
+        return device
+    return heaviest(request, on_gpus) if on_gpus else unit.device
 
 
 def _rising(wanted: list[int | None], gpus: int) -> list[int]:
@@ -45,16 +152,24 @@ def _rising(wanted: list[int | None], gpus: int) -> list[int]:
     return base[::-1]
 
 
-def _overrides(wanted: list[int | None], base: list[int]) -> list[str]:
-    """One pattern per device for the layers whose planned device is not the one that the split gives."""
-    patterns = []
-    for target in dict.fromkeys(wanted[:-1]):
-        layers = [i for i, gpu in enumerate(wanted[:-1]) if gpu == target and gpu != base[i]]
-        if layers:
-            patterns.append(rf"^blk\.({'|'.join(map(str, layers))})\.={_buffer(target)}")
-    if wanted[-1] != base[-1]:
-        patterns.append(f"^output={_buffer(wanted[-1])}")
-    return patterns
+def _overrides(tensors: list[dict[str, int | None]], base: list[int]) -> list[str]:
+    """One pattern per device and set of tensors, for the layers whose tensors the split has on another device."""
+    layers: dict[tuple[int | None, tuple[str, ...]], list[int]] = defaultdict(list)
+    for k, devices in enumerate(tensors):
+        for device in dict.fromkeys(devices.values()):
+            names = tuple(name for name, d in devices.items() if d == device)
+            if device != base[k]:
+                layers[device, names].append(k)
+    return [
+        rf"^blk\.({'|'.join(map(str, numbers))})\.{_any_of(names)}={_buffer(device)}"
+        for (device, names), numbers in layers.items()
+    ]
+
+
+def _any_of(names: tuple[str, ...]) -> str:
+    if names == ("",):
+        return ""
+    return (names[0] if len(names) == 1 else f"({'|'.join(names)})") + r"\."
 
 
 def _buffer(gpu: int | None) -> str:
@@ -68,15 +183,32 @@ def _cpu(request: Request, planned: int) -> int:
     return planned if planned in cpus else cpus[0] if cpus else -1
 
 
-def _lost(request: Request, stack: Stack, overrides: list[str]) -> tuple[str, ...]:
+def _lost(
+    request: Request, stack: Stack, parts: list[dict[str | None, list[int]]], tensors: list[dict[str, int | None]],
+    base: list[int],
+) -> tuple[str, ...]:  # fmt: skip
     lost = []
     if stack.before:
         lost.append("llama.cpp keeps input embeddings on the CPU, wherever they were planned")
-    if overrides:
+    caches = [
+        k
+        for k, devices in enumerate(tensors if base else ())
+        for name, device in devices.items()
+        if device != base[k] and (not name or name.startswith("attn_"))
+    ]
+    if caches:
         lost.append(
             "-ot moves weights only: the key-value cache of those layers stays where --tensor-split puts the layer"
         )
-    cpus = sorted({u.device for u in (*stack.layers, *stack.after)} - request.accelerators().keys())
+    unnamed = [
+        request.graph.names[i]
+        for part, gpu in zip(parts, base, strict=False)
+        for i in part.get(None, ())
+        if request.graph.persistent_bytes[i] > 0 and request.accelerators().get(int(request.device[i])) != gpu
+    ]
+    if unnamed:
+        lost.append(f"what llama.cpp calls the tensors of {unnamed[0]!r} is not known; they stay with their layer")
+    cpus = sorted({int(request.device[i]) for u in stack.units for i in u.ops} - request.accelerators().keys())
     if len(cpus) > 1:
         lost.append(f"{', '.join(map(request.device_name, cpus))} are all 'CPU'")
     numbers = [int(u.name.rpartition(".")[2]) for u in stack.layers]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from ...errors import InvalidInput
 from .layers import Unit, rounds, split, spread, stage_devices
-from .records import Request, Written, is_call, stem
+from .records import Request, Written, check_modules, is_call, stem
 
 
 def write(request: Request) -> Written:
@@ -20,23 +22,36 @@ def write(request: Request) -> Written:
         raise InvalidInput("no modules found: all ops of the graph are calls of plain functions")
     units = [Unit(stem(request.graph.names[i]), (i,), int(request.device[i])) for i in ops]
     stages = split(request, units, looped=True)
-    names = [_outermost(units, s.start) for s in stages[1:]]
+    names = [_outermost(request, units, s.start) for s in stages[1:]]
+    check_modules(request, names)
     entries = "".join(f"    {name!r}: SplitPoint.BEGINNING,\n" for name in names)
     ranks = len(stages) // rounds(stages)
+    within = [name for name in names if re.search(r"\.\d+\.", name)]
+    if ranks < len(stages) and within:
+        raise InvalidInput(
+            f"the placement goes through its {ranks} devices {rounds(stages)} times and changes device within layers (at "
+            f"{within[0]!r}); a plan of {ranks} stages needs whole layers in one run per device: profile with atomic=[the "
+            "layers' class] and place with 'contiguous'"
+        )
     looped = f"# {len(stages)} stages on {ranks} ranks: stage k is rank k % {ranks}'s, as in ScheduleInterleaved1F1B.\n"
     spec = f"{looped if ranks < len(stages) else ''}split_spec = {{\n{entries}}}\n"
     text = f"from torch.distributed.pipelining import SplitPoint\n\n{spec}"
     return Written(dict.fromkeys(names, "BEGINNING"), text, spread(request, units), stage_devices(request, stages))
 
 
-def _outermost(units: list[Unit], start: int) -> str:
+def _outermost(request: Request, units: list[Unit], start: int) -> str:
     """The shortest prefix of the module's name that no module before it shares, and that is called.
 
     What holds numbered modules may be a `ModuleList`, which nobody calls: PyTorch would not split there, and say nothing.
+    Where the model is given, it says which modules have a forward.
     """
     parts = units[start].name.split(".")
     ends = [k for k in range(1, len(parts) + 1) if k == len(parts) or not parts[k].isdecimal()]
     prefixes = [".".join(parts[:k]) for k in ends]
+    modules = dict(request.model.named_modules()) if hasattr(request.model, "named_modules") else {}
+    prefixes = [
+        p for p in prefixes if p not in modules or type(modules[p]).forward.__name__ != "_forward_unimplemented"
+    ]
     earlier = [f"{u.name}." for u in units[:start]]
     free = [p for p in prefixes if not any(name.startswith(f"{p}.") for name in earlier)]
     if not free:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import InvalidInput
 from ...graph.cluster import Cluster
 from ...graph.hardware import HOST
 from ...graph.opgraph import OpGraph
@@ -94,8 +95,23 @@ def stem(name: str) -> str:
 
 
 def is_call(graph: OpGraph, op: int) -> bool:
-    """Whether an op is a plain function's call (`layers.0/add#1` of type `add`) and no module of its own."""
-    return stem(graph.names[op]).rpartition("/")[2] == graph.op_types[op]
+    """Whether an op is a plain function's call (`layers.0/add#1` of type `add`) or a part of an output (`layers.0/parts`)."""
+    name = stem(graph.names[op])
+    return name.rpartition("/")[2] == graph.op_types[op] or name.rstrip("'").endswith("/parts")
+
+
+def check_modules(request: Request, names: Sequence[str]) -> None:
+    """Refuse names that `model.get_submodule` would not know, where a model was given.
+
+    Raises:
+        InvalidInput: such a name.
+    """
+    if not hasattr(request.model, "named_modules"):
+        return
+    known = {name for name, _ in request.model.named_modules(remove_duplicate=False)}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise InvalidInput(f"{unknown[0]!r} of the graph is no module of the model; give the model that was profiled")
 
 
 def moved(request: Request, written: NDArray[Any]) -> tuple[str, ...]:
