@@ -327,11 +327,11 @@ STRANGERS = {
 """Architectures of transformers, small."""
 
 
-def stranger(name):
+def stranger(name, **changes):
     """A model of transformers and inputs for it."""
     transformers = pytest.importorskip("transformers")
     kind = getattr(transformers, name)
-    model = kind(kind.config_class(**STRANGERS[name])).eval()
+    model = kind(kind.config_class(**STRANGERS[name], **changes)).eval()
     model.config.use_cache = False
     ids = torch.randint(5, 99, (2, 12))
     if name.startswith("ViT"):
@@ -354,6 +354,65 @@ def test_maps_of_transformers_run_as_written(name):
         plan = bl.write_plan(graph, bl.Placement(device=device), model=model)
         assert len(plan.value) > 1 or (device > 1).any()
         as_accelerate_runs(model, plan.value, inputs)
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel"])
+def test_stages_of_transformers_are_split_where_the_plan_says(name, atomic):
+    """As documented: one run of layers per device, whole layers or not; torch splits there and computes the same."""
+    pipelining = pytest.importorskip("torch.distributed.pipelining")
+    torch.manual_seed(0)
+    model, inputs = stranger(name, tie_word_embeddings=False)
+    whole = model._no_split_modules if atomic else ()
+    graph = bl.torch.profile(model, inputs, mode="inference", hardware="h100", atomic=whole)
+    cluster = bl.Cluster.uniform(2, kind="h100", memory_bytes="10GB")
+    plan = bl.write_plan(
+        graph, bl.place(graph, cluster, "contiguous", objective="throughput"), "pipelining", model=model
+    )
+    points = dict.fromkeys(plan.value, pipelining.SplitPoint.BEGINNING)
+    pipe = pipelining.pipeline(model, (), inputs, split_spec=points)
+    assert len(plan.value) == 1 and pipe.num_stages == 2
+    torch.testing.assert_close(pipe(**inputs)["logits"], model(**inputs).logits)
+
+
+@pytest.mark.parametrize("format", ["pipelining", "deepspeed"])
+def test_bug_names_of_a_stage_plan_are_modules(format):
+    """Labels are padded within the model; the part of what the padding made, 'pad/parts', was a split point."""
+    model, inputs = stranger("LlamaForCausalLM", tie_word_embeddings=False)
+    graph = bl.torch.profile(
+        model, {**inputs, "labels": inputs["input_ids"]}, hardware="h100", atomic=["LlamaDecoderLayer"]
+    )
+    assert "pad/parts" in graph.names
+    later = graph.position > graph.position[graph.names.index("model.layers.0")]
+    device = later[np.where(graph.forward_of < 0, np.arange(graph.n), graph.forward_of)].astype(int)
+    plan = bl.write_plan(graph, bl.Placement(device=device), format, model=model)
+    names = list(plan.value) if format == "pipelining" else plan.value["layers"]
+    assert all(model.get_submodule(name) is not None for name in names)
+    with pytest.raises(bl.InvalidInput, match="of the graph is no module of the model"):
+        bl.write_plan(graph, bl.Placement(device=device), format, model=torch.nn.Linear(2, 2))
+
+
+class Branches(torch.nn.Module):
+    """A dict of blocks, which has no forward of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.rest = torch.nn.ModuleDict({"a": Block(), "b": Block()})
+
+    def forward(self, x):
+        return self.rest["b"](self.rest["a"](self.first(x)))
+
+
+def test_bug_a_split_is_before_a_module_that_is_called():
+    """The split was before the dict, where torch makes no stage and says nothing."""
+    pipelining = pytest.importorskip("torch.distributed.pipelining")
+    model, x = Branches(), torch.ones(1, 4)
+    graph = bl.torch.profile(model, (x,), mode="inference", warmup=0, runs=1)
+    plan = bl.write_plan(graph, placed(graph, {"first": 0, "rest": 1}), "pipelining", model=model)
+    assert plan.value == {"rest.a": "BEGINNING"}
+    points = dict.fromkeys(plan.value, pipelining.SplitPoint.BEGINNING)
+    assert pipelining.pipeline(model, (x,), split_spec=points).num_stages == 2
 
 
 def test_targets_of_a_loss_that_is_not_on_the_main_device_are_named():

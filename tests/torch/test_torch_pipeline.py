@@ -283,6 +283,35 @@ def test_values_that_the_model_changes_later_may_not_be_read():
         record(model, (x,), trace(model, (x,)))
 
 
+class Picking(nn.Module):
+    """Takes the rows whose first value is positive; `reads` says whether Python reads how many there are."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.reads = nn.Linear(4, 4), nn.Linear(4, 4), reads
+
+    def forward(self, x):
+        picked = self.a(x)[x[:, 0] > 0]
+        rows = picked.shape[0] if self.reads else 1
+        picked = self.b(picked) * rows
+        return torch.zeros_like(x).index_add(0, (x[:, 0] > 0).nonzero()[:, 0], picked)
+
+
+def test_bug_sizes_that_follow_from_values_stood_in_the_program_as_numbers():
+    """The second micro-batch was multiplied with the number of rows of the first, or received in a buffer of its size."""
+    x = torch.tensor([[1.0, 2, 3, 4], [-1, 2, 3, 4], [2, 2, 2, 2]])
+    model = Picking(True)
+    with pytest.raises(InvalidInput, match=r"a size that follows from values, of what '__getitem__.*' makes, is read"):
+        record(model, (x,), trace(model, (x,)))
+    model = Picking(False)
+    found = trace(model, (x,))
+    program, keys = record(model, (x,), found), [call.key for call in found.calls]
+    with pytest.raises(InvalidInput, match="has a size that follows from values, and a stage would send it"):
+        cut(model, program, [int(k >= keys.index("b")) for k in range(len(keys))], 2)
+    (part,) = cut(model, program, [0] * len(keys), 1)
+    assert torch.equal(part.module(input_0=-x)[0], model(-x))
+
+
 class Aside(nn.Module):
     """A layer that puts a tensor into an attribute instead of returning it."""
 

@@ -54,6 +54,12 @@ def cut(model: nn.Module, program: Program, stage: Sequence[int], count: int) ->
     """
     cutter = _Cutter(program, stage, count)
     received = cutter.received()
+    sized = next((node for nodes in received[:-1] for node in nodes if "sized" in node.meta), None)
+    if sized is not None:
+        raise InvalidInput(
+            f"what {sized.meta['sized']!r} makes has a size that follows from values, and a stage would send it; put the "
+            "calls that read it on its stage"
+        )
     cutter.own_what_is_sent(received)
     holder = _Holder(model, program.constants)
     return [cutter.part(holder, s, received) for s in range(count)]

@@ -50,6 +50,14 @@ SIZES_ONLY = {
 """Functions that read size and type alone of one argument, with its position."""
 
 
+VARYING_SIZES = frozenset({"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"})
+"""Functions whose outputs have sizes that depend on values; so has an index of booleans."""
+
+SIZE_READERS = frozenset({
+    torch.Tensor.shape.__get__, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.nelement, torch.Tensor.__len__, torch.numel,
+})  # fmt: skip
+
+
 class VaryingRead(InvalidInput):
     """Python read values that differ between micro-batches."""
 
@@ -183,6 +191,7 @@ class Recorder(Handler):
         self.counts: Counter[str] = Counter()  # how often each call was met, by its stem
         self.parameters = {id(p) for p in model.parameters()}
         self.varying: set[Any] = set()  # storages whose values differ between micro-batches or steps
+        self.sized: dict[int, str] = {}  # id of a tensor whose size follows from values -> the call behind that
         self.lasting: set[Any] = set()  # storages of buffers and constants, which outlive the forward
         self.read: dict[Any, str] = {}  # storages whose values Python has read -> the call that did
 
@@ -240,6 +249,8 @@ class Recorder(Handler):
             self._mark_varying([*made, *written])
         self._mark_varying([t for t in written if storage_key(t) in self.lasting])
         self._outputs(node, outputs)
+        if module is None or any(id(t) in self.sized for t in taken):
+            self._mark_sized(key, run, args, taken, made)
         for t in made:
             self.maker.setdefault(storage_key(t), self.index.get(key, -1))
         return outputs
@@ -253,6 +264,27 @@ class Recorder(Handler):
                 self.program.together.append((maker, self.index[key], "which it writes into"))
             if id(t) in self.users:
                 self.changed[id(t)] = self.names.get(id(t), "")
+
+    def metadata(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if run in SIZE_READERS and args and id(args[0]) in self.sized:
+            raise VaryingRead(
+                f"a size that follows from values, of what {self.sized[id(args[0])]!r} makes, is read; {_ELSE}"
+            )
+        return run(*args, **kwargs)
+
+    def _mark_sized(self, key: str, run: Callable[..., Any], args: Any, taken: list[Any], made: list[Any]) -> None:
+        """Note tensors whose sizes follow from values that vary."""
+        name = getattr(run, "__name__", "")
+        index = args[1] if name == "__getitem__" and len(args) > 1 else ()
+        masks = any(t.dtype in (torch.bool, torch.uint8) for t in tensors(index))
+        source = next((self.sized[id(t)] for t in taken if id(t) in self.sized), None)
+        if source is None and (name in VARYING_SIZES or masks or (name == "where" and len(args) == 1)):
+            source = key if any(storage_key(t) in self.varying for t in taken) else None
+        plain = {storage_key(t) for t in taken if id(t) not in self.sized}
+        for t in made:
+            if source is not None and t.dim() > 0 and storage_key(t) not in plain:
+                self.sized[id(t)] = source
+                self.known[id(t)][1].meta["sized"] = source
 
     def _is_varying(self, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None) -> bool:
         """Whether what a call computes may differ between micro-batches or steps, random numbers aside."""
