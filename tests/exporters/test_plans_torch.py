@@ -380,7 +380,7 @@ def test_bug_names_of_a_stage_plan_are_modules(format):
     """Labels are padded within the model; the part of what the padding made, 'pad/parts', was a split point."""
     model, inputs = stranger("LlamaForCausalLM", tie_word_embeddings=False)
     graph = bl.torch.profile(
-        model, {**inputs, "labels": inputs["input_ids"]}, hardware="h100", atomic=["LlamaDecoderLayer"]
+        model, {**inputs, "labels": inputs["input_ids"]}, mode="training", hardware="h100", atomic=["LlamaDecoderLayer"]
     )
     assert "pad/parts" in graph.names
     later = graph.position > graph.position[graph.names.index("model.layers.0")]

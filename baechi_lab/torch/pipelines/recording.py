@@ -232,7 +232,7 @@ class Recorder(Handler):
             outputs = run(*args, **kwargs)
         finally:
             self.within_call = False
-        varying = varying or not same_states(before, generator_states())
+        varying = before is None or not same_states(before, generator_states())
         made = list(tensors(outputs))
         if made and all(any(t is g for g in taken) for t in made) and all(version(t) == v for t, v in versions):
             return outputs  # handed through as it came
