@@ -56,18 +56,19 @@ class Distribution:
 def assign(
     model: nn.Module, traced: Trace, placement: Placement, cluster: Cluster, *, reorder: str = "gpu",
     devices: list[str] | None = None, output_device: str | None = None, graph: OpGraph | None = None,
-    transport: HostTransport | None = None,
+    transport: HostTransport | None = None, always: bool = False,
 ) -> nn.Module:  # fmt: skip
     """Distribute `model` as placed and return it (the same object, as `nn.Module.to` does).
 
     Its `hf_device_map` says where its modules are: Hugging Face's Trainer then leaves them there.
 
-    `transport` replaces the streams, for example by `HostTransport(devices)`: plain blocking `.to()`.
+    `transport` replaces the streams, for example by `HostTransport(devices)`: plain blocking `.to()`. `always`: its calls
+    are intercepted on one device as well.
     """
     check_model(model)
     plan = make_plan(traced, placement, torch_devices(cluster, devices), reorder=reorder, graph=graph)
     homes = {name: t.device for name, t in (*model.named_parameters(), *model.named_buffers())}
-    session, interceptor = launch(model, plan, output_device=output_device, transport=transport)
+    session, interceptor = launch(model, plan, output_device=output_device, transport=transport, always=always)
     before = model.__dict__.get("hf_device_map")
     model.__dict__["hf_device_map"] = device_map(model)
     model.__dict__["_baechi"] = Distribution(plan, placement, traced, session, interceptor, homes, graph, before)

@@ -22,6 +22,7 @@ from ...torch.assigner import assign, distribution
 from ...torch.plan import torch_devices
 from ...torch.recomputing import changed
 from ...torch.records import Trace
+from ...torch.runtime.divisors import dividing
 from ...torch.runtime.lending import lend
 from ...torch.runtime.transport import HostTransport
 from ...torch.runtime.tree import map_tensors
@@ -29,7 +30,7 @@ from ...torch.step import TorchStep
 from ...torch.tracing import trace
 from ..tensorflow.execution import StepResult
 from .pipelined import Cut, cut_step, run_pipeline
-from .reduction import is_mean
+from .reduction import Reduction, reduction_of
 from .timeline import Measurement
 
 
@@ -99,14 +100,16 @@ def execute(
     names = torch_devices(where, devices)
     whole = unroll(known, len(parts)) if len(parts) > 1 else known  # which warns of batch statistics
     must = must_be_pipeline(placed, pipeline, schedule)
+    adding = reduction_of(step, model, found.layers, parts, reduction)
+    if schedule is not None:
+        pipeline = counted_in_session(pipeline, must, schedule, adding)
     cut_up = None
     if schedule is not None and pipeline is not False:
         cut_up = _cut(parts[0], model, found, known, placed, where, len(parts), schedule, must=must)
     under_way = in_flight(schedule, len(parts), len(set(placed.device.tolist()))) if cut_up is None else 0
-    mean = is_mean(step, model, parts) if reduction is None else reduction == "mean"
     if cut_up is not None:
         run = run_pipeline(
-            step, model, parts, cut_up, where, names, mean=mean, steps=steps, warmup=warmup, timeout=timeout,
+            step, model, parts, cut_up, where, names, adding=adding, steps=steps, warmup=warmup, timeout=timeout,
             cancel=cancel, gradients=return_gradients,
         )  # fmt: skip
         return _told(run, on_step, warmup)
@@ -115,11 +118,11 @@ def execute(
     last = names[int(placed.device[found.results[0]])] if found.results and len(set(names)) > 1 else None
     assign(
         model, found, placed, where, reorder=reorder, devices=devices, output_device=last, graph=known,
-        transport=transport,
+        transport=transport, always=bool(adding.in_model),
     )  # fmt: skip
     deadline = None if timeout is None else time.monotonic() + timeout
     running = _Running(
-        parts, model, under_way=under_way, mean=mean, gradients=return_gradients, deadline=deadline, cancel=cancel,
+        parts, model, under_way=under_way, adding=adding, gradients=return_gradients, deadline=deadline, cancel=cancel,
         on_step=on_step,
     )  # fmt: skip
     status, message = running.go("warmup", warmup)
@@ -187,6 +190,19 @@ def in_session(pipeline: bool | None, graph: OpGraph) -> bool:
     return False
 
 
+def counted_in_session(pipeline: bool | None, must: bool, schedule: Any, adding: Reduction) -> bool | None:
+    """`pipeline` for a loss whose means are computed in the model, which only the session can let divide otherwise."""
+    if not adding.in_model:
+        return pipeline
+    if must or schedule not in ("gpipe", "1f1b"):
+        raise InvalidInput(
+            f"the model's call {min(adding.in_model)!r} averages over what counts in a micro-batch (labels, masks or weights), "
+            "and a pipeline's stages cannot average over the undivided batch: compute the loss in the step's loss=, or run the "
+            "placement in the session (pipeline=False, schedule 'gpipe' or '1f1b')"
+        )
+    return False
+
+
 def _cut(
     step: TorchStep, model: nn.Module, found: Trace, graph: OpGraph, placed: Placement, cluster: Cluster, count: int,
     schedule: Any, *, must: bool,
@@ -217,11 +233,12 @@ class _Running:
     """Steps of one model in `parts` micro-batches, `under_way` of them at once, with their times and losses."""
 
     def __init__(
-        self, parts: list[TorchStep], model: nn.Module, *, under_way: int, mean: bool, gradients: bool,
+        self, parts: list[TorchStep], model: nn.Module, *, under_way: int, adding: Reduction, gradients: bool,
         deadline: float | None, cancel: threading.Event | None, on_step: Callable[[StepResult], None] | None,
     ):  # fmt: skip
         step = parts[0]
-        self.parts, self.model, self.under_way, self.mean = parts, model, under_way, mean
+        self.parts, self.model, self.under_way, self.adding = parts, model, under_way, adding
+        self.session = distribution(model).session
         self.deadline, self.cancel, self.on_step = deadline, cancel, on_step
         self.optimizer = step.optimizer(model.parameters()) if step.optimizer is not None else None
         if self.optimizer is not None and (lent := distribution(model).plan.lent):
@@ -278,11 +295,11 @@ class _Running:
             if measurement is not None:
                 measurement.micro_batch = k
             args, kwargs = part.arguments(self.model)
-            if measurement is None:
-                loss = part.loss_of(self.model(*args, **kwargs))
-            else:
-                loss = measurement.computed(part.loss_of, self.model(*args, **kwargs))
-            if self.mean and len(self.parts) > 1:
+            self.session.divisors = self.adding.divisors[k]
+            outputs = self.model(*args, **kwargs)
+            with dividing(self.adding.divisors[k]):
+                loss = part.loss_of(outputs) if measurement is None else measurement.computed(part.loss_of, outputs)
+            if self.adding.mean and len(self.parts) > 1:
                 loss = loss / len(self.parts)
             losses.append(loss.detach())
             waiting.append(loss)

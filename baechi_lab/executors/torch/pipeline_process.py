@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...torch.pipelines.worker import Marks, Pipeline, connect
+from ...torch.runtime.divisors import Replacements
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,7 @@ class Job:
     loss: Callable[..., torch.Tensor]
     template: Any
     mean: bool
+    divisors: list[Replacements]
     optimizer: Callable[..., torch.optim.Optimizer] | None
     seed: int
     warmup: int
@@ -81,6 +83,7 @@ def _train(job: Job) -> Report:
         job.parts, job.stages, job.schedule, len(job.batches), loss=job.loss, template=job.template, homes=job.homes,
         mean=job.mean, device=job.device, tied=job.tied,
     )  # fmt: skip
+    pipeline.divisors = job.divisors
     parameters = pipeline.parameters
     optimizer = job.optimizer(parameters) if job.optimizer is not None and parameters else None
     report = Report(job.device, peak_bytes=2 * sum(p.nbytes for p in parameters))

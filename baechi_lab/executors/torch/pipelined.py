@@ -30,6 +30,7 @@ from ...torch.runtime.tree import tensors
 from ...torch.step import TorchStep
 from ...workers.pool import Pool
 from .pipeline_process import Job, Report, run_process
+from .reduction import Reduction
 
 _LOST = re.compile(r"gloo|nccl|connection (closed|reset)", re.IGNORECASE)
 _LOOK = 0.2
@@ -94,7 +95,7 @@ def _tied(parts: list[Part], homes: list[list[int]]) -> list[list[tuple[int, str
 
 def run_pipeline(
     step: TorchStep, model: nn.Module, parts: list[TorchStep], cut_up: Cut, cluster: Cluster, names: tuple[str, ...], *,
-    mean: bool, steps: int, warmup: int, timeout: float | None = None, cancel: threading.Event | None = None,
+    adding: Reduction, steps: int, warmup: int, timeout: float | None = None, cancel: threading.Event | None = None,
     gradients: bool = False, pool: Pool | None = None,
 ) -> Run:  # fmt: skip
     """Start a process per device (or take those of `pool`), let them train, and put together what they report."""
@@ -104,7 +105,7 @@ def run_pipeline(
             rank, len(cut_up.processes), names[device],
             {s: (part.module, part.spec) for s, part in cut_up.of_process(rank).items()}, len(cut_up.parts),
             str(cut_up.schedule), cut_up.homes, cut_up.tied, batches, step.loss or own_loss,
-            cut_up.program.template, mean, step.optimizer, step.seed, warmup, steps, gradients,
+            cut_up.program.template, adding.mean, list(adding.divisors), step.optimizer, step.seed, warmup, steps, gradients,
         )
         for rank, device in enumerate(cut_up.processes)
     ]  # fmt: skip

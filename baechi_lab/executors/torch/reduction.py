@@ -1,49 +1,252 @@
-"""How the loss of a batch follows from those of its micro-batches: as their mean or as their sum."""
+"""How the loss of a batch follows from those of its micro-batches: their mean or sum, and what each has to divide by.
+
+The divisors of means come from a pass without data (`torch.runtime.divisors`). Whether mean or sum is right is then tried
+on two micro-batches, alone and together: loss and gradients of a few parameters must agree.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
+from ...errors import BaechiLabError
 from ...profilers.torch.profile import in_mode
+from ...torch.runtime.divisors import (
+    LOSS,
+    DivisorHandler,
+    Divisors,
+    DryRun,
+    Replacements,
+    counts,
+    dividing,
+    divisors_of,
+    replacements,
+)
+from ...torch.runtime.intercept import Frame, Interceptor
+from ...torch.runtime.random import generator_states, same_states
 from ...torch.runtime.tree import map_tensors, tensors
 from ...torch.snapshot import untouched
 from ...torch.step import TorchStep
 
-NEAR = 1e-3
-"""Relative difference up to which two losses count as the same; rounding stays far below."""
+NEAR, NEAR_IN_HALF = 1e-3, 5e-2
+"""Relative difference up to which losses and gradients count as the same: in float32, and where 16 bits take part."""
+
+_PARAMETERS = 4
+"""Gradients of so many parameters are compared, the last ones, which take the shortest way through the model."""
+
+_FAILURES = (
+    BaechiLabError, RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError,
+)  # fmt: skip
 
 
-def is_mean(step: TorchStep, model: nn.Module, parts: Sequence[TorchStep]) -> bool:
-    """Whether the loss of two micro-batches together is the mean of theirs, else their sum; the model is left as it was.
+@dataclass(frozen=True)
+class Reduction:
+    """How micro-batches make up the step of the undivided batch.
 
-    The model runs in evaluation, where nothing is drawn at random and no batch statistics are taken. Where the loss is
-    neither (words that are left out count as none, say), it is taken for a mean, with a warning.
+    `mean`: the batch's loss is the mean of theirs, else their sum. `divisors`: per micro-batch, what its means divide by
+    instead. `counted`: keys of calls whose divisors depend on the batch's values: another batch has others. `shapes` are
+    those of the model's output tensors for the undivided batch, where they are known.
     """
-    if len(parts) < 2:
-        return True
-    first, second = ((part.inputs, part.targets) for part in parts[:2])
+
+    mean: bool
+    divisors: tuple[Replacements, ...]
+    counted: frozenset[str] = frozenset()
+    shapes: tuple[tuple[Any, ...], ...] = ()
+
+    @property
+    def in_model(self) -> set[str]:
+        """Keys of calls of the model that divide by other numbers in micro-batches, or may with another batch."""
+        return ({key for table in self.divisors for key in table} | self.counted) - {LOSS}
+
+
+def reduction_of(
+    step: TorchStep, model: nn.Module, layers: Sequence[str], parts: Sequence[TorchStep], asked: str | None = None
+) -> Reduction:
+    """How the micro-batches `parts` make up `step`; the model is left as it was.
+
+    Warns where gradients will not be those of the undivided batch, or where nothing can tell.
+
+    Args:
+        layers: names of the modules that are one call each, as in the trace.
+        asked: "mean" or "sum", which is not tried then.
+    """
+    none = tuple({} for _ in parts)  # type: tuple[Replacements, ...]
+    if len(parts) < 2 or asked == "sum":
+        return Reduction(asked != "sum", none)
+    with untouched(model, step.inputs):
+        counter = _Counter(model, layers)
+        whole, each = counter.divisors(step), [counter.divisors(part) for part in parts]
+    tables = None if whole is None or None in each else replacements(whole, each)  # type: ignore[arg-type]
+    found = Reduction(True, none)
+    if tables is not None:
+        counted = counts(whole, each)  # type: ignore[arg-type]
+        found = Reduction(True, tuple(tables), frozenset(counted), tuple(counter.shapes))
+    if asked is None:
+        pair = [parts[0], parts[_other(each)]]
+        mean = _adds_up(step, model, layers, pair, counter)
+        if mean is False:
+            return Reduction(False, none)
+    return found
+
+
+class _Counter:
+    """Finds the divisors of a batch: in a pass without data, or for real where the model needs data of its own."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[str]):
+        self.model, self.layers = model, layers
+        self.shapes: list[tuple[Any, ...]] = []
+        try:
+            self.dry: DryRun | None = DryRun(model, layers)
+        except _FAILURES:
+            self.dry = None
+
+    def divisors(self, step: TorchStep) -> Divisors | None:
+        """None where the model does not run on this batch."""
+        args, kwargs = step.arguments(self.model)
+        if self.dry is not None:
+            try:
+                divisors = self.dry(step.loss_of, args, kwargs)
+                self.shapes = self.shapes or self.dry.shapes
+                return divisors
+            except _FAILURES:
+                self.dry, self.shapes = None, []
+        try:
+            # what depends on parameters has gradients
+            return divisors_of(self.model, self.layers, step.loss_of, args, kwargs, lambda t: not t.requires_grad)[0]
+        except _FAILURES:
+            return None
+
+
+def _other(divisors: Sequence[Divisors | None]) -> int:
+    """The micro-batch whose divisors differ most from those of the first."""
+
+    def difference(k: int) -> float:
+        values = [
+            [d.value or 0 for key in sorted(part or {}) for d in (part or {})[key]]
+            for part in (divisors[0], divisors[k])
+        ]
+        return sum(abs(a - b) for a, b in zip(*values, strict=False))
+
+    return max(range(1, len(divisors)), key=difference)
+
+
+def _adds_up(
+    step: TorchStep, model: nn.Module, layers: Sequence[str], pair: Sequence[TorchStep], counter: _Counter
+) -> bool | None:
+    """Whether two micro-batches together have the mean of their losses and gradients, else their sum; None for neither."""
+    (first, second), rest = ((part.inputs, part.targets) for part in pair), "gradients are those of the mean"
     others = tensors(second)
     both = map_tensors(first, lambda t: torch.cat((t, next(others))))
-    with torch.no_grad(), in_mode(model, False), untouched(model, step.inputs):
-        one, two, whole = (
-            float(_loss(replace(step, inputs=x, targets=y), model)) for x, y in (first, second, both)
-        )  # fmt: skip
-    off_mean, off_sum = abs(whole - (one + two) / 2), abs(whole - one - two)
-    if min(off_mean, off_sum) > NEAR * max(abs(whole), 1e-12):
-        warnings.warn(
-            f"the loss of step {step.name!r} is neither the mean nor the sum of its micro-batches' losses: gradients are "
-            "those of the mean, not those of the undivided batch",
-            stacklevel=3,
-        )
-        return True
-    return off_mean <= off_sum
+    together = replace(step, inputs=both[0], targets=both[1])
+    with untouched(model, step.inputs):
+        whole, each = counter.divisors(together), [counter.divisors(part) for part in pair]
+    tables = None if whole is None or None in each else replacements(whole, each)  # type: ignore[arg-type]
+    tables = tables or [{}, {}]
+    trials = _Trials(step, model, layers)
+    for steady in (_steady(model), in_mode(model, False)):
+        with steady:
+            results = trials.run([(together, {}), *zip(pair, tables, strict=True)])
+            if results is None:
+                continue
+            near = NEAR_IN_HALF if trials.half else NEAR
+            if _near(results[0], [(a + b) / 2 for a, b in zip(*results[1:], strict=True)], near):
+                return True
+            plain = results if not any(tables) else trials.run([(together, {}), *((part, {}) for part in pair)])
+            if plain is not None and _near(plain[0], [a + b for a, b in zip(*plain[1:], strict=True)], near):
+                return False
+            warnings.warn(
+                f"the loss of step {step.name!r} is neither the mean nor the sum of its micro-batches' losses: {rest}, not "
+                "those of the undivided batch",
+                stacklevel=4,
+            )
+            return None
+    warnings.warn(
+        f"step {step.name!r} draws random numbers or fails on two micro-batches together, so nothing tells how its loss adds up: "
+        f"{rest}, which may not be those of the undivided batch; reduction='mean' or 'sum' says how it adds up",
+        stacklevel=4,
+    )
+    return None
 
 
-def _loss(step: TorchStep, model: nn.Module) -> torch.Tensor:
-    args, kwargs = step.arguments(model)
-    return step.loss_of(model(*args, **kwargs))
+def _near(whole: list[torch.Tensor], parts: list[torch.Tensor], near: float) -> bool:
+    return all(float((a - b).norm()) <= near * max(float(a.norm()), 1e-12) for a, b in zip(whole, parts, strict=True))
+
+
+class _Trials(DivisorHandler):
+    """Runs a model on micro-batches without drawing random numbers."""
+
+    def __init__(self, step: TorchStep, model: nn.Module, layers: Sequence[str]):
+        super().__init__({})
+        self.step, self.model, self.layers = step, model, layers
+        self.half = False
+
+    def run(self, steps: Sequence[tuple[TorchStep, Replacements]]) -> list[list[torch.Tensor]] | None:
+        """Per step its loss and some gradients; None where one fails or draws random numbers."""
+        with untouched(self.model, self.step.inputs) as kept:
+            results = []
+            for step, replaced in steps:
+                before = generator_states()
+                try:
+                    results.append(self._one(step, replaced))
+                except _FAILURES:
+                    return None
+                if not same_states(before, generator_states()):
+                    return None
+                kept.restore()
+        return results
+
+    def _one(self, step: TorchStep, replaced: Replacements) -> list[torch.Tensor]:
+        self.instead = replaced
+        args, kwargs = step.arguments(self.model)
+        interceptor = Interceptor(self.model, self.layers, self).install()
+        try:
+            outputs = self.model(*args, **kwargs)
+        finally:
+            interceptor.remove()
+        with dividing(replaced):
+            loss = step.loss_of(outputs)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        for some in (trained[-_PARAMETERS:], trained):
+            if loss.requires_grad and some:
+                gradients = torch.autograd.grad(loss, some, retain_graph=True, allow_unused=True)
+                if any(g is not None for g in gradients):
+                    return [
+                        loss.detach().double(), *(torch.zeros(()) if g is None else g.to_dense().double() for g in gradients)
+                    ]  # fmt: skip
+        return [loss.detach().double()]
+
+    def call(self, frame: Frame, key: str, run: Any, args: Any, kwargs: Any, module: nn.Module | None) -> Any:
+        if module is None:
+            args, kwargs = _without_dropout(getattr(run, "__name__", ""), args, kwargs)
+        outputs = super().call(frame, key, run, args, kwargs, module)
+        self.half |= any(t.dtype in (torch.float16, torch.bfloat16) for t in tensors(outputs))
+        return outputs
+
+
+def _without_dropout(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of a function that drops nothing; any other function keeps its own."""
+    at, keyword, value = (4, "dropout_p", 0.0) if name == "scaled_dot_product_attention" else (2, "training", False)
+    if "dropout" not in name and keyword != "dropout_p":
+        return args, kwargs
+    if len(args) > at:
+        return (*args[:at], value, *args[at + 1 :]), kwargs
+    return args, {**kwargs, keyword: value}
+
+
+@contextlib.contextmanager
+def _steady(model: nn.Module) -> Iterator[None]:
+    """Layers of torch in evaluation, where they draw nothing and take no statistics; the model's own code in its mode."""
+    before = {m: m.training for m in model.modules() if type(m).__module__.startswith("torch.nn.")}
+    try:
+        for module in before:
+            module.training = False
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training

@@ -6,26 +6,23 @@ runtime that the distributed model uses here, so the exported training computes 
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
-from ... import errors
 from ...errors import InvalidInput
+from ...executors.torch.reduction import Reduction
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import refuse_replicas
-from ...torch import runtime
 from ...torch.models.losses import own_loss
 from ...torch.plan import make_plan, torch_devices
 from ...torch.step import TorchStep
 from ...torch.tracing import trace
 from ..folder import write_folder
 from .pipelined import Way, divide, pipeline_files
-from .script import LENDING, LENDING_IMPORT, README, SCRIPT
-from .sources import Sources, saved
+from .script import COUNTING, LENDING, LENDING_IMPORT, README, SCRIPT
+from .sources import Sources, runtime_files, saved
 
 
 def export(
@@ -55,7 +52,7 @@ def export(
             return write_folder(folder, pipeline_files(step, model, way, torch_devices(way.cluster, devices)))
     else:
         refuse_replicas(placement, "bl.export")
-        way = Way([step], None, cluster, 1, True)
+        way = Way([step], None, cluster, 1, Reduction(True, ({},)))
     found = trace(model, way.parts[0].inputs, atomic=step.atomic)
     placed = placement if graph is None else placement.on(graph)
     where = cluster or Cluster.uniform(int(placed.device.max(initial=0)) + 1, kind="cpu")
@@ -64,7 +61,7 @@ def export(
     values = {
         "MICRO_BATCHES": repr(len(way.parts)),
         "UNDER_WAY": repr(way.under_way),
-        "MEAN": repr(way.mean),
+        "MEAN": repr(way.adding.mean),
         "NAME": json.dumps(step.name),
         "MODEL": sources.expression(step.build, "build") + (".train()" if step.mode == "training" else ""),
         "LOSS": sources.name(step.loss or own_loss, "loss"),
@@ -75,6 +72,8 @@ def export(
         sources.add(type(module), "a module of the model")
     script = SCRIPT.replace("# IMPORTS", "\n".join([*sources.imports(), *([LENDING_IMPORT] if plan.lent else [])]))
     script = script.replace("    # LENDING\n", LENDING if plan.lent and step.optimizer is not None else "")
+    for plain, counted in COUNTING.items():
+        script = script.replace(plain, counted if way.counts else plain)
     for key, text in values.items():
         script = script.replace(f"<{key}>", text)
     files: dict[str, Any] = {
@@ -87,18 +86,3 @@ def export(
         **runtime_files(),
     }
     return write_folder(folder, files)
-
-
-def runtime_files() -> dict[str, str]:
-    """The runtime as flat files `placed_*.py` that import each other and torch."""
-    home = Path(inspect.getfile(runtime)).parent
-    files = {
-        f"placed_{path.stem}.py": path.read_text() for path in sorted(home.glob("*.py")) if path.stem != "__init__"
-    }
-    files["placed_errors.py"] = Path(inspect.getfile(errors)).read_text()
-    return {name: flat(text) for name, text in files.items()}
-
-
-def flat(text: str) -> str:
-    """Relative imports become imports of the flat files."""
-    return re.sub(r"^(\s*)from \.+(\w+) import", r"\1from placed_\2 import", text, flags=re.MULTILINE)

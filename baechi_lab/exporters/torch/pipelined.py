@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
@@ -15,9 +16,9 @@ from torch.fx.graph_module import _format_import_block
 from torch.package import sys_importer
 
 from ...errors import InvalidInput, UnknownNameError
-from ...executors.torch.execution import in_flight, in_session, known_graph, must_be_pipeline
+from ...executors.torch.execution import counted_in_session, in_flight, in_session, known_graph, must_be_pipeline
 from ...executors.torch.pipelined import Cut, cut_step
-from ...executors.torch.reduction import is_mean
+from ...executors.torch.reduction import Reduction, reduction_of
 from ...graph import Cluster, OpGraph, Placement
 from ...torch.models.losses import own_loss
 from ...torch.pipelines import worker
@@ -26,7 +27,7 @@ from ...torch.runtime.tree import tensors
 from ...torch.step import TorchStep
 from ...torch.tracing import trace
 from .script import PIPELINE, PIPELINE_README
-from .sources import Sources, saved
+from .sources import Sources, flat, runtime_files, saved
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,12 @@ class Way:
     cut: Cut | None
     cluster: Any
     under_way: int
-    mean: bool
+    adding: Reduction
+
+    @property
+    def counts(self) -> bool:
+        """Whether the script has to find what the means of each batch divide by."""
+        return bool(self.adding.shapes) and (bool(self.adding.counted) or any(self.adding.divisors))
 
 
 def divide(
@@ -53,7 +59,14 @@ def divide(
         pipeline = in_session(pipeline, known)
     where = cluster or Cluster.uniform(placed.devices, kind="cpu")
     must = must_be_pipeline(placed, pipeline, schedule)
-    mean = is_mean(step, model, parts) if reduction is None else reduction == "mean"
+    adding = reduction_of(step, model, found.layers, parts, reduction)
+    if not adding.shapes and (adding.counted or any(adding.divisors)):
+        warnings.warn(
+            f"the loss of step {step.name!r} averages over what counts in a micro-batch, and its model cannot be run without "
+            "data: gradients of the exported script are the mean of its micro-batches', not those of the undivided batch",
+            stacklevel=3,
+        )
+    pipeline = counted_in_session(pipeline, must, schedule, adding)
     cut = None
     if pipeline is not False:
         try:
@@ -64,7 +77,7 @@ def divide(
             if must or schedule not in ("gpipe", "1f1b"):
                 raise
     under_way = 1 if cut is not None else in_flight(schedule, len(parts), len(set(placed.device.tolist())))
-    return Way(parts, cut, where, under_way, mean)
+    return Way(parts, cut, where, under_way, adding)
 
 
 def pipeline_files(step: TorchStep, model: nn.Module, way: Way, devices: tuple[str, ...]) -> dict[str, Any]:
@@ -93,14 +106,13 @@ def pipeline_files(step: TorchStep, model: nn.Module, way: Way, devices: tuple[s
         "train.py": script,
         "README.md": readme,
         "stages.py": _stages(way.cut),
-        "pipeline.json": json.dumps(
-            {"inputs": _input_names(step, model), **_plan(way.cut, way.mean, devices)}, indent=1
-        ),
+        "pipeline.json": json.dumps({"inputs": _input_names(step, model), **_plan(way.cut, way, devices)}, indent=1),
         "weights.pt": saved(model.state_dict()),
         "constants.pt": saved(way.cut.program.constants),
         "batch.pt": saved({"inputs": list(tensors(step.arguments(model))), "targets": list(step.targets)}),
-        "placed_pipeline.py": Path(inspect.getfile(worker)).read_text(),
+        "placed_pipeline.py": flat(Path(inspect.getfile(worker)).read_text()),
         **sources.files,
+        **runtime_files(),
     }
 
 
@@ -111,7 +123,7 @@ def _input_names(step: TorchStep, model: nn.Module) -> list[str]:
     return [name for name, value in named for _ in tensors(value)]
 
 
-def _plan(cut: Cut, mean: bool, devices: tuple[str, ...]) -> dict[str, Any]:
+def _plan(cut: Cut, way: Way, devices: tuple[str, ...]) -> dict[str, Any]:
     kinds = {torch.device(devices[d]).type for d in cut.processes}
     if len(kinds) > 1:
         raise InvalidInput("the placement uses CPUs and GPUs; an exported pipeline has processes of one kind")
@@ -120,8 +132,8 @@ def _plan(cut: Cut, mean: bool, devices: tuple[str, ...]) -> dict[str, Any]:
         for part, ranks in zip(cut.parts, cut.homes, strict=True)
     ]
     return {
-        "schedule": str(cut.schedule), "micro_batches": cut.micro_batches, "mean": mean, "device": kinds.pop(),
-        "template": cut.program.template, "stages": stages, "tied": cut.tied,
+        "schedule": str(cut.schedule), "micro_batches": cut.micro_batches, "mean": way.adding.mean, "device": kinds.pop(),
+        "template": cut.program.template, "stages": stages, "tied": cut.tied, "whole": way.adding.shapes if way.counts else [],
     }  # fmt: skip
 
 

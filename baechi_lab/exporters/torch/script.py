@@ -57,7 +57,8 @@ def train(steps, devices=None):
         start = time.perf_counter()
         model.zero_grad(set_to_none=True)
         waiting, total = [], 0.0
-        for part, labels in zip(divided(inputs, MICRO_BATCHES), divided(targets, MICRO_BATCHES)):
+        parts = list(zip(divided(inputs, MICRO_BATCHES), divided(targets, MICRO_BATCHES)))
+        for part, labels in parts:
             args, kwargs = as_arguments(part, model)
             waiting.append(loss_of(model(*args, **kwargs), labels))
             total += waiting[-1].item() if MICRO_BATCHES == 1 else waiting[-1].detach()
@@ -79,6 +80,25 @@ if __name__ == "__main__":
     options = parser.parse_args()
     train(options.steps, options.devices)
 '''
+
+COUNTING = {
+    "from placed_launch import launch\n": (
+        "from placed_divisors import BatchDivisors, dividing\nfrom placed_launch import launch\n"
+    ),
+    "    launch(model, plan)\n": """    model.divisors = BatchDivisors(model, plan.layers, <LOSS>)  # what means divide by
+    model.session, _ = launch(model, plan, always=True)
+""",
+    "        for part, labels in parts:\n": """        # labels that do not count are spread unevenly: micro-batches divide by what the whole batch divides by
+        divisors = model.divisors((inputs, targets), parts)
+        for (part, labels), instead in zip(parts, divisors):
+            model.session.divisors = instead
+""",
+    "            waiting.append(loss_of(model(*args, **kwargs), labels))\n": """            outputs = model(*args, **kwargs)
+            with dividing(instead):
+                waiting.append(loss_of(outputs, labels))
+""",
+}
+"""Lines of the script -> what they are where means divide by a number that depends on the batch."""
 
 LENDING_IMPORT = "from placed_lending import lend"
 LENDING = """    lent = json.loads((HERE / "placed_plan.json").read_text())["lent"]
@@ -131,6 +151,9 @@ def batches():
 def divided(inputs, targets):
     """Equal parts of the batch along its first dimension."""
     count = PLAN["micro_batches"]
+    uneven = [list(t.shape) for t in (*inputs, *targets) if len(t) % count]
+    if uneven:
+        raise ValueError(f"the batch has a tensor of shape {uneven[0]}; its first dimension must be a multiple of {count}")
     parts = [[t.chunk(count) for t in tensors] for tensors in (inputs, targets)]
     return [tuple(tuple(t[k] for t in tensors) for tensors in parts) for k in range(count)]
 
@@ -145,7 +168,7 @@ def pipeline(rank, device):
     return Pipeline(
         {s: (modules[s], plan) for s, plan in own.items()}, len(PLAN["stages"]), PLAN["schedule"], PLAN["micro_batches"],
         loss=<LOSS>, template=PLAN["template"], homes=[plan["processes"] for plan in PLAN["stages"]], mean=PLAN["mean"],
-        device=device, tied=PLAN["tied"],
+        device=device, tied=PLAN["tied"], whole=PLAN["whole"],
     )
 
 

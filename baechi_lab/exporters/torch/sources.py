@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import inspect
 import io
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +15,9 @@ from typing import Any
 
 import torch
 
+from ... import errors
 from ...errors import InvalidInput
+from ...torch import runtime
 
 
 def saved(value: Any) -> bytes:
@@ -146,3 +149,18 @@ def _imported_packages(text: str, what: str) -> set[str]:
 
 def _label(thing: Any) -> str:
     return repr(getattr(thing, "__qualname__", None) or type(thing).__name__)
+
+
+def runtime_files() -> dict[str, str]:
+    """The runtime as flat files `placed_*.py` that import each other and torch."""
+    home = Path(inspect.getfile(runtime)).parent
+    files = {
+        f"placed_{path.stem}.py": path.read_text() for path in sorted(home.glob("*.py")) if path.stem != "__init__"
+    }
+    files["placed_errors.py"] = Path(inspect.getfile(errors)).read_text()
+    return {name: flat(text) for name, text in files.items()}
+
+
+def flat(text: str) -> str:
+    """Relative imports become imports of the flat files."""
+    return re.sub(r"^(\s*)from \.+(\w+) import", r"\1from placed_\2 import", text, flags=re.MULTILINE)

@@ -27,6 +27,8 @@ from torch.distributed.pipelining._backward import stage_backward_weight
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 from torch.distributed.pipelining.stage import InferenceMode, PipelineStage
 
+from ..runtime.divisors import Divisors, Replacements, dividing, loss_divisors, replacements
+
 Marks = list[tuple[int, str, int, float, float]]
 """(stage, kind, micro-batch, start, end) of units; seconds of this machine's monotonic clock."""
 
@@ -106,6 +108,7 @@ class Pipeline:
         loss: `(output, *targets) -> scalar`; the last stage's `template` says how its tensors make the output.
         mean: the loss of the batch is the mean of those of its micro-batches, else their sum.
         homes: the processes of every stage, replicas in the order in which they take micro-batches.
+        whole: shape and type of the model's outputs for the undivided batch, where the loss averages over what counts.
         tied: parameters that stages of different processes share, each as the (stage, name) pairs of its copies; the same,
             in the same order, on all processes.
     """
@@ -113,7 +116,7 @@ class Pipeline:
     def __init__(
         self, parts: Mapping[int, tuple[nn.Module, dict[str, Any]]], stages: int, text: str, micro_batches: int, *,
         loss: Callable[..., torch.Tensor], template: Any, homes: Sequence[Sequence[int]], mean: bool = True,
-        device: str = "cpu", tied: Sequence[Sequence[tuple[int, str]]] = (),
+        device: str = "cpu", tied: Sequence[Sequence[tuple[int, str]]] = (), whole: Sequence[Sequence[Any]] = (),
     ):  # fmt: skip
         self.count, self.device = micro_batches, torch.device(device)
         holders = [tuple(sorted({rank for s, _ in copies for rank in homes[s]})) for copies in tied]
@@ -136,6 +139,8 @@ class Pipeline:
             rank: list(map(_Action.from_str, line)) for rank, line in enumerate(orders)
         }
         self.loss, self.template, self.mean = loss, template, mean
+        self.divisors: Sequence[Replacements] = [{} for _ in range(micro_batches)]
+        self.whole, self.sends = whole, {s: spec["sends"] for s, (_, spec) in parts.items()}
         self.observed = True
 
     @property
@@ -156,6 +161,8 @@ class Pipeline:
         own = [self._own(inputs) for inputs, _ in batches]
         last = any(stage.is_last for stage in stages)
         targets = [tuple(t.to(self.device) for t in given) for _, given in batches] if last else None
+        if last and self.whole:
+            self.divisors = self._divisors([given for _, given in batches])
         self.schedule.losses.clear()
         self.schedule._step_microbatches([()] * self.count, own, targets, None, return_outputs=False)
         shared = {id(p) for p, _ in self.tied}
@@ -202,10 +209,25 @@ class Pipeline:
         named = {f"input_{i}": tensor for i, tensor in enumerate(inputs)}
         return {name: named[name].to(self.device) for name in self.inputs}
 
+    def _divisors(self, targets: Sequence[Sequence[torch.Tensor]]) -> list[Replacements]:
+        """What the means in the loss of each micro-batch divide by, given the targets of each."""
+
+        def divisors(shapes: Sequence[Sequence[Any]], given: Sequence[torch.Tensor]) -> Divisors:
+            here = [t.cpu() for t in given]
+            return loss_divisors(lambda made: self.loss(rebuilt(self.template, made), *here), shapes)
+
+        batch = [torch.cat(tuple(parts)) for parts in zip(*targets, strict=True)]
+        sends = self.sends[max(self.sends)]
+        found = replacements(divisors(self.whole, batch), [divisors(sends, given) for given in targets])
+        if found is None:
+            raise ValueError("the loss of a micro-batch has other means than that of the batch")
+        return found
+
     def _loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         made = outputs if isinstance(outputs, tuple) else (outputs,)
-        loss = self.loss(rebuilt(self.template, made), *targets)
         stage, kind, k, start, _ = self.marks.pop()  # the loss ends the forward unit that made the outputs
+        with dividing(self.divisors[k]):
+            loss = self.loss(rebuilt(self.template, made), *targets)
         self.marks.append((stage, kind, k, start, self.now()))
         return loss
 

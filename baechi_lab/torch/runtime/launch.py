@@ -12,19 +12,24 @@ from .transport import HostTransport
 
 
 def launch(
-    model: nn.Module, plan: Plan, *, output_device: str | None = None, transport: HostTransport | None = None
+    model: nn.Module,
+    plan: Plan,
+    *,
+    output_device: str | None = None,
+    transport: HostTransport | None = None,
+    always: bool = False,
 ) -> tuple[Session, Interceptor | None]:
     """Distribute `model` as planned; the interceptor is None where there is nothing to do.
 
     Everything on one device in code order, with nothing computed again, needs no interception: the model runs as it is,
-    at no cost, with inputs on its device as any PyTorch model wants them.
+    at no cost, with inputs on its device as any PyTorch model wants them; unless it is to be intercepted `always`.
     """
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     homes = {name: plan.parameters.get(name, 0) for name in names}  # what no call uses goes to the first device
     move(model, {name: torch.device(plan.devices[d]) for name, d in homes.items()})
     session = Session(model, plan, output_device=output_device, transport=transport)
     one = len(set(plan.device)) <= 1
-    if one and not plan.again and not plan.order.waiting and output_device is None and transport is None:
+    if one and not plan.again and not plan.order.waiting and output_device is None and transport is None and not always:
         return session, None
     return session, Interceptor(model, plan.layers, session).install()
 

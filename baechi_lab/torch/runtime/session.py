@@ -28,6 +28,7 @@ from ...errors import CodeOrderKept, InvalidInput
 from .again import Activations, Sources
 from .context import Context, ambient, autocast_state, casts_shared, function_modes, in_backward, ordinary
 from .deferred import KNOWN, Deferred, Future, defer, deferred, resolve, spec_of
+from .divisors import Replacements, divided_by
 from .flight import Flight, Learned, Observer, observed
 from .gate import Gate
 from .intercept import Frame, Handler, hooked
@@ -65,6 +66,7 @@ class Session(Handler):
         self.told: set[str] = set()
         self.learned = Learned()
         self.observer: Observer | None = None
+        self.divisors: Replacements = {}  # what the means of calls divide by in the next forward
         self.allowed = {torch.device("cpu"), *self.transport.devices}
         self.threads_started = self.forced = 0
         self.submitted: list[int] = []
@@ -170,6 +172,8 @@ class Session(Handler):
     ) -> Any:
         op = self.index.get(key, -1)
         flight: Flight = frame.state
+        if key in self.divisors:
+            run = divided_by(run, self.divisors[key])
         if not self.reorders:
             return self._submit(flight, op, run, args, kwargs)
         if flight.gate is None:

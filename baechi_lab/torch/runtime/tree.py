@@ -137,7 +137,16 @@ def divided(batch: Any, count: int) -> list[Any]:
 
     >>> divided((torch.arange(4), {"scale": 2}), 2)
     [(tensor([0, 1]), {'scale': 2}), (tensor([2, 3]), {'scale': 2})]
+
+    Raises:
+        InvalidInput: a first dimension that is no multiple of `count`.
     """
+    uneven = next((t for t in tensors(batch) if count > 1 and (t.dim() == 0 or len(t) % count)), None)
+    if uneven is not None:
+        raise InvalidInput(
+            f"the batch has a tensor of shape {list(uneven.shape)}; its first dimension must be a multiple of the "
+            f"{count} micro-batches"
+        )
     return [map_tensors(batch, lambda t, k=k: t.chunk(count)[k]) for k in range(count)]  # type: ignore[misc]
 
 

@@ -1,0 +1,368 @@
+"""Divisors: what the means in a loss divide by, so that micro-batches divide as the undivided batch does.
+
+Idea: the gradient of a batch is the mean of its micro-batches' gradients where all means divide by equally much. A loss
+that averages over the tokens that count (labels of -100, masks, class weights) divides by a number that depends on the
+batch. `Divide` meets every function of torch that divides by one number: losses with `reduction="mean"`, `mean`, and `/`.
+A first pass notes the divisors of the undivided batch (D) and of its micro-batches (d_k). Each micro-batch then divides by
+D / M where D is the sum of all d_k, and by D where D is their mean, so the mean of the M losses is the batch's loss.
+
+The first pass needs no arithmetic: parameters are fake tensors, which have a shape and no data, and the batch is real.
+What follows from the batch alone is computed (`FromBatch`). Where a model needs data of its own, it runs for real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...errors import InvalidInput
+from .intercept import Frame, Handler, Interceptor
+from .random import generator_states
+from .tree import as_arguments, map_tensors, tensors
+
+LOSS = ""
+"""The key of what is computed behind the model."""
+
+CLOSE = 1e-6
+"""Relative difference up to which two divisors count as the same."""
+
+_BY_TARGET = ("cross_entropy", "nll_loss", "linear_cross_entropy")
+_BY_WEIGHT = ("mse_loss", "l1_loss", "huber_loss")
+_LOSSES = {
+    function: name
+    for name, function in vars(functional).items()
+    if inspect.isfunction(function) and "reduction" in inspect.signature(function).parameters and name != "ctc_loss"
+}
+_MEANS = (torch.mean, torch.Tensor.mean)
+_DIVISIONS = (
+    torch.div, torch.true_divide, torch.Tensor.div, torch.Tensor.div_, torch.Tensor.true_divide,
+    torch.Tensor.true_divide_, torch.Tensor.__truediv__, torch.Tensor.__itruediv__,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Divisor:
+    """The number that one mean divides by; None where it depends on parameters. `counted`: it depends on the batch's values."""
+
+    value: float | None
+    counted: bool = False
+
+
+Divisors = dict[str, list[Divisor]]
+"""The divisors of one forward pass, in order, by the key of the call (or `LOSS`)."""
+
+Replacements = dict[str, list[float | None]]
+"""What to divide by instead, where it is another number."""
+
+
+class Divide(TorchFunctionMode):
+    """Notes what means divide by, or lets them divide by `instead`, in the same order.
+
+    `known` says whether a tensor follows from the batch alone. `alone`: no other mode sees what runs here.
+
+    >>> with Divide() as mode:
+    ...     _ = functional.cross_entropy(torch.ones(3, 2), torch.tensor([0, -100, 1])) / 4
+    >>> [divisor.value for divisor in mode.divisors]
+    [2.0, 4.0]
+    """
+
+    def __init__(
+        self, instead: Sequence[float | None] | None = None, known: Callable[[torch.Tensor], bool] = lambda t: True, *,
+        alone: bool = False,
+    ):  # fmt: skip
+        super().__init__()
+        self.instead, self.known, self.alone = instead, known, alone
+        self.divisors: list[Divisor] = []
+        self.position = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction() if self.alone else contextlib.nullcontext():
+            kwargs = kwargs or {}
+            if func in _LOSSES:
+                return self._loss(func, args, kwargs)
+            if func in _MEANS and kwargs.get("out") is None:
+                outputs = func(*args, **kwargs)
+                tensor = args[0] if args else kwargs["input"]
+                instead = self._next(lambda: Divisor(tensor.numel() / max(outputs.numel(), 1)))
+                return outputs if instead is None else torch.sum(*args, **kwargs) / instead
+            if func in _DIVISIONS and len(args) == 2 and not kwargs and _is_number(args[1]):
+                instead = self._next(lambda: self._divisor(args[1]))
+                return func(args[0], args[1] if instead is None else instead)
+            return func(*args, **kwargs)
+
+    def _next(self, divisor: Callable[[], Divisor]) -> float | None:
+        """What the next mean is to divide by; None for what it divides by itself."""
+        self.position += 1
+        if self.instead is None:
+            self.divisors.append(divisor())
+            return None
+        return self.instead[self.position - 1] if self.position <= len(self.instead) else None
+
+    def _loss(self, func: Any, args: Any, kwargs: Any) -> Any:
+        bound = inspect.signature(func).bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        if given.get("size_average") is not None or given.get("reduce") is not None:
+            legacy = functional._Reduction.legacy_get_string  # type: ignore[attr-defined]
+            given["reduction"] = legacy(given["size_average"], given["reduce"], emit_warning=False)
+        if given["reduction"] != "mean":
+            return func(*args, **kwargs)
+        given.update({name: None for name in ("size_average", "reduce") if name in given})
+        instead = self._next(lambda: self._loss_divisor(func, bound))
+        if instead is None:
+            return func(*args, **kwargs)
+        given["reduction"] = "sum"
+        return func(*bound.args, **bound.kwargs) / instead
+
+    def _loss_divisor(self, func: Any, bound: inspect.BoundArguments) -> Divisor:
+        name, given = _LOSSES[func], bound.arguments
+        target, weight = given.get("target"), given.get("weight")
+        if name in _BY_TARGET and not target.is_floating_point():  # type: ignore[union-attr]
+            if not self.known(target) or (weight is not None and not self.known(weight)):  # type: ignore[arg-type]
+                return Divisor(None, True)
+            counts = target != given["ignore_index"]
+            total = counts.sum() if weight is None else weight[target[counts]].sum()  # type: ignore[index]
+            return Divisor(float(total), True)
+        if name in _BY_WEIGHT and weight is not None:
+            return self._divisor(weight.sum()) if self.known(weight) else Divisor(None, True)
+        given["reduction"] = "none"
+        return Divisor(func(*bound.args, **bound.kwargs).numel())
+
+    def _divisor(self, value: Any) -> Divisor:
+        if not isinstance(value, torch.Tensor):
+            return Divisor(float(value))
+        return Divisor(float(value) if self.known(value) else None, True)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.dim() == 0 and not value.is_complex()
+    return isinstance(value, (int, float))
+
+
+def divided_by(run: Callable[..., Any], instead: Sequence[float | None]) -> Callable[..., Any]:
+    """A call whose means divide by `instead`."""
+
+    @functools.wraps(run)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._EnableTorchFunction(), Divide(instead, alone=True):  # type: ignore[attr-defined]
+            return run(*args, **kwargs)
+
+    return call
+
+
+class DivisorHandler(Handler):
+    """Notes the divisors of a model's calls by key, or replaces them."""
+
+    def __init__(self, instead: Replacements | None = None, known: Callable[[torch.Tensor], bool] = lambda t: True):
+        self.instead, self.known = instead, known
+        self.divisors: Divisors = {}
+
+    def call(
+        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
+    ) -> Any:
+        if self.instead is not None:
+            return (divided_by(run, self.instead[key]) if key in self.instead else run)(*args, **kwargs)
+        with torch._C._EnableTorchFunction(), Divide(known=self.known, alone=True) as mode:  # type: ignore[attr-defined]
+            outputs = run(*args, **kwargs)
+        if mode.divisors:
+            self.divisors[key] = mode.divisors
+        return outputs
+
+
+def divisors_of(
+    model: nn.Module, layers: Sequence[str], loss_of: Callable[[Any], Any], args: Any, kwargs: Any,
+    known: Callable[[torch.Tensor], bool],
+) -> tuple[Divisors, Any]:  # fmt: skip
+    """The divisors of one forward pass and its loss, and what the model returned."""
+    handler = DivisorHandler(known=known)
+    interceptor = Interceptor(model, layers, handler).install()
+    try:
+        outputs = model(*args, **kwargs)
+    finally:
+        interceptor.remove()
+    with Divide(known=known) as mode:
+        loss_of(outputs)
+    return {**handler.divisors, LOSS: mode.divisors}, outputs
+
+
+class FromBatch(TorchDispatchMode):
+    """Computes what follows from real tensors alone; what a fake tensor takes part in is fake."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+        self.kind, self.fake = FakeTensor, FakeTensorMode(allow_non_fake_inputs=True)
+        self.overwritten: dict[int, torch.Tensor] = {}  # real storages that fake data was written into
+
+    def known(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor has data."""
+        return not isinstance(tensor, self.kind) and tensor.untyped_storage()._cdata not in self.overwritten
+
+    def fakes(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A fake tensor like it, on the CPU."""
+        with self.fake:
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if all(map(self.known, tensors((args, kwargs)))):
+            return func(*args, **kwargs)
+        if func is torch.ops.aten.masked_select.default and self.known(args[1]):
+            shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+            with self.fake:
+                return args[0].new_empty(int(args[1].expand(shape).sum()))
+        if func in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default):
+            args = (args[0], self._positions(args[1]), *args[2:])
+        if func._schema.is_mutable:
+            for tensor in tensors(args[:1]):
+                if self.known(tensor):
+                    self.overwritten[tensor.untyped_storage()._cdata] = tensor
+        with self.fake:
+            return func(*args, **kwargs)
+
+    def _positions(self, indices: Any) -> list[Any]:
+        """Indices without masks, whose positions are known."""
+        found: list[Any] = []
+        for index in indices:
+            if index is not None and index.dtype in (torch.bool, torch.uint8) and self.known(index):
+                found += index.nonzero(as_tuple=True)
+            else:
+                found.append(index)
+        return found
+
+
+class DryRun:
+    """A copy of a model without data, which tells what the means in a loss divide by for any batch.
+
+    >>> dry = DryRun(nn.Sequential(nn.Linear(2, 3)), ["0"])
+    >>> labels = torch.tensor([0, -100, 1, 2])
+    >>> dry(lambda outputs: functional.cross_entropy(outputs, labels), (torch.ones(4, 2),), {})
+    {'': [Divisor(value=3.0, counted=True)]}
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[str]):
+        self.mode, self.layers = FromBatch(), layers
+        self.shapes: list[tuple[Any, ...]] = []
+        self.model = copy.deepcopy(model, {id(p): self.mode.fakes(p) for p in model.parameters()})
+
+    def __call__(self, loss_of: Callable[[Any], Any], args: Any, kwargs: Any) -> Divisors:
+        """The divisors for a batch; `shapes` are then those of the model's output tensors."""
+        states = generator_states()
+        try:
+            with torch.no_grad(), self.mode:
+                divisors, outputs = divisors_of(self.model, self.layers, loss_of, args, kwargs, self.mode.known)
+        finally:
+            states.restore()
+        self.shapes = [(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors(outputs)]
+        return divisors
+
+
+def loss_divisors(loss_of: Callable[[list[torch.Tensor]], Any], shapes: Sequence[Sequence[Any]]) -> Divisors:
+    """The divisors in the loss of outputs of such shapes and types."""
+    mode = FromBatch()
+    with mode.fake:
+        outputs = [torch.empty(tuple(shape), dtype=getattr(torch, dtype)) for shape, dtype, *_ in shapes]
+    with torch.no_grad(), mode, Divide(known=mode.known) as divide:
+        loss_of(outputs)
+    return {LOSS: divide.divisors}
+
+
+def replacements(whole: Divisors, parts: Sequence[Divisors]) -> list[Replacements] | None:
+    """What the micro-batches have to divide by instead of their own divisors; None where their means are not those of `whole`.
+
+    >>> whole, parts = {"": [Divisor(6.0, True)]}, [{"": [Divisor(4.0, True)]}, {"": [Divisor(2.0, True)]}]
+    >>> replacements(whole, parts)
+    [{'': [3.0]}, {'': [3.0]}]
+    """
+    found: list[Replacements] = [{} for _ in parts]
+    for key in {*whole, *(key for part in parts for key in part)}:
+        lines = [part.get(key, []) for part in parts]
+        if any(len(line) != len(whole.get(key, [])) for line in lines):
+            return None
+        instead = [
+            _divisor_of_parts(d.value, [line[j].value for line in lines]) for j, d in enumerate(whole.get(key, []))
+        ]
+        for k, line in enumerate(lines):
+            new = [
+                None if to is None or math.isclose(to, own.value or 0, rel_tol=CLOSE) else to
+                for to, own in zip(instead, line, strict=True)
+            ]
+            if any(to is not None for to in new):
+                found[k][key] = new
+    return found
+
+
+def _divisor_of_parts(whole: float | None, parts: Sequence[float | None]) -> float | None:
+    """What every micro-batch divides by: the mean of the parts that make up `whole`; None for what each divides by itself."""
+    values = [value for value in parts if value is not None]
+    if not whole or len(values) < len(parts) or all(math.isclose(v, whole, rel_tol=CLOSE) for v in values):
+        return None
+    total = sum(values)
+    if math.isclose(whole, total / len(parts), rel_tol=CLOSE):
+        return whole  # a mean of means
+    if math.isclose(whole, total, rel_tol=CLOSE) or max(values) > min(values):  # a count, perhaps of one at least
+        return whole / len(parts)
+    return None  # the same in all micro-batches, and no count: a root of the batch size, say
+
+
+def counts(whole: Divisors, parts: Sequence[Divisors]) -> set[str]:
+    """The keys of calls with a divisor that depends on the values of the batch."""
+    return {
+        key
+        for key, line in whole.items()
+        for j, divisor in enumerate(line)
+        if divisor.counted and any(divisor.value is None or divisor.value != part[key][j].value for part in parts)
+    }
+
+
+@contextlib.contextmanager
+def dividing(replaced: Replacements) -> Iterator[None]:
+    """The loss of a micro-batch, for the length of a `with` block, divides as the undivided batch does."""
+    if LOSS not in replaced:
+        yield
+        return
+    with Divide(replaced[LOSS]):
+        yield
+
+
+class BatchDivisors:
+    """What the micro-batches of any batch divide by; `loss` is `(outputs, *targets) -> scalar`."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[str], loss: Callable[..., torch.Tensor]):
+        self.dry, self.loss = DryRun(model, layers), loss
+        self.batch: list[torch.Tensor] = []
+        self.divisors: list[Replacements] = []
+
+    def __call__(self, batch: tuple[Any, Any], parts: Sequence[tuple[Any, Any]]) -> list[Replacements]:
+        """The replacements for the micro-batches (inputs, targets) of a batch.
+
+        Raises:
+            InvalidInput: the loss of a micro-batch has other means than that of the batch.
+        """
+        taken = list(tensors(batch))
+        if len(taken) != len(self.batch) or not all(map(torch.equal, taken, self.batch)):
+            found = replacements(self._of(batch), [self._of(part) for part in parts])
+            if found is None:
+                raise InvalidInput("the loss of a micro-batch has other means than that of the batch")
+            self.divisors, self.batch = found, [t.clone() for t in taken]
+        return self.divisors
+
+    def _of(self, batch: tuple[Any, Any]) -> Divisors:
+        inputs, targets = map_tensors(batch, lambda t: t.cpu())
+        args, kwargs = as_arguments(inputs, self.dry.model)
+        return self.dry(lambda outputs: self.loss(outputs, *targets), args, kwargs)
