@@ -1,7 +1,8 @@
 """How the loss of a batch follows from those of its micro-batches: their mean or sum, and what each has to divide by.
 
-The divisors of means come from a pass without data (`torch.runtime.divisors`). Whether mean or sum is right is then tried
-on two micro-batches, alone and together: loss and gradients of a few parameters must agree.
+The divisors of means come from a pass without data (`torch.runtime.divisors`). Whether mean or sum is right is then tried:
+loss and gradients of a few parameters must be the same for the micro-batches and for the batch, of a large model for two of
+the micro-batches.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ from ...torch.step import TorchStep
 
 NEAR, NEAR_IN_HALF = 1e-3, 5e-2
 """Relative difference up to which losses and gradients count as the same: in float32, and where 16 bits take part."""
+
+_SMALL = 5e10
+"""Parameters times elements of the inputs up to which the whole batch is tried."""
 
 _PARAMETERS = 4
 """Gradients of so many parameters are compared, the last ones, which take the shortest way through the model."""
@@ -88,9 +92,14 @@ def reduction_of(
         counted = counts(whole, each)  # type: ignore[arg-type]
         found = Reduction(True, tuple(tables), frozenset(counted), tuple(counter.shapes))
     if asked is None:
-        pair = [parts[0], parts[_other(each)]]
-        mean = _adds_up(step, model, layers, pair, counter)
-        if mean is False:
+        tried = parts if _size(model) * _size_of(step.inputs) <= _SMALL else [parts[0], parts[_other(each)]]
+        if tried is not parts:
+            step, tables = _joined(step, tried), None
+            with untouched(model, step.inputs):
+                whole, each = counter.divisors(step), [counter.divisors(part) for part in tried]
+            if whole is not None and None not in each:
+                tables = replacements(whole, each)  # type: ignore[arg-type]
+        if _adds_up(step, model, layers, tried, tables or [{} for _ in tried]) is False:
             return Reduction(False, none)
     return found
 
@@ -123,6 +132,14 @@ class _Counter:
             return None
 
 
+def _size(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def _size_of(inputs: Any) -> int:
+    return sum(t.numel() for t in tensors(inputs))
+
+
 def _other(divisors: Sequence[Divisors | None]) -> int:
     """The micro-batch whose divisors differ most from those of the first."""
 
@@ -136,29 +153,30 @@ def _other(divisors: Sequence[Divisors | None]) -> int:
     return max(range(1, len(divisors)), key=difference)
 
 
+def _joined(step: TorchStep, parts: Sequence[TorchStep]) -> TorchStep:
+    """The step of several micro-batches together."""
+    others = [tensors((part.inputs, part.targets)) for part in parts[1:]]
+    first = (parts[0].inputs, parts[0].targets)
+    both = map_tensors(first, lambda t: torch.cat((t, *(next(other) for other in others))))
+    return replace(step, inputs=both[0], targets=both[1])
+
+
 def _adds_up(
-    step: TorchStep, model: nn.Module, layers: Sequence[str], pair: Sequence[TorchStep], counter: _Counter
-) -> bool | None:
-    """Whether two micro-batches together have the mean of their losses and gradients, else their sum; None for neither."""
-    (first, second), rest = ((part.inputs, part.targets) for part in pair), "gradients are those of the mean"
-    others = tensors(second)
-    both = map_tensors(first, lambda t: torch.cat((t, next(others))))
-    together = replace(step, inputs=both[0], targets=both[1])
-    with untouched(model, step.inputs):
-        whole, each = counter.divisors(together), [counter.divisors(part) for part in pair]
-    tables = None if whole is None or None in each else replacements(whole, each)  # type: ignore[arg-type]
-    tables = tables or [{}, {}]
+    step: TorchStep, model: nn.Module, layers: Sequence[str], parts: Sequence[TorchStep], tables: Sequence[Replacements]
+) -> bool | None:  # fmt: skip
+    """Whether the loss and gradients of `step` are the mean of those of its parts, else their sum; None for neither."""
+    rest = "gradients are those of the mean"
     trials = _Trials(step, model, layers)
     for steady in (_steady(model), in_mode(model, False)):
         with steady:
-            results = trials.run([(together, {}), *zip(pair, tables, strict=True)])
+            results = trials.run([(step, {}), *zip(parts, tables, strict=True)])
             if results is None:
                 continue
             near = NEAR_IN_HALF if trials.half else NEAR
-            if _near(results[0], [(a + b) / 2 for a, b in zip(*results[1:], strict=True)], near):
+            if _near(results[0], [sum(line) / len(parts) for line in zip(*results[1:], strict=True)], near):
                 return True
-            plain = results if not any(tables) else trials.run([(together, {}), *((part, {}) for part in pair)])
-            if plain is not None and _near(plain[0], [a + b for a, b in zip(*plain[1:], strict=True)], near):
+            plain = results if not any(tables) else trials.run([(step, {}), *((part, {}) for part in parts)])
+            if plain is not None and _near(plain[0], [sum(line) for line in zip(*plain[1:], strict=True)], near):
                 return False
             warnings.warn(
                 f"the loss of step {step.name!r} is neither the mean nor the sum of its micro-batches' losses: {rest}, not "
@@ -167,7 +185,7 @@ def _adds_up(
             )
             return None
     warnings.warn(
-        f"step {step.name!r} draws random numbers or fails on two micro-batches together, so nothing tells how its loss adds up: "
+        f"step {step.name!r} draws random numbers, so nothing tells how its loss adds up: "
         f"{rest}, which may not be those of the undivided batch; reduction='mean' or 'sum' says how it adds up",
         stacklevel=4,
     )

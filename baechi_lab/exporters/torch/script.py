@@ -88,7 +88,7 @@ COUNTING = {
     "    launch(model, plan)\n": """    model.divisors = BatchDivisors(model, plan.layers, <LOSS>)  # what means divide by
     model.session, _ = launch(model, plan, always=True)
 """,
-    "        for part, labels in parts:\n": """        # labels that do not count are spread unevenly: micro-batches divide by what the whole batch divides by
+    "        for part, labels in parts:\n": """        # means over what counts: every micro-batch divides as the whole batch does
         divisors = model.divisors((inputs, targets), parts)
         for (part, labels), instead in zip(parts, divisors):
             model.session.divisors = instead

@@ -50,6 +50,7 @@ _DIVISIONS = (
     torch.div, torch.true_divide, torch.Tensor.div, torch.Tensor.div_, torch.Tensor.true_divide,
     torch.Tensor.true_divide_, torch.Tensor.__truediv__, torch.Tensor.__itruediv__,
 )  # fmt: skip
+_RECIPROCALS = (torch.reciprocal, torch.Tensor.reciprocal, torch.Tensor.__rdiv__, torch.Tensor.__rtruediv__)
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,13 @@ class Divide(TorchFunctionMode):
             if func in _DIVISIONS and len(args) == 2 and not kwargs and _is_number(args[1]):
                 instead = self._next(lambda: self._divisor(args[1]))
                 return func(args[0], args[1] if instead is None else instead)
+            if func in _RECIPROCALS and not kwargs and isinstance(args[0], torch.Tensor) and _is_number(args[0]):
+                tensor = args[0]
+                instead = self._next(lambda: self._divisor(tensor))
+                if instead is not None:
+                    dtype = tensor.dtype if tensor.is_floating_point() else None
+                    tensor = torch.tensor(instead, dtype=dtype, device=tensor.device)
+                return func(tensor, *args[1:])
             return func(*args, **kwargs)
 
     def _next(self, divisor: Callable[[], Divisor]) -> float | None:
