@@ -25,7 +25,7 @@ from baechi_lab import viz  # noqa: E402
 from baechi_lab.errors import ExecutionError, InvalidInput, UnknownNameError  # noqa: E402
 from baechi_lab.executors.torch.execution import in_flight  # noqa: E402
 from baechi_lab.executors.torch.pipelined import _awaited, cut_step, run_pipeline  # noqa: E402
-from baechi_lab.executors.torch.reduction import is_mean  # noqa: E402
+from baechi_lab.executors.torch.reduction import reduction_of  # noqa: E402
 from baechi_lab.profilers.torch import profile as profile_module  # noqa: E402
 from baechi_lab.simulator.stages import B, W, stages_of  # noqa: E402
 from baechi_lab.torch.pipelines.cutting import cut  # noqa: E402
@@ -79,6 +79,17 @@ def skipping(rows=8, loss=tokens_loss, tied=False, optimizer=None):
     generator = torch.Generator().manual_seed(0)
     tokens, labels = (torch.randint(11, (rows, 5), generator=generator) for _ in range(2))
     return TorchStep("skipping", partial(Skipping, tied=tied), (tokens,), loss, (labels,), optimizer)
+
+
+def padded(step):
+    """The step with labels that do not count: none of the first micro-batch of four counts, and not all of the third."""
+    step.targets[0][:2] = -100
+    step.targets[0][4, 2:] = -100
+    return step
+
+
+def adding(step, model, parts):
+    return reduction_of(step, model, trace(model, parts[0].inputs).layers, parts)
 
 
 def profiled(step, micro_batches=4):
@@ -508,17 +519,6 @@ def test_a_batch_is_cut_along_its_first_dimension():
     assert len(TorchStep("parts", nn.Identity, (tuple(images),)).micro_batches(3)) == 3
 
 
-def test_means_and_sums_of_losses_are_told_apart():
-    """Half the rows of the labels are left out in one micro-batch only, so that one is neither."""
-    step = skipping()
-    assert is_mean(step, step.model(), step.micro_batches(4))
-    summed = skipping(loss=lambda o, t: F.cross_entropy(o.flatten(0, 1), t.flatten(), reduction="sum"))
-    assert not is_mean(summed, summed.model(), summed.micro_batches(4))
-    step.targets[0][0] = -100
-    with pytest.warns(UserWarning, match="neither the mean nor the sum"):
-        is_mean(step, step.model(), step.micro_batches(4))
-
-
 # -- profiles ----------------------------------------------------------------------------------------------
 
 
@@ -634,8 +634,8 @@ SCHEDULES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_gives_the_gradients_of_the_undivided_batch(two_processes, schedule):
-    """Also of the weight that the first and the last stage share, of which either process has a copy."""
-    step = skipping(tied=True)
+    """Also where labels do not count, and of the weight that two stages share, of which either process has a copy."""
+    step = padded(skipping(tied=True))
     graph = profiled(step)
     placed = in_stages(graph, SCHEDULES[schedule])
     model, parts = step.model(), step.micro_batches(4)
@@ -648,7 +648,7 @@ def test_every_schedule_gives_the_gradients_of_the_undivided_batch(two_processes
         cut_up,
         cpus(2),
         ("cpu", "cpu"),
-        mean=True,
+        adding=adding(step, model, parts),
         steps=2,
         warmup=1,
         gradients=True,
@@ -681,13 +681,13 @@ def three_processes():
     ],
 )
 def test_replicas_of_stages_add_up_the_gradients_of_the_undivided_batch(three_processes, schedule, stages, replicas):
-    step = skipping(tied=True)
+    step = padded(skipping(tied=True))
     graph, cluster = profiled(step), cpus(3)
     placed = in_stages(graph, stages).replace(replicas=replicas)
     model, parts = step.model(), step.micro_batches(4)
     cut_up = cut_step(parts[0], model, trace(model, parts[0].inputs), graph, placed, cluster, 4, schedule)
     run = run_pipeline(
-        step, model, parts, cut_up, cluster, ("cpu",) * 3, mean=True, steps=2, warmup=1, gradients=True,
+        step, model, parts, cut_up, cluster, ("cpu",) * 3, adding=adding(step, model, parts), steps=2, warmup=1, gradients=True,
         pool=three_processes,
     )  # fmt: skip
     loss, gradients = undivided(step)
@@ -727,7 +727,7 @@ def test_bug_a_gradient_that_is_not_contiguous_is_sent(two_processes):
         cut_up,
         cpus(2),
         ("cpu",) * 2,
-        mean=True,
+        adding=adding(step, model, parts),
         steps=1,
         warmup=0,
         gradients=True,

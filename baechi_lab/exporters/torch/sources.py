@@ -163,4 +163,4 @@ def runtime_files() -> dict[str, str]:
 
 def flat(text: str) -> str:
     """Relative imports become imports of the flat files."""
-    return re.sub(r"^(\s*)from \.+(\w+) import", r"\1from placed_\2 import", text, flags=re.MULTILINE)
+    return re.sub(r"^(\s*)from \.+(?:\w+\.)*(\w+) import", r"\1from placed_\2 import", text, flags=re.MULTILINE)

@@ -1,0 +1,263 @@
+"""How micro-batches make up the step of the undivided batch: what their means divide by, and whether losses add up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from functools import partial
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch_cases import SMALL  # noqa: E402
+
+import baechi_lab as bl  # noqa: E402
+from baechi_lab.errors import InvalidInput  # noqa: E402
+from baechi_lab.executors.torch.reduction import reduction_of  # noqa: E402
+from baechi_lab.torch.runtime.divisors import Divisor, replacements  # noqa: E402
+from baechi_lab.torch.runtime.tree import divided  # noqa: E402
+from baechi_lab.torch.step import TorchStep  # noqa: E402
+from baechi_lab.torch.tracing import trace  # noqa: E402
+
+ROWS, LENGTH, WORDS = 8, 4, 7
+GENERATOR = torch.Generator().manual_seed(0)
+TOKENS = torch.randint(WORDS, (ROWS, LENGTH), generator=GENERATOR)
+LABELS = torch.randint(WORDS, (ROWS, LENGTH), generator=GENERATOR)
+for row, short in enumerate([0, 0, 0, 0, 4, 4, 1, 2]):  # micro-batches of two rows: 8, 8, 0 and 5 labels count
+    LABELS[row, LENGTH - short :] = -100
+MASK = (LABELS >= 0).float()
+WEIGHTS = torch.linspace(0.5, 2.0, WORDS)
+
+
+class Tagger(nn.Module):
+    """Words in, logits per word out, and logits per row where there are `heads`."""
+
+    def __init__(self, heads: int = 1, drop: float = 0.0) -> None:
+        super().__init__()
+        self.embed, self.layer, self.drop = nn.Embedding(WORDS, 6), nn.Linear(6, 6), nn.Dropout(drop)
+        self.head, self.row = nn.Linear(6, WORDS), nn.Linear(6, 2) if heads > 1 else None
+
+    def forward(self, tokens):
+        hidden = self.drop(torch.tanh(self.layer(self.embed(tokens))))
+        return self.head(hidden) if self.row is None else (self.head(hidden), self.row(hidden[:, 0]))
+
+
+class WithLoss(Tagger):
+    """The model computes its loss itself, in a layer or in a function."""
+
+    def __init__(self, layer: bool = False) -> None:
+        super().__init__()
+        self.criterion = nn.CrossEntropyLoss(weight=WEIGHTS) if layer else F.cross_entropy
+
+    def forward(self, tokens, labels):
+        return {"loss": self.criterion(super().forward(tokens).flatten(0, 1), labels.flatten())}
+
+
+def entropy(outputs, labels, **options):
+    return F.cross_entropy(outputs.flatten(0, 1), labels.flatten(), **options)
+
+
+def each(outputs, labels):
+    return entropy(outputs, labels.clamp(min=0), reduction="none").view(labels.shape)
+
+
+def as_step(loss, *targets, build=Tagger, inputs=(TOKENS,), **more):
+    return TorchStep("tagger", build, inputs, loss, targets, **more)
+
+
+def undivided(step):
+    model = step.model()
+    loss = step.run(model)
+    return float(loss.detach()), {name: p.grad.numpy() for name, p in model.named_parameters()}
+
+
+def in_micro_batches(step, schedule="gpipe", seed=1, **more):
+    graph = bl.torch.profile(step.micro_batches(4)[0], warmup=0, runs=1)
+    cluster = bl.Cluster.uniform(2, kind="cpu")
+    placed = bl.place(graph, cluster, "random", seed=seed)
+    more = {"micro_batches": 4, "schedule": schedule, "pipeline": False, "return_gradients": True, **more}
+    return bl.torch.execute(step, placed, 1, warmup=0, graph=graph, cluster=cluster, **more)
+
+
+def assert_undivided(step, run):
+    loss, gradients = undivided(step)
+    assert run.outputs[0][0] == pytest.approx(loss, rel=1e-5)
+    for name, gradient in gradients.items():
+        assert run.info["gradients"][name] == pytest.approx(gradient, rel=1e-4, abs=1e-6), name
+
+
+COUNTING = {
+    "labels of -100": as_step(entropy, LABELS),
+    "class weights": as_step(partial(entropy, weight=WEIGHTS, label_smoothing=0.1), LABELS),
+    "another word is ignored": as_step(partial(entropy, ignore_index=3), LABELS.clamp(min=0)),
+    "nll_loss": as_step(lambda o, t: F.nll_loss(o.log_softmax(-1).flatten(0, 1), t.flatten()), LABELS),
+    "a masked mean": as_step(lambda o, t, m: (each(o, t) * m).sum() / m.sum(), LABELS, MASK),
+    "a masked mean of one at least": as_step(
+        lambda o, t, m: (each(o, t) * m).sum() / m.sum().clamp(min=1), LABELS, MASK
+    ),
+    "a mean over a mean": as_step(lambda o, t, m: (each(o, t) * m).mean() / m.mean(), LABELS, MASK),
+    "a count as a number": as_step(lambda o, t, m: (each(o, t) * m).sum() / m.sum().item(), LABELS, MASK),
+    "one over a count": as_step(lambda o, t, m: (each(o, t) * m).sum() * (1 / m.sum()), LABELS, MASK),
+    "weights that add up to one": as_step(lambda o, t, m: (each(o, t) * (m / m.sum())).sum(), LABELS, MASK),
+    "words that count alone": as_step(lambda o, t, m: each(o, t)[m.bool()].mean(), LABELS, MASK),
+    "a mask on outputs": as_step(lambda o, t, m: F.mse_loss(o[m.bool()], F.one_hot(t[m.bool()], WORDS).float()), LABELS, MASK),
+    "and a penalty": as_step(lambda o, t: entropy(o, t) + 0.1 * o.square().mean(), LABELS),
+    "half of two": as_step(lambda o, t: (entropy(o, t) + o.square().mean()) / 2, LABELS),
+    "two counts": as_step(
+        lambda o, t, rows: entropy(o[0], t) + F.cross_entropy(o[1], rows), LABELS, TOKENS[:, 0] % 2, build=partial(Tagger, 2)
+    ),
+    "a sum": as_step(partial(entropy, reduction="sum"), LABELS),
+    "means of rows": as_step(lambda o, t, m: ((each(o, t) * m).sum(1) / m.sum(1).clamp(min=1)).mean(), LABELS, MASK),
+    "in the model": as_step(None, build=WithLoss, inputs={"tokens": TOKENS, "labels": LABELS}),
+    "in a layer": as_step(None, build=partial(WithLoss, True), inputs={"tokens": TOKENS, "labels": LABELS}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_micro_batches_average_over_what_counts_in_the_batch(name):
+    """None of the third micro-batch's labels counts, whose mean alone would be no number."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the loss of step")
+        assert_undivided(COUNTING[name], in_micro_batches(COUNTING[name], "1f1b"))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loss_in_the_model_averages_over_the_batch_on_one_device_and_where_calls_wait(seed):
+    step = COUNTING["in a layer"]
+    graph = bl.torch.profile(step.micro_batches(4)[0], warmup=0, runs=1)
+    cluster = bl.Cluster.uniform(2 if seed else 1, kind="cpu")
+    placed = bl.place(graph, cluster, "random" if seed else "single", **({"seed": seed} if seed else {}))
+    placed = placed.replace(order=torch.randperm(graph.n).double().numpy(), priority=None)
+    run = bl.torch.execute(
+        step, placed, 2, warmup=0, graph=graph, cluster=cluster, micro_batches=4, pipeline=False, return_gradients=True
+    )
+    assert_undivided(step, run)
+
+
+@pytest.mark.parametrize(("loss", "targets"), [
+    (lambda o, t: F.cross_entropy(o[:, 0] @ o[:, 1].T, torch.arange(len(o))), (LABELS,)),  # negatives are the batch's
+    (lambda o, t, m: (each(o, t).mean(1) * m.sum(1).softmax(0)).sum(), (LABELS, MASK)),  # the first two are alike
+    (lambda o, t: entropy(o, t.clamp(min=0), reduction="sum") + o.square().mean(), (LABELS,)),
+    (lambda o, t: entropy(o, t.clamp(min=0)).sqrt(), (LABELS,)),
+])  # fmt: skip
+def test_a_loss_that_does_not_add_up_is_warned_of(loss, targets):
+    with pytest.warns(UserWarning, match="neither the mean nor the sum"):
+        in_micro_batches(as_step(loss, *targets))
+
+
+class Noisy(Tagger):
+    def forward(self, tokens):
+        return super().forward(tokens) + torch.randn(())
+
+
+def test_a_loss_that_nothing_can_be_told_of_is_warned_of():
+    with pytest.warns(UserWarning, match="draws random numbers or does not run .*, so nothing tells how its loss"):
+        in_micro_batches(as_step(entropy, LABELS, build=Noisy))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".* nothing tells")
+        in_micro_batches(as_step(entropy, LABELS, build=Noisy), reduction="mean")
+
+
+class Auxiliary(nn.Module):
+    """As GoogLeNet: a second head in training only, batch norm and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)
+        self.main, self.aux = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        hidden = F.dropout(self.drop(self.norm(self.first(x))), 0.5, self.training)
+        return (self.main(hidden), self.aux(hidden)) if self.training else self.main(hidden)
+
+
+def both_heads(outputs, labels):
+    return F.cross_entropy(outputs[0], labels) + 0.4 * F.cross_entropy(outputs[1], labels)
+
+
+def test_the_loss_is_tried_in_the_mode_of_the_step_and_leaves_the_model_as_it_was():
+    x, labels = torch.randn(8, 6, generator=GENERATOR), TOKENS[:, 0] % 3
+    step = as_step(both_heads, labels, build=Auxiliary, inputs=(x,))
+    model, parts = step.model(), step.micro_batches(4)
+    model.main.weight.grad = torch.ones(3, 6)
+    state, random = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = reduction_of(step, model, trace(model, parts[0].inputs).layers, parts)
+    assert found.mean and found.divisors == ({},) * 4
+    assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random) and all(m.training for m in model.modules())
+    assert torch.equal(model.main.weight.grad, torch.ones(3, 6)) and model.aux.weight.grad is None
+    assert in_micro_batches(step).status == "ok"
+
+
+def test_divisors_of_micro_batches():
+    """A count of 8 + 8 + 0 + 4 = 20 is 5 each; a mean of 2, 2, 0 and 1 is 5 / 4; a temperature stays."""
+    counts, means = [8.0, 8.0, 0.0, 4.0], [2.0, 2.0, 0.0, 1.0]
+    whole = {"": [Divisor(20.0, True), Divisor(1.25, True), Divisor(0.07)]}
+    parts = [{"": [Divisor(c, True), Divisor(m, True), Divisor(0.07)]} for c, m in zip(counts, means, strict=True)]
+    assert replacements(whole, parts) == [{"": [5.0, 1.25, None]}] * 4
+    assert replacements(whole, [*parts[:3], {"": []}]) is None
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+    with pytest.raises(
+        InvalidInput, match=r"a tensor of shape \[7, 2\]; its first dimension must be a multiple of the 2"
+    ):
+        divided((torch.ones(7, 2),), 2)
+
+
+class Wrapped(WithLoss):
+    """Positional tensors, as a pipeline wants them, and the loss alone."""
+
+    def forward(self, tokens, labels):
+        return super().forward(tokens, labels)["loss"]
+
+
+def test_a_pipeline_whose_model_averages_over_what_counts_runs_in_the_session():
+    step = as_step(lambda loss: loss, build=Wrapped, inputs=(TOKENS, LABELS))
+    assert_undivided(step, in_micro_batches(step, "1f1b", pipeline=None))
+    with pytest.raises(InvalidInput, match="'cross_entropy' averages over what counts in a micro-batch"):
+        in_micro_batches(step, "1f1b", pipeline=True)
+
+
+def script_losses(folder, *command):
+    done = subprocess.run(
+        [sys.executable, *command, "train.py", "--steps", "2"], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return [
+        float(line.split("loss ")[1].split(",")[0]) for line in done.stdout.splitlines() if line.startswith("step ")
+    ]
+
+
+def two_losses(step):
+    model = step.model()
+    optimizer = step.optimizer(model.parameters())
+    return [float(step.run(model, optimizer).detach()) for _ in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_an_exported_script_counts_in_every_batch(tmp_path, pipeline):
+    """All labels count in the batch that is exported, and few in the batch that is trained."""
+    step = bl.torch.models.build("gnmt", **{**SMALL["gnmt"], "batch_size": 4, "dropout": 0.0})
+    cluster = bl.Cluster.uniform(2, kind="cpu")
+    calls = len(trace(step.model(), step.micro_batches(2)[0].inputs).calls)
+    placed = bl.Placement(device=[int(k >= calls // 2) for k in range(calls)])
+    more = {"micro_batches": 2, "schedule": "1f1b", "pipeline": pipeline, "cluster": cluster}
+    folder = bl.torch.export(step, placed, tmp_path / "out", **more)
+    batch = torch.load(folder / "batch.pt")
+    for labels in (batch["targets"][0], step.targets[0]):
+        labels[:2] = -100
+        labels[2, 1:] = -100
+    torch.save(batch, folder / "batch.pt")
+    if pipeline:
+        assert json.loads((folder / "pipeline.json").read_text())["whole"] == [[[4, 4, 11], "float32"]]
+        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-conf",
+                    "store_type=file", "--rdzv-endpoint", str(tmp_path / "meeting")]  # fmt: skip
+    assert script_losses(folder, *(torchrun if pipeline else [])) == pytest.approx(two_losses(step), rel=1e-5)
