@@ -63,7 +63,6 @@ def make_plan(
         inplace=frozenset(i for i, c in enumerate(calls) if c.inplace),
         fixed=tuple(sorted(trace.fixed)),
         again=rows(trace, graph),
-        random=tuple(i for i, c in enumerate(calls) if c.random),
         lent=tuple(names for _, names in lent_groups(trace, graph)),
         shares=max(Counter(name for c in calls for name in c.parameters).values(), default=0) > 1,
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import json
 import warnings
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -438,3 +440,150 @@ def test_the_exported_script_computes_again_with_torch_alone(tmp_path):
     assert runs == 3 * (changed.n - graph.n)
     plain = bl.torch.execute(step, bl.Placement(device=[0] * graph.n), 2, warmup=0, graph=graph, cluster=cpus(1))
     assert losses == [loss for (loss,) in plain.outputs]
+
+
+# -- what a call finds when it runs again ------------------------------------------------------------------
+
+
+class Inner(nn.Module):
+    """A layer with a region of autocast of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.tanh(self.linear(x)).float()
+
+
+def trained(model, x, forward, backward=contextlib.nullcontext, steps=3):
+    """Losses and parameters of some steps; the forward and backward passes run within their contexts."""
+    torch.manual_seed(1)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with forward():
+            loss = (model(x).float() - 1).square().mean()
+        with backward():
+            loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [*losses, *(p.detach() for p in model.parameters()), *model.buffers()]
+
+
+def autocast(dtype=torch.bfloat16, **more):
+    return partial(torch.autocast, "cpu", dtype, **more)
+
+
+@contextlib.contextmanager
+def nested():
+    with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", torch.float16):
+        yield
+
+
+@contextlib.contextmanager
+def default_double():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+class Scaled(nn.Module):
+    """Makes a tensor of the default type, between the sums of products of a linear layer."""
+
+    def forward(self, x):
+        return torch.tanh(x.to(torch.get_default_dtype()) * torch.full((1,), 0.3)).to(x.dtype)
+
+
+REGIONS = {
+    "none": (contextlib.nullcontext, contextlib.nullcontext),
+    "bfloat16": (autocast(), contextlib.nullcontext),
+    "float16": (autocast(torch.float16), contextlib.nullcontext),
+    "without a cache": (autocast(cache_enabled=False), contextlib.nullcontext),
+    "nested": (nested, contextlib.nullcontext),
+    "in the backward pass alone": (contextlib.nullcontext, autocast()),
+    "another type in the backward pass": (autocast(), autocast(torch.float16)),
+    "a default type": (default_double, contextlib.nullcontext),
+    "a default type in the backward pass alone": (contextlib.nullcontext, default_double),
+    "a device in the backward pass alone": (contextlib.nullcontext, partial(torch.device, "meta")),
+    "no gradients in the backward pass": (contextlib.nullcontext, torch.no_grad),
+}
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("name", REGIONS)
+@pytest.mark.filterwarnings("ignore:recomputing saves nothing", "ignore:autocast casts a tensor once")
+def test_a_call_that_runs_again_finds_what_it_found_first_and_leaves_nothing(name, devices):
+    """After an optimizer step the forward pass had used casts of the weights before it."""
+    torch.manual_seed(0)
+    layers = lambda: [nn.Linear(8, 8), nn.GELU(), Inner(), nn.Dropout(0.3), Scaled()]  # noqa: E731
+    model, x = nn.Sequential(*layers(), *layers(), nn.Linear(8, 3)), torch.randn(6, 8)
+    graph = profiled(model, x, atomic=(Inner,))
+    placed = distributed(model, x, bl.recompute(graph, drop=repeatable(graph)), devices, atomic=(Inner,))
+    assert bl.torch.distribution(placed).plan.again
+    assert same(trained(placed, x, *REGIONS[name]), trained(copy.deepcopy(model), x, *REGIONS[name]))
+    assert not torch.is_autocast_enabled("cpu") and torch.get_default_dtype() is torch.float32
+
+
+@pytest.mark.filterwarnings("ignore:recomputing saves nothing")
+def test_the_mode_is_that_of_the_first_run():
+    """`eval()` between the passes: dropout still has its mask, and batch norm the statistics of its batch."""
+    torch.manual_seed(0)
+    model, x = stack(4, lambda: [nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)]), torch.randn(6, 4)
+    graph = profiled(model, x)
+    placed = distributed(model, x, bl.recompute(graph, drop=repeatable(graph)))
+
+    def found(module):
+        torch.manual_seed(1)
+        loss = module(x).square().sum()
+        module.eval()
+        loss.backward()
+        assert not any(m.training for m in module.modules())
+        return [p.grad for p in module.parameters()] + list(module.buffers())
+
+    assert same(found(placed), found(copy.deepcopy(model)))
+
+
+@pytest.mark.filterwarnings("ignore:recomputing saves nothing")
+def test_a_model_that_was_traced_in_evaluation_draws_the_same_numbers_again():
+    torch.manual_seed(0)
+    model, x = stack(4, lambda: [nn.Linear(4, 4), nn.Dropout(0.5), nn.Tanh()]), torch.randn(6, 4)
+    graph = profiled(model, x)
+    changed = bl.recompute(graph, drop=repeatable(graph))
+    placed = distributed(model.eval(), x, changed).train()
+    assert same(train(placed, (x,)), train(copy.deepcopy(model).train(), (x,)))
+
+
+@pytest.mark.filterwarnings("ignore:recomputing saves nothing")
+def test_buffers_are_those_of_the_first_run():
+    """Each forward pass of a spectral norm takes a step towards the largest singular value."""
+    torch.manual_seed(0)
+    norm = nn.utils.parametrizations.spectral_norm
+    model, x = nn.Sequential(*(norm(nn.Linear(4, 4)) for _ in range(4)), nn.Linear(4, 2)), torch.randn(6, 4)
+    graph = profiled(model, x, atomic=(nn.Linear,))
+    placed = distributed_whole(model, x, bl.recompute(graph, drop=["1", "2", "3"]))
+    plain = distributed_whole(model, x, graph)
+    assert same(trained(placed, x, contextlib.nullcontext), trained(plain, x, contextlib.nullcontext))
+
+
+def distributed_whole(model, inputs, graph):
+    return bl.torch.distribute(copy.deepcopy(model), inputs, cpus(1), "single", graph=graph, atomic=(nn.Linear,))
+
+
+@pytest.mark.filterwarnings("ignore:recomputing saves nothing")
+def test_weights_that_were_written_in_place_between_are_an_error():
+    """Autograd itself does not save them: what the layer takes has no gradient."""
+    model, x = stack(3), torch.randn(6, 4)
+    model[0].requires_grad_(False)
+    graph = profiled(model, x)
+    placed = distributed(model, x, bl.recompute(graph, drop=["2", "3"]))
+    loss = placed(x).square().sum()
+    with torch.no_grad():
+        placed[2].weight.mul_(2.0)
+    with pytest.raises(
+        bl.ExecutionError, match=r"\(Linear\) cannot run again: a tensor of shape \[4, 4\] .* written in place"
+    ):
+        loss.backward()

@@ -299,6 +299,7 @@ class _Running:
             outputs = self.model(*args, **kwargs)
             with dividing(self.adding.divisors[k]):
                 loss = part.loss_of(outputs) if measurement is None else measurement.computed(part.loss_of, outputs)
+            del outputs  # the backward pass keeps what it needs of them
             if self.adding.mean and len(self.parts) > 1:
                 loss = loss / len(self.parts)
             losses.append(loss.detach())

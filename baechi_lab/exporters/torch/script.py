@@ -96,6 +96,7 @@ COUNTING = {
     "            waiting.append(loss_of(model(*args, **kwargs), labels))\n": """            outputs = model(*args, **kwargs)
             with dividing(instead):
                 waiting.append(loss_of(outputs, labels))
+            del outputs
 """,
 }
 """Lines of the script -> what they are where means divide by a number that depends on the batch."""

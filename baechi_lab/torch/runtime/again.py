@@ -26,7 +26,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .context import saved_tensor_hooks_active
-from .random import generator_states
+from .random import generator_states, same_states
 from .rerun import EMPTY, Carrier, Held, Hosted, Part, Record
 from .storage import is_plain, is_whole, storage_reference, version
 from .tree import map_tensors, tensors
@@ -47,8 +47,7 @@ Row = tuple[int, int, int, int, int]
 class Sources:
     """The rows of a plan, to look up. Runs of a call are counted from 0, which is the one of the forward pass."""
 
-    def __init__(self, rows: Iterable[Row], random: Iterable[int] = ()):
-        self.random = frozenset(random)
+    def __init__(self, rows: Iterable[Row]):
         self.backward: dict[tuple[int, int, int], int] = {}  # (call, what, producer) -> run
         self.copies: dict[tuple[int, int], dict[int, int]] = {}  # (call, producer) -> run -> run of the producer
         self.runs: dict[int, int] = {}  # producer -> its last run
@@ -60,6 +59,9 @@ class Sources:
                 self.runs[reader] = max(self.runs.get(reader, 0), run)
             if source > 0:
                 self.runs[producer] = max(self.runs.get(producer, 0), source)
+        self.steady: dict[
+            tuple[int, bool], set[str]
+        ] = {}  # (call, training) -> buffers that it was seen to leave as they are
         self.involved = {reader for reader, _, _ in self.backward} | set(self.runs)
         self.involved |= {producer for _, _, producer in self.backward}
 
@@ -82,6 +84,7 @@ class Activations:
             return run(*args, **kwargs)
         with self.lock:
             record = self._record(op, run, args, kwargs, module) if op in self.sources.runs else None
+        before = {} if record is None else self._buffers(op, module)
         packs: list[Pack] = []
 
         def pack(tensor: torch.Tensor) -> Pack:
@@ -91,6 +94,10 @@ class Activations:
         with saved_tensors_hooks(pack, Pack.unpack):
             outputs = run(*args, **kwargs)
         with self.lock:
+            if record is not None:
+                self._keep_buffers(op, record, before)
+                if record.states is not None and same_states(record.states, generator_states()):
+                    record.states = None  # it has drawn nothing
             given = {storage_reference(t) for t in tensors((args, kwargs)) if is_plain(t)}
             state = () if module is None else (*module.parameters(), *module.buffers())
             fixed = {storage_reference(t) for t in state if is_plain(t)}
@@ -114,7 +121,7 @@ class Activations:
                     self.received[storage_reference(here)] = storage_reference(tensor), whole
 
     def _record(self, op: int, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None) -> Record:
-        states = generator_states() if op in self.sources.random else None
+        states = generator_states()
         record = Record(next(self.numbers), op, run, module, states, self.sources.runs[op], self.lock, self.observer)
         occurring = list(tensors((args, kwargs)))
         unique = {id(t): t for t in occurring}  # one object may be several arguments, which some layers ask for
@@ -123,6 +130,25 @@ class Activations:
         record.order = [number[id(t)] for t in occurring]
         record.arguments = map_tensors((args, kwargs), lambda t: EMPTY)
         return record
+
+    def _buffers(self, op: int, module: nn.Module | None) -> dict[str, Buffer]:
+        """The buffers of a call that may change them, as they are."""
+        steady = self.sources.steady.get((op, module.training), set()) if module is not None else set()
+        named = () if module is None else module.named_buffers()
+        return {
+            name: Buffer(buffer, buffer.detach().clone(), version(buffer))
+            for name, buffer in named
+            if name not in steady
+        }
+
+    def _keep_buffers(self, op: int, record: Record, before: dict[str, Buffer]) -> None:
+        """Keep the values of buffers that the call has changed; the others are not copied again."""
+        key = (op, record.module is not None and record.module.training)
+        for name, buffer in before.items():
+            if buffer.changed():
+                record.buffers[id(buffer.tensor)] = buffer.values
+            else:
+                self.sources.steady.setdefault(key, set()).add(name)
 
     def _argument(self, record: Record, tensor: torch.Tensor) -> Held | Part:
         found = self.made.get(storage_reference(tensor)) if is_plain(tensor) else None
@@ -165,6 +191,19 @@ class Made:
     op: int
     position: int
     record: Record | None
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer of a module, with its values and version before a call."""
+
+    tensor: torch.Tensor
+    values: torch.Tensor
+    version: int
+
+    def changed(self) -> bool:
+        """Whether the call wrote into it; some kernels do not count what they write."""
+        return version(self.tensor) != self.version or not torch.equal(self.tensor, self.values)
 
 
 class Pack:

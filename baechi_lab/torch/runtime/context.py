@@ -1,17 +1,20 @@
-"""What torch keeps per thread and a waiting layer's thread must take over: gradient mode, inference mode, autocast.
+"""What torch keeps per thread or process and a call must find as its code had it.
 
-Whatever else a thread or a region of code may have set (`ambient`) is not handed on: no call waits under it.
+A thread in which a layer waits takes over gradient mode, inference mode and autocast (`Context`). No call waits under
+anything else that a region of code may have set (`ambient`). A call that runs again in the backward pass finds `Settings`
+as well, which may have changed since it ran.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-_KINDS = ("cpu", "cuda")
+_KINDS = tuple(kind for kind in ("cpu", "cuda", "xpu", "mps") if torch.amp.is_autocast_available(kind))
 
 
 class Context:
@@ -26,18 +29,81 @@ class Context:
         self.cache = torch.is_autocast_cache_enabled()
 
     @contextlib.contextmanager
-    def entered(self):  # type: ignore[no-untyped-def]
-        """The same state, for the length of a `with` block."""
+    def entered(self, again: bool = False) -> Iterator[None]:
+        """The same state, for the length of a `with` block.
+
+        A call that runs `again` takes no cast of a weight from autocast's cache and leaves none there: the next forward pass
+        would take it for a cast of the weights that it finds.
+        """
+        before, own = dict(autocast_state()), dict(self.autocast)
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad))
-            if self.autocast:
+            if before or own:
                 # all threads share one cache of casts, which is emptied when a thread leaves its outermost region
                 torch.autocast_increment_nesting()
-                stack.callback(torch.autocast_decrement_nesting)
-            for kind, dtype in self.autocast:
-                stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=self.cache))
+                stack.callback(_leave, again)
+            for kind in {**before, **own}:
+                cache = self.cache and not again
+                stack.enter_context(torch.autocast(kind, own.get(kind), kind in own, cache))
             yield
+
+
+def _leave(again: bool) -> None:
+    if torch.autocast_decrement_nesting() == 0 and again:
+        torch.clear_autocast_cache()  # a region within the call has filled it
+
+
+class Settings:
+    """What a process has set that changes how kernels compute; `entered()` sets it again."""
+
+    __slots__ = ("values",)
+
+    def __init__(self) -> None:
+        self.values = [read() for read, _ in _SETTINGS]
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """The same settings, for the length of a `with` block."""
+        changed = [
+            (write, value, now)
+            for (read, write), value in zip(_SETTINGS, self.values, strict=True)
+            if (now := read()) != value
+        ]
+        try:
+            for write, value, _ in changed:
+                write(value)
+            yield
+        finally:
+            for write, _, now in changed:
+                write(now)
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+_FLAGS = (
+    ("_get_math_sdp_enabled", "_set_sdp_use_math"), ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+    ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"), ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
+    ("_get_cudnn_enabled", "_set_cudnn_enabled"), ("_get_cudnn_benchmark", "_set_cudnn_benchmark"),
+    ("_get_cudnn_deterministic", "_set_cudnn_deterministic"), ("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
+)  # fmt: skip
+
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (_deterministic, _set_deterministic),
+    *(
+        (getattr(torch._C, get), getattr(torch._C, put))
+        for get, put in _FLAGS
+        if hasattr(torch._C, get) and hasattr(torch._C, put)
+    ),
+)
 
 
 def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:

@@ -22,8 +22,8 @@ class Plan:
     position (lowest first, None: code order), `sends` what is sent as soon as it is made,
     `parameters` the device of every parameter and buffer by name, `layers` the modules that are one operator each,
     `fixed` the calls that keep their place in the code, whatever `rank` says. `again` are the rows of
-    `runtime.again.Sources`, what is computed again or waits on the host, `random` those of its calls that draw random numbers;
-    `shares` says that some parameter has several readers; `lent` are groups of parameters whose optimizer state waits on a host.
+    `runtime.again.Sources`, what is computed again or waits on the host; `shares` says that some parameter has several
+    readers; `lent` are groups of parameters whose optimizer state waits on a host.
     """
 
     keys: tuple[str, ...]
@@ -39,7 +39,6 @@ class Plan:
     inplace: frozenset[int] = field(default_factory=frozenset)
     fixed: tuple[int, ...] = ()
     again: tuple[Row, ...] = ()
-    random: tuple[int, ...] = ()
     shares: bool = False
     lent: tuple[tuple[str, ...], ...] = ()
 
@@ -86,7 +85,6 @@ class Plan:
                 "inplace": frozenset(plain["inplace"]),
                 "fixed": tuple(plain.get("fixed", ())),
                 "again": tuple((a, b, c, d, e) for a, b, c, d, e in plain.get("again", ())),
-                "random": tuple(plain.get("random", ())),
                 "lent": tuple(tuple(names) for names in plain.get("lent", ())),
             }
         )

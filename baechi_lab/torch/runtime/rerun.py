@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...errors import ExecutionError
-from .context import Context
+from .context import Context, Settings
 from .random import States, generator_states
 from .storage import is_plain, version, whole_storage
 from .tree import map_tensors, tensors
@@ -33,13 +33,17 @@ class Held:
     def take(self, op: str) -> torch.Tensor:
         """The argument as the first run had it."""
         if version(self.tensor) != self.version:
-            raise ExecutionError(
-                f"{op} cannot run again: a tensor of shape {list(self.tensor.shape)} that it reads was written in place after "
-                "it ran; keep its output"
-            )
+            raise _written_after(op, self.tensor)
         if isinstance(self.tensor, nn.Parameter):
             return self.tensor
         return self.tensor.detach().requires_grad_(self.requires_grad)
+
+
+def _written_after(op: str, tensor: torch.Tensor) -> ExecutionError:
+    return ExecutionError(
+        f"{op} cannot run again: a tensor of shape {list(tensor.shape)} that it reads was written in place after it ran; "
+        "keep its output"
+    )
 
 
 class Part:
@@ -78,7 +82,10 @@ class Record:
     ):  # fmt: skip
         self.number, self.op, self.function, self.module = number, op, run, module
         self.states, self.runs, self.lock, self.observer = states, runs, lock, observer
-        self.context, self.stream = Context(), _stream()
+        self.context, self.settings, self.stream = Context(), Settings(), _stream()
+        self.modes = [] if module is None else [(part, part.training) for part in module.modules()]
+        self.weights = [] if module is None else [(p, version(p)) for p in module.parameters()]
+        self.buffers: dict[int, torch.Tensor] = {}  # id of a buffer that the call changes -> its values before
         self.taken: list[Held | Part] = []
         self.order: list[int] = []  # which of `taken` each tensor among the arguments is
         self.arguments: Any = ()
@@ -132,6 +139,9 @@ class Record:
             if ~(index := next(count)) in self.wanted:
                 saved[~index] = tensor.detach()
 
+        for weight, before in self.weights:
+            if version(weight) != before:
+                raise _written_after(self.name, weight)
         seen = contextlib.nullcontext() if self.observer is None else self.observer(self.op, self.made)
         with seen, self._as_before():
             taken = [part.take(self.name) for part in self.taken]
@@ -164,11 +174,14 @@ class Record:
             if self.stream is not None:
                 stack.enter_context(_on(self.stream))
             if self.module is not None:
-                stack.enter_context(_own_buffers(self.module))
+                stack.enter_context(_own_buffers(self.module, self.buffers))
+                stack.enter_context(_training(self.modes))
             if self.states is not None:
                 stack.callback(generator_states().restore)
                 self.states.restore()
-            stack.enter_context(self.context.entered())
+            stack.enter_context(self.settings.entered())
+            stack.enter_context(torch._C.DisableTorchFunction())  # as where the interception called it
+            stack.enter_context(self.context.entered(again=True))
             yield
 
 
@@ -238,8 +251,21 @@ def _on(stream: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _own_buffers(module: nn.Module) -> Iterator[None]:
-    """Copies in the place of a module's buffers, so that statistics are not updated twice."""
+def _training(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """Modules in the mode, `train()` or `eval()`, in which they ran."""
+    now = [(module, module.training) for module, _ in modes]
+    try:
+        for module, training in modes:
+            module.training = training
+        yield
+    finally:
+        for module, training in now:
+            module.training = training
+
+
+@contextlib.contextmanager
+def _own_buffers(module: nn.Module, values: dict[int, torch.Tensor]) -> Iterator[None]:
+    """Copies in the place of a module's buffers, with the `values` of the first run: statistics are not updated twice."""
     before = [
         (part, name, buffer)
         for part in module.modules()
@@ -248,7 +274,7 @@ def _own_buffers(module: nn.Module) -> Iterator[None]:
     ]
     try:
         for part, name, buffer in before:
-            part._buffers[name] = buffer.clone()
+            part._buffers[name] = values.get(id(buffer), buffer).clone()
         yield
     finally:
         for part, name, buffer in before:

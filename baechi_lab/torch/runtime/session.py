@@ -59,7 +59,7 @@ class Session(Handler):
         self.reorders = bool(plan.order.waiting)
         self.fixed = frozenset(plan.fixed)
         self.modules = [(name, module) for name, module in model.named_modules() if name]
-        self.sources = Sources(plan.again, plan.random) if plan.again else None
+        self.sources = Sources(plan.again) if plan.again else None
         named = dict(self.modules)
         self.layer = {i: named[name] for i, key in enumerate(plan.keys) if (name := key.partition("#")[0]) in named}
         self.hooked = {name for name, module in self.modules if hooked(module)}
