@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import InvalidInput
 from .flow import Flow, merge
@@ -34,8 +35,15 @@ from .runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_n
 from .runtime.random import States, generator_states, same_states
 from .runtime.storage import storage_bytes, storage_key, tensor_bytes, version
 from .runtime.tree import as_arguments, map_tensors, tensors, understood
+from .runtime.values_read import ValuesRead
 from .snapshot import host_states, same_host_states, untouched
 from .state import State
+
+_LIKE_FIRST = frozenset({
+    "index_add", "index_copy", "index_fill", "index_put", "scatter", "scatter_add", "scatter_reduce", "masked_scatter",
+    "masked_fill", "setitem",
+})  # fmt: skip
+"""Functions that return a tensor like the first that they take."""
 
 _FAILURES = (
     RuntimeError, TypeError, ValueError, LookupError, AttributeError, NameError, AssertionError, ArithmeticError, ImportError,
@@ -131,6 +139,7 @@ class Tracer(Handler):
         }  # a buffer may be replaced in the forward: then only its name is known
         self.drawn = generator_states()
         self.recomputing = 0
+        self.shaped_by_values = WeakIdKeyDictionary()  # tensors whose shape may depend on values
 
     # -- the handler ---------------------------------------------------------------------------------
 
@@ -153,7 +162,8 @@ class Tracer(Handler):
         versions = [version(t) for t in (*taken, *state)]
         before, hosts = generator_states(), host_states()
         why = self._why(before, taken, args, kwargs, module)
-        outputs = _run(key, run, args, kwargs, module)
+        with ValuesRead() as values:
+            outputs = _run(key, run, args, kwargs, module)
         made = list(tensors(outputs))
         written = {storage_key(t) for t, v in zip((*taken, *state), versions, strict=True) if version(t) != v}
         own, written = written - {storage_key(t) for t in taken}, written & {storage_key(t) for t in taken}
@@ -163,6 +173,7 @@ class Tracer(Handler):
             idle = _hands_through(taken, made) and not written
         else:
             idle = not self._computes(taken, made, written, random)
+        shaped = self._shaped_by_values(values.found, run, taken, made, written)
         if idle:
             self.state.touched_between(taken, written)
             self.flow.shunt(taken, made)
@@ -175,6 +186,7 @@ class Tracer(Handler):
         if module is not None and not same_host_states(hosts, host_states()):
             why = "random numbers that are not torch's"
             self._fix_before(taken, why)
+        why = why or ("shapes that may depend on values" if shaped else None)
         if why is not None:
             self.keeping.fix([len(self.calls)], why)
         self._record(_Ran(key, run, module, taken, made, written, own, random))
@@ -210,6 +222,19 @@ class Tracer(Handler):
             return True
         old = {storage_key(t) for t in taken}
         return bool(tracked) and any(storage_key(t) not in old for t in made)
+
+    def _shaped_by_values(
+        self, reads: bool, run: Callable[..., Any], taken: list[torch.Tensor], made: list[torch.Tensor], written: set[int]
+    ) -> bool:  # fmt: skip
+        """Whether the shapes of what a call made may depend on values: it reads some, or takes what has such a shape."""
+        name = getattr(run, "__name__", "").strip("_")
+        like_first = bool(written) or name in _LIKE_FIRST
+        sources = taken[:1] if like_first else taken
+        shaped = reads or any(t in self.shaped_by_values for t in sources)
+        made = [t for t in made if t.dim() > 0]
+        if shaped:
+            self.shaped_by_values.update(dict.fromkeys(made, True))
+        return shaped and bool(made)
 
     def _why(
         self, drawn: States, taken: list[torch.Tensor], args: Any, kwargs: Any, module: nn.Module | None

@@ -35,13 +35,8 @@ from ..runtime.intercept import Frame, Handler, Interceptor, hooked
 from ..runtime.random import generator_states, same_states
 from ..runtime.storage import storage_key, version
 from ..runtime.tree import as_arguments, map_tensors, tensors, understood
+from ..runtime.values_read import READERS
 from ..snapshot import untouched
-
-READERS = frozenset({
-    "item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__bool__", "__int__", "__float__", "__index__",
-    "__complex__", "__contains__", "__array__",
-})  # fmt: skip
-"""Functions that give Python a tensor's values."""
 
 SIZES_ONLY = {
     "zeros_like": 0, "ones_like": 0, "full_like": 0, "new_zeros": 0, "new_ones": 0, "new_full": 0, "new_tensor": 0,

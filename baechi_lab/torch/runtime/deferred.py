@@ -157,4 +157,4 @@ def _deferrable(value: Any) -> bool:
         return all(_deferrable(v) for v in value)
     if isinstance(value, dict):
         return type(value) is dict and all(_deferrable(v) for v in value.values())
-    return value is None or isinstance(value, torch.Tensor)
+    return value is None or (isinstance(value, torch.Tensor) and not value.is_nested)

@@ -37,7 +37,7 @@ class Observer:
 class Flight:
     """The state of one forward."""
 
-    def __init__(self, learned: dict[str, tuple[Any, int]], gate: Gate | None):
+    def __init__(self, learned: dict[str, tuple[Any, int, Any]], gate: Gate | None):
         self.learned, self.gate = learned, gate
         self.futures: list[Future] = []
         self.pending: list[Future] = []  # those of `futures` that nobody has waited for
@@ -72,9 +72,9 @@ class Learned:
 
     def __init__(self, most: int = 256):
         self.most = most
-        self.signatures: dict[Any, dict[str, tuple[Any, int]]] = {}
+        self.signatures: dict[Any, dict[str, tuple[Any, int, Any]]] = {}
 
-    def of(self, signature: Any) -> tuple[bool, dict[str, tuple[Any, int]]]:
+    def of(self, signature: Any) -> tuple[bool, dict[str, tuple[Any, int, Any]]]:
         """Whether a signature is known, and what is learned of each call by its key."""
         known = signature in self.signatures
         if not known and len(self.signatures) >= self.most:

@@ -38,6 +38,7 @@ from .sequence import count, inputs_of, renumber, set_aside
 from .storage import only_views
 from .transport import HostTransport, make_transport
 from .tree import map_tensors, outline, tensors
+from .values_read import ValuesRead
 from .waiting import Threads, WaitingCall
 
 
@@ -188,7 +189,7 @@ class Session(Handler):
             self._flush(flight)
         flight.latest = max(flight.latest, op)
         if not flight.gate.reach(op):
-            spec, numbers = flight.learned.get(key, (None, 0))
+            spec, numbers = self._promise(flight, key, args, kwargs)
             stays = held or op in self.fixed  # a fixed call waits only where the code took another path
             if spec is not None and not stays and not (module is None and op in self.plan.inplace):
                 return self._start(flight, key, op, run, args, kwargs, spec, numbers)
@@ -234,13 +235,22 @@ class Session(Handler):
             self.transport.inherit(flight, outputs, (args, kwargs), device)
         return outputs
 
+    def _promise(self, flight: Flight, key: str, args: Any, kwargs: Any) -> tuple[Any, int]:
+        """What is learned of a call with such arguments; no promise where their shapes or numbers are others."""
+        spec, numbers, taken = flight.learned.get(key, (None, 0, None))
+        if spec is None or taken is None or taken != outline((args, kwargs), shapes=True):
+            return None, numbers
+        return spec, numbers
+
     def _learn(self, flight: Flight, key: str, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         before, drawn = count(), generator_states()
-        outputs = self._submit(flight, op, run, args, kwargs)
+        with ValuesRead() as values:
+            outputs = self._submit(flight, op, run, args, kwargs)
         # A call outside the plan may only be put off when it is a view: nothing is lost if it runs later.
-        spec = spec_of(outputs) if op >= 0 or only_views(outputs, (args, kwargs)) else None
+        lazy = not values.found and (op >= 0 or only_views(outputs, (args, kwargs)))
+        spec = spec_of(outputs) if lazy else None
         if spec is not None or op >= 0 or same_states(drawn, generator_states()):
-            flight.learned[key] = (spec, count() - before)
+            flight.learned[key] = (spec, count() - before, outline((args, kwargs), shapes=True))
         flight.order.append(op)
         return outputs
 
@@ -265,12 +275,12 @@ class Session(Handler):
         """A view, a constant, or a call that the trace did not see; of one that no forward has learned nothing is known."""
         writes = held or key not in flight.learned or _writes(run, kwargs)
         late = deferred((args, kwargs))
-        reads = flight.learned.get(key, (None, 0))[0] is None  # a view reads no data
+        spec, numbers = self._promise(flight, key, args, kwargs)
+        reads = spec is None  # a view reads no data
         if flight.pending and (writes or (flight.inplace_pending and reads and not late)):
             self._settle(flight)
         if not late or writes:
             return self._submit(flight, -1, run, *self._await((args, kwargs)))
-        spec, numbers = flight.learned.get(key, (None, 0))
         if spec is None:
             return self._submit(flight, -1, run, *self._await((args, kwargs)))
         first, context = set_aside(numbers), Context()

@@ -10,6 +10,7 @@ import numbers
 import re
 import types
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -174,26 +175,34 @@ def understood(value: Any) -> bool:
     return outline(value) is not None
 
 
-def outline(value: Any) -> Hashable | None:
+def outline(value: Any, shapes: bool = False) -> Hashable | None:
     """What is known of `value` without reading data, to compare it by; None when it might hide a tensor.
+
+    `shapes`: of tensors only shape and type; None for a slice that reads a tensor's value.
 
     >>> outline((torch.ones(2), True)) == outline((torch.zeros(2), True))
     True
     """
     if isinstance(value, torch.Tensor):
+        if shapes:
+            return None if value.is_nested else (torch.Tensor, tuple(value.shape), value.dtype)
         return (torch.Tensor, tuple(value.shape), value.dtype, value.device, value.requires_grad)
+    of = partial(outline, shapes=shapes)
     if value is None or isinstance(value, PLAIN):
         return (type(value), value)
     if isinstance(value, dict):
-        parts: list[Any] = [*map(outline, value), *map(outline, value.values())]
+        parts: list[Any] = [*map(of, value), *map(of, value.values())]
     elif isinstance(value, (tuple, list)):
-        parts = [*map(outline, value)]
+        parts = [*map(of, value)]
     elif isinstance(value, slice):
-        parts = [*map(outline, (value.start, value.stop, value.step))]
+        ends = (value.start, value.stop, value.step)
+        if shapes and any(isinstance(end, torch.Tensor) for end in ends):
+            return None
+        parts = [*map(of, ends)]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = [outline(getattr(value, f.name)) for f in dataclasses.fields(value)]
+        parts = [of(getattr(value, f.name)) for f in dataclasses.fields(value)]
     elif _is_batch(value):
-        parts = [outline(vars(value))]
+        parts = [of(vars(value))]
     else:
         return None
     return None if any(part is None for part in parts) else (type(value), *parts)

@@ -1,0 +1,86 @@
+"""Which calls read the values of tensors: what they return may have another shape the next time, for inputs of the same shape.
+
+`ValuesRead` watches the operators that a call runs, and the functions of torch that hand values to Python without one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+READERS = frozenset({
+    "item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__bool__", "__int__", "__float__", "__index__",
+    "__complex__", "__contains__", "__array__",
+})  # fmt: skip
+"""Functions that give Python a tensor's values."""
+
+_OPERATORS = frozenset({
+    "aten::equal", "aten::_pack_padded_sequence", "aten::_pad_packed_sequence", "torchvision::nms",
+})  # fmt: skip
+"""Operators that read values and are not tagged so."""
+
+_INDEX, _ONE_HOT = "aten::index", "aten::one_hot"
+
+
+class ValuesRead:
+    """Whether what runs within a `with` block reads values, for a shape or for Python: `found`.
+
+    >>> with ValuesRead() as values:
+    ...     _ = torch.ones(3)[torch.tensor([0, 2])]
+    >>> values.found
+    False
+    >>> with ValuesRead() as values:
+    ...     _ = torch.ones(3)[torch.tensor([True, False, True])]
+    >>> values.found
+    True
+    """
+
+    def __init__(self) -> None:
+        self.found = False
+        self.modes = (_Operators(self), _Functions(self))
+
+    def __enter__(self) -> ValuesRead:
+        self.enabled = torch._C._EnableTorchFunction()  # type: ignore[attr-defined]
+        self.enabled.__enter__()
+        for mode in self.modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        for mode in reversed(self.modes):
+            mode.__exit__(*exc)
+        self.enabled.__exit__(*exc)
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, values: ValuesRead):
+        super().__init__()
+        self.values = values
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.values.found |= _reads(func, args)
+        return func(*args, **(kwargs or {}))
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, values: ValuesRead):
+        super().__init__()
+        self.values = values
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.values.found |= getattr(func, "__name__", "") in READERS
+        with torch._C.DisableTorchFunction():  # no other mode sees what a call of a layer runs
+            return func(*args, **(kwargs or {}))
+
+
+def _reads(func: Any, args: Any) -> bool:
+    name = func._schema.name
+    if name == _INDEX:
+        return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
+    if name == _ONE_HOT:
+        return len(args) < 2 or args[1] < 0
+    tags = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+    return name in _OPERATORS or any(tag in func.tags for tag in tags)
