@@ -20,7 +20,7 @@ import contextlib
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from types import GetSetDescriptorType
 from typing import Any
 
@@ -34,7 +34,7 @@ from ..runtime.context import ambient, autocast_state
 from ..runtime.intercept import Frame, Handler, Interceptor, hooked
 from ..runtime.random import generator_states, same_states
 from ..runtime.storage import storage_key, version
-from ..runtime.tree import as_arguments, map_tensors, tensors, understood
+from ..runtime.tree import as_arguments, is_record, map_tensors, parts_of, tensors, understood
 from ..runtime.values_read import READERS
 from ..snapshot import untouched
 
@@ -404,12 +404,9 @@ def _ways(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ..
     elif isinstance(value, (tuple, list)):
         for i, part in enumerate(value):
             yield from _ways(part, (*way, (operator.getitem, i)))
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield from _ways(part, (*way, (operator.getitem, key)))
-    elif is_dataclass(value) and not isinstance(value, type):
-        for f in fields(value):
-            yield from _ways(getattr(value, f.name), (*way, (getattr, f.name)))
+    elif isinstance(value, dict) or is_record(value):
+        for (kind, key), part in parts_of(value).items():
+            yield from _ways(part, (*way, (operator.getitem if kind == "item" else getattr, key)))
 
 
 def _settings() -> tuple[Any, ...]:

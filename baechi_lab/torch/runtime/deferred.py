@@ -124,9 +124,8 @@ def defer(outputs: Any, future: Future, on_function: Callable[..., Any]) -> Any:
             position += 1
             return Deferred.make(value, future, position, on_function)
         if isinstance(value, tuple):
-            return (
-                type(value)(*map(fill, value)) if hasattr(value, "_fields") else type(value)([fill(v) for v in value])
-            )
+            parts = [fill(v) for v in value]
+            return tuple.__new__(type(value), parts) if hasattr(value, "_fields") else type(value)(parts)
         if isinstance(value, list):
             return [fill(v) for v in value]
         return {k: fill(v) for k, v in value.items()} if isinstance(value, dict) else value

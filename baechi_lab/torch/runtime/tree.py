@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import enum
@@ -83,18 +84,16 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
         parts = [map_tensors(v, change) for v in value]
         if type(value) is tuple:
             return tuple(parts)
-        # named tuples take their fields one by one, torch's own result types (torch.return_types) take one sequence
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        # a named tuple may check what it is made of; torch's own result types (torch.return_types) take one sequence
+        return tuple.__new__(type(value), parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, list):
         return [map_tensors(v, change) for v in value]
     if isinstance(value, slice):
         return slice(*(map_tensors(v, change) for v in (value.start, value.stop, value.step)))
-    if isinstance(value, dict):
-        mapped = {k: map_tensors(v, change) for k, v in value.items()}
-        return mapped if type(value) is dict else type(value)(mapped)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        held = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-        return dataclasses.replace(value, **{k: map_tensors(v, change) for k, v in held.items()})
+    if type(value) is dict:
+        return {k: map_tensors(v, change) for k, v in value.items()}
+    if is_record(value) or isinstance(value, dict):
+        return _changed_record(value, change)
     if _is_batch(value):
         mapped = copy.copy(value)
         mapped.__dict__.update({k: map_tensors(v, change) for k, v in vars(value).items()})
@@ -111,14 +110,62 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors(part)
     elif isinstance(value, slice):
         yield from tensors((value.start, value.stop, value.step))
-    elif isinstance(value, dict):
-        for part in value.values():
+    elif isinstance(value, dict) or is_record(value):
+        for part in parts_of(value).values():
             yield from tensors(part)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for f in dataclasses.fields(value):
-            yield from tensors(getattr(value, f.name))
     elif _is_batch(value):
         yield from tensors(vars(value))
+
+
+def is_record(value: Any) -> bool:
+    """Is this an instance of a data class, as Python or attrs make them?"""
+    kind = type(value)
+    return dataclasses.is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")
+
+
+def parts_of(value: Any) -> dict[tuple[str, Any], Any]:
+    """What a record or dict holds, each object once: items, fields, and other attributes that it was given."""
+    items = {("item", key): part for key, part in value.items()} if isinstance(value, dict) else {}
+    fields = getattr(type(value), "__dataclass_fields__", None) or getattr(type(value), "__attrs_attrs__", ())
+    names = [f if isinstance(f, str) else f.name for f in fields] if is_record(value) else []
+    own = {id(part) for part in items.values()}  # the outputs of Hugging Face have their items as attributes, too
+    found = {
+        ("attribute", name): getattr(value, name)
+        for name in dict.fromkeys([*names, *getattr(value, "__dict__", ())])
+        if hasattr(value, name)
+    }
+    return {**items, **{at: part for at, part in found.items() if id(part) not in own}}
+
+
+def _changed_record(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """The same record or dict with `change` applied to its tensors; its class checks and derives nothing anew."""
+    if not any(True for _ in tensors(value)):
+        return value
+    changed = {at: (part, map_tensors(part, change)) for at, part in parts_of(value).items()}
+    mapped = type(value).__new__(type(value))
+    if isinstance(value, collections.defaultdict):
+        mapped.default_factory = value.default_factory
+    base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+    for (kind, key), (_, other) in changed.items():
+        if kind == "item":
+            base.__setitem__(mapped, key, other)
+    new = {id(part): other for part, other in changed.values()}
+    for name in _attribute_names(value):
+        part = getattr(value, name)
+        object.__setattr__(mapped, name, new.get(id(part), part))
+    return mapped
+
+
+def _attribute_names(value: Any) -> list[str]:
+    """Attributes of an object itself, in its `__dict__` or in slots."""
+    slots = (slot for kind in type(value).__mro__ for slot in _slots(kind))
+    return [*getattr(value, "__dict__", ()), *(slot for slot in slots if hasattr(value, slot))]
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    names = kind.__dict__.get("__slots__", ())
+    names = (names,) if isinstance(names, str) else tuple(names)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 def _is_batch(value: Any) -> bool:
@@ -199,8 +246,8 @@ def outline(value: Any, shapes: bool = False) -> Hashable | None:
         if shapes and any(isinstance(end, torch.Tensor) for end in ends):
             return None
         parts = [*map(of, ends)]
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = [of(getattr(value, f.name)) for f in dataclasses.fields(value)]
+    elif is_record(value):
+        parts = [of(part) for part in parts_of(value).values()]
     elif _is_batch(value):
         parts = [of(vars(value))]
     else:
