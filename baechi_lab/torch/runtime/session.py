@@ -38,7 +38,6 @@ from .sequence import count, inputs_of, renumber, set_aside
 from .storage import only_views
 from .transport import HostTransport, make_transport
 from .tree import map_tensors, outline, tensors
-from .values_read import ValuesRead
 from .waiting import Threads, WaitingCall
 
 
@@ -244,10 +243,9 @@ class Session(Handler):
 
     def _learn(self, flight: Flight, key: str, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         before, drawn = count(), generator_states()
-        with ValuesRead() as values:
-            outputs = self._submit(flight, op, run, args, kwargs)
+        outputs = self._submit(flight, op, run, args, kwargs)
         # A call outside the plan may only be put off when it is a view: nothing is lost if it runs later.
-        lazy = not values.found and (op >= 0 or only_views(outputs, (args, kwargs)))
+        lazy = op >= 0 or (only_views(outputs, (args, kwargs)) and not _viewed_by_values(run, args, kwargs))
         spec = spec_of(outputs) if lazy else None
         if spec is not None or op >= 0 or same_states(drawn, generator_states()):
             flight.learned[key] = (spec, count() - before, outline((args, kwargs), shapes=True))
@@ -338,6 +336,12 @@ class Session(Handler):
                 f"an input is on {tensor.device}; the model is distributed over {', '.join(dict.fromkeys(self.plan.devices))}: "
                 "put inputs on the CPU or on one of these devices"
             )
+
+
+def _viewed_by_values(run: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Whether a view may depend on the values of a tensor: it takes another than the one that it is of."""
+    several = len(list(tensors((args, kwargs)))) > 1
+    return several and getattr(run, "__name__", "") not in ("view_as", "expand_as", "reshape_as")
 
 
 def _writes(run: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
