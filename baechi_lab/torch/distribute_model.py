@@ -35,7 +35,7 @@ def distribute(
         mode, atomic, warmup, runs, optimizer_states: see `bl.torch.profile`.
         reorder: submit in the planned order within each device ("gpu"), over all devices ("global"), or in code
             order ("none"). Where waiting could change a result (hooks, checkpointed regions, custom autograd
-            functions, caches), code order is kept, and a `CodeOrderKept` warning says where.
+            functions, caches, shapes that may depend on values), code order is kept, and a `CodeOrderKept` warning says where.
         devices: the torch device of each device of the cluster, for example `["cuda:0", "cuda:0"]` for two stream
             groups on one GPU. By default `kind="cpu"` devices are torch's `cpu`, all others the attached GPUs in turn.
         output_device: where outputs are brought; by default where the first input is.

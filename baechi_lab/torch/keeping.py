@@ -10,6 +10,7 @@ runs where it stands and the code holds its real outputs. Fixed are
   that made what the region reads;
 - calls whose outputs outlive the forward without being returned (a cache, an attribute);
 - calls that change attributes of their module, or draw from generators other than torch's;
+- calls that read values of tensors, and calls that take what they made: its shape may depend on values;
 - calls of layers that take an object which might hide tensors, and all before them.
 
 When a module or an argument keeps state in another form from one forward to the next, all calls are fixed: what later

@@ -63,7 +63,8 @@ def execute(
         schedule: a name, a `Schedule` or its text, as for `bl.simulate`; by default `1f1b`. Outside a pipeline `gpipe` has all
             micro-batches under way at once, `1f1b` as many as there are devices.
         pipeline: False runs any placement in this process, True refuses one that forms no pipeline; None chooses.
-        reduction: "mean" or "sum", how the loss adds up over samples; None finds out from two micro-batches.
+        reduction: "mean" or "sum", how the loss adds up over samples; None tries both before the first step, and warns where
+            neither gives the undivided batch's gradients. Means divide by what counts in the undivided batch.
         return_gradients: put the gradients of the first step into `run.info["gradients"]`, by parameter.
 
     Returns a `Run`: `step_seconds` of the measured steps, `outputs` the loss of every step, the measured Timeline of
