@@ -126,7 +126,7 @@ def is_record(value: Any) -> bool:
 def parts_of(value: Any) -> dict[tuple[str, Any], Any]:
     """What a record or dict holds, each object once: items, fields, and other attributes that it was given."""
     items = {("item", key): part for key, part in value.items()} if isinstance(value, dict) else {}
-    fields = getattr(type(value), "__dataclass_fields__", None) or getattr(type(value), "__attrs_attrs__", ())
+    fields: Any = getattr(type(value), "__dataclass_fields__", None) or getattr(type(value), "__attrs_attrs__", ())
     names = [f if isinstance(f, str) else f.name for f in fields] if is_record(value) else []
     own = {id(part) for part in items.values()}  # the outputs of Hugging Face have their items as attributes, too
     found = {
@@ -142,12 +142,13 @@ def _changed_record(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     if not any(True for _ in tensors(value)):
         return value
     changed = {at: (part, map_tensors(part, change)) for at, part in parts_of(value).items()}
-    mapped = type(value).__new__(type(value))
+    kind: Any = type(value)
+    mapped = kind.__new__(kind)
     if isinstance(value, collections.defaultdict):
         mapped.default_factory = value.default_factory
     base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
-    for (kind, key), (_, other) in changed.items():
-        if kind == "item":
+    for (place, key), (_, other) in changed.items():
+        if place == "item":
             base.__setitem__(mapped, key, other)
     new = {id(part): other for part, other in changed.values()}
     for name in _attribute_names(value):
