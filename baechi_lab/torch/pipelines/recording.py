@@ -327,8 +327,8 @@ class Recorder(Handler):
             return {"is": type(value).__name__, "of": [self._described(part) for part in value]}
         if type(value) is dict:
             return {"is": "dict", "of": [[key, self._described(part)] for key, part in value.items()]}
-        if isinstance(value, dict) or (is_dataclass(value) and not isinstance(value, type)):
-            items = dict(value) if isinstance(value, dict) else {f.name: getattr(value, f.name) for f in fields(value)}
+        if isinstance(value, dict) or is_record(value):
+            items = value if isinstance(value, dict) else {name: part for (_, name), part in parts_of(value).items()}
             # Caches of keys and values and the like stay in the stages that made them.
             return {
                 "is": "output",
