@@ -246,6 +246,67 @@ def test_models_that_look_at_masks_and_tokens(kind, mode):
     assert estimate_layers(model, inputs, mode=mode).flops == counted.get_total_flops()
 
 
+ONES = torch.ones(B, S, dtype=torch.long)
+PADDED = ONES.clone()
+PADDED[0, -4:] = 0
+PACKED = torch.cat([torch.arange(6), torch.arange(S - 6)]).expand(B, S)
+BASE = {**ROTARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+MASKS = {
+    "llama": (CONFIGS["llama"], {}),
+    "llama, ones": (CONFIGS["llama"], {"attention_mask": ONES}),
+    "llama, ones without values": (CONFIGS["llama"], {"attention_mask": ONES.to("meta")}),
+    "llama, padded": (CONFIGS["llama"], {"attention_mask": PADDED}),
+    "llama, packed": (CONFIGS["llama"], {"position_ids": PACKED}),
+    "llama, not packed": (CONFIGS["llama"], {"position_ids": torch.arange(S).expand(B, S)}),
+    "mistral, window of 8": (CONFIGS["mistral"], {}),
+    "mistral, window of 32": ({**CONFIGS["mistral"], "sliding_window": 32}, {}),
+    "gemma3": (
+        {
+            **BASE, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "head_dim": 16, "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        {},
+    ),
+    "bert": (CONFIGS["bert"], {"attention_mask": ONES}),
+    "bert, padded": (CONFIGS["bert"], {"attention_mask": PADDED}),
+    "t5": (CONFIGS["t5"], {"attention_mask": ONES}),
+    "t5, padded": (CONFIGS["t5"], {"attention_mask": PADDED}),
+    "whisper": (SEVERAL["whisper"][0], {}),
+    "vit": ({**VISION, "model_type": "vit", "architectures": ["ViTForImageClassification"], "num_channels": 3}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_bug_estimates_had_masks_that_the_model_does_not_make(name, monkeypatch):
+    """Attention gets the arguments that it gets in a real run: whether a mask, of which shape, causal, shared heads."""
+    attention, calls = torch.nn.functional.scaled_dot_product_attention, []
+
+    def noted(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
+        mask = None if attn_mask is None else (tuple(attn_mask.shape), attn_mask.dtype)
+        calls.append((tuple(query.shape), mask, is_causal, options.get("enable_gqa", False)))
+        return attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
+
+    config, others = MASKS[name]
+    model, inputs = bl.torch.hugging_face(config, batch_size=B, sequence_length=S)
+    inputs |= others
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    estimate_layers(model, inputs)
+    estimated = list(calls)
+    calls.clear()
+    data = {k: torch.ones_like(v, device="cpu") if getattr(v, "is_meta", False) else v for k, v in inputs.items()}
+    type(model)(model.config).train()(**data)
+    assert calls and estimated[-len(calls) :] == calls
+
+
+def test_no_mask_of_tokens_by_tokens():
+    """The largest tensor of a long text is its logits; it was the mask, of 512 * 512 numbers."""
+    config = {**CONFIGS["llama"], "max_position_embeddings": 512}
+    model, inputs = bl.torch.hugging_face(config, sequence_length=512)
+    for granularity in ("layer", "operator"):
+        graph = bl.torch.profile(model, inputs, hardware="h100", granularity=granularity)
+        assert graph.tensor_bytes.max() <= 4 * 512 * V + 4
+
+
 def test_tokens_of_text_are_no_padding():
     _, inputs = bl.torch.hugging_face({"model_type": "bart", **LOOK["bart"]}, sequence_length=4)
     assert inputs["input_ids"].tolist() == [[3, 3, 3, 2]], "0 to 2 are beginning, padding and end"

@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import CostError, InvalidInput, UnknownNameError  # noqa: E402
 from baechi_lab.graph.hardware import HARDWARE, by_kind  # noqa: E402
+from baechi_lab.profilers.roofline import Kernel  # noqa: E402
 from baechi_lab.profilers.torch.estimated import OPTIMIZERS, estimate_layers  # noqa: E402
 
 LAYERS, HIDDEN, HEADS, VOCABULARY, BATCH, LENGTH = 2, 64, 4, 500, 3, 32
@@ -79,6 +80,98 @@ def test_persistent_bytes_are_exact(ids, optimizer, tied):
     graph = bl.torch.profile(model, ids, hardware="a100", optimizer=optimizer)
     assert graph.persistent_bytes.sum() == parameters * (4 + 4 + 4 * OPTIMIZERS[optimizer])
     assert bl.torch.profile(model, ids, hardware="a100", mode="inference").persistent_bytes.sum() == 4 * parameters
+
+
+class Student(nn.Module):
+    """A layer that learns from a teacher, in one of several ways to keep gradients from the teacher."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.student, self.head, self.how = nn.Linear(8, 8), nn.Linear(8, 3), how
+        self.teacher = nn.Sequential(nn.Linear(8, 50), nn.BatchNorm1d(50), nn.Linear(50, 8))
+        if how == "frozen":
+            self.teacher.requires_grad_(False)
+
+    def forward(self, x):
+        if self.how == "no_grad":
+            with torch.no_grad():
+                target = self.teacher(x)
+        elif self.how == "inference_mode":
+            with torch.inference_mode():
+                target = self.teacher(x)
+            target = target.clone()
+        elif self.how == "detached":
+            target = self.teacher(x).detach()
+        else:
+            target = 0.0 if self.how == "not used" else self.teacher(x)
+        return self.head(self.student(x) + target)
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank adapter, as of LoRA, and a moving average of it that no gradient reaches."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.average = (nn.Linear(8, 8).requires_grad_(False) for _ in range(2))
+        self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            for average, weight in zip(self.average.parameters(), self.base.parameters(), strict=True):
+                average.mul_(0.9).add_(weight, alpha=0.1)
+        return self.base(x) + self.up(self.down(x)) - self.average(x)
+
+
+class Words(nn.Module):
+    """An embedding of 1,000 words of 8 numbers whose gradient is sparse, read once or twice."""
+
+    def __init__(self, twice=False):
+        super().__init__()
+        self.table, self.head, self.twice = nn.Embedding(1000, 8, sparse=True), nn.Linear(8, 3), twice
+
+    def forward(self, ids):
+        words = self.table(ids).sum(1)
+        return self.head(words + self.table(ids[:, :2]).sum(1) if self.twice else words)
+
+
+OF_STUDENT, OF_TEACHER = 4 * (8 * 8 + 8 + 8 * 3 + 3), 4 * (8 * 50 + 50 + 2 * 50 + 50 * 8 + 8)
+STATISTICS = 4 * 2 * 50 + 8
+ENTRY = 8 * 4 + 8
+"""Bytes of a row of a sparse gradient and of its index."""
+UNTRAINED = {
+    **{
+        how: (Student(how), torch.ones(4, 8), 4 * OF_STUDENT + OF_TEACHER + STATISTICS)
+        for how in ("no_grad", "inference_mode", "detached", "not used", "frozen")
+    },
+    "trained": (Student("trained"), torch.ones(4, 8), 4 * OF_STUDENT + 4 * OF_TEACHER + STATISTICS),
+    "adapter": (Adapted(), torch.ones(4, 8), 4 * (4 * 2 * 8 * 2 + 2 * (8 * 8 + 8))),
+    "sparse": (Words(), torch.ones(4, 5, dtype=torch.long), 4 * (3 * 8000 + 4 * 27) + 20 * ENTRY),
+    "sparse, read twice": (Words(True), torch.ones(4, 5, dtype=torch.long), 4 * (3 * 8000 + 4 * 27) + 28 * ENTRY),
+}
+
+
+@pytest.mark.parametrize("case", UNTRAINED)
+def test_bug_what_gets_no_gradient_had_gradients_states_and_updates(case):
+    """Weights, and gradients and two states of those that the backward pass reaches, as a measured profile has them."""
+    model, inputs, expected = UNTRAINED[case]
+    measured = bl.torch.profile(model, inputs, warmup=0, runs=1, optimizer_states=2)
+    estimated = bl.torch.profile(model, inputs, hardware="a100", optimizer_states=2)
+    assert measured.persistent_bytes.sum() == expected
+    assert estimated.names == measured.names
+    assert estimated.persistent_bytes.tolist() == measured.persistent_bytes.tolist()
+    for granularity in ("layer", "operator"):
+        graph = bl.torch.profile(model, inputs, hardware="a100", optimizer="adam", granularity=granularity)
+        assert graph.persistent_bytes.sum() == expected
+        updated = {name.partition(".")[0] for name in graph.names if name.endswith("/update")}
+        assert ("teacher" in updated) == (case == "trained")
+
+
+def test_an_update_reads_the_rows_of_a_sparse_gradient():
+    """SparseAdam: 20 rows of parameters and two states, read and written, and the gradient, read; the head is dense."""
+    graph = bl.torch.profile(Words(), torch.ones(4, 5, dtype=torch.long), hardware="cpu-core", optimizer="adam")
+    sparse, dense = (graph.duration_us[graph.names.index(f"{name}/update")] for name in ("table", "head"))
+    for us, size in ((sparse, 20 * ENTRY), (dense, 4 * 27)):
+        assert us == pytest.approx(Kernel(flops=1.5 * size, moved_bytes=7.0 * size).us(HARDWARE["cpu-core"]))
 
 
 def edges(graph):

@@ -104,10 +104,18 @@ def test_inputs_without_values_are_refused():
     for tokens in (TOKENS.to("meta"), TOKENS.float()):
         with pytest.raises(InvalidInput, match="looks at the values of tensors"):
             bl.torch.profile(model, (X, tokens), hardware="a100")
-    given = torch.arange(3)[None].expand(2, 3)  # rows that share memory: 0 + 1 + 2, twice
-    found = Model(lambda x, tokens: tokens.contiguous().sum())
-    with pytest.raises(InvalidInput, match="looks at the values of tensors"):
-        bl.torch.profile(found, (X, given), hardware="a100")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows"),
+    [
+        (torch.arange(3)[None].expand(2, 3), 6),  # two rows that are one in memory: 0 + 1 + 2, twice
+        (torch.arange(4).unfold(0, 2, 1), 9),  # windows that overlap: 0 + 1, 1 + 2, 2 + 3
+    ],
+)
+def test_values_of_inputs_that_share_memory(tokens, rows):
+    model = Model(lambda x, tokens: tokens.contiguous().sum())
+    assert estimate_layers(model, (X, tokens), mode="inference").flops == 2 * 4 * 4 * (3 + rows)
 
 
 def test_real_memory_that_a_model_writes_is_not_known():

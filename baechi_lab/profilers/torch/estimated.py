@@ -26,9 +26,9 @@ from ...torch.step import TorchStep
 from ...torch.tracing import trace
 from ..roofline import Kernel, estimated_us, work_of
 from .counting import Counter, WorkWatch
-from .faking import faked, named_dtype
+from .faking import faked, named_dtype, with_full_attention
 from .graph import LayerProfile, Loss, durations, layer_graph
-from .profile import call_bytes, in_mode, mode_of, run_once, seen
+from .profile import call_bytes, gradient_bytes, in_mode, mode_of, run_once, seen
 from .unread import warn_of_unread
 from .updating import Update
 
@@ -82,7 +82,10 @@ class LayerEstimate:
         return graph.replace(duration_by_kind={kind: durations(layers) for kind, layers in on.items()})
 
     def _on(self, hardware: Hardware, states: int | None) -> LayerProfile:
-        """The layers with times; an update reads parameters, gradients and states and writes all but gradients."""
+        """The layers with times; an update reads parameters, gradients and states and writes all but gradients.
+
+        Where a gradient is sparse, it reads and writes the rows that the gradient has.
+        """
         forward, backward = self.microseconds(hardware)
         loss = self.layers.loss
         if loss is not None:
@@ -92,9 +95,7 @@ class LayerEstimate:
             moved = self.layers.parameter_gradients * (3.0 + 2 * states)
             done = self.layers.parameter_gradients / 2.0 * (1 + states)  # of 4 bytes: two per element and state
             rows = enumerate(Kernel(flops=f, moved_bytes=m) for f, m in zip(done, moved, strict=True))
-            update = Update.plain(
-                estimated_us(work_of(len(moved), rows), hardware), self.layers.parameter_gradients * states
-            )
+            update = Update.plain(estimated_us(work_of(len(moved), rows), hardware), self.layers.trained * states)
         return replace(self.layers, forward_us=forward[:-1], backward_us=backward[:-1], update=update, loss=loss)
 
 
@@ -113,7 +114,7 @@ def estimate_layers(
     counter = Counter()
     kinds = {"dtype": named_dtype(dtype), "autocast": named_dtype(autocast, "autocast")}
     args, kwargs = as_arguments(sample_inputs, model)
-    batch = (args, kwargs, () if step is None else step.targets)
+    batch = (args, with_full_attention(kwargs), () if step is None else step.targets)
     with in_mode(model, training), faked(model, batch, watching=counter, **kinds) as batch:
         args, kwargs, targets = batch
         found = trace(model, (args, kwargs), atomic=atomic)
@@ -121,7 +122,7 @@ def estimate_layers(
         interceptor = Interceptor(model, found.layers, watch).install()
         try:
             loss_of = None if step is None else replace(step, targets=targets).loss_of
-            run_once(model, args, kwargs, training, loss=seen(interceptor, loss_of))
+            run_once(model, args, kwargs, training, keep=True, loss=seen(interceptor, loss_of))
         finally:
             interceptor.remove()
         counter.owner = None
@@ -130,7 +131,7 @@ def estimate_layers(
         loss = None
         if watch.loss_of is not None and training and found.results:
             loss = Loss(found.results[0], 0.0, 0.0, memory[-1], watch.loss_of)
-        columns = call_bytes(model, found, training)
+        columns = call_bytes(model, found, training, gradient_bytes(model))
     warn_of_unread(model, found)
     again = [
         (("b", call), kernel)
@@ -139,17 +140,13 @@ def estimate_layers(
         for _ in range(found.calls[call].recomputed)
     ]
     zeros = np.zeros(len(found.calls))
-    a, b, c, d = columns
     layers = LayerProfile(
         found,
         "training" if training else "inference",
         zeros,
         zeros,
-        a,
-        b,
-        c,
-        d,
-        memory[:-1],
+        **columns,
+        memory=memory[:-1],
         name=type(model).__name__.lower(),
         loss=loss,
         batch_bytes=0 if step is None else sum(tensor_bytes(t) for t in tensors(batch)),

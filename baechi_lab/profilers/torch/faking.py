@@ -5,6 +5,7 @@ code that makes tensors of its own gets fake ones on the same device. Attention 
 they are on GPUs; random numbers are drawn for real, one for each operator that would draw, so that a trace sees which
 calls are random. What looks at values (`item()`, `nonzero()`) runs where these depend on nothing but integer inputs and
 what the model makes itself (see `values`), or asks whether all of them are finite; else it cannot run, and says so.
+`transformers` takes the path of real tensors where such values are known, so that it leaves out the same masks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import CellType, FunctionType
@@ -46,6 +48,8 @@ _SWITCH = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 _GROUPED = torch.ops.aten._grouped_mm.default
 _DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_KEEP_ENTRIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.add.Tensor})
+"""Operators on sparse tensors whose shape functions forget how many entries there are."""
 _NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _UNKNOWN = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 
@@ -79,6 +83,7 @@ def faked(
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake = _Maker(mode, dtype)
+    watching = watching or Watching()
     with ExitStack() as stack:
         stack.callback(_forget, model)
         stack.enter_context(_swapped(model, fake))
@@ -86,7 +91,8 @@ def faked(
         stack.enter_context(mode)
         stack.enter_context(_fused())
         stack.enter_context(_unchecked())
-        watching = stack.enter_context(watching or Watching())
+        stack.enter_context(_real_where_known(watching.values))
+        stack.enter_context(watching)
         if autocast is not None:
             stack.enter_context(torch.autocast("cpu", dtype=autocast))
         try:
@@ -101,6 +107,16 @@ def faked(
             raise InvalidInput(
                 f"the model cannot be estimated: {_first_line(error)} has no shape function in PyTorch"
             ) from error
+
+
+def with_full_attention(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments; attention masks on the meta device, which have no values, become ones: no token is padding.
+
+    >>> with_full_attention({"attention_mask": torch.empty(1, 2, dtype=torch.long, device="meta")})
+    {'attention_mask': tensor([[1, 1]])}
+    """
+    masks = {k: v for k, v in kwargs.items() if k.endswith("attention_mask") and isinstance(v, torch.Tensor)}
+    return kwargs | {k: torch.ones_like(v, device="cpu") for k, v in masks.items() if v.is_meta and v.dim() == 2}
 
 
 def _with_values(
@@ -221,6 +237,24 @@ def _unchecked() -> Iterator[None]:
             os.environ[_SWITCH] = before
 
 
+@contextmanager
+def _real_where_known(values: Values) -> Iterator[None]:
+    """Tell `transformers` that a fake tensor is fake only where its values are not known.
+
+    It makes the mask of padded or packed sequences wherever a mask or positions are fake, since it must not look at them.
+    """
+    library = sys.modules.get("transformers.utils.import_utils")
+    before = getattr(library, "is_fake_tensor", None)
+    if before is None:
+        yield
+        return
+    library.is_fake_tensor = lambda x: before(x) and values.of(x) is None  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        library.is_fake_tensor = before  # type: ignore[union-attr]
+
+
 class Watching(TorchDispatchMode):
     """Sees every operator that runs; draws a real number wherever one would draw.
 
@@ -253,6 +287,8 @@ class Watching(TorchDispatchMode):
             out = answer[0]
         else:
             self.values.ran(func, args, kwargs, out)
+        if func in _KEEP_ENTRIES and out.layout is torch.sparse_coo:
+            out = _with_entries(out, [t for t in args if isinstance(t, torch.Tensor)])
         if self.finite and func._schema.is_mutable:
             self.finite.pop(args[0], None)
         if func in _ABOUT_FINITE and (finite := _ABOUT_FINITE[func](self.finite, *args)) is not None:
@@ -289,6 +325,17 @@ def _grouped(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any 
     """A product per expert in any precision; PyTorch's own shape function knows bfloat16 only."""
     groups = [offs.shape[0]] if a.dim() == b.dim() == 2 else [a.shape[0]] if a.dim() == b.dim() == 3 else []
     return a.new_empty([*groups, a.shape[-2], b.shape[-1]], dtype=out_dtype)
+
+
+def _with_entries(made: torch.Tensor, terms: list[torch.Tensor]) -> torch.Tensor:
+    """A sparse gradient with all entries of what was added; none of them is merged, as in a real backward pass."""
+    indices, values = ([getattr(t, part)() for t in terms] for part in ("_indices", "_values"))
+    count = sum(part.shape[0] for part in values)
+    return torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+        made.sparse_dim(), made.dense_dim(), made.shape,
+        indices[0].new_empty(made.sparse_dim(), count), values[0].new_empty(count, *values[0].shape[1:]),
+        layout=torch.sparse_coo, dtype=made.dtype, device=made.device,
+    )  # fmt: skip
 
 
 def draw() -> None:

@@ -69,7 +69,8 @@ class LayerProfile:
 
     `parameters`, `outputs`, `parameter_gradients`, `upstream_gradients`, `temporaries` (forward) and
     `backward_temporaries` are int64 bytes, the paper's classes a to e; `saved` holds, per call, the values it saves
-    for its backward pass and the bytes of what else it saves. `update` is what the optimizer's update takes, where it is part
+    for its backward pass and the bytes of what else it saves. `trained` are int64 bytes of the parameters that get a
+    gradient, which is smaller where it is sparse. `update` is what the optimizer's update takes, where it is part
     of the step. `batch_bytes` are the inputs and targets where the step is known; they wait with the first call.
     """
 
@@ -81,6 +82,7 @@ class LayerProfile:
     outputs: NDArray[np.int64]
     parameter_gradients: NDArray[np.int64]
     upstream_gradients: NDArray[np.int64]
+    trained: NDArray[np.int64]
     memory: tuple[CallMemory, ...]
     name: str = "model"
     update: Update | None = None
@@ -302,7 +304,7 @@ def _made(table: TensorTable) -> dict[int, int]:
 def _states(profile: LayerProfile, count: int | None) -> NDArray[np.int64]:
     """int64[calls]: what the optimizer keeps for the parameters of each, as measured or `count` tensors of their size."""
     if count is not None:
-        return profile.parameter_gradients * count
+        return profile.trained * count
     measured: NDArray[np.int64] = np.zeros_like(profile.parameters) if profile.update is None else profile.update.states
     return measured.copy()
 

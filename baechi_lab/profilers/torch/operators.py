@@ -3,9 +3,10 @@
 Every operator that a fake run calls is an op, named after the layer that was running; views are none, and what reads
 one depends on the op behind it. A backward op belongs to the forward op that made its autograd node (equal sequence
 numbers). A write in place comes after everything that read what it overwrites, and shares a colocation group with what
-made the tensor; so do all ops that read one parameter, and its update. Parameters, their gradients and the optimizer's
-states are persistent bytes of the first op that reads the parameter. Activations that are kept for the backward pass
-are tensors that backward ops read.
+made the tensor; so do all ops that read one parameter, and its update. Parameters are persistent bytes of the first op that reads
+them, the optimizer's states of the update (without one, of that op), gradients of the backward op that makes them, which
+`GROWS`. What gets no gradient in the step (frozen, under `no_grad`, detached, not used) has neither of the two. Activations
+that are kept for the backward pass are tensors that backward ops read.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from torch import nn
 
 from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.hardware import Hardware
+from ...graph.opgraph import GROWS, OWN
 from ...graph.tensors import TensorTable
 from ...torch.flow import merge
+from ...torch.records import UPDATE
 from ...torch.runtime.intercept import Interceptor
 from ...torch.runtime.storage import storage_bytes, storage_key, tensor_bytes
 from ...torch.runtime.tree import as_arguments, tensors
@@ -29,7 +32,7 @@ from ...torch.tracing import trace
 from ..roofline import Kernel, estimated_us, work_of
 from .counting import Counter, WorkWatch, runs
 from .estimated import optimizer_states
-from .faking import faked, named_dtype
+from .faking import faked, named_dtype, with_full_attention
 from .kernels import kernel_of
 from .profile import in_mode, mode_of, run_once
 from .unread import warn_of_unread
@@ -54,6 +57,14 @@ class _Memory:
     size: int = 0
     readers: set[int] = field(default_factory=set)
     state: str = ""
+
+
+@dataclass(frozen=True)
+class _Gradient:
+    """Bytes of a parameter's gradient, and the op that makes it (-1: none)."""
+
+    size: int
+    maker: int
 
 
 class Recorder(Counter):
@@ -143,9 +154,13 @@ class Recorder(Counter):
         if before.size:
             self._tensor(self.memory[key])
 
-    def writer(self, tensor: torch.Tensor) -> int:
-        """The op that wrote a tensor last, -1 for none."""
-        return self.memory.get(storage_key(tensor), _Memory()).writer
+    def keep_gradient(self, gradient: torch.Tensor) -> _Gradient:
+        """A gradient of a parameter, whose bytes are persistent and no output of the op that makes it any more."""
+        memory = self.memory.get(storage_key(gradient), _Memory())
+        edge = (memory.writer, memory.label)
+        if edge in self.edges:
+            self.edges[edge] = (CONTROL_BYTES, self.edges[edge][1])
+        return _Gradient(storage_bytes(gradient), memory.writer)
 
 
 def profile_operators(
@@ -164,15 +179,17 @@ def profile_operators(
     recorder = Recorder()
     types = {"dtype": named_dtype(dtype), "autocast": named_dtype(autocast, "autocast")}
     args, kwargs = as_arguments(sample_inputs, model)
-    with in_mode(model, training), faked(model, (args, kwargs), watching=recorder, **types) as (args, kwargs):
+    with (
+        in_mode(model, training),
+        faked(model, (args, with_full_attention(kwargs)), watching=recorder, **types) as (args, kwargs),
+    ):
         found = trace(model, (args, kwargs), atomic=atomic)
         recorder.keys = tuple(call.key for call in found.calls)
         recorder.know((*model.named_parameters(), *model.named_buffers()))
-        gradients: dict[str, int] = {}
+        gradients: dict[str, _Gradient] = {}
         size = {name: tensor_bytes(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
-        trained = {name for name, p in model.named_parameters() if p.requires_grad and training}
         for name, parameter in model.named_parameters():
-            if name in trained:
+            if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_note(name, gradients, recorder))
         interceptor = Interceptor(model, found.layers, WorkWatch(found, training, recorder)).install()
         recorder.recording = True
@@ -184,38 +201,47 @@ def profile_operators(
     warn_of_unread(model, found)
     if optimizer is not None:
         states = optimizer_states(optimizer)
-        _add_updates(recorder, gradients, size, states)
-    return _graph(recorder, kinds, size, trained, states, type(model).__name__.lower())
+        _add_updates(recorder, gradients, states)
+    return _graph(recorder, kinds, size, gradients, states, type(model).__name__.lower())
 
 
-def _note(name: str, gradients: dict[str, int], recorder: Recorder) -> Any:
+def _note(name: str, gradients: dict[str, _Gradient], recorder: Recorder) -> Any:
     def hook(parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
-            gradients[name] = recorder.writer(parameter.grad)
+            gradients[name] = recorder.keep_gradient(parameter.grad)
 
     return hook
 
 
-def _add_updates(recorder: Recorder, gradients: dict[str, int], size: dict[str, int], states: int) -> None:
-    for name, last in gradients.items():
+def _add_updates(recorder: Recorder, gradients: Mapping[str, _Gradient], states: int) -> None:
+    """An update per parameter with a gradient; of a sparse one it reads and writes the rows that the gradient has."""
+    for name, gradient in gradients.items():
         index = len(recorder.ops)
-        kernel = Kernel(moved_bytes=size[name] * (3.0 + 2 * states))
-        recorder.ops.append(Operator(f"{name}/update", "Update", kernel))
-        recorder.users.setdefault(name, []).append(index)
-        for op in {last, *recorder.users[name]} - {-1, index}:  # a weight is overwritten when nobody reads it any more
+        kernel = Kernel(moved_bytes=gradient.size * (3.0 + 2 * states))
+        recorder.ops.append(Operator(f"{name}/update", UPDATE, kernel))
+        users = recorder.users.setdefault(name, [])
+        users.append(index)
+        for op in {gradient.maker, *users} - {-1, index}:  # a weight is overwritten when nobody reads it any more
             recorder.edges.setdefault((op, "control"), (CONTROL_BYTES, set()))[1].add(index)
 
 
 def _graph(
-    recorder: Recorder, kinds: Mapping[str, Hardware], size: dict[str, int], trained: set[str], states: int, name: str
-) -> OpGraph:
+    recorder: Recorder, kinds: Mapping[str, Hardware], size: dict[str, int], gradients: Mapping[str, _Gradient],
+    states: int, name: str,
+) -> OpGraph:  # fmt: skip
     ops, n = recorder.ops, len(recorder.ops)
     table = TensorTable()
     for (producer, label), (nbytes, readers) in recorder.edges.items():
         table.add(producer, label, nbytes, readers)
     persistent = np.zeros(n, dtype=np.int64)
+    reuse = np.full(n, OWN, dtype=np.int8)
     for state, users in recorder.users.items():
-        persistent[users[0]] += size[state] * (2 + states if state in trained else 1)
+        persistent[users[0]] += size[state]
+        if state in gradients:
+            gradient, last = gradients[state], users[-1]
+            persistent[gradient.maker if gradient.maker >= 0 else users[0]] += gradient.size
+            reuse[gradient.maker] = GROWS if gradient.maker >= 0 else reuse[gradient.maker]
+            persistent[last if ops[last].op_type == UPDATE else users[0]] += size[state] * states
     unread = {memory.state for memory in recorder.memory.values()} - recorder.users.keys() - {""}
     persistent[:1] += sum(size[state] for state in unread)  # what no op reads lies with the first, as in a layer graph
     groups = merge(n, [*recorder.groups, *(tuple(dict.fromkeys(users)) for users in recorder.users.values())])
@@ -230,6 +256,7 @@ def _graph(
         duration_us=next(iter(columns.values())),
         duration_by_kind=columns,
         persistent_bytes=persistent,
+        reuse=reuse if gradients else None,
         **table.columns(),
         colocation=colocation,
         colocation_names=tuple(ops[group[0]].name for group in groups),

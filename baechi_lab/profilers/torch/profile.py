@@ -174,7 +174,7 @@ def profile_layers(
                     lambda: run_once(model, args, kwargs, training, keep=True, loss=seen(interceptor, loss)),
                     training,
                 )
-                gradients = {n: 0 if p.grad is None else storage_bytes(p.grad) for n, p in model.named_parameters()}
+                gradients = gradient_bytes(model)
                 update = None
                 if make is not None and training:
                     update = measure_update(model, found, make, runs, now_us)
@@ -366,23 +366,25 @@ def _profile(
     memory: tuple[CallMemory, ...], gradients: dict[str, int],
 ) -> LayerProfile:  # fmt: skip
     mode = "training" if training else "inference"
-    a, b, c, d = call_bytes(model, found, training, gradients)
-    return LayerProfile(found, mode, forward, backward, a, b, c, d, memory, name=type(model).__name__.lower())
+    columns = call_bytes(model, found, training, gradients)
+    return LayerProfile(found, mode, forward, backward, **columns, memory=memory, name=type(model).__name__.lower())
+
+
+def gradient_bytes(model: nn.Module) -> dict[str, int]:
+    """Parameter -> bytes of the gradient that it has now, for those that have one; of embeddings it may be sparse."""
+    return {name: storage_bytes(p.grad) for name, p in model.named_parameters() if p.grad is not None}
 
 
 def call_bytes(
-    model: nn.Module, found: Trace, training: bool, gradients: dict[str, int] | None = None
-) -> tuple[NDArray[np.int64], ...]:
-    """Four int64[calls]: bytes of parameters and buffers, outputs, gradients of parameters, gradients from above.
+    model: nn.Module, found: Trace, training: bool, gradients: Mapping[str, int]
+) -> dict[str, NDArray[np.int64]]:
+    """The columns of a `LayerProfile` that hold bytes, int64[calls] each.
 
-    `gradients` are the bytes of those that a backward pass made, by parameter: of embeddings they may be sparse, and of what
-    does not reach the loss there are none. By default every trained parameter has one of its size.
+    `gradients` are the bytes of those that a backward pass made, by parameter. What does not reach the loss has none.
     """
     size = {name: tensor_bytes(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
-    if gradients is None:
-        gradients = {name: size[name] for name, p in model.named_parameters() if p.requires_grad}
     counted: set[str] = set()
-    columns = np.zeros((4, len(found.calls)), dtype=np.int64)
+    columns = np.zeros((5, len(found.calls)), dtype=np.int64)
     used = {name for call in found.calls for name in (*call.parameters, *call.buffers)}
     if found.calls:  # what no call uses lies with the first
         columns[0, 0] = sum(size[name] for name in size.keys() - used)
@@ -391,6 +393,9 @@ def call_bytes(
         counted |= own
         columns[0, i] += sum(size[name] for name in own)
         columns[1, i] = call.output_bytes
-        columns[2, i] = sum(gradients[name] for name in own & gradients.keys()) if training else 0
-        columns[3, i] = call.output_bytes if training and call.requires_grad else 0
-    return tuple(columns)
+        if training:
+            columns[2, i] = sum(gradients[name] for name in own & gradients.keys())
+            columns[3, i] = call.output_bytes if call.requires_grad else 0
+            columns[4, i] = sum(size[name] for name in own & gradients.keys())
+    names = ("parameters", "outputs", "parameter_gradients", "upstream_gradients", "trained")
+    return dict(zip(names, columns, strict=True))

@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...torch.runtime.tree import map_tensors, tensors
 
-MOST_ELEMENTS = 1 << 21
+MOST_ELEMENTS = 1 << 24
 """Of a tensor with values: real work is done for it."""
 
 _aten = torch.ops.aten
@@ -49,10 +49,9 @@ class Values:
         if not fits or fake.layout is not torch.strided or fake.numel() > MOST_ELEMENTS:
             return
         with _really():
-            try:
-                held = torch.empty_strided(fake.size(), fake.stride(), dtype=fake.dtype, device="cpu").copy_(real)
-            except RuntimeError:  # elements that share memory, as of an expanded input
-                return
+            for dim in (d for d, stride in enumerate(fake.stride()) if stride == 0 and real.shape[d]):
+                real = real.narrow(dim, 0, 1)  # of an expanded input: the one element that all others share
+            held = torch.empty_strided(real.size(), fake.stride(), dtype=fake.dtype, device="cpu").copy_(real)
         if len(self.twins) >= self.sweep_at:
             self.twins = {key: twin for key, twin in self.twins.items() if not twin[0].expired()}
             self.sweep_at = 1024 + 2 * len(self.twins)
