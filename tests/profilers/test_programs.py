@@ -9,6 +9,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.errors import FormatError, InvalidInput
+from baechi_lab.graph.opgraph import GROWS
 from baechi_lab.profilers import Hardware
 from baechi_lab.profilers.programs.backward import with_training
 from baechi_lab.profilers.programs.estimating import GuessedCosts
@@ -96,9 +97,55 @@ def test_the_generated_backward_pass():
     assert ("first", "relu/backward") not in found
     assert {("second/backward/input", "relu/backward"), ("relu/backward", "first/backward/weight")} <= found
     assert {("second", "second/backward/weight"), ("first/backward/weight", "first/update")} <= found
-    assert graph.persistent_bytes.tolist()[:3] == [4 * 144 * 4, 0, 4 * 64 * 4]  # parameters, gradients, two states
+    persistent = dict(zip(graph.names, graph.persistent_bytes.tolist(), strict=True))
+    assert persistent == dict.fromkeys(graph.names, 0) | {
+        "first": 144 * 4, "first/backward/weight": 144 * 4, "first/update": 2 * 144 * 4,  # the weights, gradients, two states
+        "second": 64 * 4, "second/backward/weight": 64 * 4, "second/update": 2 * 64 * 4,
+    }  # fmt: skip
+    assert {graph.names[i] for i in np.flatnonzero(graph.reuse == GROWS)} == {
+        "first/backward/weight",
+        "second/backward/weight",
+    }
+    assert {("first/backward/weight", "second/update"), ("second/backward/weight", "second/update")} <= found
+    assert ("second/update", "first/update") in found, "updates come after the backward pass"
     assert graph.colocation[index["first"]] == graph.colocation[index["first/update"]] >= 0
     assert graph.duration_us[index["second/backward/weight"]] == graph.duration_us[index["second"]]
+
+
+def peak(graph):
+    """Bytes of one device that runs all of it."""
+    cluster = bl.Cluster.uniform(1, kind="a100")
+    return bl.simulate(graph, cluster, bl.Placement(device=[0] * graph.n, graph_key=graph.key)).peak_bytes[0]
+
+
+@pytest.mark.parametrize(("optimizer", "states"), [("sgd", 0), ("adam", 2)])
+def test_bug_gradients_were_counted_twice(optimizer, states, tmp_path):
+    """Four products of 64 numbers: weights, gradients and states once each, as ONNX, as exported, in a file, as a module."""
+    torch = pytest.importorskip("torch")
+    layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(4)))
+    x = torch.zeros(8, 64)
+    products = [helper.make_node("MatMul", [f"v{k}", f"w{k}"], [f"v{k + 1}"], name=f"m{k}") for k in range(4)]
+    chain = model(products, [value("v0", 8, 64)], [value("v4", 8, 64)], [weights(f"w{k}", 64, 64) for k in range(4)])
+    exported = torch.export.export(layers, (x,))
+    torch.export.save(exported, tmp_path / "layers.pt2")
+    module = bl.torch.profile(layers, x, hardware="a100", optimizer=optimizer)
+    weight, activation = 4 * 64 * 64, 4 * 8 * 64
+    for program in (chain, exported, tmp_path / "layers.pt2"):
+        graph = bl.profile_program(program, hardware="a100", optimizer_states=states)
+        assert graph.persistent_bytes.sum() == module.persistent_bytes.sum() == 4 * (2 + states) * weight
+        assert peak(graph) == pytest.approx(peak(module), abs=100), "up to control tensors"
+    assert 0 <= peak(module) - 4 * (2 + states) * weight <= 2 * activation
+
+
+def test_gradients_of_a_shared_weight_are_added_up():
+    """The second product to come sees the sum so far, its own gradient and the new sum, as in PyTorch."""
+    products = [helper.make_node("MatMul", [f"v{k}", "w"], [f"v{k + 1}"], name=f"m{k}") for k in range(2)]
+    shared = model(products, [value("v0", 8, 64)], [value("v2", 8, 64)], [weights("w", 64, 64)])
+    graph = bl.profile_program(shared, hardware="a100", optimizer_states=2)
+    weight, index = 4 * 64 * 64, graph.index
+    assert graph.persistent_bytes.sum() == 4 * weight
+    assert graph.temp_bytes[index["m0/backward/weight"]] == 2 * weight
+    assert 6 * weight <= peak(graph) <= 6 * weight + 3 * 4 * 8 * 64
 
 
 def test_training_products_are_three_times_the_forward_ones():

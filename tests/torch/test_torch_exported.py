@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import warnings
 import zipfile
 
 import pytest
@@ -133,3 +134,36 @@ def test_what_is_cut_off_is_refused(file, tmp_path):
     (tmp_path / "bad.pt2").write_bytes(file.read_bytes()[:-100])
     with pytest.raises(FormatError, match="cut off"):
         bl.profile_program(tmp_path / "bad.pt2")
+
+
+class Distilled(torch.nn.Module):
+    """A layer that learns from a teacher under `no_grad`, behind a frozen one."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher, self.student, self.frozen = (torch.nn.Linear(8, 8) for _ in range(3))
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            target = torch.relu(self.teacher(x))
+        return self.frozen(self.student(x)) - target
+
+
+def test_bug_what_runs_without_gradients_was_trained(tmp_path):
+    """The ops under `no_grad` are ops of the graph; only the student has a gradient, two states and an update."""
+    exported = torch.export.export(Distilled(), (torch.zeros(4, 8),))
+    torch.export.save(exported, tmp_path / "distilled.pt2")
+    for program in (exported, tmp_path / "distilled.pt2"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            graph = bl.profile_program(program, hardware="a100", optimizer_states=2)
+        assert {t.split(".")[1] for t in graph.op_types[:5]} == {"linear", "relu", "sub"}
+        assert [n for n in graph.names if n.endswith("/update")] == ["student/linear_1/update"]
+        assert not any(n.startswith(("teacher", "relu")) and "backward" in n for n in graph.names)
+        assert graph.persistent_bytes.sum() == (2 + 4) * 4 * (8 * 8 + 8)
+        relu, teacher, sub = (
+            next(i for i, n in enumerate(graph.names) if key in n) for key in ("relu", "teacher", "sub")
+        )
+        edges = set(zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True))
+        assert {(teacher, relu), (relu, sub)} <= edges

@@ -13,13 +13,21 @@ For each op whose output's gradient is needed, in reverse order:
 
 Ops that add or rearrange save nothing, those of `_SAVES_OUTPUT` their output, all others their inputs. Gradients of one
 value from several readers are summed where they are read; that sum is not an op of its own. The gradient's size is its
-value's. Each backward op is colocated with its forward op, and waits for the loss: for all outputs of the program.
+value's. What an op without gradients makes (`no_grad`) gets none.
+
+Gradients of parameters are persistent bytes of the backward op that is the first to make them, which `GROWS`; a later one,
+of a parameter that several ops read, holds its own and the new sum while it runs. States are persistent bytes of the update.
+Updates wait for all gradients of parameters, as an optimizer's `step` is called after the backward pass. So it is in the
+graphs of PyTorch's layers.
+
+Each backward op is colocated with its forward op, and waits for the loss: for all outputs of the program.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from ...graph import CONTROL_BYTES
 from ..roofline import Kernel
 from .records import Program, ProgramOp
 
@@ -67,11 +75,9 @@ def with_training(program: Program, optimizer_states: int = 0) -> Program:
         made.mirror(i)
     for i, values in _trained(program).items():
         made.update(i, values, optimizer_states)
-    kept = {v: program.size_bytes.get(v, 0) * (1 + optimizer_states) for v, on in program.parameters.items() if on}
+    made.updates_come_last()
     ops = tuple(replace(op, owner=op.owner or op.name) for op in program.ops)
-    return replace(
-        program, ops=(*ops, *made.ops), size_bytes=made.size_bytes, kept_bytes={**program.kept_bytes, **kept}
-    )
+    return replace(program, ops=(*ops, *made.ops), size_bytes=made.size_bytes)
 
 
 def _trained(program: Program) -> dict[int, list[str]]:
@@ -87,9 +93,13 @@ def _needs_gradient(program: Program) -> set[str]:
     """Values that depend on a trained parameter, by way of ops that pass gradients on."""
     needs = {value for value, trained in program.parameters.items() if trained}
     for op in program.ops:
-        if plain_type(op.op_type) not in _NO_GRADIENT and needs & set(op.reads):
+        if _passes_gradients(op) and needs & set(op.reads):
             needs |= set(op.makes)
     return needs
+
+
+def _passes_gradients(op: ProgramOp) -> bool:
+    return not op.detached and plain_type(op.op_type) not in _NO_GRADIENT
 
 
 class _Backward:
@@ -108,7 +118,7 @@ class _Backward:
         op = self.program.ops[i]
         arriving = [v for v in op.makes if v in self.gradients and v in self.needs]
         wanted = [v for v in dict.fromkeys(op.reads) if v in self.needs]
-        if not arriving or not wanted or plain_type(op.op_type) in _NO_GRADIENT:
+        if not arriving or not wanted or not _passes_gradients(op):
             return
         upstream = [g for v in arriving for g in self.gradients[v]]
         after = self.loss if any(v in self.program.outputs for v in arriving) else ()
@@ -129,25 +139,57 @@ class _Backward:
     def update(self, i: int, values: list[str], states: int) -> None:
         """The op that updates the parameters that op `i` holds."""
         op = self.program.ops[i]
-        read = [g for v in values for g in self.gradients.get(v, ())]
+        values = [v for v in values if v in self.gradients]
+        read = [g for v in values for g in self.gradients[v]]
         if read:
             size = sum(self.program.size_bytes.get(v, 0) for v in values)
             kernel = Kernel(flops=size / 2.0 * (1 + states), moved_bytes=float(size * (3 + 2 * states)))
-            self.ops.append(ProgramOp(f"{op.name}/update", "Update", (kernel,), tuple(read), (), owner=op.name))
+            self.ops.append(
+                ProgramOp(
+                    f"{op.name}/update",
+                    "Update",
+                    (kernel,),
+                    tuple(read),
+                    (),
+                    owner=op.name,
+                    persistent_bytes=size * states,
+                )
+            )
+
+    def updates_come_last(self) -> None:
+        """The update of the smallest parameters waits for all gradients of parameters, the others wait for that one.
+
+        So there are as many control edges as ops; one from each gradient to each update would be their product.
+        """
+        first_backward = len(self.program.ops)
+        updates = [k for k, op in enumerate(self.ops) if op.op_type == "Update"]
+        if not updates:
+            return
+        read = {v for k in updates for v in self.ops[k].reads}
+        makers = tuple(first_backward + k for k, op in enumerate(self.ops) if read & set(op.makes))
+        smallest = min(updates, key=lambda k: self.ops[k].kernels[0].moved_bytes)
+        for k in updates:
+            after = makers if k == smallest else (first_backward + smallest,)
+            self.ops[k] = replace(self.ops[k], after=after)
 
     def _add(
         self, i: int, label: str, kernels: tuple[Kernel, ...], reads: list[str], inputs: list[str], weights: list[str],
         after: tuple[int, ...],
     ) -> None:  # fmt: skip
-        op, makes = self.program.ops[i], []
+        op, makes, kept, temporary = self.program.ops[i], [], 0, 0
         for value in (*inputs, *weights):
-            gradient = f"gradient of {value} by {op.name}"
-            self.size_bytes[gradient] = self.program.size_bytes.get(value, 0)
+            gradient, size = f"gradient of {value} by {op.name}", self.program.size_bytes.get(value, 0)
+            self.size_bytes[gradient] = size if value in inputs else CONTROL_BYTES
+            if value in weights and value in self.gradients:
+                kernels, temporary = (*kernels, Kernel(moved_bytes=3.0 * size)), temporary + 2 * size
+            elif value in weights:
+                kept += size
             self.gradients.setdefault(value, []).append(gradient)
             makes.append(gradient)
         values = tuple(v for v in reads if v not in self.program.parameters)
         name, op_type = f"{op.name}/{label}", f"{op.op_type}Backward"
-        self.ops.append(ProgramOp(name, op_type, kernels, values, tuple(makes), after, i, op.name))
+        made = ProgramOp(name, op_type, kernels, values, tuple(makes), after, i, op.name, temporary, kept)
+        self.ops.append(made)
 
     def _saved(self, op: ProgramOp) -> tuple[str, ...]:
         kind = plain_type(op.op_type)

@@ -6,9 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+
 from ...errors import InvalidInput
 from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.hardware import Hardware
+from ...graph.opgraph import GROWS, OWN
 from ...graph.tensors import TensorTable
 from ..roofline import Kernel, estimated_us, work_of
 
@@ -27,6 +30,9 @@ class ProgramOp:
         after: indices of ops that it waits for without reading of them.
         forward_of: for a backward op, the index of its forward op.
         owner: ops of one owner share a device.
+        temp_bytes: what it holds besides inputs and outputs while it runs.
+        persistent_bytes: what it keeps besides parameters; a backward op keeps gradients from when it starts.
+        detached: it runs without gradients, as under `torch.no_grad`; none goes to what it reads.
     """
 
     name: str
@@ -37,6 +43,9 @@ class ProgramOp:
     after: tuple[int, ...] = ()
     forward_of: int = -1
     owner: str = ""
+    temp_bytes: int = 0
+    persistent_bytes: int = 0
+    detached: bool = False
 
     @property
     def is_product(self) -> bool:
@@ -59,7 +68,6 @@ class Program:
         size_bytes: value -> bytes.
         parameters: value -> whether it is trained.
         outputs: values that the program returns.
-        kept_bytes: owner or parameter -> bytes held beside the parameters (gradients, optimizer states).
         guessed: op -> why only its bytes were counted.
         notes: what else a user must know of the estimate, in sentences.
     """
@@ -69,7 +77,6 @@ class Program:
     size_bytes: Mapping[str, int]
     parameters: Mapping[str, bool]
     outputs: tuple[str, ...] = ()
-    kept_bytes: Mapping[str, int] = field(default_factory=dict)
     guessed: Mapping[int, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -105,17 +112,20 @@ class Program:
         group = self._groups()
         names = tuple(dict.fromkeys(group.values()))
         number = {name: k for k, name in enumerate(names)}
-        held = [0] * len(self.ops)
+        held = [op.persistent_bytes for op in self.ops]
+        grows = [op.forward_of >= 0 and op.persistent_bytes > 0 for op in self.ops]
         for value, i in self.home.items():
-            held[i] += self.size_bytes.get(value, 0) + self.kept_bytes.get(value, 0)
+            held[i] += self.size_bytes.get(value, 0)
         return OpGraph(
             names=tuple(op.name for op in self.ops),
             op_types=tuple(op.op_type for op in self.ops),
             duration_us=next(iter(by_kind.values())),  # type: ignore[arg-type]
             duration_by_kind=by_kind,  # type: ignore[arg-type]
+            temp_bytes=[op.temp_bytes for op in self.ops],  # type: ignore[arg-type]
             persistent_bytes=held,  # type: ignore[arg-type]
             colocation=[number[group[i]] if i in group else -1 for i in range(len(self.ops))],  # type: ignore[arg-type]
             colocation_names=names,
+            reuse=np.where(grows, GROWS, OWN) if any(grows) else None,
             forward_of=[op.forward_of for op in self.ops],  # type: ignore[arg-type]
             name=self.name,
             **table.columns(),

@@ -58,8 +58,9 @@ class Collector:
         call: tuple[Any, Any, Any],
         reads: Sequence[str],
         made: Mapping[str, Any],
+        detached: bool = False,
     ) -> None:
-        """One call: `call` is (function or None, arguments, keywords), `made` value -> meta tensor."""
+        """One call: `call` is (function or None, arguments, keywords), `made` value -> meta tensor; see `ProgramOp`."""
         if not made:  # a check of shapes or types
             return
         kernels, why = _kernels(*call, list(made.values()))
@@ -68,12 +69,22 @@ class Collector:
         label = f"{module}/{name}" if module else name
         self.taken[label] = self.taken.get(label, 0) + 1
         label = label if self.taken[label] == 1 else f"{label}#{self.taken[label]}"
-        self.ops.append(ProgramOp(label, target.removeprefix("torch.ops."), kernels, tuple(reads), tuple(made)))
+        op_type = target.removeprefix("torch.ops.")
+        self.ops.append(ProgramOp(label, op_type, kernels, tuple(reads), tuple(made), detached=detached))
         self.size.update({v: t.numel() * t.element_size() for v, t in made.items()})
 
     def program(self, parameters: Mapping[str, bool], outputs: Sequence[str]) -> Program:
         """What was read."""
         return Program(self.name, tuple(self.ops), self.size, parameters, tuple(outputs), guessed=self.guessed)
+
+
+WRAPPERS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+"""Operators that run a graph of their own, the first graph among their arguments, on all arguments behind it."""
+
+
+def without_gradients(target: str, arguments: Sequence[Any]) -> bool:
+    """Whether a wrapper turns gradients off, as `torch.no_grad` does."""
+    return target.endswith(WRAPPERS[0]) and arguments[0] is False
 
 
 def meta(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

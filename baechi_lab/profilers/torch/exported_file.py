@@ -18,7 +18,7 @@ import torch
 from ...errors import FormatError
 from ...graph.formats.reading import MOST_FILE_BYTES, parse
 from ..programs.records import Program, check_named
-from .collecting import Collector, OpenSizes, innermost, meta
+from .collecting import WRAPPERS, Collector, OpenSizes, innermost, meta, without_gradients
 from .symbols import evaluated
 
 SCHEMA_VERSIONS = range(7, 9)
@@ -118,6 +118,17 @@ def _label(found: Any) -> str:
     return found["name"]
 
 
+def _named(found: Any) -> Iterator[Any]:
+    """The tensors in an argument, as they are written there."""
+    kind, value = _entry(found)
+    if kind == "as_tensor":
+        yield value
+    elif kind == "as_tensors":
+        yield from value
+    elif kind == "as_optional_tensors":
+        yield from (entry["as_tensor"] for entry in value if "as_tensor" in entry)
+
+
 class _Reader:
     """The JSON of a graph, read."""
 
@@ -125,7 +136,11 @@ class _Reader:
         self.graph, self.open_sizes = graph, open_sizes
         self.made = Collector(name)
         self.value: dict[str, torch.Tensor] = {}
-        self.symbols = graph.get("sym_int_values", {})
+        self.noted: dict[str, Any] = {}
+        self.symbols: dict[str, Any] = {}
+        self.alias: dict[str, str] = {}  # names of a graph within the graph, and what it returns -> the values
+        self.prefix, self.detached = "", False
+        self._note(graph)
 
     def program(self, signature: Any) -> Program:
         """The program."""
@@ -134,7 +149,7 @@ class _Reader:
             for kind, trained in (("parameter", True), ("buffer", False), ("tensor_constant", False)):
                 if kind in spec:
                     label = _label(spec[kind]["arg"])
-                    parameters[label] = trained and self.graph["tensor_values"][label]["requires_grad"] is True
+                    parameters[label] = trained and self.noted[label]["requires_grad"] is True
         # Inputs first: their open dimensions have positions, those of inner values only names.
         for entry in self.graph["inputs"]:
             for label in self.labels(entry):
@@ -144,9 +159,40 @@ class _Reader:
         outputs = [label for entry in self.graph["outputs"] for label in self.labels(entry)]
         return self.made.program(parameters, outputs)
 
+    def _note(self, graph: Any) -> None:
+        """The shapes and sizes that a graph notes."""
+        for label, noted in graph["tensor_values"].items():
+            self.noted.setdefault(self._resolved(label), noted)
+        self.symbols = {**self.symbols, **graph.get("sym_int_values", {})}
+
+    def _resolved(self, label: str) -> str:
+        """The value that a name stands for in the graph that is read."""
+        return self.alias.get(self.prefix + label, self.prefix + label)
+
+    def _wrapped(self, node: Any) -> None:
+        """The operators of a graph within the graph, as those of the graph itself."""
+        arguments = [_entry(entry["arg"]) for entry in node["inputs"]]
+        k = next(k for k, (kind, _) in enumerate(arguments) if kind == "as_graph")
+        inner = arguments[k][1]["graph"]
+        taken = [label for entry in node["inputs"][k + 1 :] for label in self.labels(entry["arg"])]
+        made = [self.prefix + _label(value) for entry in node["outputs"] for value in _named(entry)]
+        outer = self.prefix, self.detached
+        self.detached |= without_gradients(str(node["target"]), [value for _, value in arguments])
+        self.prefix += f"{node.get('name') or made[0]}."
+        names = [self.prefix + _label(value) for entry in inner["inputs"] for value in _named(entry)]
+        self.alias.update(zip(names, taken, strict=True))
+        self._note(inner)
+        for call in inner["nodes"]:
+            self.call(call)
+        self.alias.update(zip(made, [n for entry in inner["outputs"] for n in self.labels(entry)], strict=True))
+        self.prefix, self.detached = outer
+
     def call(self, node: Any) -> None:
         """One operator."""
         target = str(node["target"])
+        if target.endswith(WRAPPERS):
+            self._wrapped(node)
+            return
         func = _operator(target)
         known = {a.name: a.kwarg_only for a in func._schema.arguments} if func is not None else {}
         args, kwargs, reads = [], {}, []
@@ -162,12 +208,12 @@ class _Reader:
         made = {label: self.tensor(label) for label in labels}
         first = str(node.get("name") or (labels[0] if labels else target.split(".")[-2]))
         module = innermost((node.get("metadata") or {}).get("nn_module_stack"))
-        self.made.add(first, module, target, (func, args, kwargs), reads, made)
+        self.made.add(first, module, target, (func, args, kwargs), reads, made, self.detached)
 
     def tensor(self, label: str) -> torch.Tensor:
         """A meta tensor of the shape and type that the graph notes for a value."""
         if label not in self.value:
-            noted = self.graph["tensor_values"][label]
+            noted = self.noted[label]
             number = noted["dtype"]
             if type(number) is not int or not 0 < number < len(_TYPES):
                 raise FormatError(f"value {label!r:.80} has the data type {number!r:.40}, which is not known")
@@ -195,26 +241,18 @@ class _Reader:
 
     def labels(self, found: Any) -> Iterator[str]:
         """The tensors that an argument names."""
-        kind, value = _entry(found)
-        if kind == "as_tensor":
-            yield _label(value)
-        elif kind == "as_tensors":
-            for entry in value:
-                yield _label(entry)
-        elif kind == "as_optional_tensors":
-            for entry in value:
-                if "as_tensor" in entry:
-                    yield _label(entry["as_tensor"])
+        for value in _named(found):
+            yield self._resolved(_label(value))
 
     def argument(self, found: Any) -> Any:
         """An argument of a call."""
         kind, value = _entry(found)
         if kind == "as_tensor":
-            return self.tensor(value["name"])
+            return self.tensor(self._resolved(value["name"]))
         if kind == "as_tensors":
-            return [self.tensor(entry["name"]) for entry in value]
+            return [self.tensor(self._resolved(entry["name"])) for entry in value]
         if kind == "as_optional_tensors":
-            return [self.tensor(entry["as_tensor"]["name"]) if "as_tensor" in entry else None for entry in value]
+            return [self.argument(entry) if "as_tensor" in entry else None for entry in value]
         if kind in ("as_sym_int", "as_sym_float", "as_sym_bool"):
             return self.symbolic(value)
         if kind in ("as_sym_ints", "as_sym_floats"):
