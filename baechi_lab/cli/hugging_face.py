@@ -45,8 +45,9 @@ def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[Any, dict[str
     states = arguments.optimizer_states
     started = time.perf_counter()
     try:
-        from ..profilers.torch.hugging_face import GIVE, config_dtype, hugging_face
+        from ..profilers.torch.hugging_face import GIVE, hugging_face
         from ..profilers.torch.profile import profile as profile_layers
+        from ..profilers.torch.quantization import quantization_facts
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -62,7 +63,7 @@ def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[Any, dict[str
     try:
         graph = profile_layers(
             model, inputs, hardware=hardware, mode="inference" if arguments.inference else "training",
-            granularity=arguments.granularity or "layer", dtype=arguments.dtype or config_dtype(path),
+            granularity=arguments.granularity or "layer", dtype=arguments.dtype,
             autocast=arguments.autocast, optimizer=arguments.optimizer,
             optimizer_states=0 if states is None else options.whole(states, "--optimizer-states", lowest=0),
         )  # fmt: skip
@@ -77,4 +78,5 @@ def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[Any, dict[str
         "device": hardware if isinstance(hardware, str) else ", ".join(hardware),
         "seconds": time.perf_counter() - started,
     }  # fmt: skip
-    return graph, facts
+    quantized = quantization_facts(model)
+    return graph, facts if quantized is None else {"quantization": quantized, **facts}

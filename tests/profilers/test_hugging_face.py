@@ -13,6 +13,7 @@ import baechi_lab as bl  # noqa: E402
 from baechi_lab.cli import main  # noqa: E402
 from baechi_lab.profilers.torch.estimated import estimate_layers  # noqa: E402
 from baechi_lab.profilers.torch.kernels import kernel_of  # noqa: E402
+from baechi_lab.profilers.torch.quantization import stored_bytes  # noqa: E402
 from baechi_lab.profilers.torch.unread import UnusedParameters  # noqa: E402
 
 H, FF, N, HEADS, V, B, S = 64, 128, 2, 4, 300, 3, 16
@@ -372,6 +373,117 @@ def test_command(call):
     assert code == 0 and facts["persistent_bytes"] >= 4 * facts["parameters"]
 
 
+def test_bug_the_type_of_a_configuration_was_not_that_of_the_model(call):
+    """In Python as in the command: weights and gradients of 2 bytes and two states; `dtype` is above the configuration."""
+    config = {**CONFIGS["llama"], "torch_dtype": "bfloat16"}
+    model, inputs = bl.torch.hugging_face(config, sequence_length=8)
+    parameters = sum(p.numel() for p in model.parameters())
+    rotary = sum(b.nbytes for b in model.buffers())  # float32, as in a model that was loaded
+    for dtype, width in ((None, 2), ("fp32", 4), ("fp16", 2)):
+        graph = bl.torch.profile(model, inputs, hardware="h100", optimizer="adam", dtype=dtype)
+        assert 4 * width * parameters <= graph.persistent_bytes.sum() <= 4 * width * parameters + rotary
+    options = ("--hardware", "h100", "--optimizer", "adam", "--sequence-length", "8")
+    graph = bl.torch.profile(model, inputs, hardware="h100", optimizer="adam")
+    assert call(config, *options)[1]["persistent_bytes"] == graph.persistent_bytes.sum()
+    images, inputs = bl.torch.hugging_face({**MASKS["vit"][0], "dtype": "float16"})
+    assert {p.dtype for p in images.parameters()} == {inputs["pixel_values"].dtype} == {torch.float16}
+    nested = {**SEVERAL["llava"][0], "text_config": {**TEXT, "dtype": "bfloat16"}}
+    assert bl.torch.hugging_face(nested, sequence_length=S)[0].dtype == torch.bfloat16
+
+
+GPT_OSS = {
+    **BASE, "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "head_dim": 16, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "dtype": "bfloat16",
+}  # fmt: skip
+GROUP = {"targets": ["Linear"], "weights": {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False}}
+QUANTIZED = {  # the weight of a layer of 64 inputs and 128 outputs
+    "fp8": ({"weight_block_size": [32, 48]}, 128 * 64 + 4 * 4 * 2),
+    "mxfp8": ({}, 128 * 64 + 128 * 2),
+    "fbgemm_fp8": ({}, 128 * 64 + 4 * 128 + 4),
+    "nvfp4": ({}, 128 * 64 // 2 + 128 * 64 // 16 + 2 * 4),
+    "bitsandbytes": ({"load_in_8bit": True}, 128 * 64 + 4 * 128),
+    "bitsandbytes, 4 bits": ({"load_in_4bit": True}, 128 * 64 // 2 + 4 * 128 + 4 * 16),
+    "bitsandbytes, twice": (
+        {"load_in_4bit": True, "bnb_4bit_use_double_quant": True}, 128 * 64 // 2 + 128 + 4 + 4 + 4 * 256 + 4 * 16,
+    ),
+    "gptq": ({"bits": 4, "group_size": 32}, 128 * 64 // 2 + 2 * 128 // 2 + 2 * 2 * 128 + 4 * 64),
+    "gptq, 3 bits": ({"bits": 3, "group_size": -1}, 128 * 64 * 3 // 8 + 128 * 3 // 8 + 2 * 128 + 4 * 64),
+    "awq": ({"bits": 4, "group_size": 32}, 128 * 64 // 2 + 2 * 128 // 2 + 2 * 2 * 128),
+    "compressed-tensors": (
+        {"format": "pack-quantized", "ignore": ["lm_head"], "config_groups": {"g": GROUP}},
+        128 * 64 // 2 + 2 * 2 * 128 + 2 * 128 // 2 + 16,
+    ),
+    "compressed-tensors, fp8": (
+        {
+            "format": "float-quantized", "ignore": ["lm_head"],
+            "config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}},
+        },
+        128 * 64 + 2 * 128,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", QUANTIZED)
+def test_bug_quantized_weights_counted_in_the_type_of_activations(method):
+    """Bytes by hand, with scales, zero points and code books; the head stays as it is; only the rest is trained."""
+    options, expected = QUANTIZED[method]
+    quantization = {"quant_method": method.partition(",")[0], **options}
+    config = {**CONFIGS["llama"], "dtype": "bfloat16", "quantization_config": quantization}
+    model, inputs = bl.torch.hugging_face(config, sequence_length=8)
+    assert stored_bytes(model.model.layers[0].mlp.up_proj.weight) == expected
+    assert stored_bytes(model.lm_head.weight) == 2 * V * H
+    stored = sum(map(stored_bytes, model.parameters()))
+    trained = 2 * sum(p.numel() for n, p in model.named_parameters() if "proj" not in n)
+    rotary = sum(b.nbytes for b in model.buffers())
+    for granularity in ("layer", "operator"):
+        graph = bl.torch.profile(model, inputs, hardware="h100", optimizer="adam", granularity=granularity)
+        assert graph.persistent_bytes.sum() == stored + 3 * trained + rotary
+
+
+def test_experts_of_gpt_oss(call):
+    """Four and a quarter bits per number of the experts; what is named stays; the command says so."""
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config = {**GPT_OSS, "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": kept}}
+    model, inputs = bl.torch.hugging_face(config, sequence_length=8)
+    experts = N * 8 * (H * 2 * FF + FF * H)
+    assert sum(p.numel() for n, p in model.named_parameters() if n.endswith(("gate_up_proj", "down_proj"))) == experts
+    rest = 2 * (sum(p.numel() for p in model.parameters()) - experts) + sum(b.nbytes for b in model.buffers())
+    graph = bl.torch.profile(model, inputs, hardware="h100", mode="inference")
+    assert graph.persistent_bytes.sum() == rest + experts * 17 // 32
+    code, facts, _ = call(config, "--hardware", "h100", "--inference", "--sequence-length", "8")
+    assert code == 0 and facts["persistent_bytes"] == rest + experts * 17 // 32
+    assert facts["quantization"] == "4 weights of 4.25 bits per number, scales among them"
+
+
+def test_experts_in_fp8_as_transformers_stores_them():
+    quantization = {
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["model.layers.0", "lm_head"],
+    }
+    fields = {
+        **BASE, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4, "head_dim": 16,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 160, "dtype": "bfloat16",
+    }  # fmt: skip
+    fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    model, _ = bl.torch.hugging_face({**fields, "quantization_config": quantization}, sequence_length=8)
+    other, _ = bl.torch.hugging_face(fields, sequence_length=8)
+    settings = pytest.importorskip("transformers").FineGrainedFP8Config(weight_block_size=(128, 128))
+    replaced = fp8.replace_with_fp8_linear(other, quantization["modules_to_not_convert"], settings)
+    assert sum(map(stored_bytes, model.parameters())) == sum(p.nbytes for p in replaced.parameters())
+
+
+def test_kernels_read_quantized_weights_as_they_are_stored():
+    """A token through a layer of a model in 4 bits: scarcely more than a quarter of the bytes of bfloat16."""
+    config = {**CONFIGS["llama"], "dtype": "bfloat16", "hidden_size": 1024, "intermediate_size": 4096}
+    us = []
+    for quantization in (None, {"quant_method": "awq", "bits": 4, "group_size": 128}):
+        model, inputs = bl.torch.hugging_face({**config, "quantization_config": quantization}, sequence_length=1)
+        graph = bl.torch.profile(model, inputs, hardware="cpu-core", mode="inference")
+        us.append(graph.duration_us[graph.names.index("model.layers.0.mlp.up_proj")])
+    assert us[1] / us[0] == pytest.approx(0.26, abs=0.02)
+
+
 def without(name, field):
     return {key: value for key, value in CONFIGS[name].items() if key != field}
 
@@ -418,6 +530,21 @@ def without(name, field):
             },
             ("--sequence-length", "8"),
             "its sizes may not fit together, or it takes other inputs: make the model with transformers",
+        ),
+        (
+            {**CONFIGS["llama"], "quantization_config": {"quant_method": "aqlm"}},
+            ("--sequence-length", "8"),
+            "names the method 'aqlm', whose bytes are not known; known are mxfp4, fp8",
+        ),
+        (
+            {**CONFIGS["llama"], "quantization_config": {"quant_method": "gptq"}},
+            ("--sequence-length", "8"),
+            "is no configuration of gptq: KeyError",
+        ),
+        (
+            {**CONFIGS["llama"], "quantization_config": {"quant_method": "mxfp4"}},
+            ("--sequence-length", "8"),
+            "quantization_config of config.json (mxfp4) quantizes no weight of LlamaForCausalLM",
         ),
         (CONFIGS["llama"], ("--sequence-length", "65"), "sequence_length is 65; the model has 64 positions"),
         (CONFIGS["llama"], ("--sequence-length", "0"), "--sequence-length is 0; it must be at least 1"),

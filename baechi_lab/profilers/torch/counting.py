@@ -13,14 +13,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
+
 from ...torch.records import Trace
 from ...torch.runtime.intercept import Frame
-from ...torch.runtime.storage import storage_key, storages
+from ...torch.runtime.storage import storage_key, storages, tensor_bytes
 from ...torch.runtime.tree import tensors
 from ..roofline import Kernel
 from .faking import Watching
-from .kernels import kernel_of
+from .kernels import kernel_bytes, kernel_of
 from .memory import LOSS_KEY, MemoryWatch, temporary_peak
+from .quantization import stored_bytes
 
 _NOT_RUN = frozenset({"detach", "alias"})
 """What autograd does to tensors that it keeps; interception as well."""
@@ -38,12 +41,27 @@ class Counter(Watching):
         self.rows: list[tuple[Owner, Kernel]] = []
         self.changes: list[int] = []
         self.alive: dict[int, weakref.finalize] = {}
+        self.stored_share: dict[
+            int, float
+        ] = {}  # memory of quantized parameters -> stored bytes by bytes of their type
 
     def saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Count it, where somebody runs."""
         if self.owner is not None and runs(func):
-            self.rows.append((self.owner, kernel_of(func, args, kwargs, out)))
+            self.rows.append((self.owner, self.kernel_of(func, args, kwargs, out)))
             self._allocated(args, kwargs, out)
+
+    def know_quantized(self, model: nn.Module) -> None:
+        """Parameters that are stored in fewer bytes than their type has."""
+        for p in (p for p in model.parameters() if hasattr(p, "stored_bytes")):
+            self.stored_share[storage_key(p)] = stored_bytes(p) / tensor_bytes(p)
+
+    def kernel_of(self, func: Any, args: Any, kwargs: Any, out: Any) -> Kernel:
+        """The kernel of a call, which reads quantized parameters as they are stored."""
+        size = kernel_bytes
+        if self.stored_share:
+            size = lambda t: int(kernel_bytes(t) * self.stored_share.get(storage_key(t), 1.0))  # noqa: E731
+        return kernel_of(func, args, kwargs, out, size)
 
     def _allocated(self, args: Any, kwargs: Any, out: Any) -> None:
         old = {storage_key(t) for t in tensors((args, kwargs))}

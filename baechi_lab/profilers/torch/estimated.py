@@ -117,6 +117,7 @@ def estimate_layers(
     batch = (args, with_full_attention(kwargs), () if step is None else step.targets)
     with in_mode(model, training), faked(model, batch, watching=counter, **kinds) as batch:
         args, kwargs, targets = batch
+        counter.know_quantized(model)
         found = trace(model, (args, kwargs), atomic=atomic)
         watch = WorkWatch(found, training, counter)
         interceptor = Interceptor(model, found.layers, watch).install()

@@ -168,7 +168,10 @@ class _Maker:
                 else torch.empty(shape, dtype=dtype, device="cpu")
             )
             if isinstance(tensor, nn.Parameter):
-                return nn.Parameter(made, requires_grad=tensor.requires_grad)
+                twin = nn.Parameter(made, requires_grad=tensor.requires_grad)
+                if hasattr(tensor, "stored_bytes"):  # see `quantization`
+                    twin.stored_bytes = tensor.stored_bytes
+                return twin
         return made.requires_grad_(tensor.requires_grad)
 
 

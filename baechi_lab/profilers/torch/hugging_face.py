@@ -20,6 +20,8 @@ from torch import nn
 from ...checks import check_whole
 from ...errors import FormatError, InvalidInput, MissingPackage, UnknownNameError
 from ...graph.formats.reading import name_of
+from .faking import DTYPES
+from .quantization import quantize
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _TOKENS = (
@@ -73,15 +75,18 @@ def hugging_face(
         labels: whether the inputs have labels, so that the model computes its loss.
 
     Returns:
-        The module, in training mode (no layer is left out by chance), and its keyword arguments. Where text is all that it
+        The module, in training mode (no layer is left out by chance), and its keyword arguments. Its weights have the
+        configuration's `dtype`, float32 where it names none; those that `quantization_config` quantizes count with the
+        bytes that they are stored in, scales among them, and are not trained. Where text is all that it
         takes, tokens have values, for code that looks for padding: a token of no meaning of its own, and the end of a text
         where the model classifies by that.
 
     Raises:
         MissingPackage: transformers is not installed.
         FormatError: a file that is not there, not JSON, or no object.
-        InvalidInput: a field that is missing or makes no model; more tokens than the model has positions; a model whose
-            inputs cannot be made of its configuration, such as images that are cut into parts.
+        InvalidInput: a field that is missing or makes no model; a method of quantization whose bytes are not known; more
+            tokens than the model has positions; a model whose inputs cannot be made of its configuration, such as images
+            that are cut into parts.
         UnknownNameError: a model type or architecture that the installed transformers does not have.
     """
     transformers = _transformers()
@@ -93,21 +98,37 @@ def hugging_face(
     for name, value in _BY_CHANCE.items():
         if hasattr(made, name):
             setattr(made, name, value)
+    dtype = _dtype(fields)
     try:
         with torch.device("meta"):
-            model = kind(made)
+            model = kind._from_config(made, dtype=dtype)
     except Exception as error:  # its code was not written for these values, and raises what it likes
         raise InvalidInput(f"{where} makes no {kind.__name__}: {_line(error)}") from error
-    return model.train(), _inputs(model, made, kind.__name__, batch_size, sequence_length, labels)
+    _keep_in_float32(model, dtype)
+    quantize(model, fields, where)
+    inputs = _inputs(model, made, kind.__name__, batch_size, sequence_length, labels)
+    return model.train(), {k: v.to(dtype) if _is_float(v) else v for k, v in inputs.items()}
 
 
-def config_dtype(config: str | Path | Mapping[str, Any]) -> str | None:
-    """The type of the weights that a configuration names ("bfloat16"), None where it names none that is known."""
-    from .faking import DTYPES
+def _dtype(fields: Mapping[str, Any]) -> torch.dtype:
+    """The type of the weights that a configuration names, or else that of a part; float32 where none is named."""
+    parts = [fields, *(part for part in fields.values() if isinstance(part, Mapping))]
+    named = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
+    return next((DTYPES[n] for n in (str(n).removeprefix("torch.") for n in named) if n in DTYPES), torch.float32)
 
-    fields, _ = _fields(config)
-    named = fields.get("dtype") or fields.get("torch_dtype")
-    return named if named in DTYPES else None
+
+def _keep_in_float32(model: Any, dtype: torch.dtype) -> None:
+    """Give weights float32 that the model's class keeps in it, as loading does."""
+    kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if dtype is torch.float16:
+        kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    for name, parameter in model.named_parameters() if dtype in (torch.float16, torch.bfloat16) else ():
+        if any(re.search(rf"(^|\.){key}(\.|$)", name) for key in kept):
+            parameter.data = parameter.data.float()
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _transformers() -> Any:

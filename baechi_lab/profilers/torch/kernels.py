@@ -46,13 +46,21 @@ _REDUCTIONS = frozenset({
 _BATCHED = frozenset({"bmm", "baddbmm"})
 
 
-def kernel_of(func: Any, args: Any, kwargs: Any, out: Any) -> Kernel:
+def kernel_bytes(tensor: Any) -> int:
+    """What is in memory: a tensor that was expanded is smaller than its shape."""
+    return int(min(tensor.numel() * tensor.element_size(), storage_bytes(tensor)))
+
+
+def kernel_of(
+    func: Any, args: Any, kwargs: Any, out: Any, size: Callable[[torch.Tensor], int] = kernel_bytes
+) -> Kernel:
     """The kernel of one ATen call.
 
     Args:
         func: an operator or one of its overloads, such as `torch.ops.aten.mm.default`.
         args, kwargs: its arguments; of tensors only shape, type and memory are looked at, so they may be fake or meta.
         out: what it returned.
+        size: bytes of a tensor.
 
     >>> a, b = torch.empty(8, 16, device="meta"), torch.empty(16, 4, device="meta")
     >>> kernel = kernel_of(torch.ops.aten.mm.default, (a, b), {}, a @ b)
@@ -69,7 +77,7 @@ def kernel_of(func: Any, args: Any, kwargs: Any, out: Any) -> Kernel:
     count = _flops(packet, name, args, kwargs, out)
     return Kernel(
         flops=float(_arithmetic(func, name, args, taken, made) if count is None else count),
-        moved_bytes=float(_moved(name, taken, made)),
+        moved_bytes=float(_moved(name, taken, made, size)),
         precision=_precision(taken, "conv" in name),
         matrix=count is not None,
         batched=count is not None and (name in _BATCHED or name.startswith((_FUSED, "_flash", "_efficient"))),
@@ -156,22 +164,17 @@ _OWN: dict[str, Callable[[Any, Any], float]] = {
 """Products that torch's counter does not know."""
 
 
-def _moved(name: str, taken: list[Any], made: list[Any]) -> int:
-    written = sum(map(_bytes, made))
+def _moved(name: str, taken: list[Any], made: list[Any], size: Callable[[Any], int]) -> int:
+    written = sum(map(size, made))
     if name in _TOUCHES_PART:
-        return 2 * written + sum(_bytes(t) for t in taken[1:])
+        return 2 * written + sum(size(t) for t in taken[1:])
     if name in _WRITES_PART:
-        return sum(_bytes(t) for t in taken[1:]) + 2 * max((_bytes(t) for t in taken[1:]), default=0)
+        return sum(size(t) for t in taken[1:]) + 2 * max((size(t) for t in taken[1:]), default=0)
     if name == "_grouped_mm" and taken[0].dim() < taken[1].dim():  # no more experts than there are tokens
         touched = min(1.0, taken[0].shape[0] / max(taken[1].shape[0], 1))
-        return written + _bytes(taken[0]) + int(touched * _bytes(taken[1])) + sum(map(_bytes, taken[2:]))
+        return written + size(taken[0]) + int(touched * size(taken[1])) + sum(map(size, taken[2:]))
     distinct = {id(t): t for t in (taken[1:] if name in _OVERWRITES else taken)}
-    return written + sum(map(_bytes, distinct.values()))
-
-
-def _bytes(tensor: Any) -> int:
-    """What is in memory: a tensor that was expanded is smaller than its shape."""
-    return int(min(tensor.numel() * tensor.element_size(), storage_bytes(tensor)))
+    return written + sum(map(size, distinct.values()))
 
 
 def _precision(taken: list[Any], convolution: bool) -> str:

@@ -26,15 +26,15 @@ from ...graph.tensors import TensorTable
 from ...torch.flow import merge
 from ...torch.records import UPDATE
 from ...torch.runtime.intercept import Interceptor
-from ...torch.runtime.storage import storage_bytes, storage_key, tensor_bytes
+from ...torch.runtime.storage import storage_bytes, storage_key
 from ...torch.runtime.tree import as_arguments, tensors
 from ...torch.tracing import trace
 from ..roofline import Kernel, estimated_us, work_of
 from .counting import Counter, WorkWatch, runs
 from .estimated import optimizer_states
 from .faking import faked, named_dtype, with_full_attention
-from .kernels import kernel_of
 from .profile import in_mode, mode_of, run_once
+from .quantization import stored_bytes
 from .unread import warn_of_unread
 
 
@@ -94,7 +94,7 @@ class Recorder(Counter):
             self._record(func, args, kwargs, out)
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        kernel = kernel_of(func, args, kwargs, out)
+        kernel = self.kernel_of(func, args, kwargs, out)
         taken = {storage_key(t): t for t in tensors((args, kwargs))}
         made = {storage_key(t): t for t in tensors(out)}
         node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
@@ -183,11 +183,12 @@ def profile_operators(
         in_mode(model, training),
         faked(model, (args, with_full_attention(kwargs)), watching=recorder, **types) as (args, kwargs),
     ):
+        recorder.know_quantized(model)
         found = trace(model, (args, kwargs), atomic=atomic)
         recorder.keys = tuple(call.key for call in found.calls)
         recorder.know((*model.named_parameters(), *model.named_buffers()))
         gradients: dict[str, _Gradient] = {}
-        size = {name: tensor_bytes(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
+        size = {name: stored_bytes(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_note(name, gradients, recorder))

@@ -47,6 +47,7 @@ from ...torch.tracing import check_model, trace
 from .graph import Halves, LayerProfile, Loss
 from .halves import HalvesTimer
 from .memory import LOSS_KEY, CallMemory, measure_memory
+from .quantization import stored_bytes
 from .updating import MakeOptimizer, measure_update
 
 LossOf = Callable[[Any], torch.Tensor]
@@ -382,7 +383,7 @@ def call_bytes(
 
     `gradients` are the bytes of those that a backward pass made, by parameter. What does not reach the loss has none.
     """
-    size = {name: tensor_bytes(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
+    size = {name: stored_bytes(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
     counted: set[str] = set()
     columns = np.zeros((5, len(found.calls)), dtype=np.int64)
     used = {name for call in found.calls for name in (*call.parameters, *call.buffers)}

@@ -1,0 +1,316 @@
+"""Quantized weights of a Hugging Face configuration: which parameters are quantized, and what each takes with its scales.
+
+A `quantization_config` says how the weights of a checkpoint are stored. The model that is estimated has them in the type of
+its activations, which products run in; here every quantized parameter gets `stored_bytes`, what it takes in memory: the packed
+numbers, and scales, zero points and code books beside them. Kernels read that many bytes. Such parameters are not trained.
+
+Which modules are quantized and how they are packed is what `transformers` and the packages that it calls do
+(`transformers/quantizers`; bitsandbytes, GPTQModel, AutoAWQ, compressed-tensors).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import InvalidInput
+from ...torch.runtime.storage import tensor_bytes
+
+Size = Callable[[int, int], int]
+"""Rows (outputs) and columns (inputs) of a weight -> bytes."""
+
+_FLOAT32 = 4
+_BITSANDBYTES_BLOCK, _NESTED_BLOCK = 64, 256
+"""Elements per scale, and scales per scale of scales."""
+_CODE_BYTES, _NESTED_CODE_BYTES = 16 * _FLOAT32, 256 * _FLOAT32
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one kind of module is stored: `size` of a weight, whether fused experts are as well, and which modules it is for."""
+
+    size: Size
+    experts: bool = True
+    linear: bool = True
+    applies: Callable[[str], bool] = lambda name: True
+
+
+def stored_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor in memory: of a quantized parameter those that it is stored in."""
+    stored: int | None = getattr(tensor, "stored_bytes", None)
+    return tensor_bytes(tensor) if stored is None else stored
+
+
+def quantize(model: Any, fields: Mapping[str, Any], where: str) -> None:
+    """Note the stored bytes of all parameters that a configuration quantizes.
+
+    Raises:
+        InvalidInput: a method whose bytes are not known, or settings of it that are not.
+    """
+    parts = [fields, *(part for part in fields.values() if isinstance(part, Mapping))]
+    config = next((part["quantization_config"] for part in parts if part.get("quantization_config")), None)
+    if config is None:
+        return
+    if not isinstance(config, Mapping):
+        raise InvalidInput(f"quantization_config of {where} is {config!r:.60}; it must be an object")
+    method = _method(config)
+    if method not in _SCHEMES:
+        raise InvalidInput(
+            f"quantization_config of {where} names the method {method!r:.60}, whose bytes are not known; known are "
+            f"{', '.join(_SCHEMES)} (without the field, weights count in the configuration's dtype)"
+        )
+    if config.get("dequantize"):
+        return
+    try:
+        schemes = list(_SCHEMES[method](config, model.dtype))
+        kept = _modules_to_keep(model, config, method)
+        count = sum(_store(name, module, schemes, kept) for name, module in model.named_modules())
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, re.error) as error:
+        raise InvalidInput(
+            f"quantization_config of {where} is no configuration of {method}: {type(error).__name__} at {str(error)!r:.80}"
+        ) from error
+    if not count:
+        raise InvalidInput(f"quantization_config of {where} ({method}) quantizes no weight of {type(model).__name__}")
+
+
+def _store(name: str, module: nn.Module, schemes: list[Scheme], kept: set[str]) -> int:
+    """Note what the weights of a module are stored in, by the first scheme that is for it; returns how many there are."""
+    scheme = next((s for s in schemes if s.applies(name)), None)
+    if scheme is None or any(_matches(name, key) for key in kept):
+        return 0
+    weights = list(_weights(name, module, scheme))
+    for parameter, rows, columns in weights:
+        parameter.stored_bytes = parameter.numel() // (rows * columns) * scheme.size(rows, columns)  # type: ignore[attr-defined]
+        parameter.requires_grad_(False)
+    return len(weights)
+
+
+def quantization_facts(model: nn.Module) -> str | None:
+    """What is quantized, in words; None where nothing is."""
+    found = [p for p in model.parameters() if hasattr(p, "stored_bytes")]
+    if not found:
+        return None
+    bits = 8 * sum(map(stored_bytes, found)) / sum(p.numel() for p in found)
+    return f"{len(found)} weights of {bits:.3g} bits per number, scales among them"
+
+
+def _method(config: Mapping[str, Any]) -> str:
+    if config.get("load_in_4bit") or config.get("load_in_8bit"):
+        return "bitsandbytes"
+    return str(config.get("quant_method"))
+
+
+def _weights(name: str, module: nn.Module, scheme: Scheme) -> Iterator[tuple[nn.Parameter, int, int]]:
+    """The weights of a layer or of fused experts, each with its rows and columns."""
+    kind = type(module).__name__
+    if scheme.linear and (type(module) is nn.Linear or kind == "Conv1D" or "GroupedLinear" in kind):
+        weight: nn.Parameter = module.weight  # type: ignore[assignment]
+        rows, columns = reversed(weight.shape) if kind == "Conv1D" else weight.shape
+        yield weight, rows, columns
+    elif scheme.experts and name.rpartition(".")[2] == "experts":
+        for parameter in module.parameters(recurse=False):
+            if parameter.dim() == 3:
+                transposed = getattr(module, "is_transposed", False)
+                rows, columns = reversed(parameter.shape[1:]) if transposed else parameter.shape[1:]
+                yield parameter, rows, columns
+
+
+def _modules_to_keep(model: Any, config: Mapping[str, Any], method: str) -> set[str]:
+    """Names, or patterns of names, of modules that are not quantized."""
+    named = next(
+        (config[k] for k in ("modules_to_not_convert", "llm_int8_skip_modules") if config.get(k) is not None), None
+    )
+    kept = set(_renamed(model, named or ()))
+    kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    if method == "compressed-tensors":  # it names all that it leaves out
+        return kept
+    if named is None or method == "awq":  # the head and what comes last
+        head = model.get_output_embeddings()
+        kept |= {name for name, module in model.named_modules() if module is head}
+        kept.add([name for name, _ in model.named_parameters()][-1].removesuffix(".weight"))
+    return kept
+
+
+def _renamed(model: Any, names: Iterable[str]) -> list[str]:
+    """Names of modules in a checkpoint as the model has them, where it was rearranged since."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+    except ImportError:
+        return list(names)
+    renamings, renamed = get_model_conversion_mapping(model), []
+    for name in names:
+        key = f"{name}."
+        for renaming in renamings:
+            key = renaming.rename_source_key(key)[0]
+        renamed.append(key.removesuffix("."))
+    return [*names, *renamed]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a name begins with a pattern, up to the end of a part, or ends with it; as `transformers` reads such lists."""
+    try:
+        begins = re.match(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))", name) is not None
+    except re.error:
+        begins = False
+    return begins or name.endswith(pattern)
+
+
+def _blocks(rows: int, columns: int, block: tuple[int, int] | None) -> int:
+    """Scales of a weight, one for each block; without blocks one."""
+    return 1 if block is None else ceil(rows / block[0]) * ceil(columns / block[1])
+
+
+def _mxfp4(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
+    """The experts of GPT-OSS: two numbers per byte, and a byte per 32 of one row."""
+    yield Scheme(lambda rows, columns: rows * ceil(columns / 2) + rows * ceil(columns / 32), linear=False)
+
+
+def _fp8(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
+    """A byte per number and a float32, or a power of two in a byte, per block of 128 * 128 (DeepSeek), or as it says."""
+    default = [1, 32] if config["quant_method"] == "mxfp8" else [128, 128]
+    block = config.get("weight_block_size", default)
+    fine = config.get("scale_fmt", "ue8m0" if config["quant_method"] == "mxfp8" else "float") == "ue8m0"
+    scale, static = 1 if fine else _FLOAT32, _FLOAT32 * (config.get("activation_scheme") == "static")
+    blocks = None if block is None else (int(block[0]), int(block[1]))
+    if config.get("expert_dtype", "fp8") == "fp4":
+        yield Scheme(lambda rows, columns: rows * ceil(columns / 2) + scale * rows * ceil(columns / 32), linear=False,
+                     applies=lambda name: name.endswith(".experts"))  # fmt: skip
+    yield Scheme(lambda rows, columns: rows * columns + scale * _blocks(rows, columns, blocks) + static)
+
+
+def _fbgemm_fp8(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
+    """A byte per number, a float32 per row and one for the largest activation."""
+    yield Scheme(lambda rows, columns: rows * columns + _FLOAT32 * (rows + 1))
+
+
+def _nvfp4(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
+    """Two numbers per byte, a byte per 16 of them, a float32 for the weight and one for its inputs."""
+    yield Scheme(lambda rows, columns: rows * (ceil(columns / 2) + ceil(columns / 16)) + 2 * _FLOAT32)
+
+
+def _bitsandbytes(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
+    """In 8 bits a float32 per row; in 4 bits one per 64 numbers, which may be quantized to a byte each, and code books."""
+    if config.get("load_in_8bit"):
+        if not config.get("llm_int8_has_fp16_weight"):
+            yield Scheme(lambda rows, columns: rows * columns + _FLOAT32 * rows, experts=False)
+        return
+    double = bool(config.get("bnb_4bit_use_double_quant"))
+
+    def size(rows: int, columns: int) -> int:
+        scales = ceil(rows * columns / _BITSANDBYTES_BLOCK)
+        nested = scales + _FLOAT32 * (ceil(scales / _NESTED_BLOCK) + 1) + _NESTED_CODE_BYTES
+        return ceil(rows * columns / 2) + _CODE_BYTES + (nested if double else _FLOAT32 * scales)
+
+    yield Scheme(size, experts=False)
+
+
+def _packed(bits: int, group: int, zeros: bool, order: bool, scale_bytes: int = 2) -> Size:
+    """Columns packed into int32; a scale per row and group, packed zero points, a group number (int32) per column."""
+
+    def size(rows: int, columns: int) -> int:
+        groups = 1 if group <= 0 else ceil(columns / group)
+        words = ceil(columns * bits / 32) * rows + zeros * groups * ceil(rows * bits / 32)
+        return 4 * (words + order * columns) + scale_bytes * groups * rows
+
+    return size
+
+
+def _gptq(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
+    """Packed numbers and zero points, float16 scales, and the group of every column; `dynamic` has other rules for modules."""
+    bits, group = int(config["bits"]), int(config.get("group_size", 128))
+    inside = config.get("block_name_to_quantize") or ""
+    parts = [
+        n
+        for names in config.get("modules_in_block_to_quantize") or ()
+        for n in ([names] if isinstance(names, str) else names)
+    ]
+    for rule, changes in (config.get("dynamic") or {}).items():
+        pattern = re.compile(rule[2:] if rule[:2] in ("-:", "+:") else rule)
+        other = _packed(int(changes.get("bits", bits)), int(changes.get("group_size", group)), True, True)
+        yield Scheme(other, applies=lambda name, p=pattern: p.match(name) is not None, linear=rule[:2] != "-:",
+                     experts=rule[:2] != "-:")  # type: ignore[misc] # fmt: skip
+    yield Scheme(
+        _packed(bits, group, True, True),
+        applies=lambda name: (
+            (not inside or any(f"{i}." in name for i in ([inside] if isinstance(inside, str) else inside)))
+            and (not parts or name.endswith((*parts, "experts")))
+        ),
+    )
+
+
+def _awq(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
+    """Packed numbers and zero points, and float16 scales."""
+    bits, group = (
+        int(config.get("bits", config.get("w_bit", 4))),
+        int(config.get("group_size", config.get("q_group_size", 128))),
+    )
+    yield Scheme(_packed(bits, group, bool(config.get("zero_point", True)), False))
+
+
+def _compressed_tensors(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
+    """A scheme per group of modules: numbers as they are packed, and scales in the model's type."""
+    for key, value in ((k, config.get(k)) for k in ("sparsity_config", "format")):
+        shown = value.get("format") if isinstance(value, Mapping) else value
+        if shown and ("sparse" in shown or "24" in shown):
+            raise ValueError(f"{key} {shown}")
+    ignored = list(config.get("ignore") or ())
+    if ignored:
+        yield Scheme(
+            lambda rows, columns: 0,
+            linear=False,
+            experts=False,
+            applies=lambda name: any(_named(name, i) for i in ignored),
+        )
+    for group in config["config_groups"].values():
+        weights, targets = group.get("weights"), list(group["targets"])
+        if weights is not None:
+            packing = str(group.get("format") or config.get("format"))
+            static = (group.get("input_activations") or {"dynamic": True}).get("dynamic") is False
+            yield Scheme(
+                _compressed(weights, packing, dtype.itemsize, static),
+                applies=lambda name, t=targets: "Linear" in t or any(_named(name, i) for i in t),  # type: ignore[misc]
+            )
+
+
+def _named(name: str, target: str) -> bool:
+    """Whether a module is meant by its name, or by `re:` and a pattern."""
+    return re.match(target[3:], name) is not None if target.startswith("re:") else name == target
+
+
+def _compressed(weights: Mapping[str, Any], packing: str, scale_bytes: int, static: bool) -> Size:
+    bits, strategy, group = int(weights["num_bits"]), weights.get("strategy") or "tensor", weights.get("group_size")
+    if packing == "nvfp4-pack-quantized":
+        return lambda rows, columns: rows * (ceil(columns / 2) + ceil(columns / 16)) + 2 * _FLOAT32
+    if packing == "mxfp4-pack-quantized":
+        return lambda rows, columns: rows * (ceil(columns / 2) + ceil(columns / 32))
+    packed, zeros = packing == "pack-quantized", not weights.get("symmetric", True)
+    order = packed and weights.get("actorder") in ("group", True)
+
+    if strategy not in ("tensor", "channel", "group", "tensor_group", "block"):
+        raise ValueError(f"strategy {strategy}")
+
+    def size(rows: int, columns: int) -> int:
+        grouped = (1, group or columns)
+        block = {"channel": (1, columns), "block": weights.get("block_structure"), "tensor": None}.get(
+            strategy, grouped
+        )
+        scales = _blocks(rows, columns, block)
+        if not packed:
+            return rows * columns + scales * (scale_bytes + zeros) + scale_bytes * static
+        numbers = 4 * ceil(columns * bits / 32) * rows + 4 * order * columns
+        shape = 2 * 8  # of the weight before it was packed, two int64
+        return numbers + shape + scales * scale_bytes + zeros * 4 * ceil(rows * bits / 32) * ceil(scales / rows)
+
+    return size
+
+
+_SCHEMES: dict[str, Callable[[Mapping[str, Any], torch.dtype], Iterator[Scheme]]] = {
+    "mxfp4": _mxfp4, "fp8": _fp8, "mxfp8": _fp8, "fbgemm_fp8": _fbgemm_fp8, "nvfp4": _nvfp4, "bitsandbytes": _bitsandbytes,
+    "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed_tensors,
+}  # fmt: skip
