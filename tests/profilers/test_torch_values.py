@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import InvalidInput  # noqa: E402
 from baechi_lab.profilers.torch.estimated import estimate_layers  # noqa: E402
+from baechi_lab.profilers.torch.routing import even_choice  # noqa: E402
 from baechi_lab.profilers.torch.values import MOST_ELEMENTS  # noqa: E402
 
 
@@ -127,3 +128,30 @@ def test_real_memory_that_a_model_writes_is_not_known():
 
     with pytest.raises(InvalidInput, match="looks at the values of tensors"):
         bl.torch.profile(Model(count), (X, TOKENS), hardware="a100")
+
+
+class Mixture(torch.nn.Module):
+    """Each of the rows goes to two of three experts."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = torch.nn.Linear(4, 3)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(-1).topk(2)
+        out = torch.zeros_like(x)
+        for k, expert in enumerate(self.experts):
+            rows, place = torch.where(chosen == k)
+            if len(rows):
+                out = out.index_add(0, rows, expert(x[rows]) * weights[rows, place, None])
+        return out
+
+
+def test_experts_get_the_same_share_of_the_rows():
+    """Six rows, two experts each: four rows for each of three experts. An expert that is chosen first is not chosen second."""
+    estimate = estimate_layers(Mixture(), torch.ones(6, 4), mode="inference")
+    calls = [call.key for call in estimate.layers.trace.calls]
+    work = {k: sum(kernel.flops for (_, i), kernel in estimate.kernels if calls[i] == f"experts.{k}") for k in range(3)}
+    assert work == dict.fromkeys(range(3), 2 * 4 * 4 * 4)
+    assert even_choice((2, 3), 1, torch.tensor([[True, False, False], [False, True, False]])).tolist() == [[1], [2]]

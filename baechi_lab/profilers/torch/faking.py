@@ -37,6 +37,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...errors import InvalidInput
 from ...torch.runtime.tree import map_tensors
 from ...torch.snapshot import untouched
+from .routing import EvenRouting, expert_counts
 from .values import Values
 
 DTYPES = {
@@ -92,6 +93,7 @@ def faked(
         stack.enter_context(_fused())
         stack.enter_context(_unchecked())
         stack.enter_context(_real_where_known(watching.values))
+        watching.routing = EvenRouting(expert_counts(model), watching.values)
         stack.enter_context(watching)
         if autocast is not None:
             stack.enter_context(torch.autocast("cpu", dtype=autocast))
@@ -230,32 +232,44 @@ def _unchecked() -> Iterator[None]:
     """Without checks of values in transformers (as many image tokens as images), and PyTorch's own log of what failed."""
     log, before = logging.getLogger("torch._subclasses.fake_tensor"), os.environ.get(_SWITCH)
     disabled, log.disabled, os.environ[_SWITCH] = log.disabled, True, "1"
+    swap, torch.utils.swap_tensors = torch.utils.swap_tensors, _replace_data  # within `module.to(...)`
     try:
         yield
     finally:
-        log.disabled = disabled
+        log.disabled, torch.utils.swap_tensors = disabled, swap
         if before is None:
             del os.environ[_SWITCH]
         else:
             os.environ[_SWITCH] = before
 
 
+def _replace_data(parameter: torch.Tensor, converted: torch.Tensor) -> None:
+    """A parameter becomes what it was converted to, as a real one does."""
+    parameter.data = converted.data
+
+
 @contextmanager
 def _real_where_known(values: Values) -> Iterator[None]:
-    """Tell `transformers` that a fake tensor is fake only where its values are not known.
+    """Fake tensors whose values are known are real ones to `transformers`, and numbers in texts (`f"expert_{index}"`).
 
     It makes the mask of padded or packed sequences wherever a mask or positions are fake, since it must not look at them.
     """
+
+    def number(tensor: torch.Tensor, spec: str) -> str:
+        known = values.of(tensor) if tensor.dim() == 0 else None
+        return object.__format__(tensor, spec) if known is None else format(known.tolist(), spec)
+
     library = sys.modules.get("transformers.utils.import_utils")
     before = getattr(library, "is_fake_tensor", None)
-    if before is None:
-        yield
-        return
-    library.is_fake_tensor = lambda x: before(x) and values.of(x) is None  # type: ignore[union-attr]
+    FakeTensor.__format__ = number  # type: ignore[method-assign]
+    if before is not None:
+        library.is_fake_tensor = lambda x: before(x) and values.of(x) is None  # type: ignore[union-attr]
     try:
         yield
     finally:
-        library.is_fake_tensor = before  # type: ignore[union-attr]
+        del FakeTensor.__format__
+        if before is not None:
+            library.is_fake_tensor = before  # type: ignore[union-attr]
 
 
 class Watching(TorchDispatchMode):
@@ -267,6 +281,7 @@ class Watching(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.values = Values()
+        self.routing = EvenRouting(frozenset(), self.values)
         self.finite = WeakTensorKeyDictionary()  # answers to that question, as one of its operators has made them
 
     @classmethod
@@ -290,6 +305,7 @@ class Watching(TorchDispatchMode):
             out = answer[0]
         else:
             self.values.ran(func, args, kwargs, out)
+            self.routing.ran(func, args, out)
         if func in _KEEP_ENTRIES and out.layout is torch.sparse_coo:
             out = _with_entries(out, [t for t in args if isinstance(t, torch.Tensor)])
         if self.finite and func._schema.is_mutable:
