@@ -1,7 +1,11 @@
 """Hugging Face models by configuration: six architectures written by hand, a large one, and bad configurations."""
 
+import importlib.util
 import json
+import os
+import socket
 import sys
+import threading
 import warnings
 
 import pytest
@@ -13,6 +17,7 @@ import baechi_lab as bl  # noqa: E402
 from baechi_lab.cli import main  # noqa: E402
 from baechi_lab.profilers.torch.estimated import estimate_layers  # noqa: E402
 from baechi_lab.profilers.torch.kernels import kernel_of  # noqa: E402
+from baechi_lab.profilers.torch.offline import offline  # noqa: E402
 from baechi_lab.profilers.torch.quantization import stored_bytes  # noqa: E402
 from baechi_lab.profilers.torch.unread import UnusedParameters  # noqa: E402
 
@@ -526,6 +531,70 @@ def test_kernels_read_quantized_weights_as_they_are_stored():
         graph = bl.torch.profile(model, inputs, hardware="cpu-core", mode="inference")
         us.append(graph.duration_us[graph.names.index("model.layers.0.mlp.up_proj")])
     assert us[1] / us[0] == pytest.approx(0.26, abs=0.02)
+
+
+DETR = {
+    "model_type": "detr", "architectures": ["DetrForObjectDetection"], "d_model": H, "encoder_layers": 1, "decoder_layers": 1,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_hidden_layers": 1, "use_pretrained_backbone": True,
+}  # fmt: skip
+RESNET = {
+    "model_type": "resnet", "out_features": ["stage4"], "depths": [1] * 4, "hidden_sizes": [8] * 4, "embedding_size": 8,
+}  # fmt: skip
+NAMED = "needs the files of 'somebody/model', its 'backbone', and nothing is downloaded"
+BACKBONES = {
+    "DETR": ({**DETR, "backbone": "somebody/model", "use_timm_backbone": False}, NAMED),
+    "DPT": (
+        {
+            **VISION, "model_type": "dpt", "architectures": ["DPTForDepthEstimation"], "backbone": "somebody/model",
+            "use_pretrained_backbone": True,
+        },
+        NAMED,
+    ),
+    "MaskFormer": (
+        {
+            "model_type": "maskformer", "architectures": ["MaskFormerForInstanceSegmentation"], "mask_feature_size": H,
+            "backbone": "somebody/model", "use_pretrained_backbone": True,
+        },
+        NAMED,
+    ),
+    "DETR of timm": ({**DETR, "backbone": "resnet50", "use_timm_backbone": True}, "needs the package 'timm': pip install timm"),
+    "DETR as it is": ({**DETR, "backbone_config": RESNET, "use_timm_backbone": False}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_bug_a_hub_was_asked_for_backbones(name, monkeypatch):
+    """No connection is tried, and what cannot be made without one is said; afterwards sockets are as they were."""
+    config, message = BACKBONES[name]
+    if "timm" in name and importlib.util.find_spec("timm"):
+        pytest.skip("timm is installed")
+
+    def connect(*arguments, **options):
+        raise AssertionError(f"connects to {arguments}")
+
+    for place, function in ((socket, "getaddrinfo"), (socket, "create_connection"), (socket.socket, "connect")):
+        monkeypatch.setattr(place, function, connect)
+    if message is None:
+        model, inputs = bl.torch.hugging_face(config)
+        assert bl.torch.profile(model, inputs, hardware="h100").n > 20
+    else:
+        with pytest.raises((bl.errors.InvalidInput, bl.errors.MissingPackage), match=message):
+            bl.torch.hugging_face(config)
+    assert socket.getaddrinfo is connect and socket.socket.connect is connect
+    hub = sys.modules["huggingface_hub.constants"]
+    assert not hub.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE")
+
+
+def test_other_threads_keep_the_network():
+    """Only the thread that makes the model is without it."""
+    found = []
+    with offline():
+        with pytest.raises(OSError, match="nothing is downloaded"):
+            socket.getaddrinfo("127.0.0.1", 80)
+        thread = threading.Thread(target=lambda: found.append(socket.getaddrinfo("127.0.0.1", 80)))
+        thread.start()
+        thread.join()
+    assert found and socket.getaddrinfo("127.0.0.1", 80) == found[0]
 
 
 def without(name, field):

@@ -18,9 +18,10 @@ import torch
 from torch import nn
 
 from ...checks import check_whole
-from ...errors import FormatError, InvalidInput, MissingPackage, UnknownNameError
+from ...errors import BaechiLabError, FormatError, InvalidInput, MissingPackage, UnknownNameError
 from ...graph.formats.reading import name_of
 from .faking import DTYPES
+from .offline import causes, offline, used_network
 from .quantization import quantize
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -82,10 +83,10 @@ def hugging_face(
         where the model classifies by that.
 
     Raises:
-        MissingPackage: transformers is not installed.
+        MissingPackage: transformers, or a package that the model needs (timm), is not installed.
         FormatError: a file that is not there, not JSON, or no object.
-        InvalidInput: a field that is missing or makes no model; a method of quantization whose bytes are not known; more
-            tokens than the model has positions; a model whose inputs cannot be made of its configuration, such as images
+        InvalidInput: a field that is missing or makes no model; a backbone that only a hub has; a method of quantization
+            whose bytes are not known; more tokens than the model has positions; a model whose inputs cannot be made of its configuration, such as images
             that are cut into parts.
         UnknownNameError: a model type or architecture that the installed transformers does not have.
     """
@@ -93,8 +94,18 @@ def hugging_face(
     fields, where = _fields(config)
     check_whole("batch_size", batch_size, 1)
     check_whole("sequence_length", sequence_length, 1)
+    with offline():
+        return _made(transformers, fields, where, batch_size, sequence_length, labels)
+
+
+def _made(
+    transformers: Any, fields: dict[str, Any], where: str, batch_size: int, sequence_length: int, labels: bool
+) -> tuple[nn.Module, dict[str, Any]]:
     made = _configuration(transformers, fields, where)
     kind = _architecture(transformers, fields, where)
+    for part in (made, *(part for part in vars(made).values() if hasattr(part, "model_type"))):
+        if getattr(part, "use_pretrained_backbone", False):
+            part.use_pretrained_backbone = False
     for name, value in _BY_CHANCE.items():
         if hasattr(made, name):
             setattr(made, name, value)
@@ -103,7 +114,7 @@ def hugging_face(
         with torch.device("meta"):
             model = kind._from_config(made, dtype=dtype)
     except Exception as error:  # its code was not written for these values, and raises what it likes
-        raise InvalidInput(f"{where} makes no {kind.__name__}: {_line(error)}") from error
+        raise _refusal(error, fields, where, f"{where} makes no {kind.__name__}: {_line(error)}") from error
     _keep_in_float32(model, dtype)
     quantize(model, fields, where)
     inputs = _inputs(model, made, kind.__name__, batch_size, sequence_length, labels)
@@ -179,13 +190,31 @@ def _configuration(transformers: Any, fields: dict[str, Any], where: str) -> Any
     try:
         made = kinds[kind].from_dict(fields)
     except Exception as error:  # its checks raise what they like, validators of huggingface_hub among it
-        raise InvalidInput(f"{where} is no configuration of {kind}: {_line(error)}") from error
+        raise _refusal(error, fields, where, f"{where} is no configuration of {kind}: {_line(error)}") from error
     for name in _SIZES:
         names = {name, made.attribute_map.get(name, name)}
         if hasattr(made, name) and not names & fields.keys() and not any(isinstance(v, dict) for v in fields.values()):
             shown = " or ".join(repr(n) for n in sorted(names))
             raise InvalidInput(f"{where} has no field {shown}; without it the model's size is not known")
     return made
+
+
+_MISSING = re.compile(r"requires the (\S+) library|`(\S+)` is either not installed|No module named '([^']+)'")
+
+
+def _refusal(error: BaseException, fields: Mapping[str, Any], where: str, message: str) -> BaechiLabError:
+    """What to raise for an error of the library: it needs files of a hub or another package, or as `message` says."""
+    if used_network(error):
+        name = fields.get("backbone")
+        what = f"the files of {name!r:.80}, its 'backbone'," if isinstance(name, str) else "files of a hub"
+        how = " (put the configuration of that model into 'backbone_config')" if isinstance(name, str) else ""
+        return InvalidInput(f"{where} needs {what} and nothing is downloaded{how}")
+    absent = (_MISSING.search(str(e)) for e in causes(error) if isinstance(e, ImportError))
+    found = next((match for match in absent if match), None)
+    if found is not None:
+        package = found[found.lastindex or 0]
+        return MissingPackage(f"{where} needs the package {package!r}: pip install {package}")
+    return InvalidInput(message)
 
 
 def _check_counts(fields: Mapping[str, Any], where: str) -> None:

@@ -1,0 +1,65 @@
+"""No network while a model is made of its configuration: what would be downloaded is an error that says so."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class NetworkUse(OSError):
+    """Code that must not use the network has tried to."""
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """The calling thread opens no connection and looks no name up; huggingface_hub does not try to.
+
+    >>> with offline():
+    ...     socket.getaddrinfo("localhost", 80)
+    Traceback (most recent call last):
+    baechi_lab.profilers.torch.offline.NetworkUse: getaddrinfo: nothing is downloaded here
+    """
+    thread = threading.get_ident()
+
+    def refused_here(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread:
+                raise NetworkUse(f"{name}: nothing is downloaded here")
+            return function(*args, **kwargs)
+
+        return call
+
+    guarded: list[tuple[Any, str]] = [
+        (socket, "getaddrinfo"),
+        (socket.socket, "connect"),
+        (socket.socket, "connect_ex"),
+    ]
+    before = [(place, name, getattr(place, name)) for place, name in guarded]
+    hub = sys.modules.get("huggingface_hub.constants")
+    if hasattr(hub, "HF_HUB_OFFLINE"):
+        before.append((hub, "HF_HUB_OFFLINE", hub.HF_HUB_OFFLINE))  # type: ignore[union-attr]
+        hub.HF_HUB_OFFLINE = True  # type: ignore[union-attr]
+    for place, name, function in before[: len(guarded)]:
+        setattr(place, name, refused_here(name, function))
+    try:
+        yield
+    finally:
+        for place, name, value in before:
+            setattr(place, name, value)
+
+
+def used_network(error: BaseException) -> bool:
+    """Whether an error comes of an attempt to use the network."""
+    return any(isinstance(e, NetworkUse) or type(e).__name__ == "OfflineModeIsEnabled" for e in causes(error))
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, and those during whose handling it was raised."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__ or current.__context__
