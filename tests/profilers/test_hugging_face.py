@@ -260,7 +260,8 @@ EXPERTS = {
         "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "router_dtype": "float32",
     },
     "nllb": {
-        "model_type": "nllb-moe", "architectures": ["NllbMoeForConditionalGeneration"], **TWO_SIDES, "encoder_layers": 1, "decoder_layers": 1, "num_experts": 4,
+        "model_type": "nllb-moe", "architectures": ["NllbMoeForConditionalGeneration"], **TWO_SIDES, "encoder_layers": 1,
+        "decoder_layers": 1, "num_experts": 4,
         "encoder_sparse_step": 1, "decoder_sparse_step": 1, "max_position_embeddings": 64,
     },
     "jetmoe": {

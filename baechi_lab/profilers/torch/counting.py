@@ -58,10 +58,10 @@ class Counter(Watching):
 
     def kernel_of(self, func: Any, args: Any, kwargs: Any, out: Any) -> Kernel:
         """The kernel of a call, which reads quantized parameters as they are stored."""
-        size = kernel_bytes
-        if self.stored_share:
-            size = lambda t: int(kernel_bytes(t) * self.stored_share.get(storage_key(t), 1.0))  # noqa: E731
-        return kernel_of(func, args, kwargs, out, size)
+        return kernel_of(func, args, kwargs, out, self._stored_bytes if self.stored_share else kernel_bytes)
+
+    def _stored_bytes(self, tensor: Any) -> int:
+        return int(kernel_bytes(tensor) * self.stored_share.get(storage_key(tensor), 1.0))
 
     def _allocated(self, args: Any, kwargs: Any, out: Any) -> None:
         old = {storage_key(t) for t in tensors((args, kwargs))}

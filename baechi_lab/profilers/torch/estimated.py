@@ -141,13 +141,18 @@ def estimate_layers(
         for _ in range(found.calls[call].recomputed)
     ]
     zeros = np.zeros(len(found.calls))
+    parameters, outputs, gradients, upstream, trained = columns
     layers = LayerProfile(
         found,
         "training" if training else "inference",
         zeros,
         zeros,
-        **columns,
-        memory=memory[:-1],
+        parameters,
+        outputs,
+        gradients,
+        upstream,
+        trained,
+        memory[:-1],
         name=type(model).__name__.lower(),
         loss=loss,
         batch_bytes=0 if step is None else sum(tensor_bytes(t) for t in tensors(batch)),

@@ -86,8 +86,8 @@ def hugging_face(
         MissingPackage: transformers, or a package that the model needs (timm), is not installed.
         FormatError: a file that is not there, not JSON, or no object.
         InvalidInput: a field that is missing or makes no model; a backbone that only a hub has; a method of quantization
-            whose bytes are not known; more tokens than the model has positions; a model whose inputs cannot be made of its configuration, such as images
-            that are cut into parts.
+            whose bytes are not known; more tokens than the model has positions; a model whose inputs cannot be made of its
+            configuration, such as images that are cut into parts.
         UnknownNameError: a model type or architecture that the installed transformers does not have.
     """
     transformers = _transformers()

@@ -367,8 +367,20 @@ def _profile(
     memory: tuple[CallMemory, ...], gradients: dict[str, int],
 ) -> LayerProfile:  # fmt: skip
     mode = "training" if training else "inference"
-    columns = call_bytes(model, found, training, gradients)
-    return LayerProfile(found, mode, forward, backward, **columns, memory=memory, name=type(model).__name__.lower())
+    parameters, outputs, made, upstream, trained = call_bytes(model, found, training, gradients)
+    return LayerProfile(
+        found,
+        mode,
+        forward,
+        backward,
+        parameters,
+        outputs,
+        made,
+        upstream,
+        trained,
+        memory,
+        name=type(model).__name__.lower(),
+    )
 
 
 def gradient_bytes(model: nn.Module) -> dict[str, int]:
@@ -378,8 +390,8 @@ def gradient_bytes(model: nn.Module) -> dict[str, int]:
 
 def call_bytes(
     model: nn.Module, found: Trace, training: bool, gradients: Mapping[str, int]
-) -> dict[str, NDArray[np.int64]]:
-    """The columns of a `LayerProfile` that hold bytes, int64[calls] each.
+) -> tuple[NDArray[np.int64], ...]:
+    """Five int64[calls]: bytes of parameters and buffers, outputs, gradients, gradients from above, trained parameters.
 
     `gradients` are the bytes of those that a backward pass made, by parameter. What does not reach the loss has none.
     """
@@ -398,5 +410,4 @@ def call_bytes(
             columns[2, i] = sum(gradients[name] for name in own & gradients.keys())
             columns[3, i] = call.output_bytes if call.requires_grad else 0
             columns[4, i] = sum(size[name] for name in own & gradients.keys())
-    names = ("parameters", "outputs", "parameter_gradients", "upstream_gradients", "trained")
-    return dict(zip(names, columns, strict=True))
+    return tuple(columns)

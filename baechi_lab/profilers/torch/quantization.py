@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -224,24 +225,27 @@ def _packed(bits: int, group: int, zeros: bool, order: bool, scale_bytes: int = 
 def _gptq(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
     """Packed numbers and zero points, float16 scales, and the group of every column; `dynamic` has other rules for modules."""
     bits, group = int(config["bits"]), int(config.get("group_size", 128))
-    inside = config.get("block_name_to_quantize") or ""
-    parts = [
-        n
-        for names in config.get("modules_in_block_to_quantize") or ()
-        for n in ([names] if isinstance(names, str) else names)
-    ]
     for rule, changes in (config.get("dynamic") or {}).items():
-        pattern = re.compile(rule[2:] if rule[:2] in ("-:", "+:") else rule)
-        other = _packed(int(changes.get("bits", bits)), int(changes.get("group_size", group)), True, True)
-        yield Scheme(other, applies=lambda name, p=pattern: p.match(name) is not None, linear=rule[:2] != "-:",
-                     experts=rule[:2] != "-:")  # type: ignore[misc] # fmt: skip
-    yield Scheme(
-        _packed(bits, group, True, True),
-        applies=lambda name: (
-            (not inside or any(f"{i}." in name for i in ([inside] if isinstance(inside, str) else inside)))
-            and (not parts or name.endswith((*parts, "experts")))
-        ),
-    )
+        converts, pattern = rule[:2] != "-:", re.compile(rule[2:] if rule[:2] in ("-:", "+:") else rule)
+        size = _packed(int(changes.get("bits", bits)), int(changes.get("group_size", group)), True, True)
+        yield Scheme(size, converts, converts, partial(_begins, pattern))
+    blocks, parts = config.get("block_name_to_quantize"), config.get("modules_in_block_to_quantize")
+    yield Scheme(_packed(bits, group, True, True), applies=partial(_inside, _flat(blocks), _flat(parts)))
+
+
+def _begins(pattern: re.Pattern[str], name: str) -> bool:
+    return pattern.match(name) is not None
+
+
+def _inside(blocks: list[str], parts: list[str], name: str) -> bool:
+    """Whether a module is in a block that is quantized, and is one of the parts of it that are; no names stand for all."""
+    within = not blocks or any(f"{block}." in name for block in blocks)
+    return within and (not parts or name.endswith((*parts, "experts")))
+
+
+def _flat(names: Any) -> list[str]:
+    """A text, or lists of texts, as one list."""
+    return [names] if isinstance(names, str) else [n for part in names or () for n in _flat(part)]
 
 
 def _awq(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
@@ -260,13 +264,7 @@ def _compressed_tensors(config: Mapping[str, Any], dtype: torch.dtype) -> Iterat
         if shown and ("sparse" in shown or "24" in shown):
             raise ValueError(f"{key} {shown}")
     ignored = list(config.get("ignore") or ())
-    if ignored:
-        yield Scheme(
-            lambda rows, columns: 0,
-            linear=False,
-            experts=False,
-            applies=lambda name: any(_named(name, i) for i in ignored),
-        )
+    yield Scheme(lambda rows, columns: 0, experts=False, linear=False, applies=partial(_targeted, ignored))
     for group in config["config_groups"].values():
         weights, targets = group.get("weights"), list(group["targets"])
         if weights is not None:
@@ -274,13 +272,17 @@ def _compressed_tensors(config: Mapping[str, Any], dtype: torch.dtype) -> Iterat
             static = (group.get("input_activations") or {"dynamic": True}).get("dynamic") is False
             yield Scheme(
                 _compressed(weights, packing, dtype.itemsize, static),
-                applies=lambda name, t=targets: "Linear" in t or any(_named(name, i) for i in t),  # type: ignore[misc]
+                applies=partial(_targeted, targets),
             )
 
 
-def _named(name: str, target: str) -> bool:
-    """Whether a module is meant by its name, or by `re:` and a pattern."""
-    return re.match(target[3:], name) is not None if target.startswith("re:") else name == target
+def _targeted(targets: list[str], name: str) -> bool:
+    """Whether a module is meant by its class, by its name, or by `re:` and a pattern; checkpoints may leave out `model.`."""
+    names = (name, name.removeprefix("model."))
+    return "Linear" in targets or any(
+        any(re.match(target[3:], n) for n in names) if target.startswith("re:") else target in names
+        for target in targets
+    )
 
 
 def _compressed(weights: Mapping[str, Any], packing: str, scale_bytes: int, static: bool) -> Size:
