@@ -17,7 +17,8 @@ SETUP, FORWARD, BACKWARD, UPDATE = range(4)
 Bools = NDArray[np.bool_]
 
 _UPDATES = re.compile(
-    r"Update$|State$|Stored$|Assign|(Resource)?(Sparse)?Apply[A-Z]|(Resource)?Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)$"
+    r"((Stateless)?(If|Case|While))?Update$|State$|Stored$|Assign|ResourceStridedSliceAssign|(Resource)?(Sparse)?Apply[A-Z]|"
+    r"(Resource)?Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)$"
 )
 _VARIABLES = frozenset({"VarHandleOp", "Variable", "VariableV2"})
 _CONSTANTS = frozenset({"Const", "HostConst", *_VARIABLES})
@@ -28,7 +29,8 @@ _SUMS = frozenset({"Add", "AddN", "AddV2", "AccumulateNV2"})
 def roles(graph: OpGraph) -> NDArray[np.int8]:
     """int8[n]: `SETUP`, `FORWARD`, `BACKWARD` or `UPDATE` for every op of one micro-batch's graph.
 
-    - UPDATE: ops that write variables (by type: `ResourceApply...`, `Assign...`, `Update`, ...) or bring what they write
+    - UPDATE: ops that write variables (by type: `ResourceApply...`, `Assign...`, `Update`, ...; a conditional or loop that
+      does is an `IfUpdate`, `CaseUpdate` or `WhileUpdate`) or bring what they write
       from a host and back (`State`, `Stored`) unless a backward op depends on them, and what follows them. What only they
       read is done once as well where it does not look at the batch (learning rates), or comes after the gradients and is no
       gradient itself (no `forward_of`): clipping by the norm of all gradients happens after they were accumulated. Sums of

@@ -7,11 +7,12 @@ known by who reads them: an argument of a scattering or sparse update, directly 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from ...errors import InvalidInput
+from ...profilers.tensorflow.inlining import CALL_OPS, CONTROL_FLOW_OPS
 from ...profilers.tensorflow.nodes import data_inputs, op_def
 
 _ROWS = frozenset({"indices", "updates", "segment_ids"})
@@ -37,24 +38,54 @@ _ELEMENTWISE = frozenset(
 Tensor = tuple[str, int]
 
 
-def rows_tensors(nodes: Mapping[str, Any], once: Iterable[str], repeated: set[str]) -> set[Tensor]:
+def rows_tensors(
+    nodes: Mapping[str, Any], once: Iterable[str], repeated: set[str], functions: Mapping[str, Any] | None = None
+) -> set[Tensor]:
     """Tensors of `repeated` ops that are rows, or indices of rows: (op, output).
 
-    `once`: the ops that run once per step.
+    `once`: the ops that run once per step. `functions`: the bodies of conditionals and loops, by name.
     """
-    again = set(once)
+    again, bodies = set(once), functions or {}
+    waiting = [tensor for name in again for tensor in _row_inputs(nodes[name], bodies)]
+    found = _row_sources(waiting, {name: nodes[name] for name in again})
+    return {tensor for tensor in found if tensor[0] in repeated}
+
+
+def _row_inputs(node: Any, functions: Mapping[str, Any]) -> list[Tensor]:
+    """The data inputs that `node`, or an op of its bodies, takes as rows or as indices of rows."""
+    if node.op not in CONTROL_FLOW_OPS | CALL_OPS:
+        return [tensor for tensor, label in _labelled(node) if _is_rows(node.op, label)]
+    inputs, found = list(data_inputs(node)), []
+    for value in node.attr.values():
+        for called in [value.func] if value.HasField("func") else value.list.func:
+            body = functions[called.name]
+            names = [argument.name for argument in body.signature.input_arg]
+            rows = _row_arguments(body, functions)
+            passed = inputs[len(inputs) - len(names) :]  # a conditional reads its condition first
+            found += [tensor for tensor, name in zip(passed, names, strict=True) if name in rows]
+    return found
+
+
+def _row_arguments(body: Any, functions: Mapping[str, Any]) -> set[str]:
+    """The arguments of a function that are rows or indices of rows in it. Its ops refer to `op:output:0`, or an argument."""
+    inner = {node.name: node for node in body.node_def}
+    waiting = [tensor for node in body.node_def for tensor in _row_inputs(node, functions)]
+    return {name for name, _ in _row_sources(waiting, inner)} - set(inner)
+
+
+def _row_sources(waiting: list[Tensor], through: Mapping[str, Any]) -> set[Tensor]:
+    """`waiting`, and what element-wise ops among `through` make them of."""
     found: set[Tensor] = set()
-    waiting = [tensor for name in again for tensor, label in _labelled(nodes[name]) if _is_rows(nodes[name].op, label)]
     while waiting:
         tensor = waiting.pop()
         if tensor in found:
             continue
         found.add(tensor)
-        producer = nodes[tensor[0]]
-        if tensor[0] in again and producer.op in _ELEMENTWISE:
+        producer = through.get(tensor[0])
+        if producer is not None and producer.op in _ELEMENTWISE:
             sources = list(data_inputs(producer))
             waiting += [sources[tensor[1]]] if producer.op == "IdentityN" else sources
-    return {tensor for tensor in found if tensor[0] in repeated}
+    return found
 
 
 def _labelled(node: Any) -> list[tuple[Tensor, str]]:
@@ -91,11 +122,15 @@ class Sums:
     """Adds to a GraphDef the ops that join one tensor of all micro-batches; every tensor once.
 
     `divisor`: sums of floating-point numbers are divided by it, where it is above 1. `named(op, output, k)`: the name that the
-    unrolled graph has for the joining of micro-batch k, or None.
+    unrolled graph has for the joining of micro-batch k, or None. `logical(op)`: the type of op that joins what `op` says of
+    each micro-batch, true or false, or None.
     """
 
-    def __init__(self, graph: Any, rows: set[Tensor], divisor: int, named: Any, prefix: str) -> None:
+    def __init__(
+        self, graph: Any, rows: set[Tensor], divisor: int, named: Any, logical: Callable[[str], str | None], prefix: str
+    ) -> None:
         self.graph, self.rows, self.divisor, self.named, self.prefix = graph, rows, divisor, named, prefix
+        self.logical = logical
         self._made: dict[tuple[Tensor, str], str] = {}
         self._means: dict[tuple[Tensor, str], str] = {}
 
@@ -115,7 +150,8 @@ class Sums:
         import tensorflow as tf
 
         kind = tf.dtypes.as_dtype(dtype)
-        if not (kind.is_floating or kind.is_integer or kind.is_complex):
+        logical = self.logical(tensor[0]) if kind == tf.bool else None
+        if not (kind.is_floating or kind.is_integer or kind.is_complex or logical):
             raise InvalidInput(
                 f"an update reads tensor {tensor[0]}:{tensor[1]} of type {kind.name}, which differs from micro-batch to "
                 "micro-batch and cannot be added up; compute it after the gradients, or from numbers"
@@ -123,9 +159,11 @@ class Sums:
         total = parts[0][1]
         for k, part in parts[1:]:
             name = (named and self.named(*tensor, k)) or f"{self._base(tensor)}{suffix}/add{k}"
-            total = (
-                self._concat(name, dtype, total, part) if tensor in self.rows else self._add(name, dtype, total, part)
-            )
+            if tensor in self.rows:
+                total = self._concat(name, dtype, total, part)
+            else:
+                types = {} if logical else {"T": dtype}
+                total = made_node(self.graph, logical or "AddV2", name, [total, part], **types)
         return total
 
     def mean_of(self, tensor: Tensor, dtype: int, total: str, suffix: str) -> str:
@@ -143,9 +181,6 @@ class Sums:
 
     def _base(self, tensor: Tensor) -> str:
         return f"{self.prefix}/{tensor[0]}/{tensor[1]}"
-
-    def _add(self, name: str, dtype: int, a: str, b: str) -> str:
-        return made_node(self.graph, "AddV2", name, [a, b], T=dtype)
 
     def _concat(self, name: str, dtype: int, a: str, b: str) -> str:
         import tensorflow as tf

@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import UnknownNameError
+from ...errors import InvalidInput, UnknownNameError
 from ...graph import OpGraph, Placement
 from ...graph.step import Step, TensorSpec
 from ...passes.all_reduce import ALL_REDUCE
 from ...passes.unroll import ACCUMULATE
 from ...profilers.tensorflow.apart import keep_apart
+from ...profilers.tensorflow.bodies import writes
 from ...profilers.tensorflow.nodes import data_inputs, join, output_types, split
 from ...simulator.pipelined import Pipelined
 from .accumulating import Sums, Tensor, argument_names, constant, rows_tensors
@@ -36,6 +37,8 @@ from .session import PREFIX, parse_graph
 REDUCTIONS = ("mean", "sum")
 
 _THROUGH = frozenset({"Identity", "Cast", "Neg", "Mul", "AddV2", "Add", "AddN", "Sub", "Reshape", "Squeeze"})
+_FINITE = frozenset({"IsFinite", "IsInf", "IsNan"})
+_LOGICAL = frozenset({"LogicalAnd", "LogicalOr", "LogicalNot"})
 _STALE = ("_class", "_output_shapes")
 """Attributes that name ops by their old names, and shapes of which updates of looked-up rows see longer ones."""
 _STREAM = 0x27D4EB2F
@@ -78,10 +81,11 @@ class _Unroller:
         self.made = type(self.read)()
         self.made.versions.CopyFrom(self.read.versions)
         self.made.library.CopyFrom(self.read.library)
+        self._refuse_early_updates()
         once = [name for name in self.nodes if name not in self.repeated]
-        rows = rows_tensors(self.nodes, once, self.repeated)
+        rows = rows_tensors(self.nodes, once, self.repeated, {f.signature.name: f for f in self.read.library.function})
         divisor = self.count if reduction == "mean" else 1
-        self.sums = Sums(self.made, rows, divisor, self._sum_name, SUMS.rstrip("/"))
+        self.sums = Sums(self.made, rows, divisor, self._sum_name, self._logical, SUMS.rstrip("/"))
         self.rings = Rings(
             self.made, graph, self.whole, self.shares, self.sums, self._gradients(once) if placed.replicas else {},
             lambda name, output: [join(copy, output) for copy in self._names(name)], SUMS.rstrip("/"),
@@ -117,6 +121,33 @@ class _Unroller:
             updates=tuple(name for update in old.updates for name in self._names(split(update)[0])),
             info={**old.info, "micro_batches": self.count},
         )
+
+    def _refuse_early_updates(self) -> None:
+        """Each micro-batch would write the variable, and others read it meanwhile. Random generators may keep a state."""
+        import tensorflow as tf
+
+        if self.count == 1:
+            return
+        for name in self.repeated:
+            for op in writes(self.read, self.nodes[name]):
+                kind = tf.dtypes.as_dtype(op.attr["dtype"].type or op.attr["T"].type)
+                if kind.is_floating or kind.is_complex:
+                    raise InvalidInput(
+                        f"op {name!r} of step {self.source.name!r} writes a variable that the gradients of the same step need, so "
+                        "micro-batches cannot wait for each other's gradients; give micro-batches only to steps that write "
+                        "variables behind all gradients, and profile again what an older version has profiled"
+                    )
+
+    def _logical(self, name: str) -> str | None:
+        """How the answers of micro-batches to one question make the whole batch's: is all of it finite, is any of it not?"""
+        node = self.nodes[name]
+        sources = [source for source, _ in data_inputs(node)]
+        if node.op in _FINITE or (node.op in ("All", "Any") and self.nodes[sources[0]].op in _FINITE):
+            return "LogicalAnd" if node.op in ("All", "IsFinite") else "LogicalOr"
+        inner = {self._logical(source) for source in sources} if node.op in _LOGICAL else {None}
+        if node.op == "LogicalNot":
+            return {"LogicalAnd": "LogicalOr", "LogicalOr": "LogicalAnd"}.get(str(inner.pop()))
+        return node.op if inner == {node.op} else None
 
     # -- names -------------------------------------------------------------------------------------------------------
 

@@ -8,18 +8,31 @@ its share of one run, as if all were equally likely. O(ops of the bodies).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .inlining import CONTROL_FLOW_OPS
-from .nodes import op_def, output_types
+from .inlining import CONTROL_FLOW_OPS, used_functions
+from .nodes import op_def, output_types, writes_variable
 from .shapes import SHAPES
 
 Shape = tuple[int, ...]
 
 _COMPARISONS = frozenset({"Less", "LessEqual"})
 _MAX_DEPTH = 8
+
+
+def op_types(graph_def: Any, nodes: Iterable[Any]) -> tuple[str, ...]:
+    """The type of every op; of a conditional or loop whose body writes variables `IfUpdate`, `CaseUpdate`, `WhileUpdate`."""
+    return tuple(
+        f"{node.op}Update" if node.op in CONTROL_FLOW_OPS and any(writes(graph_def, node)) else node.op for node in nodes
+    )
+
+
+def writes(graph_def: Any, node: Any) -> Iterator[Any]:
+    """The ops that write variables when `node` runs: itself, or ops of its bodies."""
+    bodies = used_functions(graph_def, [node]) if node.op in CONTROL_FLOW_OPS else []
+    return (op for op in (node, *(op for body in bodies for op in body.node_def)) if writes_variable(op.op))
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,15 @@ _HARMLESS_STATEFUL = frozenset({"VarHandleOp", "Placeholder", "_Arg", "_Retval"}
 def split(reference: str) -> tuple[str, int]:
     """Producer and output of an input as a GraphDef writes it; output -1 is a control dependency.
 
-    >>> split("a"), split("a:2"), split("^a")
-    (('a', 0), ('a', 2), ('a', -1))
+    In the body of a function an output has its argument's name as well, and is numbered within that argument.
+
+    >>> split("a"), split("a:2"), split("^a"), split("a:output:0")
+    (('a', 0), ('a', 2), ('a', -1), ('a', 0))
     """
     if reference.startswith("^"):
         return reference[1:], -1
     name, _, output = reference.partition(":")
-    return name, int(output or 0)
+    return name, int(output.rpartition(":")[2] or 0)
 
 
 def join(name: str, output: int) -> str:
@@ -70,6 +72,15 @@ def has_side_effect(op: str) -> bool:
     if definition is None or not definition.is_stateful:
         return False
     return op not in _HARMLESS_STATEFUL and not op.startswith(("Random", "TruncatedNormal", "Multinomial"))
+
+
+def writes_variable(op: str) -> bool:
+    """Does an op of this type write a variable? The state of a random generator does not count.
+
+    >>> writes_variable("AssignAddVariableOp"), writes_variable("ReadVariableOp"), writes_variable("RngReadAndSkip")
+    (True, False, False)
+    """
+    return has_side_effect(op) and any(word in op for word in ("Assign", "Apply", "Scatter"))
 
 
 def output_types(node: Any) -> list[int]:

@@ -17,6 +17,7 @@ from ...graph.opgraph import OpGraph
 from ...graph.step import Step
 from ..programs.kinds import is_program
 from ..roofline import estimated_us
+from .bodies import op_types
 from .colocation import colocation_groups
 from .estimated import work
 from .isolated import measure
@@ -216,7 +217,7 @@ def _graph(step: Step, structure: Structure, columns: dict[str, Any]) -> OpGraph
     colocation, groups = colocation_groups(structure.nodes, step.slots)
     return OpGraph(
         names=tuple(node.name for node in structure.nodes),
-        op_types=tuple(node.op for node in structure.nodes),
+        op_types=op_types(structure.graph_def, structure.nodes),
         tensor_producer=structure.tensor_producer,
         tensor_names=structure.tensor_names,
         consumer_ptr=structure.consumer_ptr,
