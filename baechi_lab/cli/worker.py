@@ -1,9 +1,9 @@
 """Serve this machine's devices to a run on several machines, until stopped; prints its address.
 
 TensorFlow's servers have no authentication and no encryption: whoever reaches the port can run any op as this user. So
-the worker is kept to this machine, and --secret puts TLS in front of it, for machines that have the same file
-(`baechi-lab secret FILE`). --trusted-network opens it to every interface; give it only on a network that nobody reaches
-whom you would not let run programs in your name.
+the worker is kept to this machine, whose users all reach it. --secret puts TLS in front of it, for machines that have the
+same file (`baechi-lab secret FILE`), and keeps this machine's other users out. --trusted-network opens it to every
+interface; give it only on a network that nobody reaches whom you would not let run programs in your name.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trusted-network", action="store_true",
         help="listen on every interface, unprotected: everyone on the network can run code as you",
     )  # fmt: skip
+    parser.add_argument(
+        "--trusted-users", action="store_true",
+        help="with --secret, where the system cannot keep them out: let all users of this machine run code as you",
+    )  # fmt: skip
     parser.add_argument("--follow-stdin", action="store_true", help="stop when standard input ends")
 
 
@@ -36,5 +40,5 @@ def run(arguments: argparse.Namespace) -> int:
     threads = options.whole(arguments.threads, "--threads", lowest=1)
     return server.main(
         arguments.bind, threads=threads, core=core, follow_stdin=arguments.follow_stdin,
-        trusted_network=arguments.trusted_network, secret=arguments.secret,
+        trusted_network=arguments.trusted_network, secret=arguments.secret, trusted_users=arguments.trusted_users,
     )  # fmt: skip

@@ -2,14 +2,17 @@
 
 On a machine without GPUs this is a real n-device cluster: one op at a time per worker, and transfers that go
 through TensorFlow's own rendezvous and the loopback network. The workers are kept to the loopback device; TensorFlow's
-servers have no authentication, so the other users of this machine can reach them (see `server`).
+servers have no authentication, so the other users of this machine can reach them (see `server`), which is warned of. A network
+namespace would keep them out, but also the programs that are to use the addresses, such as exported scripts.
 """
 
 from __future__ import annotations
 
 import subprocess
+import sys
 import tempfile
 import time
+import warnings
 from types import TracebackType
 from typing import IO
 
@@ -28,6 +31,15 @@ LOOPBACK_LINK = Link(400.0, 0.0008)
 """A round guess for two loopback workers (0.4 ms a message, 1.25 GB/s) until `bl.measure_link` replaces it."""
 
 
+def _outside() -> int:
+    """The stack level, as its caller gives it to `warnings.warn`, of the first frame that is not in this package."""
+    package = __name__.partition(".")[0]
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 class LocalCluster:
     """`n` single-threaded TensorFlow workers on loopback; a context manager.
 
@@ -39,6 +51,7 @@ class LocalCluster:
         timeout: seconds for all workers to start.
         trusted_network: start them as well where they cannot be kept to loopback (not on Linux): then everyone on the
             network can run code as you.
+        trusted_users: do not warn that all users of this machine can run code as you while the cluster is open.
         threads: of each worker, which share its core. With one, a tensor that is ready to be sent may wait for the ops that
             are ready behind it: TensorFlow leaves large sends to another thread. With two it leaves at once. Where threads
             share a core, those that have nothing to do sleep, instead of taking it from the one that works.
@@ -60,6 +73,7 @@ class LocalCluster:
         comm: str = "sequential",
         timeout: float = 120.0,
         trusted_network: bool = False,
+        trusted_users: bool = False,
         threads: int = 1,
     ) -> None:
         check_whole("n", n)
@@ -70,6 +84,12 @@ class LocalCluster:
         self._options = [str(threads), *(["--trusted-network"] if trusted_network else [])]
         if threads > 1 or n > cores():
             self._options.append("--no-spinning")
+        if not (trusted_users or trusted_network):
+            warnings.warn(
+                "TensorFlow's servers ask nobody who he is: while this LocalCluster is open, all users of this machine can run "
+                "code as you; where you trust them, say so with trusted_users=True",
+                stacklevel=_outside(),
+            )
         self._logs: list[IO[bytes]] = []
         self._processes: list[subprocess.Popen[bytes] | Forked] = []
         try:

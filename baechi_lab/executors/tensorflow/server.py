@@ -2,9 +2,10 @@
 
 TensorFlow's servers have NO AUTHENTICATION AND NO ENCRYPTION: whoever can connect to the port can run any op,
 reading and writing files included, as the user who started it. They listen on every interface, whatever address they
-are given; `loopback` keeps them to this machine (its other users still reach them). A worker for other machines needs a
-secret, with which `tunnel` puts mutual TLS in front of it, or `--trusted-network`, by which its user says that nobody
-else is on the network.
+are given; `loopback` keeps them to this machine, whose other users still reach them, which is warned of. A worker for other
+machines needs a secret, with which `tunnel` moves it to a network of its own, out of the reach of other users, and puts mutual
+TLS in front of it. `--trusted-network` says instead that nobody else is on the network, `--trusted-users` that a worker with a
+secret may stay within reach of the machine's other users, where the system allows no network of its own.
 
 The server starts knowing nobody: the session that uses it sends the whole ClusterSpec, so that a worker needs no
 list of the others. That is why its own job is called `unassigned`: TensorFlow refuses a ClusterSpec that repeats the
@@ -23,7 +24,7 @@ from ...errors import ExecutionError, InvalidInput
 from ...workers.bare import import_tensorflow
 from . import tunnel
 from .heap import keep_freed_memory
-from .loopback import REFUSAL, is_loopback, keep_to_loopback
+from .loopback import REFUSAL, USERS, is_loopback, keep_to_loopback, leave_network
 from .secret import check_secret
 
 LOOPBACK = "127.0.0.1"
@@ -44,26 +45,35 @@ def parse_bind(bind: str) -> tuple[str, int]:
 
 def start(
     host: str, port: int, threads: int = 1, *, trusted_network: bool = False, secret: str | None = None,
-    spinning: bool = True,
+    spinning: bool = True, trusted_users: bool = False,
 ) -> str:  # fmt: skip
     """Start the server in this process and return its address `host:port`.
 
-    With `secret`, a file of `make_secret`, those who have it reach the server there, through TLS. Without it and without
+    With `secret`, a file of `make_secret`, those who have it reach the server there, through TLS, and nobody else: the process
+    leaves the machine's network, unless `trusted_users` says that its other users may reach the server. Without it and without
     `trusted_network` the host must be loopback, and the server is reached from this machine alone. Threads that have
     nothing to do look for work for a while before they sleep, unless `spinning` is False.
 
     Raises `InvalidInput` for another host or a file that holds no secret, `ExecutionError` when the port is taken, the
-    address is not one of this machine, or this system cannot keep the server to loopback.
+    address is not one of this machine, or this system cannot keep the server to loopback, or other users from it.
     """
     if secret is not None and trusted_network:
         raise InvalidInput("--secret and --trusted-network contradict each other; give one of them")
     if secret is None and not trusted_network and not is_loopback(host):
         raise InvalidInput(f"bind names {host}: {REFUSAL}")
-    free = _free_port(host, port)
-    if secret is not None:
+    if trusted_users and secret is None:
+        raise InvalidInput(
+            "--trusted-users is given without --secret FILE; without a secret all users reach the worker anyway"
+        )
+    listener = _listener(host, port)
+    inside = free = int(listener.getsockname()[1])
+    if secret is None:
+        listener.close()
+    else:
         check_secret(secret)
-        tunnel.go_through(secret)
-    inside = free if secret is None else _free_port(LOOPBACK, 0)
+        _go_behind(secret, trusted_users)
+        with _listener(LOOPBACK, 0) as probe:
+            inside = int(probe.getsockname()[1])
     # Otherwise a session that this worker leads waits for ever for another worker that died.
     os.environ.setdefault("GRPC_FAIL_FAST", "true")
     tf = import_tensorflow()
@@ -81,7 +91,7 @@ def start(
             keep_to_loopback(inside)
         server.start()
         if secret is not None:
-            tunnel.Gate(host.strip("[]"), free, inside, secret)
+            tunnel.Gate(host.strip("[]"), free, inside, secret, listener)
     except tf.errors.OpError as error:
         raise ExecutionError(f"a TensorFlow server cannot start on {address}: {error.message}") from error
     except OSError as error:
@@ -92,27 +102,40 @@ def start(
 _RUNNING: list[object] = []
 
 
-def _free_port(host: str, port: int) -> int:
-    """Check that the address can be bound: TensorFlow itself would only log and hang or abort."""
+def _go_behind(secret: str, trusted_users: bool) -> None:
+    """What this process sends goes through TLS; unless its users are trusted, it leaves the machine's network."""
+    if trusted_users:
+        tunnel.go_through(secret)
+        return
     try:
-        with socket.create_server(
-            (host.strip("[]"), port), family=socket.AF_INET6 if "[" in host else socket.AF_INET
-        ) as probe:
-            return int(probe.getsockname()[1])
+        tunnel.move_behind(secret, leave_network)
+    except OSError as error:
+        raise ExecutionError(
+            f"other users of this machine cannot be kept from TensorFlow's server, which asks nobody who he is ({error}); where "
+            "you trust them all, say so with --trusted-users"
+        ) from error
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A socket at the address, or an error: TensorFlow itself would only log and hang or abort."""
+    try:
+        return tunnel.listen(host.strip("[]"), port)
     except OSError as error:
         raise ExecutionError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
 
 
 def main(
     bind: str = LOOPBACK + ":0", threads: int = 1, core: int | None = None, follow_stdin: bool = False,
-    trusted_network: bool = False, secret: str | None = None, spinning: bool = True,
+    trusted_network: bool = False, secret: str | None = None, spinning: bool = True, trusted_users: bool = False,
+    warned: bool = False,
 ) -> int:  # fmt: skip
     """Run one worker until it is stopped; prints its address on a line of its own.
 
     `bind` is `host:port` (loopback unless a host is named); `threads` ops run at a time; `core` pins the process to
     one processor core; `follow_stdin` ends it when its stdin does; `secret` lets those who have that file reach it
-    through TLS; `trusted_network` lets it listen on every interface, without authentication; without `spinning` its
-    idle threads sleep at once. Raises `InvalidInput`, `ExecutionError`.
+    through TLS, and `trusted_users` all users of this machine; `trusted_network` lets it listen on every interface, without
+    authentication; without `spinning` its idle threads sleep at once; `warned` says that the caller has said who reaches it.
+    Raises `InvalidInput`, `ExecutionError`.
     """
     host, port = parse_bind(bind)
     if core is not None and hasattr(os, "sched_setaffinity"):
@@ -121,7 +144,17 @@ def main(
     keep_freed_memory()
     if trusted_network:
         print("warning: everyone who reaches this machine's network can run code as you", file=sys.stderr)
-    address = start(host, port, threads, trusted_network=trusted_network, secret=secret, spinning=spinning)
+    elif secret is None and not warned:
+        print(f"warning: {USERS}", file=sys.stderr)
+    address = start(
+        host,
+        port,
+        threads,
+        trusted_network=trusted_network,
+        secret=secret,
+        spinning=spinning,
+        trusted_users=trusted_users,
+    )
     print(f"worker {address}", flush=True)
     if follow_stdin:
         sys.stdin.buffer.read()
@@ -138,7 +171,7 @@ if __name__ == "__main__":
     try:
         main(
             sys.argv[1], int(sys.argv[3]), core=int(sys.argv[2]), follow_stdin=True,
-            trusted_network="--trusted-network" in sys.argv, spinning="--no-spinning" not in sys.argv,
+            trusted_network="--trusted-network" in sys.argv, spinning="--no-spinning" not in sys.argv, warned=True,
         )  # fmt: skip
     except (ExecutionError, InvalidInput) as problem:
         sys.exit(str(problem))

@@ -1,10 +1,11 @@
 """Mutual TLS around TensorFlow's servers, which have neither encryption nor authentication of their own.
 
-One file holds a private key and its own certificate; who has the file may take part, nobody else. A server stays on the
-loopback device (`loopback`); in front of it a `Gate` listens on the network and lets in whoever proves to have the key.
-What goes out is asked of a `Proxy` on loopback, to which gRPC sends a CONNECT request (RFC 9110, 9.3.6) for every
-connection to another worker once `grpc_proxy` names it; that name holds a password, because others of this machine reach
-loopback too. Needs the standard library alone: exports take it along.
+One file holds a private key and its own certificate; who has the file may take part, nobody else. A server is in a network of
+its own (`loopback.leave_network`), which has two doors. In front of it a `Gate`, whose socket was made before, listens on the
+machine's network and lets in whoever proves to have the key. What goes out is asked of a `Proxy` on loopback, in a process that
+stays in the machine's network, to which gRPC sends a CONNECT request (RFC 9110, 9.3.6) for every connection to another worker
+once `grpc_proxy` names it; that name holds a password, because a process that only calls workers has its proxy where others of
+the machine reach it. Needs the standard library alone: exports take it along.
 """
 
 from __future__ import annotations
@@ -60,22 +61,28 @@ def context(secret: str | os.PathLike[str], *, server: bool) -> ssl.SSLContext:
 class Gate:
     """Listens at `host:port` and passes on to `target`, a port of this machine, what comes from who has the secret."""
 
-    def __init__(self, host: str, port: int, target: int, secret: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, host: str, port: int, target: int, secret: str | os.PathLike[str], listener: socket.socket | None = None
+    ) -> None:
+        """`listener` is a socket that listens there already, perhaps in another network than this thread's."""
         self._target = target
-        self.port = _serve(self._admit, host, port, context(secret, server=True))
+        self.port = _serve(self._admit, listener or listen(host, port), context(secret, server=True))
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await _join(reader, writer, *await asyncio.open_connection("127.0.0.1", self._target))
 
 
 class Proxy:
-    """Listens on loopback, and takes CONNECT requests with its password on, through TLS, to the named address."""
+    """Listens on loopback, and takes CONNECT requests with its password on, through TLS, to the named address.
 
-    def __init__(self, secret: str | os.PathLike[str]) -> None:
+    `listener` is a socket that listens already, perhaps in another network than this thread's.
+    """
+
+    def __init__(self, secret: str | os.PathLike[str], listener: socket.socket | None = None) -> None:
         self._context = context(secret, server=False)
         password = secrets.token_urlsafe(24)
         self._expected = b"Basic " + base64.b64encode(b"baechi:" + password.encode())
-        port = _serve(self._connect, "127.0.0.1", 0, None)
+        port = _serve(self._connect, listener or listen("127.0.0.1", 0), None)
         self.url = f"http://baechi:{password}@127.0.0.1:{port}"
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -101,13 +108,28 @@ class Proxy:
 def _own_proxy(secret: str) -> str:
     """The URL of a `Proxy` in a process that ends with this one: TensorFlow may wait for an answer with Python locked."""
     context(secret, server=False)
-    command = [sys.executable, "-I", "-B", os.path.abspath(__file__), secret]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    return _start_proxy(secret)()
+
+
+def _start_proxy(secret: str) -> Callable[..., str]:
+    """Start the process of a `Proxy`; call what is returned with its listener to get its URL."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-I", "-B", os.path.abspath(__file__), secret, str(theirs.fileno())]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, pass_fds=[theirs.fileno()]
+    )
     _RUNNING.append(process)
-    told = process.stdout.readline().decode().strip() if process.stdout else ""
-    if not told.startswith("http://"):
-        raise OSError("the process in front of the network did not start")
-    return told
+    theirs.close()
+
+    def url(listener: socket.socket | None = None) -> str:
+        with ours:
+            socket.send_fds(ours, [b"."], [] if listener is None else [listener.fileno()])
+            told = process.stdout.readline().decode().strip() if process.stdout else ""
+        if not told.startswith("http://"):
+            raise OSError("the process in front of the network did not start")
+        return told
+
+    return url
 
 
 _RUNNING: list[subprocess.Popen[bytes]] = []
@@ -118,14 +140,34 @@ def go_through(secret: str | os.PathLike[str]) -> None:
 
     Raises what `context` raises, `OSError` where no process can be started.
     """
+    _name_proxy(_own_proxy(os.path.abspath(secret)))
+
+
+def move_behind(secret: str | os.PathLike[str], leave_network: Callable[[], None]) -> None:
+    """As `go_through`, and this process leaves the machine's network, which its `Proxy` does not.
+
+    Raises what `context` and `leave_network` raise, `OSError` where no process can be started.
+    """
+    context(secret, server=False)
+    url = _start_proxy(os.path.abspath(secret))
+    leave_network()
+    with listen("127.0.0.1", 0) as listener:
+        _name_proxy(url(listener))
+
+
+def _name_proxy(url: str) -> None:
     # gRPC reads these in small letters.
-    os.environ["grpc_proxy"] = _own_proxy(os.path.abspath(secret))  # noqa: SIM112
+    os.environ["grpc_proxy"] = url  # noqa: SIM112
     os.environ["no_grpc_proxy"] = ""  # noqa: SIM112  # nor does a `no_proxy` of the user's take addresses out
 
 
-def _serve(handler: _Handler, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address."""
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+def _serve(handler: _Handler, listener: socket.socket, tls: ssl.SSLContext | None) -> int:
     """Serve connections in a thread that lives as long as the process; returns the port."""
-    listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError):
@@ -163,5 +205,6 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 if __name__ == "__main__":  # the process of `_own_proxy`; the end of its standard input ends it
-    print(Proxy(sys.argv[1]).url, flush=True)
+    passed = socket.recv_fds(socket.socket(fileno=int(sys.argv[2])), 1, 1)[1]
+    print(Proxy(sys.argv[1], *(socket.socket(fileno=number) for number in passed)).url, flush=True)
     sys.stdin.buffer.read()

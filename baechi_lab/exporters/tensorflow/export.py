@@ -147,7 +147,7 @@ def _start_workers(workers: Sequence[str]) -> str:
     if not workers:
         return ""
     lines = "\n".join(f"    python train.py --worker {address}{_option(workers)}" for address in workers)
-    warning = _WARNING if _option(workers) else "The workers are reached from this machine alone, by all of its users."
+    warning = _WARNING if _option(workers) else _USERS
     return f"""
 Start each worker first, on the machine of its address:
 
@@ -157,11 +157,17 @@ Start each worker first, on the machine of its address:
 """
 
 
+_USERS = """The workers are reached from this machine alone, but by ALL OF ITS USERS, who can run code as you while they run.
+Where you do not trust them, make a secret and give `--secret cluster.pem` to every command here."""
+
 _WARNING = """`cluster.pem` is a key and its certificate; whoever has it, and nobody else, reaches the workers, through TLS,
 and can run code as you there. Make it once, and copy it to every machine on a way that you trust:
 
     openssl req -x509 -newkey ed25519 -nodes -days 3650 -subj /CN=workers -keyout cluster.pem -out certificate.pem
     cat certificate.pem >> cluster.pem && chmod 600 cluster.pem
+
+Other users of a worker's machine do not reach it either: it has a network of its own (Linux network namespaces). Where the system
+allows none, it does not start; `--trusted-users` then says that you let them all run code as you.
 
 TensorFlow's servers themselves have NO AUTHENTICATION: with `--trusted-network` instead of `--secret cluster.pem` you say
 that you let everyone who reaches these machines run code as you."""

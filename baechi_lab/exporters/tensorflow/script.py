@@ -114,20 +114,24 @@ def main() -> None:
     parser.add_argument("--worker", metavar="HOST:PORT", help="serve as a worker of the cluster instead of training")
     parser.add_argument("--secret", metavar="FILE", help="the file that all machines of the cluster have (README.md)")
     parser.add_argument("--trusted-network", action="store_true", help="let everyone on the network run code as you")
+    parser.add_argument(
+        "--trusted-users", action="store_true", help="with --secret: let this machine's users run code as you"
+    )
     given = parser.parse_args()
     plan = json.loads((HERE / "placement.json").read_text())
     if not plan["workers"] and (given.worker or given.secret or given.trusted_network):
         parser.error(
             "this step was exported for the devices of one machine, without workers; run it with --steps alone"
         )
-    if given.secret:
+    if given.secret and not given.worker:
         from tunnel import go_through
 
         go_through(given.secret)
     if given.worker:
         from worker import serve
 
-        serve(given.worker, given.trusted_network, given.secret, 2 if plan["schedule"] else 1)  # the second one sends
+        threads = 2 if plan["schedule"] else 1  # the second one sends
+        serve(given.worker, given.trusted_network, given.secret, threads, given.trusted_users)
     elif plan["workers"]:
         sys.path.append(str(HERE))  # not there under `python -I`
         from watch import watched

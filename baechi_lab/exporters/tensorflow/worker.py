@@ -1,21 +1,33 @@
 """Serve as one worker of a cluster: `python train.py --worker HOST:PORT`. Exported by baechi_lab; yours to change."""
 
 import socket
+import sys
 import threading
 
 import tensorflow as tf
 import tunnel
 from heap import keep_freed_memory
-from loopback import REFUSAL, is_loopback, keep_to_loopback
+from loopback import REFUSAL, USERS, is_loopback, keep_to_loopback, leave_network
 
 
-def serve(address: str, trusted_network: bool, secret: str | None, threads: int = 1) -> None:
-    """Be the worker at `address`, behind TLS with a secret, else for this machine alone: TensorFlow asks nobody who he is."""
+def serve(
+    address: str, trusted_network: bool, secret: str | None, threads: int = 1, trusted_users: bool = False
+) -> None:
+    """Be the worker at `address`: with a secret behind TLS and in a network of its own, else for this machine alone.
+
+    TensorFlow asks nobody who he is. `trusted_users` leaves a worker with a secret within reach of this machine's users.
+    """
     host, _, port = address.rpartition(":")
     if not secret and not trusted_network and not is_loopback(host):
         raise SystemExit(f"{address}: {REFUSAL}")
     keep_freed_memory()
-    inside = free_port() if secret else int(port)
+    inside, listener = int(port), None
+    if secret:
+        listener = tunnel.listen(host.strip("[]"), inside)
+        go_behind(secret, trusted_users)
+        inside = free_port()
+    elif not trusted_network:
+        print(f"warning: {USERS}", file=sys.stderr)
     known = tf.train.ServerDef(job_name="unassigned", protocol="grpc", port=inside)
     known.cluster.job.add(name="unassigned").tasks[0] = address
     known.default_session_config.inter_op_parallelism_threads = threads
@@ -25,9 +37,23 @@ def serve(address: str, trusted_network: bool, secret: str | None, threads: int 
         keep_to_loopback(inside)
     server.start()
     if secret:
-        tunnel.Gate(host.strip("[]"), int(port), inside, secret)
+        tunnel.Gate(host.strip("[]"), int(port), inside, secret, listener)
     print("worker", address, flush=True)
     threading.Event().wait()
+
+
+def go_behind(secret: str, trusted_users: bool) -> None:
+    """Send through TLS; unless the machine's users are trusted, leave its network."""
+    if trusted_users:
+        tunnel.go_through(secret)
+        return
+    try:
+        tunnel.move_behind(secret, leave_network)
+    except OSError as error:
+        raise SystemExit(
+            f"other users of this machine cannot be kept from TensorFlow's server, which asks nobody who he is ({error}); where "
+            "you trust them all, say so with --trusted-users"
+        ) from None
 
 
 def free_port() -> int:
