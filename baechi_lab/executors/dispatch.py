@@ -52,7 +52,7 @@ def execute(
     worker: Worker | None = None,
     micro_batches: int | None = None,
     schedule: Any = None,
-    reduction: str = "mean",
+    reduction: str | None = None,
     native: bool | str = False,
 ) -> Run:
     """Run a placed training step on real devices, in a process of its own, and measure it.
@@ -94,8 +94,8 @@ def execute(
             device: the function's own `tf.function` with TensorFlow's graph optimizer on, or the Keras model's train
             function; PyTorch eager and through `torch.compile`. True for all that there are, or the name of one. Variables
             and optimizer state are then as before. It may use all cores, as the framework does.
-        reduction: "mean" or "sum": how the loss adds up over samples, so that the step is the undivided batch's (a PyTorch
-            step's loss is asked).
+        reduction: "mean" or "sum": how the loss adds up over samples, so that the step is the undivided batch's. None finds
+            out, from the graph of a TensorFlow step and from a PyTorch step's loss; a loss that is neither is warned of.
 
     Returns:
         a Run: `step_seconds` of the measured steps, `outputs` of all, the measured Timeline, `status`, `message`,
@@ -130,7 +130,7 @@ def execute(
         run = run_torch(
             cast("TorchStep", step), placement, steps, warmup=warmup, cluster=cluster, graph=graph, timeout=timeout,
             on_step=on_step, cancel=cancel, micro_batches=micro_batches, schedule=schedule,
-            reduction=None if reduction == "mean" else reduction,
+            reduction=reduction,
         )  # fmt: skip
         return _beside(run, ways, steps, warmup, stop)
     if isinstance(cluster, LocalCluster):
@@ -150,7 +150,7 @@ def execute(
     if micro_batches is not None or schedule is not None:
         from .tensorflow.pipelining import pipelined_step
 
-        cut = pipelined_step(step, placement, cluster, graph, micro_batches, schedule, reduction)
+        cut = pipelined_step(step, placement, cluster, graph, micro_batches, schedule, reduction, inputs)
         inputs = whole_batches(cast("Step", step), cut.micro_batches, inputs)
         step, placement, graph = cut.step, cut.placement, cut.graph
     run = run_tensorflow(

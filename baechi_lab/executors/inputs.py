@@ -134,6 +134,18 @@ def divided(step: Step, micro_batches: int, batch: Any) -> tuple[Any, ...]:
     return tuple(part[k] for k in range(count) for part in parts)
 
 
+def batch_axes(step: Step, micro_batches: int, inputs: Sequence[Any] | None) -> dict[str, int]:
+    """The axis along which each input is cut, by name; nothing for an input that is not cut. Without `inputs` the first."""
+    batch = None if inputs is None else next(iter(_one_by_one(step, inputs)), None)
+    if batch is not None:
+        arrays = [
+            np.asarray(value) for value in _flat(step, batch if isinstance(batch, (tuple, list, dict)) else (batch,))
+        ]
+        cut = {s.name: _axis(s, a.shape, micro_batches) for s, a in zip(step.inputs, arrays, strict=True)}
+        return {name: axis for name, axis in cut.items() if axis is not None}
+    return {spec.name: 0 for spec in step.inputs if spec.shape}
+
+
 def _axis(spec: TensorSpec, shape: tuple[int, ...], count: int) -> int | None:
     """The axis to cut, None for an input as the step takes it."""
     wanted = spec.shape

@@ -29,7 +29,7 @@ def export(
     workers: Sequence[str] = (),
     micro_batches: int | None = None,
     schedule: Any = None,
-    reduction: str = "mean",
+    reduction: str | None = None,
 ) -> Path:
     """Write a folder with the placed step and a `train.py` that imports only TensorFlow and NumPy.
 

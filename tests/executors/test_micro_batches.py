@@ -1,6 +1,7 @@
 """Steps of several micro-batches in TensorFlow: the undivided batch's results, the schedule's order, the simulator's names."""
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -357,6 +358,327 @@ def test_rows_of_looked_up_tables_are_known_by_their_readers(cases):
     scatters = [n for n in nodes.values() if n.op == "ResourceScatterSub"]
     indices = {node.input[1].split(":")[0] for node in scatters}
     assert len(scatters) == 2 and indices <= {name for name, _ in found} and len(found) == 2 * len(scatters)
+
+
+# -- the undivided batch, with other losses and updates -----------------------------------------------------------------
+
+RNG = np.random.default_rng(0)
+WORDS = RNG.normal(size=(8, 3, 4)).astype(np.float32)
+LABELS = RNG.integers(0, 5, (8, 3)).astype(np.int32)
+COUNTS = np.array([3, 3, 1, 2, 3, 1, 1, 3])[:, None] > np.arange(3)  # of each row the words that count
+
+
+def _gradient_step(loss, update=None):
+    """A step that trains one weight matrix by `loss(weight, *batch)`; `update(weight, gradient, loss)` writes it."""
+    import tensorflow as tf
+
+    weight = tf.Variable(np.linspace(-0.5, 0.5, 20, dtype=np.float32).reshape(4, 5), name="w")
+
+    @tf.function
+    def step(*batch):
+        with tf.GradientTape() as tape:
+            value = loss(weight, *batch)
+        gradient = tape.gradient(value, weight)
+        if update is None:
+            weight.assign_sub(0.5 * gradient)
+        else:
+            update(weight, gradient, value)
+        return value
+
+    return step
+
+
+def _squares(weight, words, *_):
+    import tensorflow as tf
+
+    return tf.reduce_mean((words[:, 0] @ weight - 1.0) ** 2)
+
+
+def _losses_of_words(weight, words, labels):
+    import tensorflow as tf
+
+    logits = tf.einsum("btc,cv->btv", words, weight)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+
+
+def _both(make, batch, worker, parts=4, steps=3):
+    """The undivided batch's run, and that of `parts` micro-batches."""
+    runs = []
+    for count in (1, parts):
+        step = bl.trace(make(), *(array[: len(array) // count] for array in batch))
+        graph = bl.profile(step, mode="estimated", hardware="cpu-core")
+        pipeline = {} if count == 1 else {"micro_batches": count, "schedule": "1f1b"}
+        runs.append(
+            bl.execute(
+                step, bl.Placement(device=[0] * graph.n), steps=steps, warmup=0, traced=0, inputs=batch, kind="cpu",
+                worker=worker, graph=graph, return_variables=True, progress=False, **pipeline,
+            )
+        )  # fmt: skip
+        assert runs[-1].status == "ok"
+    return runs
+
+
+def _assert_equal_steps(make, batch, worker, parts=4, steps=3):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        whole, divided_run = _both(make, batch, worker, parts, steps)
+    losses = [[float(o[0]) for o in run.outputs] for run in (whole, divided_run)]
+    assert len(set(losses[0])) > 1
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    values = [list(run.info["variables"].values()) for run in (whole, divided_run)]
+    for one, other in zip(*values, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+
+
+def _updates():
+    import tensorflow as tf
+
+    def descend(weight, gradient):
+        weight.assign_sub(0.1 * gradient)
+
+    def cond(weight, gradient, _):
+        tf.cond(tf.reduce_all(tf.math.is_finite(gradient)), lambda: (descend(weight, gradient), 0)[1], lambda: 0)
+
+    def nested_if(weight, gradient, loss):
+        if not tf.reduce_any(tf.math.is_nan(loss)):
+            if tf.norm(gradient) > 1e-3:
+                descend(weight, gradient)
+            else:
+                weight.assign_sub(gradient)
+
+    def loop(weight, gradient, _):
+        for _ in tf.range(2):
+            tf.function(descend)(weight, gradient)
+
+    def switch_case(weight, gradient, _):
+        tf.switch_case(tf.cast(tf.norm(gradient) > 0, tf.int32), [lambda: 0, lambda: (descend(weight, gradient), 0)[1]])
+
+    def raw(weight, gradient, loss):
+        if tf.math.is_finite(loss):
+            tf.raw_ops.ResourceApplyGradientDescent(var=weight.handle, alpha=0.1, delta=gradient)
+
+    def part(weight, gradient, _):
+        weight[:2].assign(weight[:2] - 0.1 * gradient[:2])
+
+    return [cond, nested_if, loop, switch_case, raw, part]
+
+
+@pytest.mark.parametrize("kind", range(6), ids=["cond", "nested_if", "loop", "switch_case", "raw", "part"])
+def test_a_conditional_update_reads_the_mean_gradient(kind, worker):
+    _assert_equal_steps(lambda: _gradient_step(_squares, _updates()[kind]), (WORDS,), worker)
+
+
+def test_a_conditional_update_of_looked_up_rows(worker):
+    """Rows and their indices are put one behind the other, also where only the body of a conditional scatters them."""
+    import tensorflow as tf
+
+    def make():
+        table = tf.Variable(np.arange(15, dtype=np.float32).reshape(5, 3) / 15, name="table")
+
+        @tf.function
+        def step(rows):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.gather(table, rows) ** 2)
+            gradient = tape.gradient(loss, table)
+            if tf.reduce_all(tf.math.is_finite(gradient.values)):
+                table.scatter_sub(tf.IndexedSlices(0.5 * gradient.values, gradient.indices))
+            return loss
+
+        return step
+
+    _assert_equal_steps(make, (np.array([4, 1, 4, 0, 2, 2, 4, 1], np.int32),), worker)
+
+
+@pytest.mark.parametrize("optimizer", ["loss scaling", "accumulation", "both"])
+def test_keras_optimizers_with_conditional_updates(optimizer, worker):
+    import keras
+
+    def make():
+        keras.utils.set_random_seed(0)
+        inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=None if optimizer == "loss scaling" else 2)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5)])
+        model.compile(inner if optimizer == "accumulation" else keras.optimizers.LossScaleOptimizer(inner), "mse")
+        return model
+
+    _assert_equal_steps(make, (WORDS[:, 0], RNG.normal(size=(8, 5)).astype(np.float32)), worker, steps=4)
+
+
+def test_updates_that_cannot_wait_for_all_gradients_are_refused():
+    import tensorflow as tf
+
+    def in_a_branch(weight, words):
+        if tf.reduce_all(tf.math.is_finite(weight)):
+            with tf.GradientTape() as tape:
+                loss = _squares(weight, words)
+            weight.assign_sub(tape.gradient(loss, weight))
+
+    def sharpness_aware(weight, words):
+        with tf.GradientTape() as tape:
+            loss = _squares(weight, words)
+        weight.assign_add(0.05 * tape.gradient(loss, weight))
+        with tf.GradientTape() as tape:
+            loss = _squares(weight, words)
+        weight.assign_sub(tape.gradient(loss, weight))
+
+    for train, message in [
+        (in_a_branch, r"op 'cond' .*, which runs once per step, reads 'words', which has an entry per sample"),
+        (sharpness_aware, "writes a variable that gradients of the same step wait for"),
+    ]:
+        weight = tf.Variable(np.ones((4, 5), np.float32), name="w")
+        with pytest.raises(bl.InvalidInput, match=message):
+            _unrolled(tf.function(partial(train, weight)), WORDS[:2])
+
+
+def _masked_losses():
+    import tensorflow as tf
+
+    def number(mask):
+        return tf.cast(mask, tf.float32)
+
+    def over_labels(weight, words, labels, mask):
+        labels = tf.where(mask, labels, -100)
+        counted = number(labels != -100)
+        total = tf.reduce_sum(_losses_of_words(weight, words, tf.maximum(labels, 0)) * counted)
+        return tf.math.divide_no_nan(total, tf.reduce_sum(counted))
+
+    def at_least_one(weight, words, labels, mask):
+        total = tf.reduce_sum(_losses_of_words(weight, words, labels) * number(mask))
+        return total / tf.cast(tf.maximum(tf.reduce_sum(tf.cast(mask, tf.int32)), 1), tf.float32)
+
+    def weights_that_add_up_to_one(weight, words, labels, mask):
+        shares = number(mask) / tf.reduce_sum(number(mask))
+        return tf.reduce_sum(_losses_of_words(weight, words, labels) * shares) + 0.01 * tf.nn.l2_loss(weight)
+
+    def quotient_of_means(weight, words, labels, mask):
+        total = tf.reduce_mean(_losses_of_words(weight, words, labels) * number(mask))
+        return total / tf.reduce_mean(number(mask)) + 0.1 * _squares(weight, words)
+
+    def rare_classes(weight, words, labels, mask):
+        positive = tf.reduce_sum(number(mask))
+        ratio = tf.reduce_sum(1.0 - number(mask)) / positive
+        logits = tf.reduce_sum(tf.einsum("btc,cv->btv", words, weight), -1)
+        return tf.reduce_mean(tf.nn.weighted_cross_entropy_with_logits(number(mask), logits, ratio))
+
+    return [over_labels, at_least_one, weights_that_add_up_to_one, quotient_of_means, rare_classes]
+
+
+@pytest.mark.parametrize("kind", range(5), ids=["labels", "at_least_one", "shares", "means", "rare_classes"])
+def test_a_divisor_that_the_inputs_tell_is_the_undivided_batchs(kind, worker):
+    _assert_equal_steps(lambda: _gradient_step(_masked_losses()[kind]), (WORDS, LABELS, COUNTS), worker)
+
+
+@pytest.mark.parametrize("parts", [4, 8])
+def test_keras_masks_are_those_of_the_undivided_batch(parts, worker):
+    """`Masking` and `mask_zero` divide by the number of words that count; micro-batches of one sample as well."""
+    import keras
+
+    def make():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3, 4)), keras.layers.Masking(), keras.layers.Dense(5)])
+        model.compile(keras.optimizers.SGD(0.5), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    _assert_equal_steps(make, (WORDS * COUNTS[..., None], LABELS), worker, parts)
+
+
+def test_a_sum_is_added_up_and_its_penalty_counts_once(worker):
+    """Without a word: the loss is a sum over the batch, and the penalty does not look at the batch."""
+    import tensorflow as tf
+
+    def loss(weight, words):
+        return 0.15 * tf.reduce_sum((words[:, 0] @ weight - 1.0) ** 2) + 0.5 * tf.nn.l2_loss(weight)
+
+    _assert_equal_steps(lambda: _gradient_step(loss), (WORDS,), worker)
+    _assert_equal_steps(lambda: _gradient_step(lambda w, x: loss(w, x) / 8.0), (WORDS,), worker)  # 8: the whole batch
+
+
+@pytest.mark.parametrize("factor", [1 / 10, 1 / 12, 7.0])
+def test_a_constant_that_may_be_a_number_of_samples_is_warned_of(factor):
+    """A micro-batch of 2 samples has 10 outputs; 12 may have been counted elsewhere; 7 is given as a divisor."""
+    import tensorflow as tf
+
+    def loss(weight, words):
+        total = tf.reduce_sum((words[:, 0] @ weight - 1.0) ** 2)
+        return total / factor if factor > 1 else total * factor
+
+    with pytest.warns(
+        UserWarning, match="divides a sum over the batch by (10|12|7), .* give reduction='mean' or 'sum'"
+    ):
+        _unrolled(_gradient_step(loss), WORDS[:2], reduction=None)
+
+
+def test_a_sum_divided_by_the_number_of_samples_is_a_mean(worker):
+    import tensorflow as tf
+
+    def loss(weight, words):
+        return tf.reduce_sum((words[:, 0] @ weight) ** 2) / tf.cast(tf.shape(words)[0], tf.float32)
+
+    _assert_equal_steps(lambda: _gradient_step(loss), (WORDS,), worker)
+
+
+def _mixing_losses():
+    import tensorflow as tf
+
+    def contrast(weight, words):
+        logits = (words[:, 0] @ weight) @ tf.transpose(words[:, 1] @ weight)
+        labels = tf.range(tf.shape(words)[0])
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+
+    def centred(weight, words):
+        outputs = words[:, 0] @ weight
+        return tf.reduce_mean((outputs - tf.reduce_mean(outputs, 0)) ** 2)
+
+    def root(weight, words):
+        return tf.sqrt(_squares(weight, words))
+
+    def mean_and_sum(weight, words):
+        return _squares(weight, words) + tf.reduce_sum((words[:, 1] @ weight) ** 2)
+
+    def kept_entries(weight, words):
+        return tf.reduce_mean(tf.boolean_mask(tf.einsum("btc,cv->btv", words, weight), words[..., 0] > 0) ** 2)
+
+    def learned_divisor(weight, words):
+        gate = tf.sigmoid(words[..., 0] * weight[0, 0])
+        return tf.reduce_sum(tf.einsum("btc,cv->btv", words, weight) ** 2 * gate[..., None]) / tf.reduce_sum(gate)
+
+    def drawn_divisor(weight, words):
+        mask = tf.cast(tf.random.uniform(tf.shape(words)[:2], seed=1) < 0.7, tf.float32)
+        return tf.reduce_sum(tf.einsum("btc,cv->btv", words, weight) ** 2 * mask[..., None]) / tf.reduce_sum(mask)
+
+    def pairs(weight, words):
+        outputs = words[:, 0] @ weight
+        return tf.reduce_mean(tf.reduce_sum((outputs[:, None] - outputs[None]) ** 2, -1))
+
+    return {
+        contrast: "compares samples with each other", centred: "reads a value of the whole batch for each of its samples",
+        root: "op 'Sqrt' is not linear", mean_and_sum: "adds a sum over the batch to a mean over it",
+        kept_entries: "averages over a number of entries that depends on the data", learned_divisor: "is not linear",
+        drawn_divisor: "is not linear", pairs: "compares samples with each other",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", range(8))
+def test_a_loss_that_mixes_samples_is_warned_of_before_the_first_step(kind):
+    loss, reason = list(_mixing_losses().items())[kind]
+    with pytest.warns(UserWarning, match=f"neither the mean nor the sum of its micro-batches' losses, as .*{reason}"):
+        _unrolled(_gradient_step(loss), WORDS[:2], reduction=None)
+
+
+def test_a_loss_that_is_not_returned_is_warned_of():
+    import tensorflow as tf
+
+    weight = tf.Variable(np.ones((4, 5), np.float32), name="w")
+
+    def step(words):
+        with tf.GradientTape() as tape:
+            loss = _squares(weight, words)
+        weight.assign_sub(tape.gradient(loss, weight))
+
+    with pytest.warns(UserWarning, match="step 'step' does not return its loss, .* give reduction='mean' or 'sum'"):
+        _unrolled(step, WORDS[:2], reduction=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _unrolled(step, WORDS[:2], reduction="mean")
 
 
 def test_statistics_of_the_batch_are_warned_of_once(worker):

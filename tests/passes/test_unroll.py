@@ -269,3 +269,16 @@ def test_a_step_that_would_fill_the_memory_is_refused():
         bl.InvalidInput, match=r"micro_batches is 10+; a step of the 2 ops .* may have 50000000 at most"
     ):
         bl.unroll(chain, 10**12)
+
+
+@pytest.mark.parametrize(
+    "kind", ["IfUpdate", "StatelessIfUpdate", "CaseUpdate", "WhileUpdate", "ResourceStridedSliceAssign"]
+)
+def test_bug_conditional_updates_ran_once_per_micro_batch(kind):
+    """A conditional that writes a variable runs once; one that writes nothing belongs to the micro-batch."""
+    edges = [(0, 1, 4), (1, 2, 4), (2, 3, 4)]
+    for op_type, role in ((kind, UPDATE), (kind.removesuffix("Update").removesuffix("StridedSliceAssign"), BACKWARD)):
+        graph = bl.OpGraph.from_edges(
+            [0, 5, 9, 1], edges, forward_of=[-1, -1, 1, -1], op_types=["VarHandleOp", "MatMul", "MatMulGrad", op_type]
+        )
+        assert roles(graph).tolist() == [SETUP, FORWARD, BACKWARD, role]

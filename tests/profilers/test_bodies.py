@@ -102,3 +102,23 @@ def test_keras_recurrent_layer():
     assert products == [([(5, 4), (4, 24)], 7), ([(5, 6), (6, 24)], 7)]  # input and recurrent kernels, four gates
     named = {f.signature.name for f in structure.graph_def.library.function}
     assert len(named) == 4  # condition and body of the loop and of its gradient; no leftovers of tracing
+
+
+def test_a_conditional_that_writes_variables_is_an_update():
+    """Also where a function within its branch does; the state of a random generator does not count."""
+    weight = tf.Variable([1.0, 2.0], name="w")
+    generator = tf.random.Generator.from_seed(1)
+
+    @tf.function
+    def inner(x):
+        weight.assign_sub(x)
+
+    @tf.function
+    def step(x):
+        if tf.reduce_all(x > 0):
+            inner(x)
+        y = tf.cond(tf.reduce_any(x > 1), lambda: x + generator.uniform([2]), lambda: x)
+        return tf.cond(tf.reduce_any(y > 2), lambda: y * 2, lambda: y)
+
+    graph = bl.profile(step, np.ones(2, np.float32), mode="estimated")
+    assert sorted(kind for kind in graph.op_types if "If" in kind) == ["If", "IfUpdate", "StatelessIf"]

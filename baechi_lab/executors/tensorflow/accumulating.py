@@ -121,22 +121,23 @@ def _is_rows(op: str, label: str) -> bool:
 class Sums:
     """Adds to a GraphDef the ops that join one tensor of all micro-batches; every tensor once.
 
-    `divisor`: sums of floating-point numbers are divided by it, where it is above 1. `named(op, output, k)`: the name that the
-    unrolled graph has for the joining of micro-batch k, or None. `logical(op)`: the type of op that joins what `op` says of
+    `divisor`: sums of floating-point numbers are divided by it where `is_averaged(tensor)`. `named(op, output, k)`: the name that
+    the unrolled graph has for the joining of micro-batch k, or None. `logical(op)`: the type of op that joins what `op` says of
     each micro-batch, true or false, or None.
     """
 
     def __init__(
-        self, graph: Any, rows: set[Tensor], divisor: int, named: Any, logical: Callable[[str], str | None], prefix: str
-    ) -> None:
+        self, graph: Any, rows: set[Tensor], divisor: int, is_averaged: Callable[[Tensor], bool], named: Any,
+        logical: Callable[[str], str | None], prefix: str,
+    ) -> None:  # fmt: skip
         self.graph, self.rows, self.divisor, self.named, self.prefix = graph, rows, divisor, named, prefix
-        self.logical = logical
+        self.is_averaged, self.logical = is_averaged, logical
         self._made: dict[tuple[Tensor, str], str] = {}
         self._means: dict[tuple[Tensor, str], str] = {}
 
-    def of(self, tensor: Tensor, dtype: int, parts: list[str]) -> str:
-        """The name of the joined tensor; `parts` are those of the micro-batches."""
-        return self.mean_of(tensor, dtype, self.chain(tensor, dtype, list(enumerate(parts)), ""), "")
+    def of(self, tensor: Tensor, dtype: int, parts: list[str], *, averaged: bool | None = None) -> str:
+        """The name of the joined tensor; `parts` are those of the micro-batches. `averaged` in place of `is_averaged`."""
+        return self.mean_of(tensor, dtype, self.chain(tensor, dtype, list(enumerate(parts)), ""), "", averaged)
 
     def chain(
         self, tensor: Tensor, dtype: int, parts: Sequence[tuple[int, str]], suffix: str, *, named: bool = True
@@ -166,12 +167,14 @@ class Sums:
                 total = made_node(self.graph, logical or "AddV2", name, [total, part], **types)
         return total
 
-    def mean_of(self, tensor: Tensor, dtype: int, total: str, suffix: str) -> str:
+    def mean_of(self, tensor: Tensor, dtype: int, total: str, suffix: str, averaged: bool | None = None) -> str:
         """`total` divided, where sums of its type are; `suffix` as in `chain`."""
         import tensorflow as tf
 
         kind = tf.dtypes.as_dtype(dtype)
-        if self.divisor == 1 or not (kind.is_floating or kind.is_complex):
+        if self.divisor == 1 or not (kind.is_floating or kind.is_complex) or averaged is False:
+            return total
+        if averaged is None and not self.is_averaged(tensor):
             return total
         if (tensor, suffix) not in self._means:
             base = self._base(tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from ...graph.opgraph import OpGraph
 from ...graph.placement import Placement
 from ...graph.step import Run, Step
 from ...simulator.pipelined import Pipelined, checked_pipeline, pipelined
+from ..inputs import batch_axes
 from .unrolling import unrolled_step
 
 
@@ -41,9 +43,11 @@ class PipelinedStep:
 
 def pipelined_step(
     step: Any, placement: Placement, cluster: Cluster | None, graph: OpGraph | None, micro_batches: int | None,
-    schedule: Any, reduction: str,
+    schedule: Any, reduction: str | None, inputs: Sequence[Any] | None = None,
 ) -> PipelinedStep:  # fmt: skip
     """Unroll a traced step; `graph` None is estimated, which says as a profile does which ops are forward and backward.
+
+    `inputs` are whole batches, of which only the shapes matter: they say along which axes a batch is cut.
 
     Raises `InvalidInput` and `UnknownNameError` as `bl.simulate(..., micro_batches=, schedule=)` does.
     """
@@ -58,5 +62,6 @@ def pipelined_step(
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     kind = next(iter(graph.duration_by_kind), "gpu")
     there = Cluster.uniform(placed.devices, kind=kind) if cluster is None else cluster
+    axes = batch_axes(step, count, inputs)
     pipe = pipelined(graph, there, placed, count, schedule)
-    return PipelinedStep(unrolled_step(step, graph, placed, pipe, reduction), pipe, count)
+    return PipelinedStep(unrolled_step(step, graph, placed, pipe, reduction, axes), pipe, count)

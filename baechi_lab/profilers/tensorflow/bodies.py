@@ -25,7 +25,8 @@ _MAX_DEPTH = 8
 def op_types(graph_def: Any, nodes: Iterable[Any]) -> tuple[str, ...]:
     """The type of every op; of a conditional or loop whose body writes variables `IfUpdate`, `CaseUpdate`, `WhileUpdate`."""
     return tuple(
-        f"{node.op}Update" if node.op in CONTROL_FLOW_OPS and any(writes(graph_def, node)) else node.op for node in nodes
+        f"{node.op}Update" if node.op in CONTROL_FLOW_OPS and any(writes(graph_def, node)) else node.op
+        for node in nodes
     )
 
 

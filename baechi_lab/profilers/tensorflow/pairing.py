@@ -164,7 +164,7 @@ class _Pairing:
 
     def _take(self, i: int, neighbours: list[int], found: NDArray[np.int32]) -> None:
         if found[i] < 0:
-            pairs = (int(found[k]) for k in neighbours if found[k] >= 0)
+            pairs = (int(found[k]) for k in neighbours if found[k] >= 0 and found[k] != i)
             loops = (k for k in neighbours if self.nodes[k].op in CONTROL_FLOW_OPS and not self.backward[k])
             found[i] = next(pairs, next(loops, -1))
 

@@ -1,0 +1,138 @@
+"""Adds to an unrolled graph the totals of the undivided batch that each micro-batch divides by (see `batch_values`).
+
+A total is computed from the inputs of all micro-batches, by copies of the ops that lead to it, before the first forward op. The
+input ops of the step wait for their turn in the schedule; so what both read is an input under `baechi_lab/batch/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+from ...profilers.tensorflow.nodes import data_inputs, join, output_types
+from .accumulating import Tensor, constant, made_node
+from .batch_values import REDUCTIONS, BatchValues, Samples, Total
+from .session import PREFIX
+
+TOTALS = f"{PREFIX}/batch"
+"""Scope of the ops."""
+
+
+class BatchTotals:
+    """The totals of one step; every op once.
+
+    Args:
+        graph: the GraphDef that gets the ops.
+        values: what is known of the step.
+        repeated: the ops that run once per micro-batch.
+        name_of: the name of an op for a micro-batch.
+        micro_batches: how many there are.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        values: BatchValues,
+        repeated: set[str],
+        name_of: Callable[[str, int], str],
+        micro_batches: int,
+    ) -> None:
+        self.graph, self.values, self.repeated, self.name_of, self.count = (
+            graph,
+            values,
+            repeated,
+            name_of,
+            micro_batches,
+        )
+        self._done: dict[tuple[str, int | None], str] = {}
+        self._joined: dict[Tensor, str] = {}
+        self._shares: dict[Tensor, str] = {}
+        self.fed: dict[str, str] = {}
+        """Input op of the step -> what is fed in its place."""
+
+    def enters(self, tensor: Tensor, reader: str) -> bool:
+        """Does `reader` read its share of the undivided batch's `tensor`?"""
+        of_totals = isinstance(self.values.of((reader, 0)), Total) and reader not in self.values.trained
+        return tensor in self.values.shared and not of_totals
+
+    def share(self, tensor: Tensor) -> str:
+        """The name of what each micro-batch reads in place of its own `tensor`."""
+        import tensorflow as tf
+
+        if tensor not in self._shares:
+            total, power = self._undivided(tensor), self.values.shared[tensor]
+            if power:
+                dtype = output_types(self.values.nodes[tensor[0]])[tensor[1]]
+                base = f"{TOTALS}/{tensor[0]}/{tensor[1]}/share"
+                factor = tf.constant(float(self.count) ** -power, tf.float64)
+                part = constant(self.graph, f"{base}/factor", factor, tf.dtypes.as_dtype(dtype))
+                total = made_node(self.graph, "Mul", base, [total, part], T=dtype)
+            self._shares[tensor] = total
+        return self._shares[tensor]
+
+    def feed(self, nodes: dict[str, Any]) -> None:
+        """Input ops that the copies read as well become Identity ops of what is fed."""
+        for name, source in self.fed.items():
+            node, fed = nodes[name], self.graph.node.add()
+            fed.CopyFrom(node)
+            fed.name = source
+            del fed.input[:]
+            waits = list(node.input)
+            node.ClearField("attr")
+            node.op, node.attr["T"].type = "Identity", fed.attr["dtype"].type
+            node.input[:] = [source, *waits]
+
+    def _undivided(self, tensor: Tensor) -> str:
+        """The tensor of the undivided batch."""
+        node = self.values.nodes[tensor[0]]
+        if not any(isinstance(self.values.of(source), Samples) for source in data_inputs(node)):
+            return self._copy(tensor, None)
+        if tensor not in self._joined:
+            self._joined[tensor] = self._join(tensor, REDUCTIONS.get(node.op, "AddV2"))
+        return self._joined[tensor]
+
+    def _join(self, tensor: Tensor, op: str) -> str:
+        import tensorflow as tf
+
+        node, base = self.values.nodes[tensor[0]], f"{TOTALS}/{tensor[0]}/{tensor[1]}"
+        dtype = output_types(node)[tensor[1]]
+        types = {} if op.startswith("Logical") else {"T": dtype}
+        parts = [self._copy(tensor, k) for k in range(self.count)]
+        total = reduce(
+            lambda a, b: made_node(self.graph, op, f"{base}/join{parts.index(b)}", [a, b], **types), parts
+        )  # fmt: skip
+        if node.op != "Mean":
+            return total
+        part = constant(
+            self.graph, f"{base}/part", tf.constant(1.0 / self.count, tf.float64), tf.dtypes.as_dtype(dtype)
+        )
+        return made_node(self.graph, "Mul", f"{base}/mean", [total, part], T=dtype)
+
+    def _copy(self, tensor: Tensor, k: int | None) -> str:
+        """The tensor of micro-batch `k`, or (None) of the undivided batch, before the schedule begins."""
+        name, output = tensor
+        if name not in self.repeated:
+            return join(self.name_of(name, 0), output)
+        node = self.values.nodes[name]
+        if node.op == "Placeholder":
+            at = self.name_of(name, k or 0)
+            return self.fed.setdefault(at, f"{TOTALS}/{at}")
+        if (name, k) not in self._done:
+            inputs = [
+                self.share(source)
+                if self.enters(source, name)
+                else self._undivided(source)
+                if k is None
+                else self._copy(source, k)
+                for source in data_inputs(node)
+            ]
+            copy = self.graph.node.add()
+            copy.CopyFrom(node)
+            copy.name = f"{TOTALS}/{name}" if k is None else f"{TOTALS}/{name}/mb{k}"
+            for key in ("_class", "_output_shapes"):
+                copy.attr.pop(key, None)
+            del copy.input[:]
+            copy.input.extend(inputs)
+            self._done[name, k] = copy.name
+        return join(self._done[name, k], output)
