@@ -7,7 +7,6 @@ which calls one layer after another, in the order of the code, whichever device 
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 import numpy as np
@@ -15,8 +14,8 @@ from numpy.typing import NDArray
 
 from baechi_lab.graph import CONTROL_BYTES, Cluster, OpGraph, Placement, Timeline
 from baechi_lab.graph.tensors import TensorTable
+from baechi_lab.profilers.torch.levels import code_order
 from baechi_lab.simulator import simulate
-from baechi_lab.torch.records import PARTS
 
 
 def last_in_first_out(graph: OpGraph) -> NDArray[np.int64]:
@@ -61,26 +60,9 @@ def one_after_another(graph: OpGraph) -> OpGraph:
     for tensor, producer in enumerate(graph.tensor_producer.tolist()):
         readers = graph.tensor_consumers(tensor).tolist()
         table.add(producer, str(tensor), int(graph.tensor_bytes[tensor]), readers)
-    for op, following in pairwise(_code_order(graph)):
+    for op, following in pairwise(code_order(graph).tolist()):
         table.add(op, "next", CONTROL_BYTES, [following])
     return graph.replace(**table.columns())
-
-
-def _code_order(graph: OpGraph) -> list[int]:
-    """Of the ops whose inputs are there the first one by index, parts before all others."""
-    pointer, successor = (a.tolist() for a in graph.successors)
-    missing = np.diff(graph.predecessors[0]).tolist()
-    rank = [(kind != PARTS, op) for op, kind in enumerate(graph.op_types)]
-    ready = [rank[op] for op in range(graph.n) if missing[op] == 0]
-    heapify(ready)
-    order: list[int] = []
-    while ready:
-        order.append(heappop(ready)[1])
-        for reader in successor[pointer[order[-1]] : pointer[order[-1] + 1]]:
-            missing[reader] -= 1
-            if missing[reader] == 0:
-                heappush(ready, rank[reader])
-    return order
 
 
 def parts_at_peak(timeline: Timeline, device: int) -> tuple[int, ...]:

@@ -267,6 +267,8 @@ class _Running:
 
     def _one(self, measurement: Measurement | None) -> None:
         synchronize()
+        for parameter in self.model.parameters():
+            parameter.grad = None
         if measurement is not None:
             measurement.begin(self.optimizer, [(part.inputs, part.targets) for part in self.parts])
         start = time.perf_counter()
@@ -288,27 +290,25 @@ class _Running:
 
     def _step(self, measurement: Measurement | None) -> torch.Tensor:
         """Forward passes run ahead of backward passes by as many micro-batches as may be under way; one update."""
-        for parameter in self.model.parameters():
-            parameter.grad = None
         waiting: deque[torch.Tensor] = deque()
         losses = []
+        backward = torch.Tensor.backward if measurement is None else measurement.run_backward
         for k, part in enumerate(self.parts):
             if measurement is not None:
                 measurement.micro_batch = k
             args, kwargs = part.arguments(self.model)
             self.session.divisors = self.adding.divisors[k]
-            outputs = self.model(*args, **kwargs)
+            outputs = self.model(*args, **kwargs)  # has a name until the step ends, as in `TorchStep.run`
             with dividing(self.adding.divisors[k]):
                 loss = part.loss_of(outputs) if measurement is None else measurement.computed(part.loss_of, outputs)
-            del outputs  # the backward pass keeps what it needs of them
             if self.adding.mean and len(self.parts) > 1:
                 loss = loss / len(self.parts)
             losses.append(loss.detach())
             waiting.append(loss)
             if len(waiting) == self.under_way:
-                waiting.popleft().backward()
+                backward(waiting.popleft())
         for loss in waiting:
-            loss.backward()
+            backward(loss)
         if self.wanted and self.gradients is None:
             named = self.model.named_parameters()
             self.gradients = {n: p.grad.float().cpu().numpy().copy() for n, p in named if p.grad is not None}

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...graph import MEMORY_CATEGORIES, Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
 from ...passes.offload import OFFLOADED
@@ -116,7 +117,7 @@ class Measurement(Observer):
         if self.storages is not None:
             self._hold(self.storages, optimizer, batch)
             if not self.on_gpus:
-                self.modes.enter_context(self.storages.scratch())
+                self.modes.enter_context(self.storages.from_events())
             self.modes.enter_context(self.storages.mode())
         for device in {torch.device(d) for d in self.session.plan.devices if d.startswith("cuda")}:
             index = device.index or 0
@@ -135,8 +136,6 @@ class Measurement(Observer):
             storages.add([tensor], device, persistent=True)
             if optimizer is not None:
                 storages.add(kept_by(optimizer, tensor), self.lent_to.get(name, device), persistent=True)
-            if tensor.grad is not None:
-                storages.add([tensor.grad], device)
         storages.add(tensors(batch), first, persistent=True)
         storages.add([] if optimizer is None else kept_besides(optimizer), first, persistent=True)
         if (lent := lent_state(optimizer)) is not None:
@@ -157,9 +156,9 @@ class Measurement(Observer):
 
     def finish(self) -> None:
         """The step is over: gradients that are there belong to their parameters."""
-        self.modes.close()
         if self.storages is not None:
             self.storages.keep(p.grad for p in self.model.parameters() if p.grad is not None)
+        self.modes.close()
 
     # -- the observer --------------------------------------------------------------------------------
 
@@ -181,6 +180,36 @@ class Measurement(Observer):
         loss = loss_of(outputs)
         self.stop(self.loss, outputs, loss)
         return loss
+
+    def run_backward(self, loss: torch.Tensor) -> None:
+        """The backward pass of a loss.
+
+        Autograd adds up gradients in place, except where a dispatch mode is active. So no mode is active between nodes.
+        """
+        if self.storages is None or self.on_gpus:
+            loss.backward()
+            return
+        for node in nodes_between(loss, ()):
+            self._follow_node(node, self.storages)
+        with _disable_current_modes():
+            loss.backward()
+
+    def _follow_node(self, node: Any, storages: Storages) -> None:
+        """Follow what a node makes."""
+        local = self.local
+
+        def before(gradients: Any) -> None:
+            if storages.local.op >= 0:
+                local.node_device = storages.local.device
+            local.node_mode = storages.mode()
+            local.node_mode.__enter__()
+
+        def after(into: Any, outof: Any) -> None:
+            local.node_mode.__exit__(None, None, None)
+            storages.between_nodes.append((time.perf_counter_ns(), getattr(local, "node_device", storages.home)))
+
+        node.register_prehook(before)
+        node.register_hook(after)
 
     def _device(self, op: int) -> int:
         """Of a call, or of the loss."""

@@ -60,7 +60,8 @@ def train(steps, devices=None):
         parts = list(zip(divided(inputs, MICRO_BATCHES), divided(targets, MICRO_BATCHES)))
         for part, labels in parts:
             args, kwargs = as_arguments(part, model)
-            waiting.append(loss_of(model(*args, **kwargs), labels))
+            outputs = model(*args, **kwargs)
+            waiting.append(loss_of(outputs, labels))
             total += waiting[-1].item() if MICRO_BATCHES == 1 else waiting[-1].detach()
             if len(waiting) == UNDER_WAY:
                 waiting.pop(0).backward()
@@ -69,6 +70,7 @@ def train(steps, devices=None):
         if optimizer is not None:
             optimizer.step()
         losses.append(float(total))
+        outputs = loss = None  # let go of before the next forward pass
         print(f"step {step}: loss {losses[-1]!r}, {time.perf_counter() - start:.4f} s", flush=True)
     return losses
 

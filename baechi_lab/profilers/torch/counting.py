@@ -84,8 +84,8 @@ def runs(func: Any) -> bool:
 class WorkWatch(MemoryWatch):
     """The handler that says who is running, and what it allocates."""
 
-    def __init__(self, found: Trace, training: bool, counter: Counter):
-        super().__init__(found, training, cuda=False)
+    def __init__(self, model: nn.Module, found: Trace, training: bool, counter: Counter):
+        super().__init__(model, found, training, cuda=False)
         self.counter = counter
         self.loss_of: tuple[int, ...] | None = None
 
@@ -110,5 +110,4 @@ class WorkWatch(MemoryWatch):
         yield
         column = self.forward if phase == "f" else self.backward
         column[op] = max(column[op], temporary_peak(counter.changes[start:]))
-        if phase != "f":
-            self.spanned(op, start, len(counter.changes), phase == "v")
+        self.spanned(phase, op, start, len(counter.changes))

@@ -119,7 +119,7 @@ def estimate_layers(
         args, kwargs, targets = batch
         counter.know_quantized(model)
         found = trace(model, (args, kwargs), atomic=atomic)
-        watch = WorkWatch(found, training, counter)
+        watch = WorkWatch(model, found, training, counter)
         interceptor = Interceptor(model, found.layers, watch).install()
         try:
             loss_of = None if step is None else replace(step, targets=targets).loss_of
@@ -156,5 +156,6 @@ def estimate_layers(
         name=type(model).__name__.lower(),
         loss=loss,
         batch_bytes=0 if step is None else sum(tensor_bytes(t) for t in tensors(batch)),
+        outputs_named=step is not None,
     )
     return LayerEstimate(layers, (*counter.rows, *again))

@@ -32,6 +32,7 @@ from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.opgraph import GROWS, OWN, VIEW
 from ...graph.tensors import TensorTable
 from ...torch.records import PARTS, UPDATE, Trace
+from .levels import with_measured_levels
 from .memory import CallMemory
 from .parts import Values, values_of
 from .updating import Update
@@ -72,6 +73,7 @@ class LayerProfile:
     for its backward pass and the bytes of what else it saves. `trained` are int64 bytes of the parameters that get a
     gradient, which is smaller where it is sparse. `update` is what the optimizer's update takes, where it is part
     of the step. `batch_bytes` are the inputs and targets where the step is known; they wait with the first call.
+    `outputs_named` says that the training loop has a name for the model's outputs until the step ends.
     """
 
     trace: Trace
@@ -89,6 +91,7 @@ class LayerProfile:
     halves: Halves | None = None
     loss: Loss | None = None
     batch_bytes: int = 0
+    outputs_named: bool = False
 
     @property
     def temporaries(self) -> NDArray[np.int64]:
@@ -136,11 +139,12 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -
     # A trailing underscore says "in place", as in the names of PyTorch's functions.
     forward_types = [f"{c.op_type}_" if c.inplace and c.module is not None else c.op_type for c in trace.calls]
     table = TensorTable()
-    _forward_tensors(table, profile, values, backward, weights)
+    outputs = _outputs(profile, backward)
+    _forward_tensors(table, profile, values, backward, weights, outputs)
     _backward_tensors(table, trace, backward, weights)
     _update_tensors(table, profile, backward, weights, updates, released)
     for op, back in loss.items():
-        _loss_tensors(table, profile, values, op, back, backward, weights)
+        _loss_tensors(table, profile, values, op, back, backward, weights, outputs)
     beside = (backward.items(), weights.items(), updates.items(), released.items(), values.beside())
     colocation, groups = _groups(trace, [pair for pairs in beside for pair in pairs], len(forward_of), profile.loss)
     temporary, persistent, reuse = _bytes(profile, backward, weights, table)
@@ -152,7 +156,12 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -
         states[list(updates)] = 0
     persistent[:n] += states
     shared = np.repeat([OWN, VIEW, OWN], [len(updates) + len(released), len(values.op), 2 * len(loss)])
-    return OpGraph(
+    persistent, reuse = np.r_[persistent, kept, [0] * 2 * len(loss)], np.r_[reuse, shared]
+    if outputs.bytes:
+        keeper = next(iter(loss.values()), outputs.first)
+        persistent[keeper] += outputs.bytes
+        reuse[keeper] = GROWS
+    graph = OpGraph(
         names=(
             *names,
             *(f"{names[i]}/backward" for i in backward),
@@ -171,14 +180,25 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -
         ),
         duration_us=durations(profile),
         temp_bytes=np.r_[temporary, while_updating, _loss_temporary(profile, table, loss)],
-        persistent_bytes=np.r_[persistent, kept, [0] * 2 * len(loss)],
-        reuse=np.r_[reuse, shared] if profile.mode == "training" else None,
+        persistent_bytes=persistent,
+        reuse=reuse if profile.mode == "training" else None,
         colocation=colocation,
         colocation_names=groups,
         forward_of=np.array(forward_of),
         name=profile.name,
         **table.columns(),
     )
+    return graph if profile.mode != "training" else with_measured_levels(graph, _levels(profile, backward, loss))
+
+
+def _levels(profile: LayerProfile, backward: dict[int, int], loss: dict[int, int]) -> dict[int, int]:
+    """Op -> what the step was measured to hold while it ran, at most."""
+    found = {i: memory.level for i, memory in enumerate(profile.memory)}
+    found |= {op: profile.memory[i].backward_level for i, op in backward.items()}
+    for op, back in loss.items():
+        memory = profile.loss.memory  # type: ignore[union-attr]
+        found |= {op: memory.level, back: memory.backward_level}
+    return {op: level for op, level in found.items() if level > 0}
 
 
 def durations(profile: LayerProfile) -> NDArray[np.float64]:
@@ -238,11 +258,45 @@ def _values(profile: LayerProfile, first: int) -> Values:
     return values_of(trace, sorted(read) if profile.mode == "training" else (), first)
 
 
+@dataclass(frozen=True)
+class _Outputs:
+    """The model's outputs that the training loop has a name for: `bytes` from the `first` backward op to the end of the step.
+
+    They lie in `storages`; no backward op reads them besides, or they would count twice.
+    """
+
+    first: int = -1
+    bytes: int = 0
+    storages: frozenset[int] = frozenset()
+
+
+def _outputs(profile: LayerProfile, backward: dict[int, int]) -> _Outputs:
+    """Outputs count beside the loss. Those of another group that its backward ops have saved are there by that."""
+    trace = profile.trace
+    if not (profile.outputs_named and backward):
+        return _Outputs()
+    last = next(iter(backward))
+    home = last if profile.loss is None else profile.loss.call
+    beside = {home, *(i for group in trace.groups if home in group for i in group)}
+    size: dict[int, int] = {}
+    for value in trace.values:
+        size[value.storage] = max(size.get(value.storage, 0), value.size_bytes)
+    readers = _readers(profile, backward)
+    saved = {v.storage for k, v in enumerate(trace.values) if any(op >= len(trace.calls) for op in readers.get(k, ()))}
+    returned = {(trace.values[k].storage, trace.values[k].producer in beside) for k in trace.returned}
+    storages = frozenset(storage for storage, near in returned if near or storage not in saved)
+    return _Outputs(backward[last], sum(size[storage] for storage in storages), storages)
+
+
 def _forward_tensors(
-    table: TensorTable, profile: LayerProfile, values: Values, backward: dict[int, int], weights: dict[int, int]
-) -> None:
+    table: TensorTable, profile: LayerProfile, values: Values, backward: dict[int, int], weights: dict[int, int],
+    outputs: _Outputs,
+) -> None:  # fmt: skip
     trace = profile.trace
     readers = _readers(profile, backward)
+    for k, ops in readers.items():
+        if trace.values[k].storage in outputs.storages:
+            ops.difference_update(backward.values())
     halves = {backward[i]: op for i, op in weights.items()}
     for ops in readers.values():
         ops.update([halves[op] for op in ops if op in halves])
@@ -271,12 +325,12 @@ def _loss_names(names: list[str], loss: dict[int, int]) -> list[str]:
 
 def _loss_tensors(
     table: TensorTable, profile: LayerProfile, values: Values, op: int, back: int, backward: dict[int, int],
-    weights: dict[int, int],
+    weights: dict[int, int], outputs: _Outputs,
 ) -> None:  # fmt: skip
     trace, memory = profile.trace, profile.loss.memory  # type: ignore[union-attr]
     for k, position in trace.returned.items():
         value = trace.values[k]
-        kept = position in memory.saves_inputs
+        kept = position in memory.saves_inputs and value.storage not in outputs.storages
         values.add(table, k, [op, back] if kept else [op])
         if position in profile.loss.outputs and value.producer in backward:  # type: ignore[union-attr]
             table.add(back, f"gradient:{k}", value.size_bytes, _both(value.producer, backward, weights))

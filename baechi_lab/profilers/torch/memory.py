@@ -39,7 +39,9 @@ class CallMemory:
 
     `saves_inputs` are positions among the tensors passed in, `saves_outputs` says whether it saves its own outputs,
     `saved_bytes` is what else it saves (dropout masks, statistics; parameters excluded). `backward_peak` is the most that
-    its backward pass holds beyond what is there when it begins, the gradients that it makes included.
+    its backward pass holds beyond what is there when it begins, the gradients that it makes included. `level` and
+    `backward_level` are the most that the whole step holds while the call runs, and while its backward pass does, beyond what
+    is there when the step begins; 0 where that is not known.
     """
 
     forward_temp: int = 0
@@ -48,6 +50,8 @@ class CallMemory:
     saves_outputs: bool = False
     saved_bytes: int = 0
     backward_peak: int = 0
+    level: int = 0
+    backward_level: int = 0
 
 
 def measure_memory(
@@ -55,7 +59,7 @@ def measure_memory(
 ) -> tuple[CallMemory, ...]:
     """One more run of the model under the handler below."""
     cuda = any(p.is_cuda for p in interceptor.model.parameters())
-    kept, watch = interceptor.handler, MemoryWatch(found, training, cuda)
+    kept, watch = interceptor.handler, MemoryWatch(interceptor.model, found, training, cuda)
     interceptor.handler = watch
     try:
         if watch.cuda:
@@ -76,7 +80,8 @@ def measure_memory(
 class MemoryWatch(Handler):
     """The handler that watches allocations."""
 
-    def __init__(self, found: Trace, training: bool, cuda: bool):
+    def __init__(self, model: nn.Module, found: Trace, training: bool, cuda: bool):
+        self.model = model
         self.index, self.training = {**found.index, LOSS_KEY: len(found.calls)}, training
         self.again = [*(call.recomputed for call in found.calls), 0]
         n = len(found.calls) + 1  # the loss comes last
@@ -84,10 +89,13 @@ class MemoryWatch(Handler):
         self.inputs: list[tuple[int, ...]] = [()] * n
         self.own = [False] * n
         self.peaks = [0] * n
+        self.levels, self.backward_levels = [0] * n, [0] * n
         self.spans: dict[
             int, tuple[int, int]
         ] = {}  # backward pass of a call -> begin of its first window, end of its last
         self.begins: list[tuple[int, int, bool]] = []  # of all windows of the backward pass; their ops; of views
+        self.forward_begins: list[tuple[int, int]] = []  # of all windows of the forward pass, their ops
+        self.held_before = 0  # gradients that are there before the step begins, which it adds to
         self.owner: dict[Any, int] = {}  # node behind an output of a call, or behind a view of one -> the call
         self.cuda = cuda
         self.last: tuple[int, int] | None = (
@@ -101,6 +109,7 @@ class MemoryWatch(Handler):
         self.called: list[tuple[int, dict[int, int], set[int]]] = []
 
     def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        self.held_before = sum(storage_bytes(p.grad) for p in self.model.parameters() if p.grad is not None)
         self.called, self.constants, self.owner = [], set(), {}
         self.batch = {storage_key(t) for t in tensors((args, kwargs))}
         return args, kwargs
@@ -236,11 +245,15 @@ class MemoryWatch(Handler):
             op, first = self.last
             self.peaks[op] = max(self.peaks[op], int(torch.cuda.max_memory_allocated()) - first)
 
-    def spanned(self, op: int, start: int, end: int, view: bool) -> None:
-        """The next window of a call's backward pass, or of that of a view, in places of the list of changes.
+    def spanned(self, phase: str, op: int, start: int, end: int) -> None:
+        """The next window of a call, in places of the list of changes: forward, of its backward pass, or of that of a view.
 
         What views of an output make just before counts: the gradient of the whole from those of its parts.
         """
+        if phase == "f":
+            self.forward_begins.append((start, op))
+            return
+        view = phase == "v"
         earlier = takewhile(lambda window: window[1:] == (op, True), reversed(self.begins))
         known = self.spans.get(op, (min((begin for begin, *_ in earlier), default=start), end))
         self.begins.append((start, op, view))
@@ -257,6 +270,17 @@ class MemoryWatch(Handler):
         for op, (start, end) in self.spans.items():
             later = (begin for begin, of, _ in begins[bisect_left(begins, (end, -1, False)) :] if of != op)
             self.peaks[op] = max(0, *accumulate(changes[start : next(later, len(changes))], initial=0))
+        self._read_levels(changes)
+
+    def _read_levels(self, changes: list[int]) -> None:
+        """What the step holds from the beginning of a window to that of the next one, at most."""
+        held = list(accumulate(changes, initial=self.held_before))
+        rows = [(begin, op, self.levels) for begin, op in self.forward_begins]
+        rows += [(begin, op, self.backward_levels) for begin, op, _ in self.begins]
+        rows.sort(key=lambda row: row[0])
+        ends = [*(begin for begin, *_ in rows[1:]), len(changes)]
+        for (begin, op, column), end in zip(rows, ends, strict=True):
+            column[op] = max(column[op], *held[begin : end + 1])
 
     def _before(self) -> int:
         if not self.cuda:
@@ -278,8 +302,7 @@ class MemoryWatch(Handler):
             kind, op = label[0], int(label[1:])
             column = self.forward if kind == "f" else self.backward
             column[op] = max(column[op], temporary_peak(changes[start:end]))
-            if kind != "f":
-                self.spanned(op, start, end, kind == "v")
+            self.spanned(kind, op, start, end)
         self.read_spans(changes)
 
     def result(self) -> tuple[CallMemory, ...]:
@@ -288,7 +311,10 @@ class MemoryWatch(Handler):
         backward = [
             max(b, f) if twice else b for f, b, twice in zip(self.forward, self.backward, self.again, strict=True)
         ]
-        rows = zip(self.forward, backward, self.inputs, self.own, self.saved_bytes, self.peaks, strict=True)
+        rows = zip(
+            self.forward, backward, self.inputs, self.own, self.saved_bytes, self.peaks, self.levels, self.backward_levels,
+            strict=True,
+        )  # fmt: skip
         return tuple(CallMemory(*row) for row in rows)
 
 
@@ -308,12 +334,6 @@ def marks(profiler: Any, label: str) -> tuple[list[int], list[tuple[str, int, in
         if event.name().startswith(label)
     ]
     return [size for _, size in changes], marked
-
-
-def windows(profiler: Any, label: str) -> Iterator[tuple[int, list[int]]]:
-    """The number of each record under `label`, and what the CPU's allocator gave and took back within it."""
-    changes, marked = marks(profiler, label)
-    return ((int(number), changes[start:end]) for number, start, end in marked)
 
 
 def temporary_peak(changes: list[int]) -> int:

@@ -192,7 +192,7 @@ def profile_operators(
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_note(name, gradients, recorder))
-        interceptor = Interceptor(model, found.layers, WorkWatch(found, training, recorder)).install()
+        interceptor = Interceptor(model, found.layers, WorkWatch(model, found, training, recorder)).install()
         recorder.recording = True
         try:
             run_once(model, args, kwargs, training)

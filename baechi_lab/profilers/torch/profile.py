@@ -195,6 +195,7 @@ def profile_layers(
     made = replace(made, update=update)
     if batch is not None:
         made = replace(made, batch_bytes=sum(tensor_bytes(t) for t in tensors(batch)))
+    made = replace(made, outputs_named=loss is not None)
     if loss is not None and training and found.results and timer.loss_of is not None:
         us = timer.forward[-1] / runs, timer.backward[-1] / runs
         made = replace(made, loss=Loss(found.results[0], *us, memory[-1], timer.loss_of))
@@ -307,19 +308,20 @@ def run_once(
     """A forward pass, and in training a backward pass from the loss, or all outputs that have gradients.
 
     A model that makes its own loss returns it under that name, as those of Hugging Face do. `loss` computes it of the
-    outputs. `keep` leaves the gradients.
+    outputs, which have a name until the backward pass is over, as in `TorchStep.run`. `keep` leaves the gradients.
     """
     if not training:
         with torch.no_grad():
             model(*args, **kwargs)
         return
-    made = model(*args, **kwargs)
-    if loss is not None:
-        made = loss(made)
-    own = made.get("loss") if isinstance(made, Mapping) else None
-    outputs = [t for t in tensors(made if own is None else own) if t.requires_grad]
-    del made, own
-    torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
+    outputs = model(*args, **kwargs)
+    if loss is None:
+        own = outputs.get("loss") if isinstance(outputs, Mapping) else None
+        ends = [t for t in tensors(outputs if own is None else own) if t.requires_grad]
+        del outputs, own
+    else:
+        ends = [t for t in [loss(outputs)] if t.requires_grad]
+    torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
     if not keep:
         for parameter in model.parameters():
             parameter.grad = None

@@ -113,7 +113,7 @@ def _followed(
     following.add(kept_besides(optimizer), first)
     states = [(held.device, held.size) for held in following.held[there:]]
     begun = time.perf_counter_ns()
-    with nullcontext() if any(p.is_cuda for p in model.parameters()) else following.scratch(), following.mode():
+    with nullcontext() if any(p.is_cuda for p in model.parameters()) else following.from_events(), following.mode():
         optimizer.step()
     for held in following.held:
         if held.start_ns < begun:  # what was there and is given back makes room

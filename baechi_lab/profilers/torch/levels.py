@@ -1,0 +1,73 @@
+"""What a step was measured to hold while each call runs, beside what its graph accounts for.
+
+Idea: a graph says for how long tensors live by who reads them. What it cannot say is also held in a real step: tensors that a
+forward has given a name, parts of gradients that are added up, what objects between the layers keep. The profiled step ran on one
+device in the order of the code, and so can its graph. Where the step held more while an op ran than the graph accounts for,
+the difference belongs to that op's temporaries. So one device is never simulated below what was measured, under any optimizer.
+A device that runs ops in the order of readiness (`fifo`) may have its peak elsewhere; where that is lower than the measured one,
+one op has the difference as well.
+
+Complexity: O(ops log ops + edges).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import OpGraph
+from ...passes.peak import readiness_order
+from ...passes.shared_peak import levels
+from ...torch.records import PARTS
+
+
+def code_order(graph: OpGraph) -> NDArray[np.int64]:
+    """int64[n]: of the ops whose inputs are there the first one by index, parts before all others, as PyTorch runs them.
+
+    Autograd goes through the backward ops by their index, too. Parts of a tensor are there as soon as the tensor is.
+
+    >>> graph = OpGraph.from_edges([1] * 5, [(0, 1, 30), (2, 3, 30), (1, 4, 1), (3, 4, 1)])    # two branches
+    >>> code_order(graph).tolist()
+    [0, 1, 2, 3, 4]
+    """
+    pointer, successor = (a.tolist() for a in graph.successors)
+    missing = np.diff(graph.predecessors[0]).tolist()
+    rank = [(kind != PARTS, op) for op, kind in enumerate(graph.op_types)]
+    ready = [rank[op] for op in range(graph.n) if missing[op] == 0]
+    heapify(ready)
+    order: list[int] = []
+    while ready:
+        order.append(heappop(ready)[1])
+        for reader in successor[pointer[order[-1]] : pointer[order[-1] + 1]]:
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                heappush(ready, rank[reader])
+    return np.array(order, dtype=np.int64)
+
+
+def with_measured_levels(graph: OpGraph, measured: Mapping[int, int]) -> OpGraph:
+    """The graph whose ops have what else was held while they ran as temporary bytes.
+
+    `measured` is op -> bytes that were held at most, without the persistent bytes that are there before the step.
+
+    >>> graph = OpGraph.from_edges([1, 1], [(0, 1, 30)], persistent_bytes=[5, 0], reuse=[0, 0])
+    >>> with_measured_levels(graph, {0: 40, 1: 20}).temp_bytes.tolist()
+    [10, 0]
+    """
+    if not measured:
+        return graph
+    ops, held = np.array(list(measured)), np.array(list(measured.values()), dtype=np.int64)
+    temporary = graph.temp_bytes.copy()
+    in_code_order = levels(graph, code_order(graph))
+    temporary[ops] += np.maximum(held - in_code_order[ops], 0)
+    graph = graph.replace(temp_bytes=temporary)
+    in_order_of_readiness = levels(graph, readiness_order(graph))
+    missing = int(held.max() - in_order_of_readiness.max())
+    if missing > 0:
+        earlier = np.maximum(levels(graph, code_order(graph)) - in_order_of_readiness, 0)
+        op = np.lexsort((-in_order_of_readiness, earlier))[0]
+        temporary[op] += held.max() - in_order_of_readiness[op]
+    return graph.replace(temp_bytes=temporary)
