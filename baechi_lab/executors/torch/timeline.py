@@ -179,6 +179,8 @@ class Measurement(Observer):
         self.start(self.loss, outputs)
         loss = loss_of(outputs)
         self.stop(self.loss, outputs, loss)
+        if self.storages is not None:
+            self.storages.keep(tensors(outputs))
         return loss
 
     def run_backward(self, loss: torch.Tensor) -> None:

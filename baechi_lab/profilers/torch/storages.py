@@ -100,8 +100,8 @@ class Storages:
         running = sorted((e.start_ns(), e.start_ns() + e.duration_ns(), int(e.name()[len(_LABEL) :])) for e in events)
         if not running:
             return
-        # Both clocks count nanoseconds; the shortest way into a label is the best pair of both.
-        ahead = min(start - self.ran[label].start_ns for start, _, label in running)
+        # Both clocks count nanoseconds. An operator starts after its label, so that no end comes too early by this.
+        ahead = max(start - self.ran[label].start_ns for start, _, label in running)
         blocks = _blocks(profiler)
         known: set[int] = set()
         rows, self.held = self.held, []
@@ -189,7 +189,7 @@ class Storages:
                 if not self.by_events and self._known(tensor) is not None:
                     continue
                 held = Held(
-                    here if device is None else device, 0, op, time.perf_counter_ns(), -1, persistent, received,
+                    here if device is None else device, tensor.nbytes, op, time.perf_counter_ns(), -1, persistent, received,
                 )  # fmt: skip
                 self.held.append(held)
                 self.at[address] = held
@@ -253,6 +253,7 @@ class _Following(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         held = self.storages.running((args, kwargs))
         with record_function(f"{_LABEL}{held.label}"):
+            held.start_ns = time.perf_counter_ns()
             outputs = func(*args, **(kwargs or {}))
         held.end_ns = time.perf_counter_ns()
         self.storages.ran_to(outputs, args)
