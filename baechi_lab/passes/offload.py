@@ -16,6 +16,7 @@ How long is early enough is estimated on one device that runs the ops one after 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -28,6 +29,7 @@ from ..errors import InvalidInput, UnknownOpError
 from ..graph import CONTROL_BYTES, HOST, Cluster, Link, OpGraph, Placement
 from ..graph.kernels.csr import offsets
 from ..graph.opgraph import OWN, VIEW
+from ..graph.units import format_bytes
 from .base import Pass
 from .repeatable import Parts
 
@@ -60,8 +62,13 @@ def offload(
         host: name of the device, needed where the cluster has several hosts.
         lead: how early a copy back begins, in times that its transfer takes.
 
+    Both graphs are simulated on one device beside the host. Where the new one has the higher peak there, a warning says so; the
+    given graph is returned then, unless `ops` or `state` asked for the other. On several devices the peak depends on the
+    placement.
+
     Returns:
-        The new graph, whose ops on the host come last and are allowed there only; the given one where nothing waits.
+        The new graph, whose ops on the host come last and are allowed there only; the given one where nothing waits, or where
+        the peak would rise.
 
     Raises:
         InvalidInput: a coarse graph; no device of kind "host", or no other one; a host that is none; a share outside 0 to 1; an
@@ -73,6 +80,37 @@ def offload(
     >>> offload(graph, cluster).names
     ('op0', 'op1', 'op2', 'op3', 'op0/offloaded')
     """
+    moved = offloaded_graph(graph, cluster, ops, share=share, state=state, host=host, lead=lead)
+    if moved is graph:
+        return graph
+    before, after = _peaks(graph, moved, cluster)
+    if after <= before:
+        return moved
+    asked = ops is not None or state
+    warnings.warn(
+        f"offloading saves nothing here: the peak of graph {graph.name!r} on one device is {format_bytes(after)}, and "
+        f"{format_bytes(before)} without" + ("" if asked else "; the graph is returned as it was"),
+        stacklevel=2,
+    )
+    return moved if asked else graph
+
+
+def _peaks(graph: OpGraph, moved: OpGraph, cluster: Cluster) -> tuple[int, int]:
+    """Simulated bytes that one device beside the host holds at most, as the graph is and with what `moved` has on the host."""
+    from ..simulator import simulate
+
+    device = next(k for k, d in enumerate(cluster.devices) if d.kind != HOST)
+    placement = Placement(device=np.full(graph.n, device, dtype=np.int32))
+    with_host = offloaded_placement(placement, moved, cluster)
+    lines = simulate(graph, cluster, placement), simulate(moved, cluster, with_host)
+    return int(lines[0].peak_bytes[device]), int(lines[1].peak_bytes[device])
+
+
+def offloaded_graph(
+    graph: OpGraph, cluster: Cluster, ops: Iterable[str] | None = None, *, share: float = 1.0, state: bool = False,
+    host: str | None = None, lead: float = 2.0,
+) -> OpGraph:  # fmt: skip
+    """What `offload` gives, whatever it saves: for those who simulate it anyway. Arguments as there."""
     device = host_of(cluster, host)
     link = cluster.link_between(device, 0 if device else min(1, cluster.n - 1))
     others = tuple(dict.fromkeys(d.kind for d in cluster.devices if d.kind != HOST))

@@ -49,7 +49,8 @@ def recompute(
     op that keeps bytes get a group with it. An unrolled graph stays one, so a placement of its micro-batch holds for
     the copies too. An op that reads a variable itself is computed again before that variable's update.
     What a choice saves is checked on one device that runs ops in the order of readiness: "sqrt" tries other numbers of
-    segments where its own saves nothing, and a choice that saves nothing is a warning. O((ops + edges) log) besides a budget.
+    segments where its own saves nothing, and a choice that saves nothing is a warning. Where "sqrt" or "boundaries" would raise
+    the peak, the graph is returned as it was. O((ops + edges) log) besides a budget.
 
     Args:
         graph: the profile of a training step, not coarsened.
@@ -78,7 +79,7 @@ def recompute(
             another plan.
 
     Returns:
-        The new graph; the given one when nothing is computed again.
+        The new graph; the given one when nothing is computed again, or when a choice by name would raise the peak.
 
     Raises:
         UnknownNameError: no choice of that name.
@@ -152,9 +153,10 @@ class Recompute(Pass):
         for other in choices:
             if readiness_peak(other) < before:
                 return other
+        rises = peak > before and self.drop is None and (self.keep is None or self.keep in KEEP)
         warnings.warn(
             f"recomputing saves nothing here: the peak of graph {graph.name!r} on one device is {format_bytes(peak)}, and "
-            f"{format_bytes(before)} without",
+            f"{format_bytes(before)} without" + ("; the graph is returned as it was" if rises else ""),
             stacklevel=3,
         )
-        return first
+        return graph if rises else first
