@@ -80,7 +80,15 @@ def offload(
     >>> offload(graph, cluster).names
     ('op0', 'op1', 'op2', 'op3', 'op0/offloaded')
     """
-    moved = offloaded_graph(graph, cluster, ops, share=share, state=state, host=host, lead=lead)
+    device = host_of(cluster, host)
+    link = cluster.link_between(device, 0 if device else min(1, cluster.n - 1))
+    others = tuple(dict.fromkeys(d.kind for d in cluster.devices if d.kind != HOST))
+    chosen = Offload(
+        cluster.names[device], link.latency_us, link.us_per_byte, None if ops is None else names_of(ops), share, state, lead,
+        others,
+    )  # fmt: skip
+    chosen.check()
+    moved = chosen.apply(graph)
     if moved is graph:
         return graph
     before, after = _peaks(graph, moved, cluster)
@@ -104,22 +112,6 @@ def _peaks(graph: OpGraph, moved: OpGraph, cluster: Cluster) -> tuple[int, int]:
     with_host = offloaded_placement(placement, moved, cluster)
     lines = simulate(graph, cluster, placement), simulate(moved, cluster, with_host)
     return int(lines[0].peak_bytes[device]), int(lines[1].peak_bytes[device])
-
-
-def offloaded_graph(
-    graph: OpGraph, cluster: Cluster, ops: Iterable[str] | None = None, *, share: float = 1.0, state: bool = False,
-    host: str | None = None, lead: float = 2.0,
-) -> OpGraph:  # fmt: skip
-    """What `offload` gives, whatever it saves: for those who simulate it anyway. Arguments as there."""
-    device = host_of(cluster, host)
-    link = cluster.link_between(device, 0 if device else min(1, cluster.n - 1))
-    others = tuple(dict.fromkeys(d.kind for d in cluster.devices if d.kind != HOST))
-    chosen = Offload(
-        cluster.names[device], link.latency_us, link.us_per_byte, None if ops is None else names_of(ops), share, state, lead,
-        others,
-    )  # fmt: skip
-    chosen.check()
-    return chosen.apply(graph)
 
 
 def names_of(ops: Any) -> tuple[str, ...]:

@@ -25,6 +25,8 @@ _EFFECTS = re.compile(
 )
 _INPLACE = re.compile(r"[^_]_$|^__i(add|sub|mul|truediv|pow|and|or|xor|matmul)__$")
 """PyTorch's types of ops that write over what they read."""
+_NAMED = "Named"
+"""PyTorch's type of ops that stand for a name which the forward's code has for what it made."""
 
 
 class Parts:
@@ -68,7 +70,8 @@ class Parts:
         of_type = {name: (not _why_not_of_type(name), bool(_INPLACE.search(name))) for name in set(graph.op_types)}
         able, in_place = np.array([of_type[name] for name in graph.op_types], dtype=np.bool_).reshape(-1, 2).T
         able = able & ~(self.late | self.setup | self.update) & (np.diff(graph.inputs[0]) > 0)
-        hinders = (self.update & self.late) | in_place
+        named = np.array([name == _NAMED for name in graph.op_types], dtype=np.bool_)
+        hinders = (self.update & self.late) | in_place | named
         data = graph.tensor_bytes[graph.edge_tensor] > CONTROL_BYTES
         able[graph.edge_source[data & hinders[graph.consumers]]] = False
         return able
@@ -84,6 +87,8 @@ class Parts:
             return reason
         if any(_INPLACE.search(self.graph.op_types[k]) for k in self.readers(op).tolist()):
             return "an op that reads its output writes in place"
+        if any(self.graph.op_types[k] == _NAMED for k in self.readers(op).tolist()):
+            return "the forward pass holds its output by a name until it returns"
         if np.any(self.update[self.readers(op)] & self.late[self.readers(op)]):
             return "an update reads its output"
         return ""

@@ -1,5 +1,5 @@
 """When ops of a measured step ran that nobody calls: updates share the time of the optimizer's one call, parts of a tensor are
-there with the tensor."""
+there with the tensor, and names go with the last call that they outlive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...graph import OpGraph, Placement
-from ...torch.records import PARTS, UPDATE
+from ...torch.records import NAMED, PARTS, UPDATE
 
 Spans = dict[int, tuple[float, float]]
 """Start and end in microseconds by op."""
@@ -44,7 +44,7 @@ def update_rows(
 
 
 def parts_rows(graph: OpGraph, spans: Spans) -> Spans:
-    """Start and end of ops of type "Parts", which take no time: when the op ends whose tensor has the parts.
+    """Start and end of ops of type "Parts" and "Named", which take no time: when the last op ends that they wait for.
 
     >>> graph = OpGraph.from_edges([1.0, 0.0], [(0, 1, 80)], op_types=["Linear", PARTS])
     >>> parts_rows(graph, {0: (2.0, 5.0)})
@@ -54,6 +54,6 @@ def parts_rows(graph: OpGraph, spans: Spans) -> Spans:
     ends = {
         op: [spans[k][1] for k in predecessor[pointer[op] : pointer[op + 1]].tolist() if k in spans]
         for op, kind in enumerate(graph.op_types)
-        if kind == PARTS
+        if kind in (PARTS, NAMED)
     }
     return {op: (max(found), max(found)) for op, found in ends.items() if found}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from ...graph import HOST, Cluster, OpGraph
-from ...passes.offload import offloaded_graph, offloaded_placement
+from ...passes.offload import offload, offloaded_placement
 from ...simulator import simulate
 from .placing import MOST_RAW, Placing
 from .recomputing import Joint
@@ -22,7 +23,9 @@ def ways_to_offload(graph: OpGraph, cluster: Cluster, host: str) -> Iterator[tup
     """
     shares = SHARES if graph.n <= MOST_RAW else SHARES[1::2]
     for share, state in [(0.0, True), *((share, state) for share in shares for state in (False, True))]:
-        moved = offloaded_graph(graph, cluster, share=share, state=state, host=host)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it saves nothing on one device: it is simulated here
+            moved = offload(graph, cluster, share=share, state=state, host=host)
         if moved is not graph:
             yield {"share": share, "state": state, "host": host}, moved
 

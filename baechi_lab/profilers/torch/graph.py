@@ -8,7 +8,7 @@ calls, and the loss: every backward op of an output waits for all outputs. Where
 call with trained parameters of its own has an update op, after the whole backward pass: an optimizer's `step` is called then.
 What the update of a call still holds while those of others run is an output of its op. `name/updated` reads it, after the
 last update during which it is there and before the next one (`updating`). Parts of one tensor are handed out by ops of their
-own (`parts`).
+own (`parts`). What the forward holds by a name until it returns is read by `name/named`, which waits for the last call (`names`).
 
 Where a profile has timed the halves of backward passes apart, a call with parameters has a second backward op for their
 gradients. It reads what the first one reads, and nobody waits for it.
@@ -23,7 +23,7 @@ belong to the update op, which alone reads them; without update ops to the call.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,10 @@ from numpy.typing import NDArray
 from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.opgraph import GROWS, OWN, VIEW
 from ...graph.tensors import TensorTable
-from ...torch.records import PARTS, UPDATE, Trace
+from ...torch.records import NAMED, PARTS, UPDATE, Trace
 from .levels import with_measured_levels
 from .memory import CallMemory
+from .names import Named
 from .parts import Values, values_of
 from .updating import Update
 
@@ -73,7 +74,8 @@ class LayerProfile:
     for its backward pass and the bytes of what else it saves. `trained` are int64 bytes of the parameters that get a
     gradient, which is smaller where it is sparse. `update` is what the optimizer's update takes, where it is part
     of the step. `batch_bytes` are the inputs and targets where the step is known; they wait with the first call.
-    `outputs_named` says that the training loop has a name for the model's outputs until the step ends.
+    `outputs_named` says that the training loop has a name for the model's outputs until the step ends, `named` for how long the
+    forward holds what it made.
     """
 
     trace: Trace
@@ -92,6 +94,7 @@ class LayerProfile:
     loss: Loss | None = None
     batch_bytes: int = 0
     outputs_named: bool = False
+    named: Named = field(default_factory=dict)
 
     @property
     def temporaries(self) -> NDArray[np.int64]:
@@ -131,7 +134,8 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -
     updates = _update_ops(profile, n + len(later))
     released = _release_ops(profile, updates)
     values = _values(profile, n + len(later) + len(updates) + len(released))
-    rest = len(updates) + len(released) + len(values.op)
+    named = _named_ops(profile, backward, n + len(later) + len(updates) + len(released) + len(values.op))
+    rest = len(updates) + len(released) + len(values.op) + len(named)
     first = n + len(later) + rest
     loss = {} if profile.loss is None else {first: first + 1}  # the loss -> its backward op
     forward_of = [-1] * n + later + [-1] * rest + [k for op in loss for k in (-1, op)]
@@ -143,9 +147,11 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -
     _forward_tensors(table, profile, values, backward, weights, outputs)
     _backward_tensors(table, trace, backward, weights)
     _update_tensors(table, profile, backward, weights, updates, released)
+    for i, op in named.items():
+        _named_tensors(table, profile, values, i, op)
     for op, back in loss.items():
         _loss_tensors(table, profile, values, op, back, backward, weights, outputs)
-    beside = (backward.items(), weights.items(), updates.items(), released.items(), values.beside())
+    beside = (backward.items(), weights.items(), updates.items(), released.items(), values.beside(), named.items())
     colocation, groups = _groups(trace, [pair for pairs in beside for pair in pairs], len(forward_of), profile.loss)
     temporary, persistent, reuse = _bytes(profile, backward, weights, table)
     while_updating, kept = np.zeros(rest, dtype=np.int64), np.zeros(rest, dtype=np.int64)
@@ -155,7 +161,7 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -
         kept[: len(updates)] = states[list(updates)]
         states[list(updates)] = 0
     persistent[:n] += states
-    shared = np.repeat([OWN, VIEW, OWN], [len(updates) + len(released), len(values.op), 2 * len(loss)])
+    shared = np.repeat([OWN, VIEW, OWN], [len(updates) + len(released), len(values.op), len(named) + 2 * len(loss)])
     persistent, reuse = np.r_[persistent, kept, [0] * 2 * len(loss)], np.r_[reuse, shared]
     if outputs.bytes:
         keeper = next(iter(loss.values()), outputs.first)
@@ -169,6 +175,7 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -
             *(f"{names[i]}/update" for i in updates),
             *(f"{names[i]}/updated" for i in released),
             *values.names(),
+            *(f"{names[i]}/named" for i in named),
             *_loss_names(names, loss),
         ),
         op_types=(
@@ -176,6 +183,7 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -
             *(f"{types[i]}Backward" for i in later),
             *(UPDATE for _ in (*updates, *released)),
             *(PARTS for _ in values.op),
+            *(NAMED for _ in named),
             *([LOSS, f"{LOSS}Backward"] if loss else []),
         ),
         duration_us=durations(profile),
@@ -205,7 +213,8 @@ def durations(profile: LayerProfile) -> NDArray[np.float64]:
     """float64[ops of the graph]: microseconds of calls, their backward ops and their updates."""
     backward = backward_ops(profile.trace) if profile.mode == "training" else {}
     updates = _update_ops(profile, 0)
-    update = np.zeros(len(updates) + len(_release_ops(profile, updates)) + len(_values(profile, 0).op))
+    named = _named_ops(profile, backward, 0)
+    update = np.zeros(len(updates) + len(_release_ops(profile, updates)) + len(_values(profile, 0).op) + len(named))
     if profile.update is not None:
         update[: len(updates)] = profile.update.us[list(updates)]
     later = _backward_us(profile, list(backward), list(weight_ops(profile, backward)))
@@ -314,6 +323,43 @@ def _forward_tensors(
     ends = [op for o in trace.results for op in _both(o, backward, weights)]
     for i in trace.results:
         table.add(i, "control", CONTROL_BYTES, ends)
+
+
+def _named_ops(profile: LayerProfile, backward: dict[int, int], first: int) -> dict[int, int]:
+    """Call -> the op that stands for names of what it made, from op `first` on, where they outlive the last reader.
+
+    Only where the backward pass reads it too, so that recomputation might drop it, and where it is no smaller than a hundredth of
+    the largest output.
+    """
+    return {i: first + k for k, i in enumerate(sorted({i for i, _ in _named_values(profile, backward)}))}
+
+
+def _named_values(profile: LayerProfile, backward: dict[int, int]) -> list[tuple[int, int]]:
+    """`(call, value)` of what the forward holds after its last reader and until its last call."""
+    trace = profile.trace
+    if not (profile.named and backward):
+        return []
+    readers = _readers(profile, backward)
+    last: dict[int, int] = {}  # of a storage, the last call that reads it
+    saved: set[int] = set()
+    for k, ops in readers.items():
+        storage = trace.values[k].storage
+        last[storage] = max(last.get(storage, -1), *(op for op in ops if op < len(trace.calls)), -1)
+        saved |= {storage for op in ops if op >= len(trace.calls)}
+    least, end = max((v.size_bytes for v in trace.values), default=0) / 100, len(trace.calls) - 1
+    found: dict[tuple[int, int], tuple[int, int, int]] = {}
+    for k, value in enumerate(trace.values):
+        until = profile.named.get((value.producer, value.position), -1)
+        if until == end > last.get(value.storage, end) and value.size_bytes >= least and value.storage in saved:
+            found[value.producer, value.storage] = (value.producer, k)
+    return list(found.values())
+
+
+def _named_tensors(table: TensorTable, profile: LayerProfile, values: Values, call: int, op: int) -> None:
+    for i, k in _named_values(profile, backward_ops(profile.trace)):
+        if i == call:
+            values.add(table, k, [op])
+    table.add(len(profile.trace.calls) - 1, "control", CONTROL_BYTES, [op])
 
 
 def _loss_names(names: list[str], loss: dict[int, int]) -> list[str]:

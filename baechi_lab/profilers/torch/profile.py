@@ -47,6 +47,7 @@ from ...torch.tracing import check_model, trace
 from .graph import Halves, LayerProfile, Loss
 from .halves import HalvesTimer
 from .memory import LOSS_KEY, CallMemory, measure_memory
+from .names import named_tensors
 from .quantization import stored_bytes
 from .updating import MakeOptimizer, measure_update
 
@@ -175,6 +176,9 @@ def profile_layers(
                     lambda: run_once(model, args, kwargs, training, keep=True, loss=seen(interceptor, loss)),
                     training,
                 )
+                named = {}
+                if loss is not None and training:
+                    named = named_tensors(found, interceptor, lambda: model(*args, **kwargs))
                 gradients = gradient_bytes(model)
                 update = None
                 if make is not None and training:
@@ -195,7 +199,7 @@ def profile_layers(
     made = replace(made, update=update)
     if batch is not None:
         made = replace(made, batch_bytes=sum(tensor_bytes(t) for t in tensors(batch)))
-    made = replace(made, outputs_named=loss is not None)
+    made = replace(made, outputs_named=loss is not None, named=named)
     if loss is not None and training and found.results and timer.loss_of is not None:
         us = timer.forward[-1] / runs, timer.backward[-1] / runs
         made = replace(made, loss=Loss(found.results[0], *us, memory[-1], timer.loss_of))
