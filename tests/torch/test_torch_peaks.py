@@ -1,12 +1,14 @@
 """Simulated peaks of models that are not those of the study, under four placements and four optimizers, beside measured ones."""
 
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import pytest
 import torch
 from torch import nn, optim
 from torch.nn import functional
+from torch.profiler import ProfilerActivity
 from torch.utils.checkpoint import checkpoint
 
 import baechi_lab as bl
@@ -188,3 +190,187 @@ def test_simulated_peaks_meet_the_target(name, optimizer):
         measured = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph).timeline.peak_bytes
         for d in np.flatnonzero(measured > 100_000):
             assert -TARGET_BELOW <= simulated[d] / measured[d] - 1 <= TARGET_WORST, (rule, int(d))
+
+
+def allocated(step):
+    """Peak of the allocator's events of one plain `TorchStep.run`, beside what is there before: what people see."""
+    model = step.model()
+    optimizer = step.optimizer(model.parameters())
+    for _ in range(2):
+        step.run(model, optimizer)
+    optimizer.zero_grad(set_to_none=True)
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        step.run(model, optimizer)
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    levels = accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()))
+    states = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    there = [*model.parameters(), *model.buffers(), *step.inputs, *step.targets, *states]
+    return max(levels) + sum(t.nbytes for t in there)
+
+
+def probabilities():
+    return nn.Sequential(
+        nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 600), nn.Softmax(-1)
+    )
+
+
+class Squared(nn.Module):
+    """An op that reads one tensor twice, and a norm by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 512), nn.Linear(512, 8)
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.b(h * h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-6))
+
+
+class Named(nn.Module):
+    """Every result has a name until the forward returns; a few of them are read again in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(64, 512), nn.Linear(512, 512), nn.Linear(512, 8)
+
+    def forward(self, x):
+        a = self.a(x)
+        b = torch.relu(a)
+        c = b * 2 + 1
+        d = c.abs()
+        e = self.b(d)
+        f = torch.tanh(e)
+        return self.c(f)
+
+
+class Skips(nn.Module):
+    """A U-Net of two levels; its skips wait in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in ((3, 8), (8, 16), (16, 32)))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(a, b, 2, 2) for a, b in ((32, 16), (16, 8)))
+        self.merge = nn.ModuleList(nn.Conv2d(2 * c, c, 3, padding=1) for c in (16, 8))
+        self.out = nn.Conv2d(8, 2, 1)
+
+    def forward(self, x):
+        skips = []
+        for layer in self.down:
+            skips.append(torch.relu(layer(x)))
+            x = functional.max_pool2d(skips[-1], 2)
+        x = skips.pop()
+        for up, merge in zip(self.up, self.merge, strict=True):
+            x = torch.relu(merge(torch.cat([skips.pop(), up(x)], 1)))
+        return self.out(x)
+
+
+class Scan(nn.Module):
+    """Selective state spaces: einsum, exp, cumsum, gates."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.step, self.out = nn.Linear(32, 128), nn.Linear(64, 80), nn.Linear(64, 32)
+        self.rate = nn.Parameter(torch.ones(64, 8))
+
+    def forward(self, x):
+        y, gate = self.inner(x).chunk(2, -1)
+        y = functional.silu(y)
+        delta, b, c = self.step(y).split([64, 8, 8], -1)
+        delta = functional.softplus(delta)
+        decay = torch.einsum("bld,dn->bldn", delta, -torch.exp(self.rate)).cumsum(1)
+        state = (torch.einsum("bld,bln,bld->bldn", delta, b, y) * torch.exp(-decay)).cumsum(1) * torch.exp(decay)
+        return x + self.out((torch.einsum("bldn,bln->bld", state, c) + y) * functional.silu(gate))
+
+
+class Dilated(nn.Module):
+    """WaveNet: tanh times sigmoid, residuals, and a sum of skips."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv1d(1, 16, 1), nn.Conv1d(32, 64, 1)
+        self.filters, self.gates = (
+            nn.ModuleList(nn.Conv1d(16, 16, 2, dilation=2**k) for k in range(4)) for _ in range(2)
+        )
+        self.residual = nn.ModuleList(nn.Conv1d(16, 16, 1) for _ in range(4))
+        self.skip = nn.ModuleList(nn.Conv1d(16, 32, 1) for _ in range(4))
+
+    def forward(self, x):
+        x, total = self.first(x), 0
+        for k, (f, g, r, s) in enumerate(zip(self.filters, self.gates, self.residual, self.skip, strict=True)):
+            y = functional.pad(x, (2**k, 0))
+            y = torch.tanh(f(y)) * torch.sigmoid(g(y))
+            total, x = total + s(y), x + r(y)
+        return self.last(torch.relu(total))
+
+
+class Cells(nn.Module):
+    """A GRU by hand: parts of one tensor, step by step, in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.x, self.h, self.out = nn.Linear(32, 192), nn.Linear(64, 192), nn.Linear(64, 20)
+
+    def forward(self, x):
+        h, states = x.new_zeros(x.shape[0], 64), []
+        for t in range(x.shape[1]):
+            (a, b, c), (d, e, f) = self.x(x[:, t]).chunk(3, -1), self.h(h).chunk(3, -1)
+            reset, update = torch.sigmoid(a + d), torch.sigmoid(b + e)
+            h = (1 - update) * torch.tanh(c + reset * f) + update * h
+            states.append(h)
+        return self.out(torch.stack(states, 1))
+
+
+PLAIN = {
+    "a loss reads its input twice": (probabilities, torch.ones(500, 64), lambda y: (y * y).sum(), ()),
+    "entropy": (probabilities, torch.ones(500, 64), lambda y: -(y * torch.log(y + 1e-6)).sum(), ()),
+    "squared": (Squared, torch.ones(500, 64), lambda y: y.mean(), ()),
+    "language": (Language, TOKENS, words, (TOKENS,)),
+    "named": (Named, torch.ones(512, 64), None, ()),
+    "skips": (Skips, torch.ones(4, 3, 32, 32), functional.cross_entropy, (torch.zeros(4, 32, 32, dtype=torch.long),)),
+    "scan": (Scan, torch.ones(8, 32, 32), None, ()),
+    "dilated": (Dilated, torch.ones(4, 1, 256), functional.cross_entropy, (torch.zeros(4, 256, dtype=torch.long),)),
+    "cells": (Cells, torch.ones(8, 12, 32), None, ()),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("name", PLAIN)
+def test_bug_peaks_of_the_loop_that_people_write(name, optimizer):
+    """`out = model(x); loss = loss_fn(out, y); loss.backward(); optimizer.step()` names outputs and loss until it ends.
+
+    `bl.torch.execute` ran a loop without these names, in which autograd added up gradients out of place, and the simulation
+    knew nothing of what the code holds. Logits of 96 x 4000 were 22 % of a peak.
+    """
+    build, inputs, loss, targets = PLAIN[name]
+    step = TorchStep(name, build, (inputs,), loss, targets, optimizer=OPTIMIZERS[optimizer])
+    graph, cluster = bl.torch.profile(step, warmup=0, runs=1), bl.Cluster.uniform(1, kind="cpu")
+    placed, plain = bl.Placement(device=[0] * graph.n), allocated(step)
+    run = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=graph)
+    assert run.timeline.peak_bytes[0] == pytest.approx(plain, rel=0.005)
+    assert 0.995 <= bl.simulate(graph, cluster, placed).peak_bytes[0] / plain <= 1.25
+
+
+def test_bug_recomputation_dropped_what_the_forward_still_names():
+    """Of four results that backward ops read, names hold all until the forward returns: nothing is to be saved.
+
+    A budget of nine tenths of the peak was promised, and exceeded by 11 %.
+    """
+    step = TorchStep("named", Named, (torch.ones(512, 64),), optimizer=OPTIMIZERS["sgd"])
+    graph = bl.torch.profile(step, warmup=0, runs=1)
+    assert {"relu/named", "add/named", "abs/named"} <= set(graph.names)
+    peak = bl.simulate(graph, bl.Cluster.uniform(1, kind="cpu"), bl.Placement(device=[0] * graph.n)).peak_bytes[0]
+    with pytest.raises(bl.InfeasiblePlacement):
+        bl.recompute(graph, budget=int(0.9 * peak))
+    with pytest.raises(bl.InvalidInput, match="holds its output by a name"):
+        bl.recompute(graph, drop=["relu"])
+
+
+def test_a_value_that_is_read_twice_is_not_held_twice():
+    """Square of 100 x 100: both halves of its gradient (80 kB), added up in place, beside the tensor that is squared (40 kB)."""
+    step = TorchStep("square", lambda: nn.Linear(100, 100), (torch.ones(100, 100),), lambda y: (y * y).sum())
+    graph = bl.torch.profile(step, warmup=0, runs=1)
+    placed = bl.Placement(device=[0] * graph.n)
+    run = bl.torch.execute(step, placed, 1, warmup=1, cluster=bl.Cluster.uniform(1, kind="cpu"), graph=graph)
+    there = (100 * 100 + 100) * 4 + 100 * 100 * 4  # parameters and the batch
+    assert run.timeline.peak_bytes[0] - there == pytest.approx(3 * 40_000, abs=1000)
