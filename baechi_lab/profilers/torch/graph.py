@@ -147,8 +147,7 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -
     _forward_tensors(table, profile, values, backward, weights, outputs)
     _backward_tensors(table, trace, backward, weights)
     _update_tensors(table, profile, backward, weights, updates, released)
-    for i, op in named.items():
-        _named_tensors(table, profile, values, i, op)
+    _named_tensors(table, profile, values, backward, named)
     for op, back in loss.items():
         _loss_tensors(table, profile, values, op, back, backward, weights, outputs)
     beside = (backward.items(), weights.items(), updates.items(), released.items(), values.beside(), named.items())
@@ -347,7 +346,7 @@ def _named_values(profile: LayerProfile, backward: dict[int, int]) -> list[tuple
         last[storage] = max(last.get(storage, -1), *(op for op in ops if op < len(trace.calls)), -1)
         saved |= {storage for op in ops if op >= len(trace.calls)}
     least, end = max((v.size_bytes for v in trace.values), default=0) / 100, len(trace.calls) - 1
-    found: dict[tuple[int, int], tuple[int, int, int]] = {}
+    found: dict[tuple[int, int], tuple[int, int]] = {}
     for k, value in enumerate(trace.values):
         until = profile.named.get((value.producer, value.position), -1)
         if until == end > last.get(value.storage, end) and value.size_bytes >= least and value.storage in saved:
@@ -355,11 +354,13 @@ def _named_values(profile: LayerProfile, backward: dict[int, int]) -> list[tuple
     return list(found.values())
 
 
-def _named_tensors(table: TensorTable, profile: LayerProfile, values: Values, call: int, op: int) -> None:
-    for i, k in _named_values(profile, backward_ops(profile.trace)):
-        if i == call:
-            values.add(table, k, [op])
-    table.add(len(profile.trace.calls) - 1, "control", CONTROL_BYTES, [op])
+def _named_tensors(
+    table: TensorTable, profile: LayerProfile, values: Values, backward: dict[int, int], named: dict[int, int]
+) -> None:
+    for i, k in _named_values(profile, backward) if named else ():
+        values.add(table, k, [named[i]])
+    if named:
+        table.add(len(profile.trace.calls) - 1, "control", CONTROL_BYTES, named.values())
 
 
 def _loss_names(names: list[str], loss: dict[int, int]) -> list[str]:
