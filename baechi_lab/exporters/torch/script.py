@@ -95,10 +95,8 @@ COUNTING = {
         for (part, labels), instead in zip(parts, divisors):
             model.session.divisors = instead
 """,
-    "            waiting.append(loss_of(model(*args, **kwargs), labels))\n": """            outputs = model(*args, **kwargs)
-            with dividing(instead):
+    "            waiting.append(loss_of(outputs, labels))\n": """            with dividing(instead):
                 waiting.append(loss_of(outputs, labels))
-            del outputs
 """,
 }
 """Lines of the script -> what they are where means divide by a number that depends on the batch."""
