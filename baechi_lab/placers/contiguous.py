@@ -33,6 +33,7 @@ from .evaluation.orders import best_of, topological_position
 from .memory.feasible import within_memory
 from .memory.order import depth_first_order
 from .problem import groups_of, transfer_us
+from .stages.cut import on_first_devices
 from .stages.levels import level_cuts
 from .stages.line_cuts import cut_lines
 from .stages.objective import Objective
@@ -82,15 +83,15 @@ class Contiguous(Placer):
         """The best cut of every line, for every order of devices and every goal."""
         seen: set[bytes] = set()
         for name, place in lines(graph).items():
-            units = make_units(graph, limits, place)
+            units = make_units(graph, limits, place, self._goal.batches)
             if units.unit.tobytes() in seen:
                 continue
             seen.add(units.unit.tobytes())
             for way in (way for order in device_orders(limits, units.able) for way in ways(self._goal, order)):
                 chain = chain_of(way, units, limits, self._goal)
                 for cost, stages in cut_lines(units, chain, self._goal.goals):
-                    if stages:
-                        members = [(slice(first, end), d, r) for first, end, d, r in stages]
+                    for chosen in on_first_devices(stages, chain) if stages else ():
+                        members = [(slice(first, end), d, r) for first, end, d, r in chosen]
                         yield made_of(units.unit, units.n, members, way.devices, f"{name} line", cost)
                 if way.shared and len(seen) == 1 and self.objective == "step":
                     most = min(int(chain.run[0]), self.micro_batches)
@@ -190,7 +191,7 @@ def _cut(work: Any, held: Any, cross: Any, cap: Any, memory: Any) -> Any:
     """int64[D]: where each device's run ends, the last at the end of the line; -1 at the end when no cuts fit.
 
     The window of places where the run of device d that ends at j may begin is [low, j]; both ends move forward, so a
-    queue of candidates with rising cost keeps its minimum at the front.
+    queue of candidates with rising cost keeps its minimum at the front, of equal ones the last: idle devices come last.
     """
     n, devices = len(work), len(cap)
     load, bytes_before = np.zeros(n + 1), np.zeros(n + 1, np.int64)
@@ -205,7 +206,7 @@ def _cut(work: Any, held: Any, cross: Any, cap: Any, memory: Any) -> Any:
         new = np.full(n + 1, np.inf)
         first, last, low = 0, 0, 0
         for j in range(n + 1):
-            while last > first and cost[queue[last - 1]] > cost[j]:
+            while last > first and cost[queue[last - 1]] >= cost[j]:
                 last -= 1
             queue[last] = j
             last += 1

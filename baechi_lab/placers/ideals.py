@@ -23,6 +23,7 @@ from ..checks import check_whole
 from ..graph import Cluster, OpGraph, Placement
 from .base import Placer
 from .stages.closed_sets import closed_sets, cut_sets
+from .stages.cut import on_first_devices
 from .stages.levels import level_cuts
 from .stages.line_cuts import cut_line
 from .stages.objective import Objective
@@ -66,7 +67,7 @@ class Ideals(Placer):
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         if graph.n == 0:
             return Placement(device=np.zeros(0, dtype=np.int32))
-        units = make_units(graph, cluster)
+        units = make_units(graph, cluster, micro_batches=self._goal.batches)
         sets = closed_sets(units, self.most_sets)
         few = len(sets) <= LARGE
 
@@ -77,8 +78,8 @@ class Ideals(Placer):
                 for goal in self._goal.goals[: None if few else 1]:
                     bound, _ = cut_line(units, chain, goal)
                     cost, stages = cut_sets(units, chain, goal, sets, bound)
-                    if stages:
-                        yield made_of(units.unit, units.n, stages, way.devices, "closed sets", cost)
+                    for chosen in on_first_devices(stages, chain) if stages else ():
+                        yield made_of(units.unit, units.n, chosen, way.devices, "closed sets", cost)
                 if way.shared and self.objective == "step":
                     most = min(int(chain.run[0]), self.micro_batches)
                     yield from shared_by_all(units.unit, units.n, way.devices, most)

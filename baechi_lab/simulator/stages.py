@@ -86,9 +86,8 @@ class _Work:
 
     def __init__(self, graph: OpGraph, cluster: Cluster, device: NDArray[np.int32]):
         self.graph, self.cluster, self.device = graph, cluster, device
-        self.role = roles(graph)
+        self.role = roles_in_stages(graph)
         source, reader = graph.edge_source, graph.consumers
-        self.role[_ungrounded(graph, self.role)] = SETUP
         self.forward, self.backward = self.role == FORWARD, self.role == BACKWARD
         self.ahead = np.flatnonzero(self.forward[source] & self.forward[reader])
         self.back = np.flatnonzero(self.backward[source] & self.backward[reader])
@@ -248,6 +247,13 @@ class _Work:
                 least = min((int(stage[k]) for k in before[i]), default=len(home) - 1)
                 own = [s for s, d in enumerate(home) if d == where[i]]
                 stage[i] = max((s for s in own if s <= least), default=own[0] if own else 0)
+
+
+def roles_in_stages(graph: OpGraph) -> NDArray[np.int8]:
+    """int8[n]: `roles`, with backward ops that are computed from constants alone as SETUP: they belong to no stage."""
+    role = roles(graph)
+    role[_ungrounded(graph, role)] = SETUP
+    return role
 
 
 def _ungrounded(graph: OpGraph, role: NDArray[np.int8]) -> Bools:

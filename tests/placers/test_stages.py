@@ -375,7 +375,7 @@ def test_empty_graph_and_one_device():
 
 def test_bad_input():
     graph, cluster = OpGraph.from_edges([1.0] * 30), Cluster.uniform(2)
-    with pytest.raises(InvalidInput, match=r"more than \d+ closed sets of its 30 units; at most 1000"):
+    with pytest.raises(InvalidInput, match="30 units of the graph have more closed sets than the 1000"):
         place(graph, cluster, "ideals", most_sets=1000)
     with pytest.raises(UnknownNameError, match="objective"):
         place(graph, cluster, "contiguous", objective="speed")
@@ -455,3 +455,101 @@ def test_no_cut_that_fits_is_no_proof():
 def test_replicas_are_for_several_micro_batches(placer):
     with pytest.raises(InvalidInput, match="replicas is True with objective"):
         place(OpGraph.from_edges([1.0]), Cluster.uniform(2), placer, objective="latency", replicas=True)
+
+
+# -- steps with updates ------------------------------------------------------------------------------------
+
+
+LAYERS = range(4)
+PERIOD = 1 + 2  # forward and backward of a layer; 8 micro-batches on 4 devices: (8 + 4 - 1) * 3
+PIPELINED = (8 + 4 - 1) * PERIOD
+
+
+def trained(update: str) -> OpGraph:
+    """Four layers, forward 1 us and backward 2 us, whose parameters one kind of `update` changes at the end of a step."""
+    ops = [(f"{k}", "Linear", 1.0, -1) for k in LAYERS] + [(f"{k}/backward", "LinearBackward", 2.0, k) for k in LAYERS]
+    edges = [(k, k + 1, 8) for k in LAYERS[:-1]] + [(4 + k + 1, 4 + k, 8) for k in LAYERS[:-1]]
+    edges += [(k, 4 + k, 8) for k in LAYERS]
+    group = [*LAYERS, *LAYERS]
+    if update in ("by layer", "clipped", "scaled"):
+        ops += [(f"{k}/update", "Update", 1.0, -1) for k in LAYERS]
+        group += LAYERS
+    if update == "by layer":  # all of them after the last backward op, as in PyTorch
+        edges += [(4, 8 + k, 4) for k in LAYERS]
+    elif update == "clipped":  # by the norm of all gradients
+        ops.append(("norm", "Norm", 2.0, -1))
+        group.append(-1)
+        edges += (
+            [(4 + k, 12, 16) for k in LAYERS] + [(12, 8 + k, 4) for k in LAYERS] + [(4 + k, 8 + k, 16) for k in LAYERS]
+        )
+    elif update == "scaled":  # the loss and, the other way round, all gradients
+        ops.append(("scale", "VariableV2", 0.0, -1))
+        group.append(-1)
+        edges += [(12, 3, 4)] + [(12, 8 + k, 4) for k in LAYERS] + [(4 + k, 8 + k, 16) for k in LAYERS]
+    elif update == "fused":  # one kernel for all parameters
+        ops.append(("update", "ResourceApplyAdam", 1.0, -1))
+        group.append(-1)
+        edges += [(4 + k, 8, 16) for k in LAYERS]
+    names, types, us, forward = zip(*ops, strict=True)
+    return OpGraph.from_edges(
+        us, edges, names=names, op_types=types, forward_of=forward, persistent_bytes=[16] * 4 + [0] * (len(ops) - 4),
+        colocation=group, colocation_names=tuple(f"layer{k}" for k in LAYERS),
+    )  # fmt: skip
+
+
+UPDATES = {"none": 0, "by layer": 1, "clipped": 2 + 1, "scaled": 1, "fused": 1}
+"""Microseconds that each kind of update takes behind the last backward op."""
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize(
+    ("placer", "objective"),
+    [
+        ("contiguous", "throughput"),
+        ("contiguous", "step"),
+        ("ideals", "throughput"),
+        ("ideals", "step"),
+        ("search", "step"),
+    ],
+)
+def test_updates_do_not_tie_layers_together(update, placer, objective):
+    graph, cluster = trained(update), Cluster.uniform(4, link=Link(0.0, 0.0))
+    options = {"time_limit": None, "evaluations": 50, "seed": 0, "workers": 1} if placer == "search" else {}
+    placed = place(graph, cluster, placer, objective=objective, **options)
+    assert placed.device[:8].tolist() == [*LAYERS, *LAYERS]
+    step = simulate(graph, cluster, placed, micro_batches=8, schedule="1f1b")
+    assert step.makespan_us == PIPELINED + UPDATES[update]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zb-h1", "zb-auto", "zb-v", "interleaved-1f1b"])
+def test_updates_do_not_tie_layers_together_under_other_schedules(schedule):
+    graph, cluster = trained("clipped"), Cluster.uniform(2, link=Link(0.0, 0.0))
+    placed = place(graph, cluster, "contiguous", objective="step", schedule=schedule)
+    plain = place(trained("none"), cluster, "contiguous", objective="step", schedule=schedule)
+    # Each device updates two layers after the norm.
+    assert placed.info["step_us"] == plain.info["step_us"] + 2 + 2
+
+
+def test_work_that_is_done_once_counts_once_per_step():
+    # Three layers take 1 + 2 us per micro-batch; the update of the first takes 48, 6 for each of 8 micro-batches.
+    graph = OpGraph.from_edges(
+        [1, 1, 1, 2, 2, 2, 48], [(0, 1, 8), (1, 2, 8), (2, 5, 8), (5, 4, 8), (4, 3, 8), (0, 3, 8), (1, 4, 8), (3, 6, 8)],
+        op_types=["Linear"] * 3 + ["LinearBackward"] * 3 + ["Update"], forward_of=[-1, -1, -1, 0, 1, 2, -1],
+        colocation=[0, 1, 2, 0, 1, 2, 0], colocation_names=("a", "b", "c"),
+    )  # fmt: skip
+    cluster = Cluster.uniform(2, link=Link(0.0, 0.0))
+    step, period = (make_units(graph, cluster, micro_batches=count).work[:, 0].tolist() for count in (8, 1))
+    assert step == [3 + 6, 3, 3] and period == [3 + 48, 3, 3]
+
+
+@pytest.mark.parametrize("options", [{}, {"objective": "throughput"}, {"objective": "step"}])
+def test_devices_that_are_not_needed_are_the_last_ones(options):
+    # A link of 100 us costs more than any division of 4 us saves.
+    chain = OpGraph.from_edges([1, 1, 1, 1], [(0, 1, 8), (1, 2, 8), (2, 3, 8)])
+    cluster = Cluster.uniform(3, link=Link(100.0, 0.0))
+    assert place(chain, cluster, "contiguous", **options).device.tolist() == [0, 0, 0, 0]
+    if options:
+        assert place(chain, cluster, "ideals", **options).device.tolist() == [0, 0, 0, 0]
+    # Two devices hold what three could.
+    halves = chain.replace(persistent_bytes=[50, 50, 50, 50])
+    assert place(halves, cluster.with_memory(199), "contiguous", **options).device.max() == 1

@@ -27,7 +27,7 @@ from .units import Units
 def closed_sets(units: Units, most: int) -> NDArray[np.uint64]:
     """uint64[sets, words]: every closed set as bits, smaller ones first.
 
-    Raises InvalidInput, which tells the count that was reached, when there are more than `most`.
+    Raises InvalidInput when there are more than `most`.
 
     >>> from baechi_lab import Cluster, OpGraph
     >>> from baechi_lab.placers.stages.units import make_units
@@ -50,12 +50,12 @@ def closed_sets(units: Units, most: int) -> NDArray[np.uint64]:
                 larger = held | 1 << u
                 if larger not in grown:
                     grown[larger] = ready - {u} | {v for v in after[u] if before[v] & ~larger == 0}
+            if len(found) + len(grown) > most:
+                raise InvalidInput(
+                    f"the {units.n} units of the graph have more closed sets than the {most} that are looked at: optimize "
+                    "the graph first, allow more (most_sets) or use the placer 'contiguous'"
+                )
         found += sorted(grown)
-        if len(found) > most:
-            raise InvalidInput(
-                f"the graph has more than {len(found) - 1} closed sets of its {units.n} units; at most {most} are "
-                "looked at: optimize the graph first, allow more (most_sets) or use the placer 'contiguous'"
-            )
         layer = grown
     return _as_words(found, units.n)
 

@@ -12,12 +12,13 @@ the chain) one has ceil(M / r) micro-batches, and the ring follows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...graph.kernels.jit import njit
-from .chain import ring_us, stage_load
+from .chain import Chain, ring_us, stage_load
 
 
 @njit(cache=True, inline="always")
@@ -81,6 +82,23 @@ def stages_of(came: Any, last: int, devices: int) -> list[tuple[int, int, int, i
             found.append((i, j, e - r, r))
         j, e = i, e - r
     return found[::-1]
+
+
+def on_first_devices(stages: Sequence[tuple[Any, ...]], chain: Chain) -> Iterator[list[tuple[Any, ...]]]:
+    """The stages, each of which ends with its first device and number of devices, so that idle devices are the last ones.
+
+    That is possible where all devices are equal; where their links differ, the stages as they are come after that.
+    """
+    end, packed = 0, []
+    for stage in stages:
+        packed.append((*stage[:-2], end, stage[-1]))
+        end += stage[-1]
+    equal = len(np.unique(chain.kind)) <= 1 and len(np.unique(chain.memory)) <= 1
+    if equal:
+        yield packed
+    links = np.unique(np.stack([chain.latency[1:-1], chain.per_byte[1:-1]]), axis=1)
+    if not equal or (links.shape[1] > 1 and packed != list(stages)):
+        yield list(stages)
 
 
 def fresh(count: int, devices: int, whole: bool = False) -> tuple[Any, Any]:

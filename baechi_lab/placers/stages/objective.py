@@ -52,6 +52,11 @@ class Objective(NamedTuple):
         return (False, True) if self.replicas and self.name == "step" else (self.replicas,)
 
     @property
+    def batches(self) -> int:
+        """Micro-batches that have one update: those of a step; of a period, where every op counts each time, one."""
+        return int(self.micro_batches) if self.name == "step" else 1
+
+    @property
     def key(self) -> str:
         """What `info` calls the measured microseconds."""
         return {"latency": "planned_makespan_us", "throughput": "period_us", "step": "step_us"}[self.name]

@@ -5,6 +5,10 @@ colocation group, a path always comes back (through the backward ops), so what c
 edge between backward ops says the same the other way round, and one from a forward to a backward op says nothing.
 (Tarnawski et al., NeurIPS 2020, "Efficient Algorithms for Device Placement", appendix B, contract such pairs likewise.)
 Where the groups without this reading have no cycle, every edge counts as it is.
+
+Ops that run once per step, such as updates of parameters, belong to no stage: their edges do not order the groups of ops that
+run for each micro-batch. A group of only such ops, such as a variable with its update, or the norm of all gradients, comes
+right before the first of the groups beside it.
 """
 
 from __future__ import annotations
@@ -17,8 +21,9 @@ from numpy.typing import NDArray
 from ...errors import CycleError
 from ...graph import Cluster, OpGraph, allowed_devices, durations
 from ...graph.kernels.csr import distinct, offsets, topological_order
-from ...passes.forward_only import backward_ops
 from ...passes.gradients import gradient_bytes
+from ...passes.roles import BACKWARD, FORWARD, SETUP, UPDATE
+from ...simulator.stages import roles_in_stages
 from ..problem import groups_of
 
 
@@ -48,8 +53,13 @@ class Units(NamedTuple):
         return len(self.held)
 
 
-def make_units(graph: OpGraph, cluster: Cluster, line: NDArray[Any] | None = None) -> Units:
-    """The units of `graph`; `line` float64[n] positions of ops, along which they are numbered (default: any order).
+def make_units(graph: OpGraph, cluster: Cluster, line: NDArray[Any] | None = None, micro_batches: int = 1) -> Units:
+    """The units of `graph`.
+
+    Args:
+        graph, cluster: as in `bl.place`.
+        line: float64[n] positions of ops, along which units are numbered (default: any order).
+        micro_batches: of a step, each of which has so large a share of the work of ops that run once.
 
     >>> graph = OpGraph.from_edges([1.0, 2.0, 4.0], [(0, 1, 8), (1, 2, 8)])
     >>> units = make_units(graph, Cluster.uniform(2))
@@ -58,28 +68,53 @@ def make_units(graph: OpGraph, cluster: Cluster, line: NDArray[Any] | None = Non
     """
     group = groups_of(graph)
     count = int(group.max(initial=-1)) + 1
-    source, target = _order_edges(graph, group, count)
+    place = np.arange(graph.n, dtype=np.float64) if line is None else np.asarray(line, dtype=np.float64)
+    once, tied = np.zeros(graph.n, dtype=np.bool_), False
+    source, target = group[graph.edge_source], group[graph.consumers]
+    source, target = source[source != target], target[source != target]
+    if graph.forward_of.max(initial=-1) >= 0:
+        role = roles_in_stages(graph)
+        once, tied = (role == SETUP) | (role == UPDATE), _strong(source, target, count)[0] < count
+        if tied:
+            source, target = _stage_edges(graph, group, count, role)
     unit, source, target, count = _condensed(group, source, target, count)
-    position = _mean(np.arange(graph.n) if line is None else line, unit, count)
+    position = _mean(place, unit, count, ~once if tied else np.ones(graph.n, dtype=np.bool_))
+    if tied:
+        _precede(position, source, target, np.bincount(unit[~once], minlength=count) == 0)
     unit, source, target = _numbered(unit, source, target, position)
-    return unit_columns(graph, cluster, unit, source, target, count)
+    return unit_columns(graph, cluster, unit, source, target, count, np.where(once, 1.0 / micro_batches, 1.0))
 
 
-def _order_edges(graph: OpGraph, group: NDArray[Any], count: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Edges between groups: as they are if they have no cycle, else as the forward ops have them."""
+def _stage_edges(
+    graph: OpGraph, group: NDArray[Any], count: int, role: NDArray[np.int8]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Edges between groups as the forward ops have them; groups of ops that run once before the others."""
     source, target = graph.edge_source, graph.consumers
-    between = group[source] != group[target]
-    if (
-        not graph.forward_of.max(initial=-1) >= 0
-        or _strong(group[source[between]], group[target[between]], count)[0] == count
-    ):
-        return group[source[between]], group[target[between]]
-    back = backward_ops(graph)
-    ahead, mirrored = between & ~back[target], between & back[source]
-    return (
-        np.concatenate([group[source[ahead]], group[target[mirrored]]]),
-        np.concatenate([group[target[ahead]], group[source[mirrored]]]),
-    )
+    a, b = group[source], group[target]
+    forward, backward = role == FORWARD, role == BACKWARD
+    repeated = np.bincount(group[forward | backward], minlength=count) > 0
+    ahead, mirrored = forward[source] & forward[target], backward[source] & backward[target]
+    after, before = ~repeated[a] & repeated[b], repeated[a] & ~repeated[b]
+    alone = np.flatnonzero(~repeated[a] & ~repeated[b])
+    _, part = _strong(a[alone], b[alone], count)
+    alone = alone[part[a[alone]] != part[b[alone]]]  # no order where these have a cycle: they need not share a stage
+    first = np.concatenate([a[ahead], b[mirrored], a[after], b[before], a[alone]])
+    second = np.concatenate([b[ahead], a[mirrored], b[after], a[before], b[alone]])
+    return first[first != second], second[first != second]
+
+
+def _precede(
+    position: NDArray[np.float64], source: NDArray[Any], target: NDArray[Any], once: NDArray[np.bool_]
+) -> None:
+    """Units that run once take the lowest position of the units behind them, in place; others stay where they are."""
+    edges = np.flatnonzero(once[source])
+    position[distinct(source[edges])] = np.inf
+    for _ in range(len(position)):
+        before = position.copy()
+        np.minimum.at(position, source[edges], position[target[edges]])
+        if np.array_equal(before, position):
+            break
+    position[np.isinf(position)] = 0.0
 
 
 def _strong(source: NDArray[Any], target: NDArray[Any], count: int) -> tuple[int, NDArray[np.int32]]:
@@ -102,8 +137,15 @@ def _condensed(
     return of[group], pair // max(components, 1), pair % max(components, 1), components
 
 
-def _mean(position: NDArray[Any], unit: NDArray[Any], count: int) -> NDArray[np.float64]:
-    mean: NDArray[np.float64] = np.bincount(unit, position, count) / np.maximum(np.bincount(unit, minlength=count), 1)
+def _mean(
+    place: NDArray[np.float64], unit: NDArray[Any], count: int, counted: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Mean place of the ops of each unit; of those that are `counted`, where it has any."""
+    has = np.bincount(unit[counted], minlength=count) > 0
+    weight = np.where(has[unit], counted, True).astype(np.float64)
+    mean: NDArray[np.float64] = np.bincount(unit, place * weight, count) / np.maximum(
+        np.bincount(unit, weight, count), 1.0
+    )
     return mean
 
 
@@ -126,10 +168,11 @@ def _inverse(order: NDArray[Any]) -> NDArray[np.int32]:
 
 
 def unit_columns(
-    graph: OpGraph, cluster: Cluster, unit: NDArray[Any], source: NDArray[Any], target: NDArray[Any], count: int
-) -> Units:
-    """Units as they are numbered, with what they take, hold and send."""
-    table = durations(graph, cluster)
+    graph: OpGraph, cluster: Cluster, unit: NDArray[Any], source: NDArray[Any], target: NDArray[Any], count: int,
+    share: NDArray[np.float64] | None = None,
+) -> Units:  # fmt: skip
+    """Units as they are numbered, with what they take, hold and send; `share` float64[n] of ops' work that counts."""
+    table = durations(graph, cluster) * (1.0 if share is None else share[:, None])
     work = np.stack([np.bincount(unit, table[:, d], count) for d in range(cluster.n)], axis=1)
     held = np.zeros(count, dtype=np.int64)
     np.add.at(held, unit, graph.persistent_bytes)
