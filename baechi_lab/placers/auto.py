@@ -6,6 +6,9 @@ scheduler. Of the placements that break no rule the fastest wins; by constructio
 A dynamic scheduler's decisions are kept as the placement's planned order, so the result needs no scheduler beside it.
 Groups of `bl.optimize` are judged by the step of the ops in them: the order of groups may differ.
 
+Of a small graph all placements and orders are tried behind that (`evaluation.enumerate`): where the search comes to its end,
+`info["status"]` is "OPTIMAL", as of `exact`: no placement and no order has a shorter step.
+
 For the period of endless micro-batches or a step of several, the placers that know such objectives are asked for them, and
 every answer is measured by it, once: devices follow the schedule, not a scheduler.
 
@@ -27,9 +30,11 @@ from ..errors import BaechiLabError, InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.compiling import working_seconds
 from ..graph.kernels.csr import inverse
+from ..graph.kernels.jit import HAS_NUMBA
 from ..simulator import makespan_and_peak, simulate
 from ..simulator.schedulers import SCHEDULERS
 from .base import Placer
+from .evaluation.enumerate import best_schedule
 from .giving_up.choosing import check_give_up
 from .memory.exhaustive import first_fitting
 from .memory.packing import infeasible, refuse_the_impossible
@@ -43,6 +48,12 @@ LP_OPS = 1500
 """Most ops for which a linear program is solved: above that it takes longer than all the others together."""
 MOVES, SECONDS = 200_000, 5.0
 """What `search` may try for a period (a fraction of a second), and what other anytime placers get where they are named."""
+
+
+MOST_OPS, SMALL, SIMULATIONS = 16, 10, (100_000, 10_000)
+"""Ops of a graph whose schedules are all tried, and simulations that end this: of up to `SMALL` ops, which nearly always takes
+milliseconds, and of more, where it takes less than a tenth of a second."""
+EVERY = "every schedule"
 
 
 @dataclass(frozen=True)
@@ -102,7 +113,13 @@ class Auto(Placer):
         if graph.n == 0:
             return Placement(device=np.zeros(0, dtype=np.int32), info={"table": ()})
         refuse_the_impossible(graph, cluster)
+        proof: dict[str, Any] = {}
         found = [pair for some in self._run(self._jobs(graph, cluster)) for pair in some]
+        if self.objective == "latency" and self.placers is None and HAS_NUMBA and graph.n <= MOST_OPS:
+            more, proof = _every_schedule(
+                graph, cluster, [a.makespan_us for a, placed in found if placed and a.feasible]
+            )
+            found += more
         table = tuple(self._row(attempt) for attempt, _ in found)
         fits = [(attempt, placed) for attempt, placed in found if placed is not None and attempt.feasible]
         if not fits:
@@ -114,7 +131,7 @@ class Auto(Placer):
         winner = f"{attempt.placer} on the {attempt.graph} graph" + (
             f", {attempt.scheduler}" if attempt.scheduler else ""
         )
-        told = {} if self.objective == "latency" else {self._goal.key: attempt.makespan_us}
+        told = proof if self.objective == "latency" else {self._goal.key: attempt.makespan_us}
         return placed.replace(info={"table": table, "winner": winner, **told})
 
     @property
@@ -248,6 +265,26 @@ def _attempts(
         attempt = Attempt(name, what, scheduler, us, int(peak.max(initial=0)), feasible, took)
         rows.append((attempt, planned))
     return rows
+
+
+def _every_schedule(
+    graph: OpGraph, cluster: Cluster, known_us: list[float]
+) -> tuple[list[tuple[Attempt, Placement | None]], dict[str, Any]]:
+    """What is better than all rules, of all placements and orders of a small graph; and what `info` says of the best."""
+    began = working_seconds()
+    whole = graph.original is None  # groups are simulated as their ops, which is not what is searched
+    known = min(known_us, default=np.inf) if whole else np.inf
+    best = best_schedule(graph, cluster, known, SIMULATIONS[0 if graph.n <= SMALL else 1])
+    rows: list[tuple[Attempt, Placement | None]] = []
+    us, fits = known, True
+    if best.placement is not None:
+        keys = {"graph_key": graph.key, "group_of": graph.group_of, "source_key": graph.source_key}
+        placed = best.placement.replace(**keys)
+        us, peak, fits = _on_ops(graph.original or graph, cluster, placed)
+        what, took = "raw" if graph.group_of is None else "given", working_seconds() - began
+        rows.append((Attempt(EVERY, what, "planned", us, int(peak.max(initial=0)), fits, took), placed))
+    proven = whole and best.complete and fits and np.isfinite(us)
+    return rows, {"status": "OPTIMAL", "bound_us": us, "gap": 0.0} if proven else {}
 
 
 def _on_ops(graph: OpGraph, cluster: Cluster, placed: Placement) -> tuple[float, Any, bool]:
