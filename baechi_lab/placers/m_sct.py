@@ -4,7 +4,9 @@ Scheduling as in `sct.py`; devices without room are left out as in `m_etf.py`. W
 within `1 + (1 - 1/n) beta + (1 - beta/n) / (K - 1)` of the optimum, `beta = (2 + 2 rho) / (2 + rho)`.
 
 Deviations: the rounding threshold is 0.1 as in paper B section 4.3, but one favourite per op is enforced, not hoped
-for; the LP's optimum is made canonical (`sct_program/solver.py`); memory and repair as in m-ETF.
+for; above `sct_program.favourites.LARGEST_LP` edges favourites are chosen without the LP (`info["lp"]["solver"]` is
+"greedy"), and the bound does not hold; the LP's optimum is made canonical (`sct_program/solver.py`); memory and repair as in
+m-ETF.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class MSCT(Placer):
 
     Args:
         threshold: up to which share of a transfer the linear program's answer makes a reader the favourite child.
-        solver: of the linear program: "highs", or what cvxpy knows, such as "CLARABEL".
+        solver: of the linear program: "highs" (which large graphs do without), or what cvxpy knows, such as "CLARABEL".
         reservation: keep room for the largest temporary and output of a colocation group too, until it has run.
         explain: keep a log of all decisions in `info["decisions"]`.
     """

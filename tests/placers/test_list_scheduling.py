@@ -214,3 +214,28 @@ def test_every_placer_has_one_line():
     lines = bl.list_placers()
     assert {"single", "m-topo", "m-etf", "m-sct", "etf", "sct"} <= set(lines)
     assert all(line.strip().endswith((".", ")")) for line in lines.values())
+
+
+@pytest.mark.parametrize("placer", ["m-etf", "etf", "m-sct", "sct"])
+@pytest.mark.parametrize("comm", ["parallel", "sequential", "duplex"])
+def test_of_many_equal_devices_only_the_first_few_are_looked_at(placer, comm, monkeypatch):
+    """Plans for the first 2, 8, ... of 24 equal devices, until one is left unused, are the plan for all of them."""
+    from baechi_lab.placers.list_scheduling import schedule
+
+    graph = bl.generators.layered_dag(60, seed=3)
+    cluster = bl.Cluster.uniform(24, memory_bytes=1 << 33, link=bl.Link(3.0, 1e-5), comm=comm)
+    every = bl.place(graph, cluster, placer)
+    monkeypatch.setattr(schedule, "FEW", 2)
+    few = bl.place(graph, cluster, placer)
+    assert few.device.tolist() == every.device.tolist() and few.rank.tolist() == every.rank.tolist()
+    assert 2 < len(set(few.device.tolist())) < 24
+
+
+def test_too_many_pairs_are_refused_before_the_work(monkeypatch):
+    from baechi_lab.placers.list_scheduling import schedule
+
+    monkeypatch.setattr(schedule, "MOST_PAIRS", 100)
+    graph, cluster = bl.OpGraph.from_edges([1.0] * 51), bl.Cluster.uniform(2)
+    with pytest.raises(bl.InvalidInput, match="51 ops on 2 devices are 102 pairs"):
+        bl.place(graph, cluster, "m-etf")
+    assert bl.place(graph, cluster, "heft").n == 51

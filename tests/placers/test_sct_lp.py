@@ -169,3 +169,17 @@ def test_the_kernel_and_its_python_form_agree():
         given = (order, pointer, edges, problem.source, problem.compute, problem.transfer)
         for compiled, readable in zip(_starts(*given), _starts.py_func(*given), strict=True):
             assert compiled.tolist() == readable.tolist()
+
+
+def test_large_graphs_do_without_the_linear_program(monkeypatch):
+    """5 -> {10, 4}, transfers of 8: the reader with the longer path behind it follows its parent."""
+    from baechi_lab import Cluster, Link, OpGraph, place
+    from baechi_lab.placers.sct_program import favourites
+
+    graph = OpGraph.from_edges([5, 4, 10], [(0, 1, 8), (0, 2, 8)])
+    cluster = Cluster.uniform(2, link=Link(8.0, 0.0))
+    assert place(graph, cluster, "m-sct").info["lp"]["solver"] == "highs"
+    monkeypatch.setattr(favourites, "LARGEST_LP", 1)
+    placed = place(graph, cluster, "m-sct")
+    assert placed.info["lp"]["solver"] == "greedy" and placed.info["favourite_child"].tolist() == [2, -1, -1]
+    assert placed.device[0] == placed.device[2]

@@ -7,8 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph import Cluster, OpGraph, Placement
+from ...errors import InvalidInput
+from ...graph import Cluster, Link, OpGraph, Placement, allowed_devices
+from ...graph.units import format_bytes
 from ..problem import make_problem
+
+FEW = 64
+"""Devices that are tried first where all are equal."""
+MOST_PAIRS, MOST_FAVOURED = 100_000_000, 20_000_000
+"""Pairs of ops and devices that are scheduled, without and with favourites: each takes about 100 bytes."""
 
 _NOBODY: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
@@ -25,9 +32,28 @@ def schedule(
 ) -> Placement:
     """Plan with `earliest_start`; `child` and `parent` int32[n] are favourites (-1: none).
 
+    Of equal devices with equal links the lowest unused one is as good as any other, so a plan for the first few of them is the
+    plan for all as long as it leaves one unused.
+
+    Raises `InvalidInput` where there are too many pairs of ops and devices.
+
     `info` of the result: `planned_makespan_us`, `overflows` (ops put where memory is lacking) and, where `explain`,
     `decisions`: the log made by the readable twin, which takes far longer.
     """
+    few = FEW
+    while few < cluster.n and not explain and _interchangeable(graph, cluster):
+        plan = _plan(graph, _first_devices(cluster, few), child, parent, limited, reservation, False)
+        if plan.device.max(initial=-1) < few - 1:
+            return plan
+        few *= 4
+    return _plan(graph, cluster, child, parent, limited, reservation, explain)
+
+
+def _plan(
+    graph: OpGraph, cluster: Cluster, child: NDArray[Any] | None, parent: NDArray[Any] | None, limited: bool,
+    reservation: bool, explain: bool,
+) -> Placement:  # fmt: skip
+    _check_pairs(graph.n, cluster.n, MOST_PAIRS if child is None else MOST_FAVOURED)
     problem = make_problem(graph, cluster, limited=limited, reservation=reservation)
     info: dict[str, Any] = {}
     if explain:
@@ -43,3 +69,25 @@ def schedule(
         device, _, finish, position, overflows = earliest_start(problem, *favourites)
     info |= {"planned_makespan_us": float(finish.max(initial=0.0)), "overflows": int(overflows)}
     return Placement(device=device, order=position, info=info)
+
+
+def _interchangeable(graph: OpGraph, cluster: Cluster) -> bool:
+    """Are all devices alike, to each other and to every op?"""
+    alike = len({(d.kind, d.memory_bytes, d.speed) for d in cluster.devices}) == 1
+    off = ~np.eye(cluster.n, dtype=bool)
+    links = all(np.ptp(matrix[off]) == 0 for matrix in (cluster.latency_us, cluster.us_per_byte))
+    return alike and links and bool(allowed_devices(graph, cluster).all())
+
+
+def _first_devices(cluster: Cluster, count: int) -> Cluster:
+    link = Link(float(cluster.latency_us[0, 1]), float(cluster.us_per_byte[0, 1]))
+    return Cluster(cluster.devices[:count], link, cluster.comm)
+
+
+def _check_pairs(ops: int, devices: int, most: int) -> None:
+    if ops * devices > most:
+        raise InvalidInput(
+            f"{ops:,} ops on {devices:,} devices are {ops * devices:,} pairs, which would take about "
+            f"{format_bytes(ops * devices * 100)} and many minutes to schedule; at most {most:,} pairs are scheduled: optimize "
+            "the graph first, or use 'heft' or 'm-topo'"
+        )

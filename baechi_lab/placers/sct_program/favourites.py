@@ -1,4 +1,8 @@
-"""Favourite children: round the SCT LP so that every op has at most one favourite child and one favourite parent."""
+"""Favourite children: round the SCT LP so that every op has at most one favourite child and one favourite parent.
+
+Of graphs with more than `LARGEST_LP` edges the program would take hours: there each edge, the one with the longest path
+behind it first, makes its reader the favourite child where neither end has a favourite yet.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,13 @@ from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph
+from ...graph.kernels.compiling import working_seconds
+from ...simulator.paths import heads_and_tails
 from .lp import SctProblem, sct_problem
 from .solver import SctSolution, solve_sct
+
+LARGEST_LP = 60_000
+"""Edges of a graph whose linear program "highs" is asked to solve."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +48,33 @@ def favourites(graph: OpGraph, cluster: Cluster, threshold: float = 0.1, solver:
     """
     check_threshold(threshold)
     problem = sct_problem(graph, cluster)
+    if solver == "highs" and len(problem.source) > LARGEST_LP:
+        return greedy_favourites(graph, problem)
     solution = solve_sct(problem, solver)
     child, parent, conflicts = round_solution(problem, solution.x, threshold)
     return Favourites(child, parent, conflicts, solution)
+
+
+def greedy_favourites(graph: OpGraph, problem: SctProblem) -> Favourites:
+    """Favourites without a linear program: by the time from an edge's transfer to the end of the step, longest first.
+
+    >>> graph = OpGraph.from_edges([5, 10, 3], [(0, 1, 8), (0, 2, 8)])
+    >>> greedy_favourites(graph, sct_problem(graph, Cluster.uniform(2))).child.tolist()
+    [1, -1, -1]
+    """
+    began = working_seconds()
+    child, parent = np.full(graph.n, -1, dtype=np.int32), np.full(graph.n, -1, dtype=np.int32)
+    tail = heads_and_tails(graph, problem.compute)[1]
+    behind = problem.transfer + problem.compute[problem.target] + tail[problem.target]
+    saving = np.flatnonzero(problem.transfer > 0)
+    source, target = problem.source.tolist(), problem.target.tolist()
+    x = np.ones(len(source))
+    for e in saving[np.argsort(-behind[saving], kind="stable")].tolist():
+        i, j = source[e], target[e]
+        if child[i] < 0 and parent[j] < 0:
+            child[i], parent[j], x[e] = j, i, 0.0
+    solution = SctSolution(x, float("nan"), "greedy", 0, 0, working_seconds() - began)
+    return Favourites(child, parent, 0, solution)
 
 
 def round_solution(
