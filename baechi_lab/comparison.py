@@ -14,7 +14,9 @@ from .comparison_runs import measure_rows, memory_of, split_cluster, where_to_ru
 from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from .graph import Cluster, OpGraph, Placement, Step, Timeline
 from .graph.arguments import check_records
-from .stages import Simulate
+from .memo import Memo
+from .pipeline import place_in_groups
+from .stages import Optimize, Simulate
 from .verdicts import note_on_native, notes_on, one_device
 
 if TYPE_CHECKING:
@@ -63,8 +65,9 @@ def compare(
         params: parameters by placer name.
         common: keywords that are left over (`seed=0`, `time_limit=5`) go to the placers that have such a parameter.
         passes, forward_only: with passes, for example `("colocation", "coplacement", "fusion")`, the graph is optimized
-            first as in `bl.optimize`; groups are placed, the original graph is simulated. `()` places it as it is. None is
-            those three where `placers` is not given either, else `()`.
+            first as in `bl.optimize`; groups are placed, the original graph is simulated. Where no placement of groups
+            fits, smaller groups are placed, or single ops, and a note says so. `()` places the graph as it is. None is those
+            three where `placers` is not given either, else `()`.
         scheduler, micro_batches, schedule: as in `bl.simulate`; with micro-batches `graph` is one of them. Placers with
             parameters of these names get them, and `objective="step"` where they know it.
         batch_size: samples of a whole step, which `micro_batches` must divide; adds the column `samples_per_second`.
@@ -112,14 +115,18 @@ def compare(
     Simulate(scheduler)  # refuses an unknown name here, not in every row
     pipeline = _pipeline(micro_batches, schedule, batch_size)
     chosen = _chosen(DEFAULT_PLACERS if placers is None else placers, params or {}, pipeline, common)
-    prepared = _optimized(graph, cluster, _passes(passes, placers, micro_batches), forward_only)
+    memo, optimize = Memo(), Optimize(tuple(_passes(passes, placers, micro_batches)), forward_only)
+    prepared = memo.recall("optimize", optimize, graph, cluster)[0] if optimize.passes else graph
     alone = one_device(graph, cluster, **pipeline)
     bound = _lower_bound(graph, cluster, pipeline.get("micro_batches"))
     rows: list[dict[str, Any]] = []
     runnable: dict[int, Placement] = {}
+    finer: list[str] = []
     for label, placer in tqdm(chosen, desc="comparing placers", delay=1, disable=not progress, leave=False):
         _compile(placer)
-        row, placement = _row(graph, prepared, cluster, placer, scheduler, pipeline)
+        row, placement = _row(graph, prepared, cluster, placer, scheduler, pipeline, optimize, memo)
+        if placement is not None and "finer_groups" in placement.info:
+            finer.append(f"{label}: {placement.info['finer_groups']}")
         if placement is not None and row["feasible"]:
             runnable[len(rows)] = placement
         rows.append({"placer": label, "lower_bound_us": bound, **row})
@@ -139,7 +146,7 @@ def compare(
     table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
     table["one_device_us"] = float("nan") if alone is None else alone.makespan_us
     table["winner"] = [row.get("winner", "") for row in rows]
-    table.attrs["notes"] = notes_on(table[:placed], graph, prepared, cluster)
+    table.attrs["notes"] = notes_on(table[:placed], graph, prepared, cluster) + tuple(finer)
     if native:
         fastest = table["measured_us"][placed:].min()
         table["native_ratio"] = table["measured_us"] / fastest
@@ -216,14 +223,6 @@ def _passes(passes: Sequence[Any] | None, placers: Any, micro_batches: int | Non
     return passes if passes is not None else PASSES if placers is None and micro_batches is None else ()
 
 
-def _optimized(graph: OpGraph, cluster: Cluster, passes: Sequence[Any] | None, forward_only: bool | str) -> OpGraph:
-    if not passes:
-        return graph
-    from .passes import optimize
-
-    return optimize(graph, cluster, passes=tuple(passes), forward_only=forward_only)
-
-
 def _lower_bound(
     graph: OpGraph, cluster: Cluster, micro_batches: int | None = None, schedule: Any = None,
     placement: Placement | None = None,
@@ -245,13 +244,16 @@ def _compile(placer: Any) -> None:
 
 
 def _row(
-    graph: OpGraph, prepared: OpGraph, cluster: Cluster, placer: Any, scheduler: Any, pipeline: Mapping[str, Any]
-) -> tuple[dict[str, Any], Placement | None]:
+    graph: OpGraph, prepared: OpGraph, cluster: Cluster, placer: Any, scheduler: Any, pipeline: Mapping[str, Any],
+    optimize: Optimize, memo: Memo,
+) -> tuple[dict[str, Any], Placement | None]:  # fmt: skip
     from .placers import place
     from .simulator import simulate
 
     try:
-        placement = place(prepared, cluster, placer)
+        _, placement = place_in_groups(
+            graph, prepared, cluster, optimize, lambda groups, devices: place(groups, devices, placer), memo
+        )
         if placement.info.get("interrupted"):  # an anytime placer takes Ctrl-C for the end of its search
             raise KeyboardInterrupt
         timeline = simulate(graph, cluster, placement, scheduler, **pipeline)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .errors import InvalidInput, UnknownNameError
+from .errors import InfeasiblePlacement, InvalidInput, UnknownNameError
 from .graph import Cluster, OpGraph, Placement, Run, Step, Timeline
 from .memo import Memo
 from .params import Params
@@ -36,7 +36,8 @@ class Result:
     """What a pipeline made; a stage that it lacks leaves None (without `optimize`, `coarse` is `graph`).
 
     Args:
-        graph, coarse, placement, timeline, run: what the stages gave.
+        graph, coarse, placement, timeline, run: what the stages gave. `coarse` is the graph that was placed: where none of
+            its placements fits, that is one of smaller groups, or of single ops, and `placement.info["finer_groups"]` says so.
         bounds: the named lower bounds of the step in microseconds, `.best` the largest.
         recomputed: the stages that were not remembered.
     """
@@ -110,7 +111,10 @@ class Pipeline:
         made = _Recorder(self, again)
         graph: Any = subject if step is None else made("profile", step)
         coarse = made("optimize", graph, cluster, otherwise=graph)
-        placement = _addressed(made("place", coarse, cluster), coarse)
+        coarse, placement = place_in_groups(
+            graph, coarse, cluster, self.stages.get("optimize"),
+            lambda groups, devices: _addressed(made("place", groups, devices), groups), self.memo,
+        )  # fmt: skip
         timeline = made("simulate", coarse if self._on_coarse else graph, cluster, placement)
         bounds = made("bounds", graph, cluster)
         run = made("execute", step, placement)
@@ -175,6 +179,58 @@ class Pipeline:
             for stage in self.stages.values()
         )
         return '<div style="display:flex;gap:1em">' + "".join(f"<div>{cell}</div>" for cell in cells) + "</div>"
+
+
+def place_in_groups(
+    graph: OpGraph, coarse: OpGraph, cluster: Cluster, optimize: Any,
+    place: Callable[[OpGraph, Cluster], Any], memo: Memo,
+) -> tuple[OpGraph, Any]:  # fmt: skip
+    """Places `coarse`; where none of its placements fits, places smaller groups of ops, and at last single ops.
+
+    Args:
+        graph: the original graph. coarse: what `optimize` made of it, an `Optimize`: other stages have no smaller groups.
+        place: places a graph on a cluster. memo: remembers smaller groups.
+
+    Returns:
+        The graph that was placed, and its placement; where that is not `coarse`, `info["finer_groups"]` says so
+        and `info["passes"]` are the passes that made the groups (with `forward_only=False`).
+
+    Raises:
+        InfeasiblePlacement: what is proven of single ops, or why single ops were not placed either.
+
+    >>> from baechi_lab import Optimize, Place
+    >>> graph = OpGraph.from_edges([1, 1], [(0, 1, 8)], persistent_bytes=[60, 60])
+    >>> stage, cluster = Optimize(("coplacement",)), Cluster.uniform(2, memory_bytes=100)
+    >>> groups = stage(graph, cluster)
+    >>> placed, placement = place_in_groups(graph, groups, cluster, stage, Place("m-etf"), Memo())
+    >>> placement.device.tolist(), placement.info["finer_groups"]
+    ([0, 1], 'no placement of groups by coplacement was found that fits: single ops were placed')
+    """
+    try:
+        return coarse, place(coarse, cluster)
+    except InfeasiblePlacement as error:
+        if coarse is graph or not hasattr(optimize, "finer"):
+            raise
+        refusal = error
+    tried = coarse
+    for stage in optimize.finer():
+        groups = memo.recall("optimize", stage, graph, cluster)[0] if stage.passes else graph
+        if groups == tried:
+            continue
+        try:
+            placement = place(groups, cluster)
+        except InfeasiblePlacement as error:
+            refusal, tried = error, groups
+            continue
+        refused = "forward-only " * (stage.passes == optimize.passes) + _groups_in_words(optimize)
+        words = f"no placement of {refused} was found that fits: {_groups_in_words(stage)} were placed"
+        return groups, placement.replace(info={**placement.info, "finer_groups": words, "passes": stage.passes})
+    raise refusal
+
+
+def _groups_in_words(optimize: Any) -> str:
+    passes = ", ".join(str(getattr(chosen, "name", chosen)) for chosen in optimize.passes)
+    return f"groups by {passes}" if passes else "single ops"
 
 
 class _Recorder:

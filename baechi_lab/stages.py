@@ -23,6 +23,9 @@ from .errors import InvalidInput, UnknownNameError
 from .graph import Cluster, Link, OpGraph, Placement, Run, Step, Timeline
 from .pipeline import Stage
 
+GROUPING = ("colocation", "coplacement", "fusion", "forward-only")
+"""Passes that only join ops."""
+
 
 @dataclass(frozen=True)
 class Profile(Stage):
@@ -103,6 +106,22 @@ class Optimize(Stage):
         from .passes import optimize
 
         return optimize(graph, cluster, passes=self.passes, forward_only=self.forward_only)
+
+    def finer(self) -> list[Optimize]:
+        """The stages that make smaller groups: without forward-only placement, colocation groups only, single ops.
+
+        >>> [stage.passes for stage in Optimize(("recompute", "colocation", "fusion"), forward_only=False).finer()]
+        [('recompute', 'colocation'), ('recompute',)]
+        """
+        from .passes.registry import make_pass
+
+        names = [make_pass(chosen).name for chosen in self.passes]
+        stages = [self]
+        for left_out in (("forward-only",), ("forward-only", "fusion", "coplacement"), GROUPING):
+            kept = tuple(p for p, name in zip(self.passes, names, strict=True) if name not in left_out)
+            if (stage := Optimize(kept, forward_only=False)) != stages[-1]:
+                stages.append(stage)
+        return stages[1:]
 
 
 @dataclass(frozen=True, init=False, repr=False)

@@ -142,6 +142,15 @@ def test_placement_of_groups_is_written_for_ops(call, graph_file, tmp_path):
     assert load_placement(file).on(bl.load_graph(graph_file)).n == 3
 
 
+@pytest.mark.parametrize("command", ["place", "compare --placers m-etf", "sweep --placers m-etf"])
+def test_groups_that_do_not_fit_are_taken_apart_and_it_is_said(call, tmp_path, command):
+    path = tmp_path / "heavy.json"
+    bl.save_graph(bl.OpGraph.from_edges([1, 1], [(0, 1, 8)], persistent_bytes=[60, 60]), path)
+    name, *rest = command.split()
+    code, out, _ = call(name, str(path), *rest, "--devices", "2", "--memory", "100", "--passes", "coplacement,fusion")
+    assert code == 0 and "was found that fits: single ops were placed" in out
+
+
 def test_place_parameters_and_text_output(call, graph_file):
     code, out, _ = call("place", graph_file, *CLUSTER, "--placer", "m-sct", "-p", "threshold=0.3")
     assert code == 0

@@ -266,6 +266,22 @@ def test_what_is_named_in_the_defaults_is_optimized(graph, cluster):
     assert steps[0] == steps[1]
 
 
+def test_groups_that_do_not_fit_give_way_to_single_ops_and_it_is_said():
+    # Two ops of 60 bytes in one group do not fit a device of 100; apart they take 1 + 4 + 1.
+    graph = bl.OpGraph.from_edges([1, 1], [(0, 1, 8)], persistent_bytes=[60, 60])
+    cluster = bl.Cluster.uniform(2, memory_bytes=100, link=bl.Link(4.0, 0.0))
+    grouped = {"passes": ("coplacement", "fusion"), "progress": False}
+    table = bl.compare(graph, cluster, ["m-etf", "auto"], **grouped)
+    assert table["makespan_us"].tolist() == [6, 6] and table["feasible"].all()
+    words = "no placement of groups by coplacement, fusion was found that fits: single ops were placed"
+    assert table.attrs["notes"][-2:] == (f"m-etf: {words}", f"auto: {words}")
+    (row,) = bl.sweep(
+        graph, devices=2, memory_bytes=100, placer="m-etf", passes=("coplacement", "fusion"), cluster=cluster,
+        executor="here", progress=False,
+    ).to_dict("records")  # fmt: skip
+    assert (row["makespan_us"], row["groups"], row["ops"], row["finer_groups"]) == (6, 2, 2, words)
+
+
 class Apart(Placer):
     """Every op on the next device."""
 

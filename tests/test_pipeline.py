@@ -297,3 +297,75 @@ def test_bad_subjects_are_refused_before_anything_runs(graph, cluster):
         (pipe | bl.Execute()).run(graph, cluster)
     with pytest.raises(bl.UnknownNameError, match="did you mean 'place'"):
         pipe.run(graph, cluster, again=("plac",))
+
+
+# -- groups that do not fit --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def heavy():
+    """A chain whose ops keep 60 bytes each and send 8: two ops take 60 + 60 + 8 on one device, or 60 + 8 on each."""
+    return bl.OpGraph.from_edges([1, 1], [(0, 1, 8)], persistent_bytes=[60, 60], names=["a", "b"])
+
+
+GROUPED = bl.Optimize(("coplacement", "fusion"))
+SMALL = bl.Cluster.uniform(2, memory_bytes=100, link=bl.Link(4.0, 0.0))
+
+
+def test_single_ops_are_placed_where_no_group_fits(heavy):
+    result = (GROUPED | bl.Place("m-etf") | bl.Simulate()).run(heavy, SMALL)
+    assert result.placement.device.tolist() == [0, 1] and result.timeline.makespan_us == 1 + 4 + 1
+    assert result.coarse is heavy and result.timeline.peak_bytes.tolist() == [60 + 8, 60 + 8]
+    words = "no placement of groups by coplacement, fusion was found that fits: single ops were placed"
+    assert result.placement.info["finer_groups"] == words
+    roomy = (GROUPED | bl.Place("m-etf")).run(heavy, SMALL.with_memory(128))
+    assert roomy.coarse.n == 1 and "finer_groups" not in roomy.placement.info
+
+
+def test_colocation_groups_are_placed_before_single_ops(heavy):
+    chain = bl.OpGraph.from_edges(
+        [1, 1, 1], [(0, 1, 8), (1, 2, 8)], persistent_bytes=[30, 30, 60], colocation=[0, 0, -1], colocation_names=("g",)
+    )
+    result = (bl.Optimize() | bl.Place("m-etf")).run(chain, SMALL)
+    assert result.placement.info["passes"] == ("colocation",)
+    assert result.placement.on(chain).device.tolist() == [0, 0, 1]
+
+
+def test_forward_only_groups_give_way_to_groups_of_the_same_passes():
+    # Forward op a keeps its output for backward op b. A group of both holds it beside b's own output all the time.
+    graph = bl.OpGraph.from_edges(
+        [1, 1, 1, 1],
+        [(0, 1, 40), (1, 2, 40), (0, 3, 40), (2, 3, 40)],
+        forward_of=[-1, -1, 1, 0],
+        persistent_bytes=[5, 5, 5, 5],
+    )
+    one = bl.Cluster.uniform(
+        1, memory_bytes=int(bl.simulate(graph, bl.Cluster.uniform(1), bl.Placement(device=[0] * 4)).peak_bytes[0])
+    )
+    with pytest.raises(bl.InfeasiblePlacement, match="smaller groups or single ops may fit"):
+        bl.place(bl.optimize(graph, one), one, "m-etf")
+    result = (bl.Optimize() | bl.Place("m-etf") | bl.Simulate()).run(graph, one)
+    assert result.timeline.feasible and result.placement.info["finer_groups"].startswith("no placement of ")
+
+
+def test_a_refusal_speaks_of_groups_only_where_ops_may_fit(heavy):
+    coarse = bl.optimize(heavy, SMALL, passes=("coplacement", "fusion"))
+    with pytest.raises(bl.InfeasiblePlacement) as error:
+        bl.place(coarse, SMALL, "m-etf")
+    assert str(error.value) == (
+        # 60 + 60 persistent bytes, and the tensor of 8 between its ops.
+        "the group of 2 ops, the largest of which is 'a' with 68 B, needs 128 B while it runs (persistent bytes, inputs, "
+        "outputs and temporaries) and the largest device that it may use has 100 B; the graph keeps 120 B persistently, the "
+        "devices have gpu:0 100 B, gpu:1 100 B; this holds for the 1 group that ops were joined to: smaller groups or single "
+        "ops may fit"
+    )
+    # 60 + 8 bytes are needed by each of the ops: this is proven of them.
+    with pytest.raises(bl.InfeasiblePlacement) as error:
+        (GROUPED | bl.Place("m-etf")).run(heavy, SMALL.with_memory(65))
+    assert str(error.value).startswith("op 'a' needs 68 B while it runs") and "group" not in str(error.value)
+
+
+def test_the_bytes_of_a_colocation_group_are_said_to_be_its_own():
+    tied = bl.OpGraph.from_edges([1, 1], persistent_bytes=[60, 60], colocation=[0, 0], colocation_names=("g",))
+    with pytest.raises(bl.InfeasiblePlacement, match="120 B that the 2 ops of its colocation group keep persistently"):
+        bl.place(tied, SMALL, "m-etf")

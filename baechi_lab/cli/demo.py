@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ExecutionError, InfeasiblePlacement
 from ..exporters.folder import check_place
@@ -25,6 +25,8 @@ from . import console, options, output, steps
 
 if TYPE_CHECKING:
     import pandas
+
+    from ..graph import Placement, Timeline
 
 PASSES = {"inception_v3": "colocation,fusion"}
 """Paper B, section 5.4: on Inception-V3 co-placement makes one massive group, so it was switched off."""
@@ -49,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Everything, in the order of the pipeline."""
-    from .. import compare, execute, export, optimize, place, profile, simulate
+    from .. import compare, execute, export, profile
+    from ..pipeline import Pipeline
+    from ..stages import Optimize, Place, Simulate
 
     count = options.whole(arguments.steps, "--steps", lowest=1)
     devices = device_count(options.whole(arguments.devices, "--devices", lowest=1), "--devices")
@@ -75,16 +79,17 @@ def run(arguments: argparse.Namespace) -> int:
         graph = profile(step, mode="measured", progress=bars)
     with say(f"asking TensorFlow for {devices} devices and timing transfers between them"):
         cluster = attached_cluster(devices, arguments.memory)
+    optimize = Pipeline(optimize=Optimize(tuple(passes)))
     with say(f"optimizing the graph ({', '.join(passes)})"):
-        coarse = optimize(graph, cluster, passes=passes)
-    say.line(f"{graph.n} operators in {coarse.n} groups, {format_us(float(graph.duration_us.sum()))} of work")
+        groups = optimize.run(graph, cluster).coarse.n
+    say.line(f"{graph.n} operators in {groups} groups, {format_us(float(graph.duration_us.sum()))} of work")
     with say(f"placing on {', '.join(cluster.names)} and simulating"):
         table = compare(graph, cluster, placers, passes=passes, progress=bars)
     if not arguments.json:
         output.print_comparison(table)
     best = best_placer(table)
-    placement = place(coarse, cluster, best)
-    simulated = simulate(graph, cluster, placement)
+    result = optimize.replace(place=Place(best), simulate=Simulate()).run(graph, cluster)
+    placement, simulated = cast("Placement", result.placement), cast("Timeline", result.timeline)
     with say(f"running the placement of {best} for real, {count} steps"):
         done = execute(step, placement, steps=count, cluster=cluster, graph=graph)
     if done.status != "ok":
@@ -97,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     say.line(f"train under this placement with: python {arguments.output}/train.py")
     if arguments.json:
         output.print_json({
-            "model": arguments.model, "ops": graph.n, "groups": coarse.n, "devices": list(cluster.names),
+            "model": arguments.model, "ops": graph.n, "groups": result.coarse.n, "devices": list(cluster.names),
             "comparison": output.rows_of(table), "best": best, "simulated_us": simulated.makespan_us,
             "measured_us": measured, "steps": len(done.step_seconds), "folder": arguments.output,
         })  # fmt: skip

@@ -1,6 +1,7 @@
 """Place a graph on a cluster and say what a step then costs; -o writes the placement to a file.
 
-With --optimize (the default) groups of ops are placed; the file then holds the placement of the original ops.
+With --optimize (the default) groups of ops are placed; the file then holds the placement of the original ops. Where no
+placement of the groups fits, smaller groups are placed, or single ops, and a note says so.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
     result = pipe.run(options.graph_from(arguments.graph), cluster)
     placed = result.placement.on(result.graph)  # type: ignore[union-attr]
     facts = output.timeline_facts(result.timeline, result.bounds.best)  # type: ignore[arg-type]
+    finer = placed.info.get("finer_groups", "")
     facts = {"placer": arguments.placer, "place_seconds": placed.seconds, "groups": result.coarse.n, **facts}
+    if finer:
+        facts["finer_groups"] = finer
     if arguments.output:
         save(placed, arguments.output)
         facts["file"] = arguments.output
@@ -62,4 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         output.print_facts({"placer": facts["placer"], "ops": f"{result.graph.n} in {result.coarse.n} groups"})
         output.print_timeline(facts)
+        if finer:
+            print(f"note: {finer}")
     return 0

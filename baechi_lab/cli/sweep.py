@@ -78,8 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
         header += ["micro-batches", "schedule", "replicas", "bubble"] if steps else []
         output.print_rows(header, [[*_cells(row), *(_step_cells(row) if steps else [])] for row in rows])
         for row in rows:
-            if row["error"]:
-                print(f"  {_setting(row)}: {row['error']}")
+            if text := row["error"] or row["finer_groups"]:
+                print(f"  {_setting(row)}: {text}")
     if any(row["makespan_us"] is not None for row in rows):
         return 0
     print(f"baechi-lab sweep: none of {len(rows)} combinations worked: {rows[0]['error']}", file=sys.stderr)

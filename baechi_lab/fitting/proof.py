@@ -14,7 +14,7 @@ from ..graph import Cluster, OpGraph
 from ..graph.units import format_bytes
 from ..placers.memory.exhaustive import first_fitting
 from ..placers.memory.needs import alone_bytes, most_across
-from ..placers.memory.packing import beside, packing_proof
+from ..placers.memory.packing import beside, op_in_words, packing_proof
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,6 @@ def _whatever(graph: OpGraph, alone: np.ndarray[tuple[int], np.dtype[np.int64]],
         return ""
     op = int(alone.argmax())
     return (
-        f"op {graph.names[op]!r} reads, makes and uses {format_bytes(int(alone[op]))} while it runs, and no device has more than "
-        f"{format_bytes(room)}"
+        f"{op_in_words(graph, op)} reads, makes and uses {format_bytes(int(alone[op]))} while it runs, and no device has "
+        f"more than {format_bytes(room)}"
     )

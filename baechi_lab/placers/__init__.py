@@ -38,7 +38,8 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     fits only from bytes that are not shared (`placers.memory.packing`).
 
     Args:
-        graph: the ops to place; of `bl.profile`, or a coarse one of `bl.optimize`.
+        graph: the ops to place; of `bl.profile`, or a coarse one of `bl.optimize`. Of a coarse one only the groups are placed:
+            where they do not fit, pipelines, `bl.compare` and the commands go on to smaller groups, and to single ops.
         cluster: the devices to place them on.
         placer: a name of `bl.list_placers()`, or an object such as `bl.ListScheduler.point("heft")`.
         params: the placer's parameters. Those that go on improving take `time_limit` (seconds) and `seed`.

@@ -96,7 +96,7 @@ def sweep(
         one row per combination that is done, in the order of the combinations: `batch_size, micro_batches, schedule,
         replicas, devices, memory_bytes, placer, makespan_us, samples_per_second, bubble` (idle share of all devices),
         `lower_bound_us, gap, feasible` (it fits), `peak_bytes, moved_bytes, transfers, balance, ops, groups, place_seconds,
-        params, error`.
+        params, finer_groups` (says so where smaller groups were placed, since none of the first ones fits), `error`.
 
     Raises:
         InvalidInput, UnknownNameError: before anything runs.

@@ -15,7 +15,7 @@ from ..errors import FormatError
 
 APPLICATION_ID = 0x6261_6C62
 """Marks our files in SQLite's header."""
-VERSION = 2
+VERSION = 3
 LOCK_SECONDS = 10
 """How long another program may hold the file before that is an error."""
 TABLES = {"rows", "graphs", "checks"}
@@ -25,7 +25,8 @@ COLUMNS = {
     "memory_bytes": "INTEGER", "placer": "TEXT", "makespan_us": "REAL", "samples_per_second": "REAL", "bubble": "REAL",
     "lower_bound_us": "REAL", "gap": "REAL", "feasible": "INTEGER",
     "peak_bytes": "INTEGER", "moved_bytes": "INTEGER", "transfers": "INTEGER", "balance": "REAL", "ops": "INTEGER",
-    "groups": "INTEGER", "place_seconds": "REAL", "params": "TEXT", "error": "TEXT",
+    "groups": "INTEGER", "place_seconds": "REAL", "params": "TEXT", "finer_groups": "TEXT",
+    "error": "TEXT",
 }  # fmt: skip
 """Columns of a row and their SQLite types."""
 

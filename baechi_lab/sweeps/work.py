@@ -10,6 +10,9 @@ from ..comparison import ROW_ERRORS, summary
 from ..errors import BaechiLabError, FormatError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from ..graph import OpGraph, Placement, Step
 from ..graph.formats.wire import decoded, encoded
+from ..memo import Memo
+from ..pipeline import place_in_groups
+from ..stages import Optimize
 from .grid import Cell, Placing, Profiling, equal_devices
 
 
@@ -73,16 +76,19 @@ def is_passing(error: BaseException) -> bool:
 
 
 def _computed(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, Any]:
-    from ..passes import optimize
     from ..placers import place
     from ..simulator import simulate
     from ..simulator.bounds import bounds
 
     cluster, coarse = cell.cluster, graph
     share = equal_devices(cluster, cluster.n // cell.replicas, int(cluster.memory_bytes[0]))
+    optimize = Optimize(placing.passes, placing.forward_only)
     if placing.passes:
-        coarse = optimize(graph, share, passes=placing.passes, forward_only=placing.forward_only)
-    placement = place(coarse, share, cell.placer, **{**cell.told, **placing.of(cell.placer)})
+        coarse = optimize(graph, share)
+    params = {**cell.told, **placing.of(cell.placer)}
+    coarse, placement = place_in_groups(
+        graph, coarse, share, optimize, lambda groups, devices: place(groups, devices, cell.placer, **params), Memo()
+    )
     if cell.replicas > 1:
         placement = side_by_side(placement, share.n, cell.replicas)
     timeline = simulate(graph, cluster, placement, placing.scheduler, **cell.pipeline)
@@ -94,7 +100,8 @@ def _computed(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, Any]:
     busy = float(timeline.busy_us.sum())
     return {
         **found, "lower_bound_us": bound, "gap": makespan / bound - 1.0 if bound > 0 else None, "ops": graph.n,
-        "groups": coarse.n, "samples_per_second": rate, "place_seconds": placement.seconds,
+        "groups": coarse.n, "finer_groups": placement.info.get("finer_groups", ""), "samples_per_second": rate,
+        "place_seconds": placement.seconds,
         "bubble": 1.0 - busy / (cluster.n * makespan) if makespan > 0 else None,
     }  # fmt: skip
 

@@ -13,7 +13,7 @@ from ..comparison import COLUMNS, DEFAULT_PLACERS, ROW_ERRORS, summary, winner_o
 from ..errors import BaechiLabError
 from ..memo import Memo
 from ..verdicts import notes_on
-from .compute import Outcome, Report, laid_out, optimized, placed, silent, simulated
+from .compute import Outcome, Report, laid_out, optimized, placed_in_groups, silent, simulated
 
 if TYPE_CHECKING:
     import pandas
@@ -32,7 +32,7 @@ def compare_placers(
     import pandas as pd
 
     names = list(placers)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for k, name in enumerate(names):
         report(f"comparing: {name}", k / len(names))
         rows.append({"placer": name, **_row(outcome, memo, name, report)})
@@ -43,7 +43,8 @@ def compare_placers(
     table["winner"] = [row.get("winner", "") for row in rows]
     table["lower_bound_us"] = outcome.lower_bound_us
     table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
-    table.attrs["notes"] = notes_on(table, outcome.graph, outcome.coarse, outcome.setting.cluster)
+    finer = tuple(f"{row['placer']}: {row['finer_groups']}" for row in rows if row.get("finer_groups"))
+    table.attrs["notes"] = notes_on(table, outcome.graph, outcome.coarse, outcome.setting.cluster) + finer
     return table
 
 
@@ -64,12 +65,14 @@ def _row(outcome: Outcome, memo: Memo, placer: str, report: Report) -> dict[str,
     own_params = outcome.setting.params if placer == outcome.setting.placer else {}
     setting = outcome.setting.replace(placer=placer, params=own_params, moves=())
     try:
-        base = placed(setting, optimized(setting, outcome.graph, memo), memo, report)
+        coarse = optimized(setting, outcome.graph, memo)
+        _, base = placed_in_groups(setting, outcome.graph, coarse, memo, report)
         timeline = simulated(setting, outcome.graph, laid_out(setting, outcome.graph, base), memo)
     except ROW_ERRORS as error:
         text = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
         return {"feasible": False, "error": text}
-    return {**summary(timeline), "place_seconds": base.seconds, "winner": winner_of(base)}
+    finer = base.info.get("finer_groups", "")
+    return {**summary(timeline), "place_seconds": base.seconds, "winner": winner_of(base), "finer_groups": finer}
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from ..errors import InfeasiblePlacement, InvalidInput
 from ..graph import Cluster, OpGraph, Placement, Step, Timeline, load_graph
 from ..memo import Memo
 from ..passes.unroll import unroll
+from ..pipeline import place_in_groups
 from ..placers.registry import placer_class
 from ..stages import Optimize, Place, Profile, Simulate
 from ..sweeps.work import side_by_side
@@ -118,7 +119,7 @@ def compute(setting: Setting, subject: Step | OpGraph | None, memo: Memo, report
     step, graph = source(setting, subject, memo, report)
     coarse = optimized(setting, graph, memo, report)
     report(f"placing {coarse.n} {'groups' if coarse is not graph else 'ops'} with {setting.placer}", 0.5)
-    base = placed(setting, coarse, memo, report)
+    coarse, base = placed_in_groups(setting, graph, coarse, memo, report)
     placement = laid_out(setting, graph, base)
     report("simulating", 0.85)
     timeline = simulated(setting, graph, placement, memo)
@@ -292,6 +293,16 @@ def placed(setting: Setting, coarse: OpGraph, memo: Memo, report: Report = silen
     """The placer's placement of the coarse graph."""
     stage = Placing(Place(setting.placer, **setting.placer_params), report)
     return memo.recall("place", stage, coarse, setting.share)[0]  # type: ignore[no-any-return]
+
+
+def placed_in_groups(
+    setting: Setting, graph: OpGraph, coarse: OpGraph, memo: Memo, report: Report = silent
+) -> tuple[OpGraph, Placement]:
+    """The graph that was placed, and its placement: `coarse`, or smaller groups where no placement of those fits."""
+    return place_in_groups(
+        graph, coarse, setting.share, Optimize(setting.passes, setting.forward_only),
+        lambda groups, cluster: placed(setting, groups, memo, report), memo,
+    )  # fmt: skip
 
 
 def simulated(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo) -> Timeline:

@@ -34,7 +34,7 @@ from .compute import Outcome, Report, compute, silent, source, time_limit
 from .guard import Guard, Problem
 from .history import History
 from .moves import move, named_ops, shortest_names
-from .remedies import STAGES, Remedy, error_with_remedy, remedy_of
+from .remedies import STAGES, Remedy, remedy_of
 from .setting import GIVEN, Setting
 
 DELAY = 0.25
@@ -199,7 +199,8 @@ class WorkbenchModel:
         try:
             outcome = compute(setting, self.subject, self.memo, report)
         except InfeasiblePlacement as error:
-            raise error_with_remedy(error, setting, self.subject, self.memo, report) from error
+            message = f"{error}; Fit shows what would make it fit"
+            raise InfeasiblePlacement(message, error.needed_bytes, error.available_bytes) from error
         except InvalidInput as error:
             if setting.schedule and setting != setting.replace(**STAGES.changes):
                 error.remedy = STAGES  # type: ignore[attr-defined]
@@ -282,8 +283,11 @@ class WorkbenchModel:
         return info["model"], {key: x for key, x in info["params"].items() if key not in usual or usual[key] != x}
 
     def code(self, export: str = "") -> str:
-        """The setting as library code."""
-        return to_code(self.setting, variable=self.given, built=self.built, export=export)
+        """The setting as library code; where its groups did not fit, with the passes of those that were placed."""
+        setting, outcome = self.setting, self.outcome
+        if outcome is not None and outcome.setting == setting and "finer_groups" in outcome.base.info:
+            setting = setting.replace(passes=outcome.base.info["passes"], forward_only=False)
+        return to_code(setting, variable=self.given, built=self.built, export=export)
 
     def load_code(self, text: str) -> None:
         """Take over the setting that the code describes; the model that the given step was built of means that step."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import BaechiLabError, InfeasiblePlacement
-from ..graph import OpGraph, Step
+from ..errors import BaechiLabError
+from ..graph import OpGraph
 from ..graph.units import format_bytes
 from ..memo import Memo
 from ..passes.optimize import PASSES
@@ -22,7 +22,7 @@ from ..verdicts import (
     finer,
     too_coarse,
 )
-from .compute import Outcome, Report, laid_out, optimized, placed, silent, simulated, source
+from .compute import Outcome, Report, laid_out, optimized, placed, silent, simulated
 from .setting import Setting
 
 QUICK = ("single", "m-topo", "m-etf", "contiguous")
@@ -46,14 +46,6 @@ STAGES = Remedy(
     {"placer": "contiguous", "params": {}, "passes": (), "moves": ()},
 )
 """Where a schedule needs stages, and a placement has none; groups of ops need not have any either."""
-
-
-class Mendable(InfeasiblePlacement):
-    """No placement fits under these passes; `remedy` is a change under which one does."""
-
-    def __init__(self, error: InfeasiblePlacement, remedy: Remedy):
-        super().__init__(f"{error}; {remedy.sentence}", error.needed_bytes, error.available_bytes)
-        self.remedy = remedy
 
 
 def remedy_of(outcome: Outcome, memo: Memo, report: Report = silent) -> Remedy | None:
@@ -139,14 +131,3 @@ def fitting_passes(setting: Setting, graph: OpGraph, memo: Memo, report: Report 
             left_out = button.removeprefix("Place ")
             return Remedy(f"{left_out} it fits, with a peak of {peak}", button, {"passes": passes})
     return None
-
-
-def error_with_remedy(
-    error: InfeasiblePlacement, setting: Setting, subject: Step | OpGraph | None, memo: Memo, report: Report = silent
-) -> InfeasiblePlacement:
-    """The error to raise instead of `error`: with a remedy, where other passes are one; else it says who knows more."""
-    _, graph = source(setting, subject, memo, report)
-    passes = fitting_passes(setting, graph, memo, report)
-    if passes is not None:
-        return Mendable(error, passes)
-    return InfeasiblePlacement(f"{error}; Fit shows what would make it fit", error.needed_bytes, error.available_bytes)

@@ -80,24 +80,59 @@ def refuse_the_impossible(graph: OpGraph, cluster: Cluster) -> None:
 
 
 def infeasible(why: str, graph: OpGraph, cluster: Cluster) -> InfeasiblePlacement:
-    """The error that says `why`, what the graph keeps and what the devices have."""
-    needed = int(graph.persistent_bytes.sum())
+    """The error that says `why`, what the graph keeps and what the devices have.
+
+    What holds for groups of ops need not hold for the ops, so the message of a coarse graph says that it speaks of groups.
+    """
+    ops = graph if graph.original is None else graph.original
+    needed = int(ops.persistent_bytes.sum())
     has = ", ".join(f"{d.name} {format_bytes(d.memory_bytes)}" for d in cluster.devices)
     message = f"{why}; the graph keeps {format_bytes(needed)} persistently, the devices have {has}"
+    if is_grouped(graph):
+        count = len(promises(graph))
+        groups = "1 group" if count == 1 else f"{count:,} groups"
+        message += f"; this holds for the {groups} that ops were joined to: smaller groups or single ops may fit"
     return InfeasiblePlacement(message, needed, cluster.memory_bytes.tolist())
+
+
+def is_grouped(graph: OpGraph) -> bool:
+    """Whether passes joined ops of another graph to groups, of which proofs then speak."""
+    joined = graph.group_of is not None and graph.n < len(graph.group_of)
+    return joined or graph.original is not None
+
+
+def op_in_words(graph: OpGraph, op: int) -> str:
+    """An op by its name, or the group of ops that it stands for, with the one of these that takes most bytes.
+
+    >>> op_in_words(OpGraph.from_edges([1], names=["a"]), 0)
+    "op 'a'"
+    """
+    members = np.zeros(0) if graph.group_of is None else np.flatnonzero(graph.group_of == op)
+    if len(members) == 0:
+        return f"op {graph.names[op]!r}"
+    ops = graph.original
+    if ops is None:
+        return f"the group {graph.names[op]!r} of {len(members):,} op{'' if len(members) == 1 else 's'}"
+    if len(members) == 1:
+        return f"op {ops.names[int(members[0])]!r}"
+    needs = (alone_bytes(ops) + ops.persistent_bytes)[members]
+    largest = f"{ops.names[int(members[needs.argmax()])]!r} with {format_bytes(int(needs.max()))}"
+    return f"the group of {len(members):,} ops, the largest of which is {largest},"
 
 
 def _an_op_alone(
     graph: OpGraph, cluster: Cluster, group: NDArray[np.int32], able: NDArray[np.bool_], shared: bool
 ) -> str | None:
-    running = alone_bytes(graph, shared) + beside(graph, shared)
+    kept = beside(graph, shared)
+    running = alone_bytes(graph, shared) + kept
     most = np.where(able, cluster.memory_bytes, -1).max(axis=1)[group]
     worst = int(np.argmax(running - most))
     if running[worst] <= most[worst]:
         return None
     return (
-        f"op {graph.names[worst]!r} needs {format_bytes(int(running[worst]))} while it runs (its group's persistent "
-        f"bytes, inputs, outputs and temporaries) and the largest device that it may use has {format_bytes(int(most[worst]))}"
+        f"{op_in_words(graph, worst)} needs {format_bytes(int(running[worst]))} while it runs "
+        f"({_kept_in_words(graph, worst, int(kept[worst]))}, inputs, outputs and temporaries) and the largest device that it "
+        f"may use has {format_bytes(int(most[worst]))}"
     )
 
 
@@ -111,26 +146,37 @@ def beside(graph: OpGraph, shared: bool = False) -> NDArray[np.int64]:
     return there[group] + np.where(grows, graph.persistent_bytes, 0)
 
 
+def _kept_in_words(graph: OpGraph, op: int, kept_bytes: int) -> str:
+    """The persistent bytes beside an op: its own, and those of what is colocated with it."""
+    group = int(graph.colocation[op])
+    count = 1 if group < 0 else int((graph.colocation == group).sum())
+    if count == 1:
+        return "persistent bytes"
+    what = "ops" if graph.group_of is None else "parts"
+    return f"{format_bytes(kept_bytes)} that the {count:,} {what} of its colocation group keep persistently"
+
+
 def _too_much_at_once(graph: OpGraph, cluster: Cluster, able: NDArray[np.bool_], shared: bool) -> str | None:
     room = int(cluster.memory_bytes[able.any(axis=0)].sum())
     total, op = most_across(graph, shared, room)
     if total <= room:
         return None
     return (
-        f"while op {graph.names[op]!r} runs, {format_bytes(total)} are held in any order and on any devices (persistent "
+        f"while {op_in_words(graph, op)} runs, {format_bytes(total)} are held in any order and on any devices (persistent "
         "bytes, and what ops before it made and it or ops behind it read), and the devices have "
         f"{format_bytes(room)} together"
     )
 
 
 def _too_much(graph: OpGraph, cluster: Cluster, need: NDArray[np.int64], able: NDArray[np.bool_]) -> str | None:
+    what = "groups of ops" if is_grouped(graph) else "ops"
     for only in [np.ones(cluster.n, dtype=np.bool_), *np.unique(able, axis=0)]:
         inside = ~np.any(able & ~only, axis=1)
         total, room = int(need[inside].sum()), int(cluster.memory_bytes[only].sum())
         if total > room:
             where = ", ".join(np.array(cluster.names)[only].tolist())
             return (
-                f"ops that may run only on {where} keep {format_bytes(total)} persistently and these devices have "
+                f"{what} that may run only on {where} keep {format_bytes(total)} persistently and these devices have "
                 f"{format_bytes(room)} together"
             )
     return None

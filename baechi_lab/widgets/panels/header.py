@@ -145,6 +145,7 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
         ),
         ("placed by", f"{placed_by} in {outcome.base.seconds:.3g} s"),
         ("graph", f"{outcome.graph.n:,} ops{groups}"),
+        ("", outcome.base.info.get("finer_groups", "")),
     ]
     return [(name, value) for name, value in facts if value]
 
