@@ -25,8 +25,8 @@ COLUMNS = {
     "memory_bytes": "INTEGER", "placer": "TEXT", "makespan_us": "REAL", "samples_per_second": "REAL", "bubble": "REAL",
     "lower_bound_us": "REAL", "gap": "REAL", "feasible": "INTEGER",
     "peak_bytes": "INTEGER", "moved_bytes": "INTEGER", "transfers": "INTEGER", "balance": "REAL", "ops": "INTEGER",
-    "groups": "INTEGER", "place_seconds": "REAL", "params": "TEXT", "finer_groups": "TEXT",
-    "error": "TEXT",
+    "groups": "INTEGER", "place_seconds": "REAL", "params": "TEXT",
+    "error": "TEXT", "finer_groups": "TEXT",
 }  # fmt: skip
 """Columns of a row and their SQLite types."""
 
@@ -75,6 +75,8 @@ class Store:
     def _prepare(self) -> None:
         if not self._tables() >= TABLES:
             self._create()
+        if self._number("application_id") == APPLICATION_ID and self._number("user_version") == 2:
+            self._add_column("finer_groups")
         # The quick check would not see an index that knows other keys than the table: their rows would be missing.
         damage = self._base.execute("PRAGMA integrity_check(1)").fetchone()[0]
         named = [column[1] for column in self._base.execute("PRAGMA table_info(rows)")]
@@ -96,6 +98,18 @@ class Store:
             self._base.execute(f"CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, {columns})")
             self._base.execute("CREATE TABLE IF NOT EXISTS graphs (key TEXT PRIMARY KEY, graph BLOB)")
             self._base.execute("CREATE TABLE IF NOT EXISTS checks (digest TEXT PRIMARY KEY)")
+            self._base.execute("COMMIT")
+        finally:
+            if self._base.in_transaction:
+                self._base.execute("ROLLBACK")
+
+    def _add_column(self, name: str) -> None:
+        """Bring a file of the version before, which lacks that column, to this one."""
+        self._base.execute("BEGIN IMMEDIATE")
+        try:
+            if self._number("user_version") == VERSION - 1:  # no other program was faster
+                self._base.execute(f"ALTER TABLE rows ADD COLUMN {name} {COLUMNS[name]}")
+                self._base.execute(f"PRAGMA user_version = {VERSION}")
             self._base.execute("COMMIT")
         finally:
             if self._base.in_transaction:

@@ -288,3 +288,21 @@ def test_a_killed_process_of_the_pool_is_one_sentence_and_loses_no_row(tmp_path)
     with pytest.raises(ExecutionError, match="with a path"):
         _sweep(None, executor=_Breaks())
     assert len(_sweep(tmp_path / "one.db")) == 3
+
+
+def test_a_file_of_the_version_before_is_read_and_gets_the_new_column(tmp_path):
+    path = tmp_path / "older.db"
+    base = sqlite3.connect(path, isolation_level=None)
+    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items() if name != "finer_groups")
+    base.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    base.execute("PRAGMA user_version = 2")
+    base.execute(f"CREATE TABLE rows (key TEXT PRIMARY KEY, {columns})")
+    base.execute("CREATE TABLE graphs (key TEXT PRIMARY KEY, graph BLOB)")
+    base.execute("CREATE TABLE checks (digest TEXT PRIMARY KEY)")
+    base.execute(f"INSERT INTO rows (key, devices) VALUES ('of another release', {7})")
+    base.close()
+    assert sorted(_sweep(path)["devices"]) == [1, 2, 3]
+    base = sqlite3.connect(path)
+    assert base.execute("PRAGMA user_version").fetchone() == (VERSION,)
+    assert base.execute("SELECT count(*) FROM rows").fetchone() == (4,)
+    base.close()
