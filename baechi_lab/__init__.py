@@ -51,10 +51,10 @@ if TYPE_CHECKING:
         save_cluster,
         save_graph,
     )
+    from .memory_saving.offload import offload, offloaded_placement
+    from .memory_saving.recompute import recompute
     from .passes import list_passes
-    from .passes.offload import offload, offloaded_placement
     from .passes.optimize import optimize
-    from .passes.recompute import recompute
     from .passes.unroll import unroll
     from .pipeline import Pipeline, Result
     from .placers import ListScheduler, list_placers, place

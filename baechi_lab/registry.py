@@ -21,7 +21,7 @@ class Registry(Generic[T]):
     Args:
         kind: what messages call them, for example "pass".
         base: what their objects are instances of.
-        built_in: name -> class, or "module:class" below `package`.
+        built_in: name -> class, or "module:class"; the module is below `package`, unless it begins with `baechi_lab.`.
         package: where the modules of `built_in` are.
         group: entry-point group with which other packages add theirs; a built-in name cannot be replaced.
 
@@ -51,7 +51,8 @@ class Registry(Generic[T]):
             found = self.built_in[name]
             if isinstance(found, str):
                 module, _, attribute = found.partition(":")
-                found = getattr(importlib.import_module(f"{self.package}.{module}"), attribute)
+                path = module if module.startswith("baechi_lab.") else f"{self.package}.{module}"
+                found = getattr(importlib.import_module(path), attribute)
             return found
         if name in self._installed:
             return self._installed[name].load()

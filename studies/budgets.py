@@ -2,8 +2,8 @@
 
 Training steps of ops of random times and sizes, of which every fourth is read four further down as well: no chains. A row per
 number of ops and budget, a part of the way from the least that the dynamic programs need to the peak of the plain step: the
-work repeated by these, by both forms of the integer program (`passes.checkpoint_milp`), the bound that each proves, and its
-seconds. `--store` keeps them with date, seed and command.
+work repeated by these, by both forms of the integer program (`baechi_lab.memory_saving`), the bound that each proves, and
+its seconds. `--store` keeps them with date, seed and command.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 
 from baechi_lab.graph import OpGraph
 from baechi_lab.graph.generators import with_backward
-from baechi_lab.passes.checkpoint_budget import MOST_FREE, Plans
-from baechi_lab.passes.checkpoint_milp import Program, Solved
-from baechi_lab.passes.runs import Runs
+from baechi_lab.memory_saving.budget import MOST_FREE, Plans
+from baechi_lab.memory_saving.integer_program import Program, Solved
+from baechi_lab.memory_saving.runs import Runs
 from studies.results import store
 
 OPS, SHARES, SPAN = (16, 30, 60, 100, 150, 200, 250, 300), (0.25, 0.5, 0.75), 4

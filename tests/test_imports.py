@@ -58,13 +58,15 @@ def test_unknown_name_is_an_attribute_error():
 # -- imports run one way ---------------------------------------------------------------------------------
 
 PACKAGE = Path(baechi_lab.__file__).parent
-STAGES = {"profilers", "passes", "placers", "simulator", "executors", "exporters", "models", "torch"}
+STAGES = {"profilers", "passes", "placers", "simulator", "executors", "exporters", "models", "torch", "memory_saving"}
 FRONTS = {"pipeline", "stages", "comparison", "sweeps", "cli", "viz", "widgets", "fidelity", "lessons", "fitting"}
 MAY_NOT_KNOW = {
     "graph": STAGES | FRONTS | {"workers"},
     "workers": STAGES | FRONTS,
     "profilers": FRONTS | STAGES - {"profilers", "torch"},
+    "memory": FRONTS | STAGES,
     "passes": FRONTS | STAGES - {"passes"},
+    "memory_saving": FRONTS | STAGES - {"memory_saving", "passes", "simulator"},
     "simulator": FRONTS | STAGES - {"simulator"},
     "placers": FRONTS | {"executors", "exporters", "profilers", "torch", "models"},
     "models": FRONTS | STAGES - {"models", "profilers"},

@@ -11,7 +11,7 @@ from ..errors import BaechiLabError
 from ..graph import HOST, Cluster, OpGraph
 from ..graph.device import Device
 from ..graph.units import format_bytes
-from ..passes.offload import host_of, offloaded_placement
+from ..memory_saving.offload import host_of, offloaded_placement
 from ..placers.giving_up.offloading import ways_to_offload
 from ..placers.giving_up.placing import Placing, code_of, code_of_over
 from ..placers.giving_up.recomputing import Joint, recompute_and_place, words_of

@@ -23,7 +23,7 @@ from ..errors import InvalidInput, UnknownNameError
 from ..params import Params
 
 HOST = "host"
-"""Kind of the devices that hold what is offloaded (`passes.offload`)."""
+"""Kind of the devices that hold what is offloaded (`memory_saving.offload`)."""
 
 FAMILIES = ("gpu", "cpu", "tpu", HOST)
 """Kinds that name no product; they are written in lower case, however they are given."""

@@ -9,9 +9,9 @@ import numpy as np
 from ..checks import is_list
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph
+from ..memory.peak import single_device_peak
 from .base import Pass
 from .forward_only import ForwardOnly
-from .peak import single_device_peak
 from .registry import make_pass
 
 PASSES = ("colocation", "coplacement", "fusion")

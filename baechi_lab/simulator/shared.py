@@ -13,7 +13,7 @@ counted once per *buffer*, and a buffer is given back with the last of the tenso
 
 Placers count by the plain rules. Their peak is lower only where a view is smaller than what it keeps. What is held does
 not change when ops run, so this is a view of a finished timeline, O((ops + edges + transfers) log). Events are ordered
-here and followed in `graph.kernels.buffers`.
+here and followed in `memory.buffers`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import Cluster, MemoryLog, OpGraph, Timeline, Violation
-from ..graph.kernels.buffers import ARRIVED, END, PERSISTENT, RECEIVE, START, state_for, uses_of, walk
 from ..graph.opgraph import GROWS
 from ..graph.units import format_bytes, format_us
+from ..memory.buffers import ARRIVED, END, PERSISTENT, RECEIVE, START, state_for, uses_of, walk
 
 
 def shared_memory(graph: OpGraph, cluster: Cluster, timeline: Timeline, *, over_copies_us: float = np.inf) -> Timeline:

@@ -13,8 +13,8 @@ import numpy as np
 
 from baechi_lab.errors import ExecutionError, InvalidInput
 from baechi_lab.graph import Cluster, OpGraph, Placement, Run, Timeline
-from baechi_lab.passes.peak import readiness_peak
-from baechi_lab.passes.recompute import recompute
+from baechi_lab.memory.peak import readiness_peak
+from baechi_lab.memory_saving.recompute import recompute
 from baechi_lab.simulator import simulate
 from studies.memory.predicting import in_both_orders
 from studies.recomputing.report import Row
@@ -95,7 +95,7 @@ def choices(graph: OpGraph, ordered: bool) -> Iterator[tuple[str, OpGraph]]:
     `ordered` for an executor that promises no order: it is kept to the plan's, also once without recomputation, so that
     what is saved is not mixed with what the order does.
     """
-    from baechi_lab.passes.checkpoint_budget import plans_of
+    from baechi_lab.memory_saving.budget import plans_of
 
     yield "plain", graph
     if ordered:

@@ -7,9 +7,9 @@ import baechi_lab as bl
 from baechi_lab.executors.tensorflow.allocations import COPIES
 from baechi_lab.executors.tensorflow.recomputing import recomputed_step
 from baechi_lab.executors.tensorflow.session import parse_graph
-from baechi_lab.passes.recompute import with_copies
-from baechi_lab.passes.repeatable import Parts
-from baechi_lab.passes.runs import Runs
+from baechi_lab.memory_saving.recompute import with_copies
+from baechi_lab.memory_saving.repeatable import Parts
+from baechi_lab.memory_saving.runs import Runs
 
 tf = pytest.importorskip("tensorflow")
 

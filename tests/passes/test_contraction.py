@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 import baechi_lab as bl
 from baechi_lab.graph.generators import chain, random_dag
+from baechi_lab.memory.peak import single_device_peak
 from baechi_lab.passes import contract
 from baechi_lab.passes.fusion import fuse
-from baechi_lab.passes.peak import single_device_peak
 
 
 def test_nothing_to_merge_returns_the_graph_itself():

@@ -9,7 +9,7 @@ from fewer import fast
 import baechi_lab as bl
 from baechi_lab.graph import OpGraph
 from baechi_lab.graph.opgraph import GROWS, OVERWRITES, OWN, VIEW
-from baechi_lab.passes.peak import readiness_peak
+from baechi_lab.memory.peak import readiness_peak
 from baechi_lab.simulator.shared import shared_memory
 
 ONE, TWO = bl.Cluster.uniform(1), bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0), comm="parallel")

@@ -21,9 +21,9 @@ from torch_cases import ODD, SMALL, said_by, same, train  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import ActivationsKept  # noqa: E402
-from baechi_lab.passes.checkpoint_budget import plans_of  # noqa: E402
-from baechi_lab.passes.peak import readiness_peak  # noqa: E402
-from baechi_lab.passes.repeatable import Parts  # noqa: E402
+from baechi_lab.memory.peak import readiness_peak  # noqa: E402
+from baechi_lab.memory_saving.budget import plans_of  # noqa: E402
+from baechi_lab.memory_saving.repeatable import Parts  # noqa: E402
 from baechi_lab.torch.runtime.again import BACKWARD, HOST, OUTPUT, SAVED  # noqa: E402
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import InvalidInput
 from ...graph import OpGraph, Placement
-from ...passes.offload import STATE, STORED, sent_tensor
+from ...memory_saving.offload import STATE, STORED, sent_tensor
 from ...profilers.tensorflow.nodes import data_inputs, join
 
 HERE, PUT, GOT, GONE = "/here", "/put", "/got", "/gone"

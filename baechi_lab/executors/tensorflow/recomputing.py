@@ -17,7 +17,7 @@ from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import refuse_replicas
 from ...graph.step import Step
-from ...passes.offload import OFFLOADED, STATE, STORED, sent_tensor
+from ...memory_saving.offload import OFFLOADED, STATE, STORED, sent_tensor
 from ...profilers.tensorflow.apart import keep_apart
 from ...profilers.tensorflow.nodes import has_side_effect, join, output_types, split
 from ..structure import graph_of

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...graph.opgraph import CONTROL_BYTES, OpGraph
 from ...graph.timeline import MemoryLog, Timeline, Transfers
-from ...passes.offload import STORED
+from ...memory_saving.offload import STORED
 from .allocations import COPIES, PERSISTENT, given_up
 from .lent_state import state_ops, values_given_back
 from .sends import CONTROL, LENT

@@ -27,7 +27,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...graph import MEMORY_CATEGORIES, Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
-from ...passes.offload import OFFLOADED
+from ...memory_saving.offload import OFFLOADED
 from ...profilers.torch.graph import LOSS, backward_ops
 from ...profilers.torch.storages import Storages
 from ...profilers.torch.updating import kept_besides, kept_by

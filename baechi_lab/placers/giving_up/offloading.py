@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...graph import HOST, Cluster, OpGraph
-from ...passes.offload import offload, offloaded_placement
+from ...memory_saving.offload import offload, offloaded_placement
 from ...simulator import simulate
 from .placing import MOST_RAW, Placing
 from .recomputing import Joint

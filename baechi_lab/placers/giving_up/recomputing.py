@@ -23,8 +23,8 @@ import numpy as np
 
 from ...errors import BaechiLabError, InfeasiblePlacement
 from ...graph import Cluster, OpGraph, Placement, Timeline
-from ...passes.peak import readiness_peak
-from ...passes.recompute import recompute
+from ...memory.peak import readiness_peak
+from ...memory_saving.recompute import recompute
 from ...simulator import simulate
 from .placing import Placing
 

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import OpGraph
-from ...passes.peak import readiness_order
-from ...passes.shared_peak import levels
+from ...memory.peak import readiness_order
+from ...memory.shared_peak import levels
 from ...torch.records import PARTS
 
 

@@ -1,11 +1,11 @@
-"""The columns of the integer program of recomputation (`checkpoint_milp`): what is held and what runs, by stage and group."""
+"""The columns of the integer program of recomputation (`integer_program`): what is held and what runs, by stage and group."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from .checkpoint_groups import Groups
-from .checkpoint_rows import Rows, Terms
+from .groups import Groups
+from .program_rows import Rows, Terms
 
 Columns = dict[tuple[int, int], int]
 """By stage and group."""

@@ -1,4 +1,4 @@
-"""Which forward ops keep their outputs for the backward pass; the others are computed again (`passes.recompute`)."""
+"""Which forward ops keep their outputs for the backward pass; the others are computed again (`memory_saving.recompute`)."""
 
 from __future__ import annotations
 

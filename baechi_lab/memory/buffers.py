@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..opgraph import GROWS, OVERWRITES, VIEW, OpGraph
-from ..timeline import MEMORY_CATEGORIES
-from .csr import distinct
-from .jit import njit
+from ..graph.kernels.csr import distinct
+from ..graph.kernels.jit import njit
+from ..graph.opgraph import GROWS, OVERWRITES, VIEW, OpGraph
+from ..graph.timeline import MEMORY_CATEGORIES
 
 PERSISTENT, OUTPUTS, TEMPORARY, COPIES = range(len(MEMORY_CATEGORIES))
 START, END, RECEIVE, ARRIVED = range(4)

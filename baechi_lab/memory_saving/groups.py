@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph.opgraph import VIEW
-from .checkpoint_chain import Chain
-from .checkpoints import held_for_backward
+from .chain import Chain
+from .kept_ops import held_for_backward
 from .repeatable import Parts
 from .runs import Runs
 

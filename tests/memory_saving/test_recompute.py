@@ -9,15 +9,16 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.graph.opgraph import OVERWRITES, VIEW
-from baechi_lab.passes import checkpoint_budget, contract
-from baechi_lab.passes.checkpoint_budget import Plans
-from baechi_lab.passes.checkpoint_chain import Chain, Table, _Plan
-from baechi_lab.passes.checkpoint_exact import Search, States
-from baechi_lab.passes.peak import readiness_peak
-from baechi_lab.passes.recompute import with_copies
-from baechi_lab.passes.repeatable import Parts
+from baechi_lab.memory.peak import readiness_peak
+from baechi_lab.memory_saving import budget as budget_module
+from baechi_lab.memory_saving.budget import Plans
+from baechi_lab.memory_saving.chain import Chain, Table, _Plan
+from baechi_lab.memory_saving.exact import Search, States
+from baechi_lab.memory_saving.recompute import with_copies
+from baechi_lab.memory_saving.repeatable import Parts
+from baechi_lab.memory_saving.runs import Runs
+from baechi_lab.passes import contract
 from baechi_lab.passes.roles import BACKWARD, roles
-from baechi_lab.passes.runs import Runs
 
 ONE = bl.Cluster.uniform(1)
 
@@ -374,9 +375,9 @@ def test_the_search_finds_the_best_of_all_sequences(seed):
 def test_budgets_down_to_the_least(kind, monkeypatch):
     """A smaller budget is never faster, every budget is kept when simulated, and below the least there is nothing."""
     if kind == "few plans read":  # as in large graphs
-        monkeypatch.setattr(checkpoint_budget, "READ_ALL", 10)
-        monkeypatch.setattr(checkpoint_budget, "MOST_LEVELS", 4)
-        checkpoint_budget.plans_of.cache_clear()
+        monkeypatch.setattr(budget_module, "READ_ALL", 10)
+        monkeypatch.setattr(budget_module, "MOST_LEVELS", 4)
+        budget_module.plans_of.cache_clear()
     many = {"layered": 24, "few plans read": 40}
     forward = bl.generators.layered_dag(many[kind], seed=3) if kind in many else bl.generators.random_dag(5, seed=3)
     graph = bl.generators.with_backward(forward)
@@ -394,11 +395,11 @@ def test_budgets_down_to_the_least(kind, monkeypatch):
         bl.recompute(graph, budget=least - 1)
     if kind == "small":  # the least is proven: no plan needs less
         assert Plans(graph).lower_bound == least and f"one device needs at least {least} bytes" in str(error.value)
-    checkpoint_budget.plans_of.cache_clear()
+    budget_module.plans_of.cache_clear()
 
 
 def test_many_ops_are_grouped(monkeypatch):
-    monkeypatch.setattr(checkpoint_budget, "GROUPS", (30, 10))
+    monkeypatch.setattr(budget_module, "GROUPS", (30, 10))
     graph = graded_chain(120)
     again = bl.recompute(graph, budget="30kB")
     assert again == bl.recompute(graph, budget=30_000)
@@ -457,7 +458,7 @@ def test_a_step_that_fits_because_outputs_share_memory_needs_no_copies():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_plan_that_fits_as_simulated_repeats_less(seed, monkeypatch):
     """Two of three ops write over what they read or view it, so plans hold less than their outputs have bytes."""
-    monkeypatch.setattr(checkpoint_budget, "GROUPS", (20,))
+    monkeypatch.setattr(budget_module, "GROUPS", (20,))
     plain = bl.generators.with_backward(bl.generators.layered_dag(30, size_bytes=(1000, 1000), seed=seed))
     graph = plain.replace(reuse=np.random.default_rng(seed).choice([0, OVERWRITES, VIEW], plain.n))
     plans, before = Plans(graph), np.inf

@@ -1,9 +1,9 @@
 """Plans of recomputation within a budget of bytes: the least repeated work that keeps one device's peak below it.
 
 Candidates are plans for all budgets at once, so that a smaller budget never gives less work: what chains of groups admit
-(`passes.checkpoint_chain`), for several numbers of groups; sqrt(n) and other numbers of segments; and the step as it is.
-Graphs of a few ops are solved exactly over all orders (`passes.checkpoint_orders`), those of few values in one order
-(`passes.checkpoint_exact`). What a candidate holds is what the simulator counts, in the
+(`memory_saving.chain`), for several numbers of groups; sqrt(n) and other numbers of segments; and the step as it is.
+Graphs of a few ops are solved exactly over all orders (`memory_saving.orders`), those of few values in one order
+(`memory_saving.exact`). What a candidate holds is what the simulator counts, in the
 order of readiness or in that of the plan, and with what `OpGraph.reuse` says.
 """
 
@@ -18,14 +18,14 @@ from ..errors import InfeasiblePlacement
 from ..graph import OpGraph
 from ..graph.kernels.csr import inverse
 from ..graph.units import format_bytes
-from .checkpoint_chain import Chain, Table
-from .checkpoint_copies import with_copies
-from .checkpoint_exact import Search, States
-from .checkpoint_groups import Groups
-from .checkpoint_milp import Program
-from .checkpoint_orders import MOST_OPS, Orders
-from .checkpoints import boundaries, segments
-from .peak import least_of_one_op, order_peak, readiness_order, readiness_peak
+from ..memory.peak import least_of_one_op, order_peak, readiness_order, readiness_peak
+from .chain import Chain, Table
+from .copies import with_copies
+from .exact import Search, States
+from .groups import Groups
+from .integer_program import Program
+from .kept_ops import boundaries, segments
+from .orders import MOST_OPS, Orders
 from .repeatable import Parts
 from .runs import Runs, runs_of
 
@@ -49,7 +49,7 @@ MOST_ENUMERATED = 7
 def within(graph: OpGraph, budget: int, ordered: bool = False, time_limit: float | None = None) -> OpGraph:
     """The graph that repeats least work among those whose peak on one device is at most `budget` bytes.
 
-    With `ordered`, control dependencies keep the order of the plan in any case; `time_limit` is for `passes.checkpoint_milp`.
+    With `ordered`, control dependencies keep the order of the plan in any case. `time_limit` is that of the integer program.
 
     Raises:
         InfeasiblePlacement: no plan needs so little; `needed_bytes` is the least of those found.

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES
-from .checkpoints import held_for_backward
+from .kept_ops import held_for_backward
 from .repeatable import Parts
 
 Ints = NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""The rows of `checkpoint_milp` that keep what is held within a budget, (4) and (5) there.
+"""The rows of `integer_program` that keep what is held within a budget, (4) and (5) there.
 
 Bytes are followed through every stage: a level when it begins, what each group adds when it runs again, what goes after its last
 reader. A row is only needed before something goes, where a group holds more while it runs, and at the end of each step.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .checkpoint_columns import ProgramColumns
-from .checkpoint_rows import Rows, Terms, minus, times
+from .program_columns import ProgramColumns
+from .program_rows import Rows, Terms, minus, times
 
 UNITS = 1e3
 """Units in which all values together are counted, so that no coefficient is far from 1."""

@@ -1,11 +1,11 @@
-"""Plans from the relaxation of `checkpoint_milp`: what is held is rounded, what runs again follows (section 5 of its paper)."""
+"""Plans from the relaxation of `integer_program`: what is held is rounded, what runs again follows (section 5 of its paper)."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .checkpoint_columns import ProgramColumns
+from .program_columns import ProgramColumns
 from .runs import Runs
 
 ROUNDED = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)

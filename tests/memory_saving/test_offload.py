@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.passes.offload import offloaded_placement
+from baechi_lab.memory_saving.offload import offloaded_placement
 
 ONE = bl.Cluster.uniform(1, memory_bytes=10**6, link=bl.Link(1.0, 0.001), comm="duplex")
 WITH_HOST = ONE.with_host(10**6)

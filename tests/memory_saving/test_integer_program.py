@@ -5,15 +5,15 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.graph.opgraph import VIEW
-from baechi_lab.passes.checkpoint_budget import Plans
-from baechi_lab.passes.checkpoint_exact import Search, States
-from baechi_lab.passes.checkpoint_groups import Groups, pruned
-from baechi_lab.passes.checkpoint_milp import Program
-from baechi_lab.passes.checkpoint_rows import Answer, Rows
-from baechi_lab.passes.peak import order_peak, readiness_peak
-from baechi_lab.passes.recompute import with_copies
-from baechi_lab.passes.repeatable import Parts
-from baechi_lab.passes.runs import Runs
+from baechi_lab.memory.peak import order_peak, readiness_peak
+from baechi_lab.memory_saving.budget import Plans
+from baechi_lab.memory_saving.exact import Search, States
+from baechi_lab.memory_saving.groups import Groups, pruned
+from baechi_lab.memory_saving.integer_program import Program
+from baechi_lab.memory_saving.program_rows import Answer, Rows
+from baechi_lab.memory_saving.recompute import with_copies
+from baechi_lab.memory_saving.repeatable import Parts
+from baechi_lab.memory_saving.runs import Runs
 from studies.budgets import skipping
 
 

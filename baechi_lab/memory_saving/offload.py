@@ -30,7 +30,8 @@ from ..graph import CONTROL_BYTES, HOST, Cluster, Link, OpGraph, Placement
 from ..graph.kernels.csr import offsets
 from ..graph.opgraph import OWN, VIEW
 from ..graph.units import format_bytes
-from .base import Pass
+from ..passes.base import Pass
+from ..simulator import simulate
 from .repeatable import Parts
 
 Ints = NDArray[np.int64]
@@ -105,8 +106,6 @@ def offload(
 
 def _peaks(graph: OpGraph, moved: OpGraph, cluster: Cluster) -> tuple[int, int]:
     """Simulated bytes that one device beside the host holds at most, as the graph is and with what `moved` has on the host."""
-    from ..simulator import simulate
-
     device = next(k for k, d in enumerate(cluster.devices) if d.kind != HOST)
     placement = Placement(device=np.full(graph.n, device, dtype=np.int32))
     with_host = offloaded_placement(placement, moved, cluster)

@@ -1,10 +1,10 @@
 """Recomputation: outputs of forward ops are dropped after the forward pass and computed again when the backward pass is due.
 
-A plan is a sequence of runs (`passes.runs`); each run of an op after its first becomes a copy (`name/again`), and every
+A plan is a sequence of runs (`memory_saving.runs`); each run of an op after its first becomes a copy (`name/again`), and every
 reader reads the latest run before it. A copy is due with the op that follows it in the sequence. It waits, by a
 control dependency, for the last of that op's inputs that the backward pass makes, since a copy that runs earlier saves no
 memory. Where there is none, at the start of the backward pass, it waits for the last forward op that is read there. Which
-ops are kept is chosen in `passes.checkpoints`, plans within a budget are made in `passes.checkpoint_budget`.
+ops are kept is chosen in `memory_saving.kept_ops`, plans within a budget are made in `memory_saving.budget`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..checks import is_list
 from ..errors import InvalidInput
 from ..graph import OpGraph
 from ..graph.units import format_bytes, parse_bytes
-from .base import Pass
-from .checkpoint_budget import within
-from .checkpoint_copies import with_copies
-from .checkpoints import KEEP, kept_ops
-from .peak import readiness_peak
+from ..memory.peak import readiness_peak
+from ..passes.base import Pass
+from .budget import within
+from .copies import with_copies
+from .kept_ops import KEEP, kept_ops
 from .repeatable import Parts
 from .runs import runs_of
 
@@ -66,10 +66,10 @@ def recompute(
         drop: names of the ops whose outputs are dropped; all others are kept.
         budget: most bytes on one device, a number or a text such as "3GB", as simulated: parameters, outputs, gradients
             and temporaries. The least work that must be repeated is found, ops being computed again as often as that
-            takes: exactly in graphs of up to 12 ops, over all orders of them (`passes.checkpoint_orders`; where these are too
-            many, as in larger ones), of up to 12 values of forward ops, for one order (`passes.checkpoint_exact`), on
-            chains (`passes.checkpoint_chain`), and, of plans in which an op runs again at most once between two late ops
-            that read it, of up to 40 ops by an integer program (`passes.checkpoint_milp`); else in groups. Where the order
+            takes: exactly in graphs of up to 12 ops, over all orders of them (`memory_saving.orders`; where these are too
+            many, as in larger ones), of up to 12 values of forward ops, for one order (`memory_saving.exact`), on
+            chains (`memory_saving.chain`), and, of plans in which an op runs again at most once between two late ops
+            that read it, of up to 40 ops by an integer program (`memory_saving.integer_program`); else in groups. Where the order
             of readiness would take more, control dependencies keep the order of the plan.
             What is held counts as `bl.simulate` has it, with what `graph.reuse` says. A smaller budget never gives less work.
         ordered: control dependencies keep one device to the order of the plan, whatever its scheduler: TensorFlow's executor

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.passes import checkpoint_orders
-from baechi_lab.passes.checkpoint_orders import Orders
-from baechi_lab.passes.peak import order_peak
-from baechi_lab.passes.recompute import with_copies
-from baechi_lab.passes.repeatable import Parts
-from baechi_lab.passes.runs import Runs
+from baechi_lab.memory.peak import order_peak
+from baechi_lab.memory_saving import orders as orders_module
+from baechi_lab.memory_saving.orders import Orders
+from baechi_lab.memory_saving.recompute import with_copies
+from baechi_lab.memory_saving.repeatable import Parts
+from baechi_lab.memory_saving.runs import Runs
 
 
 def sequences(graph, parts, repeats):
@@ -82,7 +82,7 @@ def test_too_much_to_try_proves_nothing(monkeypatch):
     """Seven values that four ops each read: more sets of them than may be looked at, so one order is what is proven."""
     edges = [(0, i, 50) for i in range(1, 8)] + [(i, j, 10 * i + j) for i in range(1, 8) for j in range(8, 12)]
     graph = bl.OpGraph.from_edges([1] * 12, edges, forward_of=[-1] * 8 + [1, 2, 3, 4])
-    monkeypatch.setattr(checkpoint_orders, "MOST_TRIED", 1_000)
+    monkeypatch.setattr(orders_module, "MOST_TRIED", 1_000)
     assert Orders(Parts(graph)).least is None
     with pytest.raises(bl.InfeasiblePlacement) as refused:
         bl.recompute(graph, budget=1)

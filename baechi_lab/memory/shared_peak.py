@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
-from ..graph.kernels.buffers import END, START, state_for, uses_of, walk
 from ..graph.opgraph import GROWS
+from .buffers import END, START, state_for, uses_of, walk
 
 
 def shared_peak(graph: OpGraph, order: NDArray[np.int64]) -> int:

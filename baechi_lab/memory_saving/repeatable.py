@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
-from .forward_only import backward_ops
-from .roles import SETUP, UPDATE, roles
+from ..passes.forward_only import backward_ops
+from ..passes.roles import SETUP, UPDATE, roles
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

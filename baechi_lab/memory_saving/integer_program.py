@@ -1,6 +1,6 @@
 """The least work to repeat on groups of ops of any shape: Checkmate's integer program (Jain et al. 2020, arXiv:1910.02653).
 
-The groups and stages of `checkpoint_groups`. A *gap* of a group ends with a stage that reads it, and the next one begins after
+The groups and stages of `groups`. A *gap* of a group ends with a stage that reads it, and the next one begins after
 it; what follows the last of these stages is no gap, and only groups that run again read it there. For stage t and group i
 
     K[t, i]   held when stage t begins, and not by M                                       binary
@@ -33,10 +33,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from .checkpoint_columns import Columns, ProgramColumns
-from .checkpoint_memory import Memory
-from .checkpoint_rounding import roundings
-from .checkpoint_rows import Answer, Rows, minus
+from .memory_rows import Memory
+from .program_columns import Columns, ProgramColumns
+from .program_rows import Answer, Rows, minus
+from .rounding import roundings
 from .runs import Runs
 
 Bools = NDArray[np.bool_]
@@ -64,8 +64,8 @@ class Program(ProgramColumns):
     """The program of the groups of a graph; `once` asks for that form.
 
     >>> from baechi_lab import generators
-    >>> from baechi_lab.passes.checkpoint_groups import Groups
-    >>> from baechi_lab.passes.repeatable import Parts
+    >>> from baechi_lab.memory_saving.groups import Groups
+    >>> from baechi_lab.memory_saving.repeatable import Parts
     >>> graph = generators.with_backward(generators.chain(8, size_bytes=(1 << 20, 1 << 20)))
     >>> solved = Program(Groups(Parts(graph)), once=True).solve(6 << 20)
     >>> solved.status, solved.runs.peak <= 6 << 20
