@@ -3,9 +3,18 @@
 import os
 import sys
 
+
+def _real(path: str) -> str:
+    """The real path; empty where it depends on a current folder that was deleted."""
+    try:
+        return os.path.realpath(path)
+    except FileNotFoundError:
+        return ""
+
+
 if __name__ == "__main__":
     # `python -m` puts the current folder first: a random.py there would be imported for Python's own.
-    sys.path[:] = [p for p in sys.path if os.path.realpath(p) != os.path.realpath(os.curdir)]
+    sys.path[:] = [p for p in sys.path if _real(p) != _real(os.curdir)]
     from baechi_lab.cli import main
 
     sys.exit(main())

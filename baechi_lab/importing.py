@@ -1,8 +1,12 @@
-"""Large imports made shorter: without what they take along wherever they find it, and without collecting garbage."""
+"""Large imports made shorter and safer.
+
+Without what they take along wherever they find it, without collecting garbage, and in a current folder that exists.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,3 +46,27 @@ def uncollected() -> Iterator[None]:
     finally:
         if before:
             gc.enable()
+
+
+@contextmanager
+def in_existing_folder() -> Iterator[None]:
+    """Inside, a current folder that was deleted is replaced by the root: some packages resolve it when they are imported.
+
+    >>> with in_existing_folder():
+    ...     os.path.isdir(os.getcwd())
+    True
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        pass
+    else:
+        yield
+        return
+    deleted = os.open(os.curdir, os.O_RDONLY)
+    os.chdir(os.sep)
+    try:
+        yield
+    finally:
+        os.fchdir(deleted)
+        os.close(deleted)

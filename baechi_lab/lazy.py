@@ -15,6 +15,7 @@ from importlib.util import resolve_name
 from typing import Any
 
 from .errors import MissingPackage
+from .importing import in_existing_folder
 
 
 def lazy_names(
@@ -39,7 +40,8 @@ def lazy_names(
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            value = _import(package, *homes[name])
+            with in_existing_folder():
+                value = _import(package, *homes[name])
         except ImportError as error:
             missing = (error.name or "").partition(".")[0]
             if missing in needs:

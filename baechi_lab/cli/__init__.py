@@ -10,13 +10,16 @@ import contextlib
 import importlib
 import io
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import BaechiLabError
+from ..workers.isolated import current_folder
 
 COMMANDS = {
     "demo": "the main job from end to end: trace, profile, optimize, place, simulate, compare, run, export",
@@ -84,6 +87,31 @@ def _noted(notes: list[str]) -> Iterator[None]:
         yield
 
 
+RETRY_SECONDS = 0.05
+"""After which time a lost Ctrl-C is raised again."""
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Inside, a Ctrl-C that arrives in a callback of C code is raised again: Python prints its traceback and forgets it."""
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+            before(unraisable)
+            return
+        main_thread = threading.main_thread().ident
+        retry = threading.Timer(RETRY_SECONDS, signal.pthread_kill, [main_thread, signal.SIGINT])
+        retry.daemon = True
+        retry.start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     # A file's name may hold bytes that are no text: they are shown escaped, not a reason to end.
@@ -94,8 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = given[0] if given else ""
     notes: list[str] = []
     try:
-        arguments: Any = parser().parse_args(given)
-        with _noted(notes):
+        with _interruptible(), _noted(notes):
+            arguments: Any = parser().parse_args(given)
             code = int(arguments.work(arguments) or 0)
         for note in dict.fromkeys(notes):
             print(f"note: {_one_line(note)}", file=sys.stderr)
@@ -106,6 +134,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"baechi-lab {command}: interrupted", file=sys.stderr)
         return 130
+    except FileNotFoundError:
+        if current_folder() is not None:
+            raise
+        print(f"baechi-lab {command}: the current folder was deleted; change into another", file=sys.stderr)
+        return 2
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

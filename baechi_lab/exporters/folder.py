@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 from ..errors import ExecutionError, InvalidInput
 from ..graph.formats.leftovers import RANDOM, clear, lock
+from ..graph.formats.reading import absolute
 
 Writer = Callable[[BinaryIO], None]
 
@@ -84,7 +85,7 @@ def check_place(folder: str | os.PathLike[str]) -> Path:
 
     So is a name that the system does not take, or a place that it does not let us look at.
     """
-    target = Path(os.path.abspath(folder))
+    target = Path(absolute(folder, "folder", "folder"))
     try:
         _check_free(target)
     except OSError as error:

@@ -18,7 +18,7 @@ from ..passes.unroll import ACCUMULATE, check_micro_batches, unroll
 from . import kernel
 from .kernel_run import simulated_peak
 from .schedulers.base import NO_COLUMN, NO_DEVICES, NO_POINTERS
-from .schedules import KINDS, Schedule, ScheduleRule, Setting, Unit, ZbAuto, make_rule, make_schedule
+from .schedules import KINDS, Schedule, ScheduleRule, Setting, Unit, ZbAuto, is_schedule_text, make_rule, make_schedule
 from .stages import END, START, B, F, Stages, W, stages_of
 
 Ints = NDArray[np.int64]
@@ -106,9 +106,8 @@ def checked_pipeline(micro_batches: Any, schedule: Any) -> dict[str, Any]:
         check_micro_batches(micro_batches)
         given["micro_batches"] = micro_batches
     if schedule is not None:
-        text = isinstance(schedule, str) and "F0" in schedule
         given["schedule"] = schedule
-        if not text and not isinstance(schedule, Schedule):
+        if not is_schedule_text(schedule) and not isinstance(schedule, Schedule):
             make_rule(schedule)
     return given
 
@@ -126,7 +125,7 @@ def _replicas(placed: Placement, stages: Stages) -> tuple[int, ...]:
 
 def _chosen(schedule: Any) -> Schedule | ScheduleRule:
     """The order that is given or written down, or the rule of that name."""
-    if isinstance(schedule, str) and "F0" in schedule:
+    if is_schedule_text(schedule):
         return Schedule.parse(schedule)
     return schedule if isinstance(schedule, Schedule) else make_rule(schedule)
 

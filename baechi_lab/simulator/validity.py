@@ -6,7 +6,6 @@ them; transfer queues are replayed from the production times, memory is rebuilt 
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -20,6 +19,7 @@ from ..graph import HOST, Cluster, OpGraph, Placement, Timeline, Transfers, Viol
 from ..graph.arguments import check_records
 from ..graph.columns import whole_numbers
 from ..graph.opgraph import GROWS
+from .schedules.schedule import Schedule
 from .shared_intervals import shared_intervals
 
 _LAST_TURN = 1 << 60
@@ -225,9 +225,12 @@ def _units(
     if unit.shape != (graph.n,) or graph.micro_batch is None:
         yield Violation("order", f"the timeline has units for {len(unit)} ops; the graph has {graph.n} and is no step")
         return
-    lines = [line.split() for line in str(timeline.info["schedule"]).splitlines()]
+    lines = Schedule.parse(str(timeline.info["schedule"])).orders
     homes = np.asarray(timeline.info.get("line_device", timeline.info["stage_device"])).tolist()
     homes = list(dict.fromkeys(homes))
+    if len(lines) != len(homes):
+        yield Violation("order", f"the schedule has {len(lines)} lines; the pipeline has {len(homes)} devices")
+        return
     for d in range(cluster.n):
         mine = np.flatnonzero(placed.device == d)
         mine = mine[np.argsort(unit[mine], kind="stable")]
@@ -240,11 +243,11 @@ def _units(
             )
             yield Violation("order", message, d, float(start[i]), i)
         ready[mine] = np.maximum(ready[mine], before)
-        words = lines[homes.index(d)] if d in homes else []
-        said = [-1, *(int(re.split("[FBW]", word)[1]) for word in words)]
+        line = lines[homes.index(d)] if d in homes else ()
+        said = [-1, *(unit.micro_batch for unit in line)]
         for i in mine[(unit[mine] > 0) & (unit[mine] < len(said))].tolist():
             if said[unit[i]] != graph.micro_batch[i]:
-                message = f"op {graph.names[i]!r} runs in unit {words[unit[i] - 1]} of another micro-batch"
+                message = f"op {graph.names[i]!r} runs in unit {line[unit[i] - 1]} of another micro-batch"
                 yield Violation("order", message, d, float(start[i]), i)
 
 

@@ -208,7 +208,10 @@ def link_name(cluster: Cluster) -> str:
 
 def stored_graphs(start: Path | None = None) -> list[str]:
     """Graph files in `data/` of this folder, of the one above, or of the checkout, as paths to read them by."""
-    folder_path = Path.cwd() if start is None else start
+    try:
+        folder_path = Path.cwd() if start is None else start
+    except FileNotFoundError:  # the current folder was deleted
+        return []
     for folder in (folder_path / "data", folder_path.parent / "data", Path(__file__).resolve().parents[2] / "data"):
         paths = sorted(p for p in folder.glob("*.json.gz") if p.is_file()) + sorted(folder.glob("*.json"))
         if paths:

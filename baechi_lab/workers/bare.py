@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..importing import absent, uncollected
+from ..importing import absent, in_existing_folder, uncollected
 
 OPTIONAL = ("IPython", "h5py", "keras", "pandas", "rich")
 """Tables, notebooks and files of weights: a fifth of the time of importing TensorFlow, and nothing that serves needs them."""
@@ -16,6 +16,6 @@ def import_tensorflow() -> Any:
     >>> import_tensorflow().constant(1).shape
     TensorShape([])
     """
-    with absent(*OPTIONAL), uncollected():
+    with absent(*OPTIONAL), uncollected(), in_existing_folder():
         import tensorflow
     return tensorflow

@@ -87,7 +87,8 @@ def _become(told: dict[str, Any], files: Sequence[int], others: Sequence[int]) -
         os.dup2(file, target)
     os.environ.clear()
     os.environ.update(told["environment"])
-    os.chdir(told["folder"])
+    if told["folder"] is not None:  # the caller's was deleted
+        os.chdir(told["folder"])
     os.sched_setaffinity(0, told["cores"])
     os.write(files[3], b"pid %d\n" % os.getpid())
     for file in (*files, *others):

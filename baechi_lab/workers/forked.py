@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from .isolated import child_path, isolated
+from .isolated import child_path, current_folder, isolated
 
 SERVER = "baechi_lab.workers.fork_server"
 AT_IMPORT = ("DNNL_", "GRPC_", "KMP_", "LD_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "TF_", "XLA_")
@@ -60,7 +60,7 @@ class Forked:
     ) -> None:  # fmt: skip
         self._server = server  # which ends with the last of its workers
         told = {
-            "module": module, "arguments": arguments, "environment": dict(environment), "folder": os.getcwd(),
+            "module": module, "arguments": arguments, "environment": dict(environment), "folder": current_folder(),
             "cores": sorted(os.sched_getaffinity(0)),
         }  # fmt: skip
         pipes = [os.pipe() for _ in range(4 if stderr == subprocess.PIPE else 3)]

@@ -21,7 +21,11 @@ _PR_SET_PDEATHSIG = 1
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 _START = """
-import importlib.util, json, runpy, sys
+import importlib.util, json, os, runpy, sys
+try:
+    os.getcwd()
+except FileNotFoundError:  # it was deleted, and packages that resolve it could not be imported
+    os.chdir(os.sep)
 told = json.loads(sys.argv[1])
 sys.path[:] = told["path"]
 spec = importlib.util.spec_from_file_location(told["name"], told["init"], submodule_search_locations=[told["home"]])
@@ -52,11 +56,20 @@ def child_path(paths: Sequence[str] | None = None) -> list[str]:
     >>> child_path(["", "/opt/mine", sysconfig.get_path("stdlib")])[1:]
     ['/opt/mine']
     """
-    here = os.path.realpath(os.curdir)
-    kept = [p for p in (sys.path if paths is None else paths) if p and os.path.realpath(p) != here]
+    here = current_folder()
+    absolute = [p for p in (sys.path if paths is None else paths) if p and (here is not None or os.path.isabs(p))]
+    kept = [p for p in absolute if os.path.realpath(p) != here]
     library = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     library |= {os.path.join(folder, "lib-dynload") for folder in library}
     return sorted(dict.fromkeys(kept), key=lambda p: os.path.realpath(p) not in library and not p.endswith(".zip"))
+
+
+def current_folder() -> str | None:
+    """The real path of the current folder; None where it was deleted, and a process goes on in it."""
+    try:
+        return os.path.realpath(os.getcwd())
+    except FileNotFoundError:
+        return None
 
 
 def die_with_parent() -> None:

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ExecutionError
+from ..importing import in_existing_folder
 from .client import Worker, WorkerEnded
-from .isolated import child_path, isolated
+from .isolated import child_path, current_folder, isolated
 from .messages import Message
 
 CHILD = "baechi_lab.workers.pool_process"
@@ -176,8 +177,10 @@ def _preparation() -> dict[str, Any]:
     """What multiprocessing tells a spawned process, so that functions of the caller's program are found there."""
     from multiprocessing.spawn import get_preparation_data
 
-    told = get_preparation_data("baechi-lab")
+    with in_existing_folder():
+        told = get_preparation_data("baechi-lab")
     del told["authkey"]
     # The caller's own modules may lie in the current folder: it comes last, where nothing of Python's is hidden by it.
-    here = [p for p in told["sys_path"] if os.path.realpath(p) == os.path.realpath(os.curdir)]
+    folder = current_folder()
+    here = [p for p in told["sys_path"] if folder is not None and os.path.realpath(p) == folder]
     return {**told, "sys_path": [*child_path(), *here[:1]]}

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ if importlib.util.find_spec("ortools") is None:
 from baechi_lab import Cluster, Device, Link, OpGraph, bounds, check, place, simulate
 from baechi_lab.errors import ExecutionError, InfeasiblePlacement, InvalidInput, MissingPackage
 from baechi_lab.graph import generators
+from baechi_lab.placers.exact import process
 from baechi_lab.placers.exact.process import SolverProcess
 from baechi_lab.placers.exact.rule import model_size
 from baechi_lab.placers.exact.times import scaled_times
@@ -162,7 +164,32 @@ def test_the_solver_stays_in_its_own_process(monkeypatch):
 def test_a_solver_that_dies_is_an_error_with_its_reason():
     graph, cluster = OpGraph.from_edges([1]), Cluster.uniform(1)
     with SolverProcess() as solver, pytest.raises(ExecutionError, match="horizon"):
-        solver.solve(graph, cluster, {"within_us": 1.0})
+        solver.solve(graph, cluster, {"within_us": 1.0, "seconds": 60.0})
+
+
+def test_a_solver_that_goes_on_beyond_its_time_is_ended(monkeypatch):
+    """Building the model counts: this process never answers."""
+    monkeypatch.setattr(process, "isolated", lambda _: [sys.executable, "-c", "import time; time.sleep(3600)"])
+    monkeypatch.setattr(process, "GRACE_SECONDS", 0.1)
+    with SolverProcess() as solver:
+        answer = solver.solve(OpGraph.from_edges([1]), Cluster.uniform(1), {"seconds": 0.1})
+        assert answer["status"] == "STOPPED" and answer["device"] is None
+
+
+def test_the_solver_has_what_is_left_when_its_model_is_built(monkeypatch):
+    class Model:
+        OPTIMAL, FEASIBLE, parameters = 1, 2, SimpleNamespace()
+
+        def CpSolver(self):
+            return self
+
+        def solve(self, _):
+            return self.OPTIMAL
+
+    monkeypatch.setattr(process.time, "monotonic", lambda: 100.0)
+    for deadline, seconds in ((103.5, 3.5), (90.0, process.LEAST_SECONDS)):
+        solver, _, _ = process._solved(Model(), None, {"deadline": deadline, "seconds": 20.0, "seed": 0, "workers": 3})
+        assert solver.parameters.max_time_in_seconds == seconds
 
 
 def test_the_callback_hears_of_progress_and_stops_the_proof():

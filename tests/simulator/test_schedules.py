@@ -141,3 +141,19 @@ def test_shapes_are_checked():
         make_schedule(make_rule("zb-v"), setting(4, 8))
     with pytest.raises(bl.InvalidInput, match=r"schedule '1f1b' needs one stage on each device.*4 stages on 2 devices"):
         make_schedule(make_rule("1f1b"), setting(2, 8, "loop"))
+
+
+def test_the_empty_schedule_of_a_graph_without_ops_parses_back():
+    graph, cluster, placed = bl.OpGraph.from_edges([]), bl.Cluster.uniform(2), bl.Placement(device=[])
+    timeline = bl.simulate(graph, cluster, placed, micro_batches=2, schedule="1f1b")
+    assert timeline.info["schedule"] == "" and Schedule.parse("") == Schedule(())
+    again = bl.simulate(graph, cluster, placed, micro_batches=2, schedule=timeline.info["schedule"])
+    assert again.makespan_us == 0.0
+    with pytest.raises(bl.InvalidInput, match="the schedule has 0 lines; the pipeline has 1 devices"):
+        bl.simulate(bl.OpGraph.from_edges([1.0]), cluster, bl.Placement(device=[0]), micro_batches=2, schedule="")
+
+
+@pytest.mark.parametrize("text", ["-", "-\n0F0 0B0", "0F0 0B0\n-", "0F0\n-\n1F0"])
+def test_devices_without_units_keep_their_lines(text):
+    schedule = Schedule.parse(text)
+    assert str(schedule) == text and len(schedule.orders) == text.count("\n") + 1

@@ -19,6 +19,7 @@ from ...checks import check_whole
 from ...errors import ExecutionError, InvalidInput
 from ...graph.cluster import Cluster
 from ...graph.device import Device
+from ...graph.formats.reading import absolute
 from ...graph.link import PCIE, Link
 from ...graph.units import format_bytes, parse_bytes
 from ...workers.messages import Message
@@ -272,11 +273,14 @@ def device_options(
     if limit is not None and limit <= 0:
         raise InvalidInput(f"memory_limit is {memory_limit!r}; it must be above 0")
     if secret is not None:
+        secret = absolute(secret, "secret")
         if not workers:
             raise InvalidInput("secret is given without workers; it is what the workers of other machines ask for")
         check_secret(secret)
-    options = {"virtual": virtual, "memory_limit": limit, "kind": kind, "threads": threads, "workers": list(workers)}
-    return {**options, "secret": None if secret is None else os.path.abspath(secret)}
+    return {
+        "virtual": virtual, "memory_limit": limit, "kind": kind, "threads": threads, "workers": list(workers),
+        "secret": secret,
+    }  # fmt: skip
 
 
 def attached_cluster(

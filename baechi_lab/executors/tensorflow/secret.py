@@ -63,9 +63,10 @@ def make_secret(path: str | os.PathLike[str]) -> Path:
 
 def check_secret(path: str | os.PathLike[str]) -> None:
     """Refuse with `InvalidInput` what is no secret, or one that others may read."""
+    path = name_of(path, "secret")
     try:
         context(path, server=True)
     except OSError as error:  # what TLS says of a file is one as well
-        raise InvalidInput(f"secret is {os.fspath(path)!r}, which cannot be read: {error.strerror or error}") from error
+        raise InvalidInput(f"secret is {path!r:.200}, which cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise InvalidInput(f"secret: {error}") from error

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ...errors import FormatError, MissingPackage
-from .reading import PathLike, name_of, read
+from .reading import PathLike, absolute, name_of, read
 
 
 def onnx_package() -> Any:
@@ -49,7 +49,7 @@ def load_model(path: PathLike) -> Any:
     if broken is not None:
         raise FormatError(f"{name_of(path)}: the name {broken!r:.80} is no UTF-8 text; the file is damaged")
     check_versions(model, name_of(path))
-    folder = os.path.dirname(os.path.abspath(name_of(path)))
+    folder = os.path.dirname(absolute(path))
     for tensor in model.graph.initializer:
         file = next((e.value for e in tensor.external_data if e.key == "location"), None)
         if file is not None and not os.path.isfile(os.path.join(folder, file)):

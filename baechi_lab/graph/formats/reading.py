@@ -43,11 +43,32 @@ def read(path: PathLike) -> bytes:
     return data
 
 
-def name_of(path: PathLike) -> str:
-    """A path as text. Raises `InvalidInput` for what names no file."""
-    if not isinstance(path, (str, bytes, os.PathLike)):
-        raise InvalidInput(f"path is {path!r:.60}; it must name a file")
-    return os.fsdecode(path)
+def name_of(path: PathLike, field: str = "path", kind: str = "file") -> str:
+    """A path as text. Raises `FormatError` for what names no file: no text, an empty one, or one that no system takes."""
+    name = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
+    if not name or "\0" in name or not _is_encodable(name):
+        raise FormatError(f"{field} is {path!r:.60}; it must name a {kind}")
+    return name
+
+
+def _is_encodable(name: str) -> bool:
+    """Whether the system's encoding of file names has all characters; half of a surrogate pair is in none."""
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def absolute(path: PathLike, field: str = "path", kind: str = "file") -> str:
+    """The absolute path; `FormatError` where it starts from the current folder and that was deleted."""
+    name = name_of(path, field, kind)
+    try:
+        return os.path.abspath(name)
+    except FileNotFoundError:
+        raise FormatError(
+            f"{field} is {name!r:.60}, and the current folder was deleted; give an absolute path, or change the folder"
+        ) from None
 
 
 def text_of(data: bytes) -> str:

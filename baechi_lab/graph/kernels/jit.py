@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from ...importing import in_existing_folder
+
 try:
     import fcntl as _files
 except ImportError:  # not on Windows: processes that start together each compile for themselves
     _files = None  # type: ignore[assignment]
 try:
-    from numba import njit as _njit
-    from numba import types as _types
-    from numba.core.compiler_lock import global_compiler_lock as _compiler_lock
-    from numba.extending import register_jitable as _inside_kernels
+    with in_existing_folder():
+        from numba import njit as _njit
+        from numba import types as _types
+        from numba.core.compiler_lock import global_compiler_lock as _compiler_lock
+        from numba.extending import register_jitable as _inside_kernels
 except ImportError:  # slower, but everything still works
     _njit = _inside_kernels = _types = _compiler_lock = None
 
@@ -80,7 +83,7 @@ def _compiled_by_one(kernel: Any) -> Any:
     compile_it = kernel.compile
 
     def compile_alone(signature: Any) -> Any:
-        with _compiler_lock, _alone(Path(index._index_path).with_suffix(".lock")):
+        with _compiler_lock, _alone(Path(index._index_path).with_suffix(".lock")), in_existing_folder():
             return compile_it(signature)
 
     kernel.compile = compile_alone

@@ -24,7 +24,7 @@ from ...graph import Cluster, OpGraph, durations
 from ...passes.roles import FORWARD, roles
 from ...passes.unroll import unroll
 from ...simulator.paths import heads_and_tails
-from ...simulator.schedules import Schedule, make_rule
+from ...simulator.schedules import Schedule, is_schedule_text, make_rule
 from ..stages.chain import PARALLEL, SEQUENTIAL, SUM
 from ..stages.loads import LoadModel, load_model
 from ..stages.objective import Objective
@@ -75,7 +75,7 @@ def _of_step(graph: OpGraph, cluster: Cluster, objective: Objective, m: LoadMode
     for found, path in zip(least, (head, tail), strict=True):
         np.minimum.at(found, unit, path)
     given = objective.schedule
-    text = isinstance(given, Schedule) or "F0" in str(given)
+    text = isinstance(given, Schedule) or is_schedule_text(given)
     pairs: list[Any] = []
     if not text and make_rule(given).shape == "chain":
         ahead = (roles(graph) == FORWARD)[graph.edge_source] & (roles(graph) == FORWARD)[graph.consumers]

@@ -12,6 +12,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -23,6 +24,10 @@ from ...workers.isolated import die_with_parent, isolated
 
 ASK_SECONDS = 0.1
 """How often it is asked whether to stop."""
+GRACE_SECONDS = 1.0
+"""What a solver may take to say what it has found, once its time is over."""
+LEAST_SECONDS = 0.01
+"""A limit of zero would be none."""
 DIED: dict[str, Any] = {"status": "DIED", "seconds": 0.0, "bound": None, "device": None, "order": None}
 STOPPED: dict[str, Any] = {"status": "STOPPED", "seconds": 0.0, "bound": None, "device": None, "order": None}
 
@@ -48,10 +53,12 @@ class SolverProcess:
     ) -> dict[str, Any]:
         """Status, bound (units of the model), device and order of the best solution, seconds.
 
-        Once `stop()`, asked now and then, is true, the process is ended and the answer is `STOPPED`.
+        `request["seconds"]` from now on include what it takes to start the process and to build the model. Once they are
+        over by `GRACE_SECONDS`, or `stop()`, asked now and then, is true, the process is ended and the answer is `STOPPED`.
         Raises `ExecutionError` where the process ended by itself (killed for its memory, say).
         """
-        line = json.dumps({**request, "graph": to_document(graph), "cluster": to_document(cluster)})
+        deadline = time.monotonic() + request["seconds"]  # of the machine, not of this process
+        line = json.dumps({**request, "deadline": deadline, "graph": to_document(graph), "cluster": to_document(cluster)})
         source, sink = self.process.stdin, self.process.stdout
         if source is None or sink is None:
             raise ExecutionError("the solver's process has no pipes")
@@ -64,7 +71,8 @@ class SolverProcess:
         reader = threading.Thread(target=lambda: lines.append(sink.readline()), daemon=True)
         reader.start()
         while reader.is_alive():
-            if stop():
+            if stop() or time.monotonic() > deadline + GRACE_SECONDS:
+                self.process.kill()
                 return STOPPED
             reader.join(ASK_SECONDS)
         try:
@@ -109,7 +117,7 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
 def _solved(cp_model: Any, model: Any, request: dict[str, Any]) -> tuple[Any, Any, bool]:
     """The solver, its status, and whether it has a solution."""
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = request["seconds"]
+    solver.parameters.max_time_in_seconds = max(request["deadline"] - time.monotonic(), LEAST_SECONDS)
     solver.parameters.random_seed = request["seed"]
     _use_workers(solver.parameters, request["workers"])
     status = solver.solve(model)

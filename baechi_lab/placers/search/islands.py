@@ -37,9 +37,9 @@ def search_on_islands(
     with opened(rule.executor, rule.islands) as calls:
         shared = calls.share(encoded(graph))
         for k in range((rule.numbers or SEARCH).island_rounds):
-            results = _round(
-                calls, shared, cluster, [_island_rule(rule, k, i, placements[i]) for i in range(rule.islands)]
-            )
+            seconds = None if rule.time_limit is None else max(rule.time_limit - budget.elapsed, 0.0)
+            parts = [_island_rule(rule, k, i, placements[i], seconds) for i in range(rule.islands)]
+            results = _round(calls, shared, cluster, parts)
             used += sum(int(r.info["evaluations"]) for r in results)
             first = first or {key: results[0].info[key] for key in ("start", "start_us")}
             best = min(_cost(r) for r in results)
@@ -61,11 +61,14 @@ def search_on_islands(
     return best_result.replace(info=info)
 
 
-def _island_rule(rule: Any, k: int, island: int, start: Placement | None) -> Any:
-    """What an island does in round `k`: the first starts as `rule` says, the next ones from what was found."""
+def _island_rule(rule: Any, k: int, island: int, start: Placement | None, seconds_left: float | None) -> Any:
+    """What an island does in round `k`: the first starts as `rule` says, the next ones from what was found.
+
+    `seconds_left` are shared by this round and those after it, so that what starting the processes took is made up for.
+    """
     rounds = (rule.numbers or SEARCH).island_rounds
     count = None if rule.evaluations is None else max(rule.evaluations // (rule.islands * rounds), 1)
-    seconds = None if rule.time_limit is None else rule.time_limit / rounds
+    seconds = None if seconds_left is None else seconds_left / (rounds - k)
     seed = rule.seed + 1_000_003 * (k * rule.islands + island)
     return replace(rule, executor=None, callback=None, evaluations=count, time_limit=seconds, seed=seed, start=start)
 

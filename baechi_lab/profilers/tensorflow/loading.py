@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ...importing import uncollected
+from ...importing import in_existing_folder, uncollected
 
 _NOTICE = re.compile(
     rb"(WARNING: All log messages before absl::InitializeLog"
@@ -29,7 +29,7 @@ def load_tensorflow() -> None:
     with _lock:  # of two threads that redirect standard error, each would restore what the other has set
         if _loaded:
             return
-        with _without_notices(), uncollected():
+        with _without_notices(), uncollected(), in_existing_folder():
             import tensorflow as tf
 
             tf.config.list_physical_devices()

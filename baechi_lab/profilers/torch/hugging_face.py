@@ -154,14 +154,18 @@ def _fields(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str
     """What a configuration holds, and what to call it."""
     if isinstance(config, Mapping):
         return dict(config), "the configuration"
-    path = Path(name_of(config))
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
-        raise FormatError(f"{path}: no such file; name the config.json of the model (nothing is downloaded)")
-    if path.stat().st_size > LARGEST_CONFIG:
-        raise FormatError(f"{path}: larger than {LARGEST_CONFIG} bytes; a configuration is a small JSON file")
+    path = Path(name_of(config, "config"))
     try:
+        path = path / "config.json" if path.is_dir() else path
+        if not path.is_file():
+            raise FormatError(f"{path}: no such file; name the config.json of the model (nothing is downloaded)")
+        if path.stat().st_size > LARGEST_CONFIG:
+            raise FormatError(f"{path}: larger than {LARGEST_CONFIG} bytes; a configuration is a small JSON file")
         fields = json.loads(path.read_text(encoding="utf-8"), object_hook=_number)
+    except OSError as error:
+        raise FormatError(f"{str(path)[:200]}: cannot be read: {error.strerror or error}") from error
+    except FormatError:
+        raise
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not JSON: {_line(error)}") from error
     if not isinstance(fields, dict):

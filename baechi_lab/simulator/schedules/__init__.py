@@ -9,7 +9,7 @@ from .base import SHAPES, ScheduleRule, Setting
 from .gpipe import GPipe
 from .interleaved import Interleaved
 from .one_f_one_b import OneFOneB
-from .schedule import KINDS, Schedule, Unit
+from .schedule import KINDS, Schedule, Unit, is_schedule_text
 from .zb_auto import ZbAuto
 from .zb_h1 import ZbH1
 from .zb_h2 import ZbH2
@@ -17,7 +17,7 @@ from .zb_v import ZbV
 
 __all__ = [
     "KINDS", "RULES", "SHAPES", "GPipe", "Interleaved", "OneFOneB", "Schedule", "ScheduleRule", "Setting", "Unit", "ZbAuto",
-    "ZbH1", "ZbH2", "ZbV", "list_schedules", "make_rule", "make_schedule",
+    "ZbH1", "ZbH2", "ZbV", "is_schedule_text", "list_schedules", "make_rule", "make_schedule",
 ]  # fmt: skip
 
 RULES: dict[str, type[ScheduleRule]] = {

@@ -13,6 +13,8 @@ KINDS = "FBW"
 """Forward, gradient of the inputs, gradient of the weights; where no unit is a W, B is the whole backward pass."""
 
 _UNIT = re.compile(r"(\d+)([FBW])(\d+)")
+_IDLE = "-"
+"""The line of a device without units, such as the second replica of a stage that has one micro-batch."""
 
 
 class Unit(NamedTuple):
@@ -31,8 +33,8 @@ class Schedule:
     """One tuple of units per device of the pipeline, in the order in which it works.
 
     Devices are counted along the pipeline: the first line belongs to the device of stage 0, the next to the device
-    that holds the next stage, and so on; the replicas of a stage follow each other. The text has one line per device and
-    parses back.
+    that holds the next stage, and so on; the replicas of a stage follow each other. The text has one line per device, `-`
+    where it has no unit, and parses back.
 
     >>> print(Schedule.parse("0F0 0F1 0B0 0B1\\n1F0 1B0 1F1 1B1"))
     0F0 0F1 0B0 0B1
@@ -52,7 +54,7 @@ class Schedule:
         orders = []
         for number, line in enumerate(text.strip().splitlines(), 1):
             units = []
-            for word in line.split():
+            for word in line.split() if line.strip() != _IDLE else ():
                 match = _UNIT.fullmatch(word)
                 if match is None:
                     raise FormatError(
@@ -63,7 +65,7 @@ class Schedule:
         return cls(tuple(orders))
 
     def __str__(self) -> str:
-        return "\n".join(" ".join(map(str, order)) for order in self.orders)
+        return "\n".join(" ".join(map(str, order)) or _IDLE for order in self.orders)
 
     @property
     def splits(self) -> bool:
@@ -132,6 +134,15 @@ class Schedule:
             raise InvalidInput(
                 f"the schedule blocks itself: {unit} waits for {missing}, whose device waits as well (dead-lock)"
             )
+
+
+def is_schedule_text(schedule: object) -> bool:
+    """Whether `schedule` is the text of a `Schedule`, and not the name of a rule; that of a pipeline without units is empty.
+
+    >>> is_schedule_text("0F0 0B0"), is_schedule_text(""), is_schedule_text("zb-h1")
+    (True, True, False)
+    """
+    return isinstance(schedule, str) and ("F0" in schedule or not schedule.strip(_IDLE + " \n"))
 
 
 def chain_needs(unit: Unit, last: int) -> list[Unit]:
