@@ -14,6 +14,7 @@ from .params import Params
 
 if TYPE_CHECKING:
     from .simulator import Bounds
+    from .torch.step import TorchStep
 
 SLOTS = ("profile", "optimize", "place", "simulate", "execute")
 
@@ -99,7 +100,7 @@ class Pipeline:
         object.__setattr__(self, "stages", kept)
         object.__setattr__(self, "memo", Memo() if memo is None else memo)
 
-    def run(self, subject: Step | OpGraph, cluster: Cluster, *, again: Collection[str] = ()) -> Result:
+    def run(self, subject: Step | TorchStep | OpGraph, cluster: Cluster, *, again: Collection[str] = ()) -> Result:
         """Run the stages on a step, or on a graph that was profiled before.
 
         `again` names stages to compute even if they are remembered (to measure once more, say).
@@ -124,16 +125,19 @@ class Pipeline:
     def _on_coarse(self) -> bool:
         return getattr(self.stages.get("simulate"), "on", "graph") == "coarse"
 
-    def _checked(self, subject: Any, cluster: Any, again: Collection[str]) -> Step | None:
+    def _checked(self, subject: Any, cluster: Any, again: Collection[str]) -> Step | TorchStep | None:
         """Refuse what cannot work before anything slow starts."""
-        if not isinstance(subject, (Step, OpGraph)):
-            raise InvalidInput(f"a pipeline runs on a Step (bl.trace) or an OpGraph, not on {type(subject).__name__}")
+        of_torch = getattr(subject, "framework", "") == "torch"
+        if not of_torch and not isinstance(subject, (Step, OpGraph)):
+            raise InvalidInput(
+                f"a pipeline runs on a Step (bl.trace), a bl.torch.TorchStep or an OpGraph, not on {type(subject).__name__}"
+            )
         if not isinstance(cluster, Cluster):
             raise InvalidInput(f"cluster is {type(cluster).__name__}; it must be a Cluster")
         for name in again:
             if name not in (*SLOTS, "bounds"):
                 raise UnknownNameError.of("stage to run again", name, (*SLOTS, "bounds"))
-        if isinstance(subject, Step):
+        if of_torch or isinstance(subject, Step):
             if "profile" not in self.stages:
                 raise InvalidInput("a pipeline without a profile stage runs on an OpGraph, not on a Step")
             return subject

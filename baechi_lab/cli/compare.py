@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     placers = options.names(arguments.placers, "--placers")
     common: dict[str, Any] = {"seed": options.whole(arguments.seed, "--seed", lowest=0)}
     if arguments.time_limit is not None:
-        common["time_limit"] = options.number(arguments.time_limit, "--time-limit")
+        common["time_limit"] = options.seconds(arguments.time_limit, "--time-limit")
     pipeline = options.pipeline_from(arguments)
     graph = options.graph_from(arguments.graph)
     table = compare(

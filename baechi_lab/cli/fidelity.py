@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         "rounds": options.whole(arguments.rounds, "--rounds", lowest=1),
         "seed": options.whole(arguments.seed, "--seed", lowest=0),
     }
-    limit = options.number(arguments.wait, "--wait")
+    limit = options.seconds(arguments.wait, "--wait")
     wait = None if arguments.busy else limit
     printed: dict[str, Any] = {}
     costs = None

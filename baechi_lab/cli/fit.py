@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         batch_size=size,
         hardware=arguments.hardware,
         placers=FAST if arguments.placers is None else options.names(arguments.placers, "--placers"),
-        time_limit=options.number(arguments.time_limit, "--time-limit"),
+        time_limit=options.seconds(arguments.time_limit, "--time-limit"),
         every_way=arguments.all,
         give_up=_given_up(arguments.give_up, tuple(GIVE_UP)),
         callback=(lambda way: print(f"trying {way}", file=sys.stderr)) if console.shows_progress() else None,

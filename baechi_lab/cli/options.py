@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -136,6 +137,14 @@ def number(text: str, option: str) -> float:
         return float(text)
     except ValueError:
         raise InvalidInput(f"{option} is {text!r}; it must be a number") from None
+
+
+def seconds(text: str, option: str) -> float:
+    """A number of seconds, finite and at least 0."""
+    value = number(text, option)
+    if not 0 <= value < math.inf:
+        raise InvalidInput(f"{option} is {text:.60}; it must be a number of seconds of at least 0, and finite")
+    return value
 
 
 def add_optimize(parser: argparse.ArgumentParser, default: bool | None) -> None:

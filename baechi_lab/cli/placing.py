@@ -11,6 +11,7 @@ from . import console, options, steps
 
 if TYPE_CHECKING:
     from ..stages import Place
+    from ..torch.step import TorchStep
 
 
 def add_placing(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +29,11 @@ def add_placing(parser: argparse.ArgumentParser) -> None:
     options.add_cluster(parser)
 
 
-def placed(arguments: argparse.Namespace) -> tuple[Step, Placement, Cluster, OpGraph | None]:
-    """The step, its placement on a cluster, and the profiled graph where one was made."""
+def placed(arguments: argparse.Namespace) -> tuple[Step | TorchStep, Placement, Cluster, OpGraph | None]:
+    """The step, its placement on a cluster, and the profiled graph where one was made.
+
+    What is profiled is one micro-batch: a PyTorch step is a whole batch, a TensorFlow step is one already.
+    """
     from ..graph.formats.files import load_placement
     from ..stages import Optimize, Profile
 
@@ -45,8 +49,10 @@ def placed(arguments: argparse.Namespace) -> tuple[Step, Placement, Cluster, OpG
     place = placer_of(arguments)  # refuses an unknown name before TensorFlow starts
     step = steps.step_from(arguments)
     given: dict[str, Any] = {} if arguments.hardware is None else {"hardware": arguments.hardware}
+    count = pipeline(arguments).get("micro_batches")
+    part = step if isinstance(step, Step) or count is None else step.micro_batches(count)[0]
     made = (Profile(mode=arguments.mode, progress=console.shows_progress(), **given) | Optimize() | place).run(
-        step, cluster
+        part, cluster
     )
     if made.placement is None:
         raise InvalidInput(f"placer {place.placer!r} made no placement")

@@ -6,12 +6,16 @@ import argparse
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError, InvalidInput, UnknownNameError
 from ..graph import Step
 from . import options
+
+if TYPE_CHECKING:
+    from ..torch.step import TorchStep
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
@@ -19,13 +23,14 @@ def add_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL",
         help="a benchmark model (inception_v3, gnmt, ...), or FILE.py:FUNCTION; the function, called without "
-        "arguments, returns (train_step, *example_inputs), what bl.trace returned, or a bl.torch.TorchStep",
+        "arguments, returns (train_step, *example_inputs), what bl.trace returned, a bl.torch.TorchStep, or "
+        "(PyTorch module, *inputs)",
     )  # fmt: skip
     parser.add_argument("--batch-size", metavar="N", help="batch size of a benchmark model")
     options.add_parameters(parser, "model")
 
 
-def step_from(arguments: argparse.Namespace) -> Step:
+def step_from(arguments: argparse.Namespace) -> Step | TorchStep:
     """Build or load, and trace."""
     given = check_parameters(arguments)
     if ".py:" in arguments.model:
@@ -66,23 +71,37 @@ def check_model(name: str) -> None:
     model_class(name)
 
 
-def step_of_file(spec: str) -> Step:
+def step_of_file(spec: str) -> Step | TorchStep:
     """The step that FILE.py:FUNCTION returns, traced. What the file imports is looked for beside it last.
 
     Raises `FormatError`, `UnknownNameError`, `InvalidInput`: no such file or function, or whatever the function raised.
     """
     path, _, function = spec.rpartition(":")
-    loaded = importlib.util.spec_from_file_location(Path(path).stem, path)
+    loaded = importlib.util.spec_from_file_location(_module_name(path), path)
     if loaded is None or loaded.loader is None or not os.path.isfile(path):
         raise FormatError(f"{path}: no such Python file")
     module = importlib.util.module_from_spec(loaded)
+    sys.modules[loaded.name] = module  # where classes look for the file that defines them
     # The file may import its neighbours, but they hide nobody's: TensorFlow would import a random.py among them.
     sys.path.append(str(Path(path).resolve().parent))
     _run_theirs(path, loaded.loader.exec_module, module)
     if not callable(getattr(module, function, None)):
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise UnknownNameError.of(f"function in {path}:", function, known)
-    return _traced(_run_theirs(spec, getattr(module, function)), spec)
+    call = getattr(module, function)
+    return _traced(_run_theirs(spec, call), spec, call)
+
+
+def _module_name(path: str) -> str:
+    """What the file is called among Python's modules: nobody's name but its own, even where it is a random.py."""
+    name = Path(path).stem
+    known = sys.modules.get(name)
+    ours = known is not None and os.path.basename(getattr(known, "__file__", None) or "") == os.path.basename(path)
+    try:
+        taken = not ours and (known is not None or importlib.util.find_spec(name) is not None)
+    except (ImportError, ValueError):  # a name with a dot
+        taken = True
+    return f"{name}_file".replace(".", "_") if taken or name in sys.stdlib_module_names else name
 
 
 def _run_theirs(spec: str, call: Any, *arguments: Any) -> Any:
@@ -93,13 +112,29 @@ def _run_theirs(spec: str, call: Any, *arguments: Any) -> Any:
         raise InvalidInput(f"{spec} raised {type(error).__name__}: {error}") from error
 
 
-def _traced(made: Any, spec: str) -> Step:
-    if isinstance(made, Step) or getattr(made, "framework", "") == "torch":
-        return made
-    if not isinstance(made, tuple) or not made:
+def _traced(returned: Any, spec: str, function: Callable[[], Any]) -> Step | TorchStep:
+    """What the function returned as a step; a PyTorch module with inputs trains without an optimizer."""
+    if isinstance(returned, Step) or getattr(returned, "framework", "") == "torch":
+        return returned  # type: ignore[no-any-return]
+    first = returned[0] if isinstance(returned, tuple) and returned else returned
+    if _is_module(first):
+        from ..torch.step import ReturnedModel, TorchStep
+
+        inputs = returned[1:] if isinstance(returned, tuple) else ()
+        if not inputs:
+            raise InvalidInput(f"{spec} returned a PyTorch module without inputs; it must return (module, *inputs)")
+        name = spec.rpartition(":")[2]
+        return TorchStep(name, ReturnedModel(function), inputs[0] if len(inputs) == 1 else inputs)
+    if not isinstance(returned, tuple) or not returned:
         raise InvalidInput(
-            f"{spec} returned {type(made).__name__}; it must return (train_step, *example_inputs), a Step or a bl.torch.TorchStep"
+            f"{spec} returned {type(returned).__name__}; it must return (train_step, *example_inputs), a Step, a "
+            "bl.torch.TorchStep or (PyTorch module, *inputs)"
         )
     from ..profilers import trace
 
-    return trace(*made)
+    return trace(*returned)
+
+
+def _is_module(value: Any) -> bool:
+    torch = sys.modules.get("torch")  # who has a module has loaded it
+    return torch is not None and isinstance(value, torch.nn.Module)

@@ -9,7 +9,9 @@ interface; give it only on a network that nobody reaches whom you would not let 
 from __future__ import annotations
 
 import argparse
+import os
 
+from ..errors import InvalidInput
 from . import options
 
 
@@ -37,6 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
     from ..executors.tensorflow import server
 
     core = None if arguments.core is None else options.whole(arguments.core, "--core", lowest=0)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if core is not None and core >= cores:
+        raise InvalidInput(f"--core is {core}; it must be one of the {cores} cores of this machine, counted from 0")
     threads = options.whole(arguments.threads, "--threads", lowest=1)
     return server.main(
         arguments.bind, threads=threads, core=core, follow_stdin=arguments.follow_stdin,

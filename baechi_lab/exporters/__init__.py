@@ -15,12 +15,13 @@ from ..graph.step import Step
 
 if TYPE_CHECKING:
     from ..executors.tensorflow.cluster import LocalCluster
+    from ..torch.step import TorchStep
 
 __all__ = ["export"]
 
 
 def export(
-    step: Step,
+    step: Step | TorchStep,
     placement: Placement,
     folder: str | os.PathLike[str],
     *,
@@ -31,10 +32,11 @@ def export(
     schedule: Any = None,
     reduction: str | None = None,
 ) -> Path:
-    """Write a folder with the placed step and a `train.py` that imports only TensorFlow and NumPy.
+    """Write a folder with the placed step and a `train.py` that imports only TensorFlow and NumPy, or only PyTorch.
 
     Args:
-        step: what `bl.trace` returned; its variables' values are where the script starts.
+        step: what `bl.trace` returned; its variables' values are where the script starts. Or a `bl.torch.TorchStep`, which
+            `bl.torch.export` writes.
         placement: of the step's graph, or of a coarse graph of it.
         folder: where to write; may be new, empty, or hold exactly what an earlier export wrote, which is replaced.
         cluster: a `bl.LocalCluster` whose workers the script is to use; a Cluster only checks the device indices.
@@ -58,10 +60,10 @@ def export(
     from .folder import write_folder
     from .tensorflow.export import folder_files
 
+    if getattr(step, "framework", "") == "torch":
+        return _export_torch(step, placement, folder, cluster, graph, workers, micro_batches, schedule, reduction)
     if not isinstance(step, Step):
-        raise InvalidInput(
-            f"step is a {type(step).__name__}; give what bl.trace returns (bl.torch.export writes PyTorch scripts)"
-        )
+        raise InvalidInput(f"step is a {type(step).__name__}; give what bl.trace returns, or a bl.torch.TorchStep")
     if not isinstance(cluster, Cluster) and cluster is not None:
         workers, cluster = cluster.addresses, cluster.cluster
     cut = None
@@ -80,3 +82,19 @@ def export(
     else:
         names = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(needed)]
     return write_folder(folder, folder_files(step, graph.names, placed, names, tuple(workers), cut))
+
+
+def _export_torch(
+    step: Any, placement: Placement, folder: str | os.PathLike[str], cluster: Any, graph: OpGraph | None,
+    workers: Sequence[str], micro_batches: int | None, schedule: Any, reduction: str,
+) -> Path:  # fmt: skip
+    from .torch.export import export as export_torch
+
+    if workers or not (cluster is None or isinstance(cluster, Cluster)):
+        raise InvalidInput(
+            "workers are TensorFlow servers; the script of a PyTorch step runs on the devices of a bl.Cluster"
+        )
+    return export_torch(
+        step, placement, folder, cluster=cluster, graph=graph, micro_batches=micro_batches, schedule=schedule,
+        reduction=None if reduction == "mean" else reduction,
+    )  # fmt: skip

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..errors import ExecutionError
+from ..errors import ExecutionError, InvalidInput
+from ..graph.columns import finite
 
 MOST = 0.15
 """CPU seconds per second that other programs may use: services of an idle machine stay far below."""
@@ -63,8 +64,10 @@ def wait_for_quiet(
         limit: seconds to wait at most, besides the first look.
         sleep: how to wait.
 
-    Raises `ExecutionError`: the machine stayed busy, and how busy.
+    Raises `ExecutionError`: the machine stayed busy, and how busy; `InvalidInput`: a limit that is no time.
     """
+    if finite(limit) is None or limit < 0:
+        raise InvalidInput(f"wait is {limit!r:.60}; it must be a number of seconds of at least 0, or None")
     began = time.monotonic()
     while True:
         others = Others(own_seconds)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_position
+from ..errors import InvalidInput
 from .columns import numbers, whole_numbers
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Transfers:
             object.__setattr__(self, key, whole_numbers(key, getattr(self, key), np.int32))
         for key in ("start_us", "receive_us", "end_us"):
             object.__setattr__(self, key, numbers(key, getattr(self, key)))
+        columns = {key: getattr(self, key) for key in ("source", "target", "start_us", "receive_us", "end_us")}
+        _check_lengths("tensor", len(self.tensor), **columns)
 
     def __len__(self) -> int:
         return len(self.tensor)
@@ -94,10 +97,11 @@ class MemoryLog:
         for key, dtype in (
             ("device", np.int32), ("time_us", np.float64), ("category", np.int8), ("delta", np.int64), ("op", np.int32),
         ):  # fmt: skip
-            value = getattr(self, key)
-            object.__setattr__(
-                self, key, numbers(key, value) if dtype is np.float64 else whole_numbers(key, value, dtype)
-            )
+            given = getattr(self, key)
+            object.__setattr__(self, key, numbers(key, given) if dtype is np.float64 else whole_numbers(key, given, dtype))
+        columns = {key: getattr(self, key) for key in ("time_us", "category", "delta", "op")}
+        _check_lengths("device", len(self.device), **columns)
+        _check_indices(len(MEMORY_CATEGORIES), "categories", category=self.category)
 
     def __len__(self) -> int:
         return len(self.device)
@@ -115,12 +119,28 @@ class MemoryLog:
         return self.time_us[on_device], np.cumsum(change, axis=0)
 
 
+def _check_lengths(first: str, length: int, **columns: NDArray[Any]) -> None:
+    for name, values in columns.items():
+        if values.shape != (length,):
+            raise InvalidInput(f"{name} has {len(values)} entries; {first} has {length}")
+
+
+def _check_indices(count: int, kind: str, **columns: NDArray[Any]) -> None:
+    for name, values in columns.items():
+        if len(values) and not 0 <= values.min() <= values.max() < count:
+            wrong = int(np.flatnonzero((values < 0) | (values >= count))[0])
+            raise InvalidInput(
+                f"{name}[{wrong}] is {values[wrong]}; it must be one of the {count} {kind}, counted from 0"
+            )
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Timeline:
     """Op rows, transfer rows, memory and violations of one step.
 
     Args:
-        op, device: int32[k], which op ran where; one row per op.
+        op, device: int32[k], which op ran where; one row per op. Columns of other lengths and indices beyond what they
+            name raise `InvalidInput`.
         start_us, end_us: float64[k] microseconds.
         transfers: one row per tensor sent.
         memory: every change of what a device holds, in time order.
@@ -163,6 +183,26 @@ class Timeline:
             object.__setattr__(self, key, numbers(key, getattr(self, key)))
         for key in ("peak_bytes", "memory_bytes", "tensor_bytes"):
             object.__setattr__(self, key, whole_numbers(key, getattr(self, key), np.int64))
+        devices, tensors = len(self.device_names), len(self.tensor_producer)
+        moved, log = self.transfers, self.memory
+        _check_lengths("op", len(self.op), device=self.device, start_us=self.start_us, end_us=self.end_us)
+        _check_lengths("device_names", devices, peak_bytes=self.peak_bytes, memory_bytes=self.memory_bytes)
+        _check_lengths("tensor_producer", tensors, tensor_bytes=self.tensor_bytes)
+        _check_indices(len(self.op_names), "ops", op=self.op, tensor_producer=self.tensor_producer)
+        _check_indices(devices, "devices", device=self.device, source=moved.source, target=moved.target)
+        _check_indices(tensors, "tensors", tensor=moved.tensor)
+        _check_indices(devices, "devices", **{"device of the memory log": log.device})
+        for key in ("micro_batch", "unit"):
+            if key in self.info:
+                count = len(whole_numbers(f"info[{key!r}]", self.info[key]))
+                if count != len(self.op_names):
+                    raise InvalidInput(f"info[{key!r}] has {count} entries; the graph has {len(self.op_names)} ops")
+        for violation in self.violations:
+            if violation.device >= devices or violation.op >= len(self.op_names):
+                raise InvalidInput(
+                    f"a violation is of device {violation.device} and op {violation.op}; the timeline has {devices} "
+                    f"devices and {len(self.op_names)} ops"
+                )
 
     @property
     def feasible(self) -> bool:

@@ -177,6 +177,21 @@ class TorchStep:
         return f"<TorchStep {self.name!r}: inputs {shapes}>"
 
 
+@dataclass(frozen=True)
+class ReturnedModel:
+    """Builds the model that `function()` returns as the first of a tuple, before its inputs; see `build` of `TorchStep`.
+
+    >>> ReturnedModel(lambda: (nn.Linear(4, 2), torch.ones(3, 4)))()
+    Linear(in_features=4, out_features=2, bias=True)
+    """
+
+    function: Callable[[], Any]
+
+    def __call__(self) -> nn.Module:
+        model: nn.Module = self.function()[0]
+        return model
+
+
 def states_of(make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]) -> int:
     """How many tensors of a parameter's shape an optimizer has after its first update of one; 0 where it makes none."""
     parameter = nn.Parameter(torch.zeros(3, 5, device="cpu"))

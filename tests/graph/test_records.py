@@ -1,5 +1,6 @@
 """Records are validated once, on construction: each mistake has its own clear error."""
 
+import dataclasses
 import pickle
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab import Cluster, CostError, Link, OpGraph
 from baechi_lab.graph import durations
+from baechi_lab.graph.timeline import MemoryLog
 
 
 def graph(duration=(1, 1, 1), edges=((0, 1, 4), (1, 2, 4)), **columns):
@@ -222,3 +224,29 @@ def test_records_travel_to_other_processes():
     assert again.device.tolist() == [0, 1] and again.params == placed.params and again.info == placed.info
     with pytest.raises(TypeError):
         again.params["seed"] = 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("end_us", [1.0], "end_us has 1 entries; op has 2"),
+        ("device", [0, 2], r"device\[1\] is 2; it must be one of the 2 devices, counted from 0"),
+        ("op", [0, 5], r"op\[1\] is 5; it must be one of the 2 ops"),
+        ("memory_bytes", [8], "memory_bytes has 1 entries; device_names has 2"),
+        ("peak_bytes", [], "peak_bytes has 0 entries; device_names has 2"),
+        ("tensor_bytes", [], "tensor_bytes has 0 entries; tensor_producer has 1"),
+        ("info", {"micro_batch": [0]}, r"info\['micro_batch'\] has 1 entries; the graph has 2 ops"),
+        ("violations", (bl.Violation("memory", "full", 7),), "a violation is of device 7 and op -1"),
+    ],
+)
+def test_columns_of_a_timeline_fit_each_other(field, value, message):
+    timeline = bl.simulate(bl.OpGraph.from_edges([1, 2], [(0, 1, 8)]), bl.Cluster.uniform(2), bl.Placement([0, 1]))
+    with pytest.raises(bl.InvalidInput, match=message):
+        dataclasses.replace(timeline, **{field: value})
+
+
+def test_columns_of_transfers_and_memory_fit_each_other():
+    with pytest.raises(bl.InvalidInput, match="end_us has 0 entries; tensor has 1"):
+        bl.Transfers([0], [0], [1], [0.0], [0.0], [])
+    with pytest.raises(bl.InvalidInput, match=r"category\[0\] is 9"):
+        MemoryLog([0], [0.0], [9], [8], [0])

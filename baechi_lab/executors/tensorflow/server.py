@@ -142,19 +142,13 @@ def main(
         allowed = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {allowed[core % len(allowed)]})
     keep_freed_memory()
+    address = start(
+        host, port, threads, trusted_network=trusted_network, secret=secret, spinning=spinning, trusted_users=trusted_users
+    )  # fmt: skip
     if trusted_network:
         print("warning: everyone who reaches this machine's network can run code as you", file=sys.stderr)
     elif secret is None and not warned:
         print(f"warning: {USERS}", file=sys.stderr)
-    address = start(
-        host,
-        port,
-        threads,
-        trusted_network=trusted_network,
-        secret=secret,
-        spinning=spinning,
-        trusted_users=trusted_users,
-    )
     print(f"worker {address}", flush=True)
     if follow_stdin:
         sys.stdin.buffer.read()
@@ -162,7 +156,8 @@ def main(
     try:
         threading.Event().wait()
     except KeyboardInterrupt:
-        os._exit(130)
+        print("baechi-lab worker: interrupted", file=sys.stderr, flush=True)
+        os._exit(130)  # the server's threads would keep the process
     return 0
 
 

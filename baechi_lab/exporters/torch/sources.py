@@ -18,6 +18,7 @@ import torch
 from ... import errors
 from ...errors import InvalidInput
 from ...torch import runtime
+from ...torch.step import ReturnedModel
 
 
 def saved(value: Any) -> bytes:
@@ -90,6 +91,8 @@ class Sources:
 
     def expression(self, thing: Callable[..., Any], what: str) -> str:
         """A call that makes the model."""
+        if isinstance(thing, ReturnedModel):  # of a function that returns the inputs as well
+            return f"{self.name(thing.function, what)}()[0]"
         called = thing if isinstance(thing, partial) else partial(thing)
         return f"{self.name(called.func, what)}({self._arguments(called, what)})"
 

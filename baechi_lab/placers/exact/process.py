@@ -58,7 +58,9 @@ class SolverProcess:
         Raises `ExecutionError` where the process ended by itself (killed for its memory, say).
         """
         deadline = time.monotonic() + request["seconds"]  # of the machine, not of this process
-        line = json.dumps({**request, "deadline": deadline, "graph": to_document(graph), "cluster": to_document(cluster)})
+        line = json.dumps(
+            {**request, "deadline": deadline, "graph": to_document(graph), "cluster": to_document(cluster)}
+        )
         source, sink = self.process.stdin, self.process.stdout
         if source is None or sink is None:
             raise ExecutionError("the solver's process has no pipes")

@@ -53,6 +53,9 @@ def _without_notices() -> Iterator[None]:
         try:
             yield
             failed = False
+        except KeyboardInterrupt:  # no failure of TensorFlow's
+            failed = False
+            raise
         finally:
             sys.stderr.flush()
             os.dup2(before, 2)

@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 import baechi_lab as bl
+from baechi_lab import viz
 from baechi_lab.errors import BaechiLabError
 from baechi_lab.graph.formats.files import load_placement, load_timeline, save
 
@@ -102,7 +103,11 @@ def use_timeline(path, folder):
     save(timeline, folder / "again.json")
     load_timeline(folder / "again.json")
     timeline.to_pandas()
+    timeline.to_text(memory=True)
     timeline.to_chrome_trace(folder / "trace.json")
+    for color_by in ("device", "micro-batch") if "micro_batch" in timeline.info else ("device",):
+        viz.gantt(timeline, color_by=color_by)
+    viz.memory(timeline)
 
 
 USES = {
