@@ -122,7 +122,9 @@ def compare(
     rows: list[dict[str, Any]] = []
     runnable: dict[int, Placement] = {}
     finer: list[str] = []
-    for label, placer in tqdm(chosen, desc="comparing placers", delay=1, disable=not progress, leave=False):
+    bar = tqdm(chosen, disable=not progress, leave=False, unit="placer")
+    for label, placer in bar:
+        bar.set_description(f"placing with {label}"[:40])  # said at once: a search is one placer for a long time
         _compile(placer)
         row, placement = _row(graph, prepared, cluster, placer, scheduler, pipeline, optimize, memo)
         if placement is not None and "finer_groups" in placement.info:

@@ -86,4 +86,7 @@ class MissingPackage(BaechiLabError, ImportError):
 
     @classmethod
     def of(cls, package: str, extra: str, purpose: str) -> MissingPackage:
-        return cls(f"{purpose} needs the package {package!r}: pip install 'baechi-lab[{extra}]'")
+        """The message names the package itself, and the extra of a checkout, which brings all that belongs to it."""
+        return cls(
+            f"{purpose} needs the package {package!r}: pip install {package} (in a checkout: pip install '.[{extra}]')"
+        )

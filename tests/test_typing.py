@@ -38,7 +38,10 @@ def test_a_missing_package_is_named_with_what_brings_it(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("baechi_lab.torch.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingPackage, match=r"baechi_lab.torch.TorchStep needs .* pip install 'baechi-lab\[torch\]'"):
+    with pytest.raises(
+        MissingPackage,
+        match=r"baechi_lab.torch.TorchStep needs .* pip install torch \(in a checkout: pip install '\.\[torch\]'\)",
+    ):
         look_up("TorchStep")
 
 

@@ -29,7 +29,7 @@ COMMANDS = {
     "fit": "does a step fit the memory, and what would make it fit, each way simulated",
     "simulate": "a graph and a placement become a timeline",
     "run": "a training step runs under a placement on real devices",
-    "export": "a training step and a placement become a script that needs TensorFlow only",
+    "export": "a training step and a placement become a script that needs its framework only",
     "sweep": "placers over batch sizes, device counts and memory",
     "fidelity": "predicted against measured step times of placements on workers of this machine",
     "links": "measure the links and communication mode of a cluster, and keep the cluster in a file",
@@ -117,7 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A file's name may hold bytes that are no text: they are shown escaped, not a reason to end.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's start-up notices are not our output
+    for name, level in (("TF_CPP_MIN_LOG_LEVEL", "2"), ("TORCH_CPP_LOG_LEVEL", "ERROR"), ("KINETO_LOG_LEVEL", "99")):
+        os.environ.setdefault(name, level)  # notices of the frameworks are not our output
     given = sys.argv[1:] if argv is None else list(argv)
     command = given[0] if given else ""
     notes: list[str] = []
@@ -134,6 +135,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"baechi-lab {command}: interrupted", file=sys.stderr)
         return 130
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):  # PyTorch's way to say it
+            raise
+        print(f"baechi-lab {command}: takes more memory than there is: {_one_line(str(error))}", file=sys.stderr)
+        return 2
     except FileNotFoundError:
         if current_folder() is not None:
             raise

@@ -1,12 +1,13 @@
 """Compare placers on one graph: simulated step time, memory and the lower bound that no placement can beat.
 
 Groups of ops are placed and the original graph is simulated; --no-optimize places op by op. With --json, one object per
-placer, in the order given.
+placer, in the order given. Ends with exit code 1 where no placement fits.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from . import console, options, output
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     cluster = options.cluster_from(arguments)
     if arguments.optimize is None:  # groups that a stage cannot part make no pipeline
         arguments.optimize = arguments.micro_batches is None
-    placers = options.names(arguments.placers, "--placers")
+    placers = options.distinct(arguments.placers, "--placers")
     common: dict[str, Any] = {"seed": options.whole(arguments.seed, "--seed", lowest=0)}
     if arguments.time_limit is not None:
         common["time_limit"] = options.seconds(arguments.time_limit, "--time-limit")
@@ -59,7 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
         output.print_json(output.rows_of(table))
     else:
         output.print_comparison(table)
-    return 0
+    placements = table[~table["placer"].str.startswith("native (")]  # which are no placements
+    if placements["feasible"].astype(bool).any():
+        return 0
+    reason = next((str(text) for text in placements["error"] if text), "")
+    print(f"baechi-lab compare: none of {len(placements)} placers has a placement that fits: {reason}", file=sys.stderr)
+    return 1
 
 
 def _measuring(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,10 +1,56 @@
-"""Standard error: progress bars for people only."""
+"""Standard error: progress for people only."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+DELAY_SECONDS = 2.0
+"""What takes longer says how long it has been at work."""
+REFRESH_SECONDS = 1.0
 
 
 def shows_progress() -> bool:
     """Is somebody watching?"""
     return sys.stderr.isatty()
+
+
+class Status:
+    """What a line of progress says; `detail` may change while it is shown."""
+
+    def __init__(self, text: str):
+        self.text, self.detail = text, ""
+
+    def line(self, seconds: float) -> str:
+        """The line after so many seconds."""
+        return f"{self.text} ({seconds:.0f} s{self.detail and f', {self.detail}'})"
+
+
+@contextmanager
+def progress(text: str) -> Iterator[Status]:
+    """Inside, a line on a terminal's standard error says what is going on and for how long, after `DELAY_SECONDS`."""
+    status = Status(text)
+    if not shows_progress():
+        yield status
+        return
+    done = threading.Event()
+    thread = threading.Thread(target=_show, args=(status, done), daemon=True)
+    thread.start()
+    try:
+        yield status
+    finally:
+        done.set()
+        thread.join()
+
+
+def _show(status: Status, done: threading.Event) -> None:
+    began, shown = time.monotonic(), False
+    wait = DELAY_SECONDS
+    while not done.wait(wait):
+        print(f"\r\x1b[K{status.line(time.monotonic() - began)}", end="", file=sys.stderr, flush=True)
+        shown, wait = True, REFRESH_SECONDS
+    if shown:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     count = options.whole(arguments.steps, "--steps", lowest=1)
     devices = device_count(options.whole(arguments.devices, "--devices", lowest=1), "--devices")
-    placers = options.names(arguments.placers, "--placers")
+    placers = options.distinct(arguments.placers, "--placers")
     for name in placers:
         make_placer(name)
     default = PASSES.get(arguments.model, "colocation,coplacement,fusion")

@@ -1,4 +1,4 @@
-"""Export a training step under a placement: a folder whose train.py needs TensorFlow and NumPy only, or a plan.
+"""Export a training step under a placement: a folder whose train.py needs its framework only, or a plan.
 
 With --format, MODEL may also be a program (.onnx, .pt2), a trace or a graph file.
 """
@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInput
-from ..graph import Cluster, OpGraph, Placement
-from . import files, options, output, placing
+from ..graph import Cluster, OpGraph, Placement, Step
+from . import console, files, options, output, placing
+
+if TYPE_CHECKING:
+    from ..torch.step import TorchStep
 
 FOLDER = "folder"
 
@@ -20,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from ..exporters.plans import FORMATS
 
     placing.add_placing(parser)
-    formats = ", ".join(f for f in FORMATS if f != "device_map")
+    formats = ", ".join(FORMATS)
     parser.add_argument(
         "--format", default=FOLDER, metavar="NAME",
         help=f"{FOLDER}: a script (the default); or a plan as text for another runtime: {formats}",
@@ -32,14 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Place and write."""
-    from ..executors.structure import graph_of
     from ..exporters import export
     from ..exporters.folder import check_place
     from ..exporters.plans import FORMATS
 
-    if arguments.format == "device_map":
-        raise InvalidInput("--format device_map needs the PyTorch model: bl.write_plan(graph, placement, model=model)")
-    options.one_of(arguments.format, "--format", (FOLDER, *(f for f in FORMATS if f != "device_map")))
+    options.one_of(arguments.format, "--format", (FOLDER, *FORMATS))
     pipeline = placing.pipeline(arguments)
     if files.is_file(arguments.model):
         if arguments.format == FOLDER:
@@ -50,20 +51,39 @@ def run(arguments: argparse.Namespace) -> int:
         check_place(folder)  # before minutes of profiling
     step, placement, cluster, graph = placing.placed(arguments)
     if arguments.format != FOLDER:
-        return _write_plan(arguments, graph_of(step) if graph is None else graph, placement, cluster)
-    export(step, placement, folder, graph=graph, **pipeline)
+        return _write_plan(arguments, _graph_of(step) if graph is None else graph, placement, cluster, step)
+    with console.progress("exporting"):
+        export(step, placement, folder, graph=graph, **pipeline)
     facts = {"folder": folder, "script": f"{folder.rstrip('/')}/train.py"}
     output.print_json(facts) if arguments.json else output.print_facts(facts)
     return 0
 
 
-def _write_plan(arguments: argparse.Namespace, graph: OpGraph, placement: Placement, cluster: Cluster) -> int:
+def _graph_of(step: Step | TorchStep) -> OpGraph:
+    """The ops of the step in the order of its profile; of a PyTorch step, with what one run takes."""
+    if isinstance(step, Step):
+        from ..executors.structure import graph_of
+
+        return graph_of(step)
+    from ..profilers.torch.profile import profile
+
+    return profile(step, warmup=0, runs=1)
+
+
+def _write_plan(
+    arguments: argparse.Namespace, graph: OpGraph, placement: Placement, cluster: Cluster,
+    step: Step | TorchStep | None = None,
+) -> int:  # fmt: skip
     """The text to its file or to standard output, what it lost to standard error."""
     from ..exporters.plans import write_plan
     from ..graph.formats.files import write_atomically
     from ..simulator import simulate
 
-    model = arguments.model if arguments.model.endswith(".onnx") else None
+    model: Any = arguments.model if arguments.model.endswith(".onnx") else None
+    if getattr(step, "framework", "") == "torch":
+        model = step.model()  # type: ignore[union-attr]
+    elif arguments.format == "device_map":
+        raise InvalidInput(f"--format device_map divides a PyTorch model; {arguments.model:.80} is none")
     timeline = simulate(graph, cluster, placement) if arguments.format == "chakra" else None
     plan = write_plan(graph, placement, arguments.format, model=model, cluster=cluster, timeline=timeline)
     if arguments.output:

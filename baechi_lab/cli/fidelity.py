@@ -52,15 +52,15 @@ def run(arguments: argparse.Namespace) -> int:
     from ..placers.registry import placer_class
 
     options.check_output(arguments.output, (".json",))
-    parts = [options.one_of(p, "--parts", ("study", "speed-up")) for p in options.names(arguments.parts, "--parts")]
-    names = options.names(arguments.models, "--models") if arguments.models else list(MODELS)
+    parts = [options.one_of(p, "--parts", ("study", "speed-up")) for p in options.distinct(arguments.parts, "--parts")]
+    names = options.distinct(arguments.models, "--models") if arguments.models else list(MODELS)
     for name in names:
         if ".py:" in name:
             check_model(name)
     unknown = [name for name in names if name not in MODELS and ".py:" not in name]
     if unknown:
         raise UnknownNameError.of("model of the fidelity study", unknown[0], MODELS)
-    for placement in options.names(arguments.placements, "--placements"):
+    for placement in options.distinct(arguments.placements, "--placements"):
         if placement != "random":
             placer_class(placement)
     settings: dict[str, Any] = {
@@ -103,7 +103,7 @@ def _study(arguments: argparse.Namespace, names: list[str], settings: dict[str, 
     from ..fidelity.study import MODELS
 
     models = {Path(name).name: MODELS.get(name, {}) for name in names}
-    placements = options.names(arguments.placements, "--placements")
+    placements = options.distinct(arguments.placements, "--placements")
     about = provenance(models=models, **settings)
 
     def keep(report: Report) -> None:

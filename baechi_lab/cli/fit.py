@@ -7,12 +7,14 @@ name of a benchmark model, in place of a graph file. With --json, the answer and
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInput
-from ..graph.units import parse_bytes
+from ..graph.units import format_bytes, parse_bytes
 from . import console, options, output
+
+if TYPE_CHECKING:
+    from ..fitting.record import Fit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,17 +48,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.host_memory is not None:
         cluster = cluster.with_host(parse_bytes(arguments.host_memory, "--host-memory"))
     size = None if arguments.batch_size is None else options.whole(arguments.batch_size, "--batch-size", 1)
-    found = fit(
-        arguments.model if arguments.graph is None else options.graph_from(arguments.graph),
-        cluster,
-        batch_size=size,
-        hardware=arguments.hardware,
-        placers=FAST if arguments.placers is None else options.names(arguments.placers, "--placers"),
-        time_limit=options.seconds(arguments.time_limit, "--time-limit"),
-        every_way=arguments.all,
-        give_up=_given_up(arguments.give_up, tuple(GIVE_UP)),
-        callback=(lambda way: print(f"trying {way}", file=sys.stderr)) if console.shows_progress() else None,
-    )
+    settings: dict[str, Any] = {
+        "batch_size": size, "hardware": arguments.hardware, "every_way": arguments.all,
+        "placers": FAST if arguments.placers is None else options.distinct(arguments.placers, "--placers"),
+        "time_limit": options.seconds(arguments.time_limit, "--time-limit"),
+        "give_up": _given_up(arguments.give_up, tuple(GIVE_UP)),
+    }  # fmt: skip
+    subject = arguments.model if arguments.graph is None else options.graph_from(arguments.graph)
+    with console.progress("fitting") as status:
+        found = fit(subject, cluster, callback=lambda way: setattr(status, "detail", f"trying {way}"), **settings)
     if arguments.json:
         facts: dict[str, Any] = {
             "fits": found.fits,
@@ -68,8 +68,33 @@ def run(arguments: argparse.Namespace) -> int:
             facts |= {"proof": str(found.proof), "least_bytes": found.proof.least_bytes}
         output.print_json({**facts, "setup": _setup(arguments), "ways": [way.row() for way in found.ways]})
     else:
-        print(found, *_setup(arguments), sep="\n")
+        _print(found)
+        print(*_setup(arguments), sep="\n")
     return 0
+
+
+def _print(found: Fit) -> None:
+    """The answer, a table of ways, what each gives up or why it is none, and the code of the fastest ones."""
+    print(found.answer, *([found.caveat] if found.caveat else []), sep="\n", end="\n\n")
+    output.print_rows(
+        ["way", "choice", "fits", "step", "samples/s", "peak memory"],
+        [[*way.texts()[:5], _peaks(way.peak_bytes)] for way in found.ways],
+    )
+    remarks = {way.way: way.texts()[-1] for way in found.ways if way.texts()[-1] not in ("", "nothing")}
+    if remarks:
+        print()
+        output.print_descriptions(remarks)
+    if found.proof is not None and found.best is not None:
+        print("", found.proof, sep="\n")
+    commands = [f"{way.way}, {way.choice}: {way.command}" for way in found.cheapest if way.command]
+    print(*([""] if commands else []), *commands, "", sep="\n")
+
+
+def _peaks(peak_bytes: list[int]) -> str:
+    """Of few devices each, of many the fullest."""
+    if len(peak_bytes) > 2:
+        return f"{format_bytes(max(peak_bytes))} at most"
+    return ", ".join(map(format_bytes, peak_bytes)) or "-"
 
 
 def _setup(arguments: argparse.Namespace) -> list[str]:

@@ -198,6 +198,35 @@ def names(text: str, option: str) -> list[str]:
     return found
 
 
+def distinct(text: str, option: str) -> list[str]:
+    """The names of a list, each once.
+
+    >>> distinct("m-etf,single,m-etf", "--placers")
+    ['m-etf', 'single']
+    """
+    return list(dict.fromkeys(names(text, option)))
+
+
+def with_time_limit(placer: str, text: str | None, params: dict[str, Any]) -> dict[str, Any]:
+    """`params`, with the seconds of --time-limit, where they are given; refused for a placer that ends by itself."""
+    from ..placers.registry import placer_class
+
+    if text is None:
+        return params
+    if "time_limit" not in placer_class(placer).__dataclass_fields__:
+        raise InvalidInput(f"--time-limit is {text}; placer {placer!r} ends by itself and has no limit")
+    if "time_limit" in params:
+        raise InvalidInput("parameter time_limit is given more than once: by --time-limit and by -p")
+    return {"time_limit": seconds(text, "--time-limit"), **params}
+
+
+def add_time_limit(parser: argparse.ArgumentParser) -> None:
+    """--time-limit."""
+    parser.add_argument(
+        "--time-limit", metavar="S", help="seconds, for placers that go on improving (their own default)"
+    )
+
+
 def with_seed(placer: str, seed: int | None, params: dict[str, Any]) -> dict[str, Any]:
     """`params`, with `seed` where this placer has one."""
     from ..placers.registry import placer_class

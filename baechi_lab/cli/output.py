@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,11 @@ from ..verdicts import gap_in_words
 
 if TYPE_CHECKING:
     import pandas
+
+
+WIDTH = 100
+"""Columns of a terminal that a table may take."""
+LONGEST_NAME = 40
 
 
 def plain(value: Any) -> Any:
@@ -48,13 +54,46 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table: the first column to the left, the others to the right."""
-    widths = [max(len(str(line[i])) for line in [header, *rows]) for i in range(len(header))]
-    for line in [header, ["-" * w for w in widths], *rows]:
-        cells = [
-            f"{cell:<{w}}" if i == 0 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
+    """A table of at most `WIDTH` columns: the first column to the left, the others to the right.
+
+    Columns that do not fit beside the others come below them, behind the first one again.
+    """
+    lines = [[_shortened(line[0]), *line[1:]] for line in [header, *rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    for k, columns in enumerate(_blocks(widths)):
+        if k:
+            print()
+        for line in [lines[0], ["-" * w for w in widths], *lines[1:]]:
+            cells = [f"{line[i]:<{widths[i]}}" if i == 0 else f"{line[i]:>{widths[i]}}" for i in columns]
+            print("  ".join(cells).rstrip())
+
+
+def _blocks(widths: Sequence[int]) -> list[list[int]]:
+    """Columns that stand beside each other, the first one in every block.
+
+    >>> _blocks([40, 30, 30, 30])
+    [[0, 1], [0, 2], [0, 3]]
+    """
+    blocks, used = [[0]], widths[0]
+    for i, width in enumerate(widths[1:], 1):
+        if used + 2 + width > WIDTH and len(blocks[-1]) > 1:
+            blocks.append([0])
+            used = widths[0]
+        blocks[-1].append(i)
+        used += 2 + width
+    return blocks
+
+
+def _shortened(text: str) -> str:
+    """A name that leaves room for other columns."""
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 13]}...{text[-10:]}"
+
+
+def print_descriptions(descriptions: Mapping[str, str]) -> None:
+    """`name  sentence` lines of at most `WIDTH` columns."""
+    width = max(map(len, descriptions), default=0)
+    for name, text in descriptions.items():
+        print(textwrap.fill(text, WIDTH, initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2)))
 
 
 def print_comparison(table: pandas.DataFrame) -> None:

@@ -7,35 +7,38 @@ placement of the groups fits, smaller groups are placed, or single ops, and a no
 from __future__ import annotations
 
 import argparse
+import sys
 
-from . import options, output
+from ..errors import InvalidInput
+from . import console, options, output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("graph", metavar="GRAPH", help="graph file (.json, .json.gz, .stg)")
+    parser.add_argument("graph", nargs="?", metavar="GRAPH", help="graph file (.json, .json.gz, .stg)")
     parser.add_argument("--placer", default="m-sct", metavar="NAME", help="(%(default)s; see --list)")
-    parser.add_argument("--list", action=_List, help="list the placers and exit")
+    parser.add_argument("--list", action="store_true", help="list the placers and exit")
     parser.add_argument("--seed", default="0", help="seed, for placers that draw random numbers (0)")
+    options.add_time_limit(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="write the placement (.json, .json.gz)")
     options.add_parameters(parser, "placer")
     options.add_cluster(parser)
     options.add_optimize(parser, default=True)
 
 
-class _List(argparse.Action):
-    def __init__(self, option_strings: list[str], dest: str, **keywords: object):
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=str(keywords.get("help", "")))
-
-    def __call__(self, parser: argparse.ArgumentParser, *ignored: object) -> None:
+def run(arguments: argparse.Namespace) -> int:
+    """Place, simulate, print, write; or list the placers."""
+    if arguments.list:
         from ..placers import list_placers
 
-        output.print_facts(list_placers())
-        parser.exit()
+        output.print_json(list_placers()) if arguments.json else output.print_descriptions(list_placers())
+        return 0
+    if arguments.graph is None:
+        raise InvalidInput("GRAPH is missing; give a graph file (see baechi-lab place --help)")
+    return _place(arguments)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Place, simulate, print, write."""
+def _place(arguments: argparse.Namespace) -> int:
     from ..graph.formats.files import save
     from ..pipeline import Pipeline
     from ..stages import Optimize, Place, Simulate
@@ -43,15 +46,17 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_output(arguments.output, (".json", ".json.gz"))
     options.check_apart([arguments.graph, arguments.cluster], [arguments.output])
     seed = options.whole(arguments.seed, "--seed", lowest=0)
-    given = options.with_seed(arguments.placer, seed, options.parameters(arguments.param))
+    params = options.with_time_limit(arguments.placer, arguments.time_limit, options.parameters(arguments.param))
+    params = options.with_seed(arguments.placer, seed, params)
     cluster = options.cluster_from(arguments)
     passes = options.passes_from(arguments)
     pipe = Pipeline(
         optimize=Optimize(passes) if passes else None,
-        place=Place.with_params(arguments.placer, given),
+        place=Place.with_params(arguments.placer, params),
         simulate=Simulate(),
     )
-    result = pipe.run(options.graph_from(arguments.graph), cluster)
+    with console.progress(f"placing with {arguments.placer}"):
+        result = pipe.run(options.graph_from(arguments.graph), cluster)
     placed = result.placement.on(result.graph)  # type: ignore[union-attr]
     facts = output.timeline_facts(result.timeline, result.bounds.best)  # type: ignore[arg-type]
     finer = placed.info.get("finer_groups", "")
@@ -68,4 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         output.print_timeline(facts)
         if finer:
             print(f"note: {finer}")
+    if placed.info.get("interrupted"):
+        print("baechi-lab place: interrupted; the placement is the best so far", file=sys.stderr)
+        return 130
     return 0

@@ -51,9 +51,8 @@ def placed(arguments: argparse.Namespace) -> tuple[Step | TorchStep, Placement, 
     given: dict[str, Any] = {} if arguments.hardware is None else {"hardware": arguments.hardware}
     count = pipeline(arguments).get("micro_batches")
     part = step if isinstance(step, Step) or count is None else step.micro_batches(count)[0]
-    made = (Profile(mode=arguments.mode, progress=console.shows_progress(), **given) | Optimize() | place).run(
-        part, cluster
-    )
+    with console.progress("profiling and placing"):
+        made = (Profile(mode=arguments.mode, progress=False, **given) | Optimize() | place).run(part, cluster)
     if made.placement is None:
         raise InvalidInput(f"placer {place.placer!r} made no placement")
     return step, made.placement.on(made.graph), cluster, made.graph

@@ -12,9 +12,11 @@ configuration: no weights, no download, always estimated.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from ..graph import OpGraph
+from ..graph.units import format_bytes, format_us
 from . import console, files, hugging_face, options, output, steps
 
 
@@ -39,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output:
         save_graph(graph, arguments.output)
         facts["file"] = arguments.output
-    output.print_json(facts) if arguments.json else output.print_facts(facts)
+    output.print_json(facts) if arguments.json else output.print_facts(in_words(facts))
     return 0
 
 
@@ -47,10 +49,12 @@ def _profiled(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
     """The graph of a model by configuration, of a program or trace, or of a step; and what to say of it."""
     chosen = None if arguments.hardware is None else hardware(arguments.hardware)
     if arguments.model.startswith(hugging_face.PREFIX):
-        graph, facts = hugging_face.profile(arguments, chosen or "rtx2080")
+        with console.progress("estimating"):
+            graph, facts = hugging_face.profile(arguments, chosen or "rtx2080")
     else:
         hugging_face.refuse_options(arguments)
-        graph, facts = (files.profile if files.is_file(arguments.model) else _traced)(arguments, chosen)
+        with console.progress("reading" if files.is_file(arguments.model) else "profiling"):
+            graph, facts = (files.profile if files.is_file(arguments.model) else _traced)(arguments, chosen)
     return graph, {**graph_facts(graph), **facts}
 
 
@@ -60,8 +64,8 @@ def _traced(arguments: argparse.Namespace, chosen: Any) -> tuple[OpGraph, dict[s
     files.refuse_options(arguments)
     steps.check_model(arguments.model)
     given = {} if chosen is None else {"hardware": chosen}
-    step, progress = steps.step_from(arguments), console.shows_progress()
-    graph, report = profile_with_report(step, mode=arguments.mode or "measured", progress=progress, **given)
+    step = steps.step_from(arguments)
+    graph, report = profile_with_report(step, mode=arguments.mode or "measured", progress=False, **given)
     return graph, {
         "mode": report.mode, "device": report.device, "paired_share": report.paired_share,
         "unmeasured_ops": report.unmeasured_ops, "seconds": report.seconds,
@@ -72,6 +76,29 @@ def hardware(text: str) -> str | list[str]:
     """One name, or several, each of which becomes a device kind."""
     found = options.names(text, "--hardware")
     return found[0] if len(found) == 1 else found
+
+
+def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts for people: bytes, microseconds, seconds and shares in units that suit them.
+
+    >>> in_words({"ops": 2, "work_us": 1500.0, "persistent_bytes": 2_000_000})
+    {'ops': 2, 'work': '1.50 ms', 'persistent': '2.00 MB'}
+    """
+    lines: dict[str, Any] = {}
+    for name, value in facts.items():
+        if name.endswith("_us"):
+            lines[name.removesuffix("_us")] = format_us(value)
+        elif name.endswith("_bytes"):
+            lines[name.removesuffix("_bytes")] = format_bytes(value)
+        elif name == "seconds":
+            lines[name] = f"{value:.1f}"
+        elif name == "parameters":
+            lines[name] = f"{value:,}"
+        elif name.endswith("_share"):
+            lines[name.replace("_", " ")] = f"{value:.0%}"
+        else:
+            lines[name.replace("_", " ")] = value
+    return lines
 
 
 def graph_facts(graph: OpGraph) -> dict[str, object]:

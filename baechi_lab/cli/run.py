@@ -10,7 +10,7 @@ import argparse
 
 from ..comparison_runs import device_memory
 from ..graph.units import format_bytes, format_us
-from . import options, output, placing
+from . import console, options, output, placing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     pipeline = placing.pipeline(arguments)
     step, placement, cluster, graph = placing.placed(arguments)
     simulated = None if graph is None else simulate(graph, cluster, placement, **pipeline).makespan_us
-    done = execute(step, placement, steps=count, graph=graph, native=arguments.native, **pipeline)
+    with console.progress("running"):
+        done = execute(step, placement, steps=count, graph=graph, native=arguments.native, progress=False, **pipeline)
     if done.status != "ok":
         raise ExecutionError(f"the run ended with status {done.status!r}: {done.message}")
     if arguments.trace and done.timeline is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from . import options, output
+from . import console, options, output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +37,11 @@ def run(arguments: argparse.Namespace) -> int:
     graph, cluster = options.graph_from(arguments.graph), options.cluster_from(arguments)
     pipeline = options.pipeline_from(arguments)
     size = pipeline.pop("batch_size")
-    timeline = simulate(graph, cluster, load_placement(arguments.placement), arguments.scheduler, **pipeline)
-    facts = output.timeline_facts(timeline, bounds(graph, cluster, micro_batches=pipeline["micro_batches"]).best, size)
+    placement = load_placement(arguments.placement)
+    with console.progress("simulating"):
+        timeline = simulate(graph, cluster, placement, arguments.scheduler, **pipeline)
+        bound = bounds(graph, cluster, micro_batches=pipeline["micro_batches"]).best
+    facts = output.timeline_facts(timeline, bound, size)
     if arguments.trace:
         timeline.to_chrome_trace(arguments.trace)
     if arguments.figure:

@@ -8,6 +8,7 @@ Ends with exit code 1 where no combination worked; each row says why.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 from typing import Any
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", default="rtx2080", metavar="NAME", help="for --mode estimated (%(default)s)")
     parser.add_argument("--jobs", metavar="N", help="processes (one per core); 1 computes in this one")
     parser.add_argument("-o", "--output", metavar="FILE", help="SQLite file to keep the rows in, and to resume from")
+    options.add_time_limit(parser)
     options.add_transfers(parser)
     options.add_optimize(parser, default=True)
 
@@ -53,22 +55,29 @@ def run(arguments: argparse.Namespace) -> int:
         "batch_size": sizes,
         "devices": [
             device_count(options.whole(n, "--devices", 1), "--devices")
-            for n in options.names(arguments.devices, "--devices")
+            for n in options.distinct(arguments.devices, "--devices")
         ],
-        "memory_bytes": [parse_bytes(m, "--memory") for m in options.names(arguments.memory, "--memory")],
-        "placer": options.names(arguments.placers, "--placers"),
+        "memory_bytes": [parse_bytes(m, "--memory") for m in options.distinct(arguments.memory, "--memory")],
+        "placer": options.distinct(arguments.placers, "--placers"),
         "micro_batches": _wholes(arguments.micro_batches, "--micro-batches"),
-        "schedule": arguments.schedule and options.names(arguments.schedule, "--schedule"),
+        "schedule": arguments.schedule and options.distinct(arguments.schedule, "--schedule"),
         "replicas": _wholes(arguments.replicas, "--replicas"),
         "cluster": Cluster.uniform(1, link=link, comm=comm, kind=kind),
         "passes": options.passes_from(arguments),
         "profile": options.one_of(arguments.mode, "--mode", ("estimated", "measured")),
         "hardware": arguments.hardware,
     }
+    if arguments.time_limit is not None:
+        chosen["params"] = _limits(chosen["placer"], arguments.time_limit)
     from_file = arguments.subject.endswith(GRAPH_FILES) or os.path.isfile(arguments.subject)
     subject = options.graph_from(arguments.subject) if from_file else arguments.subject
-    with _Jobs(arguments.jobs) as executor:
-        table = sweep(subject, path=arguments.output, executor=executor, progress=console.shows_progress(), **chosen)
+    with _Jobs(arguments.jobs) as executor, console.progress("sweeping") as status:
+        done = itertools.count(1)
+
+        def tell(_: Any) -> None:
+            status.detail = f"{next(done)} new rows"
+
+        table = sweep(subject, path=arguments.output, executor=executor, progress=False, on_row=tell, **chosen)
     rows = output.rows_of(table)
     if arguments.json:
         output.print_json(rows)
@@ -86,8 +95,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 1
 
 
+def _limits(placers: list[str], text: str) -> dict[str, dict[str, Any]]:
+    """--time-limit as the parameter of those placers that have one; refused where none has."""
+    from ..placers.registry import placer_class
+
+    limited = [name for name in placers if "time_limit" in placer_class(name).__dataclass_fields__]
+    limits = {name: options.with_time_limit(name, text, {}) for name in limited or placers[:1]}
+    return limits
+
+
 def _wholes(text: str | None, option: str) -> list[int] | None:
-    return None if text is None else [options.whole(n, option, 1) for n in options.names(text, option)]
+    return None if text is None else [options.whole(n, option, 1) for n in options.distinct(text, option)]
 
 
 MOST_JOBS = 512

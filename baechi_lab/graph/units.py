@@ -14,15 +14,19 @@ MOST_US = 1e150
 _FACTOR = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
+LEAST_WITHOUT_UNIT = 1000
+"""A text of fewer bytes than these names their unit: nobody has a device of 8 bytes, many mean 8 GB."""
+
+
 def parse_bytes(value: int | float | str, field: str = "memory_bytes") -> int:
-    """Bytes from a number or a text such as `8GB`, `2400MB`, `8GiB`.
+    """Bytes from a number or a text such as `8GB`, `2400MB`, `8GiB`; a text of a small number alone is refused.
 
     >>> parse_bytes("2.5kB")
     2500
     """
     original = value
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([kmgt]i?)?b?\s*", value, re.IGNORECASE)
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([kmgt]i?)?(b)?\s*", value, re.IGNORECASE)
         if not match:
             raise InvalidInput(f"{field}: {value!r} is not an amount of memory; write for example 8GB, 2400MB or 8GiB")
         digits, _, exponent = match[1].lower().partition("e")
@@ -30,6 +34,10 @@ def parse_bytes(value: int | float | str, field: str = "memory_bytes") -> int:
             value = 0 if not Decimal(digits) else 2**64
         else:
             size = Decimal(match[1]) * _FACTOR[(match[2] or "").lower()]
+            if 0 < size < LEAST_WITHOUT_UNIT and match[2] is None and match[3] is None:
+                raise InvalidInput(
+                    f"{field} is {value!r}, which is {size:f} bytes; did you mean {size:f}GB? (write {size:f}B for bytes)"
+                )
             value = int(size) if size < 2**64 else 2**64
     elif isinstance(value, bool) or finite(value) is None:
         raise InvalidInput(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..errors import InvalidInput
 from ..graph import Step
 from ..graph.step import Source
 from .registry import make_model
@@ -32,7 +33,10 @@ def build(name: str, /, **params: Any) -> Step:
 
     model = make_model(name, **params)
     load_tensorflow()
-    training = model.training_step()
+    try:
+        training = model.training_step()
+    except MemoryError as error:
+        raise InvalidInput(f"the step of model {name!r} takes more memory than there is: {error}") from error
     step = trace(training.function, *training.inputs, name=name)
     info = {**step.info, "model": name, "params": model.get_params()}
     # Made anew when asked for: the step has the weights as data, and should not hold them twice.

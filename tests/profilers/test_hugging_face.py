@@ -686,4 +686,8 @@ def test_options_of_configurations_with_other_models(capsys):
 def test_without_transformers(call, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     code, _, error = call(CONFIGS["llama"])
-    assert code == 2 and "needs the package 'transformers': pip install 'baechi-lab[transformers]'" in error
+    assert (
+        code == 2
+        and "needs the package 'transformers': pip install transformers (in a checkout: pip install '.[transformers]')"
+        in error
+    )

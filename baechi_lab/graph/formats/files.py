@@ -24,7 +24,7 @@ from .dnn_partitioning import graph_from_partitioning, looks_like_partitioning
 from .json_format import FORMAT, Record, from_document, to_document
 from .leftovers import RANDOM, clear, lock
 from .pipedream import PEEK, graph_from_pipedream, looks_like_pipedream
-from .reading import PathLike, located, name_of, parse, program_kind, read, stem, text_of
+from .reading import PathLike, located, name_of, parse, program_kind, read, refuse_model_config, stem, text_of
 from .stg import graph_from_stg
 from .traces.loading import graph_of_trace, trace_reader
 
@@ -68,6 +68,8 @@ def load_graph(path: PathLike) -> OpGraph:
     if looks_like_partitioning(document):
         foreign: OpGraph = located(path, lambda: graph_from_partitioning(document, stem(path)))
         return foreign
+    if not isinstance(document, dict) or "format" not in document:
+        refuse_model_config(path, data)
     return _expect(path, document, OpGraph)
 
 

@@ -150,3 +150,17 @@ def program_kind(path: PathLike, data: bytes) -> str | None:
     if name.endswith(".pt2"):
         return "a program of torch.export"
     return "an ONNX model" if name.endswith(".onnx") else None
+
+
+def refuse_model_config(path: PathLike, data: bytes) -> None:
+    """Raise `FormatError` where the file is the `config.json` of a Hugging Face model, which holds no operators yet."""
+    if data.lstrip()[:1] == b"{" and any(key in data[:_CONFIG_BYTES] for key in (b'"model_type"', b'"architectures"')):
+        name = name_of(path)
+        raise FormatError(
+            f"{name}: is the configuration of a model; `baechi-lab profile hf:{name}` or bl.torch.hugging_face makes the "
+            "model of it"
+        )
+
+
+_CONFIG_BYTES = 100_000
+"""Configurations are smaller, and a graph that names an operator "model_type" further on is none."""

@@ -62,6 +62,10 @@ IMAGE_SIZE = 224
 """Pixels on a side, where a model takes images of any size."""
 
 
+MOST_TOKENS = 2**28
+"""Tokens have values, of 8 bytes each."""
+
+
 def hugging_face(
     config: str | Path | Mapping[str, Any], *, batch_size: int = 1, sequence_length: int = 512, labels: bool = True
 ) -> tuple[nn.Module, dict[str, Any]]:
@@ -86,14 +90,18 @@ def hugging_face(
         MissingPackage: transformers, or a package that the model needs (timm), is not installed.
         FormatError: a file that is not there, not JSON, or no object.
         InvalidInput: a field that is missing or makes no model; a backbone that only a hub has; a method of quantization
-            whose bytes are not known; more tokens than the model has positions; a model whose inputs cannot be made of its
-            configuration, such as images that are cut into parts.
+            whose bytes are not known; more tokens than the model has positions, or than `MOST_TOKENS`
+            in all; a model whose inputs cannot be made of its configuration, such as images that are cut into parts.
         UnknownNameError: a model type or architecture that the installed transformers does not have.
     """
     transformers = _transformers()
     fields, where = _fields(config)
     check_whole("batch_size", batch_size, 1)
     check_whole("sequence_length", sequence_length, 1)
+    if batch_size * sequence_length > MOST_TOKENS:
+        raise InvalidInput(
+            f"batch_size is {batch_size} and sequence_length {sequence_length}; a step may have at most {MOST_TOKENS} tokens"
+        )
     with offline():
         return _made(transformers, fields, where, batch_size, sequence_length, labels)
 

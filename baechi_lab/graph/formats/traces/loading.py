@@ -8,7 +8,7 @@ from typing import Any
 
 from ....errors import FormatError, InvalidInput
 from ...opgraph import OpGraph
-from ..reading import PathLike, located, name_of, parse, read, stem, text_of
+from ..reading import PathLike, located, name_of, parse, read, refuse_model_config, stem, text_of
 from .chakra import graph_of_ranks, looks_like_chakra, nodes_of, nodes_of_json
 from .execution_trace import Access, accesses, looks_like_execution_trace
 from .kineto import graph_from_kineto, looks_like_kineto
@@ -62,6 +62,7 @@ def load_trace(path: PathLike | Sequence[PathLike], *, execution_trace: PathLike
     tensors = None if execution_trace is None else _tensors_of(execution_trace)
     reader = trace_reader(one, data, tensors)
     if reader is None:
+        refuse_model_config(one, data)
         raise FormatError(f"{name_of(one)}: is no trace of a kind that is read: Kineto, Chakra, RunMetadata or XPlane")
     if tensors is not None and not _is_kineto(name_of(one).removesuffix(".gz"), _beginning(data)):
         raise InvalidInput(f"{name_of(one)}: is no Kineto trace, which execution_trace goes with")
