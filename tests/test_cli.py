@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.cli import COMMANDS, main
+from baechi_lab.cli import COMMANDS, console, main, output
 from baechi_lab.cli.options import parameters
 from baechi_lab.graph.formats.files import load_placement, load_timeline, save
 from baechi_lab.passes.optimize import PASSES
@@ -100,8 +101,8 @@ def test_compare_says_what_the_table_would_hide(call, tmp_path):
 
 
 def test_compare_keeps_rows_that_do_not_fit(call, graph_file):
-    code, out, _ = call("compare", graph_file, "--memory", "150", "--placers", "single,m-etf", "--json")
-    assert code == 0
+    code, out, err = call("compare", graph_file, "--memory", "150B", "--placers", "single,m-etf", "--json")
+    assert code == 1 and re.search("none of 2 placers has a placement that fits: .*150 B", err)
     rows = json.loads(out)
     assert [row["feasible"] for row in rows] == [False, False]
     assert all(row["error"] for row in rows)
@@ -161,7 +162,169 @@ def test_place_parameters_and_text_output(call, graph_file):
 def test_list_of_placers(call):
     code, out, _ = call("place", "--list")
     assert code == 0
-    assert "m-sct" in out
+    assert "m-sct" in out and max(map(len, out.splitlines())) <= 100
+    for words in (("--list", "--json"), ("--json", "--list")):
+        code, out, _ = call("place", *words)
+        assert code == 0 and json.loads(out) == bl.list_placers()
+    check_refused(call("place"), "GRAPH is missing")
+
+
+def test_a_placer_named_twice_is_one_row(call, graph_file):
+    _, out, _ = call("compare", graph_file, *CLUSTER, "--placers", "m-etf,single,m-etf", "--json")
+    assert [row["placer"] for row in json.loads(out)] == ["m-etf", "single"]
+    _, out, _ = call(
+        "sweep", graph_file, "--devices", "1,1", "--memory", "1kB", "--placers", "m-etf,m-etf", "--json", "--jobs", "1"
+    )
+    assert len(json.loads(out)) == 1
+
+
+def test_time_limits_reach_the_placers_that_have_one(call, graph_file, tmp_path):
+    file = tmp_path / "p.json"
+    assert call("place", graph_file, "--placer", "search", "--time-limit", "0.25", "-o", file)[0] == 0
+    assert load_placement(file).params["time_limit"] == 0.25
+    check_refused(call("place", graph_file, "--placer", "m-etf", "--time-limit", "1"), "placer 'm-etf' ends by itself")
+    check_refused(
+        call("place", graph_file, "--placer", "search", "--time-limit", "1", "-p", "time_limit=2"), "more than once"
+    )
+    arguments = ("--devices", "2", "--jobs", "1", "--json", "--time-limit", "0.25")
+    _, out, _ = call("sweep", graph_file, *arguments, "--placers", "m-etf,search")
+    params = {row["placer"]: row["params"] for row in json.loads(out)}
+    assert '"time_limit": 0.25' in params["search"] and "time_limit" not in params["m-etf"]
+    check_refused(call("sweep", graph_file, *arguments, "--placers", "m-etf"), "placer 'm-etf' ends by itself")
+
+
+@pytest.mark.parametrize("command", [["place"], ["compare"], ["sweep"], ["fit"]])
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "x"])
+def test_a_time_limit_is_a_finite_number_of_seconds(call, graph_file, command, seconds):
+    placer = {"place": ["--placer", "search"], "sweep": ["--placers", "search"]}.get(command[0], [])
+    check_refused(call(*command, graph_file, *placer, f"--time-limit={seconds}"), f"--time-limit is {seconds!r}"[:15])
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "1e400"])
+def test_fidelity_waits_for_a_finite_time(call, seconds):
+    check_refused(call("fidelity", f"--wait={seconds}"), f"--wait is {seconds}; it must be a number of seconds")
+
+
+@pytest.mark.parametrize(
+    ("memory", "said"),
+    [
+        ("8", "'8', which is 8 bytes; did you mean 8GB? (write 8B for bytes)"),
+        ("0.5", "'0.5', which is 0.5 bytes; did you mean 0.5GB?"),
+        ("8GB,16,8GB,8GB", "'16', which is 16 bytes; did you mean 16GB?"),
+    ],
+)
+def test_a_memory_of_a_few_bytes_is_asked_about(call, graph_file, memory, said):
+    check_refused(call("place", graph_file, "--memory", memory), said)
+
+
+def test_a_worker_is_pinned_to_a_core_that_there_is(call):
+    cores = len(os.sched_getaffinity(0))
+    check_refused(
+        call("worker", "--core", "9999"), f"--core is 9999; it must be one of the {cores} cores of this machine"
+    )
+    check_refused(call("worker", "--core", str(cores)), f"--core is {cores}")
+
+
+def test_a_worker_warns_of_an_open_network_only_when_it_starts(call, tmp_path):
+    for words in (["--secret", tmp_path / "none"], ["--bind", "no.such.host.example:1x"]):
+        code, _, err = call("worker", "--trusted-network", *words)
+        assert code == 2 and err.count("\n") == 1 and "warning" not in err
+
+
+def test_the_configuration_of_a_model_is_told_apart_from_traces_and_graphs(call, tmp_path):
+    path = tmp_path / "llama.json"
+    path.write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64}))
+    for command in ("profile", "compare", "place"):
+        check_refused(call(command, path), f"is the configuration of a model; `baechi-lab profile hf:{path}`")
+
+
+def test_tables_are_at_most_100_columns_wide(capsys):
+    output.print_rows(
+        ["placer", *("a measured value" for _ in range(9))], [["x" * 90, *("12.34 ms" for _ in range(9))]]
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert sum(line.count("12.34 ms") for line in lines) == 9
+    assert sum(line.startswith("xxx") for line in lines) == 3  # 40 + 3 * 18 columns in each
+
+
+@pytest.mark.parametrize(
+    "line", ["compare GRAPH --batch-size 4", "sweep GRAPH --devices 1,2 --jobs 1 --micro-batches 2", "fit GRAPH --all"]
+)
+def test_tables_of_commands_fit_a_terminal(call, graph_file, line):
+    code, out, _ = call(*[graph_file if word == "GRAPH" else word for word in line.split()])
+    table = [
+        row
+        for row in out.splitlines()
+        if not row.startswith(("note:", "  ", "cluster =", "graph =")) and "bl." not in row
+    ]
+    assert code == 0 and len(table) > 2 and max(map(len, table)) <= 100
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_said_on_terminals_alone(monkeypatch, capsys):
+    monkeypatch.setattr(console, "DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(console, "REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with console.progress("placing") as status:
+        status.detail = "3 rows"
+        while "placing (0 s, 3 rows)" not in sys.stderr.getvalue():
+            time.sleep(0.01)
+    assert sys.stderr.getvalue().endswith("\r\x1b[K")  # nothing is left of it
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with console.progress("placing"):
+        time.sleep(0.05)
+    assert sys.stderr.getvalue() == "" and capsys.readouterr().out == ""
+
+
+def test_a_lost_interrupt_is_raised_again():
+    """Python prints and forgets what a callback of C code raises, as numba's compiler has them."""
+    code = """
+import ctypes, signal, time
+from baechi_lab import cli
+def callback():
+    signal.raise_signal(signal.SIGINT)
+    for _ in range(10):
+        pass
+def work(arguments):
+    ctypes.CFUNCTYPE(None)(callback)()
+    time.sleep(60)
+cli.place.run = work
+raise SystemExit(cli.main(["place", "--list"]))
+"""
+    code = code.replace("cli.place.run = work", "import baechi_lab.cli.place\nbaechi_lab.cli.place.run = work")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "baechi-lab place: interrupted\n")
+
+
+def test_an_interrupted_search_ends_with_what_it_has_and_says_so(call, graph_file, tmp_path, monkeypatch):
+    from baechi_lab.placers.search.multistart import MultiStart
+
+    def interrupted(*ignored):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MultiStart, "search", interrupted)
+    file = tmp_path / "p.json"
+    code, out, err = call("place", graph_file, *CLUSTER, "--placer", "search", "--no-optimize", "-o", file, "--json")
+    assert code == 130 and json.loads(out)["feasible"] and load_placement(file).n == 3
+    assert err == "baechi-lab place: interrupted; the placement is the best so far\n"
+
+
+def test_the_command_in_a_deleted_folder(call, graph_file, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert call("place", graph_file, "--placer", "m-etf")[0] == 0
+    check_refused(call("place", graph_file, "--placer", "m-etf", "-o", "p.json"), "the current folder was deleted")
+    check_refused(call("lab", "--print"), "the current folder was deleted")
+    done = subprocess.run(
+        [sys.executable, "-m", "baechi_lab", "place", "--list"], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0 and "m-sct" in done.stdout
 
 
 def test_speeds_and_memories_per_device(call, graph_file):
@@ -265,7 +428,7 @@ def test_nan_duration_in_a_file(call, graph_file, tmp_path):
 
 
 def test_model_that_fits_nowhere(call, graph_file):
-    check_refused(call("place", graph_file, "--memory", "150", "--placer", "m-etf"), "150")
+    check_refused(call("place", graph_file, "--memory", "150B", "--placer", "m-etf"), "150")
 
 
 def test_placement_of_another_graph(call, graph_file, tmp_path):

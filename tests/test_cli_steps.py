@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -207,3 +209,87 @@ def test_native_steps_beside_placed_ones(call):
     assert code == 0 and done["native"]["tf.function"]["measured_us"] > 0 and done["native_ratio"] > 0
     code, _, error = call("compare", "graph.json", "--native")
     assert code == 2 and "--native needs the step that graph.json is a profile of: give --step MODEL" in error
+
+
+TORCH_FILE = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+
+def error(outputs, target):
+    return nn.functional.mse_loss(outputs, target)
+
+
+def module():
+    return Net(), torch.ones(4, 6)
+
+
+def positional():
+    return nn.Bilinear(2, 3, 4), torch.ones(4, 2), torch.ones(4, 3)
+
+
+def alone():
+    return Net()
+"""
+TORCH_STEP_FILE = """
+import torch
+import nets
+import baechi_lab as bl
+
+
+def step():
+    target = (torch.zeros(4, 2),)
+    return bl.torch.TorchStep(
+        "net", nets.Net, (torch.ones(4, 6),), loss=nets.error, targets=target, optimizer=torch.optim.SGD
+    )
+"""
+
+
+@pytest.fixture
+def torch_files(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "nets.py").write_text(TORCH_FILE)
+    (tmp_path / "torch_steps.py").write_text(TORCH_STEP_FILE)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("model", ["torch_steps.py:step", "nets.py:module", "nets.py:positional"])
+def test_pytorch_steps_run_and_become_scripts(call, torch_files, tmp_path, model):
+    placing = ("--devices", "2", "--placer", "m-topo", "--kind", "cpu")
+    code, done, err = call("run", model, "--steps", "2", *placing)
+    assert code == 0, err
+    assert done["status"] == "ok" and len(done["step_seconds"]) == 2 and done["simulated_us"] > 0
+    code, facts, err = call("export", model, *placing, "-o", "out")
+    assert code == 0, err
+    assert facts == {"folder": "out", "script": "out/train.py"}
+    script = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path / "out", capture_output=True, text=True, timeout=200
+    )
+    assert script.returncode == 0 and "loss" in script.stdout, script.stderr
+
+
+@pytest.mark.torch
+def test_micro_batches_and_plans_of_a_pytorch_step(call, torch_files, tmp_path):
+    placing = ("nets.py:module", "--devices", "2", "--kind", "cpu", "--placer", "contiguous")
+    code, done, err = call("run", *placing, "--micro-batches", "2", "--schedule", "gpipe", "--steps", "2")
+    assert code == 0 and done["status"] == "ok", err
+    code, facts, err = call("export", *placing, "--format", "device_map")
+    assert code == 0 and set(json.loads(facts["text"])) <= {"", "first", "second"}, err
+    code, _, err = call("export", "steps.py:small", "--devices", "2", "--mode", "estimated", "--format", "device_map")
+    assert code == 2 and "--format device_map divides a PyTorch model; steps.py:small is none" in err
+
+
+@pytest.mark.torch
+def test_a_pytorch_module_without_inputs_is_refused(call, torch_files):
+    for command in ("profile", "run", "export"):
+        code, _, err = call(command, "nets.py:alone")
+        assert code == 2 and "returned a PyTorch module without inputs; it must return (module, *inputs)" in err

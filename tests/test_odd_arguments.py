@@ -1,10 +1,14 @@
 """Arguments of types and sizes that nobody means: each is refused in one sentence, never by an exception of Python's own."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.experiments.fidelity.others import wait_for_quiet
 
 GRAPH = bl.OpGraph.from_edges([1, 2], [(0, 1, 10)])
 CLUSTER = bl.Cluster.uniform(2)
@@ -52,6 +56,10 @@ CALLS = {
     "a sweep to half a character": lambda: swept(path="\ud800"),
     "a secret in half a character": lambda: bl.make_secret("\ud800"),
     "a secret with a NUL": lambda: bl.make_secret("a\0b"),
+    "a secret without a name": lambda: bl.make_secret(""),
+    "a graph in no file": lambda: bl.load_graph(""),
+    "a graph in a name with a NUL": lambda: bl.load_graph("a\0.json"),
+    "a wait for ever": lambda: wait_for_quiet(lambda: 0.0, float("nan")),
 }
 
 
@@ -60,6 +68,52 @@ def test_odd_arguments_are_refused_in_one_sentence(case):
     with pytest.raises(bl.BaechiLabError) as refused:
         CALLS[case]()
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 600
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("odd", [5, "", "a\0b", "\ud800", b"", [], True, 1.5])
+def test_odd_places_of_steps_are_refused_in_one_sentence(odd):
+    """Folders of exports, and secrets of workers, which are looked at before anything starts."""
+    step = bl.models.build("mlp", batch_size=2, layers=1)
+    graph = bl.profile(step, mode="estimated")
+    placement = bl.Placement(device=[0] * graph.n)
+    calls = {
+        "folder": lambda: bl.export(step, placement, odd),
+        "secret": lambda: bl.execute(step, placement, secret=odd, workers=["127.0.0.1:1"]),
+        "secret is ": lambda: bl.execute(step, placement, secret=odd),
+    }
+    for name, call in calls.items():
+        with pytest.raises(bl.InvalidInput, match=rf"{name}.*; it must name a (file|folder)"):
+            call()
+    with pytest.raises(bl.InvalidInput, match="folder is None; it must name a folder"):
+        bl.export(step, placement, None)
+
+
+@pytest.mark.subprocess
+def test_a_deleted_folder_ends_nothing_that_needs_none(tmp_path):
+    code = """
+import os, sys
+import baechi_lab as bl
+os.chdir(sys.argv[1]); os.rmdir(sys.argv[1])
+graph, cluster = bl.OpGraph.from_edges([1, 2, 3], [(0, 1, 8)]), bl.Cluster.uniform(2)
+for name in ("m-etf", "exact"):
+    print(bl.place(graph, cluster, name).placer)
+print(len(bl.sweep(graph, devices=[1, 2], placer=["single"], progress=False)))
+from baechi_lab.exporters.folder import check_place
+print(check_place(os.sep + "tmp").is_dir() or True)
+try:
+    check_place("out")
+except bl.InvalidInput as error:
+    print(error)
+"""
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "free").mkdir()
+    code = code.replace('os.sep + "tmp"', repr(str(tmp_path / "free")))
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "gone")], capture_output=True, text=True, timeout=200
+    )
+    said = "folder is 'out', and the current folder was deleted; give an absolute path, or change the folder"
+    assert done.stdout.splitlines() == ["m-etf", "exact", "2", "True", said], done.stderr
 
 
 def test_odd_subjects_of_commands_are_refused_in_one_sentence(tmp_path, capsys):

@@ -29,7 +29,7 @@ def lesson(name: str) -> Lesson:
     >>> lesson("optimum")(1, ...)
     Exercise 1: not answered yet
     """
-    if name not in LESSONS:
+    if not isinstance(name, str) or name not in LESSONS:
         raise UnknownNameError.of("lesson", name, sorted(LESSONS))
     found = import_module(f".{name.replace('-', '_')}", __name__)
     return Lesson(name, found.CHECKS)

@@ -6,15 +6,20 @@ ops, a placement, or a function that is tried on small cases.
 
 from __future__ import annotations
 
+import copy
+import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from ..errors import InvalidInput
+from ..errors import BaechiLabError, InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from ..simulator import simulate
 
@@ -50,11 +55,14 @@ class Lesson:
         Raises:
             InvalidInput: the lesson has no such exercise.
         """
-        if exercise not in self.checks:
+        if not isinstance(exercise, int) or exercise not in self.checks:
             raise InvalidInput(f"exercise is {exercise!r}; the lesson {self.name!r} has {sorted(self.checks)}")
         if answer is None or answer is ...:
             return Verdict(exercise, None, "not answered yet")
-        complaint = self.checks[exercise](answer)
+        try:
+            complaint = self.checks[exercise](answer)
+        except (BaechiLabError, ArithmeticError, LookupError, AttributeError, TypeError, ValueError) as error:
+            complaint = f"the answer cannot be used: {' '.join(str(error).split()):.300}"
         if complaint == EMPTY:
             return Verdict(exercise, None, "not answered yet")
         return Verdict(exercise, not complaint, f"not yet: {complaint}" if complaint else "right")
@@ -82,7 +90,11 @@ def number(right: float, unit: str, mistakes: Mapping[float, str] | None = None,
     def check(answer: Any) -> str:
         if isinstance(answer, bool) or not isinstance(answer, (int, float, np.integer, np.floating)):
             return f"give a number ({unit}), not {type(answer).__name__}"
-        if not math.isfinite(answer):
+        try:
+            finite = math.isfinite(answer)
+        except OverflowError:  # a whole number that no float64 holds
+            finite = False
+        if not finite:
             return "that is no finite number"
         if _near(float(answer), right, within):
             return ""
@@ -168,22 +180,94 @@ def function(right: Callable[..., Any], cases: Callable[[], Sequence[tuple[Any, 
         if not callable(answer):
             return f"give a function, not {type(answer).__name__}"
         for case in cases():
-            given, wanted = answer(*case), np.asarray(right(*case), dtype=np.float64)
-            if given is None or given is ...:
+            expected = np.asarray(right(*case), dtype=np.float64)
+            label = f"for {', '.join(map(repr, case))}" if len(case) == 1 else f"for {case!r}"
+            if complaint := _wrong_parameters(answer, right, case):
+                return complaint
+            try:
+                with _limited(SECONDS):
+                    value = answer(*copy.deepcopy(case))
+            except _TooLong:
+                return f"{label:.200} yours has not ended after {SECONDS} seconds"
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # a learner's code may raise anything
+                return f"{label:.200} yours raises {type(error).__name__}: {' '.join(str(error).split()):.200}"
+            if value is None or value is ...:
                 return EMPTY
-            found = np.asarray(given, dtype=np.float64)
-            said = f"for {', '.join(map(repr, case))}" if len(case) == 1 else f"for {case!r}"
-            if found.shape != wanted.shape:
-                return f"{said} yours returns {_shape(found)}; what is asked for is {_shape(wanted)}"
-            wrong = np.flatnonzero(~np.isclose(found, wanted, rtol=1e-6, atol=1e-9))
+            numbers = _as_numbers(value)
+            if numbers is None:
+                return f"{label:.200} yours returns {_kind(value)}; what is asked for is {_shape(expected)}"
+            if numbers.shape != expected.shape:
+                return f"{label:.200} yours returns {_shape(numbers)}; what is asked for is {_shape(expected)}"
+            wrong = np.flatnonzero(~np.isclose(numbers, expected, rtol=1e-6, atol=1e-9))
             if len(wrong):
                 k = int(wrong[0])
-                here = f" at position {k}" if found.ndim else ""
-                side = "small" if found.flat[k] < wanted.flat[k] else "large"
-                return f"{said} yours returns {found.flat[k]:g}{here}, which is too {side}"
+                here = f" at position {k}" if numbers.ndim else ""
+                side = "small" if numbers.flat[k] < expected.flat[k] else "large"
+                why = f"which is too {side}" if np.isfinite(numbers.flat[k]) else "which is no finite number"
+                return f"{label} yours returns {numbers.flat[k]:g}{here}, {why}"
         return ""
 
     return check
+
+
+SECONDS = 5
+"""Processor time that a learner's function may take for one case; the right ones take milliseconds."""
+
+
+class _TooLong(BaseException):
+    """Raised inside a function that does not end; no `except Exception` of its own catches it."""
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """End what computes for longer, where the system can interrupt it: in the main thread, not on Windows."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _wrong_parameters(answer: Callable[..., Any], right: Callable[..., Any], case: tuple[Any, ...]) -> str:
+    """What to say of a function that cannot be called with these arguments."""
+    try:
+        inspect.signature(answer).bind(*case)
+    except ValueError:  # some built-in functions have no signature
+        return ""
+    except TypeError:
+        try:
+            names = ", ".join(inspect.signature(right).parameters)
+        except ValueError:
+            names = ", ".join("?" * len(case))
+        return f"the function cannot be called with {len(case)} argument{'' if len(case) == 1 else 's'}: ({names})"
+    return ""
+
+
+def _as_numbers(value: Any) -> np.ndarray | None:
+    """Real numbers as an array; None for anything else."""
+    try:
+        array = np.asarray(value)
+        return array.astype(np.float64) if array.dtype.kind in "iufb" else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _kind(value: Any) -> str:
+    kind = type(value).__name__
+    return (
+        f"a {kind} that holds other things than numbers"
+        if isinstance(value, (list, tuple, np.ndarray))
+        else f"a {kind}"
+    )
 
 
 def _shape(values: np.ndarray) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.lessons import LESSONS, lesson
+from baechi_lab.lessons import LESSONS, exercise, lesson
 from baechi_lab.lessons.exercise import Lesson, best_us, function, names, number, placement
 from baechi_lab.lessons.learning import reinforce
 from baechi_lab.lessons.list_scheduling import earliest_start
@@ -154,3 +154,80 @@ def test_unknown_lessons_and_exercises_are_refused():
         lesson("cooking")
     with pytest.raises(bl.InvalidInput, match="does not hold"):
         lesson("optimum").solution(1, 3)
+
+
+def endless(*arguments):
+    while True:
+        pass
+
+
+def exits(*arguments):
+    raise SystemExit(3)
+
+
+def sum_in_place(values):
+    values.append(sum(values))
+    return values[-1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda a: a, "the function cannot be called with 2 arguments: (a, b)"),
+        (lambda a, b, c: a, "the function cannot be called with 2 arguments: (a, b)"),
+        (lambda a, b, *, c: a, "the function cannot be called with 2 arguments: (a, b)"),
+        (lambda a, b: 1 / 0, "for (1, 2) yours raises ZeroDivisionError: division by zero"),
+        (lambda a, b: a.missing, "for (1, 2) yours raises AttributeError: 'int' object has no attribute 'missing'"),
+        (exits, "for (1, 2) yours raises SystemExit: 3"),
+        (endless, "for (1, 2) yours has not ended after 0.05 seconds"),
+        (lambda a, b: "3", "for (1, 2) yours returns a str; what is asked for is one number"),
+        (lambda a, b: 3j, "for (1, 2) yours returns a complex; what is asked for is one number"),
+        (lambda a, b: {"a": 3}, "for (1, 2) yours returns a dict; what is asked for is one number"),
+        (
+            lambda a, b: [1, "x"],
+            "for (1, 2) yours returns a list that holds other things than numbers; what is asked for",
+        ),
+        (lambda a, b: [[1], [2, 3]], "for (1, 2) yours returns a list that holds other things than numbers; what is"),
+        (lambda a, b: [3], "for (1, 2) yours returns 1 numbers; what is asked for is one number"),
+        (lambda a, b: 10**400, "for (1, 2) yours returns a int; what is asked for is one number"),
+        (lambda a, b: float("nan"), "for (1, 2) yours returns nan, which is no finite number"),
+        (max, "for (1, 2) yours returns 2, which is too small"),
+    ],
+)
+def test_functions_of_learners_that_fail_get_one_sentence(answer, said, monkeypatch):
+    monkeypatch.setattr(exercise, "SECONDS", 0.05)
+
+    def right(a, b):
+        return a + b
+
+    verdict = Lesson("sums", {1: function(right, lambda: [(1, 2)])})(1, answer)
+    assert verdict.right is False and "\n" not in verdict.message
+    assert verdict.message.startswith(f"not yet: {said}")
+
+
+def test_a_function_that_changes_its_arguments_is_judged_by_what_it_was_given():
+    assert function(sum, lambda: [([1, 2],), ([4],)])(sum_in_place) == ""
+
+
+@pytest.mark.parametrize(("name", "number_of"), ALL)
+@pytest.mark.parametrize(
+    "answer", [10**400, [[1], [2, 3]], b"x", {"read": "x"}, ["\0"], [float("inf")] * 3, lambda: 1, int],
+    ids=lambda x: type(x).__name__,
+)  # fmt: skip
+def test_odd_answers_get_a_verdict(name, number_of, answer):
+    verdict = lesson(name)(number_of, answer)
+    assert verdict.right is False and "\n" not in verdict.message
+
+
+@pytest.mark.parametrize(
+    "instance", [Instance(5, (), (1.0,), 1.0), Instance((1,), 3, (1.0,), 1.0), Instance((1,), (), "x", 1.0)]
+)
+def test_an_instance_of_wrong_fields_gets_a_sentence(instance):
+    assert lesson("worst-cases")(2, instance).message.startswith("not yet: ")
+
+
+def test_odd_names_of_lessons_and_exercises():
+    with pytest.raises(bl.UnknownNameError, match="unknown lesson"):
+        lesson([])
+    with pytest.raises(bl.InvalidInput, match="exercise is"):
+        lesson("optimum")([], 3)
