@@ -17,7 +17,7 @@ from .graph.arguments import check_records
 from .memo import Memo
 from .pipeline import place_in_groups
 from .stages import Optimize, Simulate
-from .verdicts import note_on_native, notes_on, one_device
+from .verdicts import note_on_bound, note_on_native, notes_on, one_device
 
 if TYPE_CHECKING:
     import pandas
@@ -148,7 +148,8 @@ def compare(
     table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
     table["one_device_us"] = float("nan") if alone is None else alone.makespan_us
     table["winner"] = [row.get("winner", "") for row in rows]
-    table.attrs["notes"] = notes_on(table[:placed], graph, prepared, cluster) + tuple(finer)
+    notes = notes_on(table[:placed], graph, prepared, cluster)
+    table.attrs["notes"] = notes + tuple(finer) + note_on_bound(table[:placed], graph)
     if native:
         fastest = table["measured_us"][placed:].min()
         table["native_ratio"] = table["measured_us"] / fastest

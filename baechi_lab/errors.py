@@ -81,6 +81,10 @@ class StateAtOnce(UserWarning):
     """All optimizer state that waits on a host comes to its devices at once, which takes more memory than simulated."""
 
 
+class BusyMachine(UserWarning):
+    """A profile was measured beside other programs, or its repeats differ widely; the message says by how much."""
+
+
 class MissingPackage(BaechiLabError, ImportError):
     """An optional package is not installed; the message says which `pip install` brings it."""
 

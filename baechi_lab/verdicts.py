@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .errors import BaechiLabError
 from .graph import Cluster, OpGraph, Timeline
 from .graph.units import format_us
+from .profilers.machine_load import in_words as repeats_in_words
 
 if TYPE_CHECKING:
     import pandas
@@ -169,6 +170,36 @@ def note_on_native(placed: pandas.DataFrame, native: pandas.DataFrame) -> tuple[
         f"{name}, undivided on one device, measured {format_us(float(whole['measured_us'].iloc[0]))}: "
         f"the fastest placement, {best['placer'].iloc[0]}, is {ran}",
     )
+
+
+def below_bound(measured_us: float, lower_bound_us: float, graph: OpGraph) -> str:
+    """Why a measured step is shorter than the lower bound of the simulation; empty where it is not.
+
+    >>> below_bound(90.0, 100.0, OpGraph.from_edges([1.0])).split(":")[0]
+    'measured 90.00 us, below the lower bound of 100.00 us'
+    >>> below_bound(101.0, 100.0, OpGraph.from_edges([1.0]))
+    ''
+    """
+    if not measured_us < lower_bound_us * (1.0 - AT_THE_BOUND):
+        return ""
+    about = f" ({repeats_in_words(graph.info['measured'])})" if "measured" in graph.info else ""
+    return (
+        f"measured {format_us(measured_us)}, below the lower bound of {format_us(lower_bound_us)}: the bound holds for the "
+        f"times of the profile{about}, which has every op on its own; in a real step ops may overlap, use more cores and do "
+        "without what observing them takes"
+    )
+
+
+def note_on_bound(placed: pandas.DataFrame, graph: OpGraph) -> tuple[str, ...]:
+    """Which placement ran faster than the lower bound, and why that can be.
+
+    The table has the columns `placer`, `measured_us` and `lower_bound_us`, as `bl.compare` makes them.
+    """
+    ran = placed.dropna(subset=["measured_us", "lower_bound_us"]).sort_values("measured_us")[:1]
+    if not len(ran):
+        return ()
+    said = below_bound(float(ran["measured_us"].iloc[0]), float(ran["lower_bound_us"].iloc[0]), graph)
+    return (f"{ran['placer'].iloc[0]} {said}",) if said else ()
 
 
 def finer(passes: Sequence[str]) -> list[tuple[str, ...]]:

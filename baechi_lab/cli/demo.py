@@ -21,6 +21,7 @@ from ..graph.device import device_count
 from ..graph.units import format_us, parse_bytes
 from ..passes.registry import make_pass
 from ..placers.registry import make_placer
+from ..verdicts import below_bound
 from . import console, options, output, steps
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Everything, in the order of the pipeline."""
-    from .. import compare, execute, export, profile
+    from .. import bounds, compare, execute, export, profile
     from ..pipeline import Pipeline
     from ..stages import Optimize, Place, Simulate
 
@@ -96,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ExecutionError(f"the run ended with status {done.status!r}: {done.message}")
     measured = done.median_seconds * 1e6
     say.line(f"step time: simulated {format_us(simulated.makespan_us)}, measured {format_us(measured)} (median)")
+    say.line(below_bound(measured, bounds(graph, cluster).best, graph))
     say.line(sharing(cluster, len(os.sched_getaffinity(0))))
     with say(f"exporting to {arguments.output}/"):
         export(step, placement, arguments.output, graph=graph)

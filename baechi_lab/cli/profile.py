@@ -17,6 +17,7 @@ from typing import Any
 
 from ..graph import OpGraph
 from ..graph.units import format_bytes, format_us
+from ..profilers.machine_load import in_words as repeats_in_words
 from . import console, files, hugging_face, options, output, steps
 
 
@@ -86,7 +87,9 @@ def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
     """
     lines: dict[str, Any] = {}
     for name, value in facts.items():
-        if name.endswith("_us"):
+        if name == "measured":
+            lines["repeats"] = repeats_in_words(value)
+        elif name.endswith("_us"):
             lines[name.removesuffix("_us")] = format_us(value)
         elif name.endswith("_bytes"):
             lines[name.removesuffix("_bytes")] = format_bytes(value)
@@ -111,4 +114,5 @@ def graph_facts(graph: OpGraph) -> dict[str, object]:
         "work_us": float(graph.duration_us.sum()),
         "persistent_bytes": int(graph.persistent_bytes.sum()),
         "colocation_groups": len(graph.colocation_names),
+        **({"measured": graph.info["measured"]} if "measured" in graph.info else {}),
     }

@@ -18,10 +18,11 @@ from ..graph import Link, OpGraph, Placement, Run, Step, Timeline
 from ..graph.costs import allowed_devices
 from ..passes import optimize
 from ..placers import place
+from ..profilers.machine_load import MOST, Others
 from ..simulator import simulate
 from ..workers.client import Worker
 from .charging import predicted_us, with_shared_caches
-from .others import MOST, Others, own_processes, refused, wait_for_quiet
+from .others import own_processes, refused, wait_for_quiet
 from .pairs import Pairs, mean_pairs, measured_apart, under
 from .peaks import fullest, predicted_timelines
 from .profiles import AGAIN, SETTLED, beside_us, mean_graph, measured_graph, run_placed

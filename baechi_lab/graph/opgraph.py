@@ -61,6 +61,9 @@ class OpGraph(Travelling):
             (-1 - k on the k-th replica of its stage).
         reuse: int8[n], how the op comes by the memory of its outputs, where known: `OWN`, `OVERWRITES`, `VIEW` or `GROWS`. By
             default every tensor has bytes of its own.
+        info: what else there is to say of the costs, as JSON has it; no part of what the graph is compared by. Of a measured
+            profile `info["measured"]` says how its repeats differed and what other programs used meanwhile, see
+            `baechi_lab.profilers.machine_load.repeats`.
 
     Raises:
         CostError: a duration or size that is negative, NaN or infinite.
@@ -98,6 +101,7 @@ class OpGraph(Travelling):
     micro_batch: NDArray[Any] | None = None
     reuse: NDArray[Any] | None = None
     name: str = "graph"
+    info: Mapping[str, Any] = field(default_factory=dict)
 
     original: ClassVar[OpGraph | None] = None
     """Of a coarse graph that `bl.optimize` made here, the graph that it made it of; no column: a stored graph has none."""
@@ -141,6 +145,9 @@ class OpGraph(Travelling):
         if self.source_key is not None:
             text("source_key", self.source_key)
         text("name", self.name)
+        if not isinstance(self.info, Mapping):
+            raise InvalidInput(f"info is {self.info!r:.60}; it must be a mapping")
+        set_field("info", MappingProxyType(dict(self.info)))
         set_field(
             "tensor_names", texts("tensor_names", self.tensor_names) or default_tensor_names(self.tensor_producer)
         )

@@ -33,9 +33,11 @@ from baechi_lab.fidelity import (
     with_messages,
 )
 from baechi_lab.fidelity.charging import with_shared_caches
-from baechi_lab.fidelity.others import Others, own_processes, wait_for_quiet
+from baechi_lab.fidelity.others import own_processes, wait_for_quiet
 from baechi_lab.fidelity.report import Report, Row
 from baechi_lab.fidelity.study import place_for
+from baechi_lab.profilers import machine_load
+from baechi_lab.profilers.machine_load import Others
 
 COSTS = Calibration(1.0, 100.0, bl.Link(5.0, 0.5), bl.Link(2.0, 0.25), bl.Link(10.0, 1.0), 1.0)
 """1 us per op, 100 per step; a message of 8 bytes costs 9 to send, 4 to receive, 18 on the wire."""
@@ -366,7 +368,7 @@ class Machine:
 
     def __init__(self, monkeypatch, shares):
         self.shares, self.now, self.busy = list(shares), 100.0, 0.0
-        monkeypatch.setattr(others, "busy_seconds", lambda: self.busy)
+        monkeypatch.setattr(machine_load, "busy_seconds", lambda: self.busy)
         monkeypatch.setattr(others.time, "monotonic", lambda: self.now)
 
     def sleep(self, seconds):

@@ -133,6 +133,8 @@ def _write_graph(graph: OpGraph) -> dict[str, Any]:
         out["copied_key"] = graph.copied_key
     if graph.reuse is not None:
         ops["reuse"] = column(graph.reuse)
+    if graph.info:
+        out["info"] = plain(graph.info)
     return {**out, **_write_groups(graph)}
 
 
@@ -184,6 +186,7 @@ def _read_graph(document: Mapping[str, Any]) -> OpGraph:
         colocation_names=groups,
         allowed_sets=sets,
         name=document["name"],
+        info=document.get("info", {}),
         **_read_groups(document, n),
         **optional,
     )

@@ -45,6 +45,8 @@ def to_networkx(graph: OpGraph) -> networkx.DiGraph:
     for key in ("group_of", "copy_of", "micro_batch", "reuse"):
         if getattr(graph, key) is not None:
             digraph.graph[key] = getattr(graph, key).tolist()
+    if graph.info:
+        digraph.graph["info"] = dict(graph.info)
     for key in ("source_key", "copied_key"):
         if getattr(graph, key) is not None:
             digraph.graph[key] = getattr(graph, key)
@@ -138,6 +140,7 @@ def from_networkx(graph: networkx.DiGraph, name: str | None = None) -> OpGraph:
         allowed_sets=tuple(sets),
         source_key=graph.graph.get("source_key"),
         copied_key=graph.graph.get("copied_key"),
+        info=graph.graph.get("info", {}),
         name=name if name is not None else str(graph.graph.get("name") or "graph"),
         **_tensors(graph, nodes, names),
         **columns,

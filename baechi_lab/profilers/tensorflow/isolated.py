@@ -5,6 +5,7 @@ What is measured, and how, is in `measured`; here is only the way there and back
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from typing import Any
 
@@ -15,6 +16,7 @@ from ...graph.step import Step
 from ...workers.client import Worker, WorkerEnded, refusal
 from ...workers.messages import Message, Send
 from ...workers.transport import read_step, step_arrays, step_header
+from ..machine_load import Others
 from .measured import (
     Measurement,
     Runner,
@@ -64,8 +66,9 @@ def measure(
 
 
 def _measurement(answer: Message) -> Measurement:
-    duration, temp, kept, seen, outputs = answer.arrays
-    return Measurement(duration, temp, kept, {(op, slot): size for op, slot, size in outputs.tolist()}, seen)
+    duration, temp, kept, seen, outputs, run_us = answer.arrays
+    sizes = {(op, slot): size for op, slot, size in outputs.tolist()}
+    return Measurement(duration, temp, kept, sizes, seen, run_us, answer.header["others_share"])
 
 
 def serve(request: Message, send: Send) -> None:
@@ -74,13 +77,15 @@ def serve(request: Message, send: Send) -> None:
     step = read_step(header, request.arrays)[0]
     device = header["device"] or default_device()
     kind = device_kind(device)
+    others = Others(time.process_time)  # the whole time counts, since the system's clocks are coarse
     with step_session(step, device) as run:
         traces = collect(_telling(run, send), header["warmup"], header["runs"], progress=False)
+        others_share = others.share()
     found = read_traces(read_structure(step), traces, on_gpu=kind == "gpu")
     rows = [(op, slot, size) for (op, slot), size in sorted(found.output_bytes.items())]
     outputs = np.array(rows, dtype=np.int64).reshape(-1, 3)
-    costs = (found.duration_us, found.temp_bytes, found.kept_bytes, found.seen, outputs)
-    send("profile", {"device": device, "device_kind": kind}, costs)
+    costs = (found.duration_us, found.temp_bytes, found.kept_bytes, found.seen, outputs, found.run_us)
+    send("profile", {"device": device, "device_kind": kind, "others_share": others_share}, costs)
 
 
 def _telling(run: Runner, send: Send) -> Runner:

@@ -39,13 +39,16 @@ Runner = Callable[[bool], Any]
 @dataclass(frozen=True, eq=False)
 class Measurement:
     """Per op, averaged over the traced steps: microseconds, temporary bytes, bytes it keeps after the step; and the
-    bytes of each (op, output). `seen` marks ops that the trace shows; the others took no measurable time."""
+    bytes of each (op, output). `seen` marks ops that the trace shows; the others took no measurable time. `run_us`
+    float64[runs, ops] are the microseconds of each traced step, `others_share` what other programs used meanwhile."""
 
     duration_us: NDArray[np.float64]
     temp_bytes: Ints
     kept_bytes: Ints
     output_bytes: dict[tuple[int, int], int]
     seen: NDArray[np.bool_]
+    run_us: NDArray[np.float64]
+    others_share: float = 0.0
 
 
 def default_device() -> str:
@@ -168,14 +171,14 @@ def read_traces(structure: Structure, traces: Sequence[Any], on_gpu: bool = Fals
         ExecutionError: `on_gpu`, and the traces show no kernels: what the host took to launch them is not their cost.
     """
     n = structure.n
-    total, temp, kept = np.zeros(n), np.zeros(n), np.zeros(n)
+    run_us, temp, kept = np.zeros((len(traces), n)), np.zeros(n), np.zeros(n)
     sizes: dict[tuple[int, int], int] = {}
     seen = np.zeros(n, dtype=np.bool_)
     seen_kernels = False
-    for metadata in traces:
+    for k, metadata in enumerate(traces):
         host, kernels = _one_trace(metadata, structure, temp, kept, sizes)
         for i in host.keys() | kernels.keys():
-            total[i] += kernels.get(i, host.get(i, 0.0))
+            run_us[k, i] = kernels.get(i, host.get(i, 0.0))
             seen[i] = True
         seen_kernels = seen_kernels or bool(kernels)
     if on_gpu and not seen_kernels:
@@ -185,7 +188,7 @@ def read_traces(structure: Structure, traces: Sequence[Any], on_gpu: bool = Fals
         )
     runs = max(len(traces), 1)
     whole = lambda column: np.rint(column / runs).astype(np.int64)  # noqa: E731
-    return Measurement(total / runs, whole(temp), whole(kept), sizes, seen)
+    return Measurement(run_us.sum(axis=0) / runs, whole(temp), whole(kept), sizes, seen, run_us)
 
 
 def _one_trace(

@@ -15,6 +15,7 @@ from ...errors import InvalidInput, UnknownNameError
 from ...graph.hardware import Hardware, HardwareChoice, by_kind
 from ...graph.opgraph import OpGraph
 from ...graph.step import Step
+from ..machine_load import repeats, warn_if_disturbed
 from ..programs.kinds import is_program
 from ..roofline import estimated_us
 from .bodies import op_types
@@ -209,7 +210,9 @@ def _measure(
         "tensor_bytes": size,
         "temp_bytes": measured.temp_bytes,
         "persistent_bytes": _variable_bytes(step, structure) + measured.kept_bytes,
+        "info": {"measured": repeats([n.name for n in structure.nodes], measured.run_us, measured.others_share, 1)},
     }
+    warn_if_disturbed(step.name, columns["info"]["measured"])
     return where, columns, int(np.count_nonzero(~measured.seen))
 
 

@@ -23,7 +23,9 @@ belong to the update op, which alone reads them; without update ops to the call.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +78,7 @@ class LayerProfile:
     of the step. `batch_bytes` are the inputs and targets where the step is known; they wait with the first call.
     `outputs_named` says that the training loop has a name for the model's outputs until the step ends, `named` for how long the
     forward holds what it made.
+    `info` is the graph's.
     """
 
     trace: Trace
@@ -95,6 +98,7 @@ class LayerProfile:
     batch_bytes: int = 0
     outputs_named: bool = False
     named: Named = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def temporaries(self) -> NDArray[np.int64]:
@@ -119,7 +123,7 @@ class LayerProfile:
 
     def graph(self, *, optimizer_states: int | None = None) -> OpGraph:
         """The OpGraph; `optimizer_states` counts tensors of a parameter's size that the optimizer keeps, None: as measured."""
-        return layer_graph(self, optimizer_states=optimizer_states)
+        return layer_graph(self, optimizer_states=optimizer_states).replace(info=self.info)
 
 
 def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -> OpGraph:

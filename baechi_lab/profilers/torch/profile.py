@@ -44,6 +44,7 @@ from ...torch.runtime.tree import as_arguments, map_tensors, tensors
 from ...torch.snapshot import untouched
 from ...torch.step import TorchStep
 from ...torch.tracing import check_model, trace
+from ..machine_load import Others, repeats, warn_if_disturbed
 from .graph import Halves, LayerProfile, Loss
 from .halves import HalvesTimer
 from .memory import LOSS_KEY, CallMemory, measure_memory
@@ -158,6 +159,7 @@ def profile_layers(
     training = mode_of(model, mode)
     if warmup < 0 or runs < 1:
         raise InvalidInput(f"warmup is {warmup} and runs is {runs}; warmup must be at least 0 and runs at least 1")
+    others = Others(time.process_time)  # the whole time counts, since the system's clocks are coarse
     args, kwargs = as_arguments(sample_inputs, model)
     if device is not None:
         args, kwargs = map_tensors((args, kwargs), lambda t: t.to(device))
@@ -170,6 +172,7 @@ def profile_layers(
                 for k in range(warmup + runs):
                     timer.measuring = k >= warmup
                     run_once(model, args, kwargs, training, keep=accumulate, loss=seen(interceptor, loss))
+                    timer.end_run()
                 memory = measure_memory(
                     found,
                     interceptor,
@@ -196,7 +199,11 @@ def profile_layers(
     forward, backward = timer.forward[:-1] / runs, timer.backward[:-1] / runs
     added = timer.added[:-1] / runs if accumulate else np.zeros(len(found.calls))
     made = _profile(model, found, training, forward, backward + forward * again + added, memory[:-1], gradients)
-    made = replace(made, update=update)
+    calls = [call.key for call in found.calls]
+    names = [*calls, *(f"{key}/backward" for key in calls)]
+    measured = repeats(names, timer.run_us(), others.share(), torch.get_num_threads())
+    warn_if_disturbed(made.name, measured)
+    made = replace(made, update=update, info={"measured": measured})
     if batch is not None:
         made = replace(made, batch_bytes=sum(tensor_bytes(t) for t in tensors(batch)))
     made = replace(made, outputs_named=loss is not None, named=named)
@@ -220,6 +227,16 @@ class Timer(Handler):
         """Positions of the outputs that the loss has gradients for; None where it is one of them."""
         self.measuring = False
         self.called: list[int] = []  # calls of the Function that is running
+        self._totals: list[NDArray[np.float64]] = [np.zeros(2 * len(traced.calls))]
+
+    def end_run(self) -> None:
+        """Remember what has been added up when a measured run has ended."""
+        if self.measuring:
+            self._totals.append(np.r_[self.forward[:-1], self.backward[:-1]])
+
+    def run_us(self) -> NDArray[np.float64]:
+        """float64[runs, 2 * calls], what the calls took in each measured run, forward and then backward."""
+        return np.diff(np.array(self._totals), axis=0)
 
     def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
         self.called = []

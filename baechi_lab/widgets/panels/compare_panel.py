@@ -10,7 +10,7 @@ import ipywidgets
 
 from ...comparison import DEFAULT_PLACERS
 from ...graph.units import format_bytes, format_us
-from ...verdicts import gap_in_words
+from ...verdicts import gap_in_words, note_on_bound
 from ..charts import peaks_chart, times_chart
 from ..comparing import CURRENT, best_first, difference
 from ..compute import Outcome
@@ -122,6 +122,8 @@ class ComparePanel:
         if outcome is None:
             return
         compared, notes = best_first(compared), [for_people(text) for text in compared.attrs.get("notes", ())]
+        if outcome.setting.profile == "measured":
+            notes += note_on_bound(compared, outcome.graph)
         notes += [f"{row['placer']}: {row['error']}" for _, row in compared.iterrows() if row["error"]]
         say(self.notes, ". ".join(text[:1].upper() + text[1:] for text in notes), "bad")
         head = [name for name in HEAD if name != "measured" or compared["measured_us"].notna().any()]

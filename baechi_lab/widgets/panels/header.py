@@ -7,6 +7,7 @@ import html
 import ipywidgets
 
 from ...graph.units import format_bytes, format_us
+from ...profilers.machine_load import in_words as repeats_in_words
 from ...verdicts import SLOWER, against_one_device, change_in_words, gap_in_words
 from ..compute import Outcome
 from ..glossary import explained
@@ -77,6 +78,9 @@ class Header:
         why = "" if fits else f'<div class="bl-bad">{html.escape(line.violations[0].message)}</div>'
         won = why_won(outcome) or why_other(outcome)
         why += f'<div class="bl-note">{explained(won)}</div>' if won else ""
+        measured = outcome.graph.info.get("measured", {})
+        if measured.get("busy"):
+            why += f'<div class="bl-bad">{html.escape(f"profile measured on a busy machine: {repeats_in_words(measured)}")}</div>'
         self.text = f'<div class="bl-facts">{"".join(spans)}</div>{why}'
         self._stale(self.model.stale)
 

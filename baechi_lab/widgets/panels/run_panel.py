@@ -9,6 +9,7 @@ import ipywidgets
 
 from ...graph import Run
 from ...graph.units import format_us
+from ...verdicts import below_bound
 from ..charts import run_chart
 from ..compute import Outcome
 from ..guard import Guard, refused
@@ -170,10 +171,16 @@ class RunPanel:
             )
             return
         self.show(LiveRun.of(outcome, run))
-        say(
-            self.state,
-            f"{ended}{moved_note}{why} {MEASURED_BELOW}" if len(run.step_seconds) else f"{ended}{moved_note}{why}",
-        )
+        below = f" {MEASURED_BELOW}{undercut(outcome, run)}" if len(run.step_seconds) else ""
+        say(self.state, f"{ended}{moved_note}{why}{below}")
+
+
+def undercut(outcome: Outcome, run: Run) -> str:
+    """Why the run is shorter than the lower bound in the header; empty where it is not, or was measured for other hardware."""
+    if outcome.setting.profile != "measured":
+        return ""
+    reason = below_bound(run.median_seconds * 1e6, outcome.lower_bound_us, outcome.graph)
+    return f" The run {reason}." if reason else ""
 
 
 def foreign(outcome: Outcome) -> str:
