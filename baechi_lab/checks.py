@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
 
+import numpy as np
+
 from .errors import InvalidInput
 
 
@@ -37,6 +39,30 @@ def check_position(
     if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < count:
         raise error(f"{field} is {str(value)[:60]}; it must be one of the {count} {what}, counted from 0")
     return int(value)
+
+
+def check_flag(field: str, value: Any, also: str = "") -> bool:
+    """`value`; `InvalidInput` unless it is True or False (NumPy's included).
+
+    >>> check_flag("moved", 2)
+    Traceback (most recent call last):
+    baechi_lab.errors.InvalidInput: moved is 2; it must be True or False
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise InvalidInput(f"{field} is {value!r:.60}; it must be True or False{also}")
+    return bool(value)
+
+
+def check_text(field: str, value: Any, known: Iterable[str] | None = None) -> None:
+    """`InvalidInput` unless `value` is a text, and among `known` where that is given.
+
+    >>> check_text("effort", "higher", ("normal", "high"))
+    Traceback (most recent call last):
+    baechi_lab.errors.InvalidInput: effort is 'higher'; it must be one of normal, high
+    """
+    if not isinstance(value, str) or (known is not None and value not in known):
+        allowed = "a text" if known is None else f"one of {', '.join(known)}"
+        raise InvalidInput(f"{field} is {value!r:.60}; it must be {allowed}")
 
 
 def is_list(value: Any) -> bool:

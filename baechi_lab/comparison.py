@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .checks import check_whole, is_list
+from .checks import check_flag, check_whole, is_list
 from .comparison_runs import measure_rows, memory_of, split_cluster, where_to_run
 from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from .graph import Cluster, OpGraph, Placement, Step, Timeline
@@ -108,7 +108,15 @@ def compare(
 
     from .executors.native import native_ways
 
-    measure = measure or native not in (False, None)
+    if native is not None and not isinstance(native, (bool, str)):
+        raise InvalidInput(f"native is {native!r:.60}; it must be True, False or the name of a way to run the step")
+    measure = check_flag("measure", measure) or native not in (False, None)
+    if passes is not None and not is_list(passes):
+        raise InvalidInput(f"passes is {passes!r:.60}; it must be a list of passes")
+    if not isinstance(workers, (list, tuple)):
+        raise InvalidInput(f"workers is {workers!r:.60}; it must be a list of addresses")
+    if params is not None and not isinstance(params, Mapping):
+        raise InvalidInput(f"params is {params!r:.60}; it must map names of placers to their parameters")
     _check_measuring(measure, native, step, steps, backend, workers)
     cluster, local = split_cluster(cluster)
     check_records(graph=graph, cluster=cluster)

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Sequence
 
 
 class BaechiLabError(Exception):
-    """Base of every error that this library raises on purpose."""
+    """Base of every error that this library raises on purpose; its message is one line, whatever values it quotes."""
+
+    def __init__(self, *args: object):
+        super().__init__(*(" ".join(a.split()) if isinstance(a, str) and len(a.splitlines()) > 1 else a for a in args))
 
 
 class InvalidInput(BaechiLabError, ValueError):

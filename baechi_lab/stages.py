@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from .checks import check_whole, is_list
+from .checks import check_text, check_whole, is_list
 from .errors import InvalidInput, UnknownNameError
 from .graph import Cluster, Link, OpGraph, Placement, Run, Step, Timeline
 from .pipeline import Stage
@@ -50,6 +50,7 @@ class Profile(Stage):
 
     def validate(self) -> None:
         """Refuse an unknown mode or hardware, and counts out of range."""
+        check_text("mode", self.mode)
         if self.mode not in ("measured", "estimated"):
             raise UnknownNameError.of("profile mode", self.mode, ("measured", "estimated"))
         _check_counts(self, warmup=0, runs=1)
@@ -95,7 +96,7 @@ class Optimize(Stage):
 
         for chosen in self.passes:
             make_pass(chosen)
-        if not (isinstance(self.forward_only, bool) or self.forward_only == "auto"):
+        if not isinstance(self.forward_only, (bool, str)) or self.forward_only not in (True, False, "auto"):
             raise InvalidInput(f"forward_only is {self.forward_only!r}; it must be True, False or 'auto'")
 
     def depends(self, graph: OpGraph, cluster: Cluster) -> tuple[OpGraph, Cluster]:

@@ -1,11 +1,17 @@
-"""Damaged files and odd command lines: a few hundred here; `python -m fuzzing.run` in tests/helpers has no limit."""
+"""Damaged files, odd command lines and odd arguments: a few hundred here; `python -m tests.fuzz` goes on for hours."""
+
+import importlib.util
+import json
+from pathlib import Path
 
 import pytest
+from fuzzing.case import Case
 from fuzzing.run import CASES, run
 
 
 @pytest.mark.parametrize(
-    ("what", "count"), [("graphs", 300), ("files", 300), ("commands", 100), ("traces", 200), ("configs", 30)]
+    ("what", "count"),
+    [("graphs", 300), ("files", 300), ("commands", 100), ("traces", 200), ("configs", 30), ("arguments", 500)],
 )
 def test_every_answer_is_a_result_or_one_sentence(what, count):
     refused, taken, failures = run(CASES[what](count, seed=0))
@@ -13,3 +19,33 @@ def test_every_answer_is_a_result_or_one_sentence(what, count):
     assert refused + taken == count
     assert refused > count // 10
     assert taken > count // 20
+
+
+def test_a_run_of_hours_keeps_what_failed_and_the_file_that_it_read(tmp_path, monkeypatch, capsys):
+    path = Path(__file__).with_name("fuzz.py")
+    spec = importlib.util.spec_from_file_location("fuzz_for_hours", path)
+    fuzz = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fuzz)
+    read = tmp_path / "case.json.gz"
+    read.write_bytes(b"damaged")
+
+    def broken(count, seed):
+        yield Case(f"first {seed}/0", lambda: None)
+        yield Case(f"second {seed}/1", lambda: 1 / 0, read)
+        while True:
+            yield Case("third", lambda: None)
+
+    monkeypatch.setitem(CASES, "broken", broken)
+    ticks = iter(range(100))
+    monkeypatch.setattr(fuzz.time, "monotonic", lambda: float(next(ticks)))
+    arguments = ["--hours", str(4 / 3600), "--seed", "7", "--output", str(tmp_path / "out"), "--kinds", "broken"]
+    assert fuzz.main(arguments) == 1
+    assert "seed 7" in capsys.readouterr().out
+    assert (tmp_path / "out" / "broken-1.txt").read_text().startswith("second 7/1: ZeroDivisionError: division by zero")
+    assert (tmp_path / "out" / "broken-1.json.gz").read_bytes() == b"damaged"
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (
+        summary["seed"] == 7
+        and summary["failures"] == 1
+        and summary["answers"] == {"broken": {"taken": 2, "failed": 1}}
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import is_list
+from ..checks import check_whole, is_list
 from ..errors import InvalidInput
 from .columns import finite, numbers, record, text, whole_numbers
 from .device import MOST_DEVICES
@@ -171,6 +171,7 @@ class Placement(Travelling):
 
     def checked(self, graph: OpGraph, devices: int) -> Placement:
         """`on(graph)`, with every device index below `devices`."""
+        check_whole("devices", devices, low=0)
         placed = self.on(graph)
         highest_device = max((d for group in placed.replicas for d in group), default=-1)
         if highest_device >= devices:

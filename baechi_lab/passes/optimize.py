@@ -56,8 +56,8 @@ def optimize(
         raise InvalidInput(f"passes is {passes!r}; it must be a list of passes, for example [{passes!r}]")
     if not is_list(passes):
         raise InvalidInput(f"passes is {passes!r:.60}; it must be a list of passes")
-    if not (isinstance(forward_only, bool) or forward_only == "auto"):
-        raise InvalidInput(f'forward_only is {forward_only!r}; it must be True, False or "auto"')
+    if not isinstance(forward_only, (bool, str)) or forward_only not in (True, False, "auto"):
+        raise InvalidInput(f'forward_only is {forward_only!r:.60}; it must be True, False or "auto"')
     chosen = [make_pass(p) for p in passes]
     if fits_everywhere(graph, cluster) if forward_only == "auto" else forward_only:
         fusions = [k for k, p in enumerate(chosen) if p.name == "fusion"]

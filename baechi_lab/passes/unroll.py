@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import OpGraph, Placement
+from ..graph.columns import record
 from ..graph.opgraph import GROWS, OWN
 from .all_reduce import ALL_REDUCE
 from .base import Pass
@@ -77,6 +78,8 @@ def unroll(graph: OpGraph, micro_batches: int, placement: Placement | None = Non
     ('w', 'matmul/mb0', 'gradient/mb0', 'matmul/mb1', 'gradient/mb1', 'gradient/accumulate0/mb1', 'update')
     """
     made = Unroll(micro_batches).checked()
+    if placement is not None:
+        record("placement", placement, Placement)
     if placement is None or not placement.replicas:
         return made.apply(graph)
     return made.shared(graph, placement.on(graph))
@@ -153,6 +156,8 @@ def micro_batch_size(batch_size: int, micro_batches: int) -> int:
     """
     check_micro_batches(micro_batches)
     check_whole("batch_size", batch_size)
+    if batch_size >= 2**63:
+        raise InvalidInput(f"batch_size is {str(batch_size)[:60]}; it must fit into 64 bits")
     if batch_size % micro_batches:
         raise InvalidInput(
             f"batch_size is {batch_size}; it must be a multiple of micro_batches, which is {micro_batches}"

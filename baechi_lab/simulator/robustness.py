@@ -18,6 +18,7 @@ from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, durations
 from ..graph.arguments import check_records
+from ..graph.columns import numbers
 from ..graph.costs import message_overheads
 from . import kernel
 from .schedulers import make_scheduler
@@ -90,8 +91,9 @@ def robustness(
     (20.0, True)
     """
     check_records(graph=graph, cluster=cluster, placement=placement)
-    errors = np.atleast_1d(np.asarray(error, dtype=np.float64))
+    errors = np.atleast_1d(numbers("error", error))
     check_whole("samples", samples)
+    check_whole("seed", seed, low=0)
     placed = placement.checked(graph, cluster.n)
     nominal, _ = makespan_and_peak(graph, cluster, placed, scheduler)
     chosen = make_scheduler(scheduler, placed).prepare(graph, cluster, placed)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_whole
+from ..checks import check_flag, check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.arguments import check_records
@@ -94,6 +94,7 @@ def throughput(
     [6.0, 8.0, 5.0]
     """
     check_records(graph=graph, cluster=cluster, placement=placement)
+    check_flag("sum", sum)
     placed = placement.checked(graph, cluster.n)
     turns = lcm(*(len(group) for group in placed.replicas))
     each = [_loads(graph, cluster, placed.at(turn), sum) for turn in range(turns)]

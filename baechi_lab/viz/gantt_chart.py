@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from ..checks import check_flag, check_text, check_whole
 from ..errors import InvalidInput
 from ..graph import Timeline
 from ..graph.units import format_bytes, format_us
@@ -44,8 +45,12 @@ def gantt(
     """
     if not timelines or not all(isinstance(t, Timeline) for t in timelines):
         raise InvalidInput("gantt draws one or more timelines; give what bl.simulate or bl.execute returned")
-    if color_by not in COLOR_BY:
-        raise InvalidInput(f"color_by is {color_by!r}; it must be one of {', '.join(COLOR_BY)}")
+    check_text("color_by", color_by, COLOR_BY)
+    check_whole("max_bars", max_bars)
+    check_flag("transfers", transfers)
+    check_flag("moved", moved)
+    if title is not None:
+        check_text("title", title)
     if color_by == "micro-batch" and not all("micro_batch" in t.info for t in timelines):
         raise InvalidInput('color_by is "micro-batch", but a timeline has none; simulate it with micro_batches=')
     differs = [_placed_differently(timelines[0], t) if moved else np.zeros(len(t.op), dtype=bool) for t in timelines]

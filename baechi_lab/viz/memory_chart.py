@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
+from ..checks import check_text, check_whole
 from ..errors import InvalidInput
 from ..graph import MEMORY_CATEGORIES, Timeline
 from ..graph.units import format_bytes
@@ -29,6 +30,9 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
     """
     if not isinstance(timeline, Timeline):
         raise InvalidInput(f"memory draws a timeline, not {type(timeline).__name__}")
+    check_whole("max_points", max_points)
+    if title is not None:
+        check_text("title", title)
     if not len(timeline.memory):
         return _peaks(timeline, title)
     shown = range(len(timeline.device_names))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ..errors import InfeasiblePlacement, InvalidInput, UnknownOpError
 from ..graph import Cluster, OpGraph, Placement, allowed_devices
 from ..graph.arguments import check_records
+from ..graph.columns import text
 from ..viz.nested.tree import Tree
 
 
@@ -56,6 +57,7 @@ def move(
 
 def named_ops(graph: OpGraph, name: str, group_of: NDArray[np.int32] | None = None) -> NDArray[np.int64]:
     """The ops that a name stands for, see `move`; without `group_of` every op is a group of its own."""
+    text("the op of a move", name)
     if name in graph.index:
         return np.array([graph.index[name]])
     if name.startswith("@") and name[1:] in graph.index:

@@ -56,7 +56,7 @@ def write_plan(
     >>> print(write_plan(graph, Placement(device=[0, 0, 1, 1, 1]), "vllm").value)
     1,2
     """
-    if format not in FORMATS:
+    if not isinstance(format, str) or format not in FORMATS:
         raise UnknownNameError.of("format", format, FORMATS)
     record("placement", placement, Placement)
     if cluster is not None:

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from ...checks import check_whole
+from ...checks import check_whole, is_list
 from ...errors import InfeasiblePlacement, InvalidInput
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import refuse_replicas
@@ -136,9 +136,12 @@ class Search(Placer):
                 f"replicas is True with objective {self.objective!r}; replicas share micro-batches, of which 'throughput' and "
                 "'step' know"
             )
-        if not self.schedulers or not set(self.schedulers) <= {"fifo", "planned"}:
+        named = tuple(self.schedulers) if is_list(self.schedulers) else ()
+        if not named or not all(isinstance(name, str) and name in ("fifo", "planned") for name in named):
             raise InvalidInput(f"schedulers is {self.schedulers!r}; it must name 'fifo', 'planned' or both")
         check_give_up(self.give_up, self.objective)
+        if self.callback is not None and not callable(self.callback):
+            raise InvalidInput(f"callback is {self.callback!r:.60}; it must be a function of a Progress, or None")
         check_whole("workers", self.workers)
         check_whole("islands", self.islands)
         if self.numbers is not None and not isinstance(self.numbers, SearchParameters):

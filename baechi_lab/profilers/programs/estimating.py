@@ -59,6 +59,8 @@ def profile_program(
     if batch_size is not None:
         check_whole("batch_size", batch_size)
     check_whole("optimizer_states", optimizer_states, 0)
+    if sizes is not None and not isinstance(sizes, Mapping):
+        raise InvalidInput(f"sizes is {sizes!r:.60}; it must map names of dimensions to sizes")
     named = {label: check_whole(f"sizes[{label!r:.80}]", size) for label, size in dict(sizes or {}).items()}
     found = _read(program, batch_size, named)
     _warn(found, next(iter(kinds.values())))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...checks import check_flag, check_text
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ...graph.arguments import check_records
@@ -98,8 +99,8 @@ def bounds(
 'local-or-paid': 10.0, 'staggered-work': 15.0, 'probed-path': 10.0, 'energy': 15.0}
     """
     check_records(graph=graph, cluster=cluster)
-    if effort not in EFFORTS:
-        raise InvalidInput(f"effort is {effort!r}; it must be one of {', '.join(EFFORTS)}")
+    check_text("effort", effort, EFFORTS)
+    check_flag("period", period)
     if period:
         if micro_batches is not None or placement is not None:
             raise InvalidInput("period=True bounds endless micro-batches under any placement; give nothing beside it")

@@ -15,6 +15,7 @@ from baechi_lab.errors import BaechiLabError, ExecutionError
 from baechi_lab.graph.formats.files import save
 
 from . import mutations
+from .case import Case
 
 LINES = [
     "place G --placer m-etf --devices 2 --memory 1MB -o OUT", "place G --placer post-adjusted -p rule=majority --no-optimize",
@@ -51,7 +52,7 @@ def cases(count, seed):
         for k in range(count):
             rng = np.random.default_rng([seed, k])
             line = [files.get(word, word) for word in _mutated(LINES[rng.integers(len(LINES))].split(), rng)]
-            yield f"{seed}/{k} {str(line)[:400]!a}", lambda line=line: _answered(line, folder)
+            yield Case(f"{seed}/{k} {str(line)[:400]!a}", lambda line=line: _answered(line, folder))
 
 
 def _files(folder):

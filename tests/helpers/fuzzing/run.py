@@ -7,6 +7,9 @@ At any length, in the folder tests/helpers:
     python -m fuzzing.run commands 1000 --seed 1
     python -m fuzzing.run traces 10000 --seed 1
     python -m fuzzing.run configs 2000 --seed 1
+    python -m fuzzing.run arguments 50000 --seed 1
+
+All of them for some hours, with what failed in a folder: `python -m tests.fuzz --hours 2`, see there.
 
 Each prints how many cases were refused, how many were taken, and every failure with the seed that makes it again.
 """
@@ -29,7 +32,8 @@ from baechi_lab import viz
 from baechi_lab.errors import BaechiLabError
 from baechi_lab.graph.formats.files import load_placement, load_timeline, save
 
-from . import command_lines, mutations, recorded
+from . import arguments, command_lines, mutations, recorded
+from .case import Case
 
 SECONDS = 20
 """Processor time that a single case may take, which is far more than any does."""
@@ -134,7 +138,7 @@ def file_cases(kinds, count, seed):
             else:
                 data = mutations.mutated_json(documents[kind][rng.integers(len(documents[kind]))], rng)
             path.write_bytes(data)
-            yield f"{kind} {seed}/{k}", lambda kind=kind, path=path: USES[kind](path, folder)
+            yield Case(f"{kind} {seed}/{k}", lambda kind=kind, path=path: USES[kind](path, folder), path)
 
 
 def use_trace(path, folder):
@@ -172,7 +176,7 @@ def trace_cases(count, seed):
                 data = mutations.mutated_bytes(files[kind], rng) if rng.random() < 0.9 else files[kind]
             path = Path(name) / kind
             path.write_bytes(data)
-            yield f"{kind} {seed}/{k}", lambda path=path: use_trace(path, Path(name))
+            yield Case(f"{kind} {seed}/{k}", lambda path=path: use_trace(path, Path(name)), path)
 
 
 def use_config(path, folder):
@@ -192,28 +196,30 @@ def config_cases(count, seed):
         for k in range(count):
             rng = np.random.default_rng([seed, k])
             path.write_bytes(mutations.mutated_json(recorded.CONFIGS[rng.integers(len(recorded.CONFIGS))], rng))
-            yield f"config {seed}/{k}", use(path)
+            yield Case(f"config {seed}/{k}", use(path), path)
+
+
+def tried(case):
+    """`"taken"`, `"refused"`, or what failed: an exception that is not ours, a sentence of many lines, or no end."""
+    try:
+        with limited(), warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)  # NumPy's way to say that a number was lost
+            case.work()
+        return "taken"
+    except BaechiLabError as error:
+        if "\n" in str(error).strip() or len(str(error)) > 1500 or not str(error):
+            return f"{case.name}: not one sentence: {str(error)[:300]}"
+        return "refused"
+    except (Exception, TooLong, SystemExit) as error:  # noqa: BLE001  # whatever it is, it is what is looked for
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{case.name}: {type(error).__name__}: {str(error)[:200]} ({Path(where.filename).name}:{where.lineno})"
 
 
 def run(cases):
-    """(refused, taken, failures): a failure is any exception that is not ours, a sentence of many lines, or no end."""
-    refused, taken, failures = 0, 0, []
-    for name, work in cases:
-        try:
-            with limited(), warnings.catch_warnings():
-                warnings.simplefilter("error", RuntimeWarning)  # NumPy's way to say that a number was lost
-                work()
-            taken += 1
-        except BaechiLabError as error:
-            refused += 1
-            if "\n" in str(error).strip() or len(str(error)) > 1500 or not str(error):
-                failures.append(f"{name}: not one sentence: {str(error)[:300]}")
-        except (Exception, TooLong, SystemExit) as error:  # noqa: BLE001  # whatever it is, it is what is looked for
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            failures.append(
-                f"{name}: {type(error).__name__}: {str(error)[:200]} ({Path(where.filename).name}:{where.lineno})"
-            )
-    return refused, taken, failures
+    """(refused, taken, failures)."""
+    answers = [tried(case) for case in cases]
+    failures = [answer for answer in answers if answer not in ("refused", "taken")]
+    return answers.count("refused"), answers.count("taken"), failures
 
 
 def graph_cases(count, seed):
@@ -232,6 +238,7 @@ CASES = {
     "commands": command_lines.cases,
     "traces": trace_cases,
     "configs": config_cases,
+    "arguments": arguments.cases,
 }
 
 
@@ -242,6 +249,7 @@ def main():
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    sys.stdout.reconfigure(errors="backslashreplace")
     refused, taken, failures = run(CASES[given.what](given.count, given.seed))
     for failure in failures[:200]:
         print(failure)
