@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..graph import MEMORY_CATEGORIES
-from .others import MOST
+from ..profilers.machine_load import MOST
 
 if TYPE_CHECKING:
     import pandas

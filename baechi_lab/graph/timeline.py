@@ -98,7 +98,9 @@ class MemoryLog:
             ("device", np.int32), ("time_us", np.float64), ("category", np.int8), ("delta", np.int64), ("op", np.int32),
         ):  # fmt: skip
             given = getattr(self, key)
-            object.__setattr__(self, key, numbers(key, given) if dtype is np.float64 else whole_numbers(key, given, dtype))
+            object.__setattr__(
+                self, key, numbers(key, given) if dtype is np.float64 else whole_numbers(key, given, dtype)
+            )
         columns = {key: getattr(self, key) for key in ("time_us", "category", "delta", "op")}
         _check_lengths("device", len(self.device), **columns)
         _check_indices(len(MEMORY_CATEGORIES), "categories", category=self.category)

@@ -176,7 +176,7 @@ def coarse_graph(
     kept: NDArray[np.bool_],
     pairs: GroupEdges,
     leader: Ints | None = None,
-    **bytes_columns: NDArray[np.int64],
+    **bytes_columns: Any,
 ) -> OpGraph:
     """Assemble the coarse graph: tensors `kept`, read as `pairs` say; `leader` (the longest) names each group."""
     tensors = np.flatnonzero(kept)

@@ -204,15 +204,18 @@ def _measure(
     for pair, seen_bytes in measured.output_bytes.items():
         if pair in structure.tensor_of:
             size[structure.tensor_of[pair]] = seen_bytes
+    differences = repeats(
+        [node.name for node in structure.nodes], measured.run_us, measured.others_share, cores_needed=1
+    )
+    warn_if_disturbed(step.name, differences)
     columns = {
         "duration_us": measured.duration_us,
         "duration_by_kind": {kind: measured.duration_us},
         "tensor_bytes": size,
         "temp_bytes": measured.temp_bytes,
         "persistent_bytes": _variable_bytes(step, structure) + measured.kept_bytes,
-        "info": {"measured": repeats([n.name for n in structure.nodes], measured.run_us, measured.others_share, 1)},
+        "info": {"measured": differences},
     }
-    warn_if_disturbed(step.name, columns["info"]["measured"])
     return where, columns, int(np.count_nonzero(~measured.seen))
 
 
