@@ -146,9 +146,9 @@ def test_what_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", ["a\0b.json", b"a\0b.json"])
 def test_a_nul_in_a_path_is_one_sentence(path):
-    with pytest.raises(bl.FormatError, match="null byte"):
+    with pytest.raises(bl.FormatError, match="must name a file"):
         bl.load_graph(path)
-    with pytest.raises(bl.FormatError, match="null byte"):
+    with pytest.raises(bl.FormatError, match="must name a file"):
         save(two(), path)
 
 
