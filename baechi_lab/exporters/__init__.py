@@ -86,7 +86,7 @@ def export(
 
 def _export_torch(
     step: Any, placement: Placement, folder: str | os.PathLike[str], cluster: Any, graph: OpGraph | None,
-    workers: Sequence[str], micro_batches: int | None, schedule: Any, reduction: str,
+    workers: Sequence[str], micro_batches: int | None, schedule: Any, reduction: str | None,
 ) -> Path:  # fmt: skip
     from .torch.export import export as export_torch
 
@@ -96,5 +96,5 @@ def _export_torch(
         )
     return export_torch(
         step, placement, folder, cluster=cluster, graph=graph, micro_batches=micro_batches, schedule=schedule,
-        reduction=None if reduction == "mean" else reduction,
+        reduction=reduction,
     )  # fmt: skip
