@@ -14,7 +14,7 @@ MOST_US = 1e150
 _FACTOR = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-LEAST_WITHOUT_UNIT = 1000
+LEAST_WITHOUT_UNIT = 100
 """A text of fewer bytes than these names their unit: nobody has a device of 8 bytes, many mean 8 GB."""
 
 
