@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .lazy import lazy_names
+from .version import __version__
 
 if TYPE_CHECKING:
     from . import models, torch
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(__name__)
 
-__version__ = "0.1.0"
 
 __all__ = [
     "BaechiLabError", "Cluster", "ColocationError", "CostError", "CycleError", "Device", "DuplicateNameError", "Execute",

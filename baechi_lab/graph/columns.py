@@ -19,7 +19,7 @@ def whole_numbers(field: str, values: Any, dtype: Any = np.int64) -> NDArray[Any
 
     Raises `CostError` for a fraction, NaN, or a number that the type cannot hold; `InvalidInput` for anything else.
 
-    >>> whole("size_bytes", [2**53 + 1, 4.0]).tolist()
+    >>> whole_numbers("size_bytes", [2**53 + 1, 4.0]).tolist()
     [9007199254740993, 4]
     """
     array = _array(field, values)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InfeasiblePlacement
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.arguments import check_records
 from ..graph.kernels.compiling import working_seconds
 from ..lazy import lazy_names
-from ..simulator import makespan_and_peak, simulate
 from .base import Placer
-from .memory.packing import infeasible, packing_proof
-from .memory.sharing import TRIES, kept_within, tried_out, with_shared_memory
-from .problem import memory_may_run_out
+from .direct import place_directly
+from .giving_up.choosing import place_giving_up
 from .registry import list_placers, make_placer, placer_names
 
 if TYPE_CHECKING:
@@ -22,9 +19,6 @@ else:
     __getattr__, __dir__ = lazy_names(__name__)
 
 __all__ = ["ListScheduler", "Placer", "list_placers", "make_placer", "place", "placer_names"]
-
-THOROUGH = ("auto", "search", "exact")
-"""Placers that try out small problems where they count memory as it is not."""
 
 
 def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **params: Any) -> Placement:
@@ -59,89 +53,9 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     [0, 1]
     """
     check_records(graph=graph, cluster=cluster)
-    made = make_placer(placer, **params)
-    if getattr(made, "give_up", ()):
-        from .giving_up.choosing import place_giving_up
-
-        began = working_seconds()
-        found = place_giving_up(graph, cluster, made)
-        return found.replace(placer=made.name, params=made.get_params(), seconds=working_seconds() - began)
+    rule = make_placer(placer, **params)
+    if not getattr(rule, "give_up", ()):
+        return place_directly(graph, cluster, rule)
     began = working_seconds()
-    # What a message takes of the devices depends on the placement: placers see it as latency.
-    seen = cluster.without_overhead()
-    try:
-        found = made.assign(graph, seen)
-    except InfeasiblePlacement as refused:
-        if graph.reuse is not None:
-            found = _shared(graph, seen, made, refused)
-        elif cluster.overhead_us.any():
-            found = _later(graph, cluster, made, refused)
-        else:
-            raise
-    if (graph.reuse is not None or cluster.overhead_us.any()) and made.uses_memory and memory_may_run_out(graph, seen):
-        found = _kept(graph, cluster, made, found)
-    if cluster.overhead_us.any():
-        found = found.replace(info={**_unproven(found.info), "overhead": "seen as latency"})
-    if graph.reuse is not None and memory_may_run_out(graph, seen):
-        found = found.replace(info=_unproven(found.info))
-    return found.replace(
-        placer=made.name,
-        params=made.get_params(),
-        seconds=working_seconds() - began,
-        graph_key=graph.key,
-        group_of=graph.group_of,
-        source_key=graph.source_key,
-    )
-
-
-def _unproven(info: Any) -> dict[str, Any]:
-    """Without what was proven of costs that the cluster, or of memory that the graph, does not have."""
-    return {key: value for key, value in info.items() if key not in ("status", "gap", "bound_us")}
-
-
-def _later(graph: OpGraph, cluster: Cluster, made: Placer, refused: InfeasiblePlacement) -> Placement:
-    """What fits because ops wait for messages, or the refusal: a proof only where it holds whenever ops run."""
-    if packing_proof(graph, cluster) is not None or "no proof" in str(refused):
-        raise refused
-    if made.name in THOROUGH and (found := tried_out(graph, cluster)) is not None:
-        return found
-    said = f"{refused}; no proof: the processor time of messages was seen as latency"
-    raise InfeasiblePlacement(said, refused.needed_bytes, refused.available_bytes) from refused
-
-
-def _kept(graph: OpGraph, cluster: Cluster, made: Placer, found: Placement) -> Placement:
-    """A placement that fits as it is simulated, or a refusal without a proof."""
-    goal = getattr(made, "objective", "latency")
-
-    def held(on: Cluster, placed: Placement) -> Any:
-        if goal == "step":
-            pipeline = {"micro_batches": made.micro_batches, "schedule": made.schedule}  # type: ignore[attr-defined]
-            return simulate(graph, on, placed, **pipeline).peak_bytes
-        # In one micro-batch each replica holds what the first of its group holds.
-        return simulate(graph, on, placed.replace(replicas=())).peak_bytes
-
-    def counted(on: Cluster, placed: Placement) -> Any:
-        return held(on, placed) if goal == "step" else makespan_and_peak(graph, on, placed.replace(replicas=()))[1]
-
-    tries = TRIES // 2 if made.anytime else TRIES
-    kept = kept_within(cluster, lambda limits: made.assign(graph, limits), found, held, counted, tries)
-    if kept is None and made.name in THOROUGH and goal in ("latency", "makespan"):
-        kept = tried_out(graph, cluster)
-    if kept is None:
-        why = "no placement that fits was found, which is no proof that none exists"
-        raise infeasible(f"{why}: views and messages take more than placers count", graph, cluster)
-    return kept
-
-
-def _shared(graph: OpGraph, cluster: Cluster, made: Placer, refused: InfeasiblePlacement) -> Placement:
-    """A placement that fits because outputs lie in others, or the refusal: a proof only where none counts these outputs."""
-    if (why := packing_proof(graph, cluster, shared=True)) is not None:
-        raise infeasible(why, graph, cluster) from refused
-    found = None
-    if getattr(made, "objective", "latency") in ("latency", "makespan") and graph.reuse.any():  # type: ignore[union-attr]
-        found = tried_out(graph, cluster) if made.name in THOROUGH else None
-        found = found or with_shared_memory(graph, cluster, made.assign)
-    if found is not None:
-        return found
-    said = f"{refused}; no proof: every output was given bytes of its own, although some lie in the memory of others"
-    raise InfeasiblePlacement(said, refused.needed_bytes, refused.available_bytes) from refused
+    placement = place_giving_up(graph, cluster, rule)
+    return placement.replace(placer=rule.name, params=rule.get_params(), seconds=working_seconds() - began)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from .. import __version__
 from ..checks import check_whole, is_list
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, OpGraph, Step
@@ -15,6 +14,7 @@ from ..graph.hardware import by_kind
 from ..graph.units import parse_bytes
 from ..identity import content_digest
 from ..models.registry import model_class
+from ..version import __version__
 
 Subject = str | Step | OpGraph | Callable[[int], OpGraph]
 

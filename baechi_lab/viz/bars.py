@@ -24,7 +24,7 @@ def merged(start: NDArray[np.float64], end: NDArray[np.float64], limit: int) -> 
     same cell become one bar (a longer row stays alone: at most `limit` of them fit side by side). O(k log k).
 
     >>> bars = merged(np.arange(6.0), np.arange(6.0) + 1, limit=2)
-    >>> bars.start.tolist(), bars.end.tolist(), bars.held.tolist()
+    >>> bars.start.tolist(), bars.end.tolist(), bars.held_bytes.tolist()
     ([0.0, 3.0], [3.0, 6.0], [3, 3])
     """
     order = np.lexsort((end, start))

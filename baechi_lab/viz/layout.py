@@ -115,7 +115,7 @@ def annotated(
 def spread_positions(wished: NDArray[np.float64], gap: float = LINE) -> NDArray[np.float64]:
     """Positions at least `gap` from one another, in the order of the wishes and, as a whole, where these are.
 
-    >>> apart(np.array([10.0, 10.0, 100.0])).tolist()
+    >>> spread_positions(np.array([10.0, 10.0, 100.0])).tolist()
     [2.5, 17.5, 100.0]
     """
     order = np.argsort(wished, kind="stable")

@@ -5,14 +5,12 @@ Sizes are rounded down to a common unit, so nothing that fits is excluded.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..problem import output_bytes
-
-if TYPE_CHECKING:
-    from .model import ExactModel
+from .variables import ExactModel
 
 UNITS = 10**6
 """Units that the largest device's memory is divided into."""

@@ -18,205 +18,27 @@ placement and any order can reach in the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-from ...graph import Cluster, OpGraph, allowed_devices
-from ...graph.kernels.csr import inverse
-from ..problem import groups_of, memory_may_run_out
+from ..problem import memory_may_run_out
 from .memory import add_memory
 from .strict import never_idle
 from .symmetry import devices_are_equal, first_numbering
-from .times import Times
 from .transfers import add_transfers, together_or_paid
-
-Pair = tuple[int, int]
-
-
-@dataclass
-class ExactModel:
-    """Builds the model; `solution` reads devices and starts out of a solved one."""
-
-    cp_model: Any
-    graph: OpGraph
-    cluster: Cluster
-    times: Times
-    horizon: int
-    strict: bool
-    model: Any = None
-    x: list[list[Any]] = field(default_factory=list)
-    start: list[Any] = field(default_factory=list)
-    end: list[Any] = field(default_factory=list)
-    makespan: Any = None
-    send: dict[Pair, Any] = field(default_factory=dict)
-    """Start of the send of tensor t to device d, by (t, d); likewise `receive`, its `cost`, and whether it is `present`."""
-    receive: dict[Pair, Any] = field(default_factory=dict)
-    cost: dict[Pair, Any] = field(default_factory=dict)
-    present: dict[Pair, Any] = field(default_factory=dict)
-    arrivals: list[list[Any]] = field(default_factory=list)
-    """Strict model: when each input of an op is there."""
-    _same: dict[Pair, Any] = field(default_factory=dict)
-    _first: dict[Pair, Any] = field(default_factory=dict)
-
-    def build(self) -> ExactModel:
-        """All variables and constraints."""
-        self.model = self.cp_model.CpModel()
-        self.group = groups_of(self.graph)
-        self.after = descendants(self.graph)
-        self._devices()
-        self._ops()
-        add_transfers(self)
-        self._inputs()
-        if self.cluster.n > 1:
-            together_or_paid(self)
-        if memory_may_run_out(self.graph, self.cluster):
-            add_memory(self)
-        if self.strict:
-            never_idle(self)
-        elif devices_are_equal(self.graph, self.cluster):
-            first_numbering(self)
-        self.model.minimize(self.makespan)
-        return self
-
-    def var(self, low: int, high: int, name: str = "") -> Any:
-        """A whole number from `low` to `high`."""
-        return self.model.new_int_var(low, high, name)
-
-    def bool(self, name: str = "") -> Any:
-        """A new literal."""
-        return self.model.new_bool_var(name)
-
-    def reason(self, begin: Any, cause: Any, when: Sequence[Any]) -> Any:
-        """Literal that implies: `begin` is the instant `cause`, and all of `when` hold."""
-        literal = self.bool()
-        self.at_one_instant(begin, cause, literal)
-        for other in when:
-            self.model.add_implication(literal, other)
-        return literal
-
-    def at_one_instant(self, begin: Any, cause: Any, *when: Any) -> None:
-        """`begin`, a start, happens at `cause`, an end: equal, but for what rounding down takes from the end."""
-        equal = self.model.add_linear_constraint(begin - cause, 0, self.times.tolerance)
-        if when:
-            equal.only_enforce_if(*when)
-
-    # -- devices and ops -----------------------------------------------------------------------------------
-
-    def _devices(self) -> None:
-        able = np.ones((int(self.group.max()) + 1, self.cluster.n), dtype=bool)
-        np.logical_and.at(able, self.group, allowed_devices(self.graph, self.cluster))
-        self.x = [[self.bool(f"x{g},{d}") for d in range(self.cluster.n)] for g in range(len(able))]
-        for g, row in enumerate(self.x):
-            self.model.add_exactly_one(row)
-            for d in np.flatnonzero(~able[g]).tolist():
-                self.model.add(row[d] == 0)
-
-    def on(self, op: int, d: int) -> Any:
-        """Literal: `op` is on device `d`."""
-        return self.x[int(self.group[op])][d]
-
-    def _ops(self) -> None:
-        n, devices = self.graph.n, range(self.cluster.n)
-        self.start = [self.var(0, self.horizon, f"s{i}") for i in range(n)]
-        self.end = [self.var(0, self.horizon, f"e{i}") for i in range(n)]
-        self.makespan = self.var(0, self.horizon, "makespan")
-        table = self.times.duration.tolist()
-        for i in range(n):
-            self.model.add(self.end[i] == self.start[i] + sum(table[i][d] * self.on(i, d) for d in devices))
-            self.model.add(self.makespan >= self.end[i])
-        for d in devices:
-            self.model.add_no_overlap(
-                self.model.new_optional_interval_var(self.start[i], table[i][d], self.end[i], self.on(i, d), "")
-                for i in range(n)
-            )
-            self.model.add(sum(table[i][d] * self.on(i, d) for i in range(n)) <= self.makespan)
-
-    def together(self, i: int, k: int) -> Any:
-        """Literal (or a constant): `i` and `k` are on one device."""
-        a, b = sorted((int(self.group[i]), int(self.group[k])))
-        if a == b:
-            return self.model.new_constant(1)
-        if (a, b) not in self._same:
-            same = self.bool(f"same{a},{b}")
-            for d in range(self.cluster.n):
-                self.model.add_implication(self.x[a][d], self.x[b][d]).only_enforce_if(same)
-                self.model.add_bool_or([~self.x[a][d], ~self.x[b][d], same])
-            self._same[a, b] = same
-        return self._same[a, b]
-
-    def before(self, i: int, k: int) -> Any:
-        """Literal: `i` ends before `k`, or together with it and i < k. Along a path it is known."""
-        if i > k:
-            return ~self.before(k, i)
-        if (i, k) not in self._first:
-            literal = self._first[i, k] = self.bool(f"first{i},{k}")
-            off = self.times.tolerance
-            self.model.add(self.end[i] <= self.end[k] + off).only_enforce_if(literal)
-            self.model.add(self.end[k] + 1 <= self.end[i] + 2 * off).only_enforce_if(~literal)
-            if self.after[i, k]:
-                self.model.add(literal == 1)
-        return self._first[i, k]
-
-    def _inputs(self) -> None:
-        graph = self.graph
-        self.arrivals = [[] for _ in range(graph.n)]
-        for t in range(graph.tensor_count):
-            producer = int(graph.tensor_producer[t])
-            for j in graph.tensor_consumers(t).tolist():
-                self.model.add(self.start[j] >= self.end[producer])
-                if self.group[j] == self.group[producer]:
-                    self.arrivals[j].append(self.end[producer])
-                else:
-                    self._arrival(t, producer, j)
-
-    def _arrival(self, t: int, producer: int, j: int) -> None:
-        """`j` waits for the copy on its device, if its producer is elsewhere."""
-        arrival = self.var(0, self.horizon, f"a{t},{j}") if self.strict else None
-        if self.strict:
-            self.model.add(arrival == self.end[producer]).only_enforce_if(self.together(producer, j))
-            self.arrivals[j].append(arrival)
-        for d in range(self.cluster.n):
-            there = self.receive[t, d] + self.cost[t, d]
-            when = [self.present[t, d], self.on(j, d)]
-            self.model.add(self.start[j] >= there).only_enforce_if(when)
-            if self.strict:
-                self.model.add(arrival == there).only_enforce_if(when)
-
-    # -- hints and solutions -------------------------------------------------------------------------------
-
-    def hint(self, device: Sequence[int], start_us: Sequence[float], end_us: Sequence[float]) -> None:
-        """Start from a known schedule."""
-        home = np.empty(len(self.x), dtype=np.int64)
-        home[self.group] = np.asarray(device)
-        for g, row in enumerate(self.x):
-            for d, literal in enumerate(row):
-                self.model.add_hint(literal, int(home[g] == d))
-        for i in range(self.graph.n):
-            begins = round(float(start_us[i]) * self.times.scale)
-            self.model.add_hint(self.start[i], begins)
-            self.model.add_hint(self.end[i], begins + int(self.times.duration[i, device[i]]))
-        for (i, k), literal in self._first.items():
-            self.model.add_hint(literal, int(end_us[i] <= end_us[k]))
-
-    def solution(self, solver: Any) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-        """Device int32[n] and order float64[n] (by start, then topologically) of a solved model."""
-        home = np.array([max(range(len(row)), key=lambda d: solver.boolean_value(row[d])) for row in self.x])
-        begins = np.array([solver.value(v) for v in self.start])
-        ends = np.array([solver.value(v) for v in self.end])
-        order = inverse(np.lexsort((self.graph.position, ends, begins)))
-        return home[self.group].astype(np.int32), order.astype(np.float64)
+from .variables import ExactModel
 
 
-def descendants(graph: OpGraph) -> NDArray[np.bool_]:
-    """bool[n, n]: a path leads from `i` to `k`."""
-    after = np.zeros((graph.n, graph.n), dtype=bool)
-    for i in graph.order[::-1].tolist():
-        for t in graph.outputs(i):
-            for j in graph.tensor_consumers(t).tolist():
-                after[i] |= after[j]
-                after[i, j] = True
-    return after
+def build_model(m: ExactModel) -> ExactModel:
+    """Adds all variables and constraints to a model that has none yet."""
+    m.add_devices()
+    m.add_ops()
+    add_transfers(m)
+    m.add_inputs()
+    if m.cluster.n > 1:
+        together_or_paid(m)
+    if memory_may_run_out(m.graph, m.cluster):
+        add_memory(m)
+    if m.strict:
+        never_idle(m)
+    elif devices_are_equal(m.graph, m.cluster):
+        first_numbering(m)
+    m.model.minimize(m.makespan)
+    return m

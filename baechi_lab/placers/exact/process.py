@@ -97,13 +97,14 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
         return _loads_answer(cp_model, request)
 
     from ...graph.formats.json_format import KINDS
-    from .model import ExactModel
+    from .model import build_model
     from .times import scaled_times
+    from .variables import ExactModel
 
     # Written by this package a moment ago: read without the check against the schema, whose import takes a second.
     graph, cluster = (KINDS[kind][2](request[kind]) for kind in ("graph", "cluster"))
     times = scaled_times(graph, cluster, max(request["within_us"], 1e-9))
-    built = ExactModel(cp_model, graph, cluster, times, request["horizon"], request["strict"]).build()
+    built = build_model(ExactModel(cp_model, graph, cluster, times, request["horizon"], request["strict"]))
     built.model.add(built.makespan >= request["lowest"])
     if request["device"] is not None:
         built.hint(request["device"], request["start_us"], request["end_us"])

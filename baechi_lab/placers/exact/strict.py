@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .model import ExactModel
+from .variables import ExactModel
 
 
 def never_idle(m: ExactModel) -> None:

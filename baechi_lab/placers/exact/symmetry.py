@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ...graph import Cluster, OpGraph
-
-if TYPE_CHECKING:
-    from .model import ExactModel
+from .variables import ExactModel
 
 
 def devices_are_equal(graph: OpGraph, cluster: Cluster) -> bool:

@@ -6,12 +6,11 @@ overlaps; requests are served in the order in which their tensors were produced,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from .model import ExactModel
+from .variables import ExactModel
 
 Key = tuple[int, int]
 

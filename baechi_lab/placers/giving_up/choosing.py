@@ -17,8 +17,8 @@ from ...checks import is_list
 from ...errors import InfeasiblePlacement, InvalidInput
 from ...graph import HOST, Cluster, OpGraph, Placement
 from ...simulator import simulate
-from .. import place
 from ..base import Placer
+from ..direct import place_directly
 from ..problem import memory_may_run_out
 from .ladder import FAST
 from .offloading import offload_and_place
@@ -55,10 +55,10 @@ def place_giving_up(graph: OpGraph, cluster: Cluster, made: Any) -> Placement:
             f"graph {graph.name!r} is coarse; give the graph that it was made from where something is given up"
         )
     if not memory_may_run_out(graph, cluster):
-        return _told(place(graph, cluster, plain), graph, {})
+        return _told(place_directly(graph, cluster, plain), graph, {})
     half = _halved(plain)
     try:
-        found = [_told(place(graph, cluster, half), graph, {})]
+        found = [_told(place_directly(graph, cluster, half), graph, {})]
     except InfeasiblePlacement as error:
         found, refused = [], error
     joints = sorted(_joints(graph, cluster, ways), key=lambda joint: joint.timeline.makespan_us)
@@ -93,7 +93,7 @@ def _again(joint: Joint, cluster: Cluster, placer: Placer) -> Iterator[Placement
     if "start" in type(placer).__dataclass_fields__:
         placer = replace(placer, start=joint.placement)  # type: ignore[call-arg]
     try:
-        yield _told(place(joint.graph, cluster, placer), joint.graph, joint.keyword)
+        yield _told(place_directly(joint.graph, cluster, placer), joint.graph, joint.keyword)
     except InfeasiblePlacement:
         return
 

@@ -15,7 +15,7 @@ from ...errors import BaechiLabError
 from ...graph import Cluster, OpGraph, Placement, Timeline
 from ...passes.optimize import optimize
 from ...simulator import simulate
-from .. import place
+from ..direct import place_directly
 from ..memory.needs import alone_bytes, most_across
 from ..memory.packing import beside
 from ..memory.repair import repair
@@ -56,7 +56,7 @@ def _unlimited(graph: OpGraph, roomy: Cluster, placers: Sequence[str]) -> list[P
     for form in (optimize(graph, roomy), graph):
         for name in placers:
             try:
-                placed = place(form, roomy, name).on(graph)
+                placed = place_directly(form, roomy, name).on(graph)
             except BaechiLabError:
                 continue
             found.append((placed, simulate(graph, roomy, placed)))

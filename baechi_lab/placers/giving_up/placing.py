@@ -11,7 +11,7 @@ from ...errors import BaechiLabError, InvalidInput
 from ...graph import Cluster, OpGraph, Placement, Timeline, allowed_devices
 from ...passes.optimize import optimize
 from ...simulator import simulate
-from .. import place
+from ..direct import place_directly
 from ..memory.feasible import plans_alone
 from ..memory.order import depth_first_order
 from ..registry import placer_class
@@ -97,7 +97,7 @@ class Placing:
         why = ""
         for name in names:
             try:
-                placed = place(form, cluster, name).on(graph)
+                placed = place_directly(form, cluster, name).on(graph)
                 timeline = simulate(graph, cluster, placed)
             except BaechiLabError as error:
                 why = why or str(error)
@@ -113,7 +113,7 @@ class Placing:
     ) -> tuple[Placement, Timeline]:
         if not self.time_limit:
             return best
-        placed = place(graph, cluster, "search", start=best[0], time_limit=self.time_limit, seed=self.seed)
+        placed = place_directly(graph, cluster, "search", start=best[0], time_limit=self.time_limit, seed=self.seed)
         timeline = simulate(graph, cluster, placed)
         return (placed, timeline) if timeline.feasible and timeline.makespan_us < best[1].makespan_us else best
 
@@ -124,7 +124,7 @@ class Placing:
         one = np.count_nonzero(~cluster.is_host) == 1
         for name in ("single",) if one else dict.fromkeys(["m-topo", *self.placers]):
             try:
-                placed = place(coarse, roomy, name).on(graph)
+                placed = place_directly(coarse, roomy, name).on(graph)
                 found.append((placed, simulate(graph, cluster, placed)))
             except BaechiLabError:
                 continue

@@ -32,7 +32,7 @@ def leave_one_out(reward: NDArray[np.float64], counts: NDArray[np.bool_]) -> Cre
     The only placement of a grouping is compared with those of the other groupings.
 
     >>> reward, counts = np.array([[-1.0, -3.0], [-6.0, -10.0]]), np.ones((2, 2), dtype=bool)
-    >>> [part.tolist() for part in others(reward, counts)]
+    >>> [part.tolist() for part in leave_one_out(reward, counts)]
     [[6.0, -6.0], [[2.0, -2.0], [4.0, -4.0]]]
     """
     counted = np.where(counts, reward, 0.0)

@@ -68,7 +68,7 @@ def hints(cls: type) -> dict[str, str]:
 
     >>> from baechi_lab.placers.m_sct import MSCT
     >>> hints(MSCT)["solver"]
-    'of the linear program: "highs", or what cvxpy knows, such as "CLARABEL".'
+    'of the linear program: "highs" (which large graphs do without), or what cvxpy knows, such as "CLARABEL".'
     """
     hint_texts = {**COMMON, **{f.name: tip(f.name) for f in fields(cls) if tip(f.name)}}
     for base in reversed(cls.__mro__):

@@ -1,0 +1,124 @@
+"""One placer asked for one graph as it is: what `bl.place` does where nothing may be given up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import InfeasiblePlacement
+from ..graph import Cluster, OpGraph, Placement
+from ..graph.kernels.compiling import working_seconds
+from ..simulator import makespan_and_peak, simulate
+from .base import Placer
+from .memory.packing import infeasible, packing_proof
+from .memory.sharing import TRIES, kept_within, tried_out, with_shared_memory
+from .problem import memory_may_run_out
+from .registry import make_placer
+
+THOROUGH = ("auto", "search", "exact")
+"""Placers that try out small problems where they count memory as it is not."""
+
+
+def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **params: Any) -> Placement:
+    """Place `graph` by one placer, and check its placement against the simulated memory.
+
+    Placers see what a message takes of the devices (`Link.overhead_us`) as latency. They give every output bytes of its
+    own, although `graph.reuse` says that some lie in the memory of others. Where either makes a difference, a refusal is
+    tried again with other limits, and a placement must fit when it is simulated.
+
+    Raises as `bl.place`.
+    """
+    placer = make_placer(placer, **params)
+    began = working_seconds()
+    cluster_for_placers = cluster.without_overhead()
+    has_overhead = cluster.overhead_us.any()
+    try:
+        placement = placer.assign(graph, cluster_for_placers)
+    except InfeasiblePlacement as refused:
+        if graph.reuse is not None:
+            placement = _retry_with_buffer_reuse(graph, cluster_for_placers, placer, refused)
+        elif has_overhead:
+            placement = _retry_if_messages_delay_ops(graph, cluster, placer, refused)
+        else:
+            raise
+    memory_matters = memory_may_run_out(graph, cluster_for_placers)
+    if (graph.reuse is not None or has_overhead) and placer.uses_memory and memory_matters:
+        placement = _fit_in_simulation(graph, cluster, placer, placement)
+    if has_overhead:
+        placement = placement.replace(info={**_drop_proofs(placement.info), "overhead": "seen as latency"})
+    if graph.reuse is not None and memory_matters:
+        placement = placement.replace(info=_drop_proofs(placement.info))
+    return placement.replace(
+        placer=placer.name,
+        params=placer.get_params(),
+        seconds=working_seconds() - began,
+        graph_key=graph.key,
+        group_of=graph.group_of,
+        source_key=graph.source_key,
+    )
+
+
+def _drop_proofs(info: Any) -> dict[str, Any]:
+    """The info without what a placer proved. It assumed other costs, or other memory, than the simulation has."""
+    return {key: value for key, value in info.items() if key not in ("status", "gap", "bound_us")}
+
+
+def _retry_if_messages_delay_ops(
+    graph: OpGraph, cluster: Cluster, placer: Placer, refused: InfeasiblePlacement
+) -> Placement:
+    """Returns a placement that fits because ops wait for messages, else raises the refusal.
+
+    The refusal is a proof only where it holds whenever ops run.
+    """
+    if packing_proof(graph, cluster) is not None or "no proof" in str(refused):
+        raise refused
+    if placer.name in THOROUGH and (placement := tried_out(graph, cluster)) is not None:
+        return placement
+    message = f"{refused}; no proof: the processor time of messages was seen as latency"
+    raise InfeasiblePlacement(message, refused.needed_bytes, refused.available_bytes) from refused
+
+
+def _fit_in_simulation(graph: OpGraph, cluster: Cluster, placer: Placer, placement: Placement) -> Placement:
+    """Returns a placement that fits when it is simulated, else raises a refusal without a proof."""
+    objective = getattr(placer, "objective", "latency")
+
+    def peak_as_simulated(on: Cluster, placed: Placement) -> Any:
+        if objective == "step":
+            pipeline = {"micro_batches": placer.micro_batches, "schedule": placer.schedule}  # type: ignore[attr-defined]
+            return simulate(graph, on, placed, **pipeline).peak_bytes
+        # In one micro-batch each replica holds what the first of its group holds.
+        return simulate(graph, on, placed.replace(replicas=())).peak_bytes
+
+    def peak_as_counted(on: Cluster, placed: Placement) -> Any:
+        if objective == "step":
+            return peak_as_simulated(on, placed)
+        return makespan_and_peak(graph, on, placed.replace(replicas=()))[1]
+
+    tries = TRIES // 2 if placer.anytime else TRIES
+    fitting = kept_within(
+        cluster, lambda limits: placer.assign(graph, limits), placement, peak_as_simulated, peak_as_counted, tries
+    )
+    if fitting is None and placer.name in THOROUGH and objective in ("latency", "makespan"):
+        fitting = tried_out(graph, cluster)
+    if fitting is None:
+        reason = "no placement that fits was found, which is no proof that none exists"
+        raise infeasible(f"{reason}: views and messages take more than placers count", graph, cluster)
+    return fitting
+
+
+def _retry_with_buffer_reuse(
+    graph: OpGraph, cluster: Cluster, placer: Placer, refused: InfeasiblePlacement
+) -> Placement:
+    """Returns a placement that fits because outputs lie in the memory of others, else raises the refusal.
+
+    The refusal is a proof only where the proof does not count these outputs.
+    """
+    if (reason := packing_proof(graph, cluster, shared=True)) is not None:
+        raise infeasible(reason, graph, cluster) from refused
+    placement = None
+    if getattr(placer, "objective", "latency") in ("latency", "makespan") and graph.reuse.any():  # type: ignore[union-attr]
+        placement = tried_out(graph, cluster) if placer.name in THOROUGH else None
+        placement = placement or with_shared_memory(graph, cluster, placer.assign)
+    if placement is not None:
+        return placement
+    message = f"{refused}; no proof: every output was given bytes of its own, although some lie in the memory of others"
+    raise InfeasiblePlacement(message, refused.needed_bytes, refused.available_bytes) from refused
