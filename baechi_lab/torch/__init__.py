@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from ..profilers.torch.autograd import autograd_edges
     from ..profilers.torch.estimated import estimate_layers
     from ..profilers.torch.hugging_face import hugging_face
-    from ..profilers.torch.profile import profile, profile_layers
+    from ..profilers.torch.layers import profile_layers
+    from ..profilers.torch.profile import profile
     from . import models, references
     from .assigner import distribution, gather
     from .distribute_model import distribute

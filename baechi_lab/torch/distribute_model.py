@@ -57,7 +57,7 @@ def distribute(
     >>> tuple(model(torch.ones(2, 4)).shape)
     (2, 4)
     """
-    from ..profilers.torch.profile import in_mode, mode_of, profile_layers
+    from ..profilers.torch.layers import in_mode, mode_of, profile_layers
 
     cluster = attached_cluster() if cluster is None else cluster
     training = mode_of(model, mode)

@@ -24,7 +24,7 @@ from torch import nn
 
 import baechi_lab as bl
 from baechi_lab.graph.hardware import Hardware
-from baechi_lab.profilers.torch.profile import in_mode, run_once
+from baechi_lab.profilers.torch.layers import in_mode, run_once
 
 LLAMA_70B = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672,

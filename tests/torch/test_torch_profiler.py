@@ -18,8 +18,9 @@ from torch_cases import ODD, SMALL, same  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.profilers.tensorflow.profiling import profile_with_report  # noqa: E402
+from baechi_lab.profilers.torch.layers import profile_layers  # noqa: E402
 from baechi_lab.profilers.torch.memory import temporary_peak  # noqa: E402
-from baechi_lab.profilers.torch.profile import profile, profile_layers  # noqa: E402
+from baechi_lab.profilers.torch.profile import profile  # noqa: E402
 from baechi_lab.torch.flow import merge  # noqa: E402
 from baechi_lab.torch.tracing import trace  # noqa: E402
 
@@ -339,7 +340,7 @@ class Recomputed(nn.Module):
 @pytest.fixture
 def ticks(monkeypatch):
     """A clock that goes on by one whenever it is read: a call takes 1 us, and each autograd node takes 1 us."""
-    monkeypatch.setattr("baechi_lab.profilers.torch.profile.now_us", itertools.count().__next__)
+    monkeypatch.setattr("baechi_lab.profilers.torch.layers.now_us", itertools.count().__next__)
 
 
 @pytest.mark.parametrize(

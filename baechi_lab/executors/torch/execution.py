@@ -339,7 +339,7 @@ def known_graph(
     step: TorchStep, model: nn.Module, found: Trace, placement: Placement, graph: OpGraph | None
 ) -> tuple[OpGraph, Placement]:
     """The graph to report in, and the placement read for it; one of the calls alone covers all ops of their groups."""
-    from ...profilers.torch.profile import profile_layers
+    from ...profilers.torch.layers import profile_layers
 
     if graph is None:
         graph = profile_layers(

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ...errors import BaechiLabError
-from ...profilers.torch.profile import in_mode
+from ...profilers.torch.layers import in_mode
 from ...torch.runtime.divisors import (
     LOSS,
     DivisorHandler,

@@ -22,6 +22,7 @@ from ...torch.runtime.tree import tensors
 from ..roofline import Kernel
 from .faking import Watching
 from .kernels import kernel_bytes, kernel_of
+from .layers import reached
 from .memory import LOSS_KEY, MemoryWatch, temporary_peak
 from .quantization import stored_bytes
 
@@ -92,8 +93,6 @@ class WorkWatch(MemoryWatch):
     def call(self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: Any) -> Any:
         outputs = super().call(frame, key, run, args, kwargs, module)
         if key == LOSS_KEY:
-            from .profile import reached
-
             self.loss_of = reached(list(tensors(args)), outputs)
         return outputs
 

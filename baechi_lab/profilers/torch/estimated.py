@@ -28,7 +28,7 @@ from ..roofline import Kernel, estimated_us, work_of
 from .counting import Counter, WorkWatch
 from .faking import faked, named_dtype, with_full_attention
 from .graph import LayerProfile, Loss, durations, layer_graph
-from .profile import call_bytes, gradient_bytes, in_mode, mode_of, run_once, seen
+from .layers import call_bytes, gradient_bytes, in_mode, mode_of, run_once, seen
 from .unread import warn_of_unread
 from .updating import Update
 

@@ -33,7 +33,7 @@ from ..roofline import Kernel, estimated_us, work_of
 from .counting import Counter, WorkWatch, runs
 from .estimated import optimizer_states
 from .faking import faked, named_dtype, with_full_attention
-from .profile import in_mode, mode_of, run_once
+from .layers import in_mode, mode_of, run_once
 from .quantization import stored_bytes
 from .unread import warn_of_unread
 
