@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import isfinite
 from numbers import Integral
 from typing import Any
 
@@ -73,3 +74,14 @@ def is_list(value: Any) -> bool:
     (True, True, False, False)
     """
     return isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0
+
+
+def finite(value: Any) -> float | None:
+    """A number as float; None for what is none, infinite, or beyond float64."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if isfinite(number) else None

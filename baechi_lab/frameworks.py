@@ -6,6 +6,7 @@ neither TensorFlow nor PyTorch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Protocol, cast
 
@@ -18,8 +19,11 @@ class Framework(Protocol):
     def attached_cluster(self, **options: Any) -> Any:
         """A `Cluster` of the devices that the framework sees on this machine."""
 
+    def step_timer(self, step: Any, cluster: Any, steps: int, warmup: int) -> Callable[[Any], float]:
+        """A function that runs the step under a placement and returns its seconds."""
 
-_MODULES = {"tensorflow": "baechi_lab.executors.tensorflow.devices", "torch": "baechi_lab.torch.attached"}
+
+_MODULES = {"tensorflow": "baechi_lab.executors.tensorflow.framework", "torch": "baechi_lab.executors.torch.framework"}
 
 
 def framework(name: str) -> Framework:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .checks import finite
 from .errors import InvalidInput
-from .graph.columns import finite
 
 _TYPES = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "True or False", "None": "None"}
 

@@ -69,7 +69,7 @@ MAY_NOT_KNOW = {
     "memory_saving": FRONTS | STAGES - {"memory_saving", "passes", "simulator"},
     "simulator": FRONTS | STAGES - {"simulator"},
     "placers": FRONTS | {"executors", "exporters", "profilers", "torch", "models"},
-    "models": FRONTS | STAGES - {"models", "profilers"},
+    "models": FRONTS | STAGES - {"models", "profilers", "placers", "simulator"},
     "torch": FRONTS | STAGES - {"torch", "profilers", "placers"},
     "executors": FRONTS | {"exporters", "placers", "models"},
     "exporters": FRONTS | STAGES - {"exporters", "executors", "torch"},
@@ -86,8 +86,6 @@ ON_PURPOSE = {
     ("simulator/pipelined.py", "passes"),  # micro-batches are simulated in one call, on the unrolled graph
     ("simulator/bounds/pipeline.py", "passes"),
     ("simulator/stages.py", "passes"),  # which ops are forward and backward is what `unroll` goes by
-    ("placers/expert.py", "models"),  # an expert's placement belongs to the model that the expert knew
-    ("placers/planner/reward.py", "executors"),  # the planner's reward may be a measured step, as in paper H
     ("simulator/throughput.py", "passes"),  # gradients of replicas are found as `replicate` finds them
 }
 

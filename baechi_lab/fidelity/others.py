@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from ..checks import finite
 from ..errors import ExecutionError, InvalidInput
-from ..graph.columns import finite
 from ..profilers.machine_load import MOST, Others
 
 LOOK = 2.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -119,14 +118,3 @@ def record(name: str, value: Any, *classes: type) -> None:
         type_text = "None" if value is None else f"of type {type(value).__name__}"
         article = "an" if class_names[0] in "AEIO" else "a"
         raise InvalidInput(f"{name} is {type_text}; it must be {article} {class_names}")
-
-
-def finite(value: Any) -> float | None:
-    """A number as float; None for what is none, infinite, or beyond float64."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if isfinite(number) else None

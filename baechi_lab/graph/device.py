@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..checks import check_whole
+from ..checks import check_whole, finite
 from ..errors import InvalidInput
-from .columns import finite, text
+from .columns import text
 from .hardware import FAMILIES, HARDWARE, Hardware, known_kind
 from .units import MOST_US, parse_bytes
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..checks import finite
 from ..errors import InvalidInput
-from .columns import finite
 from .units import MOST_US
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_whole, is_list
+from ..checks import check_whole, finite, is_list
 from ..errors import InvalidInput
-from .columns import finite, numbers, record, text, whole_numbers
+from .columns import numbers, record, text, whole_numbers
 from .device import MOST_DEVICES
 from .opgraph import OpGraph
 from .travelling import Travelling

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+from ..checks import finite
 from ..errors import InvalidInput
-from .columns import finite
 
 MOST_US = 1e150
 """Times of a graph or link, in microseconds, and speeds go up to this: sums and products of a few stay finite."""

@@ -25,7 +25,7 @@ PLACERS: Registry[Placer] = Registry(
         "critical-path": "critical_path:CriticalPath",
         "mite": "mite:Mite",
         "dfs": "dfs:Dfs",
-        "expert": "expert:Expert",
+        "expert": "baechi_lab.models.expert_placer:Expert",
         "contiguous": "contiguous:Contiguous",
         "ideals": "ideals:Ideals",
         "metis": "metis:Metis",

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_flag, check_whole
+from ..checks import check_flag, check_whole, finite
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.arguments import check_records
-from ..graph.columns import finite
 from ..graph.costs import placed_durations
 from ..graph.kernels.csr import distinct
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...checks import finite
 from ...errors import CostError, CycleError, InvalidInput, UnknownOpError
-from ..columns import finite, texts, whole_numbers
+from ..columns import texts, whole_numbers
 from ..kernels.csr import offsets
 from ..opgraph import OpGraph, default_tensor_names
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ExecutionError, InfeasiblePlacement, InvalidInput
+from ...frameworks import framework
 from ...graph import Cluster, OpGraph, Placement, Step
 from ...graph.formats.json_format import from_document, to_document
 from ..evaluation.batch import Batch
@@ -85,26 +86,6 @@ class MeasuredReward:
         return float(seconds)
 
 
-def executed(step: Step, cluster: Cluster, steps: int, warmup: int) -> Callable[[Placement], float]:
-    """A `run` for `MeasuredReward`: `bl.execute`, the median of `steps` steps after `warmup` discarded ones.
-
-    Infinite where a run ends otherwise than well, for example out of memory. A worker process is kept between runs.
-    """
-    from ...executors import Worker, execute
-
-    workers: list[Any] = []
-
-    def run(placement: Placement) -> float:
-        if not workers or not workers[0].alive:
-            workers[:] = [Worker()]  # starting TensorFlow takes seconds
-        run_record = execute(
-            step, placement, steps, warmup=warmup, traced=0, cluster=cluster, progress=False, worker=workers[0]
-        )
-        return run_record.median_seconds if run_record.status == "ok" else float("inf")
-
-    return run
-
-
 class Job:
     """What another process needs in order to answer: told with every question, made ready once per `key`."""
 
@@ -143,7 +124,7 @@ def ask_here(graph: OpGraph, run: Callable[[Placement], float]) -> Reward:
 
 def execute_here(graph: OpGraph, step: Step, cluster: Cluster, steps: int, warmup: int) -> Reward:
     """For `Job`: real runs on the worker's machine."""
-    return MeasuredReward(graph, executed(step, cluster, steps, warmup))
+    return MeasuredReward(graph, framework("tensorflow").step_timer(step, cluster, steps, warmup))
 
 
 class ExecutorReward:

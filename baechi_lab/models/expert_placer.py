@@ -10,8 +10,8 @@ import numpy as np
 from ..errors import InfeasiblePlacement, InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.units import format_bytes
+from ..placers.base import Placer
 from ..simulator import makespan_and_peak
-from .base import Placer
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Expert(Placer):
         if self.attention not in ("first", "last"):
             raise InvalidInput(f"attention is {self.attention!r}; it must be 'first' or 'last'")
         if self.model is not None:
-            from ..models.registry import model_class
+            from .registry import model_class
 
             model_class(self.model)
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        from ..models.experts import expert
+        from .experts import expert
 
         placement = Placement(expert(self.model, graph, cluster, self.attention))
         _, peak = makespan_and_peak(graph, cluster, placement)
