@@ -216,6 +216,17 @@ class Timeline:
         """float64[devices]: time each device computed."""
         return np.bincount(self.device, self.end_us - self.start_us, minlength=len(self.device_names))
 
+    @property
+    def peak_margin(self) -> NDArray[np.float64]:
+        """float64[devices]: by which share a device may hold more than `peak_bytes`, 0.1 being a tenth.
+
+        TensorFlow's workers send when they have nothing left to compute, and so hold longer what they send than a schedule
+        does (`baechi_lab.simulator.late_sends`). 0 where nothing is sent, for measured timelines, and for graphs that do not
+        say how outputs share memory.
+        """
+        late = np.asarray(self.info.get("late_send_peak_bytes", self.peak_bytes), dtype=np.float64)
+        return late / np.maximum(self.peak_bytes, 1) - np.where(self.peak_bytes > 0, 1.0, 0.0)
+
     def peak_parts(self, device: int) -> dict[str, int]:
         """Bytes by category (`MEMORY_CATEGORIES`) at the instant at which `device` held most; zeros without a log."""
         _, levels = self.memory.levels(check_position("device", device, len(self.device_names), "devices"))

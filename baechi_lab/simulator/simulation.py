@@ -11,6 +11,7 @@ from ..graph import Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers,
 from ..graph.arguments import check_records, refuse_replicas
 from ..graph.units import format_bytes, format_us
 from .kernel_run import run_kernel
+from .late_sends import late_send_peaks
 from .memory_rules import MEMORY_RULES, edge_memory
 from .pipelined import InUnits, Pipelined, pipelined
 from .shared import shared_memory
@@ -47,7 +48,9 @@ def simulate(
         A simulated Timeline. Memory above a device's limit is a `Violation` in it, never an error. With micro-batches,
         `info["micro_batch"]` says the micro-batch of every op (-1 for what is done once) and, with a schedule,
         `info["schedule"]` its text and `info["unit"]` the position of every op's unit on its device. Where ops take no
-        time, `info["turn"]` tells in which order those of one instant began: int64[n], lower ones first.
+        time, `info["turn"]` tells in which order those of one instant began: int64[n], lower ones first. Of a graph whose
+        outputs share memory, `info["late_send_peak_bytes"]` has the peaks where busy devices send late, see
+        `Timeline.peak_margin`.
 
     Raises:
         InvalidInput: the placement was made for another graph or names a device that the cluster lacks; its stages
@@ -80,7 +83,12 @@ def simulate(
     timeline = _timeline(graph, cluster, placed, state, sends, log, info)
     if memory_rule == "edges":
         return edge_memory(graph, cluster, timeline)
-    return timeline if graph.reuse is None else shared_memory(graph, cluster, timeline)
+    if graph.reuse is None:
+        return timeline
+    timeline = shared_memory(graph, cluster, timeline)
+    if len(timeline.transfers):
+        timeline.info["late_send_peak_bytes"] = late_send_peaks(graph, cluster, timeline).tolist()
+    return timeline
 
 
 def _pipelined(

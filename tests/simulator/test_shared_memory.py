@@ -229,3 +229,28 @@ def test_a_wait_for_a_view_keeps_nothing():
         reuse=[OWN, VIEW, OWN, OWN],
     )
     assert peaks(graph) == [35] and readiness_peak(graph) == 35
+
+
+def test_a_busy_sender_holds_what_it_sends_until_it_has_nothing_left_to_compute():
+    # gpu:0 computes from 0 to 8 without a pause. a's 30 bytes are sent by 2; late, they are there while c (4 + 40) runs.
+    edges = [(0, 4, 30), (1, 2, 4), (2, 3, 40)]
+    graph = bl.OpGraph.from_edges([1, 5, 1, 1, 1], edges).replace(reuse=[0] * 5)
+    cluster = bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0))
+    timeline = bl.simulate(graph, cluster, bl.Placement(device=[0, 0, 0, 0, 1]))
+    assert timeline.peak_bytes.tolist() == [4 + 40, 30]
+    assert timeline.info["late_send_peak_bytes"] == [30 + 4 + 40, 30]
+    assert timeline.peak_margin.tolist() == [74 / 44 - 1, 0.0]
+
+
+def test_a_copy_counts_from_when_its_tensor_is_produced():
+    # Two tensors wait for one queue: the second is received from 2 on, but may come as soon as it is produced, at 2.
+    graph = bl.OpGraph.from_edges([1, 1, 9, 1], [(0, 2, 30), (1, 3, 20), (2, 3, 8)]).replace(reuse=[0] * 4)
+    cluster = bl.Cluster.uniform(2, link=bl.Link(4.0, 0.0), comm="sequential")
+    timeline = bl.simulate(graph, cluster, bl.Placement(device=[0, 0, 1, 1]))
+    assert (timeline.peak_margin >= 0).all()
+    assert timeline.info["late_send_peak_bytes"][1] >= timeline.peak_bytes[1]
+
+
+def test_one_device_has_no_margin():
+    graph = bl.OpGraph.from_edges([1, 1], [(0, 1, 8)]).replace(reuse=[0, 0])
+    assert bl.simulate(graph, bl.Cluster.uniform(1), bl.Placement(device=[0, 0])).peak_margin.tolist() == [0.0]
