@@ -90,7 +90,7 @@ def compare(
         not run), `one_device_us` (the step of one device alone, whether or not it fits there), `winner` (whose answer
         `auto` took), `peak_parts` (persistent, outputs, temporary and received bytes of the fullest device at its peak) and,
         where a placement ran, `measured_peak_bytes`, `measured_device_peak_bytes` and `measured_peak_parts` of one traced
-        step (what is not simulated: docs/memory.md); with `native` also `native_ratio` (`measured_us` over that of the
+        step (what is not simulated: docs/peaks.md); with `native` also `native_ratio` (`measured_us` over that of the
         fastest native row).
         `table.attrs["notes"]`: sentences without which the table would mislead.
 
