@@ -82,7 +82,7 @@ def compare(
 
     Returns:
         The columns `makespan_us` (simulated), `lower_bound_us` (of the original graph: no placement is faster; where
-        stages have replicas, of that placement), `gap` (`makespan_us / lower_bound_us - 1`), `feasible` (no rule
+        pipeline stages have replicas, of that placement), `gap` (`makespan_us / lower_bound_us - 1`), `feasible` (no rule
         broken), `peak_bytes` (the fullest device) and
         `device_peak_bytes` (each), `moved_bytes` and `transfers` between devices, `balance` (mean over largest busy time
         of the devices, 1 is perfect), `place_seconds`, `measured_us` (median step, NaN if not run) with its 95 %

@@ -49,7 +49,7 @@ def export(
         the folder's absolute path.
 
     Raises:
-        InvalidInput: a placement for another graph, stages that form no pipeline for the schedule, a folder that holds
+        InvalidInput: a placement for another graph, pipeline stages that form no chain for the schedule, a folder that holds
             something else, edited scripts and trained values included.
         ExecutionError: the disk is full or not writable; no half-written folder is left.
 

@@ -58,7 +58,7 @@ class OpGraph(Travelling):
         copy_of, copied_key: for an unrolled graph (`bl.unroll`), int32[n], the micro-batch's op that each op copies or
             belongs to, and `key` of the micro-batch's graph; a placement of that one is a placement of this one.
         micro_batch: for an unrolled graph, int32[n], the micro-batch of each op, -1 for what is done once
-            (-1 - k on the k-th replica of its stage).
+            (-1 - k on the k-th replica of its pipeline stage).
         reuse: int8[n], how the op comes by the memory of its outputs, where known: `OWN`, `OVERWRITES`, `VIEW` or `GROWS`. By
             default every tensor has bytes of its own.
         info: what else there is to say of the costs, as JSON has it; no part of what the graph is compared by. Of a measured

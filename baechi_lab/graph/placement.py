@@ -30,7 +30,7 @@ class Placement(Travelling):
         seconds: time the algorithm took, without compiling at its first use.
         graph_key: `OpGraph.key` of the graph it was made for; None fits any graph of that size.
         group_of, source_key: for a placement of a coarse graph, how to read it for the original one.
-        replicas: groups of devices, each a tuple: a stage placed on the first of them runs on all, each of which takes
+        replicas: groups of devices, each a tuple: a pipeline stage placed on the first of them runs on all, each of which takes
             every r-th micro-batch. No op may be placed on the others by name.
         info: what else the placer has to say (planned makespan, LP size, decision log, ...).
 

@@ -10,7 +10,7 @@ in which nothing moves bytes adds for nothing. A graph that shows no updates, as
 backward ops add into the gradients that it keeps; its `persistent_bytes` count them, and no op is added. Where such
 gradients come with the backward op (`GROWS`), those of a later micro-batch are beside the sum until they are added to it.
 
-A stage with r replicas has its setup, its updates and its sums once on each of them, and every r-th micro-batch on each;
+A pipeline stage with r replicas has its setup, its updates and its sums once on each of them, and every r-th micro-batch on each;
 before the updates the replicas add up their sums around a ring (`all_reduce`).
 """
 
@@ -65,12 +65,12 @@ def unroll(graph: OpGraph, micro_batches: int, placement: Placement | None = Non
     Args:
         graph: the profile of one micro-batch.
         micro_batches: how many of them make a step.
-        placement: where its `replicas` say that devices share a stage, the step is unrolled for them: what is done once
+        placement: where its `replicas` say that devices share a pipeline stage, the step is unrolled for them: what is done once
             per step is done once on each replica (`micro_batch` -1 - k on the k-th), and gradients are all-reduced.
 
     Raises:
-        InvalidInput: `micro_batches` is not a whole number of at least 1, or fewer than the replicas of a stage; the graph
-            is unrolled already; the placement was made for another graph.
+        InvalidInput: `micro_batches` is not a whole number of at least 1, or fewer than the replicas of a pipeline stage; the
+            graph is unrolled already; the placement was made for another graph.
 
     >>> graph = OpGraph.from_edges([0, 5, 9, 1], [(0, 1, 4), (1, 2, 8), (2, 3, 8)], forward_of=[-1, -1, 1, -1],
     ...     op_types=["Variable", "MatMul", "MatMulGrad", "Update"], names=["w", "matmul", "gradient", "update"])

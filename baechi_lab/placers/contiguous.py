@@ -53,7 +53,7 @@ class Contiguous(Placer):
         caps: the most work a device may get, as multiples of its fair share; each is tried (for "latency").
         objective: "latency" (one step), "throughput" (the period of endless micro-batches) or "step" (`micro_batches`
             under a `schedule`); the last two cut the lines by `stages/line_cuts.py`.
-        replicas: let several equal devices share a stage (not for "latency"); where links have levels, whole pipelines.
+        replicas: let several equal devices share a pipeline stage (not for "latency"); where links have levels, whole pipelines.
         sum: a device computes or transfers, never both at once.
     """
 

@@ -1,13 +1,13 @@
-"""`ideals`: the best cut of a graph into stages of a pipeline, among all convex ones, by dynamic programming.
+"""`ideals`: the best cut of a graph into pipeline stages, among all convex ones, by dynamic programming.
 
 Idea: whatever the first k devices of a pipeline do is downward closed: it holds all that comes before its members. A
 programme over all pairs of nested closed sets therefore finds the pipeline with the least period, on graphs that are
 nearly chains, as networks by layers are. See `stages/closed_sets.py` (Tarnawski et al., NeurIPS 2020, "Efficient
-Algorithms for Device Placement of DNN Graph Operators", section 5.1.1) and, for stages that several devices share,
+Algorithms for Device Placement of DNN Graph Operators", section 5.1.1) and, for pipeline stages that several devices share,
 PipeDream (Narayanan et al. 2019, doi:10.1145/3341301.3359646, section 3.1).
 
 Deviations: forward and backward ops stay together where a colocation group says so (`stages/units.py`); devices may
-differ, each order of their kinds is tried; a tensor that several later stages read is charged once to its sender by the
+differ, each order of their kinds is tried; a tensor that several later pipeline stages read is charged once to its sender by the
 programme, though the result is measured as `bl.throughput` does. Complexity: see `closed_sets`; a solution along a line
 bounds what is looked at.
 """
@@ -43,7 +43,7 @@ class Ideals(Placer):
 
     Args:
         objective: "throughput" (the period), "step" (`micro_batches` under a `schedule`) or "latency" (one step).
-        replicas: let several equal devices share a stage (not for "latency").
+        replicas: let several equal devices share a pipeline stage (not for "latency").
         sum: a device computes or transfers, never both at once (`bl.throughput`).
         most_sets: closed sets that are looked at; a graph with more is refused with the count.
     """

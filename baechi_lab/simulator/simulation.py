@@ -40,9 +40,9 @@ def simulate(
         memory_rule: "tensors", or "edges" for equation 2 of paper C; see `baechi_lab.simulator.memory_rules`.
         micro_batches: the step consists of so many, each one run of `graph`: what is simulated is
             `bl.unroll(graph, micro_batches)`, whose ops the timeline has. Without a schedule devices choose as ever.
-        schedule: the order in which devices work on (stage, micro-batch, F | B | W) units: "gpipe", "1f1b",
+        schedule: the order in which devices work on (pipeline stage, micro-batch, F | B | W) units: "gpipe", "1f1b",
             "interleaved-1f1b", "zb-h1", "zb-h2", "zb-auto", "zb-v", or an order as text or `Schedule`. Each device of the
-            placement is a stage, or several where the schedule has several. `micro_batches` is 1 if not given.
+            placement is a pipeline stage, or several where the schedule has several. `micro_batches` is 1 if not given.
 
     Returns:
         A simulated Timeline. Memory above a device's limit is a `Violation` in it, never an error. With micro-batches,
@@ -53,9 +53,9 @@ def simulate(
         `Timeline.peak_margin`.
 
     Raises:
-        InvalidInput: the placement was made for another graph or names a device that the cluster lacks; its stages
+        InvalidInput: the placement was made for another graph or names a device that the cluster lacks; its pipeline stages
             form no pipeline, or none that the schedule can work on; the schedule blocks itself; it has replicas
-            and no `micro_batches` are given, or fewer than the replicas of a stage.
+            and no `micro_batches` are given, or fewer than the replicas of a pipeline stage.
         UnknownNameError: no such scheduler, schedule or memory rule.
 
     >>> from baechi_lab import Cluster, Link, OpGraph, Placement

@@ -69,7 +69,7 @@ def throughput(
     charged once to its producer's device if that sends it at all (at the dearest of the links that it takes), and once
     to each device that receives it. The communication mode is then not asked.
 
-    A stage with replicas loads each of them with the micro-batches that it takes, one in r, and with one all-reduce of
+    A pipeline stage with replicas loads each of them with the micro-batches that it takes, one in r, and with one all-reduce of
     its gradients for every round of r (`passes.gradients.ring_us`), which takes their queues; with `micro_batches`, for
     every step of so many, as a simulated step does: the more there are, the less it matters.
 
@@ -78,7 +78,7 @@ def throughput(
         cluster: its devices and links.
         placement: of its ops, or of the groups of a coarse graph made from it.
         sum: add up what a device computes, sends and receives.
-        micro_batches: how many of them have one update; None: one for each replica of a stage.
+        micro_batches: how many of them have one update; None: one for each replica of a pipeline stage.
 
     Raises:
         InvalidInput: the placement was made for another graph or names a device that the cluster lacks.

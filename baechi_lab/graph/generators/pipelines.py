@@ -22,7 +22,7 @@ def pipeline(
     kept_bytes: int = 0,
     parameter_bytes: int = 0,
 ) -> OpGraph:
-    """One micro-batch of a chain of stages: ops `F0`, `F1`, ..., `B0`, ..., and, with `weight_us`, `W0`, ...
+    """One micro-batch of a chain of pipeline stages: ops `F0`, `F1`, ..., `B0`, ..., and, with `weight_us`, `W0`, ...
 
     `B` is the backward pass of a stage; with `weight_us` it is the gradient of its inputs, and `W` that of its weights. Both
     read the gradient of the stage's output; neither waits for the other. The ops of a stage share a colocation group.

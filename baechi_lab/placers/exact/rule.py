@@ -48,7 +48,7 @@ class Exact(Placer):
         warm_start: share of the time that `search` may use for a first placement.
         objective: "latency" (one step), "throughput" (the period of endless micro-batches; `sum`: as in `bl.throughput`) or
             "step" (`micro_batches` under a `schedule`); for the last two see `exact/pipelines.py`.
-        replicas: must be False: the proofs are of stages on one device each.
+        replicas: must be False: the proofs are of pipeline stages on one device each.
         callback: called with an `ExactProgress` ten times a second; returning True ends the proof with what is known.
     """
 

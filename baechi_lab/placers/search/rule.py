@@ -88,7 +88,7 @@ class Search(Placer):
         objective: "makespan" (or "latency", the same), "p90": the 90th percentile under errors of the profile of `error`
             (0.2: +-20 %), "throughput": the period of endless micro-batches (`sum`: as in `bl.throughput`), or "step": of
             `micro_batches` under a `schedule`. The last two start from `contiguous`; `evaluations` are moves, and steps.
-        replicas: let equal devices share a stage ("throughput" and "step"); see `search.shared`.
+        replicas: let equal devices share a pipeline stage ("throughput" and "step"); see `search.shared`.
         workers: threads; another number of them searches elsewhere.
         executor: search on `islands` that exchange what they find, on a `concurrent.futures.Executor`, a
             `dask.distributed.Client` or a `RayExecutor`; "here": one after the other in this process. Each island has the
