@@ -49,6 +49,16 @@ def test_examples_run(page, monkeypatch):
     assert runner.summarize(verbose=False).failed == 0
 
 
+QUESTIONS = "estimates fidelity memory offloading peaks pipelines plans recomputation running-pipelines simulated-time your-model"
+
+
+@pytest.mark.parametrize("page", QUESTIONS.split())
+def test_pages_say_what_is_not_offered(page):
+    """In the last section of the page, where readers look for it."""
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.*)", text, re.MULTILINE)[-1] == "What this does not do"
+
+
 def test_a_placer_is_written_in_thirty_lines():
     code = blocks("add-a-placer.md")[0][1]
     assert sum(bool(line.strip()) for line in code.splitlines()) <= 30
