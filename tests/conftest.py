@@ -77,6 +77,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         _skip(items, "ui", "no Chromium is installed")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def local_clusters_start() -> None:
+    """Where the system lets its users make no networks, a `bl.LocalCluster` trusts them; tests of networks skip."""
+    from other_users import networks_can_be_made
+
+    if not networks_can_be_made():
+        from baechi_lab.executors.tensorflow.cluster import LocalCluster
+
+        LocalCluster.__init__.__kwdefaults__["trusted_users"] = True
+
+
 def pytest_collection_finish() -> None:
     """What collecting made stays until the end: no later search for garbage goes through it (a seventh of the time of
     tests that import a framework)."""

@@ -198,7 +198,7 @@ def test_simulated_and_measured_on_a_local_cluster():
 
     step = bl.trace(product, np.ones((8, 32), np.float32))
     graph = bl.profile(step, mode="estimated", hardware="cpu-core")
-    with bl.LocalCluster(2) as local:
+    with bl.LocalCluster(2, trusted_users=True) as local:
         table = bl.compare(graph, local, ["single", "m-topo"], step=step, measure=True, steps=2, progress=False)
         again = bl.compare(
             graph, local.cluster, ["single"], step=step, measure=True, steps=1, workers=local.addresses, progress=False

@@ -40,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", default="5", metavar="N", help="rounds through all placements (5)")
     parser.add_argument("--wait", default="60", metavar="S", help="seconds to wait for a quiet machine (60)")
     parser.add_argument("--busy", action="store_true", help="measure beside other programs too; stored as not quiet")
+    parser.add_argument(
+        "--trusted-users", action="store_true",
+        help="where the system cannot keep them from the workers: let all users of this machine run code as you",
+    )  # fmt: skip
     parser.add_argument("--seed", default="0", metavar="N", help="of the random placement (0)")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="keep the results in a file, other parts in it stay (.json)"
@@ -110,7 +114,10 @@ def _study(arguments: argparse.Namespace, names: list[str], settings: dict[str, 
         if arguments.output:
             store(arguments.output, "study", output.plain({**about, **report.to_dict()}))
 
-    report = study(_cases(names), placements, progress=not arguments.json, on_model=keep, wait=wait, **settings)
+    report = study(
+        _cases(names), placements, progress=not arguments.json, on_model=keep, wait=wait,
+        trusted_users=arguments.trusted_users, **settings,
+    )  # fmt: skip
     if not arguments.json:
         print(report)
     return report
@@ -128,7 +135,8 @@ def _speed_up(
     name, size = SPEED_UP
     counts = {key: settings[key] for key in ("workers", "steps", "rounds")}
     about = provenance(model=name, size=size, **counts)
-    found, costs = speed_up(Case(name, build(name, **size)), calibration=costs, wait=wait, **counts)
+    case = Case(name, build(name, **size))
+    found, costs = speed_up(case, calibration=costs, wait=wait, trusted_users=arguments.trusted_users, **counts)
     if not arguments.json:
         for one in found:
             print(one)

@@ -27,6 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", metavar="SIZE", help="memory that each device is said to have (a share of this machine)"
     )
+    parser.add_argument(
+        "--trusted-users", action="store_true",
+        help="without --servers, where the system cannot keep them out: let all users of this machine run code as you",
+    )  # fmt: skip
     parser.add_argument("--repeats", default="11", metavar="N", help="timed transfers per size (11)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the cluster (.json, .json.gz)")
 
@@ -48,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidInput("--secret is given without --servers; workers of this machine ask for none")
     else:
         count = options.whole(arguments.workers, "--workers", lowest=2)
-        with LocalCluster(count, memory_bytes=memory) as local:
+        with LocalCluster(count, memory_bytes=memory, trusted_users=arguments.trusted_users) as local:
             found = measure_cluster(local, **how)
     if arguments.output:
         save_cluster(found, arguments.output)

@@ -1,9 +1,10 @@
 """Serve this machine's devices to a run on several machines, until stopped; prints its address.
 
 TensorFlow's servers have no authentication and no encryption: whoever reaches the port can run any op as this user. So
-the worker is kept to this machine, whose users all reach it. --secret puts TLS in front of it, for machines that have the
-same file (`baechi-lab secret FILE`), and keeps this machine's other users out. --trusted-network opens it to every
-interface; give it only on a network that nobody reaches whom you would not let run programs in your name.
+the worker starts only with --secret FILE, which puts TLS in front of it for programs and machines that have the same file
+(`baechi-lab secret FILE`) and keeps out this machine's other users, or with --trusted-users, for this machine alone, where all
+of its users are trusted. --trusted-network opens it to every interface; give it only on a network that nobody reaches whom you
+would not let run programs in your name.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--trusted-users", action="store_true",
-        help="with --secret, where the system cannot keep them out: let all users of this machine run code as you",
+        help="let all users of this machine run code as you: without --secret, or where the system cannot keep them out",
     )  # fmt: skip
     parser.add_argument("--follow-stdin", action="store_true", help="stop when standard input ends")
 

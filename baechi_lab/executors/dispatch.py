@@ -133,6 +133,7 @@ def execute(
             reduction=reduction,
         )  # fmt: skip
         return _beside(run, ways, steps, warmup, stop)
+    local = cluster if isinstance(cluster, LocalCluster) else None
     if isinstance(cluster, LocalCluster):
         cluster.require_alive()
         workers, cluster = cluster.addresses, cluster.cluster
@@ -156,7 +157,7 @@ def execute(
     run = run_tensorflow(
         cast("Step", step), placement, steps=steps, warmup=warmup, traced=traced, cluster=cluster, graph=graph,
         inputs=inputs, timeout=timeout, on_step=on_step, cancel=cancel, return_variables=return_variables,
-        options=options, progress=progress, worker=worker,
+        options=options, progress=progress, worker=worker, local=local,
     )  # fmt: skip
     return _beside(run if cut is None else cut.described(run), ways, steps, warmup, stop)
 

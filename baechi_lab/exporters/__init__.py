@@ -39,7 +39,8 @@ def export(
             `bl.torch.export` writes.
         placement: of the step's graph, or of a coarse graph of it.
         folder: where to write; may be new, empty, or hold exactly what an earlier export wrote, which is replaced.
-        cluster: a `bl.LocalCluster` whose workers the script is to use; a Cluster only checks the device indices.
+        cluster: a `bl.LocalCluster` with `trusted_users=True`, whose workers the script is to use; a Cluster only checks
+            the device indices.
         graph: the graph that the placement was made for, when it is not the one that `bl.profile(step)` makes.
         workers: addresses (host:port) of a TensorFlow cluster, one per device; the README says how to start each.
         micro_batches, schedule, reduction: as in `bl.execute`: the script runs the step of so many micro-batches, in the
@@ -49,8 +50,8 @@ def export(
         the folder's absolute path.
 
     Raises:
-        InvalidInput: a placement for another graph, pipeline stages that form no chain for the schedule, a folder that holds
-            something else, edited scripts and trained values included.
+        InvalidInput: a placement for another graph, pipeline stages that form no chain for the schedule, a `bl.LocalCluster` with
+            a network of its own, a folder that holds something else, edited scripts and trained values included.
         ExecutionError: the disk is full or not writable; no half-written folder is left.
 
     >>> export(step, placement, "placed_training/")  # doctest: +SKIP
@@ -65,6 +66,11 @@ def export(
     if not isinstance(step, Step):
         raise InvalidInput(f"step is a {type(step).__name__}; give what bl.trace returns, or a bl.torch.TorchStep")
     if not isinstance(cluster, Cluster) and cluster is not None:
+        if cluster.network is not None:
+            raise InvalidInput(
+                f"cluster is {cluster!r}, whose network no script reaches; export for bl.LocalCluster(n, trusted_users=True), or "
+                "give the addresses of servers as workers"
+            )
         workers, cluster = cluster.addresses, cluster.cluster
     cut = None
     if micro_batches is None and schedule is None:

@@ -75,14 +75,16 @@ def speed_up(
     rounds: int = 5,
     calibration: Calibration | None = None,
     wait: float | None = WAIT,
+    trusted_users: bool = False,
 ) -> tuple[tuple[SpeedUp, ...], Calibration]:
     """Measure placements of a step on a local cluster against one of its workers; one `SpeedUp` per placer and passes.
 
     Each round runs both for `steps` steps, the order turning from round to round. Placers see what a message costs in
-    all. `wait`: seconds to wait for a quiet machine, None measures all the same. Raises `ExecutionError` when a step does not
-    run or the machine stays busy, `InvalidInput` for bad counts.
+    all. `wait`: seconds to wait for a quiet machine, None measures all the same. `trusted_users`: of the cluster.
+
+    Raises `ExecutionError` when a step does not run or the machine stays busy, `InvalidInput` for bad counts.
     """
-    with LocalCluster(workers) as local, Worker() as worker:
+    with LocalCluster(workers, trusted_users=trusted_users) as local, Worker(network=local.network) as worker:
         if wait is not None:
             wait_for_quiet(own_processes([*local.pids, worker.pid]), wait)
         costs = calibration or calibrate(local)

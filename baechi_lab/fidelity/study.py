@@ -88,6 +88,7 @@ def study(
     progress: bool = True,
     on_model: Callable[[Report], None] | None = None,
     wait: float | None = WAIT,
+    trusted_users: bool = False,
 ) -> Report:
     """Predicted against measured step times of placements on a `bl.LocalCluster`.
 
@@ -102,6 +103,7 @@ def study(
         on_model: called with what there is so far whenever a model is done.
         wait: seconds to wait for a machine that other programs leave alone, before every model; a model that was disturbed
             is measured once more. None measures all the same.
+        trusted_users: of the local cluster.
 
     Durations come from traces of the whole step on worker 0, alone and beside the same step on worker 1 (and of kernels that
     need another op beside them, from one where these ops are on worker 1); the prediction of
@@ -115,7 +117,7 @@ def study(
     rows: list[Row] = []
     costs: list[Calibration] = []
     for case in cases_of(cases):
-        with LocalCluster(workers) as local, Worker() as worker:
+        with LocalCluster(workers, trusted_users=trusted_users) as local, Worker(network=local.network) as worker:
             own = own_processes([*local.pids, worker.pid])
             counts = (steps, rounds, seed)
             measure = partial(_measured, case, placements, local, worker, calibration, counts, progress)

@@ -43,18 +43,41 @@ class Worker:
     On Linux the kernel ends a process of its own (the first worker, or a `command`) with the thread that made it: keep it
     to one thread, or to the main one.
 
+    `network` is the process id of a worker of a cluster that has a network of its own (`LocalCluster.network`). A worker that
+    runs a step on a cluster elsewhere starts a new process there.
+
     >>> with Worker() as worker:  # doctest: +SKIP
     ...     [m.kind for m in worker.exchange(Message("devices", {"options": {}}), {"devices", "failed"})]
     ['devices']
     """
 
-    def __init__(self, command: Sequence[str] | None = None, environment: dict[str, str] | None = None) -> None:
-        told = worker_environment(environment)
-        self._process = start(WORKER, environment=told) if command is None else run(command, told, subprocess.PIPE)
+    def __init__(
+        self,
+        command: Sequence[str] | None = None,
+        environment: dict[str, str] | None = None,
+        network: int | None = None,
+    ) -> None:
+        self._command, self._environment = command, environment
+        self._start(network)
+
+    def _start(self, network: int | None) -> None:
+        variables = worker_environment(self._environment)
+        self._network = network
+        self._process = (
+            start(WORKER, environment=variables, network=network)
+            if self._command is None
+            else run(self._command, variables, subprocess.PIPE)
+        )
         self._decoder = Decoder()
         self._said: deque[bytes] = deque(maxlen=64)
         for stream in self._streams():
             os.set_blocking(stream.fileno(), False)
+
+    def enter(self, network: int | None) -> None:
+        """Go on in the network of process `network` (None: the machine's): in a new process, if this one is in another."""
+        if network != self._network and self.alive:
+            self.close()
+            self._start(network)
 
     @property
     def pid(self) -> int:

@@ -23,6 +23,7 @@ from typing import Any
 
 from .bare import import_tensorflow
 from .isolated import die_with_parent
+from .network import enter
 
 MOST = 1 << 18
 """Bytes of a request; a datagram cannot have many more."""
@@ -93,6 +94,8 @@ def _become(told: dict[str, Any], files: Sequence[int], others: Sequence[int]) -
     os.write(files[3], b"pid %d\n" % os.getpid())
     for file in (*files, *others):
         os.close(file)
+    if told["network"] is not None:  # forked processes have one thread
+        enter(told["network"])
     return told
 
 

@@ -28,8 +28,9 @@ AT_IMPORT = ("DNNL_", "GRPC_", "KMP_", "LD_", "MKL_", "OMP_", "ONEDNN_", "OPENBL
 
 
 def start(
-    module: str, *arguments: str, environment: Mapping[str, str], stderr: int | IO[bytes] = subprocess.PIPE
-) -> subprocess.Popen[bytes] | Forked:
+    module: str, *arguments: str, environment: Mapping[str, str], stderr: int | IO[bytes] = subprocess.PIPE,
+    network: int | None = None,
+) -> subprocess.Popen[bytes] | Forked:  # fmt: skip
     """Run `module` as `isolated` does, in a session of its own, with pipes for stdin and stdout (and stderr).
 
     Raises `OSError` when no process can be started.
@@ -37,8 +38,8 @@ def start(
     server = _server(environment)
     if server is not None:
         with contextlib.suppress(OSError):  # it has ended, or the request is too large
-            return Forked(server, module, arguments, environment, stderr)
-    return run(isolated(module, *arguments), environment, stderr)
+            return Forked(server, module, arguments, environment, stderr, network)
+    return run(isolated(module, *arguments, network=network), environment, stderr)
 
 
 def run(
@@ -56,12 +57,12 @@ class Forked:
 
     def __init__(
         self, server: _Server, module: str, arguments: tuple[str, ...], environment: Mapping[str, str],
-        stderr: int | IO[bytes],
+        stderr: int | IO[bytes], network: int | None,
     ) -> None:  # fmt: skip
         self._server = server  # which ends with the last of its workers
         told = {
             "module": module, "arguments": arguments, "environment": dict(environment), "folder": current_folder(),
-            "cores": sorted(os.sched_getaffinity(0)),
+            "cores": sorted(os.sched_getaffinity(0)), "network": network,
         }  # fmt: skip
         pipes = [os.pipe() for _ in range(4 if stderr == subprocess.PIPE else 3)]
         (theirs_in, ours_in), (ours_out, theirs_out), (ours_status, theirs_status), *errors = pipes

@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 _START = """
-import importlib.util, json, os, runpy, sys
+import importlib, importlib.util, json, os, runpy, sys
 try:
     os.getcwd()
 except FileNotFoundError:  # it was deleted, and packages that resolve it could not be imported
@@ -32,20 +32,22 @@ spec = importlib.util.spec_from_file_location(told["name"], told["init"], submod
 package = importlib.util.module_from_spec(spec)
 sys.modules[told["name"]] = package
 spec.loader.exec_module(package)
+if told["network"] is not None:
+    importlib.import_module(told["name"] + ".workers.network").enter(told["network"])
 sys.argv[:] = sys.argv[2:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
-def isolated(module: str, *arguments: str) -> list[str]:
-    """The command that runs `module` as a program with `arguments`.
+def isolated(module: str, *arguments: str, network: int | None = None) -> list[str]:
+    """The command that runs `module` as a program with `arguments`, in another network if `network.enter` is to have one.
 
     >>> import subprocess
     >>> subprocess.run(isolated("platform", "--terse"), capture_output=True, check=True).stdout != b""
     True
     """
     package = {"name": _PACKAGE.name, "init": str(_PACKAGE / "__init__.py"), "home": str(_PACKAGE)}
-    told = json.dumps({**package, "path": child_path()})
+    told = json.dumps({**package, "path": child_path(), "network": network})
     flags = ["-I", *(["-B"] if sys.dont_write_bytecode else [])]
     return [sys.executable, *flags, "-c", _START, told, module, *arguments]
 

@@ -52,7 +52,7 @@ def study(
     Raises `ExecutionError` when a step does not run.
     """
     rows: list[Row] = []
-    with LocalCluster(workers) as local, Worker() as worker:
+    with LocalCluster(workers) as local, Worker(network=local.network) as worker:
         costs = calibration or calibrate(local)
         for case in cases_of(cases):
             graph, beside = measured_graph(case.step, local, worker), beside_us(case.step, local, worker)

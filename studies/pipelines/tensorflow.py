@@ -82,8 +82,8 @@ def study(
     for model in models:  # workers that have run another model take longer for everything
         step, seen = build_step(model), _Seen()
         with (
-            LocalCluster(processes) as single, LocalCluster(processes, threads=2) as local, Worker() as worker,
-            Worker() as profiler,
+            LocalCluster(processes) as single, LocalCluster(processes, threads=2) as local,
+            Worker(network=local.network) as worker, Worker(network=single.network) as profiler,
         ):  # fmt: skip
             found.append(calibration or calibrate(single))
             costs = mean_calibration(found)

@@ -3,14 +3,21 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
+from other_users import answers_to_another_user, linux, listening_ports, needs_networks, python_of_user
+from processes import gone
 
 import baechi_lab as bl
+from baechi_lab.executors import Worker
 from baechi_lab.executors.tensorflow import cluster, server
 from baechi_lab.executors.tensorflow.peers import Peers
+from baechi_lab.workers import forked
+from baechi_lab.workers.network import NEW, REFUSED
 
 pytest.importorskip("tensorflow")
 
@@ -73,7 +80,7 @@ def test_a_worker_without_spinning_tells_tensorflow_so(monkeypatch):
     monkeypatch.setattr(tf.distribute, "Server", Server)
     monkeypatch.setattr(server, "keep_to_loopback", lambda port: None)
     for spinning in (True, False):
-        server.start("127.0.0.1", 0, 2, spinning=spinning)
+        server.start("127.0.0.1", 0, 2, spinning=spinning, trusted_users=True)
     assert told == [False, True]
 
 
@@ -115,8 +122,66 @@ def test_copies_are_counted_where_they_arrive(cluster_run):
 
 
 def test_workers_serve_one_execution_after_another(local, step, placement, unplaced_losses):
-    run = bl.execute(step, placement, steps=1, warmup=0, traced=0, workers=local.addresses)
+    run = bl.execute(step, placement, steps=1, warmup=0, traced=0, cluster=local)
     assert float(run.outputs[0][0]) == pytest.approx(unplaced_losses[0], rel=1e-6)
+
+
+@linux
+def test_what_other_users_reach(local):
+    """Nothing: the ports on which workers listen are those of another network, which only the caller may join."""
+    needs_networks()
+    ports = [int(address.rpartition(":")[2]) for address in local.addresses]
+    for pid, port in zip(local.pids, ports, strict=True):
+        assert listening_ports(pid) == set() and listening_ports(pid, network_of=pid) == {port}
+    assert answers_to_another_user(ports) == ["does not answer"] * 2
+    code = "import sys\ntry: open(sys.argv[1])\nexcept PermissionError: print('refused')"
+    command = [*python_of_user(), "-c", code, f"/proc/{local.pids[0]}/ns/net"]
+    assert subprocess.run(command, capture_output=True, text=True, cwd="/").stdout == "refused\n"
+
+
+@linux
+def test_trusted_users_reach_the_workers():
+    with bl.LocalCluster(2, trusted_users=True) as local:
+        ports = [int(address.rpartition(":")[2]) for address in local.addresses]
+        assert [listening_ports(pid) for pid in local.pids] == [{port} for port in ports]
+        assert answers_to_another_user(ports) == ["speaks to anybody"] * 2
+
+
+@linux
+def test_a_worker_process_goes_to_the_cluster_that_it_runs_a_step_on(local, step, placement):
+    """To a new process when the network is another one, to the same process otherwise."""
+    needs_networks()
+    options = {"steps": 1, "warmup": 0, "traced": 0, "progress": False}
+    with bl.LocalCluster(2, trusted_users=True) as open_to_all, Worker(network=local.network) as worker:
+        pids = [worker.pid]
+        for where in (
+            {"cluster": local}, {"kind": "cpu"}, {"cluster": open_to_all},
+            {"cluster": open_to_all.cluster, "workers": open_to_all.addresses}, {"cluster": local},
+        ):  # fmt: skip
+            assert bl.execute(step, placement, worker=worker, **where, **options).status == "ok"
+            pids.append(worker.pid)
+        assert pids[0] == pids[1] == pids[2] and pids[3] == pids[4]
+        assert len({pids[0], pids[3], pids[5]}) == 3 and gone(pids[0], pids[3])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            f"{REFUSED}: Operation not permitted",
+            rf"other users of this machine cannot be kept .* \({REFUSED}: Operation not permitted\); .* trusted_users=True",
+        ),
+        ("No module named x", "worker 0 ended before it listened: No module named x"),
+    ],
+)
+def test_a_cluster_without_a_network_of_its_own_does_not_start(monkeypatch, words, message):
+    def start(*_, environment, stderr, network):
+        assert network == NEW
+        return forked.run([sys.executable, "-I", "-c", f"raise SystemExit({words!r})"], environment, stderr)
+
+    monkeypatch.setattr(cluster, "start", start)
+    with pytest.raises(bl.ExecutionError, match=message):
+        bl.LocalCluster(2)
 
 
 def test_more_devices_than_workers(local, step, ops):
@@ -124,10 +189,10 @@ def test_more_devices_than_workers(local, step, ops):
         bl.execute(step, bl.Placement(device=[2] * ops.n), cluster=local)
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_worker_killed_mid_step(step, placement, which):
+@pytest.mark.parametrize(("which", "trusted"), [(0, False), (1, False), (0, True)])
+def test_worker_killed_mid_step(step, placement, which, trusted):
     """Without a timeout: TensorFlow itself waits for ever for worker 0, which leads the session."""
-    with bl.LocalCluster(2) as local:
+    with bl.LocalCluster(2, trusted_users=trusted) as local:
 
         def kill(result):
             if result.index == 2:
@@ -141,13 +206,15 @@ def test_worker_killed_mid_step(step, placement, which):
             bl.execute(step, placement, cluster=local)
         with pytest.raises(bl.ExecutionError, match=r"does not answer .* start it with: baechi-lab worker --bind 127"):
             bl.execute(step, placement, workers=local.addresses)
+        with pytest.raises(bl.ExecutionError, match=rf"worker {which} of the cluster .* has ended; make a new LocalCl"):
+            bl.measure_link(0, 1, cluster=local)
     assert all(not os.path.exists(f"/proc/{pid}") for pid in local.pids)
 
 
 @pytest.mark.parametrize(("which", "seconds"), [(0, 0.0), (1, 2.0)])
 def test_worker_killed_before_the_first_step(step, placement, local, which, seconds):
     """While the session is made; the seconds that this takes vary, and with them the moment: it may be gone when first asked."""
-    with bl.LocalCluster(2) as own, Peers(own.addresses) as peers:
+    with bl.LocalCluster(2) as own, Peers(own.addresses, local=own) as peers:
         timer = threading.Timer(seconds, os.kill, (own.pids[which], signal.SIGKILL))
         timer.start()
         gone = f"worker {which} of the cluster ({own.addresses[which]}) has ended"
@@ -184,7 +251,7 @@ def test_port_taken():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(bl.ExecutionError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
-            server.main(f"127.0.0.1:{port}")
+            server.main(f"127.0.0.1:{port}", trusted_users=True)
 
 
 @pytest.mark.parametrize("bind", ["", "host:", "1.2.3.4:99999", "a b:1", "[::1]", ":22"])

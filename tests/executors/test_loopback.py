@@ -3,17 +3,15 @@
 import shutil
 import socket
 import subprocess
-import sys
 
 import pytest
 from addresses import own_address
+from other_users import linux
 
 import baechi_lab as bl
 from baechi_lab.executors.tensorflow import server
 from baechi_lab.executors.tensorflow.loopback import _local, is_loopback, keep_to_loopback
 from baechi_lab.workers.isolated import isolated
-
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="binds sockets to a device as on Linux")
 
 
 def interfaces(port):
@@ -34,9 +32,9 @@ def reached(host, port):
 
 
 @linux
-def test_workers_of_a_local_cluster_are_reached_from_this_machine_alone():
+def test_workers_whose_users_are_trusted_are_reached_from_this_machine_alone():
     pytest.importorskip("tensorflow")
-    with bl.LocalCluster(1) as local:
+    with bl.LocalCluster(1, trusted_users=True) as local:
         port = int(local.addresses[0].rpartition(":")[2])
         assert interfaces(port) == ["lo"]
         assert reached("127.0.0.1", port) and not reached(own_address(), port)
@@ -69,7 +67,14 @@ def test_a_server_that_cannot_be_kept_does_not_start(monkeypatch):
 
     monkeypatch.setattr(server, "keep_to_loopback", cannot)
     with pytest.raises(bl.ExecutionError, match=r"cannot be kept to loopback .* say so with --trusted-network"):
-        server.start("127.0.0.1", 0)
+        server.start("127.0.0.1", 0, trusted_users=True)
+
+
+def test_a_worker_that_all_users_would_reach_does_not_start():
+    with pytest.raises(
+        bl.InvalidInput, match=r"all users of this machine could run .* --secret FILE, .* --trusted-users"
+    ):
+        server.main("127.0.0.1:0")
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0:0", "[::]:0", "192.0.2.7:0", "myhost:0"])

@@ -158,7 +158,7 @@ def test_on_workers(cases):
     case = cases("mlp")
     placed = case.placement("1f1b")
     both = bl.Placement(device=[0] * case.graph.n, replicas=[(0, 1)])
-    with bl.LocalCluster(2) as local:
+    with bl.LocalCluster(2, trusted_users=True) as local:
         shared = bl.execute(
             case.step, both, steps=2, warmup=0, traced=1, inputs=case.whole.example_inputs, micro_batches=M,
             schedule="1f1b", graph=case.graph, return_variables=True, cluster=local,

@@ -7,23 +7,19 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
-import tempfile
 import threading
-import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 from addresses import own_address
+from other_users import answers_to_another_user, linux, listening_ports
 
 import baechi_lab as bl
-from baechi_lab.executors.tensorflow import loopback, server, tunnel
+from baechi_lab.executors.tensorflow import server, tunnel
 from baechi_lab.executors.tensorflow.peers import Peers
 from baechi_lab.workers.isolated import isolated
 
 pytest.importorskip("cryptography")
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="binds sockets to a device as on Linux")
 
 
 @pytest.fixture(scope="module")
@@ -149,93 +145,23 @@ def test_two_workers_on_an_address_of_the_network(secret, other_secret, step, pl
             worker.communicate()
 
 
-def listening_ports(pid):
-    """The ports of this process' network on which process `pid` listens, as the kernel's tables tell."""
-    files = (os.path.join(f"/proc/{pid}/fd", name) for name in os.listdir(f"/proc/{pid}/fd"))
-    inodes = {os.readlink(file).removeprefix("socket:[").removesuffix("]") for file in files}
-    tables = (Path("/proc/self/net", table).read_text().splitlines()[1:] for table in ("tcp", "tcp6"))
-    rows = [line.split() for table in tables for line in table]
-    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
-
-
-def other_users_python():
-    """An interpreter that another user can run; skips where there is none, or where this user cannot become another."""
-    if os.geteuid() or shutil.which("setpriv") is None:
-        pytest.skip("only root can try what another user could do")
-    for python in (sys.executable, "/usr/bin/python3"):
-        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", python]
-        if shutil.which(python) and not subprocess.run([*command, "-c", ""], capture_output=True, cwd="/").returncode:
-            return command
-    pytest.skip("no interpreter that another user can run")
-
-
-ATTACK = """
-import socket, sys
-for port in map(int, sys.argv[1:]):
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as server:
-        server.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
-        try:
-            answer = server.recv(9)
-        except ConnectionError:
-            answer = b""
-        print(port, "speaks to anybody" if answer[3:4] == b"\\x04" else "does not answer")
-"""  # the settings with which an HTTP/2 server begins (RFC 9113, 6.5)
-
-
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize("with_secret", [True, False])
 def test_what_other_users_of_the_machine_reach(with_secret, secret):
-    """Nothing of a worker with a secret; a worker without one, which says so."""
-    as_other_user = other_users_python()
-    command = isolated("baechi_lab", "worker", "--follow-stdin", *(["--secret", str(secret)] if with_secret else []))
+    """Nothing of a worker with a secret; a worker whose users are said to be trusted."""
+    options = ["--secret", str(secret)] if with_secret else ["--trusted-users"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
     worker = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True
-    )
+        isolated("baechi_lab", "worker", "--follow-stdin", *options), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, env=environment, text=True,
+    )  # fmt: skip
     try:
         gate = int(worker.stdout.readline().rpartition(":")[2])
-        ports = listening_ports(worker.pid)
-        assert ports == {gate}
-        attack = subprocess.run([*as_other_user, "-c", ATTACK, str(gate)], capture_output=True, text=True, cwd="/")
-        answer = "does not answer" if with_secret else "speaks to anybody"
-        assert attack.stdout == f"{gate} {answer}\n", attack.stderr
+        assert listening_ports(worker.pid) == {gate}
+        assert answers_to_another_user([gate]) == ["does not answer" if with_secret else "speaks to anybody"]
     finally:
-        said = worker.communicate("")[1]
-    assert ("all users of this machine can run code as you" in said) is not with_secret
-
-
-NETWORK = """
-import os, socket, sys, threading
-sys.path.insert(0, sys.argv[1])
-from loopback import leave_network
-if sys.argv[2] == "threads":
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-outside = socket.create_server(("127.0.0.1", 0))
-leave_network()
-with socket.create_server(("127.0.0.1", 0)) as inside:
-    socket.create_connection(inside.getsockname(), timeout=5).close()
-try:
-    socket.create_connection(outside.getsockname(), timeout=5)
-except ConnectionRefusedError:
-    print(os.getuid(), "is alone", flush=True)
-os._exit(7)
-"""
-
-
-@linux
-@pytest.mark.parametrize("threads", ["alone", "threads"])
-def test_a_user_without_rights_leaves_the_network(threads):
-    """Through a user namespace; with several threads in a child that ends as the process does. As another user, if root."""
-    folder = tempfile.mkdtemp()
-    os.chmod(folder, 0o755)
-    shutil.copy(loopback.__file__, folder)
-    as_user = other_users_python() if os.geteuid() == 0 else [sys.executable]
-    done = subprocess.run([*as_user, "-c", NETWORK, folder, threads], capture_output=True, text=True, cwd="/")
-    shutil.rmtree(folder)
-    if "a network of its own cannot be made" in done.stderr:
-        pytest.skip("this system does not let users make namespaces")
-    assert (done.returncode, done.stdout) == (7, f"{os.getuid() or 65534} is alone\n"), done.stderr
+        worker.communicate("")
 
 
 def test_a_worker_that_cannot_leave_the_network_does_not_start(secret, monkeypatch):
@@ -247,18 +173,6 @@ def test_a_worker_that_cannot_leave_the_network_does_not_start(secret, monkeypat
     monkeypatch.setattr(server, "leave_network", cannot)
     with pytest.raises(bl.ExecutionError, match=r"other users of this machine cannot be kept .* with --trusted-users"):
         server.start("127.0.0.1", 0, secret=str(secret))
-    with pytest.raises(bl.InvalidInput, match="--trusted-users is given without --secret"):
-        server.start("127.0.0.1", 0, trusted_users=True)
-
-
-@pytest.mark.slow
-def test_a_local_cluster_says_who_reaches_it():
-    pytest.importorskip("tensorflow")
-    with pytest.warns(UserWarning, match="all users of this machine can run code as you; .* trusted_users=True"):
-        bl.LocalCluster(1).close()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        bl.LocalCluster(1, trusted_users=True).close()
 
 
 def test_bad_secrets(secret, tmp_path, step, placement):

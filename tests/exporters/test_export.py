@@ -22,6 +22,7 @@ import pytest
 import baechi_lab as bl
 
 pytest.importorskip("tensorflow")
+from other_users import needs_networks
 
 BLOCKER = """
 import sys
@@ -299,7 +300,7 @@ def test_micro_batches_on_workers(third, step, tmp_path):
     shared = placed.replace(device=np.zeros_like(placed.device), replicas=[(0, 1)])  # both run all of the step
     folder = bl.export(traced, shared, tmp_path / "out", micro_batches=3, schedule="1f1b", workers=workers)
     feed_whole_batches(folder, step)
-    train_on_workers(folder, workers, step)
+    train_on_workers(folder, workers, step, ["--trusted-users"], [])
     with np.load(folder / "trained_values.npz") as trained:
         assert len(trained.files) == 4 and all(
             np.array_equal(trained[f"variable_{i}"], trained[f"variable_{i + 2}"]) for i in (0, 1)
@@ -307,18 +308,42 @@ def test_micro_batches_on_workers(third, step, tmp_path):
 
 
 def test_cluster_export_trains_on_the_workers_that_its_readme_names(step, placement, tmp_path):
+    """With a secret, which keeps other users out; and with none, where these are trusted."""
+    pytest.importorskip("cryptography")
+    needs_networks()
     workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    train_on_workers(bl.export(step, placement, tmp_path / "out", workers=workers), workers, step, lose=0)
+    folder = bl.export(step, placement, tmp_path / "out", workers=workers)
+    text = (folder / "README.md").read_text()
+    assert re.findall(r"python train\.py --worker (\S+) --secret cluster\.pem\n", text) == workers
+    assert "python train.py --steps 100 --secret cluster.pem\n" in text and "`--trusted-users`" in text
+    secret = ["--secret", str(bl.make_secret(tmp_path / "cluster.pem"))]
+    train_on_workers(folder, workers, step, secret, secret)
+    train_on_workers(folder, workers, step, ["--trusted-users"], [], lose=0)
 
 
-def train_on_workers(folder, workers, step, lose=None):
-    """Start what the README says, line by line, then train: the same losses, without baechi_lab; then `lose` a worker."""
-    lines = re.findall(r"python (train\.py --worker \S+)", (folder / "README.md").read_text())
-    assert len(lines) == 2
+def test_exported_worker_refuses_users_that_nobody_called_trusted(step, placement, tmp_path):
+    folder = bl.export(step, placement, tmp_path / "out", workers=["127.0.0.1:2222", "127.0.0.1:2223"])
+    done = run_script(folder, "--worker", "127.0.0.1:2222")
+    assert done.returncode == 1 and "say so with --trusted-users" in done.stderr.splitlines()[-1]
+
+
+def test_a_cluster_that_no_script_reaches_is_not_exported_for(step, placement, tmp_path):
+    """Its workers have a network of their own."""
+    needs_networks()
+    with (
+        bl.LocalCluster(2) as local,
+        pytest.raises(bl.InvalidInput, match=r"whose network no script reaches; .* trusted_users=True"),
+    ):
+        bl.export(step, placement, tmp_path / "out", cluster=local)
+
+
+def train_on_workers(folder, workers, step, serving, training, lose=None):
+    """Start workers with some options, then train with others: the losses without baechi_lab; then `lose` a worker."""
+    lines = [["train.py", "--worker", address, *serving] for address in workers]
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     started = [
         subprocess.Popen(
-            [sys.executable, *line.split()], cwd=folder, env=quiet, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            [sys.executable, *line], cwd=folder, env=quiet, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         for line in lines
     ]
@@ -326,8 +351,8 @@ def train_on_workers(folder, workers, step, lose=None):
         for process in started:
             assert process.stdout.readline().startswith(b"worker 127.0.0.1:")
         for address in workers:
-            assert listeners(int(address.rpartition(":")[2])) == ["lo"]
-        done = run_script(folder, "--steps", "5")
+            assert listeners(int(address.rpartition(":")[2])) == (["127.0.0.1"] if training else ["lo"])
+        done = run_script(folder, "--steps", "5", *training)
         if lose is not None:
             check_lost(folder, workers[lose], started[lose], quiet)
     finally:

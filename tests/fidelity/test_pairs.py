@@ -100,7 +100,7 @@ def test_a_pooling_of_a_real_step():
         return loss
 
     made = bl.trace(step, np.ones((2, 16, 16, 3), np.float32))
-    with bl.LocalCluster(2) as local, Worker() as worker:
+    with bl.LocalCluster(2) as local, Worker(network=local.network) as worker:
         graph = measured_graph(made, local, worker, 1, 1)
         found = measured_apart(made, local, worker, graph, 1, 1)
     onednn = any(kind.startswith("_Mkl") for kind in graph.op_types)

@@ -1,18 +1,19 @@
 """`bl.LocalCluster(n)`: n TensorFlow workers on this machine, each single-threaded (by default) and on a core of its own.
 
 On a machine without GPUs this is a real n-device cluster: one op at a time per worker, and transfers that go
-through TensorFlow's own rendezvous and the loopback network. The workers are kept to the loopback device; TensorFlow's
-servers have no authentication, so the other users of this machine can reach them (see `server`), which is warned of. A network
-namespace would keep them out, but also the programs that are to use the addresses, such as exported scripts.
+through TensorFlow's own rendezvous and a loopback network. TensorFlow's servers have no authentication, so the workers share a
+network of their own (`workers.network`), whose loopback device other users of this machine do not reach. Neither do other
+programs of this user: the process that opens the session joins that network before it uses it.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import selectors
 import subprocess
-import sys
 import tempfile
 import time
-import warnings
 from types import TracebackType
 from typing import IO
 
@@ -24,20 +25,12 @@ from ...graph.link import Link
 from ...workers.client import worker_environment
 from ...workers.executors import cores
 from ...workers.forked import Forked, start
+from ...workers.network import NEW, REFUSED
 from .devices import cpu_memory
 
 SERVER = "baechi_lab.executors.tensorflow.server"
 LOOPBACK_LINK = Link(400.0, 0.0008)
 """A round guess for two loopback workers (0.4 ms a message, 1.25 GB/s) until `bl.measure_link` replaces it."""
-
-
-def _outside() -> int:
-    """The stack level, as its caller gives it to `warnings.warn`, of the first frame that is not in this package."""
-    package = __name__.partition(".")[0]
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 class LocalCluster:
@@ -49,16 +42,21 @@ class LocalCluster:
             share of the machine.
         link, comm: of the `cluster` record.
         timeout: seconds for all workers to start.
+        trusted_users: leave the workers in the machine's network, where all its users can run code as you while the cluster is
+            open. Only then do programs that are given `addresses` reach them, exported scripts for example.
         trusted_network: start them as well where they cannot be kept to loopback (not on Linux): then everyone on the
             network can run code as you.
-        trusted_users: do not warn that all users of this machine can run code as you while the cluster is open.
         threads: of each worker, which share its core. With one, a tensor that is ready to be sent may wait for the ops that
             are ready behind it: TensorFlow leaves large sends to another thread. With two it leaves at once. Where threads
             share a core, those that have nothing to do sleep, instead of taking it from the one that works.
 
+    The workers have a network of their own, which no other user and no other program reaches; `bl.execute`,
+    `bl.measure_link` and whatever else takes the cluster itself open their session in a process that joins it. `network` is the
+    process id of a worker in it, None for a cluster in the machine's network.
+
     Raises:
         InvalidInput: a bad `n` or `threads`.
-        ExecutionError: a worker does not start.
+        ExecutionError: a worker does not start, or the system allows no network of its own and `trusted_users` is not given.
 
     >>> with LocalCluster(2) as local:  # doctest: +SKIP
     ...     run = bl.execute(step, placement, cluster=local)
@@ -84,62 +82,77 @@ class LocalCluster:
         self._options = [str(threads), *(["--trusted-network"] if trusted_network else [])]
         if threads > 1 or n > cores():
             self._options.append("--no-spinning")
-        if not (trusted_users or trusted_network):
-            warnings.warn(
-                "TensorFlow's servers ask nobody who he is: while this LocalCluster is open, all users of this machine can run "
-                "code as you; where you trust them, say so with trusted_users=True",
-                stacklevel=_outside(),
-            )
+        self.network: int | None = None
         self._logs: list[IO[bytes]] = []
+        self._printed: list[bytes] = []
         self._processes: list[subprocess.Popen[bytes] | Forked] = []
+        deadline = time.monotonic() + timeout
         try:
-            for core in range(n):
-                self._start(core)
-            deadline = time.monotonic() + timeout
-            self.addresses = tuple(self._address(i, deadline) for i in range(n))
+            if not (trusted_users or trusted_network):
+                self._start(0, NEW)
+                self._read(0, rb"^(started)\n", deadline)
+                self.network = self._processes[0].pid
+            for core in range(len(self._processes), n):
+                self._start(core, self.network)
+            self.addresses = tuple(self._read(i, rb"^worker (\S+)\n", deadline) for i in range(n))
         except BaseException:  # Ctrl-C too leaves no worker
             self.close()
             raise
 
-    def _start(self, core: int) -> None:
+    def _start(self, core: int, network: int | None) -> None:
         log = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker writes to it
         self._logs.append(log)
+        self._printed.append(b"")
         environment = worker_environment({"CUDA_VISIBLE_DEVICES": ""})
         self._processes.append(
-            start(SERVER, "127.0.0.1:0", str(core), *self._options, environment=environment, stderr=log)
+            start(
+                SERVER, "127.0.0.1:0", str(core), *self._options, environment=environment, stderr=log, network=network
+            )
         )
 
-    def _address(self, index: int, deadline: float) -> str:
-        """The address that a worker prints once it listens."""
-        import selectors
-
+    def _read(self, index: int, line: bytes, deadline: float) -> str:
+        """What a worker says in the line, with one group, that it prints before the deadline."""
         process = self._processes[index]
         if process.stdout is None:
             raise ExecutionError(f"worker {index} has no output")
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             while time.monotonic() < deadline:
+                match = re.search(line, self._printed[index], re.MULTILINE)
+                if match is not None:
+                    return match[1].decode()
                 if not selector.select(0.1):
                     continue
-                line = process.stdout.readline().decode("utf-8", "replace").strip()
-                if line.startswith("worker "):
-                    return line.removeprefix("worker ")
-                if not line:
-                    raise ExecutionError(f"worker {index} ended before it listened: {self._last_words(index)}")
+                data = os.read(process.stdout.fileno(), 4096)
+                if not data:
+                    raise self._not_started(index)
+                self._printed[index] += data
         raise ExecutionError(f"worker {index} did not start in time: {self._last_words(index)}")
+
+    def _not_started(self, index: int) -> ExecutionError:
+        words = self._last_words(index)
+        if words.startswith(REFUSED):
+            return ExecutionError(
+                "other users of this machine cannot be kept from TensorFlow's servers, which ask nobody who he is "
+                f"({words}); where you trust them all, say so with trusted_users=True (--trusted-users)"
+            )
+        return ExecutionError(f"worker {index} ended before it listened: {words}")
 
     def _last_words(self, index: int) -> str:
         self._logs[index].seek(0)
         lines = self._logs[index].read().decode("utf-8", "replace").splitlines()
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it said nothing")
 
+    def lost(self) -> str | None:
+        """A sentence that names the first worker that has ended; None while all run."""
+        ended = next((i for i, process in enumerate(self._processes) if process.poll() is not None), None)
+        return None if ended is None else f"worker {ended} of the cluster ({self.addresses[ended]}) has ended"
+
     def require_alive(self) -> None:
         """Raise `ExecutionError` if a worker has ended; it names the first."""
-        ended = next((i for i, process in enumerate(self._processes) if process.poll() is not None), None)
-        if ended is not None:
-            raise ExecutionError(
-                f"worker {ended} of the cluster ({self.addresses[ended]}) has ended; make a new LocalCluster"
-            )
+        lost = self.lost()
+        if lost is not None:
+            raise ExecutionError(f"{lost}; make a new LocalCluster")
 
     @property
     def n(self) -> int:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ from .peers import Peers
 from .recomputing import step_to_run
 from .timeline import to_timeline
 from .trace import Trace
+
+if TYPE_CHECKING:
+    from .cluster import LocalCluster
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,12 @@ def execute(
     options: dict[str, Any] | None = None,
     progress: bool = True,
     worker: Worker | None = None,
+    local: LocalCluster | None = None,
 ) -> Run:
-    """See `baechi_lab.executors.execute`; `options` come from `device_options`, `worker` is one to use again."""
+    """See `baechi_lab.executors.execute`; `options` come from `device_options`, `worker` is one to use again.
+
+    `local` is the cluster whose addresses the options have.
+    """
     from tqdm.auto import tqdm
 
     if not isinstance(step, Step):
@@ -92,13 +99,17 @@ def execute(
     fed = (array for batch in batches for array in batch)
     request = Message("execute", header, (placed.device, *step_arrays(step), *fed))
     got = _Collected()
-    peers = Peers((options or {}).get("workers", ()), secret=(options or {}).get("secret"))
+    addresses = (options or {}).get("workers", ())
+    peers = Peers(addresses, secret=(options or {}).get("secret"), local=local)
     # `disable=None`: no bar where stderr is neither a terminal nor a notebook.
     bar = tqdm(
         total=warmup + traced + steps, desc="execute", unit="step", leave=False, disable=None if progress else True
     )
-    used = worker or Worker()
+    network = None if local is None else local.network
+    used = worker or Worker(network=network)
     try:
+        if addresses:
+            used.enter(network)
         status, message = _converse(used, request, got, timeout, cancel, _advancing(bar, on_step), peers)
     except ExecutionError:
         # The worker refused the request and waits for the next.

@@ -98,7 +98,7 @@ def measure_link(
     """
     _check(sizes, repeats)
     names, pair, options = _devices(source, target, cluster, workers, secret)
-    ((seconds, _),) = _measure(names, [pair], options, sizes, repeats, 0, timeout, progress)
+    ((seconds, _),) = _measure(names, [pair], options, sizes, repeats, 0, timeout, progress, cluster)
     return _fit(names[pair[0]][0], names[pair[1]][0], sizes, seconds)
 
 
@@ -122,7 +122,7 @@ def measure_links(
     names = [(d.name, d.memory_bytes) for d in record.devices]
     pairs = list(permutations(range(record.n), 2))
     options = device_options(workers=addresses, secret=secret)
-    measured = _measure(names, pairs, options, sizes, repeats, probe_bytes, timeout, progress)
+    measured = _measure(names, pairs, options, sizes, repeats, probe_bytes, timeout, progress, cluster)
     links, probes = [], []
     for (a, b), (seconds, probed) in zip(pairs, measured, strict=True):
         links.append(_fit(names[a][0], names[b][0], sizes, seconds))
@@ -193,7 +193,7 @@ def _fit(source: str, target: str, sizes: Sequence[int], seconds: Any) -> LinkFi
 
 def _measure(
     names: Sequence[tuple[str, int]], pairs: Sequence[tuple[int, int]], options: dict[str, Any], sizes: Sequence[int],
-    repeats: int, probe_bytes: int, timeout: float | None, progress: bool,
+    repeats: int, probe_bytes: int, timeout: float | None, progress: bool, cluster: Cluster | LocalCluster | None,
 ) -> list[tuple[Any, Any]]:  # fmt: skip
     """(seconds, probes) per pair, as the worker sends them."""
     from tqdm.auto import tqdm
@@ -204,7 +204,9 @@ def _measure(
     }  # fmt: skip
     found: list[tuple[Any, Any]] = []
     bar = tqdm(total=len(pairs), desc="links", unit="pair", disable=None if progress else True, leave=False)
-    with Peers(options["workers"], secret=options["secret"]) as peers, bar, Worker() as worker:
+    local = cluster if isinstance(cluster, LocalCluster) else None
+    watched = Peers(options["workers"], secret=options["secret"], local=local)
+    with watched as peers, bar, Worker(network=None if local is None else local.network) as worker:
         try:
             asked = worker.exchange(Message("links", header), {"done", "failed"}, timeout, lost=peers.lost)
             with closing(asked) as answers:
@@ -221,6 +223,7 @@ def _measure(
 
 def _running(cluster: Cluster | LocalCluster, workers: Sequence[str]) -> tuple[Cluster, tuple[str, ...]]:
     if isinstance(cluster, LocalCluster):
+        cluster.require_alive()
         return cluster.cluster, cluster.addresses
     if not isinstance(cluster, Cluster):
         raise InvalidInput(f"cluster is a {type(cluster).__name__}; give a bl.Cluster or a running bl.LocalCluster")

@@ -4,20 +4,15 @@ TensorFlow's server listens on every interface, whatever address it is given, an
 without being started: then it listens, but answers nothing yet. In between, its socket is bound to the loopback device,
 so that the kernel lets in only what comes from this machine (Linux 5.7, or the right to use raw sockets).
 
-The other users of the machine reach its loopback device as well. `leave_network` keeps them out: the process moves to a network
-of its own (network_namespaces(7)), whose loopback device nobody else has. Sockets that it made before stay where they were.
+The other users of the machine reach its loopback device as well. `network` keeps them out.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import ipaddress
 import os
-import signal
 import socket
-import struct
-import sys
 from collections.abc import Iterator
 
 REFUSAL = (
@@ -26,69 +21,10 @@ REFUSAL = (
     "say so with --trusted-network"
 )
 
-
 USERS = (
-    "TensorFlow's server asks nobody who he is, so all users of this machine can run code as you while it runs; where you do not "
-    "trust them, start workers with --secret FILE"
+    "TensorFlow's server asks nobody who he is, so all users of this machine could run code as you while it runs; give --secret "
+    "FILE, which keeps them out, or, where you trust them all, say so with --trusted-users"
 )
-
-_NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # sched.h
-_GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1  # sockios.h, if.h
-_PARENT_DEATH_SIGNAL = 1  # prctl.h
-
-
-def leave_network() -> None:
-    """Give this process a network of its own, which has a loopback device and nothing else.
-
-    Call it before other threads make sockets: each thread has the network of the one that started it. Without the right to make
-    networks the process goes on as a user of its own user namespace, who has that right; since only a process of one thread may
-    become that, one with more goes on in a child, which ends with it.
-
-    Raises `OSError` where the system allows neither.
-    """
-    if not sys.platform.startswith("linux"):
-        raise OSError("this system has no network namespaces")
-    if _call("unshare", _NEW_NETWORK):
-        user, group = os.geteuid(), os.getegid()
-        if len(os.listdir("/proc/self/task")) > 1:
-            _go_on_in_child()
-        failure = _call("unshare", _NEW_USER | _NEW_NETWORK)
-        if failure:
-            raise OSError(failure, f"a network of its own cannot be made: {os.strerror(failure)}")
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(text)
-    _raise_loopback()
-
-
-def _call(name: str, *arguments: int) -> int:
-    """The error number of a function of the C library, 0 where it succeeds."""
-    library = ctypes.CDLL(None, use_errno=True)
-    return ctypes.get_errno() if getattr(library, name)(*arguments) else 0
-
-
-def _raise_loopback() -> None:
-    """Start the loopback device, which then has its addresses."""
-    import fcntl
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        found = fcntl.ioctl(any_socket, _GET_FLAGS, struct.pack("16sh22x", b"lo", 0))
-        flags = struct.unpack("16sh22x", found)[1]
-        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh22x", b"lo", flags | _UP))
-
-
-def _go_on_in_child() -> None:
-    """Return in a child of one thread; this process waits for it, hands signals on, and ends as it ends."""
-    parent, child = os.getpid(), os.fork()
-    if not child:
-        _call("prctl", _PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-        return
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda n, _: os.kill(child, n))
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    os._exit(code if code >= 0 else 128 - code)
 
 
 def is_loopback(host: str) -> bool:

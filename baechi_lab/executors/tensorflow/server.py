@@ -2,10 +2,10 @@
 
 TensorFlow's servers have NO AUTHENTICATION AND NO ENCRYPTION: whoever can connect to the port can run any op,
 reading and writing files included, as the user who started it. They listen on every interface, whatever address they
-are given; `loopback` keeps them to this machine, whose other users still reach them, which is warned of. A worker for other
-machines needs a secret, with which `tunnel` moves it to a network of its own, out of the reach of other users, and puts mutual
-TLS in front of it. `--trusted-network` says instead that nobody else is on the network, `--trusted-users` that a worker with a
-secret may stay within reach of the machine's other users, where the system allows no network of its own.
+are given; `loopback` keeps them to this machine, whose other users still reach them. So a worker needs a secret, with which
+`tunnel` moves it to a network of its own, out of the reach of other users, and puts mutual TLS in front of it.
+`--trusted-network` says instead that nobody else is on the network, `--trusted-users` that all users of the machine are trusted:
+they may reach a worker without a secret, or one with a secret where the system allows no network of its own.
 
 The server starts knowing nobody: the session that uses it sends the whole ClusterSpec, so that a worker needs no
 list of the others. That is why its own job is called `unassigned`: TensorFlow refuses a ClusterSpec that repeats the
@@ -22,9 +22,10 @@ import threading
 
 from ...errors import ExecutionError, InvalidInput
 from ...workers.bare import import_tensorflow
+from ...workers.network import leave_network
 from . import tunnel
 from .heap import keep_freed_memory
-from .loopback import REFUSAL, USERS, is_loopback, keep_to_loopback, leave_network
+from .loopback import REFUSAL, USERS, is_loopback, keep_to_loopback
 from .secret import check_secret
 
 LOOPBACK = "127.0.0.1"
@@ -50,21 +51,20 @@ def start(
     """Start the server in this process and return its address `host:port`.
 
     With `secret`, a file of `make_secret`, those who have it reach the server there, through TLS, and nobody else: the process
-    leaves the machine's network, unless `trusted_users` says that its other users may reach the server. Without it and without
-    `trusted_network` the host must be loopback, and the server is reached from this machine alone. Threads that have
-    nothing to do look for work for a while before they sleep, unless `spinning` is False.
+    leaves the machine's network, unless `trusted_users` says that its other users may reach the server. Without a secret one of
+    `trusted_users` and `trusted_network` must be given; with the first the host must be loopback, and the server is reached from
+    this machine alone. Threads that have nothing to do look for work for a while before they sleep, unless `spinning` is False.
 
-    Raises `InvalidInput` for another host or a file that holds no secret, `ExecutionError` when the port is taken, the
-    address is not one of this machine, or this system cannot keep the server to loopback, or other users from it.
+    Raises `InvalidInput` for another host, a file that holds no secret or a server open to users that nobody called trusted,
+    `ExecutionError` when the port is taken, the address is not one of this machine, or this system cannot keep the server to
+    loopback, or other users from it.
     """
     if secret is not None and trusted_network:
         raise InvalidInput("--secret and --trusted-network contradict each other; give one of them")
     if secret is None and not trusted_network and not is_loopback(host):
         raise InvalidInput(f"bind names {host}: {REFUSAL}")
-    if trusted_users and secret is None:
-        raise InvalidInput(
-            "--trusted-users is given without --secret FILE; without a secret all users reach the worker anyway"
-        )
+    if secret is None and not trusted_network and not trusted_users:
+        raise InvalidInput(USERS)
     listener = _listener(host, port)
     inside = free = int(listener.getsockname()[1])
     if secret is None:
@@ -127,14 +127,13 @@ def _listener(host: str, port: int) -> socket.socket:
 def main(
     bind: str = LOOPBACK + ":0", threads: int = 1, core: int | None = None, follow_stdin: bool = False,
     trusted_network: bool = False, secret: str | None = None, spinning: bool = True, trusted_users: bool = False,
-    warned: bool = False,
 ) -> int:  # fmt: skip
     """Run one worker until it is stopped; prints its address on a line of its own.
 
     `bind` is `host:port` (loopback unless a host is named); `threads` ops run at a time; `core` pins the process to
     one processor core; `follow_stdin` ends it when its stdin does; `secret` lets those who have that file reach it
     through TLS, and `trusted_users` all users of this machine; `trusted_network` lets it listen on every interface, without
-    authentication; without `spinning` its idle threads sleep at once; `warned` says that the caller has said who reaches it.
+    authentication; without `spinning` its idle threads sleep at once.
     Raises `InvalidInput`, `ExecutionError`.
     """
     host, port = parse_bind(bind)
@@ -147,8 +146,6 @@ def main(
     )  # fmt: skip
     if trusted_network:
         print("warning: everyone who reaches this machine's network can run code as you", file=sys.stderr)
-    elif secret is None and not warned:
-        print(f"warning: {USERS}", file=sys.stderr)
     print(f"worker {address}", flush=True)
     if follow_stdin:
         sys.stdin.buffer.read()
@@ -162,11 +159,13 @@ def main(
 
 
 if __name__ == "__main__":
-    # How LocalCluster starts its workers: address, core to run on, threads, more options; the end of stdin ends it.
+    # How LocalCluster starts its workers: address, core to run on, threads, more options; the end of stdin ends it. All users
+    # of the network are trusted: it is the cluster's own, or its caller has said so.
+    print("started", flush=True)
     try:
         main(
-            sys.argv[1], int(sys.argv[3]), core=int(sys.argv[2]), follow_stdin=True,
-            trusted_network="--trusted-network" in sys.argv, spinning="--no-spinning" not in sys.argv, warned=True,
+            sys.argv[1], int(sys.argv[3]), core=int(sys.argv[2]), follow_stdin=True, trusted_users=True,
+            trusted_network="--trusted-network" in sys.argv, spinning="--no-spinning" not in sys.argv,
         )  # fmt: skip
     except (ExecutionError, InvalidInput) as problem:
         sys.exit(str(problem))

@@ -1,7 +1,7 @@
 """Mutual TLS around TensorFlow's servers, which have neither encryption nor authentication of their own.
 
 One file holds a private key and its own certificate; who has the file may take part, nobody else. A server is in a network of
-its own (`loopback.leave_network`), which has two doors. In front of it a `Gate`, whose socket was made before, listens on the
+its own (`network.leave_network`), which has two doors. In front of it a `Gate`, whose socket was made before, listens on the
 machine's network and lets in whoever proves to have the key. What goes out is asked of a `Proxy` on loopback, in a process that
 stays in the machine's network, to which gRPC sends a CONNECT request (RFC 9110, 9.3.6) for every connection to another worker
 once `grpc_proxy` names it; that name holds a password, because a process that only calls workers has its proxy where others of

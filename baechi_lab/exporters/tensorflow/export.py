@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ...executors.tensorflow import heap, keepalive, loopback, tunnel
 from ...graph.placement import Placement
 from ...graph.step import Step
+from ...workers import network
 from ..folder import Writer
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _worker_files() -> dict[str, bytes | str | Writer]:
     """What `train.py --worker`, and training on workers, need besides."""
     paths = [
         *(Path(__file__).with_name(name) for name in ("worker.py", "watch.py")),
-        *(Path(str(module.__file__)) for module in (heap, keepalive, loopback, tunnel)),
+        *(Path(str(module.__file__)) for module in (heap, keepalive, loopback, network, tunnel)),
     ]
     return {path.name: path.read_text(encoding="utf-8") for path in paths}
 
@@ -99,7 +100,7 @@ def readme(
 
 Needs Python with TensorFlow and NumPy, nothing else:
 {_start_workers(workers)}
-    python train.py --steps 100{_option(workers)}
+    python train.py --steps 100{" --secret cluster.pem" if workers else ""}
 
 Plug your own input iterator in at the marked line of `train.py`.
 {_micro_batches(cut)}
@@ -137,28 +138,19 @@ A step is {cut.micro_batches} micro-batches. Arrays that are {cut.micro_batches}
 {order}"""
 
 
-def _option(workers: Sequence[str]) -> str:
-    """What the script is told where the workers are on several machines."""
-    local = all(loopback.is_loopback(address.rpartition(":")[0]) for address in workers)
-    return "" if local else " --secret cluster.pem"
-
-
 def _start_workers(workers: Sequence[str]) -> str:
     if not workers:
         return ""
-    lines = "\n".join(f"    python train.py --worker {address}{_option(workers)}" for address in workers)
-    warning = _WARNING if _option(workers) else _USERS
+    lines = "\n".join(f"    python train.py --worker {address} --secret cluster.pem" for address in workers)
+    local = all(loopback.is_loopback(address.rpartition(":")[0]) for address in workers)
     return f"""
 Start each worker first, on the machine of its address:
 
 {lines}
 
-{warning} Then train:
+{_WARNING}{_USERS if local else _NETWORK} Then train:
 """
 
-
-_USERS = """The workers are reached from this machine alone, but by ALL OF ITS USERS, who can run code as you while they run.
-Where you do not trust them, make a secret and give `--secret cluster.pem` to every command here."""
 
 _WARNING = """`cluster.pem` is a key and its certificate; whoever has it, and nobody else, reaches the workers, through TLS,
 and can run code as you there. Make it once, and copy it to every machine on a way that you trust:
@@ -169,7 +161,12 @@ and can run code as you there. Make it once, and copy it to every machine on a w
 Other users of a worker's machine do not reach it either: it has a network of its own (Linux network namespaces). Where the system
 allows none, it does not start; `--trusted-users` then says that you let them all run code as you.
 
-TensorFlow's servers themselves have NO AUTHENTICATION: with `--trusted-network` instead of `--secret cluster.pem` you say
+TensorFlow's servers themselves have NO AUTHENTICATION: """
+
+_USERS = """with `--trusted-users` instead of `--secret cluster.pem` you say that you let
+all users of this machine run code as you; to train takes no option then."""
+
+_NETWORK = """with `--trusted-network` instead of `--secret cluster.pem` you say
 that you let everyone who reaches these machines run code as you."""
 
 

@@ -114,9 +114,7 @@ def main() -> None:
     parser.add_argument("--worker", metavar="HOST:PORT", help="serve as a worker of the cluster instead of training")
     parser.add_argument("--secret", metavar="FILE", help="the file that all machines of the cluster have (README.md)")
     parser.add_argument("--trusted-network", action="store_true", help="let everyone on the network run code as you")
-    parser.add_argument(
-        "--trusted-users", action="store_true", help="with --secret: let this machine's users run code as you"
-    )
+    parser.add_argument("--trusted-users", action="store_true", help="let all users of this machine run code as you")
     given = parser.parse_args()
     plan = json.loads((HERE / "placement.json").read_text())
     if not plan["workers"] and (given.worker or given.secret or given.trusted_network):

@@ -43,7 +43,8 @@ def _answering(address: str) -> socket.socket:
         except OSError as error:
             if time.monotonic() > until:
                 raise SystemExit(
-                    f"worker {address} does not answer ({error}); start it with: python train.py --worker {address}"
+                    f"worker {address} does not answer ({error}); start it with: python train.py --worker {address} "
+                    "--secret FILE"
                 ) from None
             time.sleep(ASK_SECONDS)
 

@@ -1,13 +1,13 @@
 """Serve as one worker of a cluster: `python train.py --worker HOST:PORT`. Exported by baechi_lab; yours to change."""
 
 import socket
-import sys
 import threading
 
 import tensorflow as tf
 import tunnel
 from heap import keep_freed_memory
-from loopback import REFUSAL, USERS, is_loopback, keep_to_loopback, leave_network
+from loopback import REFUSAL, USERS, is_loopback, keep_to_loopback
+from network import leave_network
 
 
 def serve(
@@ -15,19 +15,19 @@ def serve(
 ) -> None:
     """Be the worker at `address`: with a secret behind TLS and in a network of its own, else for this machine alone.
 
-    TensorFlow asks nobody who he is. `trusted_users` leaves a worker with a secret within reach of this machine's users.
+    TensorFlow asks nobody who he is. `trusted_users` says that all users of this machine may reach it.
     """
     host, _, port = address.rpartition(":")
     if not secret and not trusted_network and not is_loopback(host):
         raise SystemExit(f"{address}: {REFUSAL}")
+    if not secret and not trusted_network and not trusted_users:
+        raise SystemExit(f"{address}: {USERS}")
     keep_freed_memory()
     inside, listener = int(port), None
     if secret:
         listener = tunnel.listen(host.strip("[]"), inside)
         go_behind(secret, trusted_users)
         inside = free_port()
-    elif not trusted_network:
-        print(f"warning: {USERS}", file=sys.stderr)
     known = tf.train.ServerDef(job_name="unassigned", protocol="grpc", port=inside)
     known.cluster.job.add(name="unassigned").tasks[0] = address
     known.default_session_config.inter_op_parallelism_threads = threads
