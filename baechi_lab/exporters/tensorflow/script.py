@@ -121,6 +121,7 @@ def main() -> None:
         parser.error(
             "this step was exported for the devices of one machine, without workers; run it with --steps alone"
         )
+    sys.path.append(str(HERE))  # not there under `python -I`
     if given.secret and not given.worker:
         from tunnel import go_through
 
@@ -131,7 +132,6 @@ def main() -> None:
         threads = 2 if plan["schedule"] else 1  # the second one sends
         serve(given.worker, given.trusted_network, given.secret, threads, given.trusted_users)
     elif plan["workers"]:
-        sys.path.append(str(HERE))  # not there under `python -I`
         from watch import watched
 
         with watched(plan["workers"], given.secret):
