@@ -104,8 +104,12 @@ def test_a_program_starts_in_a_network_of_its_own():
     needs_networks()
     done = subprocess.run(isolated("platform", network=network.NEW), capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout
-    done = subprocess.run(isolated("platform", network=2**22 + 1), capture_output=True, text=True)
-    assert done.returncode == 1 and "No such file" in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize(("pid", "message"), [(2**22 + 1, "No such file"), (os.getpid(), "has no network of its own")])
+def test_a_program_does_not_start_in_another_network_than_it_should(pid, message):
+    done = subprocess.run(isolated("platform", network=pid), capture_output=True, text=True)
+    assert done.returncode == 1 and message in done.stderr and not done.stdout
 
 
 def test_a_system_without_networks_says_so(monkeypatch):

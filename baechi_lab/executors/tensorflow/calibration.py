@@ -133,7 +133,7 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
 
     if local.n < 2:
         raise InvalidInput("calibrate needs a cluster of at least 2 workers")
-    with Worker(network=local.network) as worker:
+    with Worker() as worker:
         cost = partial(cost_of, local, worker, steps)
         bare = cost(ladder_step(FEW, 0, 4), 1)
         without, ladder = _ladders(cost)
