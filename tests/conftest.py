@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import os
 import random
@@ -10,6 +11,7 @@ import shutil
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,7 +87,13 @@ def local_clusters_start() -> None:
     if not networks_can_be_made():
         from baechi_lab.executors.tensorflow.cluster import LocalCluster
 
-        LocalCluster.__init__.__kwdefaults__["trusted_users"] = True
+        start = LocalCluster.__init__
+
+        @functools.wraps(start)
+        def start_trusting(*arguments: Any, **options: Any) -> None:
+            start(*arguments, **{**options, "trusted_users": True})
+
+        LocalCluster.__init__ = start_trusting
 
 
 def pytest_collection_finish() -> None:

@@ -175,6 +175,8 @@ def test_a_worker_process_goes_to_the_cluster_that_it_runs_a_step_on(local, step
     ],
 )
 def test_a_cluster_without_a_network_of_its_own_does_not_start(monkeypatch, words, message):
+    needs_networks()  # elsewhere tests trust the users
+
     def start(*_, environment, stderr, network):
         assert network == NEW
         return forked.run([sys.executable, "-I", "-c", f"raise SystemExit({words!r})"], environment, stderr)
