@@ -29,7 +29,7 @@ def check_whole(field: str, value: Any, low: int = 1, also: str = "") -> int:
 
 
 def check_position(
-    field: str, value: Any, count: int, what: str = "positions", error: type[InvalidInput] = InvalidInput
+    field: str, value: Any, count: int, noun: str = "positions", error: type[InvalidInput] = InvalidInput
 ) -> int:
     """`value` as an int; `error` unless it is a whole number from 0 to `count - 1`.
 
@@ -38,7 +38,7 @@ def check_position(
     baechi_lab.errors.InvalidInput: device is 2; it must be one of the 2 devices, counted from 0
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < count:
-        raise error(f"{field} is {str(value)[:60]}; it must be one of the {count} {what}, counted from 0")
+        raise error(f"{field} is {str(value)[:60]}; it must be one of the {count} {noun}, counted from 0")
     return int(value)
 
 
@@ -54,15 +54,15 @@ def check_flag(field: str, value: Any, also: str = "") -> bool:
     return bool(value)
 
 
-def check_text(field: str, value: Any, known: Iterable[str] | None = None) -> None:
-    """`InvalidInput` unless `value` is a text, and among `known` where that is given.
+def check_text(field: str, value: Any, choices: Iterable[str] | None = None) -> None:
+    """`InvalidInput` unless `value` is a text, and among `choices` where that is given.
 
     >>> check_text("effort", "higher", ("normal", "high"))
     Traceback (most recent call last):
     baechi_lab.errors.InvalidInput: effort is 'higher'; it must be one of normal, high
     """
-    if not isinstance(value, str) or (known is not None and value not in known):
-        allowed = "a text" if known is None else f"one of {', '.join(known)}"
+    if not isinstance(value, str) or (choices is not None and value not in choices):
+        allowed = "a text" if choices is None else f"one of {', '.join(choices)}"
         raise InvalidInput(f"{field} is {value!r:.60}; it must be {allowed}")
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .checks import check_flag, check_whole, is_list
-from .comparison_runs import measure_rows, memory_of, split_cluster, where_to_run
+from .comparison_runs import execution_target, measure_rows, memory_of, split_cluster
 from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from .graph import Cluster, OpGraph, Placement, Step, Timeline
 from .graph.arguments import check_records
 from .memo import Memo
 from .pipeline import place_in_groups
 from .stages import Optimize, Simulate
-from .verdicts import note_on_bound, note_on_native, notes_on, one_device
+from .step_summary import note_on_bound, note_on_native, notes_on, one_device
 
 if TYPE_CHECKING:
     import pandas
@@ -30,10 +30,28 @@ ROW_ERRORS = (BaechiLabError, ArithmeticError, LookupError, MemoryError, Runtime
 """What a placer may raise without ending the comparison: it becomes the text of its row."""
 
 COLUMNS = (
-    "placer", "makespan_us", "lower_bound_us", "gap", "feasible", "peak_bytes", "device_peak_bytes", "moved_bytes",
-    "transfers", "balance", "place_seconds", "measured_us", "measured_low_us", "measured_high_us", "error",
-    "one_device_us", "winner", "peak_parts", "measured_peak_bytes", "measured_device_peak_bytes", "measured_peak_parts",
-)  # fmt: skip
+    "placer",
+    "makespan_us",
+    "lower_bound_us",
+    "gap",
+    "feasible",
+    "peak_bytes",
+    "device_peak_bytes",
+    "moved_bytes",
+    "transfers",
+    "balance",
+    "place_seconds",
+    "measured_us",
+    "measured_low_us",
+    "measured_high_us",
+    "error",
+    "one_device_us",
+    "winner",
+    "peak_parts",
+    "measured_peak_bytes",
+    "measured_device_peak_bytes",
+    "measured_peak_parts",
+)
 
 
 def compare(
@@ -122,7 +140,7 @@ def compare(
     check_records(graph=graph, cluster=cluster)
     Simulate(scheduler)  # refuses an unknown name here, not in every row
     pipeline = _pipeline(micro_batches, schedule, batch_size)
-    chosen = _chosen(DEFAULT_PLACERS if placers is None else placers, params or {}, pipeline, common)
+    labelled_placers = _make_placers(DEFAULT_PLACERS if placers is None else placers, params or {}, pipeline, common)
     memo, optimize = Memo(), Optimize(tuple(_passes(passes, placers, micro_batches)), forward_only)
     prepared = memo.recall("optimize", optimize, graph, cluster)[0] if optimize.passes else graph
     alone = one_device(graph, cluster, **pipeline)
@@ -130,11 +148,11 @@ def compare(
     rows: list[dict[str, Any]] = []
     runnable: dict[int, Placement] = {}
     finer: list[str] = []
-    bar = tqdm(chosen, disable=not progress, leave=False, unit="placer")
+    bar = tqdm(labelled_placers, disable=not progress, leave=False, unit="placer")
     for label, placer in bar:
         bar.set_description(f"placing with {label}"[:40])  # said at once: a search is one placer for a long time
-        _compile(placer)
-        row, placement = _row(graph, prepared, cluster, placer, scheduler, pipeline, optimize, memo)
+        _compile_kernels(placer)
+        row, placement = _simulate_row(graph, prepared, cluster, placer, scheduler, pipeline, optimize, memo)
         if placement is not None and "finer_groups" in placement.info:
             finer.append(f"{label}: {placement.info['finer_groups']}")
         if placement is not None and row["feasible"]:
@@ -142,13 +160,13 @@ def compare(
         rows.append({"placer": label, "lower_bound_us": bound, **row})
     placed = len(rows)
     if measure and step is not None:
-        ways = native_ways(
+        native_runners = native_ways(
             step, native, placements=list(runnable.values()), micro_batches=pipeline.get("micro_batches")
         )
-        rows += [{"placer": f"native ({way})", "feasible": True, "winner": ""} for way in ways]
-        where = {**where_to_run(cluster, local, backend, workers), **pipeline}
-        own = dict(enumerate(ways.values(), start=placed))
-        for k, columns in measure_rows(graph, step, runnable, steps, where, progress, own).items():
+        rows += [{"placer": f"native ({method})", "feasible": True, "winner": ""} for method in native_runners]
+        execute_options = {**execution_target(cluster, local, backend, workers), **pipeline}
+        native_rows = dict(enumerate(native_runners.values(), start=placed))
+        for k, columns in measure_rows(graph, step, runnable, steps, execute_options, progress, native_rows).items():
             rows[k] |= columns
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     if batch_size is not None:
@@ -181,13 +199,13 @@ def _check_measuring(
     if not measure and (backend is not None or workers):
         raise InvalidInput(f"backend={backend!r} and workers={list(workers)!r} say where to measure; give measure=True")
     if measure and step is None:
-        wanted = f"native={native!r:.60}" if native else "measure=True"
-        raise InvalidInput(f"{wanted} needs the step to run: give step=, as bl.trace or bl.models.build returned it")
+        argument = f"native={native!r:.60}" if native else "measure=True"
+        raise InvalidInput(f"{argument} needs the step to run: give step=, as bl.trace or bl.models.build returned it")
     if measure:
         check_whole("steps", steps)
 
 
-def _chosen(
+def _make_placers(
     placers: Iterable[Any],
     params: Mapping[str, Mapping[str, Any]],
     pipeline: Mapping[str, Any],
@@ -201,15 +219,15 @@ def _chosen(
     if not is_list(placers):
         raise InvalidInput(f"placers is {placers!r:.60}; it must be a list of placers")
     objects: list[Any] = []
-    for given in placers:
-        if isinstance(given, str) or (isinstance(given, tuple) and len(given) == 2):
-            name, own = (given, {}) if isinstance(given, str) else given
-            known = placer_class(name).__dataclass_fields__
-            shared = {key: value for key, value in common.items() if key in known}
-            told = told_pipeline(name, pipeline)
-            objects.append(make_placer(name, **{**told, **shared, **params.get(name, {}), **own}))
+    for entry in placers:
+        if isinstance(entry, str) or (isinstance(entry, tuple) and len(entry) == 2):
+            name, placer_params = (entry, {}) if isinstance(entry, str) else entry
+            accepted = placer_class(name).__dataclass_fields__
+            shared = {key: value for key, value in common.items() if key in accepted}
+            pipeline_params = told_pipeline(name, pipeline)
+            objects.append(make_placer(name, **{**pipeline_params, **shared, **params.get(name, {}), **placer_params}))
         else:
-            objects.append(make_placer(given))
+            objects.append(make_placer(entry))
     # A seed or time limit may be given whether or not one of these placers has a use for it.
     _check_used(
         "parameter",
@@ -221,10 +239,10 @@ def _chosen(
     return [(p.name if count[p.name] == 1 else repr(p), p) for p in objects]
 
 
-def _check_used(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    for name in given:
-        if name not in set(known):
-            raise UnknownNameError.of(what, name, set(known))
+def _check_used(kind: str, names: Iterable[str], known_names: Iterable[str]) -> None:
+    for name in names:
+        if name not in set(known_names):
+            raise UnknownNameError.of(kind, name, set(known_names))
 
 
 def _passes(passes: Sequence[Any] | None, placers: Any, micro_batches: int | None) -> Sequence[Any]:
@@ -235,9 +253,12 @@ def _passes(passes: Sequence[Any] | None, placers: Any, micro_batches: int | Non
 
 
 def _lower_bound(
-    graph: OpGraph, cluster: Cluster, micro_batches: int | None = None, schedule: Any = None,
+    graph: OpGraph,
+    cluster: Cluster,
+    micro_batches: int | None = None,
+    schedule: Any = None,
     placement: Placement | None = None,
-) -> float:  # fmt: skip
+) -> float:
     from .simulator.bounds import bounds
 
     try:
@@ -246,7 +267,7 @@ def _lower_bound(
         return float("nan")
 
 
-def _compile(placer: Any) -> None:
+def _compile_kernels(placer: Any) -> None:
     """Place three ops first: numba compiles a kernel on its first use ever, which must not count as placing time."""
     if getattr(placer, "anytime", False):
         return  # would search on for its whole time limit
@@ -254,10 +275,16 @@ def _compile(placer: Any) -> None:
         placer.assign(OpGraph.from_edges([1.0, 1.0, 1.0], [(0, 1, 8), (0, 2, 8)]), Cluster.uniform(2))
 
 
-def _row(
-    graph: OpGraph, prepared: OpGraph, cluster: Cluster, placer: Any, scheduler: Any, pipeline: Mapping[str, Any],
-    optimize: Optimize, memo: Memo,
-) -> tuple[dict[str, Any], Placement | None]:  # fmt: skip
+def _simulate_row(
+    graph: OpGraph,
+    prepared: OpGraph,
+    cluster: Cluster,
+    placer: Any,
+    scheduler: Any,
+    pipeline: Mapping[str, Any],
+    optimize: Optimize,
+    memo: Memo,
+) -> tuple[dict[str, Any], Placement | None]:
     from .placers import place
     from .simulator import simulate
 
@@ -271,12 +298,17 @@ def _row(
     except ROW_ERRORS as error:
         text = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
         return {"feasible": False, "error": text}, None
-    own = (
+    replica_bound = (
         {}
         if not placement.replicas
         else {"lower_bound_us": _lower_bound(graph, cluster, placement=placement, **pipeline)}
     )
-    return {**summary(timeline), "place_seconds": placement.seconds, "winner": winner_of(placement), **own}, placement
+    return {
+        **summary(timeline),
+        "place_seconds": placement.seconds,
+        "winner": winner_of(placement),
+        **replica_bound,
+    }, placement
 
 
 def winner_of(placement: Placement) -> str:

@@ -31,7 +31,7 @@ def split_cluster(cluster: Cluster | LocalCluster) -> tuple[Cluster, LocalCluste
     return record, cluster
 
 
-def where_to_run(
+def execution_target(
     cluster: Cluster, local: LocalCluster | None, backend: str | None, workers: Sequence[str]
 ) -> dict[str, Any]:
     """The options of `bl.execute` that say where: a running cluster, TensorFlow servers, else the attached devices."""
@@ -47,7 +47,7 @@ def measure_rows(
     step: Step,
     placements: Mapping[int, Placement],
     steps: int,
-    where: Mapping[str, Any],
+    execute_options: Mapping[str, Any],
     progress: bool,
     native: Mapping[int, NativeRunner] | None = None,
 ) -> dict[int, dict[str, Any]]:
@@ -59,31 +59,31 @@ def measure_rows(
     from tqdm.auto import tqdm
 
     rounds = max(1, min(ROUNDS, steps))
-    ways = native or {}
-    rows = [*placements, *ways]
+    native_runners = native or {}
+    rows = [*placements, *native_runners]
     seconds: dict[int, list[Any]] = {row: [] for row in rows}
     failed: dict[int, str] = {}
-    held: dict[int, dict[str, Any]] = {}
+    memory_columns: dict[int, dict[str, Any]] = {}
     bar = tqdm(total=rounds * len(rows), desc="measuring", delay=1, disable=not progress, leave=False)
-    with bar, _Runner(graph, step, where) as run:
-        for turn in range(rounds):
-            for row in rows[:: 1 if turn % 2 == 0 else -1]:
+    with bar, _Runner(graph, step, execute_options) as run:
+        for round_index in range(rounds):
+            for row in rows[:: 1 if round_index % 2 == 0 else -1]:
                 bar.update()
                 if row in failed:
                     continue
-                count = (steps + turn) // rounds
+                count = (steps + round_index) // rounds
                 try:
-                    done: Run | NativeRun
-                    done = ways[row](count) if row in ways else run(placements[row], count)
+                    completed: Run | NativeRun
+                    completed = native_runners[row](count) if row in native_runners else run(placements[row], count)
                 except BaechiLabError as error:
                     failed[row] = str(error)
                     continue
-                seconds[row].append(done.step_seconds)
-                if isinstance(done, Run) and done.timeline is not None and row not in held:
-                    held[row] = memory_of(done.timeline, "measured_")
-                if done.status != "ok":
-                    failed[row] = done.message or done.status
-    return {row: _columns(seconds[row], failed.get(row, "")) | held.get(row, {}) for row in rows}
+                seconds[row].append(completed.step_seconds)
+                if isinstance(completed, Run) and completed.timeline is not None and row not in memory_columns:
+                    memory_columns[row] = memory_of(completed.timeline, "measured_")
+                if completed.status != "ok":
+                    failed[row] = completed.message or completed.status
+    return {row: _time_columns(seconds[row], failed.get(row, "")) | memory_columns.get(row, {}) for row in rows}
 
 
 def memory_of(timeline: Timeline, prefix: str = "") -> dict[str, Any]:
@@ -109,22 +109,22 @@ def device_memory(timeline: Timeline) -> list[dict[str, Any]]:
 class _Runner:
     """Runs placements of one step; TensorFlow steps share one worker process as long as it lives."""
 
-    def __init__(self, graph: OpGraph, step: Step, where: Mapping[str, Any]) -> None:
-        self._graph, self._step, self._where = graph, step, dict(where)
+    def __init__(self, graph: OpGraph, step: Step, execute_options: Mapping[str, Any]) -> None:
+        self._graph, self._step, self._execute_options = graph, step, dict(execute_options)
         self._worker: Any = None
         self._traced: list[Placement] = []
 
-    def _first(self, placement: Placement) -> int:
+    def _steps_to_trace(self, placement: Placement) -> int:
         """One traced step in the first turn of a placement, for what it holds in memory."""
-        known = any(placement is earlier for earlier in self._traced)
-        self._traced += [] if known else [placement]
-        return int(not known)
+        traced_before = any(placement is earlier for earlier in self._traced)
+        self._traced += [] if traced_before else [placement]
+        return int(not traced_before)
 
     def __call__(self, placement: Placement, steps: int) -> Run:
         from .executors import Worker, execute
 
         if getattr(self._step, "framework", "tensorflow") == "torch":
-            return execute(self._step, placement, steps, **self._where)
+            return execute(self._step, placement, steps, **self._execute_options)
         if self._worker is None or not self._worker.alive:
             self._close()
             self._worker = Worker()
@@ -132,11 +132,11 @@ class _Runner:
             self._step,
             placement,
             steps,
-            traced=self._first(placement),
+            traced=self._steps_to_trace(placement),
             graph=self._graph,
             worker=self._worker,
             progress=False,
-            **self._where,
+            **self._execute_options,
         )
 
     def _close(self) -> None:
@@ -150,12 +150,12 @@ class _Runner:
         self._close()
 
 
-def _columns(seconds: Sequence[Any], error: str) -> dict[str, Any]:
+def _time_columns(seconds: Sequence[Any], error: str) -> dict[str, Any]:
     from .executors import summarize
 
     series = np.concatenate(seconds) if seconds else np.zeros(0)
     if not len(series):
         return {**NOT_MEASURED, "error": error}
-    found = summarize(series)
-    times = {"measured_us": found.median, "measured_low_us": found.low, "measured_high_us": found.high}
+    interval = summarize(series)
+    times = {"measured_us": interval.median, "measured_low_us": interval.low, "measured_high_us": interval.high}
     return {**{key: value * 1e6 for key, value in times.items()}, "error": error}

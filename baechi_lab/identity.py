@@ -30,7 +30,7 @@ from types import (
     MethodType,
     ModuleType,
     WrapperDescriptorType,
-)  # fmt: skip
+)
 from typing import Any
 
 import numpy as np
@@ -43,16 +43,33 @@ _PACKAGE = __name__.partition(".")[0]
 _ATOMS = (str, int, float, complex, bool, bytes, type(None), type(...), type(NotImplemented))
 _DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType)
 _NOT_OF_A_CLASS = {
-    "__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__", "_abc_impl",
+    "__dict__",
+    "__weakref__",
+    "__module__",
+    "__doc__",
+    "__firstlineno__",
+    "__static_attributes__",
+    "_abc_impl",
     "__abstractmethods__",
-}  # fmt: skip
+}
 """Entries of a class that say nothing of what it does, or follow from the others."""
 _ONLY_ADD = {"append", "appendleft", "add", "extend"}
 """Methods of lists and sets that return nothing: what a function only adds to is no input of it."""
 _READERS = {
-    "open", "load", "load_graph", "load_trace", "read_text", "read_bytes", "read_csv", "read_json", "from_pretrained",
-    "environ", "getenv", "input", "urlopen",
-}  # fmt: skip
+    "open",
+    "load",
+    "load_graph",
+    "load_trace",
+    "read_text",
+    "read_bytes",
+    "read_csv",
+    "read_json",
+    "from_pretrained",
+    "environ",
+    "getenv",
+    "input",
+    "urlopen",
+}
 """Names by which a function reads what may have changed since, and what no digest of the function sees."""
 
 
@@ -87,17 +104,17 @@ class _Digester:
     def of(self, value: Any) -> str:
         """The digest of a value."""
         if type(value) in _ATOMS:
-            return _hash(type(value).__name__, hex(value) if type(value) is int else repr(value))
+            return _hash_chunks(type(value).__name__, hex(value) if type(value) is int else repr(value))
         key = id(value)
         if key in self.digests:
             return self.digests[key]
         if key in self.path:
-            return _hash("cycle", str(len(self.path) - self.path[key]))
+            return _hash_chunks("cycle", str(len(self.path) - self.path[key]))
         if len(self.alive) > MOST_OBJECTS:
             raise Unidentified(f"more than {MOST_OBJECTS} objects")
         self.alive.append(value)
         self.path[key] = len(self.path)
-        self.digests[key] = _hash(*self.parts(value))
+        self.digests[key] = _hash_chunks(*self.describe(value))
         del self.path[key]
         return self.digests[key]
 
@@ -106,9 +123,9 @@ class _Digester:
 
     def pairs(self, mapping: Any) -> list[str]:
         """Of keys and values, in an order that does not depend on that of the mapping."""
-        return [part for pair in sorted((self.of(k), self.of(v)) for k, v in mapping.items()) for part in pair]
+        return [digest for pair in sorted((self.of(k), self.of(v)) for k, v in mapping.items()) for digest in pair]
 
-    def parts(self, value: Any) -> Iterator[str]:
+    def describe(self, value: Any) -> Iterator[str]:
         """What a value consists of: its kind first."""
         kind = type(value)
         if isinstance(value, (OpGraph, Cluster)):
@@ -153,9 +170,9 @@ class _Digester:
         elif kind.__module__.partition(".")[0] == "numba" and hasattr(value, "py_func"):
             yield from ("compiled", self.of(value.py_func))
         elif is_dataclass(value):
-            rest = {} if kind.__module__.startswith(_PACKAGE) else state_of(value)
+            other_state = {} if kind.__module__.startswith(_PACKAGE) else state_of(value)
             named = {f.name: getattr(value, f.name, None) for f in fields(value)}
-            yield from ("dataclass", self.of(kind), self.of({**rest, **named}))
+            yield from ("dataclass", self.of(kind), self.of({**other_state, **named}))
         else:
             yield from self.reduced(value)
 
@@ -164,7 +181,7 @@ class _Digester:
         if value.dtype.hasobject:
             yield from self.each(value.reshape(-1).tolist())
         else:
-            yield _hash(np.ascontiguousarray(value).tobytes())
+            yield _hash_chunks(np.ascontiguousarray(value).tobytes())
 
     def tensor(self, value: Any) -> Iterator[str]:
         """A tensor of PyTorch; one on the device "meta" has no bytes."""
@@ -173,7 +190,7 @@ class _Digester:
         yield from ("tensor", str(value.dtype), str(tuple(value.shape)), str(value.device), str(value.requires_grad))
         if value.device.type != "meta":
             try:
-                yield _hash(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+                yield _hash_chunks(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
             except (RuntimeError, TypeError, NotImplementedError) as error:
                 raise Unidentified(f"a {type(value).__name__}") from error
 
@@ -226,11 +243,19 @@ class _Digester:
 
     def code(self, value: CodeType) -> Iterator[str]:
         """Without line numbers and file, which change when something else does."""
-        yield _hash(value.co_code, getattr(value, "co_exceptiontable", b""))
+        yield _hash_chunks(value.co_code, getattr(value, "co_exceptiontable", b""))
         columns = (
-            value.co_consts, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars, value.co_flags,
-            value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, sys.version_info[:2],
-        )  # fmt: skip
+            value.co_consts,
+            value.co_names,
+            value.co_varnames,
+            value.co_freevars,
+            value.co_cellvars,
+            value.co_flags,
+            value.co_argcount,
+            value.co_posonlyargcount,
+            value.co_kwonlyargcount,
+            sys.version_info[:2],
+        )
         yield from self.each(columns)
 
     def reduced(self, value: Any) -> Iterator[str]:
@@ -262,10 +287,10 @@ class _Digester:
         yield from self.each(items or ())
 
 
-def _hash(*parts: str | bytes) -> str:
+def _hash_chunks(*chunks: str | bytes) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+    for chunk in chunks:
+        data = chunk.encode("utf-8", "surrogatepass") if isinstance(chunk, str) else chunk
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
 

@@ -57,8 +57,8 @@ def _import(package: str, home: str, name: str) -> Any:
     """What `from home import name` gives."""
     if home == package:
         return import_module(f"{home}.{name}")
-    found = import_module(home)
-    return getattr(found, name) if hasattr(found, name) else import_module(f"{home}.{name}")
+    module = import_module(home)
+    return getattr(module, name) if hasattr(module, name) else import_module(f"{home}.{name}")
 
 
 def _homes(module: Any) -> dict[str, tuple[str, str]]:

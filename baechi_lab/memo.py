@@ -32,7 +32,7 @@ class Memo:
 
     def __init__(self, size: int = 16):
         self.size = size
-        self._held: dict[str, OrderedDict[str, Any]] = {}
+        self._results: dict[str, OrderedDict[str, Any]] = {}
         self._lock = threading.Lock()
 
     def recall(self, name: str, stage: Callable[..., Any], *inputs: Any, fresh: bool = False) -> tuple[Any, bool]:
@@ -42,18 +42,18 @@ class Memo:
         if not isinstance(key, str):
             return stage(*inputs), True
         with self._lock:
-            held = self._held.setdefault(name, OrderedDict())
-            if key in held and not fresh:
-                held.move_to_end(key)
-                return held[key], False
+            results = self._results.setdefault(name, OrderedDict())
+            if key in results and not fresh:
+                results.move_to_end(key)
+                return results[key], False
         value = stage(*inputs)
         with self._lock:
-            held[key] = value
-            while len(held) > self.size:
-                held.popitem(last=False)
+            results[key] = value
+            while len(results) > self.size:
+                results.popitem(last=False)
         return value, True
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._held.clear()
+            self._results.clear()

@@ -45,13 +45,13 @@ class Params:
         for field in fields(self) if is_dataclass(self) else ():
             value, words = getattr(self, field.name), str(field.type).split(" | ")
             if set(words) <= set(_TYPES) and not any(_is_of(value, word) for word in words):
-                wanted = " or ".join(_TYPES[word] for word in words)
-                raise InvalidInput(f"{field.name}{self.whose()} is {value!r:.60}; it must be {wanted}")
+                allowed_types = " or ".join(_TYPES[word] for word in words)
+                raise InvalidInput(f"{field.name}{self.owner_text()} is {value!r:.60}; it must be {allowed_types}")
             if isinstance(value, int) and value >= 2**63:  # solvers count and draw with 64 bits
-                raise InvalidInput(f"{field.name}{self.whose()} is {value!s:.60}; it must be below 2**63")
+                raise InvalidInput(f"{field.name}{self.owner_text()} is {value!s:.60}; it must be below 2**63")
         self.validate()
 
-    def whose(self) -> str:
+    def owner_text(self) -> str:
         """What messages say behind a field's name, where the field alone would not tell whose it is."""
         return ""
 

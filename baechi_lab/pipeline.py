@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -93,39 +94,57 @@ class Pipeline:
                 raise InvalidInput(f"stage {slot} is {stage!r}; it must be callable, for example {slot.capitalize()}()")
             if getattr(stage, "slot", slot) != slot:
                 raise InvalidInput(f"stage {slot} is {stage!r}, which belongs to another slot")
-        kept = {slot: stages[slot] for slot in SLOTS if stages.get(slot) is not None}
+        present = {slot: stages[slot] for slot in SLOTS if stages.get(slot) is not None}
         for slot in ("simulate", "execute"):
-            if slot in kept and "place" not in kept:
+            if slot in present and "place" not in present:
                 raise InvalidInput(f"a pipeline with {slot} needs a place stage before it")
-        object.__setattr__(self, "stages", kept)
+        object.__setattr__(self, "stages", present)
         object.__setattr__(self, "memo", Memo() if memo is None else memo)
 
-    def run(self, subject: Step | TorchStep | OpGraph, cluster: Cluster, *, again: Collection[str] = ()) -> Result:
+    def run(
+        self,
+        subject: Step | TorchStep | OpGraph,
+        cluster: Cluster,
+        *,
+        recompute: Collection[str] = (),
+        again: Collection[str] | None = None,
+    ) -> Result:
         """Run the stages on a step, or on a graph that was profiled before.
 
-        `again` names stages to compute even if they are remembered (to measure once more, say).
+        Args:
+            subject: a step, or its graph.
+            cluster: the devices.
+            recompute: names of stages that run even if their result is remembered, for example to measure once more.
+            again: deprecated name of `recompute`.
 
         Raises:
             InvalidInput: no profile stage for a step, or no step for an execute stage; and what the stages raise.
         """
-        step = self._checked(subject, cluster, again)
-        made = _Recorder(self, again)
-        graph: Any = subject if step is None else made("profile", step)
-        coarse = made("optimize", graph, cluster, otherwise=graph)
+        if again is not None:
+            warnings.warn("again= is deprecated; use recompute=", DeprecationWarning, stacklevel=2)
+            recompute = again
+        step = self._checked(subject, cluster, recompute)
+        run_stage = _StageRunner(self, recompute)
+        graph: Any = subject if step is None else run_stage("profile", step)
+        coarse = run_stage("optimize", graph, cluster, otherwise=graph)
         coarse, placement = place_in_groups(
-            graph, coarse, cluster, self.stages.get("optimize"),
-            lambda groups, devices: _addressed(made("place", groups, devices), groups), self.memo,
-        )  # fmt: skip
-        timeline = made("simulate", coarse if self._on_coarse else graph, cluster, placement)
-        bounds = made("bounds", graph, cluster)
-        run = made("execute", step, placement)
-        return Result(graph, coarse, placement, timeline, bounds, run, tuple(made.recomputed))
+            graph,
+            coarse,
+            cluster,
+            self.stages.get("optimize"),
+            lambda groups, devices: _with_graph_key(run_stage("place", groups, devices), groups),
+            self.memo,
+        )
+        timeline = run_stage("simulate", coarse if self._on_coarse else graph, cluster, placement)
+        bounds = run_stage("bounds", graph, cluster)
+        run = run_stage("execute", step, placement)
+        return Result(graph, coarse, placement, timeline, bounds, run, tuple(run_stage.recomputed))
 
     @property
     def _on_coarse(self) -> bool:
         return getattr(self.stages.get("simulate"), "on", "graph") == "coarse"
 
-    def _checked(self, subject: Any, cluster: Any, again: Collection[str]) -> Step | TorchStep | None:
+    def _checked(self, subject: Any, cluster: Any, recompute: Collection[str]) -> Step | TorchStep | None:
         """Refuse what cannot work before anything slow starts."""
         of_torch = getattr(subject, "framework", "") == "torch"
         if not of_torch and not isinstance(subject, (Step, OpGraph)):
@@ -134,9 +153,9 @@ class Pipeline:
             )
         if not isinstance(cluster, Cluster):
             raise InvalidInput(f"cluster is {type(cluster).__name__}; it must be a Cluster")
-        for name in again:
+        for name in recompute:
             if name not in (*SLOTS, "bounds"):
-                raise UnknownNameError.of("stage to run again", name, (*SLOTS, "bounds"))
+                raise UnknownNameError.of("stage to recompute", name, (*SLOTS, "bounds"))
         if of_torch or isinstance(subject, Step):
             if "profile" not in self.stages:
                 raise InvalidInput("a pipeline without a profile stage runs on an OpGraph, not on a Step")
@@ -155,11 +174,11 @@ class Pipeline:
     def __or__(self, other: Callable[..., Any]) -> Pipeline:
         filled = [SLOTS.index(s) for s in self.stages]
         after = max(filled, default=-1)
-        more = other.stages if isinstance(other, Pipeline) else {_slot_of(other, after): other}
-        for slot in more:
+        added = other.stages if isinstance(other, Pipeline) else {_slot_of(other, after): other}
+        for slot in added:
             if SLOTS.index(slot) <= after:
                 raise InvalidInput(f"stage {slot} comes after {SLOTS[after]}; the order is {' | '.join(SLOTS)}")
-        return Pipeline(self.memo, **{**self.stages, **more})
+        return Pipeline(self.memo, **{**self.stages, **added})
 
     def replace(self, **stages: Callable[..., Any] | None) -> Pipeline:
         """The same pipeline with some stages exchanged (None removes one); remembered results are shared."""
@@ -186,9 +205,13 @@ class Pipeline:
 
 
 def place_in_groups(
-    graph: OpGraph, coarse: OpGraph, cluster: Cluster, optimize: Any,
-    place: Callable[[OpGraph, Cluster], Any], memo: Memo,
-) -> tuple[OpGraph, Any]:  # fmt: skip
+    graph: OpGraph,
+    coarse: OpGraph,
+    cluster: Cluster,
+    optimize: Any,
+    place: Callable[[OpGraph, Cluster], Any],
+    memo: Memo,
+) -> tuple[OpGraph, Any]:
     """Places `coarse`; where none of its placements fits, places smaller groups of ops, and at last single ops.
 
     Args:
@@ -233,22 +256,22 @@ def place_in_groups(
 
 
 def _groups_in_words(optimize: Any) -> str:
-    passes = ", ".join(str(getattr(chosen, "name", chosen)) for chosen in optimize.passes)
+    passes = ", ".join(str(getattr(graph_pass, "name", graph_pass)) for graph_pass in optimize.passes)
     return f"groups by {passes}" if passes else "single ops"
 
 
-class _Recorder:
+class _StageRunner:
     """One run: every stage through the memory, noting which had to be computed."""
 
-    def __init__(self, pipeline: Pipeline, again: Collection[str]):
-        self.stages, self.memo, self.again = pipeline.stages, pipeline.memo, again
+    def __init__(self, pipeline: Pipeline, recompute: Collection[str]):
+        self.stages, self.memo, self.recompute = pipeline.stages, pipeline.memo, recompute
         self.recomputed: list[str] = []
 
     def __call__(self, slot: str, *inputs: Any, otherwise: Any = None) -> Any:
         stage = _bounds if slot == "bounds" else self.stages.get(slot)
         if stage is None:
             return otherwise
-        value, computed = self.memo.recall(slot, stage, *inputs, fresh=slot in self.again)
+        value, computed = self.memo.recall(slot, stage, *inputs, fresh=slot in self.recompute)
         if computed:
             self.recomputed.append(slot)
         return value
@@ -260,7 +283,7 @@ def _bounds(graph: OpGraph, cluster: Cluster) -> Bounds:
     return bounds(graph, cluster)
 
 
-def _addressed(placement: Placement | None, coarse: OpGraph) -> Placement | None:
+def _with_graph_key(placement: Placement | None, coarse: OpGraph) -> Placement | None:
     """A placement by a function of one's own may not say which graph it is for: it is for the one that was given."""
     if placement is None or placement.graph_key is not None or placement.n != coarse.n:
         return placement

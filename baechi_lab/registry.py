@@ -48,37 +48,37 @@ class Registry(Generic[T]):
     def find(self, name: str) -> type[T]:
         """The class registered under `name`; `UnknownNameError` suggests the nearest."""
         if name in self.built_in:
-            found = self.built_in[name]
-            if isinstance(found, str):
-                module, _, attribute = found.partition(":")
+            entry = self.built_in[name]
+            if isinstance(entry, str):
+                module, _, attribute = entry.partition(":")
                 path = module if module.startswith("baechi_lab.") else f"{self.package}.{module}"
-                found = getattr(importlib.import_module(path), attribute)
-            return found
+                entry = getattr(importlib.import_module(path), attribute)
+            return entry
         if name in self._installed:
             return self._installed[name].load()
         raise UnknownNameError.of(self.kind, name, self.names())
 
-    def make(self, chosen: str | T, params: Mapping[str, Any] | None = None) -> T:
+    def make(self, name_or_object: str | T, params: Mapping[str, Any] | None = None) -> T:
         """The validated object for a name and its parameters; an object passes through.
 
         Raises:
             UnknownNameError: no such name or parameter. InvalidInput: a parameter out of range, or beside an object.
         """
         params = params or {}
-        made: Any = chosen
-        if not isinstance(chosen, self.base):
-            cls: Any = self.find(str(chosen))
-            known = [f.name for f in fields(cls) if f.init]
+        instance: Any = name_or_object
+        if not isinstance(name_or_object, self.base):
+            cls: Any = self.find(str(name_or_object))
+            accepted = [f.name for f in fields(cls) if f.init]
             for key in params:
-                if key not in known:
-                    raise UnknownNameError.of(f"parameter of {self.kind} {cls.name!r}:", key, known)
-            made = cls(**params)
+                if key not in accepted:
+                    raise UnknownNameError.of(f"parameter of {self.kind} {cls.name!r}:", key, accepted)
+            instance = cls(**params)
         elif params:
             raise InvalidInput(
                 f"parameters {sorted(params)} given beside a {self.kind} object; put them into the object"
             )
-        made.check() if isinstance(made, Params) else made.validate()
-        return made
+        instance.check() if isinstance(instance, Params) else instance.validate()
+        return instance
 
     def lines(self) -> dict[str, str]:
         """Every name with the first line of its class's docstring."""

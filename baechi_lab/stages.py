@@ -94,8 +94,8 @@ class Optimize(Stage):
         """Refuse an unknown pass, and a `forward_only` other than True, False and "auto"."""
         from .passes.registry import make_pass
 
-        for chosen in self.passes:
-            make_pass(chosen)
+        for graph_pass in self.passes:
+            make_pass(graph_pass)
         if not isinstance(self.forward_only, (bool, str)) or self.forward_only not in (True, False, "auto"):
             raise InvalidInput(f"forward_only is {self.forward_only!r}; it must be True, False or 'auto'")
 
@@ -116,11 +116,11 @@ class Optimize(Stage):
         """
         from .passes.registry import make_pass
 
-        names = [make_pass(chosen).name for chosen in self.passes]
+        names = [make_pass(graph_pass).name for graph_pass in self.passes]
         stages = [self]
         for left_out in (("forward-only",), ("forward-only", "fusion", "coplacement"), GROUPING):
-            kept = tuple(p for p, name in zip(self.passes, names, strict=True) if name not in left_out)
-            if (stage := Optimize(kept, forward_only=False)) != stages[-1]:
+            passes = tuple(p for p, name in zip(self.passes, names, strict=True) if name not in left_out)
+            if (stage := Optimize(passes, forward_only=False)) != stages[-1]:
                 stages.append(stage)
         return stages[1:]
 
@@ -152,9 +152,9 @@ class Place(Stage):
     @classmethod
     def with_params(cls, placer: Any, params: Mapping[str, Any]) -> Place:
         """The stage for parameters of any name, such as the `placer` of post-adjusted."""
-        made = object.__new__(cls)
-        made._hold(placer, params)
-        return made
+        stage = object.__new__(cls)
+        stage._hold(placer, params)
+        return stage
 
     def validate(self) -> None:
         """Refuse an unknown placer or parameter, or a value outside its range."""
@@ -173,8 +173,8 @@ class Place(Stage):
         return place(graph, cluster, make_placer(self.placer, **self.params))
 
     def __repr__(self) -> str:
-        given = "".join(f", {key}={value!r}" for key, value in self.params.items())
-        return f"Place({self.placer!r}{given})"
+        params_text = "".join(f", {key}={value!r}" for key, value in self.params.items())
+        return f"Place({self.placer!r}{params_text})"
 
     def __hash__(self) -> int:
         return hash(repr(self))
@@ -220,8 +220,8 @@ class Simulate(Stage):
     def __call__(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> Timeline:
         from .simulator import simulate
 
-        given = {"micro_batches": self.micro_batches, "schedule": self.schedule}
-        return simulate(graph, cluster, placement, self.scheduler, **given)
+        pipeline = {"micro_batches": self.micro_batches, "schedule": self.schedule}
+        return simulate(graph, cluster, placement, self.scheduler, **pipeline)
 
 
 @dataclass(frozen=True)

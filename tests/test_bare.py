@@ -9,7 +9,7 @@ pytest.importorskip("tensorflow")
 
 PROGRAM = """
 import sys
-from baechi_lab.workers.bare import OPTIONAL, import_tensorflow
+from baechi_lab.workers.tensorflow_import import OPTIONAL, import_tensorflow
 tf = import_tensorflow()
 print([name for name in OPTIONAL if name in sys.modules])
 import pandas, keras

@@ -359,8 +359,10 @@ def test_key_value_parameters():
 def test_module_is_the_command(graph_file):
     done = subprocess.run(
         [sys.executable, "-m", "baechi_lab", "compare", graph_file, "--placers", "nope"],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     check_refused((done.returncode, done.stdout, done.stderr), "unknown placer 'nope'")
 
 
@@ -532,10 +534,16 @@ def test_lab_prints_an_address_that_opens_the_notebook_and_ends_when_told(way, t
     environment = {**kept, **apart}
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     lab = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdin=nothing, stdout=nothing, stderr=pipe, text=True,
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdin=nothing,
+        stdout=nothing,
+        stderr=pipe,
+        text=True,
         # A shell starts what it runs in the background with SIGINT ignored, which children inherit.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    )
     try:
         pattern = r"http://(?:localhost|127.0.0.1):\d+/lab/tree/notebooks/00_quickstart\.ipynb\?token=\w+"
         address = next(found[0] for line in lab.stderr if (found := re.search(pattern, line)))
@@ -602,11 +610,18 @@ def inputs(tmp_path):
 @pytest.mark.parametrize(
     "line",
     [
-        "place g -o g", "place g -o link", "place g --cluster c -o c", "simulate g p -o p", "simulate g p --trace g",
-        "simulate g p --cluster c --trace c", "simulate g p -o new --trace new", "sweep g -o g --jobs 1",
-        "run mlp --placement p --trace p", "place g --placer m-etf -o {folder}/../{name}/g.json",
+        "place g -o g",
+        "place g -o link",
+        "place g --cluster c -o c",
+        "simulate g p -o p",
+        "simulate g p --trace g",
+        "simulate g p --cluster c --trace c",
+        "simulate g p -o new --trace new",
+        "sweep g -o g --jobs 1",
+        "run mlp --placement p --trace p",
+        "place g --placer m-etf -o {folder}/../{name}/g.json",
     ],
-)  # fmt: skip
+)
 def test_an_output_never_replaces_an_input(call, inputs, tmp_path, line):
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     words = [inputs.get(word, word.format(folder=tmp_path, name=tmp_path.name)) for word in line.split()]
@@ -646,12 +661,15 @@ def test_a_placer_may_have_a_parameter_named_placer(call, graph_file):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--passes fusion,none", "unknown pass 'none'"), ("--placers m-etf,none", "unknown placer 'none'"),
-        ("--memory much", "'much' is not an amount of memory"), ("--devices 5000", "at most 4096"),
-        ("-p layers=x", "layers of model 'mlp' is 'x'"), ("-p none=1", "unknown parameter of model 'mlp'"),
+        ("--passes fusion,none", "unknown pass 'none'"),
+        ("--placers m-etf,none", "unknown placer 'none'"),
+        ("--memory much", "'much' is not an amount of memory"),
+        ("--devices 5000", "at most 4096"),
+        ("-p layers=x", "layers of model 'mlp' is 'x'"),
+        ("-p none=1", "unknown parameter of model 'mlp'"),
         ("-o nowhere/out", "nowhere is not a folder that exists"),
     ],
-)  # fmt: skip
+)
 def test_demo_checks_its_options_before_it_traces(call, monkeypatch, words, said):
     monkeypatch.setattr("baechi_lab.cli.steps.step_from", lambda _: pytest.fail("traced"))
     check_refused(call("demo", "--model", "mlp", *words.split()), said)

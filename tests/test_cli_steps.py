@@ -83,9 +83,19 @@ def test_profile_place_run_export_by_files(call, tmp_path):
 
 def test_run_places_by_itself(call, tmp_path):
     code, done, _ = call(
-        "run", "mlp", "--batch-size", "4", "--mode", "estimated", "--devices", "2", "--steps", "2",
-        "--trace", "trace.json",
-    )  # fmt: skip
+        "run",
+        "mlp",
+        "--batch-size",
+        "4",
+        "--mode",
+        "estimated",
+        "--devices",
+        "2",
+        "--steps",
+        "2",
+        "--trace",
+        "trace.json",
+    )
     assert code == 0
     assert done["simulated_us"] > 0
     assert "traceEvents" in json.loads((tmp_path / "trace.json").read_text())
@@ -183,9 +193,10 @@ def test_links_are_measured_and_the_cluster_is_used(call, monkeypatch):
     bl.save_graph(bl.OpGraph.from_edges([1e6, 1e6, 1.0], [(0, 2, 4), (1, 2, 4)]), "graph.json")
     code, rows, _ = call("compare", "graph.json", "--cluster", "two.json", "--placers", "m-etf", "--no-optimize")
     assert code == 0
-    assert rows[0]["makespan_us"] == bl.compare(
-        bl.load_graph("graph.json"), cluster, ["m-etf"], progress=False
-    )["makespan_us"][0]  # fmt: skip
+    assert (
+        rows[0]["makespan_us"]
+        == bl.compare(bl.load_graph("graph.json"), cluster, ["m-etf"], progress=False)["makespan_us"][0]
+    )
 
 
 def test_cluster_files_and_servers_that_are_none(call):

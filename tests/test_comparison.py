@@ -157,11 +157,11 @@ def test_a_cluster_of_another_type_is_refused(graph):
 
 
 def test_where_placements_run(cluster):
-    from baechi_lab.comparison_runs import where_to_run
+    from baechi_lab.comparison_runs import execution_target
 
-    assert where_to_run(cluster, None, None, ()) == {"backend": None}
-    assert where_to_run(cluster, None, None, ["h:1"]) == {"cluster": cluster, "backend": None, "workers": ("h:1",)}
-    assert where_to_run(cluster, "running", None, ()) == {"cluster": "running", "backend": None}
+    assert execution_target(cluster, None, None, ()) == {"backend": None}
+    assert execution_target(cluster, None, None, ["h:1"]) == {"cluster": cluster, "backend": None, "workers": ("h:1",)}
+    assert execution_target(cluster, "running", None, ()) == {"cluster": "running", "backend": None}
 
 
 def test_rows_run_in_turns_and_a_failure_ends_its_row(monkeypatch, graph):
@@ -276,9 +276,15 @@ def test_groups_that_do_not_fit_give_way_to_single_ops_and_it_is_said():
     words = "no placement of groups by coplacement, fusion was found that fits: single ops were placed"
     assert table.attrs["notes"][-2:] == (f"m-etf: {words}", f"auto: {words}")
     (row,) = bl.sweep(
-        graph, devices=2, memory_bytes=100, placer="m-etf", passes=("coplacement", "fusion"), cluster=cluster,
-        executor="here", progress=False,
-    ).to_dict("records")  # fmt: skip
+        graph,
+        devices=2,
+        memory_bytes=100,
+        placer="m-etf",
+        passes=("coplacement", "fusion"),
+        cluster=cluster,
+        executor="here",
+        progress=False,
+    ).to_dict("records")
     assert (row["makespan_us"], row["groups"], row["ops"], row["finer_groups"]) == (6, 2, 2, words)
 
 

@@ -23,9 +23,13 @@ FILLING = bl.OpGraph.from_edges(
     [2, 3, 1], [(0, 1, 4), (0, 2, 4)], names=list("abc"), persistent_bytes=[10, 1, 3], temp_bytes=[5, 0, 2]
 )
 FUSING = bl.OpGraph.from_edges(
-    [2, 3, 4, 1], [(0, 1, 8), (1, 2, 4), (0, 3, 6)], names=list("abcd"), persistent_bytes=[1, 2, 4, 8],
-    colocation=[0, 0, -1, -1], colocation_names=("g",),
-)  # fmt: skip
+    [2, 3, 4, 1],
+    [(0, 1, 8), (1, 2, 4), (0, 3, 6)],
+    names=list("abcd"),
+    persistent_bytes=[1, 2, 4, 8],
+    colocation=[0, 0, -1, -1],
+    colocation_names=("g",),
+)
 
 
 def crossing(comm):

@@ -89,9 +89,12 @@ def test_nobody_redirects_standard_output_of_the_caller():
         str(p.relative_to(package)) for p in package.rglob("*.py") if redirection.search(p.read_text(encoding="utf-8"))
     }
     assert users == {
-        "cli/__init__.py", "profilers/tensorflow/loading.py", "workers/fork_server.py", "workers/metis.py",
+        "cli/__init__.py",
+        "profilers/tensorflow/loading.py",
+        "workers/fork_server.py",
+        "workers/metis.py",
         "workers/process.py",
-    }  # fmt: skip
+    }
 
 
 def test_options_reach_highs():

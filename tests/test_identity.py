@@ -198,10 +198,18 @@ def test_tensors_and_modules_count_by_their_values():
 
 @pytest.mark.parametrize(
     "value",
-    [object(), threading.Lock(), (x for x in ()), reads_a_file, locked, {"a": [threading.Lock()]},
-     edited("def build(b): return bl.load_graph('g.json')"), edited("def build(b):\n from . import mine\n return mine"),
-     edited("def build(b):\n import module_of_mine\n return module_of_mine.x")],
-)  # fmt: skip
+    [
+        object(),
+        threading.Lock(),
+        (x for x in ()),
+        reads_a_file,
+        locked,
+        {"a": [threading.Lock()]},
+        edited("def build(b): return bl.load_graph('g.json')"),
+        edited("def build(b):\n from . import mine\n return mine"),
+        edited("def build(b):\n import module_of_mine\n return module_of_mine.x"),
+    ],
+)
 def test_what_has_no_content_is_said(value):
     with pytest.raises(Unidentified):
         content_digest(value)

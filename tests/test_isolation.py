@@ -65,8 +65,10 @@ def test_run_imports_nothing_from_the_current_folder(trapped):
 @pytest.mark.slow
 def test_a_step_of_ones_own_imports_its_neighbours_but_they_hide_no_library(trapped):
     pytest.importorskip("tensorflow")
-    (trapped / "mine.py").write_text("import tensorflow as tf\nimport numpy as np\nfrom half import half\n"
-                                     "def step(): return lambda x: tf.tanh(half(x)), np.ones(3, 'float32')\n")  # fmt: skip
+    (trapped / "mine.py").write_text(
+        "import tensorflow as tf\nimport numpy as np\nfrom half import half\n"
+        "def step(): return lambda x: tf.tanh(half(x)), np.ones(3, 'float32')\n"
+    )
     (trapped / "half.py").write_text("def half(x): return x / 2\n")
     assert run_there(trapped, "run", "mine.py:step", "--mode", "estimated", "--steps", "1", "--devices", "2", "--json")
 

@@ -64,9 +64,15 @@ def test_comparison_command_and_sweep_ask_for_the_shortest_step(tmp_path, capsys
 
 def test_sweep(graph):
     rows = bl.sweep(
-        lambda size: graph, batch_size=[8, 16], devices=[1], placer=["single"], micro_batches=4, schedule="gpipe",
-        progress=False, executor="here",
-    )  # fmt: skip
+        lambda size: graph,
+        batch_size=[8, 16],
+        devices=[1],
+        placer=["single"],
+        micro_batches=4,
+        schedule="gpipe",
+        progress=False,
+        executor="here",
+    )
     assert rows["batch_size"].tolist() == [8, 16]
     assert rows["makespan_us"].tolist() == [4 * 60.0] * 2
     assert rows["samples_per_second"].tolist() == pytest.approx([8e6 / 240, 16e6 / 240])
@@ -127,10 +133,18 @@ def pieces(size: int) -> bl.OpGraph:
 def test_sweep_over_micro_batches_schedules_and_replicas():
     """8 samples on 2 devices; equal stages: M micro-batches of 3 * 8 / M us on each, M + 1 of which make a step."""
     rows = bl.sweep(
-        pieces, batch_size=8, devices=2, placer="contiguous", micro_batches=[1, 2, 4, 3], schedule=["gpipe", "1f1b"],
-        cluster=bl.Cluster.uniform(1, link=bl.Link(0.0, 0.0), comm="parallel"), progress=False, executor="here",
-        passes=(), params={"contiguous": {"objective": "step"}},
-    )  # fmt: skip
+        pieces,
+        batch_size=8,
+        devices=2,
+        placer="contiguous",
+        micro_batches=[1, 2, 4, 3],
+        schedule=["gpipe", "1f1b"],
+        cluster=bl.Cluster.uniform(1, link=bl.Link(0.0, 0.0), comm="parallel"),
+        progress=False,
+        executor="here",
+        passes=(),
+        params={"contiguous": {"objective": "step"}},
+    )
     assert rows["micro_batches"].tolist() == [1, 1, 2, 2, 4, 4, 3, 3]
     assert rows["schedule"].tolist() == ["gpipe", "1f1b"] * 4
     assert rows["makespan_us"].tolist()[:6] == [48.0, 48.0, 36.0, 36.0, 30.0, 30.0]
@@ -145,10 +159,19 @@ def test_sweep_over_replicas():
     """4 devices: two stages twice (2 micro-batches of 6 us each on a stage: 18 us) against two stages on two of them."""
     link = bl.Link(0.0, 0.0)
     rows = bl.sweep(
-        pieces, batch_size=8, devices=[4, 3], placer="contiguous", micro_batches=4, schedule="1f1b", replicas=[1, 2, 4],
-        cluster=bl.Cluster.uniform(1, link=link, comm="parallel"), progress=False, executor="here", passes=(),
+        pieces,
+        batch_size=8,
+        devices=[4, 3],
+        placer="contiguous",
+        micro_batches=4,
+        schedule="1f1b",
+        replicas=[1, 2, 4],
+        cluster=bl.Cluster.uniform(1, link=link, comm="parallel"),
+        progress=False,
+        executor="here",
+        passes=(),
         params={"contiguous": {"objective": "step"}},
-    )  # fmt: skip
+    )
     assert rows["replicas"].tolist() == [1, 2, 4] * 2
     assert rows["makespan_us"].tolist()[:3] == [
         30.0,
@@ -185,8 +208,10 @@ def test_sweep_on_the_command_line(tmp_path, capsys):
     assert main([*given, "--schedule", "gpipe,1f1b", "--replicas", "1,2", "--jobs", "1", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(r["micro_batches"], r["replicas"], r["schedule"]) for r in rows][:3] == [
-        (2, 1, "gpipe"), (2, 1, "1f1b"), (2, 2, "gpipe"),
-    ]  # fmt: skip
+        (2, 1, "gpipe"),
+        (2, 1, "1f1b"),
+        (2, 2, "gpipe"),
+    ]
     assert all(0 <= r["bubble"] < 1 for r in rows)
     assert main([*given, "--schedule", "gpipe", "--jobs", "1"]) == 0
     assert "bubble" in capsys.readouterr().out

@@ -113,7 +113,7 @@ def test_link_recomputes_what_reads_the_cluster(graph, cluster):
 def test_again_computes_on_request(graph, cluster):
     pipe = bl.Place("single") | bl.Simulate()
     pipe.run(graph, cluster)
-    assert pipe.run(graph, cluster, again=("simulate",)).recomputed == ("simulate",)
+    assert pipe.run(graph, cluster, recompute=("simulate",)).recomputed == ("simulate",)
 
 
 def test_execute_and_profile_are_remembered_by_step(graph, cluster):
@@ -296,7 +296,7 @@ def test_bad_subjects_are_refused_before_anything_runs(graph, cluster):
     with pytest.raises(bl.InvalidInput, match="runs on a Step"):
         (pipe | bl.Execute()).run(graph, cluster)
     with pytest.raises(bl.UnknownNameError, match="did you mean 'place'"):
-        pipe.run(graph, cluster, again=("plac",))
+        pipe.run(graph, cluster, recompute=("plac",))
 
 
 # -- groups that do not fit --------------------------------------------------------------------------------

@@ -41,8 +41,12 @@ def test_examples_run(tmp_path):
     (tmp_path / "data").symlink_to(ROOT / "data")
     done = subprocess.run(
         [sys.executable, "-W", "error:::baechi_lab", "-c", code],
-        cwd=tmp_path, env=_environment(), capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "<Run ok: 5 steps" in done.stdout
     assert "('place', 'simulate', 'bounds')" in done.stdout

@@ -13,7 +13,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.sweeps import RayExecutor
 from baechi_lab.workers import executors
-from baechi_lab.workers.executors import calls_to
+from baechi_lab.workers.executors import calls_for
 
 GRAPH = bl.OpGraph.from_edges([1 + i % 7 for i in range(60)], [(i // 3, i, 4 + i) for i in range(1, 60)])
 SETTINGS = {"devices": [1, 2, 3, 4], "memory_bytes": ["1kB", "1MB"], "placer": ["single", "m-topo", "m-etf"]}
@@ -81,8 +81,8 @@ def test_killed_dask_workers_lose_and_double_no_row(client, here, tmp_path):
 def test_calls_that_dask_gives_up_are_sent_again(client):
     from distributed import KilledWorker
 
-    calls = calls_to(client)
-    assert KilledWorker in calls.lost
+    calls = calls_for(client)
+    assert KilledWorker in calls.retryable_errors
     future = calls.submit(max, 1, 2)
     assert isinstance(future, Future) and future.result(60) == 2
 
@@ -97,7 +97,7 @@ class Lost(RuntimeError):
 class Flaky(ThreadPoolExecutor):
     """Loses every call `times` times before it is answered."""
 
-    lost = (Lost,)
+    retryable_errors = (Lost,)
 
     def __init__(self, times):
         super().__init__(1)

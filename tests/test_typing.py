@@ -14,9 +14,15 @@ from baechi_lab.lazy import lazy_names
 
 ROOT = Path(__file__).resolve().parents[1]
 FACADES = (
-    "baechi_lab", "baechi_lab.profilers", "baechi_lab.executors", "baechi_lab.executors.torch", "baechi_lab.torch",
-    "baechi_lab.torch.models", "baechi_lab.widgets", "baechi_lab.placers",
-)  # fmt: skip
+    "baechi_lab",
+    "baechi_lab.profilers",
+    "baechi_lab.executors",
+    "baechi_lab.executors.torch",
+    "baechi_lab.torch",
+    "baechi_lab.torch.models",
+    "baechi_lab.widgets",
+    "baechi_lab.placers",
+)
 
 
 @pytest.mark.parametrize("package", FACADES)
@@ -55,8 +61,12 @@ def test_mypy_knows_the_public_names_and_no_others(tmp_path):
     program.write_text("\n".join(lines) + "\n")
     done = subprocess.run(  # with the project's own settings and cache: what mypy has read once, it does not read again
         [sys.executable, "-m", "mypy", str(program)],
-        capture_output=True, text=True, timeout=250, cwd=ROOT, env={**os.environ, "MYPYPATH": "."},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=250,
+        cwd=ROOT,
+        env={**os.environ, "MYPYPATH": "."},
+    )
     said = done.stdout.splitlines()
     for number, name in enumerate(known, 2):
         told = next(line for line in said if f"program.py:{number}: note" in line)

@@ -21,7 +21,7 @@ from ..graph.device import device_count
 from ..graph.units import format_us, parse_bytes
 from ..passes.registry import make_pass
 from ..placers.registry import make_placer
-from ..verdicts import below_bound
+from ..step_summary import below_bound
 from . import console, options, output, steps
 
 if TYPE_CHECKING:

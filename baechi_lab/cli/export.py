@@ -90,10 +90,10 @@ def _write_plan(
         for ending, data in (plan.files or {"": plan.text.encode()}).items():
             write_atomically(arguments.output + ending, data)
     if arguments.json:
-        output.print_json({"format": plan.format, "text": plan.text, "lost": plan.lost})
+        output.print_json({"format": plan.format, "text": plan.text, "lost": plan.unsupported})
         return 0
     if not arguments.output:
         print(plan.text, end="")
-    for sentence in plan.lost:
+    for sentence in plan.unsupported:
         print(f"lost: {sentence}", file=sys.stderr)
     return 0

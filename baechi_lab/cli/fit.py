@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         }
         if found.proof is not None:
             facts |= {"proof": str(found.proof), "least_bytes": found.proof.least_bytes}
-        output.print_json({**facts, "setup": _setup(arguments), "ways": [way.row() for way in found.ways]})
+        output.print_json({**facts, "setup": _setup(arguments), "ways": [way.row() for way in found.options]})
     else:
         _print(found)
         print(*_setup(arguments), sep="\n")
@@ -78,15 +78,15 @@ def _print(found: Fit) -> None:
     print(found.answer, *([found.caveat] if found.caveat else []), sep="\n", end="\n\n")
     output.print_rows(
         ["way", "choice", "fits", "step", "samples/s", "peak memory"],
-        [[*way.texts()[:5], _peaks(way.peak_bytes)] for way in found.ways],
+        [[*option.texts()[:5], _peaks(option.peak_bytes)] for option in found.options],
     )
-    remarks = {way.way: way.texts()[-1] for way in found.ways if way.texts()[-1] not in ("", "nothing")}
+    remarks = {option.kind: option.texts()[-1] for option in found.options if option.texts()[-1] not in ("", "nothing")}
     if remarks:
         print()
         output.print_descriptions(remarks)
     if found.proof is not None and found.best is not None:
         print("", found.proof, sep="\n")
-    commands = [f"{way.way}, {way.choice}: {way.command}" for way in found.cheapest if way.command]
+    commands = [f"{option.kind}, {option.choice}: {option.command}" for option in found.cheapest if option.command]
     print(*([""] if commands else []), *commands, "", sep="\n")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..graph import Timeline
 from ..graph.units import format_bytes, format_us
-from ..verdicts import gap_in_words
+from ..step_summary import gap_in_words
 
 if TYPE_CHECKING:
     import pandas

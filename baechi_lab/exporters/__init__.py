@@ -91,9 +91,16 @@ def export(
 
 
 def _export_torch(
-    step: Any, placement: Placement, folder: str | os.PathLike[str], cluster: Any, graph: OpGraph | None,
-    workers: Sequence[str], micro_batches: int | None, schedule: Any, reduction: str | None,
-) -> Path:  # fmt: skip
+    step: Any,
+    placement: Placement,
+    folder: str | os.PathLike[str],
+    cluster: Any,
+    graph: OpGraph | None,
+    workers: Sequence[str],
+    micro_batches: int | None,
+    schedule: Any,
+    reduction: str | None,
+) -> Path:
     from .torch.export import export as export_torch
 
     if workers or not (cluster is None or isinstance(cluster, Cluster)):
@@ -101,6 +108,12 @@ def _export_torch(
             "workers are TensorFlow servers; the script of a PyTorch step runs on the devices of a bl.Cluster"
         )
     return export_torch(
-        step, placement, folder, cluster=cluster, graph=graph, micro_batches=micro_batches, schedule=schedule,
+        step,
+        placement,
+        folder,
+        cluster=cluster,
+        graph=graph,
+        micro_batches=micro_batches,
+        schedule=schedule,
         reduction=reduction,
-    )  # fmt: skip
+    )

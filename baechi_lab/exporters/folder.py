@@ -47,10 +47,10 @@ def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str
         partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
     except OSError as error:
         raise ExecutionError(f"cannot write beside {target}: {error.strerror or error}") from error
-    held = lock(partial)
+    lock_file = lock(partial)
     try:
         _fill(partial, files)
-        earlier = _put(partial, target)
+        earlier = _swap_into_place(partial, target)
     except OSError as error:
         _remove(partial)
         raise ExecutionError(f"cannot write {target}: {error.strerror or error}; nothing was left behind") from error
@@ -58,8 +58,8 @@ def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str
         _remove(partial)
         raise
     finally:
-        if held is not None:
-            os.close(held)
+        if lock_file is not None:
+            os.close(lock_file)
     if earlier is not None:
         _remove(earlier)
     return target
@@ -99,12 +99,12 @@ def _check_free(target: Path) -> None:
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise InvalidInput(f"folder {target} exists and is not a folder; give another name")
     if target.is_dir() and any(target.iterdir()):
-        _check_own(target, target)
+        _check_unchanged(target, target)
 
 
-def _check_own(folder: Path, name: Path) -> None:
+def _check_unchanged(folder: Path, name: Path) -> None:
     """Refuse a folder that holds anything but what an export wrote there; `name` is what it is called."""
-    hashes = _listed(folder)
+    hashes = _read_hashes(folder)
     if hashes is None:
         raise InvalidInput(f"folder {name} is not empty and holds no earlier export; give another name")
     for path in sorted(folder.iterdir()):
@@ -116,7 +116,7 @@ def _check_own(folder: Path, name: Path) -> None:
             raise InvalidInput(f"{path.name!r} in folder {name} was changed since it was exported; give another name")
 
 
-def _listed(folder: Path) -> dict[str, str] | None:
+def _read_hashes(folder: Path) -> dict[str, str] | None:
     """The hashes that an export wrote into `folder`; None where it holds no such list."""
     path = folder / LIST
     if path.is_symlink() or not path.is_file():
@@ -166,7 +166,7 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def _put(partial: Path, target: Path) -> Path | None:
+def _swap_into_place(partial: Path, target: Path) -> Path | None:
     """Put `partial` in place in one step; where the export that was there is now (None: there was none).
 
     What came into the earlier export since it was looked at is seen once nobody finds it by its name any more; then
@@ -179,35 +179,35 @@ def _put(partial: Path, target: Path) -> Path | None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EACCES):
             raise
-    back = _exchanged(partial, target)
-    if back is None:
-        back = partial.with_name(partial.name.replace(".partial-", ".earlier-"))
-        os.rename(target, back)
+    previous = _exchange_folders(partial, target)
+    if previous is None:
+        previous = partial.with_name(partial.name.replace(".partial-", ".earlier-"))
+        os.rename(target, previous)
         try:
             os.rename(partial, target)
         except OSError:
-            os.rename(back, target)
+            os.rename(previous, target)
             raise
     try:
-        _check_own(back, target)
+        _check_unchanged(previous, target)
     except InvalidInput:
-        if back == partial:
-            _exchanged(partial, target)
+        if previous == partial:
+            _exchange_folders(partial, target)
         else:
             os.rename(target, partial)
-            os.rename(back, target)
+            os.rename(previous, target)
         raise
     _sync_folder(target.parent)
-    return back
+    return previous
 
 
-def _exchanged(partial: Path, target: Path) -> Path | None:
+def _exchange_folders(partial: Path, target: Path) -> Path | None:
     """Let two folders change names in one step; where `target` is now, None if this system or disk cannot."""
     library = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
     names = os.fsencode(partial), os.fsencode(target)
-    here, swap = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, and RENAME_SWAP of macOS
+    current_folder, swap = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, and RENAME_SWAP of macOS
     if sys.platform.startswith("linux") and hasattr(library, "renameat2"):
-        failed = library.renameat2(here, names[0], here, names[1], swap)  # type: ignore[union-attr]
+        failed = library.renameat2(current_folder, names[0], current_folder, names[1], swap)  # type: ignore[union-attr]
     elif sys.platform == "darwin" and hasattr(library, "renamex_np"):
         failed = library.renamex_np(*names, swap)  # type: ignore[union-attr]
     else:
@@ -219,5 +219,5 @@ def _remove(folder: Path) -> None:
     """Remove a half-written export or a whole one, but never one to which something was added."""
     with contextlib.suppress(OSError, InvalidInput):
         if (folder / LIST).exists():
-            _check_own(folder, folder)
+            _check_unchanged(folder, folder)
         shutil.rmtree(folder)

@@ -7,51 +7,55 @@ from dataclasses import replace
 
 from ..graph import Cluster
 from ..placers.giving_up.placing import Placing
-from .attempt import computing, tried
+from .attempt import count_computing, place_option
 from .proof import Proof
-from .record import Way
+from .record import FitOption
 from .subject import Subject
 
-MOST_DEVICES_TRIED = 64
+MAX_DEVICES = 64
 
 
-def more_devices(
-    subject: Subject, cluster: Cluster, placing: Placing, proof: Proof, first: Way | None = None
-) -> Iterator[Way]:
+def try_more_devices(
+    subject: Subject, cluster: Cluster, placing: Placing, proof: Proof, first: FitOption | None = None
+) -> Iterator[FitOption]:
     """The least number of devices that is enough: doubled until one is, then halved towards it; never fewer than proven.
 
     Where the step fits as it is (`first`), that placement is valid on more devices too, and none is slower.
     """
-    known = first if first is not None and first.fits else None
-    have, way = computing(cluster), Way("more devices", "any")
+    earlier = first if first is not None and first.fits else None
+    have, template = count_computing(cluster), FitOption("more devices", "any")
     if not proof.least_devices:
-        yield replace(way, error=f"no number of devices is enough, which is proven: {proof.as_it_is}")
+        yield replace(template, error=f"no number of devices is enough, which is proven: {proof.as_it_is}")
         return
-    if proof.least_devices > MOST_DEVICES_TRIED:
+    if proof.least_devices > MAX_DEVICES:
         least = f"{proof.least_devices} devices at least"
-        yield replace(way, choice=least, error=f"{least}, which is proven; up to {MOST_DEVICES_TRIED} are tried")
+        yield replace(template, choice=least, error=f"{least}, which is proven; up to {MAX_DEVICES} are tried")
         return
-    enough: Way | None = None
+    enough: FitOption | None = None
     low = max(have, proof.least_devices - 1)
     high = max(2 * have, proof.least_devices)
-    while enough is None and low < MOST_DEVICES_TRIED:
-        high = min(high, max(MOST_DEVICES_TRIED, have + 1))
-        now = _on_devices(subject, cluster, placing, high, known)
-        low, high, enough = (low, high, now) if now.fits else (high, 2 * high, None)
+    while enough is None and low < MAX_DEVICES:
+        high = min(high, max(MAX_DEVICES, have + 1))
+        option = _try_devices(subject, cluster, placing, high, earlier)
+        low, high, enough = (low, high, option) if option.fits else (high, 2 * high, None)
     if enough is None:
-        yield replace(way, choice=f"up to {low} devices", error=f"no placement on {low} devices was found that fits")
+        yield replace(
+            template, choice=f"up to {low} devices", error=f"no placement on {low} devices was found that fits"
+        )
         return
     while high - low > 1:
         middle = (low + high) // 2
-        now = _on_devices(subject, cluster, placing, middle, known)
-        low, high, enough = (low, middle, now) if now.fits else (middle, high, enough)
+        option = _try_devices(subject, cluster, placing, middle, earlier)
+        low, high, enough = (low, middle, option) if option.fits else (middle, high, enough)
     yield enough
 
 
-def _on_devices(subject: Subject, cluster: Cluster, placing: Placing, count: int, known: Way | None) -> Way:
-    more = count - computing(cluster)
-    way = Way(
-        "more devices", f"{count} devices", f"{more} more device" + "s" * (more > 1), batch_size=subject.batch_size
+def _try_devices(
+    subject: Subject, cluster: Cluster, placing: Placing, count: int, earlier: FitOption | None
+) -> FitOption:
+    added = count - count_computing(cluster)
+    option = FitOption(
+        "more devices", f"{count} devices", f"{added} more device" + "s" * (added > 1), batch_size=subject.batch_size
     )
     larger, code = cluster.with_devices(count), f"cluster.with_devices({count})"
-    return tried(way, subject.graph, larger, placing, subject.original, code, known)
+    return place_option(option, subject.graph, larger, placing, subject.original, code, earlier)

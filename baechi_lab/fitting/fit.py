@@ -15,13 +15,13 @@ from ..graph.arguments import check_records
 from ..graph.costs import check_kinds
 from ..placers.giving_up.ladder import FAST
 from ..placers.giving_up.placing import Placing, code_of, lacking
-from .attempt import computing
-from .combining import combinations
-from .devices import more_devices
+from .attempt import count_computing
+from .combinations import try_combinations
+from .devices import try_more_devices
+from .options import try_micro_batches, try_offloading, try_recomputation, try_smaller_batches
 from .proof import proof_of
-from .record import Fit, Way
+from .record import Fit, FitOption
 from .subject import Subject, subject_of
-from .ways import micro_batches, offloading, recomputation, smaller_batches
 
 GIVE_UP = {
     "devices": "more devices",
@@ -70,8 +70,8 @@ def fit(
         callback: called with the name of every way before it is tried.
 
     Returns:
-        A `Fit`: `fits`, `best`, `missing_bytes`, `proof`, `ways`, `to_pandas()`; printed, a table with the code of the cheapest
-        ways.
+        A `Fit` with `fits`, `best`, `missing_bytes`, `proof`, `options` and `to_pandas()`. Printed, it is a table, with the
+        code of the cheapest options.
 
     Raises:
         InvalidInput, UnknownNameError: an argument that is none of the above.
@@ -86,7 +86,7 @@ def fit(
     check_records(cluster=cluster)
     if placement is not None:
         check_records(placement=placement)
-    allowed = _ways_that(give_up)
+    allowed = _allowed_kinds(give_up)
     if not is_list(placers):
         raise InvalidInput(f"placers is {placers!r:.60}; it must be a list of names, for example ['m-etf']")
     if callback is not None and not callable(callback):
@@ -99,26 +99,30 @@ def fit(
     check_kinds(subject.graph, cluster)
     tell = callback or (lambda _: None)
     tell("as it is")
-    first, missing = _as_it_is(subject, cluster, placing, placement)
+    first, missing = _try_as_it_is(subject, cluster, placing, placement)
     if first.fits and not every_way:
         return Fit((first,), missing, cluster)
-    proof, ways = proof_of(subject.graph, cluster), [first]
+    proof, options = proof_of(subject.graph, cluster), [first]
     if "more devices" in allowed:
         tell("more devices")
-        ways += more_devices(subject, cluster, placing, proof, first)
-    for name, kind in (("smaller batch", smaller_batches), ("micro-batches", micro_batches)):
+        options += try_more_devices(subject, cluster, placing, proof, first)
+    for name, try_kind in (("smaller batch", try_smaller_batches), ("micro-batches", try_micro_batches)):
         if name in allowed:
             tell(name)
-            ways += kind(subject, cluster, placing)
-    for name, kind in (("recomputation", recomputation), ("offloading", offloading)):
+            options += try_kind(subject, cluster, placing)
+    for name, try_kind in (("recomputation", try_recomputation), ("offloading", try_offloading)):
         if name in allowed:
             tell(name)
-            ways += [Way(name, "any", error=proof.whatever)] if proof.whatever else kind(subject, cluster, placing)
-    ways += combinations(subject, cluster, placing, ways, tell, proof, allowed)
-    return Fit(tuple(ways), missing, cluster, None if first.fits else proof)
+            options += (
+                [FitOption(name, "any", error=proof.whatever)]
+                if proof.whatever
+                else try_kind(subject, cluster, placing)
+            )
+    options += try_combinations(subject, cluster, placing, options, tell, proof, allowed)
+    return Fit(tuple(options), missing, cluster, None if first.fits else proof)
 
 
-def _ways_that(give_up: Sequence[str]) -> set[str]:
+def _allowed_kinds(give_up: Sequence[str]) -> set[str]:
     """Names of the ways that give up no more than this."""
     names: list[Any] = [give_up] if isinstance(give_up, str) or not is_list(give_up) else list(give_up)
     unknown = [name for name in names if not isinstance(name, str) or name not in GIVE_UP]
@@ -127,15 +131,19 @@ def _ways_that(give_up: Sequence[str]) -> set[str]:
     return {GIVE_UP[name] for name in names}
 
 
-def _as_it_is(subject: Subject, cluster: Cluster, placing: Placing, known: Placement | None) -> tuple[Way, int]:
-    count = computing(cluster)
+def _try_as_it_is(
+    subject: Subject, cluster: Cluster, placing: Placing, placement: Placement | None
+) -> tuple[FitOption, int]:
+    count = count_computing(cluster)
     choice = f"{count} devices" if count > 1 else "1 device"
-    found, why = placing.fastest(subject.graph, cluster, known, other_limits=True)
-    way = Way("as it is", choice, "nothing", batch_size=subject.batch_size, graph=subject.graph, cluster=cluster)
-    if found is not None:
-        code = "placement" if found[0] is known else code_of(subject.original, "cluster", found[0], count)
-        return replace(way, command=code, placement=found[0], timeline=found[1]), 0
-    over = placing.least_over(subject.graph, cluster)
-    if over is None:
-        return replace(way, error=why), 0
-    return replace(way, placement=over[0], timeline=over[1], error=why), lacking(over[1], cluster)
+    fastest, why = placing.fastest(subject.graph, cluster, placement, other_limits=True)
+    option = FitOption(
+        "as it is", choice, "nothing", batch_size=subject.batch_size, graph=subject.graph, cluster=cluster
+    )
+    if fastest is not None:
+        code = "placement" if fastest[0] is placement else code_of(subject.original, "cluster", fastest[0], count)
+        return replace(option, command=code, placement=fastest[0], timeline=fastest[1]), 0
+    least_over = placing.least_over(subject.graph, cluster)
+    if least_over is None:
+        return replace(option, error=why), 0
+    return replace(option, placement=least_over[0], timeline=least_over[1], error=why), lacking(least_over[1], cluster)

@@ -57,32 +57,35 @@ def proof_of(graph: OpGraph, cluster: Cluster) -> Proof:
     >>> found.least_bytes, found.least_devices, found.whatever
     (65, 0, "op 'op1' reads, makes and uses 60 B while it runs, and no device has more than 50 B")
     """
-    able = ~cluster.is_host
-    room, count = int(cluster.memory_bytes[able].max(initial=0)), max(int(able.sum()), 1)
+    computes = ~cluster.is_host
+    capacity_bytes, count = int(cluster.memory_bytes[computes].max(initial=0)), max(int(computes.sum()), 1)
     alone = alone_bytes(graph, shared=True)
-    most, together = int((alone + beside(graph, shared=True)).max(initial=0)), most_across(graph, shared=True)[0]
+    largest_op, together = int((alone + beside(graph, shared=True)).max(initial=0)), most_across(graph, shared=True)[0]
     together = max(together, int(graph.persistent_bytes.sum()))
-    enough = -(-together // room) if room else 0
+    enough = -(-together // capacity_bytes) if capacity_bytes else 0
     return Proof(
-        max(most, -(-together // count)), int(enough if most <= room else 0), _as_it_is(graph, cluster),
-        _whatever(graph, alone, room), graph.group_of is not None,
-    )  # fmt: skip
+        max(largest_op, -(-together // count)),
+        int(enough if largest_op <= capacity_bytes else 0),
+        _prove_placements_fail(graph, cluster),
+        _prove_op_too_large(graph, alone, capacity_bytes),
+        graph.group_of is not None,
+    )
 
 
-def _as_it_is(graph: OpGraph, cluster: Cluster) -> str:
-    shown = packing_proof(graph, cluster, shared=True)
-    if shown is None and graph.reuse is None:
-        found, shown = first_fitting(graph, cluster)
-        if found is not None:
+def _prove_placements_fail(graph: OpGraph, cluster: Cluster) -> str:
+    proof = packing_proof(graph, cluster, shared=True)
+    if proof is None and graph.reuse is None:
+        fitting_placement, proof = first_fitting(graph, cluster)
+        if fitting_placement is not None:
             return ""
-    return shown or ""
+    return proof or ""
 
 
-def _whatever(graph: OpGraph, alone: np.ndarray[tuple[int], np.dtype[np.int64]], room: int) -> str:
-    if not graph.n or int(alone.max()) <= room:
+def _prove_op_too_large(graph: OpGraph, alone: np.ndarray[tuple[int], np.dtype[np.int64]], capacity_bytes: int) -> str:
+    if not graph.n or int(alone.max()) <= capacity_bytes:
         return ""
     op = int(alone.argmax())
     return (
         f"{op_in_words(graph, op)} reads, makes and uses {format_bytes(int(alone[op]))} while it runs, and no device has "
-        f"more than {format_bytes(room)}"
+        f"more than {format_bytes(capacity_bytes)}"
     )

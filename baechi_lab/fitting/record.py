@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -34,7 +35,7 @@ HEAD = ("way", "choice", "fits", "step", "samples/s", "peak memory of each devic
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
+class FitOption:
     """One way to run the step, simulated; without a timeline where nothing could be simulated, and `error` says why.
 
     Args:
@@ -48,7 +49,7 @@ class Way:
         error: why it does not fit, or could not be tried.
     """
 
-    way: str
+    kind: str
     choice: str = ""
     gives_up: str = ""
     command: str = ""
@@ -58,6 +59,12 @@ class Way:
     placement: Placement | None = None
     timeline: Timeline | None = None
     error: str = ""
+
+    @property
+    def way(self) -> str:
+        """Deprecated name of `kind`."""
+        warnings.warn("way is deprecated; use kind", DeprecationWarning, stacklevel=2)
+        return self.kind
 
     @property
     def fits(self) -> bool:
@@ -87,19 +94,30 @@ class Way:
     def row(self) -> dict[str, Any]:
         """The columns of the table."""
         values = (
-            self.way, self.choice, self.fits, self.step_us, self.samples_per_second, self.peak_bytes, self.gives_up,
-            self.command, self.error,
-        )  # fmt: skip
+            self.kind,
+            self.choice,
+            self.fits,
+            self.step_us,
+            self.samples_per_second,
+            self.peak_bytes,
+            self.gives_up,
+            self.command,
+            self.error,
+        )
         return dict(zip(COLUMNS, values, strict=True))
 
     def texts(self) -> list[str]:
         """The row as people read it; the columns are `HEAD`."""
         rate = self.samples_per_second
         return [
-            self.way, _in_words(self.choice), "yes" if self.fits else "no", format_us(self.step_us) if self.timeline else "-",
-            f"{rate:.4g}" if rate == rate else "-", ", ".join(map(format_bytes, self.peak_bytes)) or "-",
+            self.kind,
+            _in_words(self.choice),
+            "yes" if self.fits else "no",
+            format_us(self.step_us) if self.timeline else "-",
+            f"{rate:.4g}" if rate == rate else "-",
+            ", ".join(map(format_bytes, self.peak_bytes)) or "-",
             self.gives_up if self.timeline else self.error,
-        ]  # fmt: skip
+        ]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -112,66 +130,76 @@ class Fit:
         proof: what is proven about the memory that the step needs; None where it fits.
     """
 
-    ways: tuple[Way, ...]
+    options: tuple[FitOption, ...]
     missing_bytes: int = 0
     cluster: Cluster = field(default_factory=lambda: Cluster.uniform(1))
     proof: Proof | None = None
 
     @property
+    def ways(self) -> tuple[FitOption, ...]:
+        """Deprecated name of `options`."""
+        warnings.warn("ways is deprecated; use options", DeprecationWarning, stacklevel=2)
+        return self.options
+
+    @property
     def fits(self) -> bool:
         """Whether the step fits as it is."""
-        return self.ways[0].fits
+        return self.options[0].fits
 
     @property
-    def best(self) -> Way | None:
+    def best(self) -> FitOption | None:
         """As it is where that fits, else the fastest per sample of the ways that fit; None if none does."""
-        able = [way for way in self.ways if way.fits]
-        return self.ways[0] if self.fits else min(able, key=lambda way: way.time_per_sample_us, default=None)
+        fitting = [option for option in self.options if option.fits]
+        return (
+            self.options[0] if self.fits else min(fitting, key=lambda option: option.time_per_sample_us, default=None)
+        )
 
     @property
-    def cheapest(self) -> tuple[Way, ...]:
+    def cheapest(self) -> tuple[FitOption, ...]:
         """Of every kind of way the fastest that fits, the fastest first."""
-        found: dict[str, Way] = {}
-        for way in sorted((w for w in self.ways if w.fits), key=lambda w: w.time_per_sample_us):
-            found.setdefault(way.way, way)
-        return tuple(found.values())
+        fastest_by_kind: dict[str, FitOption] = {}
+        for option in sorted((w for w in self.options if w.fits), key=lambda w: w.time_per_sample_us):
+            fastest_by_kind.setdefault(option.kind, option)
+        return tuple(fastest_by_kind.values())
 
     @property
     def room_bytes(self) -> int:
         """The memory of the smallest device that computes."""
         return int(self.cluster.memory_bytes[~self.cluster.is_host].min())
 
-    def pareto(self) -> tuple[Way, ...]:
+    def pareto(self) -> tuple[FitOption, ...]:
         """Ways that no other one beats in time per sample and in the peak of the fullest device that computes, fastest first."""
-        tried = sorted((w for w in self.ways if w.timeline), key=lambda w: (w.time_per_sample_us, fullest(w)))
-        front: list[Way] = []
-        for way in tried:
-            if not front or fullest(way) < fullest(front[-1]):
-                front.append(way)
+        tried = sorted(
+            (w for w in self.options if w.timeline), key=lambda w: (w.time_per_sample_us, fullest_device_bytes(w))
+        )
+        front: list[FitOption] = []
+        for option in tried:
+            if not front or fullest_device_bytes(option) < fullest_device_bytes(front[-1]):
+                front.append(option)
         return tuple(front)
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per way; `device_peak_bytes` is a list, `command` the code."""
         import pandas as pd
 
-        return pd.DataFrame([way.row() for way in self.ways], columns=list(COLUMNS))
+        return pd.DataFrame([option.row() for option in self.options], columns=list(COLUMNS))
 
     @property
     def answer(self) -> str:
         """The answer in one sentence."""
         best = self.best
         if self.fits and best is not None:
-            held = format_bytes(fullest(best))
-            return f"Yes: {_in_words(best.choice)}, {format_us(best.step_us)} per step, at most {held} per device."
+            peak = format_bytes(fullest_device_bytes(best))
+            return f"Yes: {_in_words(best.choice)}, {format_us(best.step_us)} per step, at most {peak} per device."
         lacks = f"No: the fullest device lacks {format_bytes(self.missing_bytes)}." if self.missing_bytes else "No."
         if best is None:
             return f"{lacks} No way that was tried fits. {self.proof or ''}".rstrip()
-        return f"{lacks} The fastest way that fits is {best.way}: {_in_words(best.choice)}, {format_us(best.step_us)} per step."
+        return f"{lacks} The fastest way that fits is {best.kind}: {_in_words(best.choice)}, {format_us(best.step_us)} per step."
 
     @cached_property
     def caveat(self) -> str:
         """What the time of a step that fits several devices is not: a minimum. Empty elsewhere, and where none is faster."""
-        first = self.ways[0]
+        first = self.options[0]
         if not self.fits or first.cluster is None or np.count_nonzero(~first.cluster.is_host) == 1:
             return ""
         least = bounds(first.graph, first.cluster).best  # type: ignore[arg-type]
@@ -183,11 +211,11 @@ class Fit:
         )
 
     def __str__(self) -> str:
-        rows: list[Sequence[str]] = [HEAD, *(way.texts() for way in self.ways)]
+        rows: list[Sequence[str]] = [HEAD, *(option.texts() for option in self.options)]
         widths = [min(max(len(r[k]) for r in rows), 60) for k in range(len(HEAD))]
         lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
         proof = ["", str(self.proof)] if self.proof is not None and self.best is not None else []
-        commands = [f"{way.way}, {way.choice}: {way.command}" for way in self.cheapest if way.command]
+        commands = [f"{option.kind}, {option.choice}: {option.command}" for option in self.cheapest if option.command]
         caveat = [self.caveat] if self.caveat else []
         return "\n".join([self.answer, *caveat, "", *lines, *proof, *([""] if commands else []), *commands])
 
@@ -200,18 +228,18 @@ class Fit:
             f'<tr title="{html.escape(w.command)}">'
             + "".join(f"<td>{html.escape(c)}</td>" for c in w.texts())
             + "</tr>"
-            for w in self.ways
+            for w in self.options
         )
         return (
             f"<p>{html.escape(' '.join([self.answer, self.caveat]).rstrip())}</p><table><tr>{head}</tr>{body}</table>"
         )
 
 
-def fullest(way: Way) -> int:
+def fullest_device_bytes(option: FitOption) -> int:
     """Peak bytes of the fullest device that computes."""
-    if way.timeline is None or way.cluster is None:
+    if option.timeline is None or option.cluster is None:
         return 0
-    return int(np.where(way.cluster.is_host, 0, way.timeline.peak_bytes).max(initial=0))
+    return int(np.where(option.cluster.is_host, 0, option.timeline.peak_bytes).max(initial=0))
 
 
 def _in_words(choice: str) -> str:
@@ -220,4 +248,11 @@ def _in_words(choice: str) -> str:
     >>> _in_words("batch 16, budget=13240524")
     'batch 16, budget 13.24 MB'
     """
-    return re.sub(r"\bbudget=(\d+)", lambda found: f"budget {format_bytes(int(found[1]))}", choice)
+    return re.sub(r"\bbudget=(\d+)", lambda match: f"budget {format_bytes(int(match[1]))}", choice)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Way":
+        warnings.warn("Way is deprecated; use FitOption", DeprecationWarning, stacklevel=2)
+        return FitOption
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import OpGraph, Step
 
-CANNOT = (
+NO_OTHER_BATCH = (
     "cannot: a graph does not say what another batch costs; give a model's name, or a function that takes a batch size and "
     "returns the graph"
 )
@@ -28,7 +28,7 @@ class Subject:
     def at(self, batch_size: int) -> OpGraph:
         """The graph at another batch size."""
         if self.rebuild is None:
-            raise InvalidInput(CANNOT)
+            raise InvalidInput(NO_OTHER_BATCH)
         return self.rebuild(batch_size)
 
     @property
@@ -41,7 +41,7 @@ class Subject:
         return self.code.replace("BATCH", str(batch_size))
 
 
-def subject_of(given: Any, batch_size: Any, hardware: str | Mapping[str, str]) -> Subject:
+def subject_of(subject: Any, batch_size: Any, hardware: str | Mapping[str, str]) -> Subject:
     """A model's name or step, a function of the batch size, or a graph; a subject as it is.
 
     Raises:
@@ -53,47 +53,49 @@ def subject_of(given: Any, batch_size: Any, hardware: str | Mapping[str, str]) -
     by_kind(hardware)
     if batch_size is not None:
         check_whole("batch_size", batch_size)
-    if isinstance(given, Subject):
-        return given
-    if isinstance(given, OpGraph):
-        return Subject(given, batch_size, None)
-    if isinstance(given, str):
-        if "." in given:
+    if isinstance(subject, Subject):
+        return subject
+    if isinstance(subject, OpGraph):
+        return Subject(subject, batch_size, None)
+    if isinstance(subject, str):
+        if "." in subject:
             raise InvalidInput(
-                f"graph is {given!r:.60}; a model's name has no dot, and a file is read by bl.load_graph"
+                f"graph is {subject!r:.60}; a model's name has no dot, and a file is read by bl.load_graph"
             )
-        return _model(given, {}, batch_size, hardware)
-    if isinstance(given, Step):
-        if "model" not in given.info:
-            return Subject(_profile(given, hardware), batch_size, None, "bl.profile(step)")
-        params = dict(given.info["params"])
-        return _model(given.info["model"], params, batch_size or params.get("batch_size"), hardware)
-    if callable(given):
+        return _subject_of_model(subject, {}, batch_size, hardware)
+    if isinstance(subject, Step):
+        if "model" not in subject.info:
+            return Subject(_profile(subject, hardware), batch_size, None, "bl.profile(step)")
+        params = dict(subject.info["params"])
+        return _subject_of_model(subject.info["model"], params, batch_size or params.get("batch_size"), hardware)
+    if callable(subject):
         if batch_size is None:
             raise InvalidInput(
                 "batch_size is None; a function that makes the graph of a batch size needs it, for example 128"
             )
-        rebuild = lambda size: _checked(given(size), hardware)  # noqa: E731
-        return Subject(rebuild(batch_size), batch_size, rebuild, f"{getattr(given, '__name__', 'build')}(BATCH)")
+        rebuild = lambda size: _check_graph(subject(size), hardware)  # noqa: E731
+        return Subject(rebuild(batch_size), batch_size, rebuild, f"{getattr(subject, '__name__', 'build')}(BATCH)")
     raise InvalidInput(
-        f"graph is a {type(given).__name__}; it must be an OpGraph, a Step, a model's name or a function of the batch size"
+        f"graph is a {type(subject).__name__}; it must be an OpGraph, a Step, a model's name or a function of the batch size"
     )
 
 
-def _model(name: str, params: Mapping[str, Any], batch_size: int | None, hardware: Any) -> Subject:
+def _subject_of_model(name: str, params: Mapping[str, Any], batch_size: int | None, hardware: Any) -> Subject:
     from ..models.building import build
     from ..models.registry import make_model
 
-    others = {k: v for k, v in params.items() if k != "batch_size"}
-    size = batch_size or make_model(name, **others).get_params()["batch_size"]
-    rebuild = lambda n: _profile(build(name, **others, batch_size=n), hardware)  # noqa: E731
-    return Subject(rebuild(size), size, rebuild, model_code(name, others, hardware))
+    other_params = {k: v for k, v in params.items() if k != "batch_size"}
+    size = batch_size or make_model(name, **other_params).get_params()["batch_size"]
+    rebuild = lambda n: _profile(build(name, **other_params, batch_size=n), hardware)  # noqa: E731
+    return Subject(rebuild(size), size, rebuild, model_code(name, other_params, hardware))
 
 
 def model_code(name: str, params: Mapping[str, Any], hardware: Any) -> str:
     """Code that makes the graph of a model at batch size BATCH; `params` are its others."""
-    more = "".join(f", {k}={v!r}" for k, v in params.items())
-    return f"bl.profile(bl.models.build({name!r}, batch_size=BATCH{more}), mode='estimated', hardware={hardware!r})"
+    arguments = "".join(f", {k}={v!r}" for k, v in params.items())
+    return (
+        f"bl.profile(bl.models.build({name!r}, batch_size=BATCH{arguments}), mode='estimated', hardware={hardware!r})"
+    )
 
 
 def _profile(step: Step, hardware: Any) -> OpGraph:
@@ -102,11 +104,11 @@ def _profile(step: Step, hardware: Any) -> OpGraph:
     return profile(step, mode="estimated", hardware=hardware)
 
 
-def _checked(made: Any, hardware: Any) -> OpGraph:
-    if isinstance(made, Step):
-        made = _profile(made, hardware)
-    if not isinstance(made, OpGraph):
+def _check_graph(returned: Any, hardware: Any) -> OpGraph:
+    if isinstance(returned, Step):
+        returned = _profile(returned, hardware)
+    if not isinstance(returned, OpGraph):
         raise InvalidInput(
-            f"the function of the batch size returned a {type(made).__name__}; it must return an OpGraph"
+            f"the function of the batch size returned a {type(returned).__name__}; it must return an OpGraph"
         )
-    return made
+    return returned

@@ -17,10 +17,32 @@ from .step import NativeRun, Run, Step, TensorSpec
 from .timeline import MEMORY_CATEGORIES, MemoryLog, Timeline, Transfers, Violation
 
 __all__ = [
-    "COMMUNICATION_MODES", "CONTROL_BYTES", "HOST", "MEMORY_CATEGORIES", "Cluster", "Device", "Link", "MemoryLog",
-    "NativeRun", "OpGraph", "Placement", "Recording", "Run", "Step", "TensorSpec", "Timeline", "Transfers", "Violation",
-    "allowed_devices", "durations", "load_cluster", "load_graph", "load_trace", "save_cluster", "save_graph",
-]  # fmt: skip
+    "COMMUNICATION_MODES",
+    "CONTROL_BYTES",
+    "HOST",
+    "MEMORY_CATEGORIES",
+    "Cluster",
+    "Device",
+    "Link",
+    "MemoryLog",
+    "NativeRun",
+    "OpGraph",
+    "Placement",
+    "Recording",
+    "Run",
+    "Step",
+    "TensorSpec",
+    "Timeline",
+    "Transfers",
+    "Violation",
+    "allowed_devices",
+    "durations",
+    "load_cluster",
+    "load_graph",
+    "load_trace",
+    "save_cluster",
+    "save_graph",
+]
 
 # A format knows the record that it writes or reads, and no record knows a format; a device knows its hardware, and the
 # table of hardware no device. These methods are set from outside.

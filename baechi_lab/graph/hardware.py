@@ -13,10 +13,12 @@ Reshape or Negative ops of 4 floats in a TensorFlow 2.21 session with one thread
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInput, UnknownNameError
@@ -113,9 +115,12 @@ class Hardware(Params):
         [19.5, 156.0, 312.0, 312.0, 624.0]
         """
         return {
-            "fp32": self.peak_flops, "tf32": self.matmul_flops, "fp16": self.half_flops,
-            "fp8": self.fp8_flops or self.half_flops, "int8": self.int8_ops or self.half_flops,
-        }[precision]  # fmt: skip
+            "fp32": self.peak_flops,
+            "tf32": self.matmul_flops,
+            "fp16": self.half_flops,
+            "fp8": self.fp8_flops or self.half_flops,
+            "int8": self.int8_ops or self.half_flops,
+        }[precision]
 
     if TYPE_CHECKING:  # set in `baechi_lab.graph`, from `baechi_lab.graph.device`
 
@@ -180,112 +185,28 @@ def _plain(name: str) -> str:
     return re.sub(r"^(nvidia|amd|google)|[\s_-]+", "", name.strip().lower())
 
 
-def _gpu(
-    name: str, peaks: tuple[float, float, float, float, float], bandwidth: float, memory: int, links: str, source: str
-) -> Hardware:
-    full, products, half, fp8, int8 = (1e12 * peak for peak in peaks)
-    return Hardware(
-        name, full, products, half, bandwidth * 1e9, GPU_LAUNCH_US, memory * 10**9, source, fp8_flops=fp8, int8_ops=int8,
-        links=tuple(links.split()),
-    )  # fmt: skip
+def _read_table() -> dict[str, Hardware]:
+    """Reads the named devices; the table has TFLOP/s (0: no such units), GB/s, microseconds and GB."""
+    lines = Path(__file__).with_name("hardware.csv").read_text(encoding="utf-8").splitlines()
+    return {
+        row["name"]: Hardware(
+            row["name"],
+            peak_flops=1e12 * float(row["peak_tflops"]),
+            matmul_flops=1e12 * float(row["matmul_tflops"]),
+            half_flops=1e12 * float(row["half_tflops"]),
+            bandwidth=1e9 * float(row["bandwidth_gb"]),
+            launch_us=float(row["launch_us"]),
+            memory_bytes=10**9 * int(row["memory_gb"]),
+            source=row["source"],
+            fp8_flops=1e12 * float(row["fp8_tflops"]),
+            int8_ops=1e12 * float(row["int8_tops"]),
+            links=tuple(row["links"].split()),
+        )
+        for row in csv.DictReader(lines)
+    }
 
 
-# GPU rows: TFLOP/s of float32, float32 products, half products, fp8 and int8 products (0: none); GB/s; GB; links.
-_TABLE = (
-    _gpu(
-        "k40", (4.29, 4.29, 4.29, 0, 0), 288, 12, "pcie3",
-        "NVIDIA Tesla K40 board specification BD-06902-001: 4.29 TFLOP/s single precision at base clock, 288 GB/s, "
-        "12 GB GDDR5; Kepler has no faster half precision",
-    ),
-    _gpu(
-        "rtx2080", (10.1, 10.1, 40.3, 0, 161.1), 448, 8, "pcie3",
-        "NVIDIA Turing GPU architecture whitepaper WP-09183-001, reference GeForce RTX 2080: 10.1 TFLOP/s FP32, "
-        "40.3 TFLOP/s FP16 tensor with FP32 accumulate, 161.1 INT8, 448 GB/s, 8 GB GDDR6",
-    ),
-    _gpu(
-        "rtx4090", (82.6, 82.6, 165.2, 330.3, 660.6), 1008, 24, "pcie4",
-        "NVIDIA Ada GPU architecture whitepaper, appendix A, GeForce RTX 4090: 82.6 TFLOP/s FP32 and TF32, 165.2 FP16 and "
-        "330.3 FP8 with FP32 accumulate, 660.6 INT8, 1008 GB/s, 24 GB GDDR6X, PCIe Gen4",
-    ),
-    _gpu(
-        "rtx5090", (104.8, 104.8, 209.5, 419, 838), 1792, 32, "pcie5",
-        "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A, GeForce RTX 5090: 104.8 TFLOP/s FP32 and TF32, "
-        "209.5 FP16 and 419 FP8 with FP32 accumulate, 838 INT8, 1792 GB/s, 32 GB GDDR7, PCIe Gen5",
-    ),
-    _gpu(
-        "v100", (15.7, 15.7, 125, 0, 0), 900, 16, "nvlink2 pcie3",
-        "NVIDIA V100 datasheet, SXM2: 15.7 TFLOP/s single precision, 125 TFLOP/s tensor, 900 GB/s, 16 GB HBM2",
-    ),
-    _gpu(
-        "a10", (31.2, 62.5, 125, 0, 250), 600, 24, "pcie4",
-        "NVIDIA A10 datasheet: 31.2 TFLOP/s FP32, 62.5 TF32, 125 FP16, 250 INT8, 600 GB/s, 24 GB GDDR6, PCIe Gen4",
-    ),
-    _gpu(
-        "a100-40gb", (19.5, 156, 312, 0, 624), 1555, 40, "nvlink3 pcie4",
-        "NVIDIA A100 datasheet, 40GB SXM: 19.5 TFLOP/s FP32, 156 TF32, 312 FP16 tensor, 624 INT8, 1555 GB/s, 40 GB HBM2",
-    ),
-    _gpu(
-        "a100", (19.5, 156, 312, 0, 624), 2039, 80, "nvlink3 pcie4",
-        "NVIDIA A100 datasheet, 80GB SXM: 19.5 TFLOP/s FP32, 156 TF32, 312 FP16 tensor, 624 INT8, 2039 GB/s, 80 GB HBM2e",
-    ),
-    _gpu(
-        "l4", (30.3, 60, 121, 242.5, 242.5), 300, 24, "pcie4",
-        "NVIDIA L4 datasheet: 30.3 TFLOP/s FP32; TF32 120, FP16 242, FP8 and INT8 485 with sparsity, half of that dense; "
-        "300 GB/s, 24 GB GDDR6, PCIe Gen4",
-    ),
-    _gpu(
-        "l40s", (91.6, 183, 362.05, 733, 733), 864, 48, "pcie4",
-        "NVIDIA L40S datasheet: 91.6 TFLOP/s FP32, 183 TF32, 362.05 FP16, 733 FP8, 733 INT8, 864 GB/s, 48 GB GDDR6, PCIe Gen4",
-    ),
-    _gpu(
-        "h100", (67, 494.7, 989.4, 1978.9, 1978.9), 3350, 80, "nvlink4 pcie5",
-        "NVIDIA H100 datasheet, SXM5: 67 TFLOP/s FP32; TF32 989, FP16 1979, FP8 and INT8 3958 with sparsity, half of that "
-        "dense; 3.35 TB/s, 80 GB HBM3",
-    ),
-    _gpu(
-        "h200", (67, 494.7, 989.4, 1978.9, 1978.9), 4800, 141, "nvlink4 pcie5",
-        "NVIDIA H200 datasheet, SXM: 67 TFLOP/s FP32; TF32 989, FP16 1979, FP8 and INT8 3958 with sparsity, half of that "
-        "dense; 4.8 TB/s, 141 GB HBM3e",
-    ),
-    _gpu(
-        "b200", (80, 1100, 2250, 4500, 4500), 8000, 180, "nvlink5 pcie5",
-        "NVIDIA Blackwell architecture technical brief, HGX B200 at 1000 W: 80 TFLOP/s FP32, 1100 TF32, 2250 FP16, 4500 FP8 "
-        "and INT8, dense; NVIDIA DGX B200 datasheet: 1440 GB and 64 TB/s for eight, 180 GB HBM3e and 8 TB/s each",
-    ),
-    _gpu(
-        "mi300x", (163.4, 653.7, 1307.4, 2614.9, 2614.9), 5300, 192, "infinity-fabric pcie5",
-        "AMD Instinct MI300X data sheet: 163.4 TFLOP/s FP32, 653.7 TF32, 1307.4 FP16, 2614.9 FP8 and INT8, dense; "
-        "5.3 TB/s, 192 GB HBM3",
-    ),
-    Hardware(
-        "tpu-v5e", 6.1e12, 197e12, 197e12, 819e9, 0.0, 16 * 10**9,
-        "Google Cloud documentation, TPU v5e: 197 TFLOP/s bf16, 393 TOP/s INT8, 819 GB/s, 16 GB HBM2. XLA multiplies "
-        "float32 in bf16 by default. Not published: the vector unit, 8 x 128 lanes with 4 units each (J. Austin et al., "
-        "How to Scale Your Model, 2025) at the 1.5 GHz that 197 TFLOP/s of four 128 x 128 arrays take. A step is one "
-        "program, so that nothing is launched op by op",
-        int8_ops=393e12, links=("ici",),
-    ),
-    Hardware(
-        "cpu-core", 96e9, 96e9, 96e9, 25.6e9, HOST_OP_US, 16 * 10**9,
-        "one x86 core at 3.0 GHz with two 8-wide FMA units (Intel 64 and IA-32 Optimization Reference Manual, AVX2: "
-        "2 x 8 x 2 FLOP per cycle = 96 GFLOP/s) and one DDR4-3200 channel (JEDEC JESD79-4: 25.6 GB/s); 16 GB assumed",
-    ),
-    Hardware(
-        "cpu-epyc-9654", 7.37e12, 7.37e12, 14.7e12, 460.8e9, HOST_OP_US, 768 * 10**9,
-        "AMD EPYC 9654 product page: 96 cores at 2.4 GHz base, 12 channels of DDR5-4800 (460.8 GB/s); AMD Zen 4 "
-        "optimization guide: two 8-wide FMA units per core, twice that for bf16 and four times for int8 dot products; "
-        "768 GB assumed",
-        int8_ops=29.5e12,
-    ),
-    Hardware(
-        "cpu-xeon-8480", 7.17e12, 7.17e12, 114.7e12, 307.2e9, HOST_OP_US, 512 * 10**9,
-        "Intel Xeon Platinum 8480+ product page: 56 cores at 2.0 GHz base, two 16-wide FMA units each, 8 channels of "
-        "DDR5-4800 (307.2 GB/s); Intel AMX: 1024 bf16 or 2048 int8 operations per cycle and core; 512 GB assumed",
-        int8_ops=229.4e12,
-    ),
-)  # fmt: skip
-
-HARDWARE = {h.name: h for h in _TABLE}
+HARDWARE = _read_table()
 """Known devices by name."""
 
 _NAMES = {_plain(name): name for name in HARDWARE} | {"a10080gb": "a100", "a10080": "a100", "a10040": "a100-40gb"}

@@ -16,7 +16,7 @@ from ..checks import check_position, is_list
 from ..errors import CycleError, InvalidInput, UnknownOpError
 from .columns import numbers, text, texts, whole_numbers
 from .kernels.csr import distinct, frozen, inverse, offsets, topological_order, transpose
-from .travelling import Travelling
+from .pickling import Picklable
 from .validation import check_ids, validate
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ gradients of parameters that a step makes anew."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class OpGraph(Travelling):
+class OpGraph(Picklable):
     """A DAG of `n` operators; a tensor has one producer, a size, and any number of consumers.
 
     Arrays are copied when needed and made read-only; `None` means the default.
@@ -225,9 +225,15 @@ class OpGraph(Travelling):
         """Hash of everything, costs included: what a cached result depends on."""
         digest = hashlib.blake2b(self.key.encode(), digest_size=16)
         for array in (
-            self.duration_us, *self.duration_by_kind.values(), self.tensor_bytes, self.temp_bytes,
-            self.persistent_bytes, self.colocation, self.allowed, self.forward_of,
-        ):  # fmt: skip
+            self.duration_us,
+            *self.duration_by_kind.values(),
+            self.tensor_bytes,
+            self.temp_bytes,
+            self.persistent_bytes,
+            self.colocation,
+            self.allowed,
+            self.forward_of,
+        ):
             digest.update(array.tobytes())
         for column in (self.group_of, self.copy_of, self.micro_batch, self.reuse):
             if column is not None:

@@ -15,11 +15,11 @@ from ..errors import InvalidInput
 from .columns import numbers, record, text, whole_numbers
 from .device import MOST_DEVICES
 from .opgraph import OpGraph
-from .travelling import Travelling
+from .pickling import Picklable
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Placement(Travelling):
+class Placement(Picklable):
     """The device index of every op; `Placement(device=array)` is one made by hand.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -104,14 +105,14 @@ class NativeRun:
     """Steps that the framework ran undivided, in its own way and on one device: what a placement has to beat.
 
     Args:
-        way: `tf.function`, `Keras train_step`, `eager` or `torch.compile`.
+        method: `tf.function`, `Keras train_step`, `eager` or `torch.compile`.
         step_seconds: float64[steps] after warm-up, which traces or compiles.
         outputs: what the step returned, per step from the very first.
         status, message: as in `Run`; `died` is also a step that the framework cannot run or compile here.
         info: the `device`, and how many `threads` the framework may use.
     """
 
-    way: str
+    method: str
     step_seconds: NDArray[Any]
     outputs: tuple[tuple[Any, ...], ...] = ()
     status: str = "ok"
@@ -119,9 +120,15 @@ class NativeRun:
     info: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def way(self) -> str:
+        """Deprecated name of `method`."""
+        warnings.warn("way is deprecated; use method", DeprecationWarning, stacklevel=2)
+        return self.method
+
+    @property
     def name(self) -> str:
         """What it is called in tables."""
-        return f"native ({self.way})"
+        return f"native ({self.method})"
 
     @property
     def median_seconds(self) -> float:
@@ -131,7 +138,7 @@ class NativeRun:
     def __repr__(self) -> str:
         ended = "" if self.status == "ok" else f" {self.status}"
         times = f"{len(self.step_seconds)} steps, median {self.median_seconds * 1e3:.4g} ms"
-        return f"<NativeRun {self.way}{ended}: {times}>"
+        return f"<NativeRun {self.method}{ended}: {times}>"
 
 
 def _median(seconds: NDArray[Any]) -> float:
@@ -150,7 +157,7 @@ class Run:
         message: why, where it is not `ok`.
         moved_ops: ops that the runtime ran elsewhere than placed, but for constants and shapes, which move no data.
         info: what else there is to say.
-        native: the undivided step as the framework itself runs it, by way, where it was asked for.
+        native: the undivided step as the framework itself runs it, by method, where it was asked for.
     """
 
     timeline: Timeline | None

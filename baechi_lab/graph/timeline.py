@@ -95,11 +95,15 @@ class MemoryLog:
 
     def __post_init__(self) -> None:
         for key, dtype in (
-            ("device", np.int32), ("time_us", np.float64), ("category", np.int8), ("delta", np.int64), ("op", np.int32),
-        ):  # fmt: skip
-            given = getattr(self, key)
+            ("device", np.int32),
+            ("time_us", np.float64),
+            ("category", np.int8),
+            ("delta", np.int64),
+            ("op", np.int32),
+        ):
+            column = getattr(self, key)
             object.__setattr__(
-                self, key, numbers(key, given) if dtype is np.float64 else whole_numbers(key, given, dtype)
+                self, key, numbers(key, column) if dtype is np.float64 else whole_numbers(key, column, dtype)
             )
         columns = {key: getattr(self, key) for key in ("time_us", "category", "delta", "op")}
         _check_lengths("device", len(self.device), **columns)
@@ -186,13 +190,13 @@ class Timeline:
         for key in ("peak_bytes", "memory_bytes", "tensor_bytes"):
             object.__setattr__(self, key, whole_numbers(key, getattr(self, key), np.int64))
         devices, tensors = len(self.device_names), len(self.tensor_producer)
-        moved, log = self.transfers, self.memory
+        transfers, log = self.transfers, self.memory
         _check_lengths("op", len(self.op), device=self.device, start_us=self.start_us, end_us=self.end_us)
         _check_lengths("device_names", devices, peak_bytes=self.peak_bytes, memory_bytes=self.memory_bytes)
         _check_lengths("tensor_producer", tensors, tensor_bytes=self.tensor_bytes)
         _check_indices(len(self.op_names), "ops", op=self.op, tensor_producer=self.tensor_producer)
-        _check_indices(devices, "devices", device=self.device, source=moved.source, target=moved.target)
-        _check_indices(tensors, "tensors", tensor=moved.tensor)
+        _check_indices(devices, "devices", device=self.device, source=transfers.source, target=transfers.target)
+        _check_indices(tensors, "tensors", tensor=transfers.tensor)
         _check_indices(devices, "devices", **{"device of the memory log": log.device})
         for key in ("micro_batch", "unit"):
             if key in self.info:
@@ -252,15 +256,28 @@ class Timeline:
             np.array(self.device_names, dtype=object),
             self.transfers,
         )
-        ops = pd.DataFrame({
-            "kind": "op", "name": names[self.op], "device": devices[self.device], "target": devices[self.device],
-            "start_us": self.start_us, "end_us": self.end_us, "size_bytes": 0,
-        })  # fmt: skip
-        transfer_rows = pd.DataFrame({
-            "kind": "transfer", "name": names[self.tensor_producer[transfers.tensor]], "device": devices[transfers.source],
-            "target": devices[transfers.target], "start_us": transfers.start_us, "end_us": transfers.end_us,
-            "size_bytes": self.tensor_bytes[transfers.tensor],
-        })  # fmt: skip
+        ops = pd.DataFrame(
+            {
+                "kind": "op",
+                "name": names[self.op],
+                "device": devices[self.device],
+                "target": devices[self.device],
+                "start_us": self.start_us,
+                "end_us": self.end_us,
+                "size_bytes": 0,
+            }
+        )
+        transfer_rows = pd.DataFrame(
+            {
+                "kind": "transfer",
+                "name": names[self.tensor_producer[transfers.tensor]],
+                "device": devices[transfers.source],
+                "target": devices[transfers.target],
+                "start_us": transfers.start_us,
+                "end_us": transfers.end_us,
+                "size_bytes": self.tensor_bytes[transfers.tensor],
+            }
+        )
         table = pd.concat([ops, transfer_rows], ignore_index=True) if len(transfer_rows) else ops
         table.insert(6, "duration_us", table["end_us"] - table["start_us"])
         return table.sort_values(["start_us", "end_us"], kind="stable", ignore_index=True)

@@ -38,9 +38,9 @@ class Uses(NamedTuple):
     size: Any
     producer: Any
     home: Any
-    sent: Any
+    send_count: Any
     uses: Any
-    moved: Any
+    moved_tensor: Any
     target: Any
     copy: Any
     copy_uses: Any
@@ -54,10 +54,10 @@ class State(NamedTuple):
     bytes: Any
     category: Any
     arrived: Any
-    left: Any
+    uses_left: Any
     device: Any
     time: Any
-    what: Any
+    log_category: Any
     delta: Any
     op: Any
     counts: Any
@@ -78,9 +78,9 @@ def uses_of(graph: OpGraph, place: Any, moved_tensors: Any, target: Any, over_co
         reuse=graph.reuse, temporary=graph.temp_bytes, persistent=graph.persistent_bytes, place=place,
         outputs=graph.output_ptr, inputs=pointer, tensors=tensors,
         slots=np.where(is_local, tensors, np.where(has_copy, count + near, NONE)),
-        size=graph.tensor_bytes, producer=producer, home=home, sent=send_count,
+        size=graph.tensor_bytes, producer=producer, home=home, send_count=send_count,
         uses=1 + send_count + np.bincount(tensors[is_local], minlength=count),
-        moved=moved_tensors, target=target, copy=np.where(target == home[moved_tensors], moved_tensors, count + at),
+        moved_tensor=moved_tensors, target=target, copy=np.where(target == home[moved_tensors], moved_tensors, count + at),
         copy_uses=np.bincount(near[has_copy], minlength=len(copies))[at], over_copies_us=over_copies_us,
     )  # fmt: skip
 
@@ -96,7 +96,7 @@ def state_for(uses: Uses, event_kind: Any, index: Any) -> State:
     def zeros(count: int, kind: Any = np.int64) -> Any:
         return np.zeros(count, dtype=kind)
 
-    slots = np.full(len(uses.size) + len(uses.moved), NONE)
+    slots = np.full(len(uses.size) + len(uses.moved_tensor), NONE)
     return State(
         slots, zeros(buffer_count), zeros(buffer_count), zeros(buffer_count, np.float64), zeros(buffer_count),
         zeros(rows, np.int32), zeros(rows, np.float64), zeros(rows, np.int8), zeros(rows), zeros(rows, np.int32), zeros(2),
@@ -113,12 +113,12 @@ def walk(uses: Uses, state: State, time: Any, event_kind: Any, index: Any) -> in
         elif event_kind[k] == END:
             _end(uses, state, time[k], at)
         elif event_kind[k] == RECEIVE:
-            tensor, buffer = uses.moved[at], _new_buffer(uses, state, uses.moved[at], COPIES)
-            state.buffer[uses.copy[at]], state.left[buffer] = buffer, uses.copy_uses[at]
+            tensor, buffer = uses.moved_tensor[at], _new_buffer(uses, state, uses.moved_tensor[at], COPIES)
+            state.buffer[uses.copy[at]], state.uses_left[buffer] = buffer, uses.copy_uses[at]
             state.arrived[buffer] = time[k]  # where receiving takes no time, it has ended before it begins
             _log(state, uses.target[at], time[k], COPIES, uses.size[tensor], uses.producer[tensor])
         else:
-            tensor, buffer = uses.moved[at], state.buffer[uses.copy[at]]
+            tensor, buffer = uses.moved_tensor[at], state.buffer[uses.copy[at]]
             if buffer != NONE:
                 state.arrived[buffer] = time[k]
             _release(state, tensor, uses.home[tensor], time[k], uses.producer[tensor])
@@ -142,7 +142,7 @@ def _start(uses: Uses, state: State, time: float, op: int) -> None:
             _log(state, device, time, OUTPUTS, uses.size[tensor], op)
         state.buffer[tensor] = buffer
         if buffer != NONE:
-            state.left[buffer] += uses.uses[tensor]
+            state.uses_left[buffer] += uses.uses[tensor]
 
 
 @njit(cache=True)
@@ -180,12 +180,12 @@ def _written_over(uses: Uses, state: State, time: float, op: int, tensor: int) -
         if uses.home[read] != uses.place[op]:
             if time - state.arrived[buffer] < uses.over_copies_us:
                 continue
-        elif uses.sent[tensor] and not uses.sent[read]:
+        elif uses.send_count[tensor] and not uses.send_count[read]:
             continue
         own_uses = 0
         for other_input in range(uses.inputs[op], uses.inputs[op + 1]):
             own_uses += _buffer_of_input(uses, state, other_input) == buffer
-        if state.left[buffer] == own_uses:
+        if state.uses_left[buffer] == own_uses:
             return buffer
     return NONE
 
@@ -221,8 +221,8 @@ def _release(state: State, slot: int, device: int, time: float, op: int) -> None
     buffer = NONE if slot == NONE else state.buffer[slot]
     if buffer == NONE:
         return
-    state.left[buffer] -= 1
-    if state.left[buffer] == 0:
+    state.uses_left[buffer] -= 1
+    if state.uses_left[buffer] == 0:
         _log(state, device, time, state.category[buffer], -state.bytes[buffer], op)
 
 
@@ -232,5 +232,5 @@ def _log(state: State, device: int, time: float, category: int, delta: int, op: 
         return
     row = state.counts[1]
     state.counts[1] += 1
-    state.device[row], state.time[row], state.what[row] = device, time, category
+    state.device[row], state.time[row], state.log_category[row] = device, time, category
     state.delta[row], state.op[row] = delta, op

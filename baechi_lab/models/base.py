@@ -41,20 +41,20 @@ class Model(Params):
         """
         return assign_by_scope(graph, devices, lambda parts: 0)
 
-    def whose(self) -> str:
+    def owner_text(self) -> str:
         """Messages say which model's parameter they mean."""
         return f" of model {self.name!r}"
 
     def check_whole(self, field: str, low: int = 1) -> int:
         """The parameter, refused with `InvalidInput` unless it is a whole number of at least `low`."""
-        return check_whole(field + self.whose(), getattr(self, field), low)
+        return check_whole(field + self.owner_text(), getattr(self, field), low)
 
     def check_among(self, field: str, choices: tuple[object, ...]) -> None:
         """Refuse a parameter that is none of `choices`."""
         value = getattr(self, field)
         if value not in choices:
             allowed = ", ".join(repr(k) for k in choices)
-            raise InvalidInput(f"{field}{self.whose()} is {value!r}; it must be one of {allowed}")
+            raise InvalidInput(f"{field}{self.owner_text()} is {value!r}; it must be one of {allowed}")
 
     def check_common(self) -> None:
         """The parameters that all models have."""

@@ -169,7 +169,7 @@ def _by_scotch(program: str, v: Vertices, imbalance: float) -> NDArray[np.int64]
         parts = integers(v.share, 1000, lowest=1)
         target.write_text(f"cmpltw {len(parts)} {' '.join(map(str, parts))}\n")
         files = map(str, (source, target, mapping))
-        command = isolated("baechi_lab.workers.bound", program, f"-b{imbalance:g}", *files)
+        command = isolated("baechi_lab.workers.child_program", program, f"-b{imbalance:g}", *files)
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode != 0 or not mapping.exists():
             raise ExecutionError(f"{program} ended with code {done.returncode}: {done.stderr.strip()[-300:]}")

@@ -66,7 +66,7 @@ def _log(graph: OpGraph, timeline: Timeline, over_copies_us: float) -> MemoryLog
     before: tuple[Any, ...] = (
         place[lasting], np.zeros(len(lasting)), np.full(len(lasting), PERSISTENT), graph.persistent_bytes[lasting], lasting,
     )  # fmt: skip
-    columns = zip(before, (state.device, state.time, state.what, state.delta, state.op), strict=True)
+    columns = zip(before, (state.device, state.time, state.log_category, state.delta, state.op), strict=True)
     return MemoryLog(*(np.concatenate([first, then[:rows]]) for first, then in columns))
 
 

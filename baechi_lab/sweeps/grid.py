@@ -62,11 +62,11 @@ class Cell:
     @property
     def pipeline(self) -> dict[str, Any]:
         """What is given of `micro_batches` and `schedule`."""
-        both = {"micro_batches": self.micro_batches, "schedule": self.schedule}
-        return {key: value for key, value in both.items() if value is not None}
+        options = {"micro_batches": self.micro_batches, "schedule": self.schedule}
+        return {key: value for key, value in options.items() if value is not None}
 
     @property
-    def told(self) -> dict[str, Any]:
+    def placer_arguments(self) -> dict[str, Any]:
         """What the placer is told of that."""
         from ..placers.registry import told_pipeline
 
@@ -76,10 +76,14 @@ class Cell:
     def columns(self) -> dict[str, Any]:
         """What a row says of its setting."""
         return {
-            "batch_size": self.samples, "micro_batches": self.micro_batches,
-            "schedule": None if self.schedule is None else str(self.schedule), "replicas": self.replicas,
-            "devices": self.cluster.n, "memory_bytes": int(self.cluster.memory_bytes[0]), "placer": self.placer,
-        }  # fmt: skip
+            "batch_size": self.samples,
+            "micro_batches": self.micro_batches,
+            "schedule": None if self.schedule is None else str(self.schedule),
+            "replicas": self.replicas,
+            "devices": self.cluster.n,
+            "memory_bytes": int(self.cluster.memory_bytes[0]),
+            "placer": self.placer,
+        }
 
     def key(self, graph_key: str, placing: Placing) -> str:
         """What identifies the row in a file.
@@ -89,7 +93,7 @@ class Cell:
         """
         from ..placers.registry import placer_class
 
-        parameters = {**self.told, **placing.of(self.placer)}
+        parameters = {**self.placer_arguments, **placing.of(self.placer)}
         step = (self.pipeline, self.replicas, self.samples, self.error)
         rules = (placing.passes, placing.forward_only, placing.scheduler)
         return content_digest(
@@ -131,14 +135,14 @@ class Steps:
         """From what a sweep was given: one value or several each, checked."""
         from ..simulator.pipelined import checked_pipeline
 
-        counts = [None] if micro_batches is None else listed("micro_batches", micro_batches)
-        orders = [None] if schedule is None else listed("schedule", schedule)
+        counts = [None] if micro_batches is None else as_list("micro_batches", micro_batches)
+        orders = [None] if schedule is None else as_list("schedule", schedule)
         for count, order in product(counts, orders):
             checked_pipeline(count, order)
-        for what, given in (("micro_batches", counts), ("schedule", orders)):
-            if not given:
-                raise InvalidInput(f"{what} is empty; give at least one value to sweep over")
-        width = [check_whole("replicas", r) for r in listed("replicas", replicas)]
+        for field, values in (("micro_batches", counts), ("schedule", orders)):
+            if not values:
+                raise InvalidInput(f"{field} is empty; give at least one value to sweep over")
+        width = [check_whole("replicas", r) for r in as_list("replicas", replicas)]
         if not width:
             raise InvalidInput("replicas is empty; give at least one value to sweep over")
         return cls(tuple(counts), tuple(orders), tuple(width))
@@ -158,17 +162,17 @@ def cells(
     counts = [check_whole("devices", d) for d in devices]
     memory = [parse_bytes(m) for m in memory_bytes]
     names = list(placer)
-    for what, listed in (("batch_size", sizes), ("devices", counts), ("memory_bytes", memory), ("placer", names)):
-        if not listed:
-            raise InvalidInput(f"{what} is empty; give at least one value to sweep over")
+    for field, values in (("batch_size", sizes), ("devices", counts), ("memory_bytes", memory), ("placer", names)):
+        if not values:
+            raise InvalidInput(f"{field} is empty; give at least one value to sweep over")
     for b, m in product(sizes, steps.micro_batches):
-        size, error = _micro_batch(b, m, len(steps.micro_batches) > 1)
-        for d, held, p, r, order in product(counts, memory, names, steps.replicas, steps.schedule):
-            why = error or unshared(d, r, m)
-            yield Cell(size, equal_devices(template, d, held), p, b, m, order, r, why)
+        size, error = _micro_batch_size(b, m, len(steps.micro_batches) > 1)
+        for d, capacity_bytes, p, r, order in product(counts, memory, names, steps.replicas, steps.schedule):
+            why = error or replica_error(d, r, m)
+            yield Cell(size, equal_devices(template, d, capacity_bytes), p, b, m, order, r, why)
 
 
-def _micro_batch(samples: int | None, count: int | None, several: bool) -> tuple[int | None, str]:
+def _micro_batch_size(samples: int | None, count: int | None, several: bool) -> tuple[int | None, str]:
     """Samples of a micro-batch, and why there is none."""
     from ..passes.unroll import micro_batch_size
 
@@ -182,7 +186,7 @@ def _micro_batch(samples: int | None, count: int | None, several: bool) -> tuple
         return None, str(error)
 
 
-def unshared(devices: int, replicas: int, micro_batches: int | None) -> str:
+def replica_error(devices: int, replicas: int, micro_batches: int | None) -> str:
     """Why so many devices cannot hold so many replicas; empty if they can."""
     if devices % replicas:
         return f"replicas is {replicas}; the {devices} devices cannot be divided among so many"
@@ -194,14 +198,14 @@ def unshared(devices: int, replicas: int, micro_batches: int | None) -> str:
 def equal_devices(template: Cluster, count: int, memory_bytes: int) -> Cluster:
     """`count` devices like the template's first, with its link (that of the first pair, where it has a matrix)."""
     first = template.devices[0]
-    made = tuple(Device(f"{first.kind}:{i}", first.kind, memory_bytes, first.speed) for i in range(count))
-    return Cluster(made, template.link_between(0, min(1, template.n - 1)), template.comm)
+    devices = tuple(Device(f"{first.kind}:{i}", first.kind, memory_bytes, first.speed) for i in range(count))
+    return Cluster(devices, template.link_between(0, min(1, template.n - 1)), template.comm)
 
 
-def listed(what: str, values: Any) -> list[Any]:
+def as_list(field: str, values: Any) -> list[Any]:
     """One value or several, as a list."""
     if isinstance(values, (str, int)):
         return [values]
     if not is_list(values) or isinstance(values, Mapping):
-        raise InvalidInput(f"{what} is {values!r}; give one value or a list of them")
+        raise InvalidInput(f"{field} is {values!r}; give one value or a list of them")
     return list(values)

@@ -22,18 +22,18 @@ from ..graph.costs import check_kinds
 from ..graph.formats.wire import decoded, encoded
 from ..graph.hardware import by_kind
 from ..identity import Unidentified, content_digest
-from ..workers.executors import Calls, opened
-from .grid import Cell, Placing, Profiling, Steps, Subject, cells, graph_key, listed
+from ..workers.executors import Calls, open_calls
+from .grid import Cell, Placing, Profiling, Steps, Subject, as_list, cells, graph_key
 from .store import COLUMNS, ComputedAgain, Store, as_stored, as_text
-from .work import answer, encoded_model_graph, is_passing, step_graph
+from .work import compute_row, encoded_model_graph, is_transient, step_graph
 
 if TYPE_CHECKING:
     import pandas
 
 PASSES = ("colocation", "coplacement", "fusion")
-_UNKEPT = "unkept "
+_NOT_STORED = "unkept "
 """How keys of rows and graphs begin that the file does not keep."""
-LOSSES = 3
+MAX_RESUBMITS = 3
 """So often a call that is lost with its machine is sent again."""
 
 
@@ -113,28 +113,30 @@ def sweep(
     template = Cluster.uniform(1) if cluster is None else cluster
     check_records(cluster=template)
     placing, steps = (
-        _placing(passes, forward_only, scheduler, params or {}),
+        _checked_placing(passes, forward_only, scheduler, params or {}),
         Steps.of(micro_batches, schedule, replicas),
     )
     profiling = Profiling(profile, hardware, tuple(sorted((model_params or {}).items())))
-    sizes = None if batch_size is None else listed("batch_size", batch_size)
+    sizes = None if batch_size is None else as_list("batch_size", batch_size)
     if sizes is None and isinstance(subject, str) and micro_batches is not None:
-        sizes = _own_size(subject, profiling)
+        sizes = _default_batch_sizes(subject, profiling)
     if profile == "estimated":
         by_kind(hardware)  # raises for a name that is not known
     _check_subject(subject, sizes, profiling, template)
-    names = listed("placer", placer)
-    grid = list(cells(sizes, listed("devices", devices), listed("memory_bytes", memory_bytes), names, template, steps))
+    names = as_list("placer", placer)
+    grid = list(
+        cells(sizes, as_list("devices", devices), as_list("memory_bytes", memory_bytes), names, template, steps)
+    )
     _check_placers(names, placing)
     store = Store(path)
     try:
         graph_keys = _graph_keys(subject, grid, profiling, store)
         keyed = [(cell, _row_key(cell, graph_keys[cell.batch_size], placing, store)) for cell in grid]
-        with opened(executor, len(grid)) as workers:
-            run = _Run(
+        with open_calls(executor, len(grid)) as workers:
+            run = _SweepRun(
                 subject, profiling, placing, store, graph_keys, workers, on_row, cancel or threading.Event(), progress
-            )  # fmt: skip
-            run.all(keyed)
+            )
+            run.answer_missing_rows(keyed)
         table = pd.DataFrame([run.rows[key] for _, key in keyed if key in run.rows], columns=list(COLUMNS))
     finally:
         store.close()
@@ -166,19 +168,19 @@ def _key_of_result(subject: Any, size: int | None, reason: Unidentified, store: 
                 key = content_digest(("graph", graph))
                 store.add_graph(key, encoded(graph))
                 return key
-    return _UNKEPT + token_hex()
+    return _NOT_STORED + token_hex()
 
 
 def _row_key(cell: Cell, graph_key: str, placing: Placing, store: Store) -> str:
     try:
         key = cell.key(graph_key, placing)
-        return _UNKEPT + key if graph_key.startswith(_UNKEPT) else key
+        return _NOT_STORED + key if graph_key.startswith(_NOT_STORED) else key
     except Unidentified as reason:
         if not store.in_memory:
             _warn(
                 f"rows of {cell.placer} have no identity ({reason} among their parameters), and are not kept in the file"
             )
-        return _UNKEPT + token_hex()
+        return _NOT_STORED + token_hex()
 
 
 def _warn(message: str) -> None:
@@ -186,7 +188,7 @@ def _warn(message: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Row:
+class _PendingRow:
     """A row under way: its cell, its key in the file, and what stands for its graph in a call."""
 
     cell: Cell
@@ -194,14 +196,21 @@ class _Row:
     graph: Any
 
 
-class _Run:
+class _SweepRun:
     """One sweep under way: graphs become available one by one, their rows are submitted, answers are written."""
 
     def __init__(
-        self, subject: Subject, profiling: Profiling, placing: Placing, store: Store,
-        graph_keys: Mapping[int | None, str], workers: Calls, on_row: Callable[[dict[str, Any]], None] | None,
-        cancel: threading.Event, progress: bool,
-    ):  # fmt: skip
+        self,
+        subject: Subject,
+        profiling: Profiling,
+        placing: Placing,
+        store: Store,
+        graph_keys: Mapping[int | None, str],
+        workers: Calls,
+        on_row: Callable[[dict[str, Any]], None] | None,
+        cancel: threading.Event,
+        progress: bool,
+    ):
         self.subject, self.profiling, self.placing, self.store = subject, profiling, placing, store
         self.workers, self.on_row, self.cancel, self.progress = workers, on_row, cancel, progress
         self.graph_keys = graph_keys
@@ -209,9 +218,9 @@ class _Run:
         self.losses: Counter[Any] = Counter()
         self.waiting: dict[int | None, list[tuple[Cell, str]]] = {}
         self.building: dict[Future[Any], int | None] = {}
-        self.answering: dict[Future[Any], _Row] = {}
+        self.answering: dict[Future[Any], _PendingRow] = {}
 
-    def all(self, keyed: list[tuple[Cell, str]]) -> None:
+    def answer_missing_rows(self, keyed: list[tuple[Cell, str]]) -> None:
         """Answer the rows that the file lacks."""
         from tqdm.auto import tqdm
 
@@ -219,8 +228,8 @@ class _Run:
         missing = [(cell, key) for cell, key in keyed if key not in self.rows]
         for cell, key in ((cell, key) for cell, key in missing if not cell.error):
             self.waiting.setdefault(cell.batch_size, []).append((cell, key))
-        there = len(keyed) - len(missing)
-        with tqdm(total=len(keyed), initial=there, desc="sweep", delay=1, disable=not self.progress) as self.bar:
+        stored_rows = len(keyed) - len(missing)
+        with tqdm(total=len(keyed), initial=stored_rows, desc="sweep", delay=1, disable=not self.progress) as self.bar:
             try:
                 for cell, key in missing:
                     if cell.error:
@@ -228,11 +237,12 @@ class _Run:
                 self._build_in_workers()
                 while (self.waiting or self.answering) and not self.cancel.is_set():
                     if not self._start_ready():
-                        self._harvest()
-                self._harvest(seconds=0.0)
+                        self._collect_finished()
+                self._collect_finished(seconds=0.0)
             except BrokenExecutor as error:
                 raise ExecutionError(
-                    f"a process of the sweep's pool was killed, perhaps for want of memory ({error}); {self.store.kept()}"
+                    f"a process of the sweep's pool was killed, perhaps for want of memory ({error}); "
+                    f"{self.store.stored_rows_text()}"
                 ) from error
             finally:
                 for future in (*self.building, *self.answering):
@@ -250,57 +260,57 @@ class _Run:
 
     def _start_ready(self) -> bool:
         """Submit the rows of one graph that is at hand or made here; False when all graphs left are being built."""
-        under_way = set(self.building.values())
-        size = next((s for s in self.waiting if s not in under_way), ...)
+        sizes_being_built = set(self.building.values())
+        size = next((s for s in self.waiting if s not in sizes_being_built), ...)
         if size is ...:
             return False
         data = self.store.graph(self.graph_keys[size])  # type: ignore[index]
         if data is None:
-            self._graph_arrived(size, lambda: self._made_here(size))  # type: ignore[arg-type]
+            self._receive_graph(size, lambda: self._build_here(size))  # type: ignore[arg-type]
         else:
             decoded(data)  # a damaged graph ends the sweep: in the workers it would be the error of rows that are kept
             self._submit(size, data)  # type: ignore[arg-type]
-        self._harvest(seconds=0.0)
+        self._collect_finished(seconds=0.0)
         return True
 
-    def _harvest(self, seconds: float = 0.2) -> None:
+    def _collect_finished(self, seconds: float = 0.2) -> None:
         """Take in what is finished, waiting up to `seconds` for something to finish."""
-        done, _ = wait([*self.building, *self.answering], seconds, return_when="FIRST_COMPLETED")
-        for future in done:
+        finished, _ = wait([*self.building, *self.answering], seconds, return_when="FIRST_COMPLETED")
+        for future in finished:
             if future not in self.answering and future not in self.building:
                 continue  # taken in while the rows of another graph were submitted
             error = CancelledError() if future.cancelled() else future.exception()
-            if isinstance(error, self.workers.lost):
-                self._again(future, error)
+            if isinstance(error, self.workers.retryable_errors):
+                self._resubmit(future, error)
             elif future in self.answering:
                 row = self.answering.pop(future)
                 self._write(row.key, row.cell, future.result())
             else:
-                self._graph_arrived(self.building.pop(future), future.result)
+                self._receive_graph(self.building.pop(future), future.result)
 
-    def _again(self, future: Future[Any], error: BaseException) -> None:
+    def _resubmit(self, future: Future[Any], error: BaseException) -> None:
         """Send once more what was lost with its machine; a call that is lost every time ends the sweep."""
-        what = self.answering.get(future) or self.building.get(future)
-        self.losses[what] += 1
-        if self.losses[what] > LOSSES:
+        call = self.answering.get(future) or self.building.get(future)
+        self.losses[call] += 1
+        if self.losses[call] > MAX_RESUBMITS:
             raise ExecutionError(
-                f"a row was lost with the machine that computed it {LOSSES + 1} times, perhaps for want of memory "
-                f"({error}); {self.store.kept()}"
+                f"a row was lost with the machine that computed it {MAX_RESUBMITS + 1} times, perhaps for want of memory "
+                f"({error}); {self.store.stored_rows_text()}"
             ) from error
         if future in self.answering:
             self._send(self.answering.pop(future))
         else:
             self._build(self.building.pop(future))
 
-    def _graph_arrived(self, size: int | None, made: Callable[[], bytes]) -> None:
+    def _receive_graph(self, size: int | None, build: Callable[[], bytes]) -> None:
         """Keep a graph and submit its rows; a graph that cannot be made answers them with the reason."""
         try:
-            data = made()
+            data = build()
         except BaechiLabError as error:
             for cell, key in self.waiting.pop(size):
-                self._write(key, cell, {"feasible": False, "error": str(error), "passing": is_passing(error)})
+                self._write(key, cell, {"feasible": False, "error": str(error), "passing": is_transient(error)})
             return
-        if not self.graph_keys[size].startswith(_UNKEPT):
+        if not self.graph_keys[size].startswith(_NOT_STORED):
             self.store.add_graph(self.graph_keys[size], data)
         self._submit(size, data)
 
@@ -309,27 +319,29 @@ class _Run:
         for cell, key in self.waiting.pop(size):
             if self.cancel.is_set():
                 return
-            self._send(_Row(cell, key, shared))
-            self._harvest(seconds=0.0)  # an executor may already have finished it: write it before the next
+            self._send(_PendingRow(cell, key, shared))
+            self._collect_finished(seconds=0.0)  # an executor may already have finished it: write it before the next
 
-    def _send(self, row: _Row) -> None:
+    def _send(self, row: _PendingRow) -> None:
         cell = row.cell
-        future = self.workers.submit(answer, row.graph, cell, self.placing)
+        future = self.workers.submit(compute_row, row.graph, cell, self.placing)
         self.answering[future] = row
 
     def _write(self, key: str, cell: Cell, row: dict[str, Any]) -> None:
-        whole = {
-            **cell.columns, **row, "params": as_text(self.placing.of(cell.placer)),
-        }  # fmt: skip
-        whole["feasible"] = bool(whole["feasible"])
-        self.rows[key] = as_stored(whole)
-        if not whole.pop("passing", False) and not key.startswith(_UNKEPT):
-            self.store.add(key, whole)
+        full_row = {
+            **cell.columns,
+            **row,
+            "params": as_text(self.placing.of(cell.placer)),
+        }
+        full_row["feasible"] = bool(full_row["feasible"])
+        self.rows[key] = as_stored(full_row)
+        if not full_row.pop("passing", False) and not key.startswith(_NOT_STORED):
+            self.store.add(key, full_row)
         self.bar.update()
         if self.on_row is not None:
-            self.on_row(whole)
+            self.on_row(full_row)
 
-    def _made_here(self, size: int | None) -> bytes:
+    def _build_here(self, size: int | None) -> bytes:
         if isinstance(self.subject, OpGraph):
             return encoded(self.subject)
         if isinstance(self.subject, Step):
@@ -341,7 +353,7 @@ class _Run:
         return encoded(self.subject(size))
 
 
-def _placing(
+def _checked_placing(
     passes: Iterable[str], forward_only: bool | str, scheduler: str | None, params: Mapping[str, Mapping[str, Any]]
 ) -> Placing:
     from ..stages import Optimize, Simulate
@@ -353,11 +365,11 @@ def _placing(
         raise InvalidInput(f"params is {params!r:.60}; it must map names of placers to parameters, each by name")
     # A text is left as it is, for Optimize to refuse it.
     names = Optimize(passes if isinstance(passes, str) else tuple(passes), forward_only).passes  # type: ignore[arg-type]
-    given = tuple(sorted((name, tuple(sorted(values.items()))) for name, values in params.items()))
-    return Placing(names, forward_only, scheduler, given)
+    frozen_params = tuple(sorted((name, tuple(sorted(values.items()))) for name, values in params.items()))
+    return Placing(names, forward_only, scheduler, frozen_params)
 
 
-def _own_size(name: str, profiling: Profiling) -> list[int] | None:
+def _default_batch_sizes(name: str, profiling: Profiling) -> list[int] | None:
     """The batch size that a model has if none is asked for."""
     from ..models.registry import make_model
 

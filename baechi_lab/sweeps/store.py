@@ -21,13 +21,30 @@ LOCK_SECONDS = 10
 TABLES = {"rows", "graphs", "checks"}
 
 COLUMNS = {
-    "batch_size": "INTEGER", "micro_batches": "INTEGER", "schedule": "TEXT", "replicas": "INTEGER", "devices": "INTEGER",
-    "memory_bytes": "INTEGER", "placer": "TEXT", "makespan_us": "REAL", "samples_per_second": "REAL", "bubble": "REAL",
-    "lower_bound_us": "REAL", "gap": "REAL", "feasible": "INTEGER",
-    "peak_bytes": "INTEGER", "moved_bytes": "INTEGER", "transfers": "INTEGER", "balance": "REAL", "ops": "INTEGER",
-    "groups": "INTEGER", "place_seconds": "REAL", "params": "TEXT",
-    "error": "TEXT", "finer_groups": "TEXT",
-}  # fmt: skip
+    "batch_size": "INTEGER",
+    "micro_batches": "INTEGER",
+    "schedule": "TEXT",
+    "replicas": "INTEGER",
+    "devices": "INTEGER",
+    "memory_bytes": "INTEGER",
+    "placer": "TEXT",
+    "makespan_us": "REAL",
+    "samples_per_second": "REAL",
+    "bubble": "REAL",
+    "lower_bound_us": "REAL",
+    "gap": "REAL",
+    "feasible": "INTEGER",
+    "peak_bytes": "INTEGER",
+    "moved_bytes": "INTEGER",
+    "transfers": "INTEGER",
+    "balance": "REAL",
+    "ops": "INTEGER",
+    "groups": "INTEGER",
+    "place_seconds": "REAL",
+    "params": "TEXT",
+    "error": "TEXT",
+    "finer_groups": "TEXT",
+}
 """Columns of a row and their SQLite types."""
 
 
@@ -49,15 +66,15 @@ class Store:
 
     def __init__(self, path: str | os.PathLike[str] | None):
         self.path = ":memory:" if path is None else checked_path(path)
-        _refuse_other_files(self.path)
-        with self._said():
+        _reject_other_files(self.path)
+        with self._as_format_errors():
             # A worker thread may fill what the interface's thread opened; only one of them uses it at a time.
-            self._base = sqlite3.connect(self.path, LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+            self._database = sqlite3.connect(self.path, LOCK_SECONDS, isolation_level=None, check_same_thread=False)
         try:
-            with self._said():
+            with self._as_format_errors():
                 self._prepare()
         except FormatError:
-            self._base.close()
+            self._database.close()
             raise
 
     @property
@@ -66,11 +83,11 @@ class Store:
         return self.path == ":memory:"
 
     @contextmanager
-    def _said(self) -> Iterator[None]:
+    def _as_format_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, UnicodeError) as error:  # names of files and tables are coded outside SQLite
-            raise FormatError(f"{self.path} cannot be used for a sweep: {_why(error)}") from error
+            raise FormatError(f"{self.path} cannot be used for a sweep: {_error_text(error)}") from error
 
     def _prepare(self) -> None:
         if not self._tables() >= TABLES:
@@ -78,52 +95,52 @@ class Store:
         if self._number("application_id") == APPLICATION_ID and self._number("user_version") == 2:
             self._add_column("finer_groups")
         # The quick check would not see an index that knows other keys than the table: their rows would be missing.
-        damage = self._base.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        named = [column[1] for column in self._base.execute("PRAGMA table_info(rows)")]
+        damage = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        named = [column[1] for column in self._database.execute("PRAGMA table_info(rows)")]
         if damage == "ok" and named != ["key", *COLUMNS]:
             damage = f"its rows have the columns {', '.join(named)}"
-        self._check_ours()
+        self._check_application()
         if damage != "ok":
             raise FormatError(f"{self.path} is damaged ({' '.join(damage.split())}); give another name, or delete it")
 
     def _create(self) -> None:
         """Make what is missing, all or nothing: a kill leaves no half, and of two programs the second finds all."""
-        self._base.execute("BEGIN IMMEDIATE")
+        self._database.execute("BEGIN IMMEDIATE")
         try:
             if self._tables() or self._number("application_id") != 0 or self._number("user_version") != 0:
-                self._check_ours(unfinished=True)
+                self._check_application(unfinished=True)
             columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-            self._base.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            self._base.execute(f"PRAGMA user_version = {VERSION}")
-            self._base.execute(f"CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, {columns})")
-            self._base.execute("CREATE TABLE IF NOT EXISTS graphs (key TEXT PRIMARY KEY, graph BLOB)")
-            self._base.execute("CREATE TABLE IF NOT EXISTS checks (digest TEXT PRIMARY KEY)")
-            self._base.execute("COMMIT")
+            self._database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            self._database.execute(f"PRAGMA user_version = {VERSION}")
+            self._database.execute(f"CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, {columns})")
+            self._database.execute("CREATE TABLE IF NOT EXISTS graphs (key TEXT PRIMARY KEY, graph BLOB)")
+            self._database.execute("CREATE TABLE IF NOT EXISTS checks (digest TEXT PRIMARY KEY)")
+            self._database.execute("COMMIT")
         finally:
-            if self._base.in_transaction:
-                self._base.execute("ROLLBACK")
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
 
     def _add_column(self, name: str) -> None:
         """Bring a file of the version before, which lacks that column, to this one."""
-        self._base.execute("BEGIN IMMEDIATE")
+        self._database.execute("BEGIN IMMEDIATE")
         try:
             if self._number("user_version") == VERSION - 1:  # no other program was faster
-                self._base.execute(f"ALTER TABLE rows ADD COLUMN {name} {COLUMNS[name]}")
-                self._base.execute(f"PRAGMA user_version = {VERSION}")
-            self._base.execute("COMMIT")
+                self._database.execute(f"ALTER TABLE rows ADD COLUMN {name} {COLUMNS[name]}")
+                self._database.execute(f"PRAGMA user_version = {VERSION}")
+            self._database.execute("COMMIT")
         finally:
-            if self._base.in_transaction:
-                self._base.execute("ROLLBACK")
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
 
     def _tables(self) -> set[str]:
         return {
-            name for (name,) in self._base.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+            name for (name,) in self._database.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
         }
 
     def _number(self, pragma: str) -> int:
-        return int(self._base.execute(f"PRAGMA {pragma}").fetchone()[0])
+        return int(self._database.execute(f"PRAGMA {pragma}").fetchone()[0])
 
-    def _check_ours(self, unfinished: bool = False) -> None:
+    def _check_application(self, unfinished: bool = False) -> None:
         """Refuse another program's database, and another version; an `unfinished` file may have none yet."""
         if self._number("application_id") != APPLICATION_ID:
             raise FormatError(f"{self.path} is a database that no sweep made; give another name")
@@ -133,8 +150,8 @@ class Store:
 
     def keys(self) -> set[str]:
         """Keys of the rows that are there."""
-        with self._said():
-            return {key for (key,) in self._base.execute("SELECT key FROM rows")}
+        with self._as_format_errors():
+            return {key for (key,) in self._database.execute("SELECT key FROM rows")}
 
     def add(self, key: str, row: Mapping[str, Any]) -> None:
         """Write one row; it is on disk when this returns."""
@@ -147,11 +164,13 @@ class Store:
         Raises:
             FormatError: it is not what was written.
         """
-        with self._said():
-            stored = self._base.execute("SELECT graph FROM graphs WHERE key = ?", [key]).fetchone()
+        with self._as_format_errors():
+            stored = self._database.execute("SELECT graph FROM graphs WHERE key = ?", [key]).fetchone()
             check = (
                 stored
-                and self._base.execute("SELECT digest FROM checks WHERE digest = ?", [_digest(key, stored)]).fetchone()
+                and self._database.execute(
+                    "SELECT digest FROM checks WHERE digest = ?", [_digest(key, stored)]
+                ).fetchone()
             )
         if stored is None:
             return None
@@ -167,31 +186,32 @@ class Store:
 
     def _write(self, table: str, key: str, values: list[Any], digest: str) -> None:
         marks = ", ".join("?" for _ in range(len(values) + 1))
-        with self._said():
-            self._base.execute("BEGIN IMMEDIATE")
+        with self._as_format_errors():
+            self._database.execute("BEGIN IMMEDIATE")
             try:
-                self._base.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", [key, *values])
-                self._base.execute("INSERT OR IGNORE INTO checks VALUES (?)", [digest])
-                self._base.execute("COMMIT")
+                self._database.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", [key, *values])
+                self._database.execute("INSERT OR IGNORE INTO checks VALUES (?)", [digest])
+                self._database.execute("COMMIT")
             finally:
-                if self._base.in_transaction:
-                    self._base.execute("ROLLBACK")
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
 
     def rows(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
         """The rows of `keys` that are there as they were written, by key in that order; `ComputedAgain` warns of others."""
-        with self._said():
-            digests = {digest for (digest,) in self._base.execute("SELECT digest FROM checks")}
-            stored = {key: values for key, *values in self._base.execute("SELECT * FROM rows")}
+        with self._as_format_errors():
+            digests = {digest for (digest,) in self._database.execute("SELECT digest FROM checks")}
+            stored = {key: values for key, *values in self._database.execute("SELECT * FROM rows")}
         present = [key for key in dict.fromkeys(keys) if key in stored]
-        whole = [key for key in present if _digest(key, stored[key]) in digests]
-        if damaged := len(present) - len(whole):
+        intact = [key for key in present if _digest(key, stored[key]) in digests]
+        if damaged := len(present) - len(intact):
             warnings.warn(
-                f"{damaged} rows of {self.path} are not what was written there, and are computed again", ComputedAgain,
+                f"{damaged} rows of {self.path} are not what was written there, and are computed again",
+                ComputedAgain,
                 stacklevel=4,
-            )  # fmt: skip
-        return {key: dict(zip(COLUMNS, stored[key], strict=True)) for key in whole}
+            )
+        return {key: dict(zip(COLUMNS, stored[key], strict=True)) for key in intact}
 
-    def kept(self) -> str:
+    def stored_rows_text(self) -> str:
         """What an error may say of the rows that are written."""
         if self.in_memory:
             return "with a path, the rows before that would have been kept"
@@ -199,7 +219,7 @@ class Store:
 
     def close(self) -> None:
         """Close the file."""
-        self._base.close()
+        self._database.close()
 
 
 def as_stored(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,7 +242,7 @@ def checked_path(path: str | os.PathLike[str]) -> str:
     return os.fsdecode(text)
 
 
-def _refuse_other_files(path: str) -> None:
+def _reject_other_files(path: str) -> None:
     """Refuses a file of another kind by its first bytes: SQLite would already change some that it opens."""
     if not os.path.isfile(path) or not os.path.getsize(path):
         return
@@ -237,7 +257,7 @@ def _refuse_other_files(path: str) -> None:
         raise FormatError(f"{path} is a database that no sweep made; give another name")
 
 
-def _why(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """SQLite's reason, and what to do where that is known."""
     text = str(error)
     return f"{text} (for more than {LOCK_SECONDS} s, by another program)" if "locked" in text else text

@@ -39,8 +39,10 @@ def step_graph(step: Step, batch_size: int | None, profiling: Profiling) -> OpGr
             "size to graph, to vary it"
         )
     merged = tuple({**params, **dict(profiling.model_params)}.items())
-    own = Profiling(profiling.mode, profiling.hardware, tuple((k, v) for k, v in merged if k != "batch_size"))
-    return model_graph(step.info["model"], batch_size, own)
+    model_profiling = Profiling(
+        profiling.mode, profiling.hardware, tuple((k, v) for k, v in merged if k != "batch_size")
+    )
+    return model_graph(step.info["model"], batch_size, model_profiling)
 
 
 def encoded_model_graph(name: str, batch_size: int | None, profiling: Profiling) -> bytes:
@@ -48,21 +50,21 @@ def encoded_model_graph(name: str, batch_size: int | None, profiling: Profiling)
     return encoded(model_graph(name, batch_size, profiling))
 
 
-def answer(data: bytes, cell: Cell, placing: Placing) -> dict[str, Any]:
+def compute_row(data: bytes, cell: Cell, placing: Placing) -> dict[str, Any]:
     """One row: optimize, place and simulate. What goes wrong is the row's `error`.
 
     `passing` says of an error that another try may not have it.
     """
     row: dict[str, Any] = {**cell.columns, "feasible": False, "error": "", "passing": False}
     try:
-        row |= _computed(decoded(data), cell, placing)
+        row |= _compute_columns(decoded(data), cell, placing)
     except ROW_ERRORS as error:
         row["error"] = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
-        row["passing"] = is_passing(error)
+        row["passing"] = is_transient(error)
     return row
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """May the same inputs work another time? Not where they say themselves what is wrong.
 
     A missing package, a timeout, want of memory or a process that died may pass. So may a name that is unknown only until
@@ -75,7 +77,7 @@ def is_passing(error: BaseException) -> bool:
     return not determined or isinstance(error, (FormatError, UnknownNameError))
 
 
-def _computed(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, Any]:
+def _compute_columns(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, Any]:
     from ..placers import place
     from ..simulator import simulate
     from ..simulator.bounds import bounds
@@ -85,25 +87,30 @@ def _computed(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, Any]:
     optimize = Optimize(placing.passes, placing.forward_only)
     if placing.passes:
         coarse = optimize(graph, share)
-    params = {**cell.told, **placing.of(cell.placer)}
+    params = {**cell.placer_arguments, **placing.of(cell.placer)}
     coarse, placement = place_in_groups(
         graph, coarse, share, optimize, lambda groups, devices: place(groups, devices, cell.placer, **params), Memo()
     )
     if cell.replicas > 1:
         placement = side_by_side(placement, share.n, cell.replicas)
     timeline = simulate(graph, cluster, placement, placing.scheduler, **cell.pipeline)
-    own = placement if placement.replicas else None  # other bounds are for one device per op
-    bound = bounds(graph, cluster, micro_batches=cell.micro_batches, placement=own).best
-    found = {k: v for k, v in summary(timeline).items() if k != "device_peak_bytes"}
+    bounded_placement = placement if placement.replicas else None  # other bounds are for one device per op
+    bound = bounds(graph, cluster, micro_batches=cell.micro_batches, placement=bounded_placement).best
+    columns = {k: v for k, v in summary(timeline).items() if k != "device_peak_bytes"}
     makespan = timeline.makespan_us
     rate = cell.samples / makespan * 1e6 if cell.samples is not None and makespan > 0 else None
     busy = float(timeline.busy_us.sum())
     return {
-        **found, "lower_bound_us": bound, "gap": makespan / bound - 1.0 if bound > 0 else None, "ops": graph.n,
-        "groups": coarse.n, "finer_groups": placement.info.get("finer_groups", ""), "samples_per_second": rate,
+        **columns,
+        "lower_bound_us": bound,
+        "gap": makespan / bound - 1.0 if bound > 0 else None,
+        "ops": graph.n,
+        "groups": coarse.n,
+        "finer_groups": placement.info.get("finer_groups", ""),
+        "samples_per_second": rate,
         "place_seconds": placement.seconds,
         "bubble": 1.0 - busy / (cluster.n * makespan) if makespan > 0 else None,
-    }  # fmt: skip
+    }
 
 
 def side_by_side(placement: Placement, devices: int, replicas: int) -> Placement:

@@ -8,8 +8,8 @@ import numpy as np
 
 from ..graph.units import format_bytes, format_limit, format_us
 from ..viz.colors import SERIES, device_colors
+from ..viz.fit_chart import FAR, peak_axis
 from ..viz.layout import BYTES, UNITS, scale
-from ..viz.ways_chart import FAR, peak_axis
 from .views.chart_view import bars, curves, limit, points, rule, series
 
 if TYPE_CHECKING:
@@ -100,29 +100,33 @@ def progress_chart(points: list[tuple[float, float]], limit_seconds: float | Non
     return curves("seconds", f"step ({unit})", [best_series], steps=True, **axis_range)
 
 
-def ways_chart(answer: Fit) -> Any:
-    """The ways of `bl.fit` as in `viz.ways`: a point each, whose id is its position in `answer.ways`."""
-    from ..fitting.record import fullest
+def fit_chart(answer: Fit) -> Any:
+    """The ways of `bl.fit` as in `viz.fit_options`: a point each, whose id is its position in `answer.options`."""
+    from ..fitting.record import fullest_device_bytes
 
-    tried = [k for k, option in enumerate(answer.ways) if option.timeline is not None]
-    capacity_bytes, largest_peak = answer.room_bytes, max([*(fullest(answer.ways[k]) for k in tried), 1])
+    tried = [k for k, option in enumerate(answer.options) if option.timeline is not None]
+    capacity_bytes, largest_peak = (
+        answer.room_bytes,
+        max([*(fullest_device_bytes(answer.options[k]) for k in tried), 1]),
+    )
     near = capacity_bytes <= FAR * largest_peak
     size, bytes_unit = scale(float(max(largest_peak, capacity_bytes) if near else largest_peak), BYTES)
-    factor, unit = scale(max((answer.ways[k].time_per_sample_us for k in tried), default=1.0), UNITS)
+    factor, unit = scale(max((answer.options[k].time_per_sample_us for k in tried), default=1.0), UNITS)
 
     def option_series(options: Any, name: str, color: str, **attributes: Any) -> Any:
-        y, x = [w.time_per_sample_us / factor for w in options], [fullest(w) / size for w in options]
+        y, x = [w.time_per_sample_us / factor for w in options], [fullest_device_bytes(w) / size for w in options]
         return series(y, name, color, x, [not w.fits for w in options], **attributes)
 
     series_list = [option_series(answer.pareto(), "", FAINT, dash=True)]
-    for k, kind in enumerate(dict.fromkeys(answer.ways[k].way for k in tried)):
-        ids = [n for n in tried if answer.ways[n].way == kind]
-        options = [answer.ways[n] for n in ids]
+    for k, kind in enumerate(dict.fromkeys(answer.options[k].kind for k in tried)):
+        ids = [n for n in tried if answer.options[n].kind == kind]
+        options = [answer.options[n] for n in ids]
         tips = [
-            f"{w.choice}: {format_us(w.step_us)}, {format_bytes(fullest(w))} on the fullest device" for w in options
+            f"{w.choice}: {format_us(w.step_us)}, {format_bytes(fullest_device_bytes(w))} on the fullest device"
+            for w in options
         ]
         series_list.append(option_series(options, kind, CURVES[k % len(CURVES)], ids=ids, tips=tips))
-    per = "sample" if any(answer.ways[k].batch_size for k in tried) else "step"
+    per = "sample" if any(answer.options[k].batch_size for k in tried) else "step"
     rules = [limit(capacity_bytes / size, "memory of a device", LIMIT)] if near else []
     return points(peak_axis(capacity_bytes, near, bytes_unit), f"time per {per} ({unit})", series_list, rules)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..comparison import COLUMNS, DEFAULT_PLACERS, ROW_ERRORS, summary, winner_of
 from ..errors import BaechiLabError
 from ..memo import Memo
-from ..verdicts import notes_on
+from ..step_summary import notes_on
 from .compute import Outcome, Report, laid_out, optimized, placed_in_groups, silent, simulated
 
 if TYPE_CHECKING:

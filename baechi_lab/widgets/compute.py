@@ -19,8 +19,8 @@ from ..passes.unroll import unroll
 from ..pipeline import place_in_groups
 from ..placers.registry import placer_class
 from ..stages import Optimize, Place, Profile, Simulate
+from ..step_summary import one_device
 from ..sweeps.work import side_by_side
-from ..verdicts import one_device
 from .moves import move
 from .schedule import Chain, critical_chain
 from .setting import Setting

@@ -7,10 +7,10 @@ from typing import Any
 import ipywidgets
 import numpy as np
 
-from ..fitting.record import Fit, Way
+from ..fitting.record import Fit, FitOption
 from ..graph import OpGraph
 from ..passes.unroll import unroll
-from .charts import ways_chart
+from .charts import fit_chart
 from .panels.parts import WIDE, note, say
 from .views import TimelineView
 from .views.chart_view import ChartView
@@ -25,7 +25,7 @@ class FitView(ipywidgets.VBox):
     >>> from baechi_lab import Cluster, OpGraph, fit
     >>> view = FitView(fit(OpGraph.from_edges([5.0]), Cluster.uniform(1)))
     >>> view.show(0)
-    >>> view.shown.way
+    >>> view.shown.kind
     'as it is'
     """
 
@@ -35,23 +35,23 @@ class FitView(ipywidgets.VBox):
             note("Click a point for its timeline, and again for the next where several lie in one place."),
         )
         self.points, self.timeline = ChartView(height=300), TimelineView()
-        self.points.show(ways_chart(answer))
+        self.points.show(fit_chart(answer))
         self.points.observe(lambda change: self.show(change["new"]) if change["new"] >= 0 else None, "clicked")
         self.shown: Any = None
         super().__init__([self.points, self.words], layout=WIDE)
         self.add_class("bl-panel")
 
     def show(self, number: int) -> None:
-        """The timeline of `answer.ways[number]`."""
-        option = self.answer.ways[number]
+        """The timeline of `answer.options[number]`."""
+        option = self.answer.options[number]
         self.shown = option
-        say(self.words, f"{option.way}, {option.choice}: {option.command or option.error}")
+        say(self.words, f"{option.kind}, {option.choice}: {option.command or option.error}")
         if option.timeline is not None and option.graph is not None:
             self.timeline.show(_simulated_graph(option, option.graph), [option.timeline])
             self.children = [self.points, self.words, self.timeline]
 
 
-def _simulated_graph(option: Way, graph: OpGraph) -> OpGraph:
+def _simulated_graph(option: FitOption, graph: OpGraph) -> OpGraph:
     """The graph whose ops the timeline has: of several micro-batches the unrolled one."""
     micro_batch = None if option.timeline is None else option.timeline.info.get("micro_batch")
     return graph if micro_batch is None else unroll(graph, int(np.max(micro_batch)) + 1, option.placement)

@@ -12,7 +12,7 @@ from ..graph.units import format_bytes
 from ..memo import Memo
 from ..passes.optimize import PASSES
 from ..placers.auto import Auto
-from ..verdicts import (
+from ..step_summary import (
     AT_THE_BOUND,
     SLOWER,
     WELL_DIVIDED,

@@ -69,7 +69,7 @@ class Worker:
             else run(self._command, variables, subprocess.PIPE)
         )
         self._decoder = Decoder()
-        self._said: deque[bytes] = deque(maxlen=64)
+        self._log_chunks: deque[bytes] = deque(maxlen=64)
         for stream in self._streams():
             os.set_blocking(stream.fileno(), False)
 
@@ -95,11 +95,11 @@ class Worker:
         last: set[str],
         timeout: float | None = None,
         cancel: threading.Event | None = None,
-        lost: Callable[[], str | None] | None = None,
+        find_lost_peer: Callable[[], str | None] | None = None,
     ) -> Generator[Message, None, None]:
         """Send a request and yield the answers up to the first whose kind is in `last`.
 
-        `lost`, asked now and then, tells in a sentence what else the answer needs and is gone (or None).
+        `find_lost_peer`, asked now and then, tells in a sentence what else the answer needs and is gone (or None).
         Raises `WorkerEnded` when the worker ends, talks garbage, or `timeout` seconds, `cancel` or a loss come first.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -112,7 +112,7 @@ class Worker:
             selector.register(process.stderr, selectors.EVENT_READ, "log")  # type: ignore[arg-type]
             selector.register(process.stdin, selectors.EVENT_WRITE, "requests")  # type: ignore[arg-type]
             while True:
-                self._check(deadline, timeout, cancel, lost)
+                self._check(deadline, timeout, cancel, find_lost_peer)
                 for key, _ in selector.select(_POLL_SECONDS):
                     if key.data == "requests":
                         pending = self._write(pending)
@@ -123,9 +123,9 @@ class Worker:
                     if not data:
                         selector.unregister(key.fileobj)
                         if key.data == "answers":
-                            raise WorkerEnded("died", self._how_it_ended())
+                            raise WorkerEnded("died", self._describe_end())
                     elif key.data == "log":
-                        self._said.append(data)
+                        self._log_chunks.append(data)
                     else:
                         for message in self._decode(data):
                             yield message
@@ -133,16 +133,19 @@ class Worker:
                                 return
 
     def _check(
-        self, deadline: float | None, timeout: float | None, cancel: threading.Event | None,
-        lost: Callable[[], str | None] | None,
-    ) -> None:  # fmt: skip
+        self,
+        deadline: float | None,
+        timeout: float | None,
+        cancel: threading.Event | None,
+        find_lost_peer: Callable[[], str | None] | None,
+    ) -> None:
         if cancel is not None and cancel.is_set():
             raise WorkerEnded("cancelled", "cancelled by the caller")
         if deadline is not None and time.monotonic() > deadline:
             raise WorkerEnded("timeout", f"no result within {timeout:g} s; the worker was killed")
-        gone = None if lost is None else lost()
-        if gone is not None:
-            raise WorkerEnded("died", gone)
+        loss = None if find_lost_peer is None else find_lost_peer()
+        if loss is not None:
+            raise WorkerEnded("died", loss)
 
     def _write(self, pending: memoryview) -> memoryview:
         try:
@@ -150,7 +153,7 @@ class Worker:
         except BlockingIOError:
             return pending
         except BrokenPipeError as error:
-            raise WorkerEnded("died", self._how_it_ended()) from error
+            raise WorkerEnded("died", self._describe_end()) from error
 
     def _decode(self, data: bytes) -> Iterator[Message]:
         try:
@@ -158,24 +161,24 @@ class Worker:
         except FormatError as error:
             raise WorkerEnded("died", f"the worker sent something that is no message: {error}") from error
 
-    def _how_it_ended(self) -> str:
+    def _describe_end(self) -> str:
         try:
             code = self._process.wait(5)
         except subprocess.TimeoutExpired:
             return "the worker closed its output without finishing"
         if self._process.stderr is not None and not self._process.stderr.closed:
             while data := _read(self._process.stderr.fileno()):
-                self._said.append(data)
+                self._log_chunks.append(data)
         how = f"ended with exit code {code}"
         if code < 0:
             how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
             how += "; the system does that when memory runs out" if code == -signal.SIGKILL else ""
-        said = self.last_words()
-        return f"the worker {how}" + (f"; it last said: {said}" if said else "")
+        last_line = self.last_log_line()
+        return f"the worker {how}" + (f"; it last said: {last_line}" if last_line else "")
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """The last line that the worker wrote to its error stream."""
-        lines = b"".join(self._said).decode("utf-8", "replace").splitlines()
+        lines = b"".join(self._log_chunks).decode("utf-8", "replace").splitlines()
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 
     def _streams(self) -> list[IO[bytes]]:
@@ -197,7 +200,7 @@ class Worker:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.close()
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import InvalidInput
-from .here import Here
+from .inline import InlineExecutor
 
 
 class Calls:
@@ -21,12 +21,12 @@ class Calls:
     3
     """
 
-    lost: tuple[type[BaseException], ...] = ()
+    retryable_errors: tuple[type[BaseException], ...] = ()
     """What the future of a call raises that came to nothing with its machine, and can be sent again."""
 
     def __init__(self, executor: Any) -> None:
         self.executor = executor
-        self.lost = tuple(getattr(executor, "lost", ()))
+        self.retryable_errors = tuple(getattr(executor, "retryable_errors", ()))
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """A `concurrent.futures.Future` of `function(*args)`.
@@ -67,7 +67,7 @@ class DaskCalls(Calls):
             )
         super().__init__(executor or client.get_executor(pure=False))
         self.client = client
-        self.lost = (KilledWorker, CancelledError)
+        self.retryable_errors = (KilledWorker, CancelledError)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """A future of `function(*args)`; raises `InvalidInput` once the client is closed."""
@@ -93,7 +93,7 @@ class DaskCalls(Calls):
             raise InvalidInput("executor is a dask.distributed.Client that was closed during the sweep") from error
 
 
-def calls_to(executor: Any) -> Calls:
+def calls_for(executor: Any) -> Calls:
     """What sends calls to `executor`: a Dask client or its executor, or whatever has `submit`.
 
     Raises `InvalidInput` for anything else.
@@ -112,12 +112,12 @@ def calls_to(executor: Any) -> Calls:
 
 
 @contextmanager
-def opened(executor: Any, tasks: int) -> Iterator[Calls]:
+def open_calls(executor: Any, tasks: int) -> Iterator[Calls]:
     """The caller's executor, left open; None is a pool of our own, ended with the block; "here" this thread."""
     if executor == "here":
-        yield Calls(Here())
+        yield Calls(InlineExecutor())
     elif executor is not None:
-        yield calls_to(executor)
+        yield calls_for(executor)
     else:
         from .pool import Pool
 

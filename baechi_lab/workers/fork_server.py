@@ -21,11 +21,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .bare import import_tensorflow
 from .isolated import die_with_parent
 from .network import enter
+from .tensorflow_import import import_tensorflow
 
-MOST = 1 << 18
+MAX_REQUEST_BYTES = 1 << 18
 """Bytes of a request; a datagram cannot have many more."""
 
 
@@ -33,12 +33,12 @@ def main() -> None:
     """Fork a worker for every request; returns nowhere but in those, as the program that they are to be."""
     import_tensorflow()
     gc.freeze()  # collecting would write to all pages that the workers share
-    told = _requested(socket.socket(fileno=os.dup(0)))
-    sys.argv[:] = [told["module"], *told["arguments"]]
-    runpy.run_module(told["module"], run_name="__main__", alter_sys=True)
+    request = _wait_for_request(socket.socket(fileno=os.dup(0)))
+    sys.argv[:] = [request["module"], *request["arguments"]]
+    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
-def _requested(control: socket.socket) -> dict[str, Any]:
+def _wait_for_request(control: socket.socket) -> dict[str, Any]:
     """Wait, fork, reap; a worker leaves with what it was told."""
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -52,21 +52,21 @@ def _requested(control: socket.socket) -> dict[str, Any]:
             for key, _ in selector.select():
                 if key.fileobj == awake:
                     os.read(awake, 4096)
-                    _reap(status)
+                    _report_exit_codes(status)
                     continue
-                request, files, *_ = socket.recv_fds(control, MOST, 4)
+                request, files, *_ = socket.recv_fds(control, MAX_REQUEST_BYTES, 4)
                 if not request:
                     os._exit(0)
                 pid = os.fork()
                 if pid == 0:
                     control.close()
-                    return _become(json.loads(request), files, (awake, wake, *status.values()))
+                    return _set_up_worker(json.loads(request), files, (awake, wake, *status.values()))
                 status[pid] = files.pop()
                 for file in files:
                     os.close(file)
 
 
-def _reap(status: dict[int, int]) -> None:
+def _report_exit_codes(status: dict[int, int]) -> None:
     """Tell how workers ended."""
     while status:
         pid, code = os.waitpid(-1, os.WNOHANG)
@@ -78,7 +78,7 @@ def _reap(status: dict[int, int]) -> None:
         os.close(file)
 
 
-def _become(told: dict[str, Any], files: Sequence[int], others: Sequence[int]) -> dict[str, Any]:
+def _set_up_worker(request: dict[str, Any], files: Sequence[int], inherited_files: Sequence[int]) -> dict[str, Any]:
     """In a worker: what a program of its own would find, and nothing of this process's."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -87,16 +87,16 @@ def _become(told: dict[str, Any], files: Sequence[int], others: Sequence[int]) -
     for target, file in enumerate(files[:3]):
         os.dup2(file, target)
     os.environ.clear()
-    os.environ.update(told["environment"])
-    if told["folder"] is not None:  # the caller's was deleted
-        os.chdir(told["folder"])
-    os.sched_setaffinity(0, told["cores"])
+    os.environ.update(request["environment"])
+    if request["folder"] is not None:  # the caller's was deleted
+        os.chdir(request["folder"])
+    os.sched_setaffinity(0, request["cores"])
     os.write(files[3], b"pid %d\n" % os.getpid())
-    for file in (*files, *others):
+    for file in (*files, *inherited_files):
         os.close(file)
-    if told["network"] is not None:  # forked processes have one thread
-        enter(told["network"])
-    return told
+    if request["network"] is not None:  # forked processes have one thread
+        enter(request["network"])
+    return request
 
 
 if __name__ == "__main__":

@@ -23,7 +23,19 @@ from typing import IO
 from .isolated import child_path, current_folder, isolated
 
 SERVER = "baechi_lab.workers.fork_server"
-AT_IMPORT = ("DNNL_", "GRPC_", "KMP_", "LD_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "TF_", "XLA_")
+IMPORT_TIME_PREFIXES = (
+    "DNNL_",
+    "GRPC_",
+    "KMP_",
+    "LD_",
+    "MKL_",
+    "OMP_",
+    "ONEDNN_",
+    "OPENBLAS_",
+    "PYTHON",
+    "TF_",
+    "XLA_",
+)
 """How variables begin that are read when TensorFlow is imported: where one changes, so does the process to fork from."""
 
 
@@ -35,7 +47,7 @@ def start(
 
     Raises `OSError` when no process can be started.
     """
-    server = _server(environment)
+    server = _fork_server(environment)
     if server is not None:
         with contextlib.suppress(OSError):  # it has ended, or the request is too large
             return Forked(server, module, arguments, environment, stderr, network)
@@ -43,9 +55,12 @@ def start(
 
 
 def run(
-    command: Sequence[str], environment: Mapping[str, str], stderr: int | IO[bytes], stdout: int = subprocess.PIPE,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    stderr: int | IO[bytes],
+    stdout: int = subprocess.PIPE,
     stdin: int = subprocess.PIPE,
-) -> subprocess.Popen[bytes]:  # fmt: skip
+) -> subprocess.Popen[bytes]:
     """A program in a session of its own, with pipes."""
     return subprocess.Popen(
         list(command), stdin=stdin, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
@@ -56,19 +71,19 @@ class Forked:
     """A forked worker, with what this package uses of a `subprocess.Popen`."""
 
     def __init__(
-        self, server: _Server, module: str, arguments: tuple[str, ...], environment: Mapping[str, str],
+        self, server: _ForkServer, module: str, arguments: tuple[str, ...], environment: Mapping[str, str],
         stderr: int | IO[bytes], network: int | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._server = server  # which ends with the last of its workers
-        told = {
+        request = {
             "module": module, "arguments": arguments, "environment": dict(environment), "folder": current_folder(),
             "cores": sorted(os.sched_getaffinity(0)), "network": network,
-        }  # fmt: skip
+        }
         pipes = [os.pipe() for _ in range(4 if stderr == subprocess.PIPE else 3)]
         (theirs_in, ours_in), (ours_out, theirs_out), (ours_status, theirs_status), *errors = pipes
-        theirs = [theirs_in, theirs_out, errors[0][1] if errors else _number(stderr), theirs_status]
+        theirs = [theirs_in, theirs_out, errors[0][1] if errors else _file_number(stderr), theirs_status]
         try:
-            socket.send_fds(server.control, [json.dumps(told).encode()], theirs)
+            socket.send_fds(server.control, [json.dumps(request).encode()], theirs)
         except OSError:
             for pipe in pipes:
                 for end in pipe:
@@ -80,7 +95,7 @@ class Forked:
         self.stderr = os.fdopen(errors[0][0], "rb") if errors else None
         self.returncode: int | None = None
         os.set_blocking(ours_status, False)
-        self._status, self._said, self._lock = ours_status, b"", threading.Lock()
+        self._status, self._status_bytes, self._lock = ours_status, b"", threading.Lock()
         weakref.finalize(self, os.close, ours_status)
         self._pid: int | None = None
 
@@ -103,8 +118,8 @@ class Forked:
         """Wait for the end. Raises `subprocess.TimeoutExpired`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.returncode is None:
-            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            if not self._listen(left) and deadline is not None and time.monotonic() >= deadline:
+            remaining_seconds = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            if not self._listen(remaining_seconds) and deadline is not None and time.monotonic() >= deadline:
                 raise subprocess.TimeoutExpired(SERVER, timeout or 0.0)
         return self.returncode
 
@@ -125,31 +140,31 @@ class Forked:
                 data = os.read(self._status, 64)
             except BlockingIOError:  # another thread was faster
                 return False
-            self._said += data
-            told = dict(line.split() for line in self._said.split(b"\n")[:-1])
-            if b"pid" in told:
-                self._pid = int(told[b"pid"])
-            if b"code" in told or not data:
+            self._status_bytes += data
+            status = dict(line.split() for line in self._status_bytes.split(b"\n")[:-1])
+            if b"pid" in status:
+                self._pid = int(status[b"pid"])
+            if b"code" in status or not data:
                 # An end without a code: the process that would have told it was killed, and the worker with it.
-                self.returncode = int(told.get(b"code", -signal.SIGKILL))
+                self.returncode = int(status.get(b"code", -signal.SIGKILL))
         return True
 
 
-def _number(file: int | IO[bytes]) -> int:
+def _file_number(file: int | IO[bytes]) -> int:
     return file if isinstance(file, int) else file.fileno()
 
 
-class _Server:
+class _ForkServer:
     """A running fork server; it ends when nobody holds this object any more."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.process = run(isolated(SERVER), environment, subprocess.DEVNULL, subprocess.DEVNULL, theirs.fileno())
         theirs.close()
-        self._end = weakref.finalize(self, _end, self.control, self.process)
+        self._end = weakref.finalize(self, _end_server, self.control, self.process)
 
 
-def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+def _end_server(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
     control.close()
     process.kill()  # it may be importing, and nobody is to wait for that
     process.wait()
@@ -157,14 +172,14 @@ def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 _lock = threading.Lock()
 _started: dict[object, int] = {}
-_running: dict[object, _Server] = {}
+_running: dict[object, _ForkServer] = {}
 
 
-def _server(environment: Mapping[str, str]) -> _Server | None:
+def _fork_server(environment: Mapping[str, str]) -> _ForkServer | None:
     """The process to fork from, from a caller's second worker on."""
     if not sys.platform.startswith("linux"):
         return None
-    read = tuple(sorted((k, v) for k, v in environment.items() if k.startswith(AT_IMPORT)))
+    read = tuple(sorted((k, v) for k, v in environment.items() if k.startswith(IMPORT_TIME_PREFIXES)))
     kind = (os.getpid(), read, tuple(child_path()))
     with _lock:
         _started[kind] = _started.get(kind, 0) + 1
@@ -173,5 +188,5 @@ def _server(environment: Mapping[str, str]) -> _Server | None:
         server = _running.get(kind)
         if server is None or server.process.poll() is not None:
             _running.clear()  # one at a time; an earlier one ends with its workers
-            server = _running[kind] = _Server(environment)
+            server = _running[kind] = _ForkServer(environment)
         return server

@@ -26,14 +26,14 @@ try:
     os.getcwd()
 except FileNotFoundError:  # it was deleted, and packages that resolve it could not be imported
     os.chdir(os.sep)
-told = json.loads(sys.argv[1])
-sys.path[:] = told["path"]
-spec = importlib.util.spec_from_file_location(told["name"], told["init"], submodule_search_locations=[told["home"]])
+settings = json.loads(sys.argv[1])
+sys.path[:] = settings["path"]
+spec = importlib.util.spec_from_file_location(settings["name"], settings["init"], submodule_search_locations=[settings["home"]])
 package = importlib.util.module_from_spec(spec)
-sys.modules[told["name"]] = package
+sys.modules[settings["name"]] = package
 spec.loader.exec_module(package)
-if told["network"] is not None:
-    importlib.import_module(told["name"] + ".workers.network").enter(told["network"])
+if settings["network"] is not None:
+    importlib.import_module(settings["name"] + ".workers.network").enter(settings["network"])
 sys.argv[:] = sys.argv[2:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
@@ -47,9 +47,9 @@ def isolated(module: str, *arguments: str, network: int | None = None) -> list[s
     True
     """
     package = {"name": _PACKAGE.name, "init": str(_PACKAGE / "__init__.py"), "home": str(_PACKAGE)}
-    told = json.dumps({**package, "path": child_path(), "network": network})
+    settings = json.dumps({**package, "path": child_path(), "network": network})
     flags = ["-I", *(["-B"] if sys.dont_write_bytecode else [])]
-    return [sys.executable, *flags, "-c", _START, told, module, *arguments]
+    return [sys.executable, *flags, "-c", _START, settings, module, *arguments]
 
 
 def child_path(paths: Sequence[str] | None = None) -> list[str]:
@@ -58,12 +58,14 @@ def child_path(paths: Sequence[str] | None = None) -> list[str]:
     >>> child_path(["", "/opt/mine", sysconfig.get_path("stdlib")])[1:]
     ['/opt/mine']
     """
-    here = current_folder()
-    absolute = [p for p in (sys.path if paths is None else paths) if p and (here is not None or os.path.isabs(p))]
-    kept = [p for p in absolute if os.path.realpath(p) != here]
+    folder_to_skip = current_folder()
+    absolute = [
+        p for p in (sys.path if paths is None else paths) if p and (folder_to_skip is not None or os.path.isabs(p))
+    ]
+    folders = [p for p in absolute if os.path.realpath(p) != folder_to_skip]
     library = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     library |= {os.path.join(folder, "lib-dynload") for folder in library}
-    return sorted(dict.fromkeys(kept), key=lambda p: os.path.realpath(p) not in library and not p.endswith(".zip"))
+    return sorted(dict.fromkeys(folders), key=lambda p: os.path.realpath(p) not in library and not p.endswith(".zip"))
 
 
 def current_folder() -> str | None:

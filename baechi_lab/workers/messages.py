@@ -44,14 +44,14 @@ def encode(message: Message) -> bytes:
     >>> decode_all(encode(Message("step", {"index": 3}, (np.arange(2),))))[0].header["index"]
     3
     """
-    entries, parts = [], []
+    entries, chunks = [], []
     for array in message.arrays:
-        entry, part = _pack(np.asarray(array))
+        entry, chunk = _pack(np.asarray(array))
         entries.append(entry)
-        parts.append(part)
+        chunks.append(chunk)
     text = json.dumps({**message.header, "kind": message.kind, "arrays": entries}).encode()
-    body = sum(len(p) for p in parts)
-    return b"".join([_HEAD.pack(MAGIC, len(text), body), text, *parts])
+    body = sum(len(p) for p in chunks)
+    return b"".join([_HEAD.pack(MAGIC, len(text), body), text, *chunks])
 
 
 def _pack(array: NDArray[Any]) -> tuple[dict[str, Any], bytes]:

@@ -29,14 +29,22 @@ _owner = 0
 
 
 def metis_parts(
-    pointer: Sequence[int], neighbour: Sequence[int], edge_weight: Sequence[int], parts: int, *, recursive: bool, seed: int,
-    vertex_weight: Sequence[int] | None = None, share: Sequence[float] | None = None, imbalance: float | None = None,
-) -> NDArray[np.int64]:  # fmt: skip
+    pointer: Sequence[int],
+    neighbour: Sequence[int],
+    edge_weight: Sequence[int],
+    part_count: int,
+    *,
+    recursive: bool,
+    seed: int,
+    vertex_weight: Sequence[int] | None = None,
+    share: Sequence[float] | None = None,
+    imbalance: float | None = None,
+) -> NDArray[np.int64]:
     """Returns the part of every vertex, int64[vertices], as METIS divides the graph.
 
     Args:
         pointer, neighbour, edge_weight: the graph in CSR form.
-        parts: how many.
+        part_count: how many.
         recursive: by recursive bisection instead of k-way refinement.
         seed: of METIS.
         vertex_weight: 1 each unless given.
@@ -47,17 +55,17 @@ def metis_parts(
         ExecutionError: the process cannot be started, or ended.
     """
     optional = {"vertex_weight": vertex_weight, "share": share}
-    given = {name: np.asarray(values) for name, values in optional.items() if values is not None}
+    optional_arrays = {name: np.asarray(values) for name, values in optional.items() if values is not None}
     header: dict[str, Any] = {
-        "parts": parts,
+        "parts": part_count,
         "recursive": recursive,
         "seed": seed,
         "imbalance": imbalance,
-        "columns": list(given),
+        "columns": list(optional_arrays),
     }
     arrays = [np.asarray(values, dtype=np.int64) for values in (pointer, neighbour, edge_weight)]
     with _lock:
-        return _answer(header, [*arrays, *given.values()])
+        return _answer(header, [*arrays, *optional_arrays.values()])
 
 
 def _answer(header: dict[str, Any], arrays: list[NDArray[np.generic]]) -> NDArray[np.int64]:
@@ -82,9 +90,12 @@ def _running() -> subprocess.Popen[bytes]:
     if _process is None or _owner != os.getpid() or _process.poll() is not None:
         end_process()
         _process = subprocess.Popen(
-            isolated(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            isolated(__name__),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
-        )  # fmt: skip
+        )
         _owner = os.getpid()
     return _process
 
@@ -106,17 +117,20 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what METIS prints
     while (request := read_message(sys.stdin.buffer)) is not None:
-        header, (pointer, neighbour, cost, *rest) = request.header, request.arrays
-        given = dict(zip(header["columns"], rest, strict=True))
+        header, (pointer, neighbour, cost, *more_arrays) = request.header, request.arrays
+        optional_arrays = dict(zip(header["columns"], more_arrays, strict=True))
         tolerance = {} if header["imbalance"] is None else {"ufactor": max(1, round(header["imbalance"] * 1000))}
-        weight, share = given.get("vertex_weight"), given.get("share")
-        _, part = pymetis.part_graph(
-            header["parts"], pymetis.CSRAdjacency(pointer.tolist(), neighbour.tolist()),
-            vweights=None if weight is None else weight.tolist(), eweights=cost.tolist(),
-            tpwgts=None if share is None else share.tolist(), recursive=header["recursive"],
+        weight, share = optional_arrays.get("vertex_weight"), optional_arrays.get("share")
+        _, membership = pymetis.part_graph(
+            header["parts"],
+            pymetis.CSRAdjacency(pointer.tolist(), neighbour.tolist()),
+            vweights=None if weight is None else weight.tolist(),
+            eweights=cost.tolist(),
+            tpwgts=None if share is None else share.tolist(),
+            recursive=header["recursive"],
             options=pymetis.Options(seed=header["seed"], numbering=0, **tolerance),
-        )  # fmt: skip
-        write_message(answers, "parts", {}, [np.asarray(part, dtype=np.int64)])
+        )
+        write_message(answers, "parts", {}, [np.asarray(membership, dtype=np.int64)])
 
 
 if __name__ == "__main__":

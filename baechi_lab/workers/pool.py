@@ -62,7 +62,7 @@ class Pool(Executor):
             )
         self._tries = tries
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._held: dict[str, bytes] = {}
+        self._shared_data: dict[str, bytes] = {}
         self._closed, self._killed = threading.Event(), threading.Event()
         self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(count)]
         for thread in self._threads:
@@ -71,7 +71,7 @@ class Pool(Executor):
     def share(self, data: bytes) -> Shared:
         """A name for `data` in arguments, in whose place the function gets the bytes."""
         token = Shared(hashlib.blake2b(data, digest_size=16).hexdigest())
-        self._held[token.key] = data
+        self._shared_data[token.key] = data
         return token
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -122,22 +122,22 @@ class Pool(Executor):
         self, process: _Process | None, future: Future[Any], task: bytes, shared: tuple[Shared, ...]
     ) -> _Process | None:
         """Fill the future; the process to go on with, if there is one."""
-        for left in reversed(range(self._tries)):
+        for retries_left in reversed(range(self._tries)):
             try:
                 process = process or _Process()
-                done, value = process.answer(task, shared, self._held, self._killed)
+                succeeded, value = process.answer(task, shared, self._shared_data, self._killed)
             except WorkerEnded as ended:
                 if process is not None:
                     process.worker.close()
                 process = None
-                if not left or ended.status == "cancelled":
+                if not retries_left or ended.status == "cancelled":
                     future.set_exception(BrokenExecutor(ended.message))
                     break
             except OSError as error:
                 future.set_exception(BrokenExecutor(f"no process can be started: {error.strerror or error}"))
                 break
             else:
-                (future.set_result if done else future.set_exception)(value)
+                (future.set_result if succeeded else future.set_exception)(value)
                 break
         return process
 
@@ -147,21 +147,21 @@ class _Process:
 
     def __init__(self) -> None:
         self.worker = Worker(isolated(CHILD))
-        self.sent: set[str] = set()
+        self.sent_keys: set[str] = set()
         self.prepared = False
 
     def answer(
-        self, task: bytes, shared: tuple[Shared, ...], held: dict[str, bytes], killed: threading.Event
+        self, task: bytes, shared: tuple[Shared, ...], shared_data: dict[str, bytes], killed: threading.Event
     ) -> tuple[bool, Any]:
         """Has the call returned, and what: its value, or its error."""
-        new = [s.key for s in dict.fromkeys(shared) if s.key not in self.sent]
+        new_keys = [s.key for s in dict.fromkeys(shared) if s.key not in self.sent_keys]
         first = [] if self.prepared else [pickle.dumps(_preparation())]
-        header = {"keep": new, "prepare": not self.prepared}
-        arrays = tuple(_array(data) for data in (task, *first, *(held[key] for key in new)))
+        header = {"keep": new_keys, "prepare": not self.prepared}
+        arrays = tuple(_array(data) for data in (task, *first, *(shared_data[key] for key in new_keys)))
         with closing(self.worker.exchange(Message("task", header, arrays), {"result"}, cancel=killed)) as answers:
             *_, last = answers
         self.prepared = True
-        self.sent.update(new)
+        self.sent_keys.update(new_keys)
         try:
             answer: tuple[bool, Any] = pickle.loads(last.arrays[0].tobytes())  # noqa: S301  (from our own process)
         except Exception as error:  # noqa: BLE001 - classes that are not ours are built, which may raise anything
@@ -178,9 +178,9 @@ def _preparation() -> dict[str, Any]:
     from multiprocessing.spawn import get_preparation_data
 
     with in_existing_folder():
-        told = get_preparation_data("baechi-lab")
-    del told["authkey"]
+        preparation = get_preparation_data("baechi-lab")
+    del preparation["authkey"]
     # The caller's own modules may lie in the current folder: it comes last, where nothing of Python's is hidden by it.
     folder = current_folder()
-    here = [p for p in told["sys_path"] if folder is not None and os.path.realpath(p) == folder]
-    return {**told, "sys_path": [*child_path(), *here[:1]]}
+    caller_folder = [p for p in preparation["sys_path"] if folder is not None and os.path.realpath(p) == folder]
+    return {**preparation, "sys_path": [*child_path(), *caller_folder[:1]]}

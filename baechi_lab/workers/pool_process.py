@@ -22,45 +22,45 @@ def main() -> None:
     die_with_parent()
     answers = private_stdout()
     requests = incoming(sys.stdin.buffer)
-    held: dict[str, bytes] = {}
+    shared_data: dict[str, bytes] = {}
     while True:
         request = requests.get()
-        task, *more = (array.tobytes() for array in request.arrays)
+        task, *payloads = (array.tobytes() for array in request.arrays)
         try:
             if request.header["prepare"]:
-                _prepare(pickle.loads(more.pop(0)))  # noqa: S301  (a pipe from our own caller)
-            held.update(zip(request.header["keep"], more, strict=True))
-            reply = _packed(True, _called(task, held))
+                _prepare(pickle.loads(payloads.pop(0)))  # noqa: S301  (a pipe from our own caller)
+            shared_data.update(zip(request.header["keep"], payloads, strict=True))
+            reply = _pack_reply(True, _run_task(task, shared_data))
         except BaseException as error:  # noqa: BLE001 - whatever a call raises reaches the caller through its future
-            reply = _failed(error)
+            reply = _pack_error(error)
         write_message(answers, "result", {}, [np.frombuffer(reply, np.uint8)])
         answers.flush()
 
 
-def _prepare(told: dict[str, Any]) -> None:
+def _prepare(preparation: dict[str, Any]) -> None:
     pool.importing_main = True
     try:
-        spawn.prepare(told)
+        spawn.prepare(preparation)
     finally:
         pool.importing_main = False
 
 
-def _called(task: bytes, held: dict[str, bytes]) -> Any:
+def _run_task(task: bytes, shared_data: dict[str, bytes]) -> Any:
     function, args, kwargs = pickle.loads(task)  # noqa: S301  (a pipe from our own caller)
-    return function(*(held[a.key] if isinstance(a, pool.Shared) else a for a in args), **kwargs)
+    return function(*(shared_data[a.key] if isinstance(a, pool.Shared) else a for a in args), **kwargs)
 
 
-def _packed(done: bool, value: Any) -> bytes:
-    return pickle.dumps((done, value))
+def _pack_reply(succeeded: bool, value: Any) -> bytes:
+    return pickle.dumps((succeeded, value))
 
 
-def _failed(error: BaseException) -> bytes:
+def _pack_error(error: BaseException) -> bytes:
     """The error itself where it can travel, else its text."""
     try:
-        packed = _packed(False, error)
+        packed = _pack_reply(False, error)
         pickle.loads(packed)  # noqa: S301  (made in the line above)
     except Exception:  # noqa: BLE001 - its class is not ours: what builds it anew may raise anything
-        return _packed(False, ExecutionError(traceback.format_exception_only(error)[-1].strip()))
+        return _pack_reply(False, ExecutionError(traceback.format_exception_only(error)[-1].strip()))
     return packed
 
 

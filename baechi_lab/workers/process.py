@@ -18,9 +18,9 @@ import threading
 from typing import Any, BinaryIO
 
 from ..errors import BaechiLabError, FormatError
-from .bare import import_tensorflow
 from .isolated import die_with_parent
 from .messages import Message, Send, read_message, write_message
+from .tensorflow_import import import_tensorflow
 
 HANDLERS = {
     "devices": "executors.tensorflow.devices",

@@ -33,7 +33,11 @@ class RayExecutor(Executor):
         self._ray = ray
         self._options = {"max_retries": 3, **options}
         self._remote: dict[Callable[..., Any], Any] = {}
-        self.lost = (ray.exceptions.RaySystemError, ray.exceptions.WorkerCrashedError, ray.exceptions.ObjectLostError)
+        self.retryable_errors = (
+            ray.exceptions.RaySystemError,
+            ray.exceptions.WorkerCrashedError,
+            ray.exceptions.ObjectLostError,
+        )
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """The future of a Ray task; cancelling it cancels the task."""

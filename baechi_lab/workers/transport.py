@@ -28,15 +28,15 @@ def read_step(header: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> tuple[S
     """The step of a message, and the arrays that follow it: batches of inputs, of which the first is its example."""
     specs = {key: tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in header[key]) for key in _SPECS}
     values = 1 + len(specs["variables"])
-    rest = tuple(arrays[values:])
+    batches = tuple(arrays[values:])
     step = Step(
         name=header["name"],
         graph_def=arrays[0].tobytes(),
         inputs=specs["inputs"],
         outputs=specs["outputs"],
-        example_inputs=rest[: len(specs["inputs"])],
+        example_inputs=batches[: len(specs["inputs"])],
         variables=specs["variables"],
         initial_values=tuple(arrays[1:values]),
         updates=tuple(header["updates"]),
     )
-    return step, rest
+    return step, batches

@@ -118,7 +118,7 @@ def test_what_comes_while_the_new_one_is_written_is_kept(out, tmp_path, monkeypa
 
 def test_without_exchange(out, tmp_path, monkeypatch):
     """Where names cannot be exchanged: two renames, and the same refusals."""
-    monkeypatch.setattr(module, "_exchanged", lambda partial, target: None)
+    monkeypatch.setattr(module, "_exchange_folders", lambda partial, target: None)
     write_folder(out, NEW)
     assert content(out) == as_bytes(NEW) and os.listdir(tmp_path) == ["out"]
     fill = module._fill
@@ -149,7 +149,7 @@ def _killed_at(moment, out):
 
         for name in CALLS:
             setattr(os, name, counted(getattr(os, name)))
-        module._exchanged = counted(module._exchanged)
+        module._exchange_folders = counted(module._exchange_folders)
         module._hash = counted(module._hash)
         write_folder(out, NEW)
         os._exit(0)

@@ -31,7 +31,7 @@ def test_vllm_counts_the_layers_of_each_stage():
     plan = write(TWO, "vllm")
     assert plan.value == "2,2"
     assert plan.text == "VLLM_PP_LAYER_PARTITION=2,2  # with --pipeline-parallel-size 2\n" == str(plan)
-    assert plan.lost == ()
+    assert plan.unsupported == ()
 
 
 def test_deepspeed_counts_all_modules():
@@ -39,7 +39,7 @@ def test_deepspeed_counts_all_modules():
     assert plan.value == {"num_stages": 2, "parts": [0, 3, 7], "layers": NAMES}  # 3 = embed and 2 layers; 7 = all
     assert "PARTS = [0, 3, 7]" in plan.text
     compile(plan.text, "plan.py", "exec")
-    assert len(plan.lost) == 1 and "no parts given by hand" in plan.lost[0]
+    assert len(plan.unsupported) == 1 and "no parts given by hand" in plan.unsupported[0]
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_megatron_layout(device, layout):
     assert plan.value == layout
     assert f"--pipeline-model-parallel-size {layout.count('|') + 1} " in plan.text
     if device != [0, 1, 1, 1, 2, 2, 3]:
-        assert plan.lost == ()
+        assert plan.unsupported == ()
     else:  # the norm goes with the head: 1 of 7 ops, 1/7 of the time
-        assert plan.lost == ("1 of 7 ops, 14% of the time, run elsewhere: 'norm' on 3 instead of 2",)
+        assert plan.unsupported == ("1 of 7 ops, 14% of the time, run elsewhere: 'norm' on 3 instead of 2",)
 
 
 def test_pipelining_splits_before_the_outermost_module():
@@ -78,7 +78,7 @@ def test_calls_run_where_the_module_before_them_runs():
     graph = chain(["layers.0", "add", "layers.1"], ["Linear", "add", "Linear"])
     plan = bl.write_plan(graph, bl.Placement(device=[0, 1, 1]), "pipelining")
     assert plan.value == {"layers.1": "BEGINNING"}
-    assert plan.lost == ("1 of 3 ops, 33% of the time, run elsewhere: 'add' on 0 instead of 1",)
+    assert plan.unsupported == ("1 of 3 ops, 33% of the time, run elsewhere: 'add' on 0 instead of 1",)
 
 
 @pytest.mark.parametrize(
@@ -101,19 +101,19 @@ LOOPED = [0, 0, 1, 0, 1, 1, 1]
 def test_rounds_through_the_devices_are_virtual_stages_of_megatron():
     """Two stages on each of two devices, as its interleaved schedule runs them, were refused."""
     plan = write(LOOPED, "megatron")
-    assert plan.value == "Et|t|t|tL" and plan.lost == ()
+    assert plan.value == "Et|t|t|tL" and plan.unsupported == ()
     assert plan.text.startswith("--pipeline-model-parallel-size 2 ")  # 4 stages on 2 ranks: 2 virtual ones each
     swapped = write([1 - d for d in LOOPED], "megatron")
     assert swapped.value == plan.value
-    assert swapped.lost == ("the format numbers ranks, not devices: rank 0 is device 1, rank 1 is device 0",)
+    assert swapped.unsupported == ("the format numbers ranks, not devices: rank 0 is device 1, rank 1 is device 0",)
     # An embedding on a device of its own would be a stage of its own, which no round has.
     apart = write([2, *LOOPED[1:]], "megatron")
-    assert apart.value == plan.value and "'embed' on 0 instead of 2" in apart.lost[0]
+    assert apart.value == plan.value and "'embed' on 0 instead of 2" in apart.unsupported[0]
 
 
 def test_rounds_through_the_devices_are_looped_stages_of_torch():
     plan = write(LOOPED, "pipelining")
-    assert plan.value == dict.fromkeys(["layers.1", "layers.2", "layers.3"], "BEGINNING") and plan.lost == ()
+    assert plan.value == dict.fromkeys(["layers.1", "layers.2", "layers.3"], "BEGINNING") and plan.unsupported == ()
     assert "# 4 stages on 2 ranks: stage k is rank k % 2's, as in ScheduleInterleaved1F1B.\n" in plan.text
     assert "ranks" not in write(TWO, "pipelining").text
 
@@ -135,7 +135,7 @@ def test_updates_are_no_layers(format):
     names = [*NAMES, "embed/update", "layers.0/update"]
     types = ["op"] * len(NAMES) + ["Update"] * 2
     plan = bl.write_plan(chain(names, types), bl.Placement(device=[*TWO, 0, 0]), format)
-    assert plan.value == write(TWO, format).value and not any("update" in said for said in plan.lost)
+    assert plan.value == write(TWO, format).value and not any("update" in said for said in plan.unsupported)
 
 
 @pytest.mark.parametrize("format", ["pipelining", "deepspeed"])
@@ -171,33 +171,35 @@ def test_a_layer_over_two_devices_goes_where_most_of_its_bytes_are():
     graph = chain(names, persistent_bytes=[10, 30, 5, 5])
     plan = bl.write_plan(graph, bl.Placement(device=[0, 0, 0, 1]), "vllm")
     assert plan.value == "2"  # layers.1: 5 bytes and 1 us on either, so the lower index
-    assert plan.lost == ("1 of 4 ops, 25% of the time, run elsewhere: 'layers.1.b' on 0 instead of 1",)
+    assert plan.unsupported == ("1 of 4 ops, 25% of the time, run elsewhere: 'layers.1.b' on 0 instead of 1",)
     assert bl.write_plan(graph, bl.Placement(device=[1, 0, 1, 1]), "vllm").value == "1,1"  # 30 bytes against 10
 
 
 def test_llama_cpp_has_one_cpu():
     """Layers on two CPUs were written as if one of them were the other."""
     plan = write(TWO, "llama_cpp", cluster=bl.Cluster.uniform(2, kind="cpu"))
-    assert "cpu:0, cpu:1 are all 'CPU'" in plan.lost
+    assert "cpu:0, cpu:1 are all 'CPU'" in plan.unsupported
 
 
 def test_ends_that_vllm_keeps_with_the_first_and_last_stage():
     plan = write([2, 0, 0, 1, 1, 1, 2], "vllm")
     assert plan.value == "2,2"
-    assert "'embed' on 0 instead of 2, 'head' on 1 instead of 2" in plan.lost[0]
+    assert "'embed' on 0 instead of 2, 'head' on 1 instead of 2" in plan.unsupported[0]
 
 
 def test_stages_on_devices_in_another_order():
     cluster = bl.Cluster.uniform(2)
     plan = write([1, 1, 1, 0, 0, 0, 0], "vllm", cluster=cluster)
-    assert plan.lost == ("the format numbers stages, not devices: stage 0 is device gpu:1, stage 1 is device gpu:0",)
+    assert plan.unsupported == (
+        "the format numbers stages, not devices: stage 0 is device gpu:1, stage 1 is device gpu:0",
+    )
 
 
 def test_layers_are_counted_by_number_and_the_stack_can_be_named():
     names = ["enc.0", "enc.1", "enc.2", "dec.0", "dec.1"]
     plan = write([0, 0, 1, 1, 1], "vllm", names)
     assert plan.value == "2,1"
-    assert plan.lost[0] == "one stack of layers is written, 'enc'; not 'dec'"
+    assert plan.unsupported[0] == "one stack of layers is written, 'enc'; not 'dec'"
     assert write([0, 0, 1, 1, 2], "vllm", names, layers="dec").value == "1,1"
     with pytest.raises(bl.InvalidInput, match=r"layers is 'body'; the graph has numbered layers under 'dec', 'enc'"):
         write([0] * 5, "vllm", names, layers="body")
@@ -208,8 +210,8 @@ def test_layers_are_counted_by_number_and_the_stack_can_be_named():
 def test_backward_ops_go_with_their_forward_ops():
     names = ["layers.0", "layers.1", "layers.1/backward", "layers.0/backward"]
     graph = chain(names, forward_of=[-1, -1, 1, 0])
-    assert bl.write_plan(graph, bl.Placement(device=[0, 1, 1, 0]), "vllm").lost == ()
-    lost = bl.write_plan(graph, bl.Placement(device=[0, 1, 1, 1]), "vllm").lost
+    assert bl.write_plan(graph, bl.Placement(device=[0, 1, 1, 0]), "vllm").unsupported == ()
+    lost = bl.write_plan(graph, bl.Placement(device=[0, 1, 1, 1]), "vllm").unsupported
     assert lost == ("1 of 4 ops, 25% of the time, run elsewhere: 'layers.0/backward' on 0 instead of 1",)
 
 
@@ -219,7 +221,7 @@ def test_backward_ops_go_with_their_forward_ops():
 def test_llama_cpp_counts_the_output_as_a_layer():
     plan = write(TWO, "llama_cpp")
     assert plan.text == "-ngl 999 -sm layer -ts 2,3\n"  # 2 layers; 2 layers and the output
-    assert plan.lost == ("llama.cpp keeps input embeddings on the CPU, wherever they were planned",)
+    assert plan.unsupported == ("llama.cpp keeps input embeddings on the CPU, wherever they were planned",)
 
 
 def test_llama_cpp_overrides_what_a_split_cannot_say():
@@ -230,8 +232,8 @@ def test_llama_cpp_overrides_what_a_split_cannot_say():
     plan = write([0, 0, 1, 2, 1, 1, 1], "llama_cpp", cluster=cluster)  # layers on CPU, gpu 0, gpu 1, gpu 0
     assert plan.value == {"tensor_split": [5, 0], "override_tensor": [r"^blk\.(0)\.=CPU", r"^blk\.(2)\.=CUDA1"]}
     assert plan.text == '-ngl 999 -sm layer -ts 5,0 -ot "^blk\\.(0)\\.=CPU" -ot "^blk\\.(2)\\.=CUDA1"\n'
-    assert any("-ot moves weights only" in sentence for sentence in plan.lost)
-    assert not any("run elsewhere" in sentence for sentence in plan.lost)
+    assert any("-ot moves weights only" in sentence for sentence in plan.unsupported)
+    assert not any("run elsewhere" in sentence for sentence in plan.unsupported)
     cpu = write([0] * 7, "llama_cpp", cluster=bl.Cluster.uniform(1, kind="cpu"))
     assert cpu.text == "-ngl 0\n"
 
@@ -263,15 +265,31 @@ def test_llama_cpp_puts_every_layer_where_it_was_planned(device):
 
 MIXTURE = ["self_attn", "mlp.gate", "mlp.experts"]
 TENSORS = {
-    "self_attn": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm"), "mlp.gate": ("ffn_gate_inp",),
-    "mlp.experts": ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"), "mlp": ("ffn_gate", "ffn_up", "ffn_down"),
-    "mlp.gate_proj": ("ffn_gate",), "mlp.up_proj": ("ffn_up",), "mlp.down_proj": ("ffn_down",), "self_attn.q_proj": ("attn_q",),
-    "self_attn.k_proj": ("attn_k",), "self_attn.v_proj": ("attn_v",), "self_attn.o_proj": ("attn_output",),
-    "self_attn.q_norm": ("attn_q_norm",), "input_layernorm": ("attn_norm",), "post_attention_layernorm": ("ffn_norm",),
-    "mlp.experts.0.w1": ("ffn_gate_exps",), "mlp.experts.0.w2": ("ffn_down_exps",), "mlp.experts.0.w3": ("ffn_up_exps",),
-    "mlp.shared_expert.gate_proj": ("ffn_gate_shexp",), "attn.c_attn": ("attn_qkv",), "attn.c_proj": ("attn_output",),
-    "mlp.c_fc": ("ffn_up",), "mlp.c_proj": ("ffn_down",), "ln_1": ("attn_norm",), "ln_2": ("ffn_norm",),
-}  # fmt: skip
+    "self_attn": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm"),
+    "mlp.gate": ("ffn_gate_inp",),
+    "mlp.experts": ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
+    "mlp": ("ffn_gate", "ffn_up", "ffn_down"),
+    "mlp.gate_proj": ("ffn_gate",),
+    "mlp.up_proj": ("ffn_up",),
+    "mlp.down_proj": ("ffn_down",),
+    "self_attn.q_proj": ("attn_q",),
+    "self_attn.k_proj": ("attn_k",),
+    "self_attn.v_proj": ("attn_v",),
+    "self_attn.o_proj": ("attn_output",),
+    "self_attn.q_norm": ("attn_q_norm",),
+    "input_layernorm": ("attn_norm",),
+    "post_attention_layernorm": ("ffn_norm",),
+    "mlp.experts.0.w1": ("ffn_gate_exps",),
+    "mlp.experts.0.w2": ("ffn_down_exps",),
+    "mlp.experts.0.w3": ("ffn_up_exps",),
+    "mlp.shared_expert.gate_proj": ("ffn_gate_shexp",),
+    "attn.c_attn": ("attn_qkv",),
+    "attn.c_proj": ("attn_output",),
+    "mlp.c_fc": ("ffn_up",),
+    "mlp.c_proj": ("ffn_down",),
+    "ln_1": ("attn_norm",),
+    "ln_2": ("ffn_norm",),
+}
 """Modules of a layer, and what llama.cpp calls their tensors."""
 
 
@@ -312,7 +330,7 @@ def test_bug_experts_on_the_host_are_their_tensors_alone():
     graph, placement = of_layers(MIXTURE, 4, lambda k, m: int("experts" in m))
     plan = bl.write_plan(graph, placement, "llama_cpp", cluster=one_gpu_and_host())
     assert plan.text == '-ngl 999 -sm layer -ts 5 -ot "^blk\\.(0|1|2|3)\\.ffn_.*_exps\\.=CPU"\n'
-    assert [s.split(",")[0] for s in plan.lost] == ["llama.cpp keeps input embeddings on the CPU", "1 of 15 ops"]
+    assert [s.split(",")[0] for s in plan.unsupported] == ["llama.cpp keeps input embeddings on the CPU", "1 of 15 ops"]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -320,14 +338,31 @@ def test_bug_experts_on_the_host_are_their_tensors_alone():
     "modules",
     [
         MIXTURE,
-        ["input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.q_norm", "self_attn.o_proj",
-         "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
-        ["input_layernorm", "self_attn", "mlp.gate", "mlp.experts.0.w1", "mlp.experts.0.w2", "mlp.experts.0.w3",
-         "mlp.shared_expert.gate_proj"],
+        [
+            "input_layernorm",
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+            "self_attn.v_proj",
+            "self_attn.q_norm",
+            "self_attn.o_proj",
+            "post_attention_layernorm",
+            "mlp.gate_proj",
+            "mlp.up_proj",
+            "mlp.down_proj",
+        ],
+        [
+            "input_layernorm",
+            "self_attn",
+            "mlp.gate",
+            "mlp.experts.0.w1",
+            "mlp.experts.0.w2",
+            "mlp.experts.0.w3",
+            "mlp.shared_expert.gate_proj",
+        ],
         ["ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"],
         ["self_attn", "mlp"],
     ],
-)  # fmt: skip
+)
 def test_llama_cpp_puts_every_module_where_it_was_planned(modules, seed):
     """Experts or feed-forward parts of some layers on the host, attention on one GPU, parts by chance."""
     chance = np.random.default_rng(seed)
@@ -350,7 +385,7 @@ def test_llama_cpp_puts_every_module_where_it_was_planned(modules, seed):
     assert weights_of(plan, modules, 4, 2) == {
         (k, m): planned[f"model.layers.{k}.{m}"] for k in range(4) for m in modules
     }
-    told = [s for s in plan.lost if "run elsewhere" in s]
+    told = [s for s in plan.unsupported if "run elsewhere" in s]
     assert len(told) <= 1 and all("embed_tokens" in s and "1 of" in s for s in told)
     assert not any("," in pattern for pattern in plan.value["override_tensor"])  # a comma begins another pattern
 
@@ -359,8 +394,8 @@ def test_llama_cpp_says_which_tensors_it_has_no_name_for():
     graph, placement = of_layers(["self_attn", "gizmo"], 2, lambda k, m: int(m == "gizmo"))
     plan = bl.write_plan(graph, placement, "llama_cpp", cluster=one_gpu_and_host())
     assert plan.value["override_tensor"] == []
-    assert any("'model.layers.0.gizmo' is not known" in s for s in plan.lost)
-    assert any("'model.layers.0.gizmo' on gpu:0 instead of cpu:0" in s for s in plan.lost)
+    assert any("'model.layers.0.gizmo' is not known" in s for s in plan.unsupported)
+    assert any("'model.layers.0.gizmo' on gpu:0 instead of cpu:0" in s for s in plan.unsupported)
 
 
 def test_llama_cpp_shares_are_exact_for_many_layers():
@@ -379,14 +414,22 @@ def test_dot_has_every_op_edge_and_device():
     graph = bl.OpGraph.from_edges([1, 2.5, 3], [(0, 1, 16), (0, 2, 16)], names=['a"b', "c\\d", "e"])
     plan = bl.write_plan(graph, bl.Placement(device=[0, 1, 0]), "dot", cluster=bl.Cluster.uniform(2))
     assert plan.text.splitlines() == [
-        'digraph "graph" {', "  node [shape=box];",
-        "  subgraph cluster_0 {", '    label="device gpu:0";',
-        '    n0 [label="a\\"b\\n1 us"];', '    n2 [label="e\\n3 us"];', "  }",
-        "  subgraph cluster_1 {", '    label="device gpu:1";', '    n1 [label="c\\\\d\\n2.5 us"];', "  }",
-        '  n0 -> n1 [label="16 B", color=red];', '  n0 -> n2 [label="16 B"];',
+        'digraph "graph" {',
+        "  node [shape=box];",
+        "  subgraph cluster_0 {",
+        '    label="device gpu:0";',
+        '    n0 [label="a\\"b\\n1 us"];',
+        '    n2 [label="e\\n3 us"];',
+        "  }",
+        "  subgraph cluster_1 {",
+        '    label="device gpu:1";',
+        '    n1 [label="c\\\\d\\n2.5 us"];',
+        "  }",
+        '  n0 -> n1 [label="16 B", color=red];',
+        '  n0 -> n2 [label="16 B"];',
         "}",
-    ]  # fmt: skip
-    assert plan.lost == ()
+    ]
+    assert plan.unsupported == ()
 
 
 # -- what no format takes, and bad input ----------------------------------------------------------------------
@@ -394,10 +437,11 @@ def test_dot_has_every_op_edge_and_device():
 
 def test_order_and_replicas_are_lost():
     placement = bl.Placement(device=[0] * 7, order=range(7), replicas=[(0, 1)])
-    lost = bl.write_plan(chain(NAMES), placement, "vllm").lost
+    lost = bl.write_plan(chain(NAMES), placement, "vllm").unsupported
     assert [sentence.split(";")[0] for sentence in lost] == [
-        "vllm has no order of ops within a device", "vllm has no stages on several devices",
-    ]  # fmt: skip
+        "vllm has no order of ops within a device",
+        "vllm has no stages on several devices",
+    ]
 
 
 def test_a_placement_of_groups_is_read_for_the_ops():

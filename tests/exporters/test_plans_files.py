@@ -39,8 +39,8 @@ def test_a_chakra_plan_reads_back_to_the_simulated_step(chain, tmp_path):
     assert bl.simulate(again.graph, again.cluster, again.placement).makespan_us == 4 + 10 + 3
     assert bl.simulate(chain, cluster, placement).makespan_us == pytest.approx(4 + 10 + 0.5 + 3)
     assert sorted(again.graph.op_types) == ["comm_recv"] * 2 + ["comm_send"] * 2 + ["comp"] * 3
-    assert "no memory" in " ".join(plan.lost)
-    assert "how transfers wait for each other (sequential) is not written" in " ".join(plan.lost)
+    assert "no memory" in " ".join(plan.unsupported)
+    assert "how transfers wait for each other (sequential) is not written" in " ".join(plan.unsupported)
     nodes = [json.loads(line) for line in plan.text.splitlines()]
     tags = {(n["attr"][1]["name"], n["attr"][1]["uint64Val"]) for n in nodes if n.get("type") == "COMM_SEND_NODE"}
     assert tags == {("comm_size", "1000"), ("comm_size", "50")}
@@ -58,7 +58,7 @@ def test_a_chakra_plan_with_a_timeline_keeps_the_queues_of_transfers(comm, tmp_p
     assert not any("not kept" in note for note in again.notes)
     assert bl.simulate(again.graph, again.cluster, again.placement).makespan_us == round(timeline.makespan_us)
     assert again.timeline.makespan_us == round(timeline.makespan_us)
-    assert "keep the order of this step" in " ".join(plan.lost)
+    assert "keep the order of this step" in " ".join(plan.unsupported)
 
 
 def random_graph(seed):
@@ -95,7 +95,7 @@ def test_chakra_ranks_are_devices_also_where_some_are_empty(chain, tmp_path):
 
 def test_chakra_says_what_rounding_loses(chain):
     plan = bl.write_plan(chain.replace(duration_us=[0.4, 6, 3]), bl.Placement(device=[0, 0, 0]), "chakra")
-    assert plan.lost[0] == "durations are whole microseconds: 0.4 us of 9.4 are rounded away or added"
+    assert plan.unsupported[0] == "durations are whole microseconds: 0.4 us of 9.4 are rounded away or added"
 
 
 @pytest.fixture
@@ -124,10 +124,10 @@ def test_an_onnx_model_says_where_its_nodes_run(model):
     assert [list(s.sharding_spec[0].device) for s in said] == [[0], [1], [1]]
     assert [s.pipeline_stage for s in said] == [0, 1, 1]
     assert json.loads(plan.text) == {"mm0": "gpu:0", "mm1": "gpu:1", "mm2": "gpu:1"}
-    assert f"{graph.n - 3} ops of the graph (backward pass, updates)" in plan.lost[0]
+    assert f"{graph.n - 3} ops of the graph (backward pass, updates)" in plan.unsupported[0]
     assert model.ir_version == 9 and not model.graph.node[0].device_configurations
     back = bl.write_plan(graph, bl.Placement(device=[int("mm1" in n) for n in graph.names]), "onnx", model=model)
-    assert any("none has a pipeline_stage" in sentence for sentence in back.lost)
+    assert any("none has a pipeline_stage" in sentence for sentence in back.unsupported)
 
 
 def test_an_onnx_plan_needs_its_model(model, chain):

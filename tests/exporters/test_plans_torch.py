@@ -66,7 +66,7 @@ def placed(graph, where):
 def test_a_module_that_is_whole_is_one_entry(model, graph):
     plan = bl.write_plan(graph, placed(graph, SPLIT), model=model)
     assert plan.value == {**SPLIT, "steps": 0}
-    assert plan.lost == (  # the buffer is the root's own, and the root is not whole
+    assert plan.unsupported == (  # the buffer is the root's own, and the root is not whole
         "accelerate places modules; 'steps' are parameters or buffers of modules over several devices",
     )
     whole = bl.write_plan(graph, bl.Placement(device=[1] * graph.n), model=model)
@@ -76,8 +76,8 @@ def test_a_module_that_is_whole_is_one_entry(model, graph):
 def test_tied_weights_stay_whole(model, graph):
     plan = bl.write_plan(graph, placed(graph, {**SPLIT, "head": 1}), model=model)
     assert plan.value["head"] == plan.value["embed"] == 0
-    assert plan.lost[0] == "'embed.weight' and 'head.weight' are one tensor, kept whole on 0"
-    assert any("'head' on 0 instead of 1" in sentence for sentence in plan.lost)
+    assert plan.unsupported[0] == "'embed.weight' and 'head.weight' are one tensor, kept whole on 0"
+    assert any("'head' on 0 instead of 1" in sentence for sentence in plan.unsupported)
 
 
 def as_accelerate_runs(model, device_map, inputs):
@@ -115,10 +115,10 @@ def test_a_split_block_is_kept_whole(model, graph):
     where = {"layers.1.down": 1, "layers.1.up": 0, **SPLIT, "layers.2": 1}
     plan = bl.write_plan(graph, placed(graph, {**where, "layers.1": 0}), model=model)
     assert plan.value == {**SPLIT, "layers.1": 0, "steps": 0}  # up has 8 * 4 + 8 parameters, down 4 * 8 + 4
-    assert plan.lost[0] == (
+    assert plan.unsupported[0] == (
         "'layers.1' call functions between their modules and are kept whole, each on the device that has most of it"
     )
-    assert "'layers.1.down' on 0 instead of 1" in plan.lost[-1]
+    assert "'layers.1.down' on 0 instead of 1" in plan.unsupported[-1]
     as_accelerate_runs(model, plan.value, {"tokens": TOKENS})
     apart = {name: d for name, d in plan.value.items() if name != "layers.1"} | {"layers.1.up": 0, "layers.1.down": 1}
     with pytest.raises(RuntimeError, match="two devices"):
@@ -130,9 +130,11 @@ def test_cpus_and_gpus_are_named_as_accelerate_does(model, graph):
     cluster = bl.Cluster((bl.Device("host", "cpu", big), bl.Device("card", "a100", big)), bl.Link(1, 0.001))
     plan = bl.write_plan(graph, placed(graph, SPLIT), model=model, cluster=cluster)
     assert plan.value["embed"] == "cpu" and plan.value["layers.1"] == 0
-    assert any("runs them on a GPU" in sentence for sentence in plan.lost)
+    assert any("runs them on a GPU" in sentence for sentence in plan.unsupported)
     two = bl.Cluster.uniform(2, kind="cpu")
-    assert "cpu:0, cpu:1 are all 'cpu'" in bl.write_plan(graph, placed(graph, SPLIT), model=model, cluster=two).lost
+    assert (
+        "cpu:0, cpu:1 are all 'cpu'" in bl.write_plan(graph, placed(graph, SPLIT), model=model, cluster=two).unsupported
+    )
 
 
 @pytest.mark.filterwarnings("ignore:The following device_map keys")  # the buffer
@@ -193,7 +195,7 @@ def test_a_training_graph_and_a_model_that_runs_as_one(model):
     training = bl.torch.profile(model, (TOKENS,), mode="training", warmup=0, runs=1)
     plan = bl.write_plan(training, placed(training, SPLIT), model=model)
     assert plan.value == {**SPLIT, "steps": 0}
-    assert not any("run elsewhere" in sentence for sentence in plan.lost)
+    assert not any("run elsewhere" in sentence for sentence in plan.unsupported)
     blocks = bl.torch.profile(model, (TOKENS,), mode="inference", atomic=[Block], warmup=0, runs=1)
     assert bl.write_plan(blocks, placed(blocks, SPLIT), model=model).value == {**SPLIT, "steps": 0}
     assert bl.write_plan(blocks, placed(blocks, {**SPLIT, "head": 1}), "vllm").value == "1,2"
@@ -205,14 +207,14 @@ def test_modules_that_never_run_are_covered_and_named():
     model.spare = torch.nn.Linear(2, 2, bias=False)
     plan = bl.write_plan(graph, bl.Placement(device=[1, 0]), model=model)
     assert plan.value == {"0": 1, "1": 0, "spare": 1}
-    assert plan.lost == ("no op of the graph uses 'spare.weight'; they go with the first op",)
+    assert plan.unsupported == ("no op of the graph uses 'spare.weight'; they go with the first op",)
 
 
 def test_a_model_that_is_one_op():
     model = torch.nn.Linear(2, 2)
     graph = bl.torch.profile(model, (torch.ones(1, 2),), mode="inference", warmup=0, runs=1)
     plan = bl.write_plan(graph, bl.Placement(device=[1]), model=model)
-    assert plan.value == {"": 1} and plan.lost == ()
+    assert plan.value == {"": 1} and plan.unsupported == ()
 
 
 def test_weights_tied_in_a_chain_follow_the_first():
@@ -222,7 +224,7 @@ def test_weights_tied_in_a_chain_follow_the_first():
     graph = bl.torch.profile(model, (torch.ones(1, 2),), mode="inference", warmup=0, runs=1)
     plan = bl.write_plan(graph, bl.Placement(device=[2, 1, 0]), model=model)
     assert plan.value == {"": 2}
-    assert [sentence.split(" are ")[0] for sentence in plan.lost[:2]] == [
+    assert [sentence.split(" are ")[0] for sentence in plan.unsupported[:2]] == [
         "'0.weight' and '1.weight'", "'1.bias' and '2.bias'",
     ]  # fmt: skip
 
@@ -297,11 +299,13 @@ def test_modules_whose_outputs_meet_share_a_device():
         graph, placed(graph, {"words": 0, "kinds": 1, "add": 1, "first": 1, "second": 1, "cat": 1}), model=model
     )
     assert plan.value == {"words": 0, "kinds": 0, "first": 1, "second": 1}
-    assert plan.lost[0] == (
+    assert plan.unsupported[0] == (
         "accelerate moves what modules read, not what code between them reads (add); modules whose outputs meet there are kept "
         "on one device"
     )
-    assert "'kinds' on 0 instead of 1" in plan.lost[-1] and not any("atomic" in sentence for sentence in plan.lost)
+    assert "'kinds' on 0 instead of 1" in plan.unsupported[-1] and not any(
+        "atomic" in sentence for sentence in plan.unsupported
+    )
 
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
@@ -423,7 +427,7 @@ def test_targets_of_a_loss_that_is_not_on_the_main_device_are_named():
     inputs["labels"] = inputs["input_ids"]
     graph = bl.torch.profile(model, inputs, mode="inference", hardware="a100")
     plan = bl.write_plan(graph, bl.Placement(device=2 * graph.position // graph.n), model=model)
-    assert any("inputs on 0 and 'cross_entropy' reads outputs on 1: give labels there" in s for s in plan.lost)
+    assert any("inputs on 0 and 'cross_entropy' reads outputs on 1: give labels there" in s for s in plan.unsupported)
 
 
 def test_parameters_that_calls_use_are_where_the_calls_are():

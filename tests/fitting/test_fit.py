@@ -9,7 +9,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.cli import main
-from baechi_lab.fitting import ways
+from baechi_lab.fitting import options
 from baechi_lab.fitting.proof import proof_of
 from baechi_lab.placers.giving_up import placing
 from baechi_lab.placers.giving_up.placing import Placing
@@ -31,7 +31,7 @@ LINK = bl.Link(5.0, 0.0001)
 
 def test_a_step_that_fits():
     answer = bl.fit(build(8), bl.Cluster.uniform(1, memory_bytes="1MB", link=LINK), batch_size=8)
-    assert answer.fits and answer.missing_bytes == 0 and [w.way for w in answer.ways] == ["as it is"]
+    assert answer.fits and answer.missing_bytes == 0 and [option.kind for option in answer.options] == ["as it is"]
     assert answer.best.samples_per_second == pytest.approx(8e6 / answer.best.step_us)
     assert str(answer).startswith("Yes: 1 device")
 
@@ -41,29 +41,31 @@ def test_every_way_is_what_its_simulation_says(devices, share):
     whole = bl.simulate(build(64), bl.Cluster.uniform(1, memory_bytes=1 << 40), bl.Placement(device=[0] * build(64).n))
     cluster = bl.Cluster.uniform(devices, memory_bytes=int(whole.peak_bytes[0] * share), link=LINK)
     answer = bl.fit(build, cluster, batch_size=64)
-    assert not answer.fits and answer.missing_bytes > 0 and not answer.ways[0].fits
-    assert {w.way for w in answer.ways[1:]} == set(KINDS)
-    assert {"more devices", "smaller batch", "recomputation"} <= {w.way for w in answer.cheapest}
-    for way in answer.ways:
-        if way.timeline is None:
-            assert way.error
+    assert not answer.fits and answer.missing_bytes > 0 and not answer.options[0].fits
+    assert {option.kind for option in answer.options[1:]} == set(KINDS)
+    assert {"more devices", "smaller batch", "recomputation"} <= {option.kind for option in answer.cheapest}
+    for option in answer.options:
+        if option.timeline is None:
+            assert option.error
             continue
-        broken = [v for v in way.timeline.violations if v.kind != "memory"]
-        assert not broken and (way.fits or way.error)
-        assert way.fits == bool(np.all(way.timeline.peak_bytes <= way.cluster.memory_bytes))
-        if way.way != "micro-batches":
-            assert bl.simulate(way.graph, way.cluster, way.placement).makespan_us == way.step_us
-    best = min((w for w in answer.ways if w.fits), key=lambda w: w.step_us / w.batch_size)
+        broken = [v for v in option.timeline.violations if v.kind != "memory"]
+        assert not broken and (option.fits or option.error)
+        assert option.fits == bool(np.all(option.timeline.peak_bytes <= option.cluster.memory_bytes))
+        if option.kind != "micro-batches":
+            assert bl.simulate(option.graph, option.cluster, option.placement).makespan_us == option.step_us
+    best = min(
+        (option for option in answer.options if option.fits), key=lambda option: option.step_us / option.batch_size
+    )
     assert answer.best is best
     table = answer.to_pandas()
-    assert table.fits.tolist() == [w.fits for w in answer.ways] and "gives_up" in table
+    assert table.fits.tolist() == [option.fits for option in answer.options] and "gives_up" in table
 
 
 def test_one_device_more_is_enough_and_no_fewer():
     """Four weights of 60 bytes; a device of 100 holds one of them."""
     graph = bl.OpGraph.from_edges([1] * 4, persistent_bytes=[60] * 4)
     answer = bl.fit(graph, bl.Cluster.uniform(2, memory_bytes=100))
-    more = next(w for w in answer.ways if w.way == "more devices")
+    more = next(option for option in answer.options if option.kind == "more devices")
     assert more.fits and more.choice == "4 devices" and more.gives_up == "2 more devices"
     assert answer.missing_bytes == 20  # two weights on a device
 
@@ -78,7 +80,7 @@ def test_groups_that_fit_nowhere_do_not_end_the_search_for_devices(monkeypatch):
     graph = bl.OpGraph.from_edges([1] * 6, edges, persistent_bytes=[50] * 6)
     cluster = bl.Cluster.uniform(1, memory_bytes=90)
     assert bl.optimize(graph, cluster).persistent_bytes.tolist() == [100] * 3
-    more = next(w for w in bl.fit(graph, cluster).ways if w.way == "more devices")
+    more = next(option for option in bl.fit(graph, cluster).options if option.kind == "more devices")
     assert more.fits and more.choice == "6 devices"
 
 
@@ -93,8 +95,8 @@ def test_two_ways_together_where_neither_fits():
     link = bl.Link(50.0, 0.0)
     cluster = bl.Cluster.uniform(1, memory_bytes=9000, link=link).with_host(3500, link=link)
     answer = bl.fit(graph, cluster)
-    assert {w.way for w in answer.ways if w.fits} == {"more devices", "recomputation + offloading"}
-    both = next(w for w in answer.ways if w.way == "recomputation + offloading")
+    assert {option.kind for option in answer.options if option.fits} == {"more devices", "recomputation + offloading"}
+    both = next(option for option in answer.options if option.kind == "recomputation + offloading")
     placed = eval(both.command, {"bl": bl, "graph": graph, "cluster": cluster})  # noqa: S307 (our own text)
     assert bl.simulate(both.graph, cluster, placed).makespan_us == both.step_us
     assert bl.check(both.graph, cluster, both.placement, both.timeline) == ()
@@ -103,12 +105,14 @@ def test_two_ways_together_where_neither_fits():
 def test_micro_batches_are_recomputed_where_they_do_not_fit():
     """A micro-batch of 4 samples holds 9 values of 4 kB, 36 kB; within 20 kB five of them at once."""
     answer = bl.fit(build, bl.Cluster.uniform(1, memory_bytes="20kB", link=LINK), batch_size=64)
-    both = [w for w in answer.ways if w.way == "micro-batches + recomputation"]
-    assert both[-1].fits and both[-1].choice.startswith("16 of 4") and not any(w.fits for w in both[:-1])
+    both = [option for option in answer.options if option.kind == "micro-batches + recomputation"]
+    assert both[-1].fits and both[-1].choice.startswith("16 of 4") and not any(option.fits for option in both[:-1])
     # 64 kB a value: what an op reads and makes, 192 kB, fits nowhere, so neither devices nor recomputation help the whole batch.
     assert answer.proof.least_bytes == 576_000 and answer.proof.least_devices == 0
     assert "only smaller batches help" in str(answer.proof)
-    assert not any(w.timeline for w in answer.ways if w.way in ("more devices", "recomputation", "offloading"))
+    assert not any(
+        option.timeline for option in answer.options if option.kind in ("more devices", "recomputation", "offloading")
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -118,9 +122,12 @@ def test_what_is_proven_holds_for_every_placement(seed):
     n = 5
     edges = [(i, j, int(rng.integers(1, 40))) for j in range(n) for i in range(j) if rng.random() < 0.5]
     graph = bl.OpGraph.from_edges(
-        rng.integers(1, 9, n), edges, temp_bytes=rng.integers(0, 30, n), persistent_bytes=rng.integers(0, 20, n),
+        rng.integers(1, 9, n),
+        edges,
+        temp_bytes=rng.integers(0, 30, n),
+        persistent_bytes=rng.integers(0, 20, n),
         reuse=rng.integers(0, 4, n) if seed % 2 else None,
-    )  # fmt: skip
+    )
     cluster = bl.Cluster.uniform(2, memory_bytes=1 << 20, link=bl.Link(1.0, 0.1))
     peaks = []
     for home in itertools.product(range(2), repeat=n):
@@ -139,17 +146,17 @@ def test_the_front_has_nothing_that_another_beats():
     answer = bl.fit(build, bl.Cluster.uniform(1, memory_bytes="400kB", link=LINK), batch_size=64)
     front = answer.pareto()
     assert front
-    times = [w.time_per_sample_us for w in front]
+    times = [option.time_per_sample_us for option in front]
     assert times == sorted(times)
 
 
 def test_code_of_a_way_gives_its_step():
     answer = bl.fit(build, bl.Cluster.uniform(1, memory_bytes="400kB", link=LINK), batch_size=64)
     tried = 0
-    for way in answer.cheapest:
-        if way.way in ("smaller batch", "recomputation", "more devices"):
-            placed = eval(way.command, {"bl": bl, "build": build, "cluster": answer.cluster})  # noqa: S307 (our own text)
-            assert bl.simulate(way.graph, way.cluster, placed).makespan_us == way.step_us
+    for option in answer.cheapest:
+        if option.kind in ("smaller batch", "recomputation", "more devices"):
+            placed = eval(option.command, {"bl": bl, "build": build, "cluster": answer.cluster})  # noqa: S307 (our own text)
+            assert bl.simulate(option.graph, option.cluster, placed).makespan_us == option.step_us
             tried += 1
     assert tried
 
@@ -171,9 +178,9 @@ def test_recomputing_and_placing_is_never_worse_than_either():
 def test_a_graph_alone_has_no_other_batch():
     answer = bl.fit(build(64), bl.Cluster.uniform(1, memory_bytes="400kB", link=LINK))
     for kind in ("smaller batch", "micro-batches"):
-        way = next(w for w in answer.ways if w.way == kind)
-        assert not way.fits and "cannot: a graph does not say what another batch costs" in way.error
-    assert np.isnan(answer.ways[0].samples_per_second)
+        option = next(option for option in answer.options if option.kind == kind)
+        assert not option.fits and "cannot: a graph does not say what another batch costs" in option.error
+    assert np.isnan(answer.options[0].samples_per_second)
 
 
 def test_devices_are_added_like_the_last_one():
@@ -238,8 +245,8 @@ def test_the_command(tmp_path, capsys):
         told = json.loads(capsys.readouterr().out)
         ran = {"bl": bl}
         exec("\n".join(told["setup"]), ran)
-        for way in told["ways"]:
-            placed = eval(way["command"] or "None", ran)  # noqa: S307 (our own text)
+        for option in told["ways"]:
+            placed = eval(option["command"] or "None", ran)  # noqa: S307 (our own text)
             assert placed is None or isinstance(placed, bl.Placement)
         assert ran["cluster"].memory_bytes.tolist()[-1] == 1_000_000
     assert main(["fit", path, "--memory", "8GB", "--json"]) == 0
@@ -253,7 +260,7 @@ def test_the_command(tmp_path, capsys):
     )
     memory = ["fit", path, "--memory", "400kB", "--devices", "1"]
     assert main([*memory, "--give-up", "devices,recompute", "--json"]) == 0
-    told = {way["way"] for way in json.loads(capsys.readouterr().out)["ways"]}
+    told = {option["way"] for option in json.loads(capsys.readouterr().out)["ways"]}
     assert told == {"as it is", "more devices", "recomputation"}
     assert main([*memory, "--give-up", "hope"]) == 2
     assert "--give-up is 'hope'; it must be names among devices, batch" in capsys.readouterr().err
@@ -279,22 +286,29 @@ def test_a_step_that_none_can_beat_has_no_caveat():
 def test_hosts_alone_compute_and_nothing_is_offloaded_to_them():
     graph = bl.generators.with_backward(bl.generators.chain(8, seed=0))
     hosts = bl.Cluster((bl.Device("h", "host", 5 * 10**6),))
-    ways = {way.way: way for way in bl.fit(graph, hosts).ways}
-    assert ways["more devices"].fits and ways["recomputation"].fits
-    assert "all devices are of kind 'host'" in ways["offloading"].error
+    options_by_kind = {option.kind: option for option in bl.fit(graph, hosts).options}
+    assert options_by_kind["more devices"].fits and options_by_kind["recomputation"].fits
+    assert "all devices are of kind 'host'" in options_by_kind["offloading"].error
     with pytest.raises(bl.InvalidInput, match="has devices of kind 'host' only"):
         bl.offload(graph, hosts)
 
 
 def test_a_plan_that_two_choices_make_is_one_row(monkeypatch):
     """As a budget that leaves no better plan than the boundaries of layers."""
-    made = ways.recompute_and_place
+    recompute_and_place = options.recompute_and_place
 
-    def twice(*given):
-        found = made(*given)
-        return [copy for joint in found for copy in (joint, dataclasses.replace(joint, what=f"{joint.what} again"))]
+    def twice(*arguments):
+        return [
+            copy
+            for joint in recompute_and_place(*arguments)
+            for copy in (joint, dataclasses.replace(joint, what=f"{joint.what} again"))
+        ]
 
-    monkeypatch.setattr(ways, "recompute_and_place", twice)
+    monkeypatch.setattr(options, "recompute_and_place", twice)
     answer = bl.fit(build(64), bl.Cluster.uniform(1, memory_bytes="400kB", link=LINK), give_up=["recompute"])
-    rows = [(way.step_us, *way.peak_bytes) for way in answer.ways if way.way == "recomputation" and way.fits]
+    rows = [
+        (option.step_us, *option.peak_bytes)
+        for option in answer.options
+        if option.kind == "recomputation" and option.fits
+    ]
     assert rows and len(set(rows)) == len(rows)

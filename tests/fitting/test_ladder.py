@@ -33,7 +33,7 @@ def test_no_placement_of_the_ladder_is_forgotten_where_there_is_more_memory(seed
 def test_a_row_of_the_ladder_is_what_its_code_gives_and_says_that_it_is_no_minimum():
     graph, cluster = step(1), bl.Cluster.uniform(3, memory_bytes="1GB", link=LINK)
     answer = bl.fit(graph, cluster)
-    first, (plain, _) = answer.ways[0], RULES.fastest(graph, cluster)
+    first, (plain, _) = answer.options[0], RULES.fastest(graph, cluster)
     assert "bl.fit(" in first.command and first.step_us < plain[1].makespan_us
     placed = eval(first.command, {"bl": bl, "graph": graph, "cluster": cluster})  # noqa: S307 (our own text)
     assert bl.simulate(graph, cluster, placed).makespan_us == first.step_us
@@ -48,7 +48,7 @@ def test_more_devices_are_never_slower_than_those_there_are():
     best = bl.place(graph, cluster, "search", evaluations=3000, workers=1)
     for placement in (None, best):
         answer = bl.fit(graph, cluster, every_way=True, give_up=("devices",), placement=placement)
-        first, more = answer.ways
+        first, more = answer.options
         assert more.fits and more.step_us <= first.step_us
         if more.placement is first.placement:
             assert more.command == first.command
@@ -63,10 +63,10 @@ def test_the_code_of_every_row_makes_its_step_with_the_cluster_that_was_given():
         (random, bl.Cluster.uniform(1, memory_bytes=36_061, link=bl.Link(2.0, 1e-5))),
     ):
         ran = {"bl": bl, "graph": graph, "cluster": cluster}
-        for way in bl.fit(graph, cluster, every_way=True, give_up=("devices", "offload")).ways:
-            if way.command:
-                placed = eval(way.command, ran)  # noqa: S307 (our own text)
-                assert bl.simulate(way.graph, way.cluster, placed).makespan_us == way.step_us
+        for option in bl.fit(graph, cluster, every_way=True, give_up=("devices", "offload")).options:
+            if option.command:
+                placed = eval(option.command, ran)  # noqa: S307 (our own text)
+                assert bl.simulate(option.graph, option.cluster, placed).makespan_us == option.step_us
 
 
 def test_arguments_that_are_no_lists_or_functions():

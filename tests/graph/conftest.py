@@ -35,11 +35,20 @@ def full_graph() -> bl.OpGraph:
 @pytest.fixture
 def small_timeline() -> Timeline:
     return Timeline(
-        op=[0, 1], device=[0, 1], start_us=[0.0, 6.0], end_us=[1.0, 8.0],
+        op=[0, 1],
+        device=[0, 1],
+        start_us=[0.0, 6.0],
+        end_us=[1.0, 8.0],
         transfers=Transfers([0], [0], [1], [1.0], [2.0], [6.0]),
         memory=MemoryLog([0, 1], [0.0, 2.0], [1, 3], [8, 8], [0, 0]),
-        peak_bytes=[8, 8], makespan_us=8.0, origin="simulated", op_names=("a", "b"), device_names=("d0", "d1"),
-        memory_bytes=[100, 4], tensor_producer=[0], tensor_bytes=[8],
+        peak_bytes=[8, 8],
+        makespan_us=8.0,
+        origin="simulated",
+        op_names=("a", "b"),
+        device_names=("d0", "d1"),
+        memory_bytes=[100, 4],
+        tensor_producer=[0],
+        tensor_bytes=[8],
         violations=(Violation("memory", "d1 holds 8 of 4 bytes", 1, 2.0, 0), Violation("allowed", "never ran")),
         info={"scheduler": "fifo"},
-    )  # fmt: skip
+    )

@@ -20,9 +20,11 @@ def test_ops_transfers_and_memory(tmp_path, small_timeline):
     spans = {(e["cat"], e["pid"], e["name"], e["ts"], e["dur"]) for e in events(path, "X")}
     # The transfer is received from 2 to 6; its cost of 4 holds the sender from 1 to 5.
     assert spans == {
-        ("compute", 0, "a", 0.0, 1.0), ("compute", 1, "b", 6.0, 2.0),
-        ("send", 0, "a", 1.0, 4.0), ("receive", 1, "a", 2.0, 4.0),
-    }  # fmt: skip
+        ("compute", 0, "a", 0.0, 1.0),
+        ("compute", 1, "b", 6.0, 2.0),
+        ("send", 0, "a", 1.0, 4.0),
+        ("receive", 1, "a", 2.0, 4.0),
+    }
     counters = [(e["pid"], e["ts"], e["args"]) for e in events(path, "C")]
     none = {"persistent": 0, "outputs": 0, "temporary": 0, "copies": 0}
     assert counters == [(0, 0.0, {**none, "outputs": 8}), (1, 2.0, {**none, "copies": 8})]
@@ -35,11 +37,21 @@ def test_ops_transfers_and_memory(tmp_path, small_timeline):
 def test_events_on_one_lane_never_overlap(tmp_path):
     """Parallel communication: three transfers from one device at once need three lanes."""
     timeline = Timeline(
-        op=[0], device=[0], start_us=[0.0], end_us=[1.0],
+        op=[0],
+        device=[0],
+        start_us=[0.0],
+        end_us=[1.0],
         transfers=Transfers([0, 0, 0, 0], [0] * 4, [1] * 4, [1, 1, 2, 4], [1, 1, 2, 4], [3, 4, 5, 6]),
-        memory=MemoryLog.none(), peak_bytes=[0, 0], makespan_us=6.0, origin="simulated", op_names=("a",),
-        device_names=("d0", "d1"), memory_bytes=[1, 1], tensor_producer=[0], tensor_bytes=[8],
-    )  # fmt: skip
+        memory=MemoryLog.none(),
+        peak_bytes=[0, 0],
+        makespan_us=6.0,
+        origin="simulated",
+        op_names=("a",),
+        device_names=("d0", "d1"),
+        memory_bytes=[1, 1],
+        tensor_producer=[0],
+        tensor_bytes=[8],
+    )
     path = tmp_path / "trace.json"
     timeline.to_chrome_trace(path)
     sends = [e for e in events(path, "X") if e["cat"] == "send"]

@@ -30,9 +30,9 @@ def test_a_kernel_that_is_compiled_is_heard_of_and_one_that_is_there_is_not():
 
 
 def test_nested_kernels_count_once_and_the_present_one_counts_so_far(clock):
-    compiling._clock.begin()
+    compiling._clock.start()
     clock[0] += 1.0
-    compiling._clock.begin()
+    compiling._clock.start()
     clock[0] += 2.0
     assert compiling.working_seconds() == 100.0
     compiling._clock.end()
@@ -46,7 +46,7 @@ def test_a_budget_does_not_pay_for_compiling(clock):
     compiling._clock.state = 5.0, None
     budget = Budget(10.0, None)
     clock[0] += 1.0
-    compiling._clock.begin()
+    compiling._clock.start()
     clock[0] += 40.0
     assert budget.elapsed == pytest.approx(1.0)
     compiling._clock.end()

@@ -69,7 +69,7 @@ def two(**columns):
         (lambda: bl.Device("\udc80", "gpu", 1), "half of a character"),
         (lambda: bl.Cluster(None), "devices is None"),
     ],
-)  # fmt: skip
+)
 def test_what_a_record_cannot_hold_is_refused(make, said):
     with pytest.raises(bl.InvalidInput, match=said):
         make()
@@ -199,8 +199,10 @@ def test_deep_lists_are_one_sentence(tmp_path):
     for depth in (400, 900, 100_000):
         (tmp_path / "deep.json").write_text(
             '{"format": "baechi_lab", "version": 1, "kind": "placement", "device": [0], "placer": "x", "info": {"a": '
-            + "[" * depth + "]" * depth + "}}"
-        )  # fmt: skip
+            + "[" * depth
+            + "]" * depth
+            + "}}"
+        )
         try:
             repr(load_placement(tmp_path / "deep.json"))
         except bl.FormatError as error:
@@ -213,9 +215,26 @@ GIVEN = ("graph", "cluster", "placement", "timeline", "moves")
 
 
 @pytest.mark.parametrize(
-    "name", ["bounds", "check", "compare", "critical_path", "downward_rank", "move", "optimize", "place", "ratios",
-             "recompute", "robustness", "simulate", "throughput", "total_rank", "unroll", "upward_rank"],
-)  # fmt: skip
+    "name",
+    [
+        "bounds",
+        "check",
+        "compare",
+        "critical_path",
+        "downward_rank",
+        "move",
+        "optimize",
+        "place",
+        "ratios",
+        "recompute",
+        "robustness",
+        "simulate",
+        "throughput",
+        "total_rank",
+        "unroll",
+        "upward_rank",
+    ],
+)
 @pytest.mark.parametrize("bad", [None, 7, "x"])
 def test_what_is_no_record_is_named(name, bad):
     graph, cluster = two(), bl.Cluster.uniform(2)

@@ -65,10 +65,16 @@ def test_cluster_round_trip(tmp_path, cluster):
 
 def test_placement_round_trip(tmp_path):
     placement = bl.Placement(
-        device=[0, 1, 1], order=[0.0, np.inf, 2.0], placer="m-etf", params={"x": (1, 2)}, seconds=0.25, graph_key="k",
-        group_of=[0, 1, 2, 2], source_key="s",
+        device=[0, 1, 1],
+        order=[0.0, np.inf, 2.0],
+        placer="m-etf",
+        params={"x": (1, 2)},
+        seconds=0.25,
+        graph_key="k",
+        group_of=[0, 1, 2, 2],
+        source_key="s",
         info={"bound": np.float64(3.0), "dropped": np.array([1, 2]), "gap": float("nan")},
-    )  # fmt: skip
+    )
     save(placement, tmp_path / "p.json.gz")
     back = load_placement(tmp_path / "p.json.gz")
     assert back == placement

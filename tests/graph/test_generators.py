@@ -140,10 +140,12 @@ def test_backward_of_a_hand_made_layer():
     assert graph.names[5:] == ("grad/loss", "grad/act", "grad/mul", "update/w")
     edges = {(graph.names[u], graph.names[v]) for u, v in zip(graph.edge_source, graph.consumers, strict=True)}
     assert edges - {("w", "mul"), ("x", "mul"), ("mul", "act"), ("act", "loss")} == {
-        ("grad/loss", "grad/act"), ("grad/act", "grad/mul"), ("grad/mul", "update/w"),
+        ("grad/loss", "grad/act"),
+        ("grad/act", "grad/mul"),
+        ("grad/mul", "update/w"),
         ("act", "grad/act"),  # one input: its own output is the activation
         ("x", "grad/mul"),  # two inputs: the other one
-    }  # fmt: skip
+    }
     assert graph.duration_us[5:8].tolist() == [2.0, 4.0, 20.0]
     assert graph.duration_by_kind["cpu"][5:8].tolist() == [4.0, 8.0, 60.0]
     assert [graph.names[i] if i >= 0 else None for i in graph.forward_of[5:]] == ["loss", "act", "mul", None]

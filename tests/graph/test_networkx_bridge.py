@@ -180,19 +180,50 @@ def test_one_tensor_has_one_size():
 
 
 ODD = (
-    None, [], {}, "x", "", -1, 1.5, 10**400, 2**63, 2**53 + 1, float("nan"), float("inf"), True, "\ud800", {"a": 1},
-    ["gpu", 3], [None], {"a": 10**400}, (1, 2), b"x", {1: 2}, object(),
-)  # fmt: skip
+    None,
+    [],
+    {},
+    "x",
+    "",
+    -1,
+    1.5,
+    10**400,
+    2**63,
+    2**53 + 1,
+    float("nan"),
+    float("inf"),
+    True,
+    "\ud800",
+    {"a": 1},
+    ["gpu", 3],
+    [None],
+    {"a": 10**400},
+    (1, 2),
+    b"x",
+    {1: 2},
+    object(),
+)
 
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
 def test_odd_attributes_are_one_sentence_or_taken(value):
     keys = {
-        "node": ("name", "op_type", "duration_us", "duration_by_kind", "temp_bytes", "persistent_bytes", "colocation_group",
-                 "allowed", "forward_of", "unread", "outputs"),
+        "node": (
+            "name",
+            "op_type",
+            "duration_us",
+            "duration_by_kind",
+            "temp_bytes",
+            "persistent_bytes",
+            "colocation_group",
+            "allowed",
+            "forward_of",
+            "unread",
+            "outputs",
+        ),
         "edge": ("size_bytes", "tensor", "tensors"),
         "graph": ("name", "colocation_groups", "allowed_sets", "group_of", "source_key"),
-    }  # fmt: skip
+    }
     for where, names in keys.items():
         for key in names:
             given = nx.DiGraph()

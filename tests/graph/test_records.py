@@ -21,7 +21,11 @@ def graph(duration=(1, 1, 1), edges=((0, 1, 4), (1, 2, 4)), **columns):
     [
         ({"edges": [(0, 1, 4), (1, 0, 4)]}, bl.CycleError, r"has a cycle, for example op0 -> op1 -> op0"),
         ({"edges": [(1, 1, 4)]}, bl.CycleError, r"op1 -> op1"),
-        ({"duration": [1, -2, 1]}, bl.CostError, r"duration_us of op 'op1' is -2\.0; it must be finite and not negative"),
+        (
+            {"duration": [1, -2, 1]},
+            bl.CostError,
+            r"duration_us of op 'op1' is -2\.0; it must be finite and not negative",
+        ),
         ({"duration": [1, float("nan"), 1]}, bl.CostError, r"duration_us of op 'op1' is nan"),
         ({"duration": [1, float("inf"), 1]}, bl.CostError, r"is inf"),
         ({"edges": [(0, 1, -4)]}, bl.CostError, r"size_bytes of tensor 'op0:0' is -4"),
@@ -39,7 +43,9 @@ def graph(duration=(1, 1, 1), edges=((0, 1, 4), (1, 2, 4)), **columns):
         ({"colocation": [0, 0, 1], "colocation_names": ("a",)}, bl.InvalidInput, r"colocation of op 'op2' is 1"),
         (
             {
-                "colocation": [0, 0, -1], "colocation_names": ("w",), "allowed": [0, 1, -1],
+                "colocation": [0, 0, -1],
+                "colocation_names": ("w",),
+                "allowed": [0, 1, -1],
                 "allowed_sets": (("cpu",), ("gpu",)),
             },
             bl.ColocationError,
@@ -48,7 +54,7 @@ def graph(duration=(1, 1, 1), edges=((0, 1, 4), (1, 2, 4)), **columns):
         ({"allowed": [0, -1, -1], "allowed_sets": ((),)}, bl.InvalidInput, r"must name at least one device or kind"),
         ({"group_of": [0, 1, 1]}, bl.InvalidInput, r"without members"),
     ],
-)  # fmt: skip
+)
 def test_bad_graphs(columns, error, message):
     with pytest.raises(error, match=message):
         graph(**columns)

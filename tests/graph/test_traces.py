@@ -92,9 +92,11 @@ def test_chakra_by_hand(tmp_path):
 def test_data_of_chakra_comes_through_nodes_without_work(tmp_path):
     """load, then two notes one behind the other, then relu: relu reads load's 64 bytes."""
     nodes = [
-        NODES[0], {"id": 2, "name": "note", "type": 1, "data_deps": [1]}, {"id": 3, "name": "none", "type": 0, "data_deps": [2]},
+        NODES[0],
+        {"id": 2, "name": "note", "type": 1, "data_deps": [1]},
+        {"id": 3, "name": "none", "type": 0, "data_deps": [2]},
         {"id": 4, "name": "relu", "type": 4, "duration_micros": 2, "data_deps": [3]},
-    ]  # fmt: skip
+    ]
     (tmp_path / "step.et").write_bytes(et(*nodes))
     made = bl.load_trace(tmp_path / "step.et")
     assert edges(made.graph) == {("load", "relu")} and made.graph.tensor_bytes.tolist() == [64]
@@ -108,7 +110,7 @@ def test_what_a_child_of_chakra_waited_for_through_its_parents_is_kept(tmp_path,
         {"id": 2, "name": "parent", "type": 4, "start_time_micros": 10, "duration_micros": 90, kind: [1], "attr": CPU},
         {"id": 3, "name": "inner", "type": 4, "start_time_micros": 12, "duration_micros": 80, kind: [2], "attr": CPU},
         {"id": 4, "name": "child", "type": 4, "start_time_micros": 20, "duration_micros": 10, kind: [3]},
-    ]  # fmt: skip
+    ]
     (tmp_path / "step.et").write_bytes(et(*nodes))
     made = bl.load_trace(tmp_path / "step.et")
     assert edges(made.graph) == {("a", "parent"), ("a", "inner"), ("a", "child")}
@@ -139,10 +141,14 @@ def test_ranks_of_chakra_wait_for_each_other(tmp_path):
     """Rank 0 computes 4 and sends for 2; rank 1 receives (1, after the send) and computes 3: 4 + 2 + 1 + 3."""
     peers = [attribute("comm_src", int32_val=0), attribute("comm_dst", int32_val=1), attribute("comm_tag", int32_val=7)]
     size = attribute("comm_size", int64_val=1024)
-    first = et({"id": 0, "name": "a", "type": 4, "duration_micros": 4},
-               {"id": 1, "name": "send", "type": 5, "duration_micros": 2, "data_deps": [0], "attr": [*peers, size]})  # fmt: skip
-    second = et({"id": 0, "name": "recv", "type": 6, "duration_micros": 1, "attr": [*peers, size]},
-                {"id": 1, "name": "b", "type": 4, "duration_micros": 3, "data_deps": [0]})  # fmt: skip
+    first = et(
+        {"id": 0, "name": "a", "type": 4, "duration_micros": 4},
+        {"id": 1, "name": "send", "type": 5, "duration_micros": 2, "data_deps": [0], "attr": [*peers, size]},
+    )
+    second = et(
+        {"id": 0, "name": "recv", "type": 6, "duration_micros": 1, "attr": [*peers, size]},
+        {"id": 1, "name": "b", "type": 4, "duration_micros": 3, "data_deps": [0]},
+    )
     (tmp_path / "x.0.et").write_bytes(first)
     (tmp_path / "x.1.et").write_bytes(second)
     made = bl.load_trace([tmp_path / "x.0.et", tmp_path / "x.1.et"])
@@ -160,13 +166,19 @@ def test_a_receive_of_chakra_holds_up_no_send_behind_it(tmp_path):
         attribute(f"comm_{k}", int32_val=v) for k, v in (("src", a), ("dst", b), ("tag", tag))
     ]
     ranks = [
-        et({"id": 0, "name": "a", "type": 4, "duration_micros": 9},
-           {"id": 1, "name": "send", "type": 5, "duration_micros": 2, "data_deps": [0], "attr": peers(0, 1, 7)}),
-        et({"id": 0, "name": "recv", "type": 6, "attr": peers(0, 1, 7)},
-           {"id": 1, "name": "back", "type": 5, "duration_micros": 2, "attr": peers(1, 2, 8)}),
-        et({"id": 0, "name": "recv too", "type": 6, "attr": peers(1, 2, 8)},
-           {"id": 1, "name": "b", "type": 4, "duration_micros": 5, "data_deps": [0]}),
-    ]  # fmt: skip
+        et(
+            {"id": 0, "name": "a", "type": 4, "duration_micros": 9},
+            {"id": 1, "name": "send", "type": 5, "duration_micros": 2, "data_deps": [0], "attr": peers(0, 1, 7)},
+        ),
+        et(
+            {"id": 0, "name": "recv", "type": 6, "attr": peers(0, 1, 7)},
+            {"id": 1, "name": "back", "type": 5, "duration_micros": 2, "attr": peers(1, 2, 8)},
+        ),
+        et(
+            {"id": 0, "name": "recv too", "type": 6, "attr": peers(1, 2, 8)},
+            {"id": 1, "name": "b", "type": 4, "duration_micros": 5, "data_deps": [0]},
+        ),
+    ]
     for k, data in enumerate(ranks):
         (tmp_path / f"x.{k}.et").write_bytes(data)
     made = bl.load_trace([tmp_path / f"x.{k}.et" for k in range(3)])
@@ -227,8 +239,10 @@ GPU = [
     event("cpu_op", "aten::item", 20, 24, **{"Record function id": 4}),
     launch(22, 13, "cudaMemcpyAsync"),
     launch(25, 14, "cudaStreamSynchronize", 17),
-    kernel("gemm", 8, 20, 11), kernel("relu_kernel", 28, 5, 12), kernel("Memcpy DtoH", 34, 7, 13),
-]  # fmt: skip
+    kernel("gemm", 8, 20, 11),
+    kernel("relu_kernel", 28, 5, 12),
+    kernel("Memcpy DtoH", 34, 7, 13),
+]
 
 
 def test_kernels_follow_their_launches_and_hosts_that_wait(tmp_path):
@@ -278,8 +292,19 @@ def durations(made: bl.Recording, kind: str = "kernel") -> list[float]:
     ]
 
 
-def loop(steps: int, gpu_us: list[float], *, host_us: float = 30, queue: int = 10**9, sync: int | None = None, gap: float = 0,
-         streams: int = 1, devices: int = 1, more_in_first: int = 0, cut_off: int = 0) -> list[dict]:  # fmt: skip
+def loop(
+    steps: int,
+    gpu_us: list[float],
+    *,
+    host_us: float = 30,
+    queue: int = 10**9,
+    sync: int | None = None,
+    gap: float = 0,
+    streams: int = 1,
+    devices: int = 1,
+    more_in_first: int = 0,
+    cut_off: int = 0,
+) -> list[dict]:
     """Rows of a loop: op j takes `host_us`, and launches from 5 to 10 a kernel of `gpu_us[j]`, which starts 2 later at least.
 
     The host waits where `queue` kernels are under way, and at a step's end for the kernels of `sync` steps before.
@@ -335,9 +360,21 @@ def loop(steps: int, gpu_us: list[float], *, host_us: float = 30, queue: int = 1
         # The first kernel of 200 is behind. From the ninth on, launched at 250, the device waits for the host: 9 * 30 + 20.
         (loop(6, [200] + [5] * 9), 290, [202] + [5] * 7 + [7] * 2),
     ],
-    ids=["ahead", "gaps", "queue", "short queue", "previous step", "streams", "devices", "cut off", "warm-up", "waits", "host",
-         "caught up"],
-)  # fmt: skip
+    ids=[
+        "ahead",
+        "gaps",
+        "queue",
+        "short queue",
+        "previous step",
+        "streams",
+        "devices",
+        "cut off",
+        "warm-up",
+        "waits",
+        "host",
+        "caught up",
+    ],
+)
 def test_a_step_of_a_loop_is_without_the_backlog_of_earlier_ones(tmp_path, rows, step_us, kernel_us):
     """A loop whose host runs ahead takes per step what its device takes: it is never idle."""
     made = read(tmp_path, rows)
@@ -560,14 +597,17 @@ def test_dependencies_from_storages(tmp_path):
         et_node(1, "aten::exp(Tensor self) -> Tensor", [tensor(3)], [tensor(4)]),
         et_node(2, "aten::t(Tensor(a) self) -> Tensor(a)", [tensor(3)], [tensor(3)]),
         et_node(3, ADD, [tensor(2), tensor(4)], [tensor(2)]),
-    ]  # fmt: skip
+    ]
     (tmp_path / "k.json").write_text(json.dumps({"traceEvents": rows}))
     (tmp_path / "e.json").write_text(json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": nodes}))
     made = bl.load_trace(tmp_path / "k.json", execution_trace=tmp_path / "e.json")
     graph = made.graph
     assert edges(graph) == {
-        ("aten::mm", "aten::exp"), ("aten::mm", "aten::t"), ("aten::exp", "aten::add_"), ("aten::mm", "aten::add_"),
-    }  # fmt: skip
+        ("aten::mm", "aten::exp"),
+        ("aten::mm", "aten::t"),
+        ("aten::exp", "aten::add_"),
+        ("aten::mm", "aten::add_"),
+    }
     assert graph.persistent_bytes.tolist() == [80, 0, 0, 0]  # x and w
     assert graph.colocation.tolist() == [0, -1, -1, 0]
     assert replayed(made) == 40
@@ -630,11 +670,21 @@ def test_xplane_by_hand(tmp_path):
     cls = messages(xplane.SCHEMA)
     names = ["ExecutorState::Process", "a/MatMul:MatMul", "Relu:Relu", "sgemm"]
     metadata = [{"key": k, "value": {"id": k, "name": name}} for k, name in enumerate(names)]
-    host = {"name": "/host:CPU", "event_metadata": metadata, "lines": [{"name": "python", "timestamp_ns": 1_000_000, "events": [
-        {"metadata_id": 0, "offset_ps": 0, "duration_ps": 10_000_000},
-        {"metadata_id": 1, "offset_ps": 1_000_000, "duration_ps": 2_000_000},
-        {"metadata_id": 2, "offset_ps": 4_000_000, "duration_ps": 3_000_000},
-    ]}]}  # fmt: skip
+    host = {
+        "name": "/host:CPU",
+        "event_metadata": metadata,
+        "lines": [
+            {
+                "name": "python",
+                "timestamp_ns": 1_000_000,
+                "events": [
+                    {"metadata_id": 0, "offset_ps": 0, "duration_ps": 10_000_000},
+                    {"metadata_id": 1, "offset_ps": 1_000_000, "duration_ps": 2_000_000},
+                    {"metadata_id": 2, "offset_ps": 4_000_000, "duration_ps": 3_000_000},
+                ],
+            }
+        ],
+    }
     stats = [{"key": 1, "value": {"id": 1, "name": "tf_op"}}]
     ran = [
         {

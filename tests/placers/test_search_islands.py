@@ -56,7 +56,7 @@ def test_dask():
 class Losing:
     """Runs calls at once; loses every call the first `times` times that it is sent."""
 
-    lost = (ConnectionError,)
+    retryable_errors = (ConnectionError,)
 
     def __init__(self, times):
         self.times, self.seen, self.sent = times, {}, 0

@@ -113,7 +113,7 @@ def test_what_a_profile_says_is_kept_in_files_and_in_networkx(tmp_path):
 def test_a_step_below_the_bound_is_explained():
     import pandas as pd
 
-    from baechi_lab.verdicts import note_on_bound
+    from baechi_lab.step_summary import note_on_bound
 
     graph = bl.OpGraph.from_edges([1.0], info={"measured": repeats(["op0"], np.array([[240.0], [4256.0]]), 1.5, 1)})
     table = pd.DataFrame({

@@ -17,7 +17,7 @@ from whole_screen import EMPTIED, TABS, WHOLE, faults, tab, themed
 
 import baechi_lab as bl
 from baechi_lab.graph.units import format_bytes, format_us
-from baechi_lab.verdicts import against_one_device, change_in_words, one_device
+from baechi_lab.step_summary import against_one_device, change_in_words, one_device
 from baechi_lab.viz.nested.tree import build_tree
 from baechi_lab.widgets.causes import cause, neighbours
 from baechi_lab.widgets.coloring import coloring

@@ -82,9 +82,15 @@ def test_all_figures_share_one_theme_and_say_what_their_axes_are(graph, timeline
     answer = bl.fit(graph, bl.Cluster.uniform(1))
     frame = pd.DataFrame({"a": [1.0, 2.0]}, index=pd.Index([1, 2], name="devices"))
     figures = [
-        viz.gantt(timeline), viz.gantt(timeline, timeline), viz.memory(timeline), viz.comparison(table()), viz.ways(answer),
-        viz.decisions(graph, cluster, explained), viz.curves(frame, title="Time", y="time (us)"), viz.graph(graph),
-    ]  # fmt: skip
+        viz.gantt(timeline),
+        viz.gantt(timeline, timeline),
+        viz.memory(timeline),
+        viz.comparison(table()),
+        viz.fit_options(answer),
+        viz.decisions(graph, cluster, explained),
+        viz.curves(frame, title="Time", y="time (us)"),
+        viz.graph(graph),
+    ]
     for figure in figures:
         assert figure.layout.template == viz.THEME
         assert figure.layout.title.text
@@ -196,8 +202,10 @@ def test_gantt_marks_what_is_on_another_device_than_in_the_first_timeline(graph,
     figure = viz.gantt(timeline, other, transfers=False, moved=True)
     outlined = [
         re.sub("<.*?>", " ", bar.hovertext[k]).split()[0]
-        for bar in figure.data for k, width in enumerate(np.atleast_1d(bar.marker.line.width)) if width > 1
-    ]  # fmt: skip
+        for bar in figure.data
+        for k, width in enumerate(np.atleast_1d(bar.marker.line.width))
+        if width > 1
+    ]
     assert outlined == ["left"] and "ops elsewhere: 1" in figure.layout.annotations[1].text
     plain = viz.gantt(timeline, other, transfers=False)
     assert {bar.marker.line.width for bar in plain.data} == {0.5}
@@ -317,9 +325,13 @@ def test_coarse_graph_says_how_many_original_ops():
 def table(**columns):
     """Two placers; the second found nothing."""
     base = {
-        "placer": ["a", "b"], "makespan_us": [2000.0, np.nan], "lower_bound_us": [1000.0, 1000.0],
-        "feasible": [True, False], "peak_bytes": [10.0, np.nan], "error": ["", "no room"],
-    }  # fmt: skip
+        "placer": ["a", "b"],
+        "makespan_us": [2000.0, np.nan],
+        "lower_bound_us": [1000.0, 1000.0],
+        "feasible": [True, False],
+        "peak_bytes": [10.0, np.nan],
+        "error": ["", "no room"],
+    }
     return pd.DataFrame({**base, **columns})
 
 
@@ -415,9 +427,12 @@ def test_groups_of_a_coarse_graph_on_the_whole_graph():
     device = np.arange(coarse.n) % 2
     told = learned_groups(coarse, np.arange(coarse.n), device)
     placed = bl.Placement(
-        device=device, graph_key=coarse.key, group_of=coarse.group_of, source_key=coarse.source_key,
+        device=device,
+        graph_key=coarse.key,
+        group_of=coarse.group_of,
+        source_key=coarse.source_key,
         info={"explanation": told},
-    )  # fmt: skip
+    )
     assert coarse.n < whole.n
     for drawn, ops in ((coarse, coarse.n), (whole, whole.n)):
         texts = [text for trace in viz.groups(drawn, placed, most=coarse.n).data for text in trace.hovertext or ()]

@@ -47,9 +47,14 @@ def training(layers=3, dims=4):
         rate = add(f"optimizer/net/layer{k}/w/lr")
         add(f"optimizer/net/layer{k}/w/Apply", total, rate, variable[k], colocation=k)
     return bl.OpGraph.from_edges(
-        np.ones(len(names)), edges, names=names, forward_of=forward_of, colocation=group,
-        colocation_names=tuple(f"net/layer{k}/w" for k in range(layers)), persistent_bytes=held,
-    )  # fmt: skip
+        np.ones(len(names)),
+        edges,
+        names=names,
+        forward_of=forward_of,
+        colocation=group,
+        colocation_names=tuple(f"net/layer{k}/w" for k in range(layers)),
+        persistent_bytes=held,
+    )
 
 
 # -- where ops belong --------------------------------------------------------------------------------------
@@ -76,9 +81,10 @@ def test_a_variable_outside_belongs_to_its_readers():
 
 def test_what_an_optimizer_does_for_all_stays_apart():
     graph = bl.OpGraph.from_edges(
-        [1] * 6, [(0, 1, 4), (1, 2, 4), (1, 3, 4), (2, 3, 4), (3, 4, 4), (3, 5, 4)],
+        [1] * 6,
+        [(0, 1, 4), (1, 2, 4), (1, 3, 4), (2, 3, 4), (3, 4, 4), (3, 5, 4)],
         names=["a/x", "a/y", "b/y", "optimizer/clip/AddN", "optimizer/a/Apply", "optimizer/b/Apply"],
-    )  # fmt: skip
+    )
     assert homes(graph)[3:] == (("optimizer",), ("a",), ("b",))
 
 
@@ -218,9 +224,10 @@ def test_rows_untangle_and_keep_boxes_apart():
 def overlaps(boxes):
     """Pairs of (x, y, w, h) that cover a common spot."""
     return [
-        (a, b) for a, b in itertools.combinations(range(len(boxes)), 2)
+        (a, b)
+        for a, b in itertools.combinations(range(len(boxes)), 2)
         if all(abs(boxes[a][k] - boxes[b][k]) < (boxes[a][2 + k] + boxes[b][2 + k]) / 2 - 0.5 for k in (0, 1))
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -304,8 +311,12 @@ def test_an_arrow_is_critical_only_if_an_edge_of_the_chain_crosses_it(diamond):
     # On one device c follows b, which it does not read: a -> b is on the chain, b -> c is no edge, c -> d is one.
     paint = build_paint(diamond, scene, line, np.array([0, 1, 2, 3]))
     assert paint.critical.all()
-    on = {(scene.tree.names[u], scene.tree.names[v]) for u, v in zip(
-        scene.arrows.source[paint.critical_arrow], scene.arrows.target[paint.critical_arrow], strict=True)}  # fmt: skip
+    on = {
+        (scene.tree.names[u], scene.tree.names[v])
+        for u, v in zip(
+            scene.arrows.source[paint.critical_arrow], scene.arrows.target[paint.critical_arrow], strict=True
+        )
+    }
     assert on == {("a", "s"), ("s", "d")}
     # Both boxes of a pair may be on the chain without an edge of it between them.
     paint = build_paint(diamond, scene, line, np.array([0, 1]))

@@ -13,9 +13,9 @@ def graph():
 
 def test_a_point_leads_to_its_timeline():
     answer = bl.fit(graph(), bl.Cluster.uniform(1, memory_bytes="600kB", link=bl.Link(5.0, 0.0001)))
-    figure = viz.ways(answer)
+    figure = viz.fit_options(answer)
     numbers = [n for trace in figure.data if trace.customdata is not None for n in trace.customdata]
-    tried = [k for k, way in enumerate(answer.ways) if way.timeline is not None]
+    tried = [k for k, option in enumerate(answer.options) if option.timeline is not None]
     view = FitView(answer)
     drawn = [part for part in view.points.spec["series"] if not part["dash"]]
     assert sorted(numbers) == sorted(k for part in drawn for k in part["ids"]) == tried
@@ -23,11 +23,11 @@ def test_a_point_leads_to_its_timeline():
     for part in drawn:
         trace = next(t for t in figure.data if t.name == part["name"])
         assert part["x"] == list(trace.x) and part["y"] == list(trace.y) and part["ids"] == list(trace.customdata)
-        assert part["hollow"] == [not answer.ways[k].fits for k in part["ids"]]
+        assert part["hollow"] == [not answer.options[k].fits for k in part["ids"]]
     again = next(part for part in drawn if part["name"] == "recomputation")
     view.points.clicked = again["ids"][0]  # as a click in the browser does
-    way = answer.ways[again["ids"][0]]
-    assert view.shown is way and view.timeline.timelines == (way.timeline,) and view.timeline in view.children
+    option = answer.options[again["ids"][0]]
+    assert view.shown is option and view.timeline.timelines == (option.timeline,) and view.timeline in view.children
     assert "bl.recompute" in view.words.value
 
 
@@ -36,8 +36,8 @@ def test_a_limit_far_above_the_peaks_is_told_instead_of_drawn():
     near, far = (
         bl.fit(graph(), bl.Cluster.uniform(1, memory_bytes=size), every_way=True) for size in ("1.2MB", "8GiB")
     )
-    assert FitView(near).points.spec["rules"] and len(viz.ways(near).layout.shapes) == 1
-    spec, figure = FitView(far).points.spec, viz.ways(far)
+    assert FitView(near).points.spec["rules"] and len(viz.fit_options(near).layout.shapes) == 1
+    spec, figure = FitView(far).points.spec, viz.fit_options(far)
     assert spec["rules"] == [] and not figure.layout.shapes
     assert spec["x"] == figure.layout.xaxis.title.text == "peak of the fullest device (kB); a device has 8 GiB"
 
@@ -56,12 +56,15 @@ def test_a_model_has_other_batches_too():
     bench = Workbench(bl.models.build("mlp", batch_size=32), bl.Cluster.uniform(1, memory_bytes="1GB"))
     bench.model.inline = True
     bench.fit.ask.click()
-    ways = {way.way: way for way in bench.fit.answer.ways}
-    assert ways["as it is"].batch_size == 32 and ways["as it is"].samples_per_second > 0
-    assert ways["smaller batch"].fits and ways["smaller batch"].choice == "batch 16"
-    assert ways["micro-batches"].fits and "bl.models.build('mlp', batch_size=16" in ways["micro-batches"].command
+    options_by_kind = {option.kind: option for option in bench.fit.answer.options}
+    assert options_by_kind["as it is"].batch_size == 32 and options_by_kind["as it is"].samples_per_second > 0
+    assert options_by_kind["smaller batch"].fits and options_by_kind["smaller batch"].choice == "batch 16"
+    assert (
+        options_by_kind["micro-batches"].fits
+        and "bl.models.build('mlp', batch_size=16" in options_by_kind["micro-batches"].command
+    )
     plain = bl.profile(bl.models.build("mlp", batch_size=16), mode="estimated", hardware="rtx2080")
-    assert ways["smaller batch"].graph.key == plain.key
+    assert options_by_kind["smaller batch"].graph.key == plain.key
 
 
 def test_the_header_s_placement_is_one_of_the_tries(monkeypatch):
@@ -70,16 +73,16 @@ def test_the_header_s_placement_is_one_of_the_tries(monkeypatch):
     wide = bl.generators.layered_dag(60, seed=3)
     bench = Workbench(wide, bl.Cluster.uniform(3, memory_bytes="1GB"))
     bench.model.inline = True
-    few = bl.fit(wide, bench.outcome.setting.cluster).ways[0].step_us
+    few = bl.fit(wide, bench.outcome.setting.cluster).options[0].step_us
     assert bench.outcome.timeline.makespan_us < few
     bench.fit.ask.click()
-    first = bench.fit.answer.ways[0]
+    first = bench.fit.answer.options[0]
     assert first.step_us == bench.outcome.timeline.makespan_us and first.command == "placement"
     assert "under the placement above; the other ways are placed by single, m-topo" in bench.fit.state.value
     # A worse one in the header: what is faster here says so.
     bench.model.change(placer="random")
     bench.fit.ask.click()
-    assert bench.fit.answer.ways[0].step_us == few < bench.outcome.timeline.makespan_us
+    assert bench.fit.answer.options[0].step_us == few < bench.outcome.timeline.makespan_us
     assert "placed by" in bench.fit.state.value and "above)" in bench.fit.state.value
     # What to write in code is no advice for whoever looks at a form.
     assert bench.fit.answer.caveat and "time_limit=" not in bench.fit.state.value

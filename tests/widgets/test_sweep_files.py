@@ -14,7 +14,7 @@ from baechi_lab.errors import ExecutionError, FormatError
 from baechi_lab.graph.formats.wire import encoded
 from baechi_lab.sweeps import store as store_module
 from baechi_lab.sweeps.store import APPLICATION_ID, COLUMNS, VERSION, ComputedAgain, Store
-from baechi_lab.workers.here import Here
+from baechi_lab.workers.inline import InlineExecutor
 
 GRAPH = bl.OpGraph.from_edges([1, 2, 3], [(0, 1, 4), (0, 2, 8)])
 
@@ -249,7 +249,7 @@ def test_a_locked_file_is_one_sentence(tmp_path, monkeypatch):
 def test_a_read_only_file_and_a_full_disk_are_one_sentence(tmp_path, pragma, said):
     _sweep(tmp_path / "one.db")
     store = Store(tmp_path / "one.db")
-    store._base.execute(f"PRAGMA {pragma}")
+    store._database.execute(f"PRAGMA {pragma}")
     with pytest.raises(FormatError, match=said):
         store.add_graph("more", bytes(100_000))
     store.close()
@@ -267,7 +267,7 @@ def test_a_folder_is_one_sentence(tmp_path):
         _sweep(os.fspath(tmp_path))
 
 
-class _Breaks(Here):
+class _Breaks(InlineExecutor):
     """Answers two rows; then one of its processes is killed."""
 
     def __init__(self):

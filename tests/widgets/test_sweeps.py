@@ -25,9 +25,14 @@ def graph_of(batch_size):
 
 
 GRID = {
-    "batch_size": [2, 4], "devices": [1, 2], "memory_bytes": [20, 100], "placer": ["m-etf"], "passes": (),
-    "cluster": bl.Cluster.uniform(1, link=bl.Link(1.0, 0.0), comm="parallel"), "progress": False,
-}  # fmt: skip
+    "batch_size": [2, 4],
+    "devices": [1, 2],
+    "memory_bytes": [20, 100],
+    "placer": ["m-etf"],
+    "passes": (),
+    "cluster": bl.Cluster.uniform(1, link=bl.Link(1.0, 0.0), comm="parallel"),
+    "progress": False,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -211,17 +216,24 @@ def test_parameters_without_an_identity_are_computed_and_not_kept(tmp_path):
     for _ in range(2):
         with pytest.warns(ComputedAgain, match="rows of search have no identity"):
             table = bl.sweep(
-                chain_of(1), path=path, params={"search": {"callback": callback, "evaluations": 1}}, on_row=fresh.append,
+                chain_of(1),
+                path=path,
+                params={"search": {"callback": callback, "evaluations": 1}},
+                on_row=fresh.append,
                 **{**SMALL, "placer": "search"},
-            )  # fmt: skip
+            )
         assert table["makespan_us"].tolist() == [32]
     assert len(fresh) == 2
 
 
 PASSING = [
-    MissingPackage("placer 'metis' needs the package 'pymetis'"), MemoryError("no room"), ExecutionError("died"),
-    RuntimeError("cancelled"), UnknownNameError.of("LP solver", "mosek", ["highs"]), bl.FormatError("damaged"),
-]  # fmt: skip
+    MissingPackage("placer 'metis' needs the package 'pymetis'"),
+    MemoryError("no room"),
+    ExecutionError("died"),
+    RuntimeError("cancelled"),
+    UnknownNameError.of("LP solver", "mosek", ["highs"]),
+    bl.FormatError("damaged"),
+]
 LASTING = [bl.InfeasiblePlacement("does not fit"), bl.InvalidInput("k is 0"), bl.CostError("duration is -1")]
 
 

@@ -176,7 +176,7 @@ def test_memory_beyond_every_number_gets_a_sentence(diamond, pair):
 
 def test_a_handful_of_groups_for_many_devices_is_noticed(two):
     # 40 ops in pairs that must stay together: 20 groups are enough for 2 devices, not for 8.
-    from baechi_lab.verdicts import group_work, too_coarse
+    from baechi_lab.step_summary import group_work, too_coarse
 
     graph = bl.OpGraph.from_edges([1.0] * 40)
     names = tuple(f"g{k}" for k in range(20))

@@ -208,7 +208,7 @@ def _measure(
     watched = Peers(options["workers"], secret=options["secret"], local=local)
     with watched as peers, bar, Worker(network=None if local is None else local.network) as worker:
         try:
-            asked = worker.exchange(Message("links", header), {"done", "failed"}, timeout, lost=peers.lost)
+            asked = worker.exchange(Message("links", header), {"done", "failed"}, timeout, find_lost_peer=peers.lost)
             with closing(asked) as answers:
                 for answer in answers:
                     if answer.kind == "failed":

@@ -88,7 +88,7 @@ def _run_keras(
             model.train_function = before
             if any(id(v) not in known for v in model.metrics_variables):  # made by the first step
                 model.reset_metrics()
-    return NativeRun(found.way, found.step_seconds / several, found.outputs, found.status, found.message, found.info)
+    return NativeRun(found.method, found.step_seconds / several, found.outputs, found.status, found.message, found.info)
 
 
 @contextmanager

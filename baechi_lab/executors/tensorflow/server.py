@@ -21,7 +21,7 @@ import sys
 import threading
 
 from ...errors import ExecutionError, InvalidInput
-from ...workers.bare import import_tensorflow
+from ...workers.tensorflow_import import import_tensorflow
 from ...workers.network import leave_network
 from . import tunnel
 from .heap import keep_freed_memory

@@ -13,7 +13,7 @@ from ...graph.columns import record
 from ...graph.opgraph import OpGraph
 from ...graph.placement import Placement
 from ...graph.timeline import Timeline
-from .records import Request, WrittenPlan, moved
+from .records import Request, WrittenPlan, moved_ops_sentence
 
 __all__ = ["FORMATS", "WrittenPlan", "write_plan"]
 
@@ -45,7 +45,7 @@ def write_plan(
         timeline: the simulated step, whose order of ops and transfers "chakra" keeps; no other format has one.
 
     Returns:
-        the plan as a value and as text, and a sentence for each thing that was lost.
+        the plan as a value and as text, and a sentence for each thing that the runtime cannot be told.
 
     Raises:
         InvalidInput: a placement or timeline of another graph, no layers found, layers that go back to a device that they left.
@@ -70,15 +70,19 @@ def write_plan(
             raise InvalidInput(f"timeline was given and {format} has no order; only chakra takes one")
     request = Request(graph, placed.device, cluster, model, layers, timeline)
     written = import_module(f"{__name__}.{format}").write(request)
-    lost = (*written.lost, *moved(request, written.device), *_never_written(placed, format, timeline is not None))
-    return WrittenPlan(format, written.value, written.text, lost, written.files)
+    unsupported = (
+        *written.unsupported,
+        *moved_ops_sentence(request, written.device),
+        *_unsupported_by_all(placed, format, timeline is not None),
+    )
+    return WrittenPlan(format, written.value, written.text, unsupported, written.files)
 
 
-def _never_written(placement: Placement, format: str, ordered: bool) -> tuple[str, ...]:
+def _unsupported_by_all(placement: Placement, format: str, ordered: bool) -> tuple[str, ...]:
     """What no format takes: an order of ops, but for that of a timeline, and replicas of stages."""
-    lost = []
+    sentences = []
     if not ordered and placement.rank is not None and np.unique(placement.rank).size > 1:
-        lost.append(f"{format} has no order of ops within a device; the planned one is left to the runtime")
+        sentences.append(f"{format} has no order of ops within a device; the planned one is left to the runtime")
     if placement.replicas:
-        lost.append(f"{format} has no stages on several devices; only the first of each group is written")
-    return tuple(lost)
+        sentences.append(f"{format} has no stages on several devices; only the first of each group is written")
+    return tuple(sentences)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...graph.costs import placed_durations
 from ...graph.formats.traces.chakra import SCHEMA, TYPES
 from ...graph.formats.traces.protobuf import messages, with_length
-from .chakra_order import COMPUTE, RECEIVE, SEND, Node, scheduled
+from .chakra_order import COMPUTE, RECEIVE, SEND, Node, schedule_nodes
 from .records import Request, Written
 
 VERSION = "0.0.4"
@@ -29,13 +29,13 @@ def write(request: Request) -> Written:
     length = _durations(request)
     ranks = _ranks(request, np.rint(length))
     if request.timeline is not None:
-        ranks = scheduled(ranks, request)
+        ranks = schedule_nodes(ranks, request)
     value = {device: _binary(nodes) for device, nodes in ranks.items()}
     text = "".join(
         json.dumps({"rank": device, "version": VERSION}) + "\n" + _text(nodes) for device, nodes in ranks.items()
     )
-    lost = _lost(request, length) if request.timeline is None else _lost_in_order(request)
-    return Written(value, text, request.device, lost, {f".{d}.et": data for d, data in value.items()})
+    unsupported = _unsupported(request, length) if request.timeline is None else _unsupported_with_timeline(request)
+    return Written(value, text, request.device, unsupported, {f".{d}.et": data for d, data in value.items()})
 
 
 def _durations(request: Request) -> NDArray[np.float64]:
@@ -54,20 +54,20 @@ def _ranks(request: Request, length: NDArray[Any]) -> dict[int, list[Node]]:
     received: dict[tuple[int, int], int] = {}
     pointer, tensors = graph.inputs
     for i in graph.order.tolist():
-        here, reads = device[i], tensors[pointer[i] : pointer[i + 1]].tolist()
+        rank, reads = device[i], tensors[pointer[i] : pointer[i + 1]].tolist()
         before = []
         for t in reads:
             producer = int(graph.tensor_producer[t])
-            if device[producer] == here:
+            if device[producer] == rank:
                 before.append(node_of[producer])
                 continue
-            if (t, here) not in received:
-                received[t, here] = _transfer(request, ranks, t, node_of[producer], device[producer], here)
-            before.append(received[t, here])
-        made = int(graph.tensor_bytes[list(graph.outputs(i))].sum())
-        attributes = {"is_cpu_op": False, "tensor_size": made}
+            if (t, rank) not in received:
+                received[t, rank] = _transfer(request, ranks, t, node_of[producer], device[producer], rank)
+            before.append(received[t, rank])
+        output_bytes = int(graph.tensor_bytes[list(graph.outputs(i))].sum())
+        attributes = {"is_cpu_op": False, "tensor_size": output_bytes}
         node_of[i] = _add(
-            ranks[here], graph.names[i], COMPUTE, sorted(set(before)), attributes, int(length[i]), (i, -1)
+            ranks[rank], graph.names[i], COMPUTE, sorted(set(before)), attributes, int(length[i]), (i, -1)
         )
     return ranks
 
@@ -86,26 +86,37 @@ def _transfer(
 
 
 def _add(
-    nodes: list[Node], name: str, kind: str, before: list[int], attributes: dict[str, Any], length: int, of: tuple[int, int]
-) -> int:  # fmt: skip
+    nodes: list[Node],
+    name: str,
+    kind: str,
+    before: list[int],
+    attributes: dict[str, Any],
+    length: int,
+    of: tuple[int, int],
+) -> int:
     nodes.append(Node(len(nodes) + 1, name, kind, before, attributes, length, of))
     return len(nodes)
 
 
 def _binary(nodes: list[Node]) -> bytes:
-    made = messages(SCHEMA)
-    parts = [with_length(made["GlobalMetadata"](version=VERSION).SerializeToString())]
+    message_types = messages(SCHEMA)
+    chunks = [with_length(message_types["GlobalMetadata"](version=VERSION).SerializeToString())]
     for node in nodes:
         attr = [
             {"name": key, "bool_val": value} if isinstance(value, bool) else {"name": key, _kind(key): value}
             for key, value in node.attributes.items()
         ]
-        message = made["Node"](
-            id=node.id, name=node.name, type=_NUMBER[node.kind], ctrl_deps=node.after, data_deps=node.before,
-            duration_micros=node.length_us, attr=attr,
-        )  # fmt: skip
-        parts.append(with_length(message.SerializeToString()))
-    return b"".join(parts)
+        message = message_types["Node"](
+            id=node.id,
+            name=node.name,
+            type=_NUMBER[node.kind],
+            ctrl_deps=node.after,
+            data_deps=node.before,
+            duration_micros=node.length_us,
+            attr=attr,
+        )
+        chunks.append(with_length(message.SerializeToString()))
+    return b"".join(chunks)
 
 
 def _kind(key: str) -> str:
@@ -117,52 +128,65 @@ def _text(nodes: list[Node]) -> str:
     lines = []
     for node in nodes:
         attr = [
-            {"name": k, "boolVal": v} if isinstance(v, bool) else {"name": k, "uint64Val": str(v)} if k.endswith("size") else
-            {"name": k, "int32Val": v} for k, v in node.attributes.items()
-        ]  # fmt: skip
+            {"name": k, "boolVal": v}
+            if isinstance(v, bool)
+            else {"name": k, "uint64Val": str(v)}
+            if k.endswith("size")
+            else {"name": k, "int32Val": v}
+            for k, v in node.attributes.items()
+        ]
         control = {"ctrlDeps": [str(d) for d in node.after]} if node.after else {}
-        lines.append(json.dumps({
-            "id": str(node.id), "name": node.name, "type": node.kind, **control, "dataDeps": [str(d) for d in node.before],
-            "durationMicros": str(node.length_us), "attr": attr,
-        }))  # fmt: skip
+        lines.append(
+            json.dumps(
+                {
+                    "id": str(node.id),
+                    "name": node.name,
+                    "type": node.kind,
+                    **control,
+                    "dataDeps": [str(d) for d in node.before],
+                    "durationMicros": str(node.length_us),
+                    "attr": attr,
+                }
+            )
+        )
     return "".join(line + "\n" for line in lines)
 
 
-def _lost(request: Request, length: NDArray[np.float64]) -> tuple[str, ...]:
-    graph, lost = request.graph, []
+def _unsupported(request: Request, length: NDArray[np.float64]) -> tuple[str, ...]:
+    graph, sentences = request.graph, []
     off = float(np.abs(np.rint(length) - length).sum())
     if off:
-        lost.append(
+        sentences.append(
             f"durations are whole microseconds: {off:.3g} us of {float(length.sum()):.6g} are rounded away or added"
         )
-    lost += _memory(request)
+    sentences += _unsupported_memory(request)
     crosses = request.device[graph.edge_source] != request.device[graph.consumers]
     if request.cluster is None and crosses.any():
-        lost.append(
+        sentences.append(
             "no cluster was given, so sends take 0 us; the simulator that reads the traces has links of its own"
         )
     elif request.cluster is not None and crosses.any():
         mode = request.cluster.comm
-        lost.append(
+        sentences.append(
             f"how transfers wait for each other ({mode}) is not written without timeline=bl.simulate(graph, cluster, placement); "
             "the simulator that reads the traces has a way of its own"
         )
-    return tuple(lost)
+    return tuple(sentences)
 
 
-def _lost_in_order(request: Request) -> tuple[str, ...]:
-    timeline, lost = request.timeline, []
+def _unsupported_with_timeline(request: Request) -> tuple[str, ...]:
+    timeline, sentences = request.timeline, []
     if timeline is not None and (off := np.rint(timeline.makespan_us) - timeline.makespan_us):
-        lost.append(
+        sentences.append(
             f"times are whole microseconds: the step of {timeline.makespan_us:.6g} us becomes {timeline.makespan_us + off:.0f}"
         )
-    lost.append(
+    sentences.append(
         "ops and transfers keep the order of this step (control dependencies), wherever else they are simulated"
     )
-    return (*lost, *_memory(request))
+    return (*sentences, *_unsupported_memory(request))
 
 
-def _memory(request: Request) -> list[str]:
+def _unsupported_memory(request: Request) -> list[str]:
     graph = request.graph
     if not (graph.persistent_bytes.any() or graph.temp_bytes.any()):
         return []

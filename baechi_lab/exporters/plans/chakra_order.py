@@ -48,18 +48,18 @@ class Node:
 _Times = dict[tuple[str, tuple[int, int]], tuple[float, float]]
 
 
-def scheduled(ranks: dict[int, list[Node]], request: Request) -> dict[int, list[Node]]:
+def schedule_nodes(ranks: dict[int, list[Node]], request: Request) -> dict[int, list[Node]]:
     """The nodes of each rank with the times and in the order of the request's timeline, first things first.
 
     Raises:
         InvalidInput: the timeline is of another step, was measured, or comes without its cluster.
     """
-    timeline, cluster = _checked(request)
+    timeline, cluster = _check_timeline(request)
     times = _times(timeline, cluster)
-    return {rank: _in_order(nodes, times, cluster.comm) for rank, nodes in ranks.items()}
+    return {rank: _ordered_nodes(nodes, times, cluster.comm) for rank, nodes in ranks.items()}
 
 
-def _checked(request: Request) -> tuple[Timeline, Cluster]:
+def _check_timeline(request: Request) -> tuple[Timeline, Cluster]:
     timeline, cluster = request.timeline, request.cluster
     if cluster is None or timeline is None:
         raise InvalidInput("timeline was given without cluster; give the cluster that it was simulated on")
@@ -77,53 +77,55 @@ def _times(timeline: Timeline, cluster: Cluster) -> _Times:
     """(kind, of) -> start and end in microseconds of every node."""
     rows = zip(timeline.op.tolist(), timeline.start_us.tolist(), timeline.end_us.tolist(), strict=True)
     times: _Times = {(COMPUTE, (op, -1)): (start, end) for op, start, end in rows}
-    moved = timeline.transfers
+    transfers = timeline.transfers
     for k, (tensor, source, target) in enumerate(
-        zip(moved.tensor.tolist(), moved.source.tolist(), moved.target.tolist(), strict=True)
+        zip(transfers.tensor.tolist(), transfers.source.tolist(), transfers.target.tolist(), strict=True)
     ):
-        start, receive, end = float(moved.start_us[k]), float(moved.receive_us[k]), float(moved.end_us[k])
+        start, receive, end = float(transfers.start_us[k]), float(transfers.receive_us[k]), float(transfers.end_us[k])
         cost = cluster.link_between(source, target).cost_us(int(timeline.tensor_bytes[tensor]))
-        sent = end if receive == start else min(start + cost, end)
-        times[SEND, (tensor, target)] = (start, sent)
-        times[RECEIVE, (tensor, target)] = (max(sent, receive), end)
+        sent_at = end if receive == start else min(start + cost, end)
+        times[SEND, (tensor, target)] = (start, sent_at)
+        times[RECEIVE, (tensor, target)] = (max(sent_at, receive), end)
     return times
 
 
-def _in_order(nodes: Sequence[Node], times: _Times, comm: str) -> list[Node]:
+def _ordered_nodes(nodes: Sequence[Node], times: _Times, comm: str) -> list[Node]:
     """Nodes by start, numbered anew; of equal times the one that is first in `nodes`, which is a topological order."""
     order = sorted(range(len(nodes)), key=lambda k: (*times[nodes[k].kind, nodes[k].of], k))
     number = {nodes[k].id: position for position, k in enumerate(order, 1)}
     spans = [times[nodes[k].kind, nodes[k].of] for k in order]
-    whole = [(round(start), round(end)) for start, end in spans]
-    stream = _streams([nodes[k].kind for k in order], whole, comm)
-    before = _queued(stream)
-    made = []
+    rounded = [(round(start), round(end)) for start, end in spans]
+    stream = _streams([nodes[k].kind for k in order], rounded, comm)
+    before = _previous_in_queue(stream)
+    ordered = []
     for position, k in enumerate(order, 1):
-        node, (start, end), lane = nodes[k], whole[position - 1], stream[position - 1]
+        node, (start, end), lane = nodes[k], rounded[position - 1], stream[position - 1]
         data = sorted(number[d] for d in node.before)
         after = tuple(d for d in before.get(position, ()) if d not in data)
         attributes = node.attributes if isinstance(lane, str) else {**node.attributes, "stream": lane}
-        made.append(replace(node, id=position, before=data, attributes=attributes, length_us=end - start, after=after))
-    return made
+        ordered.append(
+            replace(node, id=position, before=data, attributes=attributes, length_us=end - start, after=after)
+        )
+    return ordered
 
 
 def _streams(kinds: Sequence[str], spans: Sequence[tuple[int, int]], comm: str) -> list[int | str]:
     """The queue of each node: that of all computing or of all transfers, or the number of a stream."""
     if comm == "sequential":
         return ["compute" if kind == COMPUTE else "transfers" for kind in kinds]
-    found: list[int | str] = []
-    ends: list[int] = []
+    streams: list[int | str] = []
+    busy_until: list[int] = []
     for kind, (start, end) in zip(kinds, spans, strict=True):
         if kind != SEND or comm == "duplex":
-            found.append("compute" if kind == COMPUTE else int(kind == SEND))
+            streams.append("compute" if kind == COMPUTE else int(kind == SEND))
             continue
-        free = next((k for k, until in enumerate(ends) if until <= start), len(ends))
-        ends[free:] = [end, *ends[free + 1 :]]
-        found.append(free + 1)
-    return found
+        free = next((k for k, until in enumerate(busy_until) if until <= start), len(busy_until))
+        busy_until[free:] = [end, *busy_until[free + 1 :]]
+        streams.append(free + 1)
+    return streams
 
 
-def _queued(queues: Sequence[int | str]) -> dict[int, tuple[int, ...]]:
+def _previous_in_queue(queues: Sequence[int | str]) -> dict[int, tuple[int, ...]]:
     """Position (from 1) -> the position before it in its queue."""
     members = defaultdict[int | str, list[int]](list)
     for position, queue in enumerate(queues, 1):

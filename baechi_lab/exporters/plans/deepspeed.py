@@ -32,12 +32,12 @@ def write(request: Request) -> Written:
     stages = split(request, stack.units)
     names = [u.name for u in stack.units]
     check_modules(request, names)
-    parts = [0, *(s.stop for s in stages)]
-    value = {"num_stages": len(stages), "parts": parts, "layers": names}
-    text = SUBCLASS.format(parts=parts, layers="\n".join(f"    {name!r}," for name in names))
-    lost = (
-        *stack.lost,
+    bounds = [0, *(s.stop for s in stages)]
+    value = {"num_stages": len(stages), "parts": bounds, "layers": names}
+    text = SUBCLASS.format(parts=bounds, layers="\n".join(f"    {name!r}," for name in names))
+    unsupported = (
+        *stack.unsupported,
         "partition_method takes no parts given by hand; the text is a subclass of PipelineModule that sets them",
         *stage_devices(request, stages),
     )
-    return Written(value, text, spread(request, stack.units), lost)
+    return Written(value, text, spread(request, stack.units), unsupported)

@@ -32,22 +32,22 @@ def write(request: Request) -> Written:
     if not hasattr(model, "named_modules"):
         raise InvalidInput(f"model is a {type(model).__name__}; a device_map needs the PyTorch model of the graph")
     units = _Units(request, dict(model.named_modules(remove_duplicate=False)))
-    lost = [*units.keep_tied(), *units.keep_inputs_of_calls()]
-    homes, unused = units.homes()
+    unsupported = [*units.keep_tied(), *units.keep_inputs_of_calls()]
+    module_devices, unused = units.module_devices()
     if unused:
-        lost.append(f"no op of the graph uses {', '.join(map(repr, unused))}; they go with the first op")
-    entries = _entries(units.modules, homes)
+        unsupported.append(f"no op of the graph uses {', '.join(map(repr, unused))}; they go with the first op")
+    entries = _fewest_entries(units.modules, module_devices)
     names = {d: request.accelerators().get(d, "cpu") for d in {*entries.values()}}
     value = {name: names[d] for name, d in entries.items()}
-    lost = [
+    unsupported = [
         *units.split_blocks(),
-        *lost,
+        *unsupported,
         *units.compare_with_inputs(),
-        *_direct(units.modules, value),
-        *_offloaded(value),
-        *_same(request, names),
+        *_unsupported_tensors(units.modules, value),
+        *_unsupported_offload(value),
+        *_unsupported_cpus(request, names),
     ]
-    return Written(value, json.dumps(value, indent=2) + "\n", units.written(), tuple(lost))
+    return Written(value, json.dumps(value, indent=2) + "\n", units.written(), tuple(unsupported))
 
 
 _LOSS = re.compile("loss|cross_entropy|kl_div")
@@ -110,12 +110,12 @@ class _Units:
         blocks: set[str] = set()
         below: dict[str, set[bool]] = defaultdict(set)  # module -> for numbered modules below it: has it parts?
         for name, module in self.modules.items():
-            parts = name.split(".")
-            if parts[-1].isdecimal():
-                for k in range(len(parts)):
-                    below[".".join(parts[:k])].add(any(True for _ in module.children()))
+            path = name.split(".")
+            if path[-1].isdecimal():
+                for k in range(len(path)):
+                    below[".".join(path[:k])].add(any(True for _ in module.children()))
         for name in self.modules:
-            if name not in self.calls or not name or _around(name, blocks) is not None:
+            if name not in self.calls or not name or _enclosing(name, blocks) is not None:
                 continue
             numbered = name.rpartition(".")[2].isdecimal()
             if numbered or True not in below[name]:
@@ -123,7 +123,7 @@ class _Units:
         return blocks
 
     def _unit(self, op: int) -> str | int:
-        block = _around(self.owner[op], self.blocks)
+        block = _enclosing(self.owner[op], self.blocks)
         if block is not None:
             return block
         return op if op in self.calls[self.owner[op]] else self.owner[op]
@@ -134,40 +134,42 @@ class _Units:
             unit = self.parent[unit]
         return unit
 
-    def where(self, unit: str | int) -> int:
+    def device_of(self, unit: str | int) -> int:
         """The device of a unit."""
         return self.device[self.root(unit)]
 
     def runs_on(self, unit: str | int) -> int:
         """The device that a unit's modules compute on: accelerate runs those of the CPU on its main device."""
-        device = self.where(unit)
+        device = self.device_of(unit)
         return device if device in self.request.accelerators() else self.main()
 
     def main(self) -> int:
         """accelerate's main device, which has the inputs and the model's own parameters: the lowest GPU of the map."""
-        devices = {self.where(u) for u in self.device if isinstance(u, str)} or {self.where(next(iter(self.order)))}
+        devices = {self.device_of(u) for u in self.device if isinstance(u, str)} or {
+            self.device_of(next(iter(self.order)))
+        }
         gpus = self.request.accelerators()
         return min(devices, key=lambda d: (d not in gpus, d))
 
     def join(self, units: list[str | int]) -> int:
         """Give units the device of the first of them in code order, and return it."""
-        first, *others = sorted({self.root(u) for u in units}, key=self.order.__getitem__)
-        self.parent.update(dict.fromkeys(others, first))
+        first, *joined = sorted({self.root(u) for u in units}, key=self.order.__getitem__)
+        self.parent.update(dict.fromkeys(joined, first))
         return self.device[first]
 
     # -- what must share a device ------------------------------------------------------------------------
 
     def keep_tied(self) -> list[str]:
         """Join modules that share a tensor; a sentence for each tensor where that moves one."""
-        lost = []
+        sentences = []
         for names in self._tensors().values():
             users = [u for name in names if (u := self._user(name)) is not None]
-            apart = len({self.where(u) for u in users}) > 1
+            separated = len({self.device_of(u) for u in users}) > 1
             device = self.join(users) if len(users) > 1 else None
-            if apart and device is not None:
-                where = self.request.device_name(device)
-                lost.append(f"{' and '.join(map(repr, names))} are one tensor, kept whole on {where}")
-        return lost
+            if separated and device is not None:
+                device_name = self.request.device_name(device)
+                sentences.append(f"{' and '.join(map(repr, names))} are one tensor, kept whole on {device_name}")
+        return sentences
 
     def keep_inputs_of_calls(self) -> list[str]:
         """Join modules whose outputs meet in code around the blocks; a sentence on the calls where that moves one."""
@@ -181,11 +183,11 @@ class _Units:
                 parents = [self.unit[p] for p in self.parents[i] if p in self.unit]
                 sources = [u for u in parents if u in self.modules or self.root(u) != u]
                 devices = {self.runs_on(u) for u in sources}
-                own = graph.persistent_bytes[i] > 0 and self.owner[i] == ""
-                if len(devices | ({self.main()} if own else set())) > 1:
+                reads_root = graph.persistent_bytes[i] > 0 and self.owner[i] == ""
+                if len(devices | ({self.main()} if reads_root else set())) > 1:
                     main = self.main()
                     self.join(sources)
-                    if own:
+                    if reads_root:
                         self.device[self.root(sources[0])] = main
                     met.append(i)
                     changed = True
@@ -195,9 +197,9 @@ class _Units:
         if not met:
             return []
         names = [graph.names[i] for i in met]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        more_text = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return [
-            f"accelerate moves what modules read, not what code between them reads ({', '.join(names[:3])}{more}); modules "
+            f"accelerate moves what modules read, not what code between them reads ({', '.join(names[:3])}{more_text}); modules "
             "whose outputs meet there are kept on one device"
         ]
 
@@ -209,10 +211,10 @@ class _Units:
         ]
         if not losses:
             return []
-        where = self.request.device_name(self.where(losses[0]))
+        device_name = self.request.device_name(self.device_of(losses[0]))
         return [
             f"accelerate has the inputs on {self.request.device_name(main)} and {graph.names[losses[0]]!r} reads outputs on "
-            f"{where}: give labels there, unless the model moves them, as most of transformers do"
+            f"{device_name}: give labels there, unless the model moves them, as most of transformers do"
         ]
 
     def split_blocks(self) -> list[str]:
@@ -225,9 +227,9 @@ class _Units:
         ]
         if not split:
             return []
-        more = f" and {len(split) - 3} more" if len(split) > 3 else ""
+        more_text = f" and {len(split) - 3} more" if len(split) > 3 else ""
         return [
-            f"{', '.join(map(repr, split[:3]))}{more} call functions between their modules and are kept whole, each on the "
+            f"{', '.join(map(repr, split[:3]))}{more_text} call functions between their modules and are kept whole, each on the "
             "device that has most of it"
         ]
 
@@ -243,33 +245,33 @@ class _Units:
 
     def _user(self, tensor: str) -> str | int | None:
         """The unit that a parameter is a part of: its module, or the block around it."""
-        return _around(tensor.rpartition(".")[0], self.device)
+        return _enclosing(tensor.rpartition(".")[0], self.device)
 
     def _nearest(self, tensor: str) -> str | int | None:
         """For a parameter of no unit: a call of the module around it that reads parameters, else the first unit inside."""
         module = tensor.rpartition(".")[0]
-        parts = module.split(".") if module else []
-        for k in range(len(parts), -1, -1):
-            calls = self.calls.get(name := ".".join(parts[:k]), [])
+        path = module.split(".") if module else []
+        for k in range(len(path), -1, -1):
+            calls = self.calls.get(name := ".".join(path[:k]), [])
             reading = [i for i in calls if self.request.graph.persistent_bytes[i] > 0]
             if reading:
                 return self.unit[reading[0]]
-            if k == len(parts) or k == 0:
+            if k == len(path) or k == 0:
                 inside = [u for u in self.device if isinstance(u, str) and u.startswith(f"{name}.".removeprefix("."))]
                 if inside and (name or not module):
                     return inside[0]
         return None
 
-    def homes(self) -> tuple[dict[str, int], list[str]]:
+    def module_devices(self) -> tuple[dict[str, int], list[str]]:
         """Module, parameter or buffer -> device; and the parameters and buffers that no op uses."""
-        homes = {unit: self.where(unit) for unit in self.device if isinstance(unit, str)}
-        first, unused = self.where(next(iter(self.order))), []
+        devices = {unit: self.device_of(unit) for unit in self.device if isinstance(unit, str)}
+        first, unused = self.device_of(next(iter(self.order))), []
         for names in self._tensors().values():
             users = [u for name in names if (u := self._user(name)) is not None]
             users = users or [u for name in names if (u := self._nearest(name)) is not None]
-            homes.update(dict.fromkeys(names, self.where(users[0]) if users else first))
+            devices.update(dict.fromkeys(names, self.device_of(users[0]) if users else first))
             unused += [] if users else names
-        return homes or {"": first}, unused
+        return devices or {"": first}, unused
 
     def written(self) -> NDArray[Any]:
         """Where each op will run; -1 for calls that read nothing of a module."""
@@ -278,13 +280,13 @@ class _Units:
         for i in self.ops:
             unit = self.unit[i]
             if isinstance(unit, str) or unit in self.parent or not self.parents[i]:
-                written[i] = self.where(unit)
+                written[i] = self.device_of(unit)
         backward = np.flatnonzero(graph.forward_of >= 0)
         written[backward] = written[graph.forward_of[backward]]
         return written
 
 
-def _around(name: str, units: Any) -> Any:
+def _enclosing(name: str, units: Any) -> Any:
     """The name, or the name of a module around it, that is among `units`; the root model counts only for itself."""
     while name not in units:
         if not name:
@@ -293,24 +295,24 @@ def _around(name: str, units: Any) -> Any:
     return name
 
 
-def _entries(modules: dict[str, Any], home: dict[str, int]) -> dict[str, int]:
+def _fewest_entries(modules: dict[str, Any], module_devices: dict[str, int]) -> dict[str, int]:
     """The fewest entries: a module whose parts are all on one device stands for them."""
     within: dict[str, set[int]] = defaultdict(set)
-    for name, device in home.items():
-        parts = name.split(".") if name else []
-        for k in range(len(parts) + 1):
-            within[".".join(parts[:k])].add(device)
+    for name, device in module_devices.items():
+        path = name.split(".") if name else []
+        for k in range(len(path) + 1):
+            within[".".join(path[:k])].add(device)
     entries: dict[str, int] = {}
     for name in sorted(within, key=lambda n: n.count(".") + 1 if n else 0):
-        parts = name.split(".") if name else []
-        covered = any(".".join(parts[:k]) in entries for k in range(len(parts)))
+        path = name.split(".") if name else []
+        covered = any(".".join(path[:k]) in entries for k in range(len(path)))
         if len(within[name]) == 1 and not covered:
             entries[name] = next(iter(within[name]))
     order = {name: k for k, name in enumerate(modules)}
     return dict(sorted(entries.items(), key=lambda e: order.get(e[0], order.get(e[0].rpartition(".")[0], 0))))
 
 
-def _direct(modules: dict[str, Any], value: dict[str, Any]) -> list[str]:
+def _unsupported_tensors(modules: dict[str, Any], value: dict[str, Any]) -> list[str]:
     direct = [name for name in value if name not in modules]
     if not direct:
         return []
@@ -319,14 +321,14 @@ def _direct(modules: dict[str, Any], value: dict[str, Any]) -> list[str]:
     ]
 
 
-def _offloaded(value: dict[str, Any]) -> list[str]:
+def _unsupported_offload(value: dict[str, Any]) -> list[str]:
     cpu = [name for name, device in value.items() if device == "cpu"]
     if not cpu or len(cpu) == len(value):
         return []
     return [f"accelerate keeps the weights of 'cpu' modules ({', '.join(cpu[:3])}, ...) there and runs them on a GPU"]
 
 
-def _same(request: Request, names: dict[int, int | str]) -> list[str]:
+def _unsupported_cpus(request: Request, names: dict[int, int | str]) -> list[str]:
     cpus = [d for d, name in names.items() if name == "cpu"]
     if len(cpus) < 2:
         return []

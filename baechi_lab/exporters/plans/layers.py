@@ -26,13 +26,13 @@ class Unit:
 
 @dataclass(frozen=True)
 class Stack:
-    """A model as `before`, `layers` (in the order of their numbers) and `after`; `lost` names other stacks of layers."""
+    """A model as `before`, `layers` (in the order of their numbers) and `after`; `unsupported` names other stacks of layers."""
 
     prefix: str
     before: tuple[Unit, ...]
     layers: tuple[Unit, ...]
     after: tuple[Unit, ...]
-    lost: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -58,27 +58,29 @@ def find_stack(request: Request) -> Stack:
     Raises:
         InvalidInput: no op's name has a numbered part, or none under `request.layers`.
     """
-    found = _numbered(request)
-    if request.layers is not None and request.layers not in found:
-        raise InvalidInput(f"layers is {request.layers!r}; the graph has numbered layers under {_shown(found)}")
-    if not found:
+    layer_ops = _numbered_layers(request)
+    if request.layers is not None and request.layers not in layer_ops:
+        raise InvalidInput(
+            f"layers is {request.layers!r}; the graph has numbered layers under {_prefixes_text(layer_ops)}"
+        )
+    if not layer_ops:
         raise InvalidInput("no layers found: no op of the graph is named like 'layers.0.attention'")
-    prefix = request.layers if request.layers is not None else _widest(found)
-    of_layer = found[prefix]
+    prefix = request.layers if request.layers is not None else _largest_stack(layer_ops)
+    of_layer = layer_ops[prefix]
     last = max(request.graph.position[ops[0]] for ops in of_layer.values())
     inside = {i for ops in of_layer.values() for i in ops}
-    others: dict[str, list[int]] = defaultdict(list)
+    other_ops: dict[str, list[int]] = defaultdict(list)
     for i in request.forward:
         if i not in inside and not is_call(request.graph, i):
-            others[stem(request.graph.names[i])].append(int(i))
-    around = [(_unit(request, name, ops), request.graph.position[ops[0]] < last) for name, ops in others.items()]
+            other_ops[stem(request.graph.names[i])].append(int(i))
+    around = [(_unit(request, name, ops), request.graph.position[ops[0]] < last) for name, ops in other_ops.items()]
     dot = f"{prefix}." if prefix else ""
     return Stack(
         prefix=prefix,
-        before=tuple(u for u, early in around if early),
+        before=tuple(u for u, is_before in around if is_before),
         layers=tuple(_unit(request, f"{dot}{number}", ops) for number, ops in sorted(of_layer.items())),
-        after=tuple(u for u, early in around if not early),
-        lost=_other_stacks(found, prefix),
+        after=tuple(u for u, is_before in around if not is_before),
+        unsupported=_other_stacks(layer_ops, prefix),
     )
 
 
@@ -96,7 +98,7 @@ def split(request: Request, units: Sequence[Unit], looped: bool = False) -> tupl
             stages.append(Stage(unit.device, i, i + 1))
     times = rounds(stages)
     if stages and (times == 0 or (times > 1 and not looped)):
-        raise InvalidInput(_turning_back(request, units, stages, looped))
+        raise InvalidInput(_return_error(request, units, stages, looped))
     return tuple(stages)
 
 
@@ -108,15 +110,15 @@ def rounds(stages: Sequence[Stage]) -> int:
     """
     devices = [s.device for s in stages]
     size = len(set(devices))
-    times, rest = divmod(len(devices), max(size, 1))
-    return times if not rest and devices == devices[:size] * times else 0
+    times, remainder = divmod(len(devices), max(size, 1))
+    return times if not remainder and devices == devices[:size] * times else 0
 
 
-def _turning_back(request: Request, units: Sequence[Unit], stages: Sequence[Stage], looped: bool) -> str:
+def _return_error(request: Request, units: Sequence[Unit], stages: Sequence[Stage], looped: bool) -> str:
     """The sentence about the first unit that goes back to a device which an earlier one had left."""
-    seen: dict[int, Stage] = {}
-    again = next(s for s in stages if seen.setdefault(s.device, s) is not s)
-    unit, earlier = units[again.start], seen[again.device]
+    first_stage: dict[int, Stage] = {}
+    returning = next(s for s in stages if first_stage.setdefault(s.device, s) is not s)
+    unit, earlier = units[returning.start], first_stage[returning.device]
     rounds_too = ", or rounds through all devices in one order" if looped else ""
     return (
         f"layer {unit.name!r} turns back to device {request.device_name(unit.device)}, which "
@@ -131,8 +133,8 @@ def _remedy(request: Request, units: Sequence[Unit], stages: Sequence[Stage]) ->
     for k, stage in enumerate(stages):
         for unit in units[stage.start : stage.stop]:
             for group in {int(g) for g in request.graph.colocation[list(unit.ops)]} - {-1}:
-                begin, tied = first.setdefault(group, (k, unit))
-                if begin != k:
+                first_index, tied = first.setdefault(group, (k, unit))
+                if first_index != k:
                     return (
                         f"{unit.name!r} must share a device with {tied.name!r}, as tied weights do: untie them, as "
                         "tie_word_embeddings=False does in a Hugging Face configuration, or write for 'megatron' or 'vllm', "
@@ -152,9 +154,9 @@ def spread(request: Request, units: Sequence[Unit], device: Sequence[int] | None
     written = np.full(request.graph.n, -1, np.int32)
     for k, unit in enumerate(units):
         written[list(unit.ops)] = unit.device if device is None else device[k]
-    here = -1
+    device_before = -1
     for i in request.forward:
-        here = written[i] = written[i] if written[i] >= 0 else here
+        device_before = written[i] = written[i] if written[i] >= 0 else device_before
     backward = np.flatnonzero(request.graph.forward_of >= 0)
     written[backward] = written[request.graph.forward_of[backward]]
     return written
@@ -165,35 +167,35 @@ def stage_devices(request: Request, stages: Sequence[Stage]) -> tuple[str, ...]:
     devices = [s.device for s in stages[: len(stages) // max(rounds(stages), 1)]]
     if devices == list(range(len(devices))):
         return ()
-    what = "rank" if len(devices) < len(stages) else "stage"
-    named = ", ".join(f"{what} {i} is device {request.device_name(d)}" for i, d in enumerate(devices))
-    return (f"the format numbers {what}s, not devices: {named}",)
+    noun = "rank" if len(devices) < len(stages) else "stage"
+    named = ", ".join(f"{noun} {i} is device {request.device_name(d)}" for i, d in enumerate(devices))
+    return (f"the format numbers {noun}s, not devices: {named}",)
 
 
-def _numbered(request: Request) -> dict[str, dict[int, list[int]]]:
+def _numbered_layers(request: Request) -> dict[str, dict[int, list[int]]]:
     """Prefix -> number -> forward ops, for every numbered part of every op's name."""
-    found: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    layer_ops: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for i in request.forward:
-        parts = re.split(r"[./]", stem(request.graph.names[i]))
-        for k, part in enumerate(parts):
-            if part.isascii() and part.isdecimal():
-                found[".".join(parts[:k])][int(part)].append(int(i))
-    return found
+        path = re.split(r"[./]", stem(request.graph.names[i]))
+        for k, name in enumerate(path):
+            if name.isascii() and name.isdecimal():
+                layer_ops[".".join(path[:k])][int(name)].append(int(i))
+    return layer_ops
 
 
-def _widest(found: dict[str, dict[int, list[int]]]) -> str:
-    return min(found, key=lambda prefix: (-sum(map(len, found[prefix].values())), len(prefix), prefix))
+def _largest_stack(layer_ops: dict[str, dict[int, list[int]]]) -> str:
+    return min(layer_ops, key=lambda prefix: (-sum(map(len, layer_ops[prefix].values())), len(prefix), prefix))
 
 
-def _other_stacks(found: dict[str, dict[int, list[int]]], prefix: str) -> tuple[str, ...]:
+def _other_stacks(layer_ops: dict[str, dict[int, list[int]]], prefix: str) -> tuple[str, ...]:
     inside = f"{prefix}." if prefix else ""
-    others = [p for p in found if p != prefix and not p.startswith(inside) and len(found[p]) > 1]
-    return (f"one stack of layers is written, {prefix!r}; not {', '.join(map(repr, others))}",) if others else ()
+    prefixes = [p for p in layer_ops if p != prefix and not p.startswith(inside) and len(layer_ops[p]) > 1]
+    return (f"one stack of layers is written, {prefix!r}; not {', '.join(map(repr, prefixes))}",) if prefixes else ()
 
 
 def _unit(request: Request, name: str, ops: list[int]) -> Unit:
     return Unit(name, tuple(ops), heaviest(request, ops))
 
 
-def _shown(found: dict[str, dict[int, list[int]]]) -> str:
-    return ", ".join(map(repr, sorted(found))) or "no name"
+def _prefixes_text(layer_ops: dict[str, dict[int, list[int]]]) -> str:
+    return ", ".join(map(repr, sorted(layer_ops))) or "no name"

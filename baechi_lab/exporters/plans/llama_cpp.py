@@ -32,11 +32,17 @@ _TENSORS = (
     (r"experts\.(.*\.)?(down_proj|w2)$", "ffn_down_exps"),
     (r"experts(\.|$)", "ffn_.*_exps"),
     (r"(^|\.)router(\.|$)", "ffn_gate_inp"),
-    (r"(^|\.)(q_a_proj)$", "attn_q_a"), (r"(^|\.)q_b_proj$", "attn_q_b"),
-    (r"(^|\.)kv_a_proj_with_mqa$", "attn_kv_a_mqa"), (r"(^|\.)kv_b_proj$", "attn_(kv|k|v)_b"),
-    (r"(^|\.)q_a_layernorm$", "attn_q_a_norm"), (r"(^|\.)kv_a_layernorm$", "attn_kv_a_norm"),
-    (r"(^|\.)(q_norm|q_layernorm)$", "attn_q_norm"), (r"(^|\.)(k_norm|k_layernorm)$", "attn_k_norm"),
-    (r"(^|\.)(q_proj|query)$", "attn_q"), (r"(^|\.)(k_proj|key)$", "attn_k"), (r"(^|\.)(v_proj|value)$", "attn_v"),
+    (r"(^|\.)(q_a_proj)$", "attn_q_a"),
+    (r"(^|\.)q_b_proj$", "attn_q_b"),
+    (r"(^|\.)kv_a_proj_with_mqa$", "attn_kv_a_mqa"),
+    (r"(^|\.)kv_b_proj$", "attn_(kv|k|v)_b"),
+    (r"(^|\.)q_a_layernorm$", "attn_q_a_norm"),
+    (r"(^|\.)kv_a_layernorm$", "attn_kv_a_norm"),
+    (r"(^|\.)(q_norm|q_layernorm)$", "attn_q_norm"),
+    (r"(^|\.)(k_norm|k_layernorm)$", "attn_k_norm"),
+    (r"(^|\.)(q_proj|query)$", "attn_q"),
+    (r"(^|\.)(k_proj|key)$", "attn_k"),
+    (r"(^|\.)(v_proj|value)$", "attn_v"),
     (r"(^|\.)(qkv_proj|query_key_value|c_attn|Wqkv|W_pack|qkv)$", "attn_qkv"),
     (_IN_ATTENTION + r"output\.LayerNorm$", "attn_output_norm"),
     (_IN_ATTENTION + r"(.*\.)?(o_proj|out_proj|c_proj|dense|wo)$", "attn_output"),
@@ -49,7 +55,7 @@ _TENSORS = (
     (r"(^|\.)(down_proj|fc2|c_proj|fc_out|dense_4h_to_h)$|feed_forward\.w2$|^output\.dense$", "ffn_down"),
     (r"^output\.LayerNorm$", "layer_output_norm"),
     (r"(^|\.)(mlp|feed_forward|ffn|block_sparse_moe|moe)$", "ffn_(gate|up|down)"),
-)  # fmt: skip
+)
 """Module within a layer -> its tensors' name in llama.cpp; the first pattern that fits counts.
 
 Source: llama.cpp, `gguf-py/gguf/tensor_mapping.py` and `constants.py`.
@@ -60,35 +66,36 @@ def write(request: Request) -> Written:
     """The options, for example `-ngl 999 -sm layer -ts 3,2 -ot "^blk\\.(0|1)\\.ffn_.*_exps\\.=CPU"`."""
     stack = find_stack(request)
     gpus = request.accelerators()
-    parts = [_parts(request, unit) for unit in stack.layers]
+    tensor_ops = [_tensor_ops(request, unit) for unit in stack.layers]
     head = heaviest(request, [i for u in stack.after for i in u.ops]) if stack.after else stack.layers[-1].device
-    layers = [_layer_device(request, unit, part) for unit, part in zip(stack.layers, parts, strict=True)]
-    wanted = [gpus.get(d) for d in (*layers, head)]
-    base = _rising(wanted, len(gpus)) if gpus else []
+    layers = [_layer_device(request, unit, ops_of) for unit, ops_of in zip(stack.layers, tensor_ops, strict=True)]
+    planned_gpus = [gpus.get(d) for d in (*layers, head)]
+    base = _rising_split(planned_gpus, len(gpus)) if gpus else []
     shares = [base.count(g) for g in range(len(gpus))]
     tensors = [
-        {name: gpus.get(heaviest(request, ops)) for name, ops in part.items() if name is not None} for part in parts
+        {name: gpus.get(heaviest(request, ops)) for name, ops in ops_of.items() if name is not None}
+        for ops_of in tensor_ops
     ]
     overrides = _overrides(tensors, base) if gpus else []
-    if gpus and wanted[-1] != base[-1]:
-        overrides.append(f"^output={_buffer(wanted[-1])}")
+    if gpus and planned_gpus[-1] != base[-1]:
+        overrides.append(f"^output={_buffer(planned_gpus[-1])}")
     value = {"tensor_split": shares, "override_tensor": overrides}
     split = f" -sm layer -ts {','.join(map(str, shares))}" if gpus else ""
     options = "".join(f' -ot "{pattern}"' for pattern in overrides)
     text = f"-ngl {999 if gpus else 0}{split}{options}\n"
-    before = [u.device if "rotary" in u.name else _cpu(request, u.device) for u in stack.before]
-    ends = before + layers + [head] * len(stack.after)
-    written = spread(request, stack.units, ends)
+    before = [u.device if "rotary" in u.name else _embedding_device(request, u.device) for u in stack.before]
+    unit_devices = before + layers + [head] * len(stack.after)
+    written = spread(request, stack.units, unit_devices)
     index = {gpu: device for device, gpu in gpus.items()}
-    for k, part in enumerate(parts if gpus else ()):
-        for name, ops in part.items():
+    for k, ops_of in enumerate(tensor_ops if gpus else ()):
+        for name, ops in ops_of.items():
             written[ops] = index[base[k]] if name is None else heaviest(request, ops)
     backward = np.flatnonzero(request.graph.forward_of >= 0)
     written[backward] = written[request.graph.forward_of[backward]]
-    return Written(value, text, written, (*stack.lost, *_lost(request, stack, parts, tensors, base)))
+    return Written(value, text, written, (*stack.unsupported, *_unsupported(request, stack, tensor_ops, tensors, base)))
 
 
-def _parts(request: Request, unit: Unit) -> dict[str | None, list[int]]:
+def _tensor_ops(request: Request, unit: Unit) -> dict[str | None, list[int]]:
     """Name of tensors -> the ops of a layer that read them; None for modules whose tensors have no known name.
 
     A layer that is one op, or on one device, has one entry, "": all of its tensors. Ops without weights go with those
@@ -107,14 +114,14 @@ def _parts(request: Request, unit: Unit) -> dict[str | None, list[int]]:
         if is_call(graph, op) and names[op] == ATTENTION and graph.persistent_bytes[op] > 0:
             names[op] = "attn_sinks"
     reads = {op: bool(graph.persistent_bytes[op] > 0) if sized else not is_call(graph, op) for op in unit.ops}
-    known = {names[op] for op in unit.ops if reads[op]}
-    parts: dict[str | None, list[int]] = defaultdict(list)
-    here: str | None = None
+    named = {names[op] for op in unit.ops if reads[op]}
+    tensor_ops: dict[str | None, list[int]] = defaultdict(list)
+    tensor: str | None = None
     for op, path in zip(unit.ops, inside, strict=True):
-        if reads[op] or names[op] in known:
-            here = names[op]
-        parts[None if is_call(graph, op) and not path else here].append(op)
-    return dict(parts)
+        if reads[op] or names[op] in named:
+            tensor = names[op]
+        tensor_ops[None if is_call(graph, op) and not path else tensor].append(op)
+    return dict(tensor_ops)
 
 
 def _tensor_name(path: str, moe: bool, gemma: bool) -> str | None:
@@ -125,9 +132,9 @@ def _tensor_name(path: str, moe: bool, gemma: bool) -> str | None:
     return next((name for pattern, name in _TENSORS if re.search(pattern, path)), None)
 
 
-def _layer_device(request: Request, unit: Unit, parts: dict[str | None, list[int]]) -> int:
+def _layer_device(request: Request, unit: Unit, tensor_ops: dict[str | None, list[int]]) -> int:
     """Where `--tensor-split` should have a layer: where its attention is, else on the GPU with most of it, else on the CPU."""
-    attention = [i for name, ops in parts.items() if name is not None and name.startswith("attn_") for i in ops]
+    attention = [i for name, ops in tensor_ops.items() if name is not None and name.startswith("attn_") for i in ops]
     gpus = request.accelerators()
     on_gpus = [i for i in unit.ops if int(request.device[i]) in gpus]
     if attention and (device := heaviest(request, attention)) in gpus:
@@ -135,14 +142,14 @@ def _layer_device(request: Request, unit: Unit, parts: dict[str | None, list[int
     return heaviest(request, on_gpus) if on_gpus else unit.device
 
 
-def _rising(wanted: list[int | None], gpus: int) -> list[int]:
+def _rising_split(planned: list[int | None], gpus: int) -> list[int]:
     """The GPU that --tensor-split gives each layer: never a lower one than the layer before, fewest not as wanted.
 
     Layers wanted on a CPU (None) go along with any.
     """
     costs = [0] * gpus
     choices = []
-    for target in wanted:
+    for target in planned:
         best = [min(range(g + 1), key=lambda h: (costs[h], -h)) for g in range(gpus)]
         choices.append(best)
         costs = [costs[best[g]] + (target not in (g, None)) for g in range(gpus)]
@@ -176,20 +183,23 @@ def _buffer(gpu: int | None) -> str:
     return "CPU" if gpu is None else f"CUDA{gpu}"
 
 
-def _cpu(request: Request, planned: int) -> int:
+def _embedding_device(request: Request, planned: int) -> int:
     """Where input embeddings run, which llama.cpp keeps on the CPU; -1 (not said) without a CPU in the cluster."""
     devices = () if request.cluster is None else request.cluster.devices
     cpus = [d for d, device in enumerate(devices) if device.family == "cpu"]
     return planned if planned in cpus else cpus[0] if cpus else -1
 
 
-def _lost(
-    request: Request, stack: Stack, parts: list[dict[str | None, list[int]]], tensors: list[dict[str, int | None]],
+def _unsupported(
+    request: Request,
+    stack: Stack,
+    tensor_ops: list[dict[str | None, list[int]]],
+    tensors: list[dict[str, int | None]],
     base: list[int],
-) -> tuple[str, ...]:  # fmt: skip
-    lost = []
+) -> tuple[str, ...]:
+    sentences = []
     if stack.before:
-        lost.append("llama.cpp keeps input embeddings on the CPU, wherever they were planned")
+        sentences.append("llama.cpp keeps input embeddings on the CPU, wherever they were planned")
     caches = [
         k
         for k, devices in enumerate(tensors if base else ())
@@ -197,21 +207,21 @@ def _lost(
         if device != base[k] and (not name or name.startswith("attn_"))
     ]
     if caches:
-        lost.append(
+        sentences.append(
             "-ot moves weights only: the key-value cache of those layers stays where --tensor-split puts the layer"
         )
     unnamed = [
         request.graph.names[i]
-        for part, gpu in zip(parts, base, strict=False)
-        for i in part.get(None, ())
+        for ops_of, gpu in zip(tensor_ops, base, strict=False)
+        for i in ops_of.get(None, ())
         if request.graph.persistent_bytes[i] > 0 and request.accelerators().get(int(request.device[i])) != gpu
     ]
     if unnamed:
-        lost.append(f"what llama.cpp calls the tensors of {unnamed[0]!r} is not known; they stay with their layer")
+        sentences.append(f"what llama.cpp calls the tensors of {unnamed[0]!r} is not known; they stay with their layer")
     cpus = sorted({int(request.device[i]) for u in stack.units for i in u.ops} - request.accelerators().keys())
     if len(cpus) > 1:
-        lost.append(f"{', '.join(map(request.device_name, cpus))} are all 'CPU'")
+        sentences.append(f"{', '.join(map(request.device_name, cpus))} are all 'CPU'")
     numbers = [int(u.name.rpartition(".")[2]) for u in stack.layers]
     if numbers != list(range(len(numbers))):
-        lost.append(f"layers are numbered {numbers}; llama.cpp counts from 0 without gaps")
-    return tuple(lost)
+        sentences.append(f"layers are numbered {numbers}; llama.cpp counts from 0 without gaps")
+    return tuple(sentences)

@@ -19,18 +19,28 @@ def write(request: Request) -> Written:
     once = rounds(layers) == 1
     first = _end(stack.before[:1], layers[0].device)
     last = _end(stack.after[-1:], layers[-1].device)
-    runs = [(s.device, f"t*{s.stop - s.start}" if s.stop - s.start > 1 else "t") for s in layers]
-    # A stage of its own would break the rounds: the end goes with the layers beside it, which is told as lost.
+    stages_text = [(s.device, f"t*{s.stop - s.start}" if s.stop - s.start > 1 else "t") for s in layers]
+    # A stage of its own would break the rounds: the end goes with the layers beside it, which `unsupported` says.
     own_first = once and first not in {s.device for s in layers}
     own_last = once and last not in {first, *(s.device for s in layers)}
-    runs = [(first, "E"), *runs] if own_first else [(runs[0][0], "E" + runs[0][1]), *runs[1:]]
-    runs = [*runs, (last, "L")] if own_last else [*runs[:-1], (runs[-1][0], runs[-1][1] + "L")]
-    layout = "|".join(text for _, text in runs)
-    device = [runs[0][0]] * len(stack.before) + [u.device for u in stack.layers] + [runs[-1][0]] * len(stack.after)
-    size = len(runs) // rounds(layers)
+    stages_text = (
+        [(first, "E"), *stages_text] if own_first else [(stages_text[0][0], "E" + stages_text[0][1]), *stages_text[1:]]
+    )
+    stages_text = (
+        [*stages_text, (last, "L")] if own_last else [*stages_text[:-1], (stages_text[-1][0], stages_text[-1][1] + "L")]
+    )
+    layout = "|".join(text for _, text in stages_text)
+    device = (
+        [stages_text[0][0]] * len(stack.before)
+        + [u.device for u in stack.layers]
+        + [stages_text[-1][0]] * len(stack.after)
+    )
+    size = len(stages_text) // rounds(layers)
     text = f'--pipeline-model-parallel-size {size} --pipeline-model-parallel-layout "{layout}"\n'
-    stages = [Stage(d, i, i + 1) for i, (d, _) in enumerate(runs)]
-    return Written(layout, text, spread(request, stack.units, device), (*stack.lost, *stage_devices(request, stages)))
+    stages = [Stage(d, i, i + 1) for i, (d, _) in enumerate(stages_text)]
+    return Written(
+        layout, text, spread(request, stack.units, device), (*stack.unsupported, *stage_devices(request, stages))
+    )
 
 
 def _end(units: tuple[Unit, ...], otherwise: int) -> int:

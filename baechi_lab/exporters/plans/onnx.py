@@ -27,7 +27,7 @@ def write(request: Request) -> Written:
     Raises:
         InvalidInput: no model, or one whose nodes are none of the graph's ops.
     """
-    model = _model(request.model)
+    model = _copy_model(request.model)
     nodes = list(model.graph.node)
     names = op_names([n for n in nodes if n.op_type != "Constant"])
     index = request.graph.index
@@ -38,20 +38,20 @@ def write(request: Request) -> Written:
     stages = _stages([device[id(n)] for n in nodes])
     _annotate(model, request, device, stages)
     written = np.full(request.graph.n, -1, np.int32)
-    for name, where in placed.items():
-        written[index[name]] = where
-    text = json.dumps({name: request.device_name(where) for name, where in placed.items()}, indent=1) + "\n"
-    lost = _lost(request, written, len(names) - len(placed), stages)
-    return Written(model, text, written, lost, {"": model.SerializeToString()})
+    for name, d in placed.items():
+        written[index[name]] = d
+    text = json.dumps({name: request.device_name(d) for name, d in placed.items()}, indent=1) + "\n"
+    unsupported = _unsupported(request, written, len(names) - len(placed), stages)
+    return Written(model, text, written, unsupported, {"": model.SerializeToString()})
 
 
-def _model(given: Any) -> Any:
+def _copy_model(source: Any) -> Any:
     """A copy of the model, of a version that knows devices."""
     onnx = onnx_package()
-    if given is None:
+    if source is None:
         raise InvalidInput("model is missing; the format 'onnx' needs the ONNX model of the graph, or its file")
     model = onnx.ModelProto()
-    model.CopyFrom(inlined(given if isinstance(given, onnx.ModelProto) else load_model(given)))
+    model.CopyFrom(inlined(source if isinstance(source, onnx.ModelProto) else load_model(source)))
     if not hasattr(model, "configuration"):
         raise InvalidInput(f"onnx {onnx.__version__} has no device configurations; version 1.18 or newer has")
     model.ir_version = max(model.ir_version, IR_VERSION)
@@ -72,8 +72,8 @@ def _devices(nodes: list[Any], names: Any, placed: dict[str, int]) -> dict[int, 
 
 def _stages(order: list[int]) -> dict[int, int] | None:
     """Device -> stage, where the nodes never go back to a device that they left; None elsewhere."""
-    runs = [d for k, d in enumerate(order) if k == 0 or order[k - 1] != d]
-    return {d: k for k, d in enumerate(runs)} if len(set(runs)) == len(runs) else None
+    visited = [d for k, d in enumerate(order) if k == 0 or order[k - 1] != d]
+    return {d: k for k, d in enumerate(visited)} if len(set(visited)) == len(visited) else None
 
 
 def _annotate(model: Any, request: Request, device: dict[int, int], stages: dict[int, int] | None) -> None:
@@ -84,23 +84,27 @@ def _annotate(model: Any, request: Request, device: dict[int, int], stages: dict
     )
     for node in model.graph.node:
         del node.device_configurations[:]
-        where = device[id(node)]
+        device_index = device[id(node)]
         entry = node.device_configurations.add(configuration_id=CONFIGURATION)
         for value in filter(None, node.output):
-            entry.sharding_spec.add(tensor_name=value, device=[where])
+            entry.sharding_spec.add(tensor_name=value, device=[device_index])
         if stages is not None:
-            entry.pipeline_stage = stages[where]
+            entry.pipeline_stage = stages[device_index]
 
 
-def _lost(request: Request, written: NDArray[Any], missing: int, stages: dict[int, int] | None) -> tuple[str, ...]:
-    lost = []
+def _unsupported(
+    request: Request, written: NDArray[Any], missing: int, stages: dict[int, int] | None
+) -> tuple[str, ...]:
+    sentences = []
     training = int(np.count_nonzero(written < 0))
     if training:
-        lost.append(
+        sentences.append(
             f"{training} ops of the graph (backward pass, updates) are not in the model, which is a forward pass"
         )
     if missing:
-        lost.append(f"{missing} nodes of the model are no ops of the graph; they go with the node that reads them")
+        sentences.append(f"{missing} nodes of the model are no ops of the graph; they go with the node that reads them")
     if stages is None:
-        lost.append("nodes go back to a device that they left, so none has a pipeline_stage; the devices are written")
-    return tuple(lost)
+        sentences.append(
+            "nodes go back to a device that they left, so none has a pipeline_stage; the devices are written"
+        )
+    return tuple(sentences)

@@ -45,9 +45,9 @@ def _outermost(request: Request, units: list[Unit], start: int) -> str:
     What holds numbered modules may be a `ModuleList`, which nobody calls: PyTorch would not split there, and say nothing.
     Where the model is given, it says which modules have a forward.
     """
-    parts = units[start].name.split(".")
-    ends = [k for k in range(1, len(parts) + 1) if k == len(parts) or not parts[k].isdecimal()]
-    prefixes = [".".join(parts[:k]) for k in ends]
+    path = units[start].name.split(".")
+    lengths = [k for k in range(1, len(path) + 1) if k == len(path) or not path[k].isdecimal()]
+    prefixes = [".".join(path[:k]) for k in lengths]
     modules = dict(request.model.named_modules()) if hasattr(request.model, "named_modules") else {}
     prefixes = [
         p for p in prefixes if p not in modules or type(modules[p]).forward.__name__ != "_forward_unimplemented"

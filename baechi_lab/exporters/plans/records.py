@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,15 +25,21 @@ class WrittenPlan:
         format: the name of the format.
         value: what the runtime is given: a mapping, a list, or a text.
         text: the same as text, to paste or to save.
-        lost: one sentence for each thing of the plan that the format could not express; empty when nothing was lost.
+        unsupported: one sentence for each thing of the plan that the format could not express; empty where it expresses all.
         files: for formats that are binary, ending of a file's name -> its bytes.
     """
 
     format: str
     value: Any
     text: str
-    lost: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Deprecated name of `unsupported`."""
+        warnings.warn("lost is deprecated; use unsupported", DeprecationWarning, stacklevel=2)
+        return self.unsupported
 
     def __str__(self) -> str:
         return self.text
@@ -73,7 +80,7 @@ class Written:
     value: Any
     text: str
     device: NDArray[Any]
-    lost: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -83,8 +90,8 @@ def heaviest(request: Request, ops: list[int]) -> int:
     devices = sorted({int(request.device[i]) for i in ops})
 
     def weight(device: int) -> tuple[int, float]:
-        here = [i for i in ops if request.device[i] == device]
-        return int(graph.persistent_bytes[here].sum()), float(graph.duration_us[here].sum())
+        on_device = [i for i in ops if request.device[i] == device]
+        return int(graph.persistent_bytes[on_device].sum()), float(graph.duration_us[on_device].sum())
 
     return max(devices, key=weight)
 
@@ -108,13 +115,13 @@ def check_modules(request: Request, names: Sequence[str]) -> None:
     """
     if not hasattr(request.model, "named_modules"):
         return
-    known = {name for name, _ in request.model.named_modules(remove_duplicate=False)}
-    unknown = [name for name in names if name not in known]
+    module_names = {name for name, _ in request.model.named_modules(remove_duplicate=False)}
+    unknown = [name for name in names if name not in module_names]
     if unknown:
         raise InvalidInput(f"{unknown[0]!r} of the graph is no module of the model; give the model that was profiled")
 
 
-def moved(request: Request, written: NDArray[Any]) -> tuple[str, ...]:
+def moved_ops_sentence(request: Request, written: NDArray[Any]) -> tuple[str, ...]:
     """The sentence on ops that will run on another device than planned; none where all keep theirs."""
     wrong = np.flatnonzero((written >= 0) & (written != request.device))
     if not wrong.size:
@@ -125,5 +132,5 @@ def moved(request: Request, written: NDArray[Any]) -> tuple[str, ...]:
         f"{request.device_name(int(request.device[i]))}"
         for i in wrong[:3]
     )
-    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-    return (f"{len(wrong)} of {request.graph.n} ops, {share:.0%} of the time, run elsewhere: {shown}{more}",)
+    more_text = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    return (f"{len(wrong)} of {request.graph.n} ops, {share:.0%} of the time, run elsewhere: {shown}{more_text}",)

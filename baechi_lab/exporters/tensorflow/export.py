@@ -115,7 +115,7 @@ Plug your own input iterator in at the marked line of `train.py`.
 | `placement.json` | op -> device, and the names that feed, run and read the step |
 | `initial_values.npz` | the variables' values when the step was traced |
 | `example_inputs.npz` | the batch with which it was traced |
-{_where(workers)}"""
+{_device_note(workers)}"""
 
 
 def _micro_batches(cut: PipelinedStep | None) -> str:
@@ -170,7 +170,7 @@ _NETWORK = """with `--trusted-network` instead of `--secret cluster.pem` you say
 that you let everyone who reaches these machines run code as you."""
 
 
-def _where(workers: Sequence[str]) -> str:
+def _device_note(workers: Sequence[str]) -> str:
     if workers:
         return ""
     return """

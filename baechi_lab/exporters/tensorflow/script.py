@@ -18,13 +18,13 @@ import numpy as np
 os.environ.setdefault("GRPC_FAIL_FAST", "true")  # or TensorFlow waits for ever for a worker that died
 import tensorflow as tf
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 v1 = tf.compat.v1
 
 
 def batches(plan: dict) -> Iterator[tuple]:
     """Yield one tuple of arrays per step, shaped as `plan["inputs"]` says, or longer by micro-batches (see `divided`)."""
-    with np.load(HERE / "example_inputs.npz", allow_pickle=False) as stored:
+    with np.load(FOLDER / "example_inputs.npz", allow_pickle=False) as stored:
         example = tuple(typed(stored[f"input_{i}"], x["dtype"]) for i, x in enumerate(plan["inputs"]))
     # >>> PLUG IN YOUR INPUT ITERATOR HERE: replace the next line by your own source of batches <<<
     yield from itertools.repeat(example)
@@ -32,11 +32,11 @@ def batches(plan: dict) -> Iterator[tuple]:
 
 def divided(plan: dict, batch: tuple) -> list:
     """The inputs of every micro-batch: an array is cut along the axis on which it is longer than the step's."""
-    count, parts = plan["micro_batches"], []
+    count, cuts = plan["micro_batches"], []
     for spec, value in zip(plan["inputs"], batch, strict=True):
         longer = [a for a, (want, have) in enumerate(zip(spec["shape"], np.shape(value), strict=True)) if want != have]
-        parts.append(np.split(value, count, longer[0]) if longer else [value] * count)
-    return [part[k] for k in range(count) for part in parts]
+        cuts.append(np.split(value, count, longer[0]) if longer else [value] * count)
+    return [cut[k] for k in range(count) for cut in cuts]
 
 
 def typed(array: np.ndarray, dtype: str) -> np.ndarray:
@@ -48,32 +48,32 @@ def devices(plan: dict) -> tuple[list[str], dict[str, int]]:
     """The TensorFlow devices of this run: the cluster's, else GPUs if there are enough, else logical CPU devices."""
     if plan["workers"]:
         return plan["devices"], {}
-    wanted = len(plan["devices"])
-    kind = "GPU" if len(tf.config.list_physical_devices("GPU")) >= wanted else "CPU"
-    return [f"/job:localhost/replica:0/task:0/device:{kind}:{i}" for i in range(wanted)], {kind: wanted}
+    count = len(plan["devices"])
+    kind = "GPU" if len(tf.config.list_physical_devices("GPU")) >= count else "CPU"
+    return [f"/job:localhost/replica:0/task:0/device:{kind}:{i}" for i in range(count)], {kind: count}
 
 
 def config(plan: dict, counts: dict[str, int]) -> tf.compat.v1.ConfigProto:
     """A session configuration that leaves every op where the placement put it."""
-    made = v1.ConfigProto(allow_soft_placement="GPU" in counts or any("GPU" in d for d in plan["devices"]))
-    made.device_count["CPU"] = counts.get("CPU", 1)
-    made.graph_options.rewrite_options.disable_meta_optimizer = True
-    made.graph_options.optimizer_options.opt_level = -1
-    made.gpu_options.allow_growth = True
+    options = v1.ConfigProto(allow_soft_placement="GPU" in counts or any("GPU" in d for d in plan["devices"]))
+    options.device_count["CPU"] = counts.get("CPU", 1)
+    options.graph_options.rewrite_options.disable_meta_optimizer = True
+    options.graph_options.optimizer_options.opt_level = -1
+    options.gpu_options.allow_growth = True
     if plan["workers"]:
-        made.isolate_session_state = True
-        job = made.cluster_def.job.add(name="worker")
+        options.isolate_session_state = True
+        job = options.cluster_def.job.add(name="worker")
         for task, address in enumerate(plan["workers"]):
             job.tasks[task] = address
-    return made
+    return options
 
 
 def placed_graph(plan: dict, names: list[str]) -> tf.Graph:
     """The step's graph, with this run's devices in place of the exported ones."""
-    definition = v1.GraphDef.FromString((HERE / "placed_graph.pb").read_bytes())
-    here = dict(zip(plan["devices"], names, strict=True))
+    definition = v1.GraphDef.FromString((FOLDER / "placed_graph.pb").read_bytes())
+    device_names = dict(zip(plan["devices"], names, strict=True))
     for node in definition.node:
-        node.device = here.get(node.device, node.device)
+        node.device = device_names.get(node.device, node.device)
     graph = tf.Graph()
     with graph.as_default():
         tf.import_graph_def(definition, name="")
@@ -85,11 +85,11 @@ def train(plan: dict, steps: int) -> None:
     names, counts = devices(plan)
     target = f"grpc://{plan['workers'][0]}" if plan["workers"] else ""
     with v1.Session(target, placed_graph(plan, names), config(plan, counts)) as session:
-        with np.load(HERE / "initial_values.npz", allow_pickle=False) as stored:
+        with np.load(FOLDER / "initial_values.npz", allow_pickle=False) as stored:
             for first in range(0, len(plan["variables"]), 50):
-                some = list(enumerate(plan["variables"]))[first : first + 50]
-                values = {v["value"]: typed(stored[f"variable_{i}"], v["dtype"]) for i, v in some}
-                session.run([v["assign"] for _, v in some], values)
+                chunk = list(enumerate(plan["variables"]))[first : first + 50]
+                values = {v["value"]: typed(stored[f"variable_{i}"], v["dtype"]) for i, v in chunk}
+                session.run([v["assign"] for _, v in chunk], values)
         step = session.make_callable([*plan["fetches"], *plan["targets"]], plan["feeds"])
         for number, batch in enumerate(itertools.islice(batches(plan), steps)):
             start = time.perf_counter()
@@ -103,8 +103,8 @@ def train(plan: dict, steps: int) -> None:
 def save(plan: dict, session: tf.compat.v1.Session) -> None:
     """Write the trained variables; the same keys as in initial_values.npz."""
     values = session.run([v["read"] for v in plan["variables"]])
-    np.savez(HERE / "trained_values.partial.npz", **{f"variable_{i}": value for i, value in enumerate(values)})
-    os.replace(HERE / "trained_values.partial.npz", HERE / "trained_values.npz")
+    np.savez(FOLDER / "trained_values.partial.npz", **{f"variable_{i}": value for i, value in enumerate(values)})
+    os.replace(FOLDER / "trained_values.partial.npz", FOLDER / "trained_values.npz")
 
 
 def main() -> None:
@@ -115,29 +115,29 @@ def main() -> None:
     parser.add_argument("--secret", metavar="FILE", help="the file that all machines of the cluster have (README.md)")
     parser.add_argument("--trusted-network", action="store_true", help="let everyone on the network run code as you")
     parser.add_argument("--trusted-users", action="store_true", help="let all users of this machine run code as you")
-    given = parser.parse_args()
-    plan = json.loads((HERE / "placement.json").read_text())
-    if not plan["workers"] and (given.worker or given.secret or given.trusted_network):
+    arguments = parser.parse_args()
+    plan = json.loads((FOLDER / "placement.json").read_text())
+    if not plan["workers"] and (arguments.worker or arguments.secret or arguments.trusted_network):
         parser.error(
             "this step was exported for the devices of one machine, without workers; run it with --steps alone"
         )
-    sys.path.append(str(HERE))  # not there under `python -I`
-    if given.secret and not given.worker:
+    sys.path.append(str(FOLDER))  # not there under `python -I`
+    if arguments.secret and not arguments.worker:
         from tunnel import go_through
 
-        go_through(given.secret)
-    if given.worker:
+        go_through(arguments.secret)
+    if arguments.worker:
         from worker import serve
 
         threads = 2 if plan["schedule"] else 1  # the second one sends
-        serve(given.worker, given.trusted_network, given.secret, threads, given.trusted_users)
+        serve(arguments.worker, arguments.trusted_network, arguments.secret, threads, arguments.trusted_users)
     elif plan["workers"]:
         from watch import watched
 
-        with watched(plan["workers"], given.secret):
-            train(plan, given.steps)
+        with watched(plan["workers"], arguments.secret):
+            train(plan, arguments.steps)
     else:
-        train(plan, given.steps)
+        train(plan, arguments.steps)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,11 @@ def serve(
         listener = tunnel.listen(host.strip("[]"), inside)
         go_behind(secret, trusted_users)
         inside = free_port()
-    known = tf.train.ServerDef(job_name="unassigned", protocol="grpc", port=inside)
-    known.cluster.job.add(name="unassigned").tasks[0] = address
-    known.default_session_config.inter_op_parallelism_threads = threads
-    known.default_session_config.intra_op_parallelism_threads = 1
-    server = tf.distribute.Server(known, start=False)
+    server_def = tf.train.ServerDef(job_name="unassigned", protocol="grpc", port=inside)
+    server_def.cluster.job.add(name="unassigned").tasks[0] = address
+    server_def.default_session_config.inter_op_parallelism_threads = threads
+    server_def.default_session_config.intra_op_parallelism_threads = 1
+    server = tf.distribute.Server(server_def, start=False)
     if not trusted_network:
         keep_to_loopback(inside)
     server.start()

@@ -95,9 +95,15 @@ def _lanes(
     starts, length = start.tolist(), (end - start).tolist()
     for i, device_index in enumerate(device.tolist()):
         yield {
-            "ph": "X", "cat": kind, "name": labels[i], "pid": device_index, "tid": _FIRST_LANE[kind] + lane[i],
-            "ts": starts[i], "dur": length[i], "args": details[i],
-        }  # fmt: skip
+            "ph": "X",
+            "cat": kind,
+            "name": labels[i],
+            "pid": device_index,
+            "tid": _FIRST_LANE[kind] + lane[i],
+            "ts": starts[i],
+            "dur": length[i],
+            "args": details[i],
+        }
 
 
 def _free_lanes(device: NDArray[Any], start: NDArray[np.float64], end: NDArray[np.float64]) -> list[int]:

@@ -24,7 +24,7 @@ from .dnn_partitioning import graph_from_partitioning, looks_like_partitioning
 from .json_format import FORMAT, Record, from_document, to_document
 from .leftovers import RANDOM, clear, lock
 from .pipedream import PEEK, graph_from_pipedream, looks_like_pipedream
-from .reading import PathLike, located, name_of, parse, program_kind, read, refuse_model_config, stem, text_of
+from .reading import PathLike, name_of, parse, program_kind, read, refuse_model_config, stem, text_of, with_file_name
 from .stg import graph_from_stg
 from .traces.loading import graph_of_trace, trace_reader
 
@@ -59,15 +59,12 @@ def load_graph(path: PathLike) -> OpGraph:
     if (trace := trace_reader(path, data)) is not None:
         return graph_of_trace(path, trace)
     if name_of(path).removesuffix(".gz").endswith(".stg"):
-        task_graph: OpGraph = located(path, lambda: graph_from_stg(text_of(data), stem(path)))
-        return task_graph
+        return with_file_name(path, lambda: graph_from_stg(text_of(data), stem(path)))
     if looks_like_pipedream(data[:PEEK].decode("utf-8", "replace")):
-        profile: OpGraph = located(path, lambda: graph_from_pipedream(text_of(data), stem(path)))
-        return profile
-    document = located(path, lambda: parse(data))
+        return with_file_name(path, lambda: graph_from_pipedream(text_of(data), stem(path)))
+    document = with_file_name(path, lambda: parse(data))
     if looks_like_partitioning(document):
-        foreign: OpGraph = located(path, lambda: graph_from_partitioning(document, stem(path)))
-        return foreign
+        return with_file_name(path, lambda: graph_from_partitioning(document, stem(path)))
     if not isinstance(document, dict) or "format" not in document:
         refuse_model_config(path, data)
     return _expect(path, document, OpGraph)
@@ -111,17 +108,17 @@ def load_cluster(path: PathLike) -> Cluster:
     Raises:
         FormatError: an unreadable or foreign file; the message names file, field and place.
     """
-    return _expect(path, located(path, lambda: parse(read(path))), Cluster)
+    return _expect(path, with_file_name(path, lambda: parse(read(path))), Cluster)
 
 
 def load_placement(path: PathLike) -> Placement:
     """Read a placement that `save` wrote."""
-    return _expect(path, located(path, lambda: parse(read(path))), Placement)
+    return _expect(path, with_file_name(path, lambda: parse(read(path))), Placement)
 
 
 def load_timeline(path: PathLike) -> Timeline:
     """Read a timeline that `save` wrote."""
-    return _expect(path, located(path, lambda: parse(read(path))), Timeline)
+    return _expect(path, with_file_name(path, lambda: parse(read(path))), Timeline)
 
 
 def save(record: Record, path: PathLike) -> None:
@@ -195,7 +192,7 @@ def compressed(data: bytes) -> bytes:
 
 
 def _expect(path: PathLike, document: Any, cls: type[_T]) -> _T:
-    record = located(path, lambda: from_document(document))
+    record = with_file_name(path, lambda: from_document(document))
     if not isinstance(record, cls):
         kind = document["kind"]
         raise FormatError(f"{name_of(path)}: field kind is {kind!r}; a {cls.__name__} was asked for")
@@ -203,6 +200,15 @@ def _expect(path: PathLike, document: Any, cls: type[_T]) -> _T:
 
 
 __all__ = [
-    "FORMAT", "compressed", "encode", "load_cluster", "load_graph", "load_placement", "load_timeline", "save",
-    "save_cluster", "save_graph", "write_atomically",
-]  # fmt: skip
+    "FORMAT",
+    "compressed",
+    "encode",
+    "load_cluster",
+    "load_graph",
+    "load_placement",
+    "load_timeline",
+    "save",
+    "save_cluster",
+    "save_graph",
+    "write_atomically",
+]

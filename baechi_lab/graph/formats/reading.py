@@ -9,12 +9,14 @@ import os
 import re
 import stat
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import FormatError, InvalidInput
 
 PathLike = str | os.PathLike[str]
+T = TypeVar("T")
 
 MOST_FILE_BYTES = 1 << 29
 """A file may hold, and unpack to, half a gibibyte: graphs of a million ops are below a third of that."""
@@ -122,10 +124,10 @@ def _refuse_constant(word: str) -> Any:
     raise FormatError(f"{word} is not JSON; numbers must be finite")
 
 
-def located(path: PathLike, work: Any) -> Any:
-    """Run `work`; put the file's name in front of what it has to complain about, keeping the error's class."""
+def with_file_name(path: PathLike, read_file: Callable[[], T]) -> T:
+    """Returns `read_file()`; its errors keep their class and begin with the name of the file."""
     try:
-        return work()
+        return read_file()
     except InvalidInput as error:
         if str(error).startswith(f"{name_of(path)}: "):  # it could not be read at all
             raise

@@ -151,12 +151,16 @@ def _tensors(forward: OpGraph, plan: _Plan) -> tuple[Ints, Ints, Ints, Ints]:
     update_of[plan.variable] = plan.update
     updated = update_of[target] >= 0
     activation, user = _activations(forward, plan)
-    tensor = np.concatenate([
-        forward.edge_tensor, gradient[~one], np.repeat(full_gradients, np.diff(count)), full_gradients[updated], activation
-    ])  # fmt: skip
-    reader = np.concatenate([
-        forward.consumers, plan.sum[plan.tensor[~one]], readers, update_of[target[updated]], user
-    ])  # fmt: skip
+    tensor = np.concatenate(
+        [
+            forward.edge_tensor,
+            gradient[~one],
+            np.repeat(full_gradients, np.diff(count)),
+            full_gradients[updated],
+            activation,
+        ]
+    )
+    reader = np.concatenate([forward.consumers, plan.sum[plan.tensor[~one]], readers, update_of[target[updated]], user])
     return producer, size, tensor, reader
 
 

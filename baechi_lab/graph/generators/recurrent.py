@@ -295,9 +295,13 @@ def _attention(net: _Net, keys: Ops, length: int, shape: _Shape) -> tuple[Ops, O
     net.edge(query_kernel, query)
     previous = query
     for suffix, kind, size in (
-        ("add", "AddV2", shape.state * length), ("tanh", "Tanh", shape.state * length), ("sum", "Sum", scores),
-        ("softmax", "Softmax", scores), ("weigh", "Mul", shape.state * length), ("context", "Sum", shape.state),
-    ):  # fmt: skip
+        ("add", "AddV2", shape.state * length),
+        ("tanh", "Tanh", shape.state * length),
+        ("sum", "Sum", scores),
+        ("softmax", "Softmax", scores),
+        ("weigh", "Mul", shape.state * length),
+        ("context", "Sum", shape.state),
+    ):
         current = net.ops(_at(f"attention/{suffix}", length), kind, 0.0, size)
         net.edge(previous, current)
         if suffix in ("add", "weigh"):

@@ -16,7 +16,7 @@ class _Clock:
         # Total, and begin of the present one: one value, as other threads read it.
         self.state: tuple[float, float | None] = 0.0, None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         if self.depth == 0:
             self.state = self.state[0], time.perf_counter()
         self.depth += 1
@@ -37,14 +37,14 @@ _clock = _Clock()
 if HAS_NUMBA:
     from numba.core import event
 
-    class _Ear(event.Listener):  # type: ignore[misc]  # numba has no types
+    class _CompileListener(event.Listener):  # type: ignore[misc]  # numba has no types
         def on_start(self, _: Any) -> None:
-            _clock.begin()
+            _clock.start()
 
         def on_end(self, _: Any) -> None:
             _clock.end()
 
-    event.register("numba:compile", _Ear())
+    event.register("numba:compile", _CompileListener())
 
 
 def working_seconds() -> float:

@@ -17,7 +17,7 @@ from typing import Any
 from ...errors import ExecutionError
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.formats.wire import decoded, encoded
-from ...workers.executors import Calls, opened
+from ...workers.executors import Calls, open_calls
 from .budget import Budget
 from .parameters import SEARCH
 
@@ -34,7 +34,7 @@ def search_on_islands(
     placements: list[Placement | None] = [start] * rule.islands
     history: list[tuple[float, int, float]] = []
     first: dict[str, Any] = {}
-    with opened(rule.executor, rule.islands) as calls:
+    with open_calls(rule.executor, rule.islands) as calls:
         shared = calls.share(encoded(graph))
         for k in range((rule.numbers or SEARCH).island_rounds):
             seconds = None if rule.time_limit is None else max(rule.time_limit - budget.elapsed, 0.0)
@@ -91,11 +91,11 @@ def _result(calls: Calls, future: Future[Placement], shared: Any, cluster: Clust
     for _ in range(losses):
         try:
             return future.result()
-        except calls.lost:
+        except calls.retryable_errors:
             future = _submit(calls, shared, cluster, island_rule)
     try:
         return future.result()
-    except calls.lost as error:
+    except calls.retryable_errors as error:
         raise ExecutionError(
             f"an island of the search was lost with its machine {losses + 1} times, perhaps for want of memory ({error})"
         ) from error

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import FormatError, InvalidInput
 from ...graph.formats.onnx_file import check_versions, inlined, load_model, onnx_package, op_names, opset_version
-from ...graph.formats.reading import located, stem
+from ...graph.formats.reading import stem, with_file_name
 from ..arithmetic import per_element
 from ..roofline import Kernel
 from .onnx_flops import SHAPE_OPS, product_flops
@@ -46,8 +46,7 @@ def program_of(source: Any, batch_size: int | None = None, sizes: Mapping[str, i
         check_versions(source, "the model")
         return _program(source, source.graph.name or "onnx", batch_size, sizes or {})
     model = load_model(source)
-    found: Program = located(source, lambda: _program(model, stem(source), batch_size, sizes or {}))
-    return found
+    return with_file_name(source, lambda: _program(model, stem(source), batch_size, sizes or {}))
 
 
 def _program(model: Any, name: str, batch_size: int | None, sizes: Mapping[str, int]) -> Program:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...graph.formats.reading import located, read, stem
+from ...graph.formats.reading import read, stem, with_file_name
 from ...torch.runtime.tree import map_tensors, tensors
 from ..programs.records import Program, check_named
 from .collecting import WRAPPERS, Collector, OpenSizes, innermost, meta, without_gradients
@@ -25,9 +25,8 @@ def program_of(source: Any, batch_size: int | None = None, sizes: Mapping[str, i
     """
     if isinstance(source, torch.export.ExportedProgram):
         return _of_memory(source, batch_size, sizes or {})
-    document = located(source, lambda: read_document(read(source)))
-    found: Program = located(source, lambda: read_program(document, stem(source), batch_size, sizes or {}))
-    return found
+    document = with_file_name(source, lambda: read_document(read(source)))
+    return with_file_name(source, lambda: read_program(document, stem(source), batch_size, sizes or {}))
 
 
 def _of_memory(program: Any, batch_size: int | None, sizes: Mapping[str, int]) -> Program:

@@ -10,7 +10,7 @@ import ipywidgets
 
 from ...comparison import DEFAULT_PLACERS
 from ...graph.units import format_bytes, format_us
-from ...verdicts import gap_in_words, note_on_bound
+from ...step_summary import gap_in_words, note_on_bound
 from ..charts import peaks_chart, times_chart
 from ..comparing import CURRENT, best_first, difference
 from ..compute import Outcome

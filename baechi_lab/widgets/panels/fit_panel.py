@@ -16,7 +16,7 @@ from ...fitting.subject import Subject, model_code
 from ...graph import OpGraph, Step
 from ...graph.units import format_us
 from ...placers.giving_up.ladder import FAST
-from ...verdicts import change_in_words
+from ...step_summary import change_in_words
 from ..background import Ticket
 from ..compute import Outcome, source
 from ..fit_view import FitView
@@ -61,9 +61,9 @@ class FitPanel:
             "good" if answer.fits else "bad",
         )
         best = answer.best
-        marked = -1 if best is None else answer.ways.index(best)
+        marked = -1 if best is None else answer.options.index(best)
         self.points.children = [FitView(answer)]
-        self.rows.value = table(HEAD, [option.texts() for option in answer.ways], marked)
+        self.rows.value = table(HEAD, [option.texts() for option in answer.options], marked)
 
 
 def fitted(setting: Setting, build: Callable[[Setting], tuple[Step | None, OpGraph]]) -> Subject:
@@ -81,7 +81,7 @@ def fitted(setting: Setting, build: Callable[[Setting], tuple[Step | None, OpGra
 
 def unlike(answer: Fit, shown: Outcome | None) -> str:
     """Why the step as it is differs from the header's; empty where it does not, or there is none."""
-    first = answer.ways[0]
+    first = answer.options[0]
     if shown is None or first.timeline is None:
         return ""
     if first.command == "placement":

@@ -8,7 +8,7 @@ import ipywidgets
 
 from ...graph.units import format_bytes, format_us
 from ...profilers.machine_load import in_words as repeats_in_words
-from ...verdicts import SLOWER, against_one_device, change_in_words, gap_in_words
+from ...step_summary import SLOWER, against_one_device, change_in_words, gap_in_words
 from ..compute import Outcome
 from ..glossary import explained
 from ..guard import Guard, Problem

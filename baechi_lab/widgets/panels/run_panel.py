@@ -9,7 +9,7 @@ import ipywidgets
 
 from ...graph import Run
 from ...graph.units import format_us
-from ...verdicts import below_bound
+from ...step_summary import below_bound
 from ..charts import run_chart
 from ..compute import Outcome
 from ..guard import Guard, refused

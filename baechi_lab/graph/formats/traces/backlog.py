@@ -24,53 +24,56 @@ NEVER = float("-inf")
 
 
 def blocked_until(
-    events: Sequence[Event], waits: Sequence[tuple[float, int]], others: Sequence[tuple[str, float]]
-) -> list[float]:  # fmt: skip
+    events: Sequence[Event], waits: Sequence[tuple[float, int]], foreign_kernels: Sequence[tuple[str, float]]
+) -> list[float]:
     """Returns until when kernels of other steps kept each event waiting, minus infinity for none.
 
     Args:
         events: of the step; lanes of kernels are `DEVICE/...`.
         waits: (time, event) at which events of the host went on after waiting for a device.
-        others: (lane, end) of the kernels of other steps.
+        foreign_kernels: (lane, end) of the kernels of other steps.
     """
     blocked = [NEVER] * len(events)
-    ends = _ends_of_devices(others)
-    every_end = sorted(end for _, end in others)
-    own_ends = sorted(event.end_us for event in events if event.kind == "gpu")
+    device_ends = _ends_of_devices(foreign_kernels)
+    every_end = sorted(end for _, end in foreign_kernels)
+    kernel_ends = sorted(event.end_us for event in events if event.kind == "gpu")
     for k, event in enumerate(events):
         if event.kind == "gpu":
-            end = _last_before(ends.get(_device(event), []), event.start_us)
+            end = _last_before(device_ends.get(_device(event), []), event.start_us)
             blocked[k] = end if event.start_us - end <= BACK_TO_BACK_US else NEVER
     for start, k in waits:
         end = _last_before(every_end, start)
-        blocked[k] = end if end > _last_before(own_ends, start) else NEVER
+        blocked[k] = end if end > _last_before(kernel_ends, start) else NEVER
     return blocked
 
 
 def leave_out_backlog(
-    events: Sequence[Event], launch_of: Mapping[int, int], blocked: Sequence[float], others: Sequence[tuple[str, float]],
+    events: Sequence[Event],
+    launch_of: Mapping[int, int],
+    blocked: Sequence[float],
+    foreign_kernels: Sequence[tuple[str, float]],
     latency_us: float,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Takes the work of other steps out of a step's times, and returns a sentence that says so.
 
     Args:
         events: of the step, with what they depend on. Their times are changed in place.
         launch_of: event on a device -> the event on the host that launched it.
         blocked: see `blocked_until`.
-        others: (lane, end) of the kernels of other steps.
+        foreign_kernels: (lane, end) of the kernels of other steps.
         latency_us: the shortest time from a launch to its kernel in the whole trace.
     """
-    if not others:
+    if not foreign_kernels:
         return []
     blocked, copies = list(blocked), [replace(e, reads={}, after=set(e.after)) for e in events]
     chain(copies, blocked=blocked)
     behind = _lanes_behind(events, launch_of, min(latency_us, LATENCY_US))
-    ends = _ends_of_devices(others)
+    device_ends = _ends_of_devices(foreign_kernels)
     for k, event in enumerate(events):
         if event.lane in behind:
             copies[k].after.discard(launch_of.get(k, -1))
             if not copies[k].reads and not copies[k].after:
-                blocked[k] = _last_before(ends.get(_device(event), []), event.start_us)
+                blocked[k] = _last_before(device_ends.get(_device(event), []), event.start_us)
     if all(until == NEVER for until in blocked):
         return []
     lead = _leads(copies, blocked)
@@ -79,9 +82,9 @@ def leave_out_backlog(
     for k, launch in launch_of.items():
         if events[launch].end_us > events[k].start_us + CLOCK_US:
             events[k].after.discard(launch)
-    most = max(lead)
-    return [f"devices still ran earlier steps when this one was launched; up to {most:.6g} us are left out"] * (
-        most > CLOCK_US
+    longest_lead = max(lead)
+    return [f"devices still ran earlier steps when this one was launched; up to {longest_lead:.6g} us are left out"] * (
+        longest_lead > CLOCK_US
     )
 
 
@@ -89,17 +92,17 @@ def _device(event: Event) -> str:
     return event.lane.partition("/")[0]
 
 
-def _ends_of_devices(others: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
-    ends: dict[str, list[float]] = {}
-    for lane, end in sorted(others, key=lambda other: other[1]):
-        ends.setdefault(lane.partition("/")[0], []).append(end)
-    return ends
+def _ends_of_devices(foreign_kernels: Sequence[tuple[str, float]]) -> dict[str, list[float]]:
+    device_ends: dict[str, list[float]] = {}
+    for lane, end in sorted(foreign_kernels, key=lambda row: row[1]):
+        device_ends.setdefault(lane.partition("/")[0], []).append(end)
+    return device_ends
 
 
-def _last_before(ends: Sequence[float], start: float) -> float:
+def _last_before(sorted_ends: Sequence[float], start: float) -> float:
     """The last of these ends before an event that starts then."""
-    k = bisect_right(ends, start + CLOCK_US)
-    return min(ends[k - 1], start) if k else NEVER
+    k = bisect_right(sorted_ends, start + CLOCK_US)
+    return min(sorted_ends[k - 1], start) if k else NEVER
 
 
 def _lanes_behind(events: Sequence[Event], launch_of: Mapping[int, int], latency_us: float) -> set[str]:
@@ -107,19 +110,19 @@ def _lanes_behind(events: Sequence[Event], launch_of: Mapping[int, int], latency
     launched: dict[str, list[tuple[float, float]]] = {}
     for k, launch in launch_of.items():
         launched.setdefault(events[k].lane, []).append((events[k].start_us, events[launch].end_us))
-    begin = min((event.start_us for event in events if event.kind != "gpu"), default=0.0)
+    first_start = min((event.start_us for event in events if event.kind != "gpu"), default=0.0)
     lanes = set()
     for lane, times in launched.items():
         first, delay = min(times)[0], min(start - launch for start, launch in times) - latency_us
         all_launched = first >= max(launch for _, launch in times)
-        if delay > CLOCK_US and (all_launched or 2 * delay > first - begin):
+        if delay > CLOCK_US and (all_launched or 2 * delay > first - first_start):
             lanes.add(lane)
     return lanes
 
 
 def _leads(events: Sequence[Event], blocked: Sequence[float]) -> list[float]:
     """By how much earlier each event would have run, had nothing of other steps kept it or those before it waiting."""
-    begin = min(event.start_us for event in events)
+    first_start = min(event.start_us for event in events)
     free: dict[str, tuple[float, float]] = {}  # of a lane: as measured, and without waiting
     lead = [0.0] * len(events)
     for k in sorted(range(len(events)), key=lambda k: (events[k].start_us, events[k].end_us, k)):
@@ -127,7 +130,7 @@ def _leads(events: Sequence[Event], blocked: Sequence[float]) -> list[float]:
         before = [
             j for j in {*(j for j, _ in event.reads), *event.after} if events[j].end_us <= event.start_us + CLOCK_US
         ]
-        measured, ready = free.get(event.lane, (begin, begin))
+        measured, ready = free.get(event.lane, (first_start, first_start))
         measured = max([measured, blocked[k], *(events[j].end_us for j in before)])
         ready = max([ready, *(events[j].end_us - lead[j] for j in before)])
         lead[k] = max(measured - ready, 0.0)

@@ -42,9 +42,18 @@ Node: uint64 id = 1; string name = 2; int32 type = 3; repeated uint64 ctrl_deps 
 """The published schema (`schema/protobuf/et_def.proto` of mlcommons/chakra), as far as it is read or written here."""
 
 TYPES = (
-    "INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE", "COMM_RECV_NODE",
-    "COMM_COLL_NODE", "STORAGE_NODE", "BATCH_NODE", "CHECKPOINT_NODE",
-)  # fmt: skip
+    "INVALID_NODE",
+    "METADATA_NODE",
+    "MEM_LOAD_NODE",
+    "MEM_STORE_NODE",
+    "COMP_NODE",
+    "COMM_SEND_NODE",
+    "COMM_RECV_NODE",
+    "COMM_COLL_NODE",
+    "STORAGE_NODE",
+    "BATCH_NODE",
+    "CHECKPOINT_NODE",
+)
 _UNITS = {"MEM": "memory", "STORAGE": "memory", "CHECKPOINT": "memory", "COMM": "communication"}
 
 
@@ -75,18 +84,18 @@ def nodes_of(data: bytes) -> list[Node]:
     Raises:
         FormatError: cut off, of another format or version, or a node type that the schema does not have.
     """
-    made = messages(SCHEMA)
-    found: list[Node] = []
+    message_types = messages(SCHEMA)
+    nodes: list[Node] = []
     for k, message in enumerate(delimited(data)):
         if k == 0:
-            version = parsed(made["GlobalMetadata"], message, "a Chakra trace").version
+            version = parsed(message_types["GlobalMetadata"], message, "a Chakra trace").version
             if not version.isprintable() or len(version) > 80:
                 raise FormatError("not a Chakra trace: it does not begin with a GlobalMetadata message")
             _check_version(version)
             continue
-        read = parsed(made["Node"], message, f"node {k} of a Chakra trace")
+        read = parsed(message_types["Node"], message, f"node {k} of a Chakra trace")
         attributes = {a.name: getattr(a, kind) for a in read.attr if (kind := a.WhichOneof("value"))}
-        found.append(
+        nodes.append(
             Node(
                 read.id,
                 read.name,
@@ -99,7 +108,7 @@ def nodes_of(data: bytes) -> list[Node]:
                 attributes,
             )
         )
-    return found
+    return nodes
 
 
 def nodes_of_json(text: str) -> list[Node]:
@@ -142,10 +151,10 @@ def graph_of_ranks(ranks: Sequence[list[Node]], name: str) -> Recording:
     if len(index) != len(every):
         twice = next(n for k, n in enumerate(every) if index[n.rank, n.id] != k)
         raise DuplicateNameError(f"node {twice.id} is there twice")
-    reads = [[_known(index, n, d) for d in (*n.data, *n.control)] for n in every]
+    reads = [[_resolve_dependency(index, n, d) for d in (*n.data, *n.control)] for n in every]
     number = {k: e for e, k in enumerate(k for k, n in enumerate(every) if n.works)}
     sources = _through_notes(every, reads)
-    data = _through_notes(every, [[_known(index, n, d) for d in n.data] for n in every])
+    data = _through_notes(every, [[_resolve_dependency(index, n, d) for d in n.data] for n in every])
     events = [_event(every[k], len(ranks) > 1) for k in number]
     for k, e in number.items():
         for source in sources[k]:
@@ -159,7 +168,7 @@ def graph_of_ranks(ranks: Sequence[list[Node]], name: str) -> Recording:
     return recording(events, name, notes)
 
 
-def _known(index: Mapping[tuple[int, int], int], node: Node, dependency: int) -> int:
+def _resolve_dependency(index: Mapping[tuple[int, int], int], node: Node, dependency: int) -> int:
     if (node.rank, dependency) not in index:
         raise UnknownOpError(f"node {node.id} depends on node {dependency}, which is not there: is the file cut off?")
     return index[node.rank, dependency]
@@ -174,21 +183,25 @@ def _through_notes(nodes: Sequence[Node], reads: Sequence[list[int]]) -> list[li
     order = topological_order(len(nodes), columns[:, 0], columns[:, 1])
     if order is None:
         raise CycleError("the nodes depend on each other in a cycle")
-    found: list[list[int]] = [[] for _ in nodes]
+    resolved: list[list[int]] = [[] for _ in nodes]
     for k in order.tolist():
         for d in dict.fromkeys(reads[k]):
-            found[k] += [d] if nodes[d].works else found[d]
-        found[k] = [d for d in dict.fromkeys(found[k]) if d != k]
-    return found
+            resolved[k] += [d] if nodes[d].works else resolved[d]
+        resolved[k] = [d for d in dict.fromkeys(resolved[k]) if d != k]
+    return resolved
 
 
 def _event(node: Node, several: bool) -> Event:
     unit, kind = _unit(node)
     lane = f"rank {node.rank}/{unit}" if several else unit
     return Event(
-        node.name or f"node {node.id}", node.type.removesuffix("_NODE").lower(), lane, float(node.start_us),
-        float(node.start_us + node.duration_us), kind,
-    )  # fmt: skip
+        node.name or f"node {node.id}",
+        node.type.removesuffix("_NODE").lower(),
+        lane,
+        float(node.start_us),
+        float(node.start_us + node.duration_us),
+        kind,
+    )
 
 
 def _unit(node: Node) -> tuple[str, str]:
@@ -213,8 +226,8 @@ def _bytes(node: Node) -> int:
             if isinstance(tensor, list) and len(tensor) >= 5 and all(type(x) is int for x in tensor[3:5]):
                 total += max(0, tensor[3] * tensor[4])
     if not total:
-        said = next((node.attributes[k] for k in ("comm_size", "tensor_size") if node.attributes.get(k)), 0)
-        total = int(said) if isinstance(said, (int, float)) and 0 <= said <= MOST_BYTES else 0
+        size = next((node.attributes[k] for k in ("comm_size", "tensor_size") if node.attributes.get(k)), 0)
+        total = int(size) if isinstance(size, (int, float)) and 0 <= size <= MOST_BYTES else 0
     return min(total, MOST_BYTES)
 
 
@@ -228,9 +241,9 @@ def _join(nodes: Sequence[Node], number: Mapping[int, int], events: Sequence[Eve
     for k, node in enumerate(nodes):
         if node.type != "COMM_RECV_NODE":
             continue
-        sent = sends.get((node.attributes.get("comm_src"), node.rank, node.attributes.get("comm_tag")))
-        if sent is not None and nodes[sent].rank != node.rank:
-            events[number[k]].reads[number[sent], "output"] = _bytes(nodes[sent]) or _bytes(node)
+        sender = sends.get((node.attributes.get("comm_src"), node.rank, node.attributes.get("comm_tag")))
+        if sender is not None and nodes[sender].rank != node.rank:
+            events[number[k]].reads[number[sender], "output"] = _bytes(nodes[sender]) or _bytes(node)
         else:
             alone += 1
     return alone
@@ -260,30 +273,30 @@ def _start(events: Sequence[Event], nodes: Sequence[Node]) -> list[str]:
     missing, ready, started = [len(before) for before in waits], defaultdict[str, list[int]](list), 0
     for i in (i for i, count in enumerate(missing) if not count):
         ready[events[i].lane].append(i)  # in rising order: a heap
-    running = _begin(events, length, ready, set(), 0.0)
+    running = _start_ready(events, length, ready, set(), 0.0)
     while running:
-        now, ended = running[0][0], []
-        while running and running[0][0] == now:
+        time_us, ended = running[0][0], []
+        while running and running[0][0] == time_us:
             ended.append(heappop(running)[1])
-            events[ended[-1]].turn = started = started + 1
+            events[ended[-1]].tie_order = started = started + 1
         for i in (i for j in ended for i in readers[j]):
             missing[i] -= 1
             if not missing[i]:
                 heappush(ready[events[i].lane], i)
-        for entry in _begin(events, length, ready, {events[i].lane for _, i in running}, now):
+        for entry in _start_ready(events, length, ready, {events[i].lane for _, i in running}, time_us):
             heappush(running, entry)
     if started < len(events):
         raise CycleError("the nodes of several ranks wait for each other in a cycle")
     return ["the trace has no start times; ops start as early as lanes and dependencies allow"]
 
 
-def _begin(
-    events: Sequence[Event], length: Sequence[float], ready: Mapping[str, list[int]], busy: set[str], now: float
+def _start_ready(
+    events: Sequence[Event], length: Sequence[float], ready: Mapping[str, list[int]], busy: set[str], time_us: float
 ) -> list[tuple[float, int]]:
-    """What lanes that are not busy take at `now`, each the first ready event of the file: a heap of (end, event)."""
+    """What lanes that are not busy take at `time_us`, each the first ready event of the file: a heap of (end, event)."""
     begun = [heappop(waiting) for lane, waiting in ready.items() if waiting and lane not in busy]
     for i in begun:
-        events[i].start_us, events[i].end_us = now, now + length[i]
+        events[i].start_us, events[i].end_us = time_us, time_us + length[i]
     return sorted((events[i].end_us, i) for i in begun)
 
 
@@ -306,8 +319,8 @@ def _objects(text: str) -> Iterable[dict[str, Any]]:
         try:
             document, at = decoder.raw_decode(text, at)
         except (json.JSONDecodeError, RecursionError) as error:
-            what = getattr(error, "msg", "lists are nested too deeply")
-            raise FormatError(f"not the JSON of a Chakra trace, or cut off: {what} at character {at}") from error
+            reason = getattr(error, "msg", "lists are nested too deeply")
+            raise FormatError(f"not the JSON of a Chakra trace, or cut off: {reason} at character {at}") from error
         if not isinstance(document, dict):
             raise FormatError(f"a Chakra trace holds objects; at character {at} it has {document!r:.60}")
         yield document
@@ -315,34 +328,46 @@ def _objects(text: str) -> Iterable[dict[str, Any]]:
             at += 1
 
 
-def _of_json(found: Any, k: int) -> Node:
-    if not isinstance(found, dict):
-        raise FormatError(f"node {k} is {found!r:.60}; it must be an object")
-    name, kind = found.get("name", ""), found.get("type", 0)
+def _of_json(fields: Any, k: int) -> Node:
+    if not isinstance(fields, dict):
+        raise FormatError(f"node {k} is {fields!r:.60}; it must be an object")
+    name, kind = fields.get("name", ""), fields.get("type", 0)
     if isinstance(kind, int):
         kind = _type(kind, k)
     if not isinstance(name, str) or kind not in TYPES:
         raise FormatError(
             f"node {k}: name is {name!r:.60} and type is {kind!r:.60}; they must be texts, type one of {', '.join(TYPES)}"
         )
-    whole = lambda *keys: _whole(_first(found, keys, 0), f"node {k}: {keys[0]}")  # noqa: E731
-    several = lambda *keys: [_whole(x, f"node {k}: {keys[0]}") for x in _listed(_first(found, keys, []), k, keys[0])]  # noqa: E731
-    outputs = found.get("outputs", {})
+
+    def integer(*keys: str) -> int:
+        return _as_integer(_first(fields, keys, 0), f"node {k}: {keys[0]}")
+
+    def integers(*keys: str) -> list[int]:
+        return [_as_integer(x, f"node {k}: {keys[0]}") for x in _listed(_first(fields, keys, []), k, keys[0])]
+
+    outputs = fields.get("outputs", {})
     values = outputs.get("values", "") if isinstance(outputs, dict) else ""
     attributes = {}
-    for entry in _listed(_first(found, ("attr", "attrs"), []), k, "attr"):
+    for entry in _listed(_first(fields, ("attr", "attrs"), []), k, "attr"):
         if isinstance(entry, dict) and isinstance(entry.get("name"), str):
             value = next((v for key, v in entry.items() if key.endswith(("Val", "_val")) or key == "value"), None)
             number = isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20
             attributes[entry["name"]] = int(value) if number else value  # type: ignore[arg-type]
     return Node(
-        whole("id"), name, kind, whole("startTimeMicros", "start_time_micros"), whole("durationMicros", "duration_micros"),
-        several("dataDeps", "data_deps"), several("ctrlDeps", "ctrl_deps"), values if isinstance(values, str) else "", attributes,
-    )  # fmt: skip
+        integer("id"),
+        name,
+        kind,
+        integer("startTimeMicros", "start_time_micros"),
+        integer("durationMicros", "duration_micros"),
+        integers("dataDeps", "data_deps"),
+        integers("ctrlDeps", "ctrl_deps"),
+        values if isinstance(values, str) else "",
+        attributes,
+    )
 
 
-def _first(found: Mapping[str, Any], keys: Sequence[str], default: Any) -> Any:
-    return next((found[key] for key in keys if key in found), default)
+def _first(fields: Mapping[str, Any], keys: Sequence[str], default: Any) -> Any:
+    return next((fields[key] for key in keys if key in fields), default)
 
 
 def _listed(value: Any, k: int, key: str) -> list[Any]:
@@ -351,10 +376,10 @@ def _listed(value: Any, k: int, key: str) -> list[Any]:
     return value
 
 
-def _whole(value: Any, what: str) -> int:
+def _as_integer(value: Any, field: str) -> int:
     """A whole number; JSON of protocol buffers has those of 64 bits as text."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 20:
         value = int(value)
     if type(value) is not int or not 0 <= value < 2**64:
-        raise FormatError(f"{what} is {value!r:.60}; it must be a whole number below 2**64")
+        raise FormatError(f"{field} is {value!r:.60}; it must be a whole number below 2**64")
     return value

@@ -61,7 +61,7 @@ def accesses(document: Any) -> dict[int, Access]:
         raise FormatError(f"field schema is {document['schema']!r:.60}; versions 1.x.x are read")
     if not isinstance(document["nodes"], list):
         raise FormatError(f"field nodes is {type(document['nodes']).__name__}; it must be a list")
-    found: dict[int, Access] = {}
+    access_of: dict[int, Access] = {}
     for k, node in enumerate(document["nodes"]):
         if not isinstance(node, Mapping):
             raise FormatError(f"nodes[{k}] is {node!r:.60}; it must be an object")
@@ -69,12 +69,12 @@ def accesses(document: Any) -> dict[int, Access]:
         if not isinstance(attributes, list):
             raise FormatError(f"nodes[{k}].attrs is {attributes!r:.60}; it must be a list")
         # Schema 1.0.1 (up to PyTorch 2.1) has as fields of a node what later ones list as attributes.
-        said = {**node, **{str(a.get("name")): a.get("value") for a in attributes if isinstance(a, Mapping)}}
-        number = said.get("rf_id")
+        fields = {**node, **{str(a.get("name")): a.get("value") for a in attributes if isinstance(a, Mapping)}}
+        number = fields.get("rf_id")
         if isinstance(number, int):
-            schema = said.get("op_schema")
-            found[number] = _access(node, schema if isinstance(schema, str) else "", str(said.get("tid")))
-    return found
+            schema = fields.get("op_schema")
+            access_of[number] = _access(node, schema if isinstance(schema, str) else "", str(fields.get("tid")))
+    return access_of
 
 
 def _access(node: Mapping[str, Any], schema: str, thread: str) -> Access:
@@ -82,8 +82,8 @@ def _access(node: Mapping[str, Any], schema: str, thread: str) -> Access:
     changed = _changed(schema)
     reads = dict(s for value in inputs for s in _storages(value))
     changes = dict(s for k, value in enumerate(inputs) if k in changed for s in _storages(value))
-    made = dict(s for value in _values(node, "outputs") for s in _storages(value))
-    makes = {s: size for s, size in made.items() if s not in reads}
+    written = dict(s for value in _values(node, "outputs") for s in _storages(value))
+    makes = {s: size for s, size in written.items() if s not in reads}
     return Access(reads, makes, changes, str(node.get("name", "")), thread)
 
 
@@ -101,9 +101,9 @@ def _storages(value: Any) -> Iterator[tuple[int, int]]:
         if value[1] > 0 and 0 <= value[3] * value[4] <= MOST_BYTES:
             yield value[1], value[3] * value[4]
         return
-    for part in value:
-        if isinstance(part, list) and len(part) == 6:
-            yield from _storages(part)
+    for element in value:
+        if isinstance(element, list) and len(element) == 6:
+            yield from _storages(element)
 
 
 def _changed(schema: str) -> set[int]:
@@ -112,7 +112,7 @@ def _changed(schema: str) -> set[int]:
     >>> _changed("aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)")
     {0}
     """
-    inner, depth, argument, found = schema.partition("(")[2], 0, 0, set()
+    inner, depth, argument, written = schema.partition("(")[2], 0, 0, set()
     position = 0
     for k, letter in enumerate(inner):
         depth += (letter in "([") - (letter in ")]")
@@ -120,12 +120,12 @@ def _changed(schema: str) -> set[int]:
             text = inner[argument:k].strip()
             if text != "*":
                 if "!" in text:
-                    found.add(position)
+                    written.add(position)
                 position += 1
             argument = k + 1
         if depth < 0:
             break
-    return found
+    return written
 
 
 def join(
@@ -176,13 +176,13 @@ def _by_order(rows: Sequence[Row], needed: Sequence[Row], accesses: Mapping[int,
     for _, access in sorted(accesses.items()):
         if "::" in access.name:
             nodes.setdefault(access.thread, []).append(access)
-    wanted = set(map(id, needed))
+    needed_ids = set(map(id, needed))
     joined: dict[int, Access] = {}
-    for mine in threads.values():
+    for thread_nodes in threads.values():
         best: list[tuple[Row, Access]] = []
         for theirs in nodes.values():
-            for pairs in _aligned(mine, theirs):
-                if sum(id(row) in wanted for row, _ in pairs) >= sum(id(row) in wanted for row, _ in best):
+            for pairs in _aligned(thread_nodes, theirs):
+                if sum(id(row) in needed_ids for row, _ in pairs) >= sum(id(row) in needed_ids for row, _ in best):
                     best = pairs
         joined |= {id(row): access for row, access in best}
     return joined

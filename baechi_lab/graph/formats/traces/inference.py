@@ -16,7 +16,7 @@ from .recording import CLOCK_US, Event
 
 def chain(
     events: Sequence[Event], input_bytes: Sequence[int] | None = None, blocked: Sequence[float] | None = None
-) -> str:  # fmt: skip
+) -> str:
     """Give every event its dependencies by order, and return the sentence that says so.
 
     `blocked`: until when something outside of the step kept each event waiting, so that what ended before is no reason.

@@ -27,8 +27,21 @@ from .inference import chain
 from .kineto_rows import KERNELS, RUNTIME, Row, one_step, rows_of
 from .recording import CLOCK_US, Event, Recording, recording
 
-_WIDTH = {"float": 4, "double": 8, "int": 4, "long": 8, "long int": 8, "c10::Half": 2, "c10::BFloat16": 2, "bool": 1,
-          "unsigned char": 1, "signed char": 1, "short": 2, "c10::complex<float>": 8, "c10::complex<double>": 16}  # fmt: skip
+_WIDTH = {
+    "float": 4,
+    "double": 8,
+    "int": 4,
+    "long": 8,
+    "long int": 8,
+    "c10::Half": 2,
+    "c10::BFloat16": 2,
+    "bool": 1,
+    "unsigned char": 1,
+    "signed char": 1,
+    "short": 2,
+    "c10::complex<float>": 8,
+    "c10::complex<double>": 16,
+}
 _ROUNDING = 0.2
 """Kernels of one stream that overlap by up to this share of the shorter one ran one behind the other."""
 
@@ -79,26 +92,28 @@ def graph_from_kineto(document: Mapping[str, Any], tensors: Mapping[int, Access]
     if step.kernels:
         copied = {row.correlation: row.end for row in step.kernels if row.category != "kernel"}
         _cut(ops, [row for row in step.host if row.category in RUNTIME], copied)
-    made = _Made(bool(step.kernels))
+    builder = _EventBuilder(bool(step.kernels))
     for op in ops:
-        made.host(op)
+        builder.host(op)
     for row in step.kernels:
-        made.kernel(row)
-    made.wait_for_device()
+        builder.kernel(row)
+    builder.wait_for_device()
     calls = {row.correlation: row.end for row in rows if row.category in RUNTIME}
     latencies = [
         row.start - calls[row.correlation] for row in rows if row.category in KERNELS and row.correlation in calls
     ]
-    others = [(_lane(row), row.end) for row in step.other_kernels]
-    blocked = blocked_until(made.events, made.waits, others)
+    other_kernels = [(_lane(row), row.end) for row in step.other_kernels]
+    blocked = blocked_until(builder.events, builder.waits, other_kernels)
     if tensors is not None:
-        notes = made.by_tensors(ops, rows, tensors)
+        notes = builder.by_tensors(ops, rows, tensors)
     else:
-        sizes = [made.input_bytes.get(k, 0) for k in range(len(made.events))]
-        notes = [chain(made.events, sizes, blocked)]
-    backlog = leave_out_backlog(made.events, made.launch_of, blocked, others, max(min(latencies, default=0.0), 0.0))
+        sizes = [builder.input_bytes.get(k, 0) for k in range(len(builder.events))]
+        notes = [chain(builder.events, sizes, blocked)]
+    backlog = leave_out_backlog(
+        builder.events, builder.launch_of, blocked, other_kernels, max(min(latencies, default=0.0), 0.0)
+    )
     notes = [*step.notes, *backlog, *notes]
-    return recording(made.events, name, notes)
+    return recording(builder.events, name, notes)
 
 
 def _lane(row: Row) -> str:
@@ -122,7 +137,7 @@ def _in_turn(kernels: Sequence[Row]) -> None:
             last[lane] = row
 
 
-class _Made:
+class _EventBuilder:
     """Events while they are made, and which belong to which op and launch."""
 
     def __init__(self, on_device: bool):
@@ -183,17 +198,17 @@ class _Made:
 
     def by_tensors(self, ops: Sequence[_Op], rows: Sequence[Row], of: Mapping[int, Access]) -> list[str]:
         """Dependencies by the storages that ops read and wrote; sentences on what is left out."""
-        mine = [op.row for op in ops if op.row is not None]
-        access, notes = join([row for row in rows if row.category == "cpu_op"], mine, of)
-        known = [op for op in ops if op.row is not None and id(op.row) in access]
+        op_rows = [op.row for op in ops if op.row is not None]
+        access, notes = join([row for row in rows if row.category == "cpu_op"], op_rows, of)
+        with_access = [op for op in ops if op.row is not None and id(op.row) in access]
         notes.append(
             "what depends on what comes from the tensors of the execution trace; the order in which a host submits is not kept"
         )
-        if len(known) < len(ops):
+        if len(with_access) < len(ops):
             notes.append(
-                f"{len(ops) - len(known)} of {len(ops)} ops are not in the execution trace, and wait only for launches"
+                f"{len(ops) - len(with_access)} of {len(ops)} ops are not in the execution trace, and wait only for launches"
             )
-        does = {k: access[id(op.row)] for op in known for k in self.doers(op)}
+        does = {k: access[id(op.row)] for op in with_access for k in self.doers(op)}
         return notes + storage_dependencies(self.events, does)
 
     def doers(self, op: _Op) -> list[int]:
@@ -228,13 +243,13 @@ def _outermost(ops: list[_Op]) -> list[_Op]:
         op for op in ops if "::" in op.name and not op.name.startswith(("autograd::", "torch::autograd", "profiler::"))
     ]
     real.sort(key=lambda op: (op.start, -op.end))
-    ends: dict[str, float] = {}
-    found = []
+    end_of: dict[str, float] = {}
+    outermost = []
     for op in real:
-        if op.end > ends.get(op.thread, float("-inf")):
-            found.append(op)
-            ends[op.thread] = op.end
-    return found
+        if op.end > end_of.get(op.thread, float("-inf")):
+            outermost.append(op)
+            end_of[op.thread] = op.end
+    return outermost
 
 
 def _cut(ops: list[_Op], runtime: Sequence[Row], copied: Mapping[Any, float]) -> None:

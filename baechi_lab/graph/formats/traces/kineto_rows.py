@@ -86,11 +86,11 @@ def _complete(entries: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any
         elif phase == "B":
             open_entries.setdefault(lane, []).append(entry)
         elif phase == "E" and open_entries.get(lane):
-            begin = open_entries[lane].pop()
-            if _category(begin) in _READ:
-                arguments = {**_args(begin), **_args(entry)}
-                duration = _time(entry, "ts") - _time(begin, "ts")
-                yield {**begin, "ph": "X", "dur": duration, "args": arguments}
+            start_entry = open_entries[lane].pop()
+            if _category(start_entry) in _READ:
+                arguments = {**_args(start_entry), **_args(entry)}
+                duration = _time(entry, "ts") - _time(start_entry, "ts")
+                yield {**start_entry, "ph": "X", "dur": duration, "args": arguments}
 
 
 def _category(entry: Mapping[str, Any]) -> str:
@@ -106,8 +106,13 @@ def _args(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 def _row(entry: Mapping[str, Any]) -> Row:
     start, duration = _time(entry, "ts"), _time(entry, "dur") if "dur" in entry else 0
     return Row(
-        str(entry.get("name")), _category(entry), f"cpu/thread {entry.get('tid')!s:.40}", start, start + duration, _args(entry)
-    )  # fmt: skip
+        str(entry.get("name")),
+        _category(entry),
+        f"cpu/thread {entry.get('tid')!s:.40}",
+        start,
+        start + duration,
+        _args(entry),
+    )
 
 
 def _time(entry: Mapping[str, Any], key: str) -> float:
@@ -148,11 +153,13 @@ def one_step(rows: Sequence[Row]) -> Step:
         if k >= 0 and row.start < marks[k].end:
             host[k].append(row)
     kernels = _kernels_of(host, every_host, every_kernel, marks)
-    chosen = _usual_step([sum(r.category == "cpu_op" for r in step) for step in host], [len(step) for step in kernels])
-    mine = set(map(id, kernels[chosen]))
-    others = [row for row in every_kernel if id(row) not in mine]
-    notes = [f"the trace holds {len(marks)} steps, of which {marks[chosen].name} is read"] if len(marks) > 1 else []
-    return Step(host[chosen], kernels[chosen], others, notes)
+    step_index = _usual_step(
+        [sum(r.category == "cpu_op" for r in step) for step in host], [len(step) for step in kernels]
+    )
+    kernel_ids = set(map(id, kernels[step_index]))
+    other_kernels = [row for row in every_kernel if id(row) not in kernel_ids]
+    notes = [f"the trace holds {len(marks)} steps, of which {marks[step_index].name} is read"] if len(marks) > 1 else []
+    return Step(host[step_index], kernels[step_index], other_kernels, notes)
 
 
 def _kernels_of(host: list[list[Row]], every_host: list[Row], kernels: list[Row], marks: list[Row]) -> list[list[Row]]:
@@ -165,7 +172,7 @@ def _kernels_of(host: list[list[Row]], every_host: list[Row], kernels: list[Row]
         for row in step
         if row.category == "cpu_op" and isinstance(row.args.get("External id"), (int, str))
     }
-    found: list[list[Row]] = [[] for _ in marks]
+    kernels_by_step: list[list[Row]] = [[] for _ in marks]
     for row in kernels:
         k = step_of_launch.get(row.correlation) if row.correlation in launches else None
         external = row.args.get("External id")
@@ -175,8 +182,8 @@ def _kernels_of(host: list[list[Row]], every_host: list[Row], kernels: list[Row]
                 k = bisect_right(marks, row.start, key=lambda mark: mark.start) - 1
                 k = k if k >= 0 and row.start < marks[k].end and not launches else None
         if k is not None:
-            found[k].append(row)
-    return found
+            kernels_by_step[k].append(row)
+    return kernels_by_step
 
 
 def _usual_step(ops: list[int], kernels: list[int]) -> int:
@@ -188,7 +195,8 @@ def _usual_step(ops: list[int], kernels: list[int]) -> int:
     filled = [k for k, count in enumerate(ops) if count] or list(range(len(ops)))
     usual_ops, usual_kernels = (median(counts[k] for k in filled) for counts in (ops, kernels))
     similar = [
-        k for k in filled
+        k
+        for k in filled
         if abs(ops[k] - usual_ops) <= _SIMILAR * usual_ops and kernels[k] >= (1 - _SIMILAR) * usual_kernels
-    ]  # fmt: skip
+    ]
     return max(similar) if similar else max(filled, key=lambda k: (ops[k], kernels[k], k))

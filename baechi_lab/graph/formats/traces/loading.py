@@ -8,7 +8,7 @@ from typing import Any
 
 from ....errors import FormatError, InvalidInput
 from ...opgraph import OpGraph
-from ..reading import PathLike, located, name_of, parse, read, refuse_model_config, stem, text_of
+from ..reading import PathLike, name_of, parse, read, refuse_model_config, stem, text_of, with_file_name
 from .chakra import graph_of_ranks, looks_like_chakra, nodes_of, nodes_of_json
 from .execution_trace import Access, accesses, looks_like_execution_trace
 from .kineto import graph_from_kineto, looks_like_kineto
@@ -54,9 +54,8 @@ def load_trace(path: PathLike | Sequence[PathLike], *, execution_trace: PathLike
     if execution_trace is not None and len(paths) > 1:
         raise InvalidInput("execution_trace goes with one Kineto trace; several paths are the ranks of a Chakra trace")
     if len(paths) > 1:
-        ranks = [located(p, lambda p=p: _chakra_nodes(p, read(p))) for p in paths]  # type: ignore[misc]
-        made: Recording = located(paths[0], lambda: graph_of_ranks(ranks, stem(paths[0])))
-        return made
+        ranks = [with_file_name(p, lambda p=p: _chakra_nodes(p, read(p))) for p in paths]  # type: ignore[misc]
+        return with_file_name(paths[0], lambda: graph_of_ranks(ranks, stem(paths[0])))
     one = paths[0]
     data = read(one)
     tensors = None if execution_trace is None else _tensors_of(execution_trace)
@@ -66,15 +65,13 @@ def load_trace(path: PathLike | Sequence[PathLike], *, execution_trace: PathLike
         raise FormatError(f"{name_of(one)}: is no trace of a kind that is read: Kineto, Chakra, RunMetadata or XPlane")
     if tensors is not None and not _is_kineto(name_of(one).removesuffix(".gz"), _beginning(data)):
         raise InvalidInput(f"{name_of(one)}: is no Kineto trace, which execution_trace goes with")
-    found: Recording = located(one, reader)
-    return found
+    return with_file_name(one, reader)
 
 
 def _tensors_of(path: PathLike) -> dict[int, Access]:
     """What the ops of an execution trace read and wrote."""
     data = read(path)
-    found: dict[int, Access] = located(path, lambda: accesses(parse(data)))
-    return found
+    return with_file_name(path, lambda: accesses(parse(data)))
 
 
 def trace_reader(
@@ -120,11 +117,11 @@ def _of_json(data: bytes, tensors: dict[int, Access] | None, title: str) -> Reco
 
 def graph_of_trace(path: PathLike, reader: Callable[[], Recording]) -> OpGraph:
     """The graph alone, with a warning that says what was inferred."""
-    made: Recording = located(path, reader)
-    if made.notes:
+    recording = with_file_name(path, reader)
+    if recording.notes:
         warnings.warn(
-            f"{name_of(path)}: {'; '.join(made.notes)} (bl.load_trace has the times and lanes as well)",
+            f"{name_of(path)}: {'; '.join(recording.notes)} (bl.load_trace has the times and lanes as well)",
             InferredDependencies,
             stacklevel=3,
         )
-    return made.graph
+    return recording.graph

@@ -32,9 +32,9 @@ def messages(schema: str) -> dict[str, Any]:
     rows = [line.partition(":") for line in schema.replace("\n    ", " ").splitlines() if line.strip()]
     names = {name.strip() for name, _, _ in rows}
     for name, _, fields in rows:
-        made = file.message_type.add(name=name.strip())
+        message = file.message_type.add(name=name.strip())
         for field in fields.split(";"):
-            _add_field(made, field.split(), names, descriptor_pb2.FieldDescriptorProto)
+            _add_field(message, field.split(), names, descriptor_pb2.FieldDescriptorProto)
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     return {n: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"read.{n}")) for n in names}
@@ -55,7 +55,7 @@ def _add_field(message: Any, words: list[str], names: set[str], kinds: Any) -> N
         field.type = getattr(kinds, f"TYPE_{kind.upper()}")
 
 
-def parsed(cls: Any, data: bytes, what: str) -> Any:
+def parsed(cls: Any, data: bytes, noun: str) -> Any:
     """The message that the bytes hold.
 
     Raises:
@@ -66,10 +66,10 @@ def parsed(cls: Any, data: bytes, what: str) -> Any:
     try:
         return cls.FromString(data)
     except (DecodeError, ValueError) as error:  # ValueError: a string that is no UTF-8
-        raise FormatError(f"not {what}, or cut off: the protocol buffer cannot be decoded") from error
+        raise FormatError(f"not {noun}, or cut off: the protocol buffer cannot be decoded") from error
 
 
-def parsed_text(cls: Any, text: str, what: str) -> Any:
+def parsed_text(cls: Any, text: str, noun: str) -> Any:
     """The message of protocol buffers' text format.
 
     Raises:
@@ -81,7 +81,7 @@ def parsed_text(cls: Any, text: str, what: str) -> Any:
         return text_format.Parse(text, cls(), allow_unknown_field=True)
     except (text_format.ParseError, ValueError, RecursionError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FormatError(f"not {what} as text, or cut off: {first:.200}") from error
+        raise FormatError(f"not {noun} as text, or cut off: {first:.200}") from error
 
 
 def delimited(data: bytes) -> Iterator[bytes]:
@@ -92,22 +92,22 @@ def delimited(data: bytes) -> Iterator[bytes]:
     """
     at = 0
     while at < len(data):
-        length, begin = _varint(data, at)
-        if begin + length > len(data):
+        length, start = _varint(data, at)
+        if start + length > len(data):
             raise FormatError(
-                f"a message of {length} bytes begins at byte {begin}, and the file ends before: it is cut off"
+                f"a message of {length} bytes begins at byte {start}, and the file ends before: it is cut off"
             )
-        yield data[begin : begin + length]
-        at = begin + length
+        yield data[start : start + length]
+        at = start + length
 
 
 def with_length(data: bytes) -> bytes:
     """A message behind its length, as `delimited` reads it."""
-    length, made = len(data), bytearray()
+    length, prefix = len(data), bytearray()
     while length > 127:
-        made.append(length & 127 | 128)
+        prefix.append(length & 127 | 128)
         length >>= 7
-    return bytes([*made, length]) + data
+    return bytes([*prefix, length]) + data
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -37,7 +37,7 @@ MOST_BYTES = 2**53
 class Event:
     """One thing that ran. `reads`: (event, label of the tensor) -> bytes; `after`: events that it waited for otherwise.
 
-    `turn`: which of several of the same times came first.
+    `tie_order`: the order of events with the same times.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Event:
     persistent_bytes: int = 0
     group: str = ""
     fixed: bool = False
-    turn: int = 0
+    tie_order: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,30 +95,32 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
         raise FormatError("the trace holds no operator")
     _check(events)
     order, place = _order(events)
-    lane, beside = _lanes([events[i] for i in order])
+    lane, parallel = _lanes([events[i] for i in order])
     lanes = list(dict.fromkeys(lane))
     if len(lanes) > MOST_DEVICES:
         raise FormatError(f"the trace has {len(lanes)} threads and streams; at most {MOST_DEVICES} can be devices")
     table, waits_for, dropped = _dependencies(events, order, place)
-    duration, waited = _durations([events[i] for i in order], lane, waits_for, beside)
+    duration, waited = _durations([events[i] for i in order], lane, waits_for, parallel)
     span = max(e.end_us for e in events) - min(e.start_us for e in events)
-    group, apart = _groups([events[i] for i in order], lane)
-    said = [*notes, *_said(dropped, waited, len(lanes) * span, apart)]
+    group, separated = _groups([events[i] for i in order], lane)
+    sentences = [*notes, *_notes(dropped, waited, len(lanes) * span, separated)]
     graph = _graph([events[i] for i in order], duration, table, group, name)
     number = {x: k for k, x in enumerate(lanes)}
     device = np.array([number[x] for x in lane])
     kinds = {x: events[i].kind for x, i in zip(reversed(lane), reversed(order), strict=True)}
     # No trace says how much memory there was: enough for all.
-    room = min(int(graph.persistent_bytes.sum() + 2 * graph.tensor_bytes.sum()) + 1, 2**62 // len(lanes))
-    cluster = Cluster(tuple(Device(x, kinds[x], room) for x in lanes), Link(0.0, 0.0), "parallel")
+    capacity_bytes = min(int(graph.persistent_bytes.sum() + 2 * graph.tensor_bytes.sum()) + 1, 2**62 // len(lanes))
+    cluster = Cluster(tuple(Device(x, kinds[x], capacity_bytes) for x in lanes), Link(0.0, 0.0), "parallel")
     placement = Placement(
         device=device,
         order=np.arange(graph.n, dtype=np.float64),
         placer="trace",
         graph_key=graph.key,
-        info={"notes": tuple(said)},
+        info={"notes": tuple(sentences)},
     )
-    return Recording(graph, cluster, placement, _timeline(events, order, graph, cluster, device, said), tuple(said))
+    return Recording(
+        graph, cluster, placement, _timeline(events, order, graph, cluster, device, sentences), tuple(sentences)
+    )
 
 
 def _check(events: Sequence[Event]) -> None:
@@ -134,7 +136,7 @@ def _check(events: Sequence[Event]) -> None:
 
 def _order(events: Sequence[Event]) -> tuple[list[int], dict[int, int]]:
     """Events by start, and the place of each."""
-    order = sorted(range(len(events)), key=lambda i: (events[i].start_us, events[i].end_us, events[i].turn, i))
+    order = sorted(range(len(events)), key=lambda i: (events[i].start_us, events[i].end_us, events[i].tie_order, i))
     return order, {i: k for k, i in enumerate(order)}
 
 
@@ -144,17 +146,17 @@ def _lanes(events: Sequence[Event]) -> tuple[list[str], set[int]]:
     Also which events of a stream lie within another one of it: nothing says why they start when they do.
     """
     free: dict[str, list[float]] = {}
-    lanes, beside = [], set()
+    lanes, parallel = [], set()
     for i, event in enumerate(events):
-        ends = free.setdefault(event.lane, [])
-        k = next((k for k, end in enumerate(ends) if end <= event.start_us + CLOCK_US), len(ends))
-        if k > 0 and event.kind == "gpu" and event.end_us <= ends[0]:
-            beside.add(i)
-        if k == len(ends):
-            ends.append(0.0)
-        ends[k] = event.end_us
+        lane_ends = free.setdefault(event.lane, [])
+        k = next((k for k, end in enumerate(lane_ends) if end <= event.start_us + CLOCK_US), len(lane_ends))
+        if k > 0 and event.kind == "gpu" and event.end_us <= lane_ends[0]:
+            parallel.add(i)
+        if k == len(lane_ends):
+            lane_ends.append(0.0)
+        lane_ends[k] = event.end_us
         lanes.append(event.lane if k == 0 else f"{event.lane} ({k + 1})")
-    return lanes, beside
+    return lanes, parallel
 
 
 def _dependencies(
@@ -194,10 +196,10 @@ def _before_those(
     events: Sequence[Event], place: dict[int, int], waits: Sequence[set[int]], i: int, contradicted: list[int]
 ) -> set[int]:
     """What the contradicted dependencies of `i` depended on, as far as that had ended."""
-    known, pending, before = {i, *contradicted}, list(contradicted), set()
+    visited, pending, before = {i, *contradicted}, list(contradicted), set()
     while pending:
-        for j in waits[pending.pop()] - known:
-            known.add(j)
+        for j in waits[pending.pop()] - visited:
+            visited.add(j)
             if _contradicted(events, place, j, i):
                 pending.append(j)
             else:
@@ -206,51 +208,55 @@ def _before_those(
 
 
 def _durations(
-    events: Sequence[Event], lane: list[str], waits_for: list[list[int]], beside: set[int]
+    events: Sequence[Event], lane: list[str], waits_for: list[list[int]], parallel: set[int]
 ) -> tuple[list[float], float]:
     """What each op lasts in a replay, and how much of it all are unexplained waits.
 
-    An op that lies within another one of its stream (`beside`) lasts as long as measured, unless the step ends with it: its
+    An op that lies within another one of its stream (`parallel`) lasts as long as measured, unless the step ends with it: its
     wait would be as long as what it ran beside.
     """
-    begin, finish = min(e.start_us for e in events), max(e.end_us for e in events)
+    first_start, finish = min(e.start_us for e in events), max(e.end_us for e in events)
     free: dict[str, float] = {}
-    ends: list[float] = []
+    lane_ends: list[float] = []
     duration, waited = [], 0.0
     for k, event in enumerate(events):
-        ready = max([free.get(lane[k], begin), *(ends[j] for j in waits_for[k])])
+        ready = max([free.get(lane[k], first_start), *(lane_ends[j] for j in waits_for[k])])
         wait = max(0.0, event.start_us - ready)
-        if k in beside and event.end_us < finish:
+        if k in parallel and event.end_us < finish:
             duration.append(event.end_us - event.start_us)
-            ends.append(ready + duration[-1])
+            lane_ends.append(ready + duration[-1])
         else:
             waited += wait
             duration.append(max(0.0, event.end_us - ready))  # clocks are coarse: it may have started before `ready`
-            ends.append(max(ready, event.end_us))
-        free[lane[k]] = ends[-1]
+            lane_ends.append(max(ready, event.end_us))
+        free[lane[k]] = lane_ends[-1]
     return duration, waited
 
 
 def _groups(events: Sequence[Event], lane: list[str]) -> tuple[list[str], int]:
     """The group of each event, none for those that ran on another lane than its first; and how many these are."""
     home: dict[str, str] = {}
-    kept = [e.group if home.setdefault(e.group, x) == x else "" for e, x in zip(events, lane, strict=True)]
-    return kept, sum(bool(e.group) and not group for e, group in zip(events, kept, strict=True))
+    groups = [e.group if home.setdefault(e.group, x) == x else "" for e, x in zip(events, lane, strict=True)]
+    return groups, sum(bool(e.group) and not group for e, group in zip(events, groups, strict=True))
 
 
-def _said(dropped: int, waited: float, lanes_us: float, apart: int) -> list[str]:
-    said = []
-    if apart:
-        said.append(f"{apart} ops ran on another lane than what they share a variable with; any device may take them")
+def _notes(dropped: int, waited: float, lanes_us: float, separated: int) -> list[str]:
+    sentences = []
+    if separated:
+        sentences.append(
+            f"{separated} ops ran on another lane than what they share a variable with; any device may take them"
+        )
     if dropped:
-        said.append(
+        sentences.append(
             f"{dropped} dependencies of the trace are not kept, as the op that waits had started before; it depends on what "
             "those depended on"
         )
     if lanes_us > 0 and waited / lanes_us >= 0.005:
         share = f"{waited / lanes_us:.0%} of all lanes' time"
-        said.append(f"waits that nothing in the trace explains add up to {share}; each counts with the op after it")
-    return said
+        sentences.append(
+            f"waits that nothing in the trace explains add up to {share}; each counts with the op after it"
+        )
+    return sentences
 
 
 def _graph(events: Sequence[Event], duration: list[float], table: TensorTable, group: list[str], name: str) -> OpGraph:
@@ -272,18 +278,18 @@ def _graph(events: Sequence[Event], duration: list[float], table: TensorTable, g
 
 def _distinct(names: list[str]) -> tuple[str, ...]:
     """Each name once: the second `a` is `a#2`."""
-    taken, made, count = set(names), [], dict.fromkeys(names, 0)
+    used_names, distinct, count = set(names), [], dict.fromkeys(names, 0)
     for name in names:
         count[name] += 1
-        found = name or "op"
+        base = name or "op"
         while count[name] > 1 or not name:
-            found = f"{name or 'op'}#{count[name]}"
-            if found not in taken:
+            base = f"{name or 'op'}#{count[name]}"
+            if base not in used_names:
                 break
             count[name] += 1
-        taken.add(found)
-        made.append(found)
-    return tuple(made)
+        used_names.add(base)
+        distinct.append(base)
+    return tuple(distinct)
 
 
 def _timeline(
@@ -291,11 +297,21 @@ def _timeline(
 ) -> Timeline:
     start = np.array([events[i].start_us for i in order])
     end = np.array([events[i].end_us for i in order])
-    begin = start.min()
+    first_start = start.min()
     return Timeline(
-        op=np.arange(graph.n), device=device, start_us=start - begin, end_us=end - begin,  # type: ignore[arg-type]
-        transfers=Transfers.none(), memory=MemoryLog.none(), peak_bytes=np.zeros(cluster.n, np.int64),
-        makespan_us=float(end.max() - begin), origin="measured", op_names=graph.names, device_names=cluster.names,
-        memory_bytes=cluster.memory_bytes, tensor_producer=graph.tensor_producer, tensor_bytes=graph.tensor_bytes,
+        op=np.arange(graph.n),
+        device=device,
+        start_us=start - first_start,
+        end_us=end - first_start,  # type: ignore[arg-type]
+        transfers=Transfers.none(),
+        memory=MemoryLog.none(),
+        peak_bytes=np.zeros(cluster.n, np.int64),
+        makespan_us=float(end.max() - first_start),
+        origin="measured",
+        op_names=graph.names,
+        device_names=cluster.names,
+        memory_bytes=cluster.memory_bytes,
+        tensor_producer=graph.tensor_producer,
+        tensor_bytes=graph.tensor_bytes,
         info={"notes": tuple(notes)},
-    )  # fmt: skip
+    )

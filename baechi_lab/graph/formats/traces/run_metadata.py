@@ -42,9 +42,26 @@ RunMetadata: StepStats step_stats = 1; CostGraph cost_graph = 2
 """`tensorflow/core/framework/step_stats.proto`, `cost_graph.proto` and `protobuf/config.proto`, as far as read here."""
 
 _WIDTH = {1: 4, 2: 8, 3: 4, 4: 1, 5: 2, 6: 1, 8: 8, 9: 8, 10: 1, 14: 2, 17: 2, 18: 16, 19: 2, 22: 4, 23: 8}
-_TYPES = {"DT_FLOAT": 1, "DT_DOUBLE": 2, "DT_INT32": 3, "DT_UINT8": 4, "DT_INT16": 5, "DT_INT8": 6, "DT_STRING": 7,
-          "DT_COMPLEX64": 8, "DT_INT64": 9, "DT_BOOL": 10, "DT_BFLOAT16": 14, "DT_UINT16": 17, "DT_COMPLEX128": 18,
-          "DT_HALF": 19, "DT_RESOURCE": 20, "DT_VARIANT": 21, "DT_UINT32": 22, "DT_UINT64": 23}  # fmt: skip
+_TYPES = {
+    "DT_FLOAT": 1,
+    "DT_DOUBLE": 2,
+    "DT_INT32": 3,
+    "DT_UINT8": 4,
+    "DT_INT16": 5,
+    "DT_INT8": 6,
+    "DT_STRING": 7,
+    "DT_COMPLEX64": 8,
+    "DT_INT64": 9,
+    "DT_BOOL": 10,
+    "DT_BFLOAT16": 14,
+    "DT_UINT16": 17,
+    "DT_COMPLEX128": 18,
+    "DT_HALF": 19,
+    "DT_RESOURCE": 20,
+    "DT_VARIANT": 21,
+    "DT_UINT32": 22,
+    "DT_UINT64": 23,
+}
 _DTYPE = re.compile(r"\bdtype: (DT_\w+)")
 _LABEL = re.compile(r"^(?P<name>\S+) = (?P<type>[\w>.:-]+)\((?P<inputs>.*)\)", re.DOTALL)
 
@@ -61,16 +78,16 @@ def graph_from_run_metadata(data: bytes, name: str, text: bool = False) -> Recor
         numbered = _DTYPE.sub(
             lambda m: f"dtype: {_TYPES.get(m[1].removesuffix('_REF'), 0)}", data.decode("utf-8", "replace")
         )
-        found = parsed_text(cls, numbered, "a RunMetadata")
+        metadata = parsed_text(cls, numbered, "a RunMetadata")
     else:
-        found = parsed(cls, data, "a RunMetadata")
-    rows = list(_rows(found.step_stats.dev_stats))
+        metadata = parsed(cls, data, "a RunMetadata")
+    rows = list(_rows(metadata.step_stats.dev_stats))
     if not rows:
         raise FormatError("the RunMetadata has no step_stats: run the session with trace_level=FULL_TRACE")
     events = [event for event, _ in rows]
     _launches(rows)
     _variables(rows)
-    notes = [] if _by_label(rows) or _by_cost_graph(rows, found.cost_graph) else [chain(events)]
+    notes = [] if _by_label(rows) or _by_cost_graph(rows, metadata.cost_graph) else [chain(events)]
     return recording(events, name, notes)
 
 
@@ -84,23 +101,28 @@ def _rows(devices: Any) -> Iterator[_Row]:
     launched = {d.device.partition("/stream:")[0].rpartition("/device:")[2] for d in devices if "/stream:" in d.device}
     tasks = {_task(d.device) for d in devices}
     for device in devices:
-        where = device.device.rpartition("/device:")[2]
-        if where.endswith("/stream:all") or ("memcpy" in where.lower() and "/stream:" not in where):
+        device_name = device.device.rpartition("/device:")[2]
+        if device_name.endswith("/stream:all") or ("memcpy" in device_name.lower() and "/stream:" not in device_name):
             continue
-        host = "/stream:" not in where and where in launched
-        lane = f"{where} launches" if host else where
+        host = "/stream:" not in device_name and device_name in launched
+        lane = f"{device_name} launches" if host else device_name
         lane = lane if len(tasks) == 1 else f"{_task(device.device)}/{lane}"
-        kind = "cpu" if host or not where.upper().startswith(("GPU", "TPU")) else where[:3].lower()
+        kind = "cpu" if host or not device_name.upper().startswith(("GPU", "TPU")) else device_name[:3].lower()
         for stats in device.node_stats:
             base = ((stats.all_start_nanos or 1000 * stats.all_start_micros) - origin) / 1e3
-            begin = stats.op_start_rel_nanos / 1e3 or float(stats.op_start_rel_micros)
+            start = stats.op_start_rel_nanos / 1e3 or float(stats.op_start_rel_micros)
             end = stats.op_end_rel_nanos / 1e3 or float(stats.op_end_rel_micros)
             label = _LABEL.match(stats.timeline_label)
             event = Event(
-                stats.node_name or "op", label["type"] if label else "op", lane or "cpu",
-                base + begin, base + max(end, begin), kind,
-                persistent_bytes=max(0, min(stats.memory_stats.persistent_memory_size, MOST_BYTES)), fixed=host,
-            )  # fmt: skip
+                stats.node_name or "op",
+                label["type"] if label else "op",
+                lane or "cpu",
+                base + start,
+                base + max(end, start),
+                kind,
+                persistent_bytes=max(0, min(stats.memory_stats.persistent_memory_size, MOST_BYTES)),
+                fixed=host,
+            )
             yield event, stats
 
 
@@ -112,9 +134,9 @@ def _launches(rows: list[_Row]) -> None:
     """A kernel waits for the op of its name that launched it, where that had begun before."""
     host = {event.name: k for k, (event, _) in enumerate(rows) if event.fixed}
     for event, _ in rows:
-        if event.kind != "cpu" and (found := host.get(op_name(event.name))) is not None:
-            if rows[found][0].end_us <= event.start_us:
-                event.after.add(found)
+        if event.kind != "cpu" and (launcher := host.get(op_name(event.name))) is not None:
+            if rows[launcher][0].end_us <= event.start_us:
+                event.after.add(launcher)
 
 
 def op_name(name: str) -> str:
@@ -125,12 +147,12 @@ def op_name(name: str) -> str:
 def _latest(rows: list[_Row]) -> dict[str, list[int]]:
     """Name -> its entries by end; kernels stand for their op where there are any."""
     kernels = {op_name(e.name) for e, _ in rows if e.kind != "cpu"}
-    found: dict[str, list[int]] = {}
+    rows_of: dict[str, list[int]] = {}
     for k in sorted(range(len(rows)), key=lambda k: rows[k][0].end_us):
         event = rows[k][0]
         if not (event.fixed and op_name(event.name) in kernels):
-            found.setdefault(op_name(event.name), []).append(k)
-    return found
+            rows_of.setdefault(op_name(event.name), []).append(k)
+    return rows_of
 
 
 def _read(rows: list[_Row], entries: dict[str, list[int]], k: int, name: str, slot: int) -> bool:
@@ -149,17 +171,17 @@ def _read(rows: list[_Row], entries: dict[str, list[int]], k: int, name: str, sl
 
 def _by_label(rows: list[_Row]) -> bool:
     """Dependencies from the labels; False where there are none."""
-    entries, found = _latest(rows), False
+    entries, any_label = _latest(rows), False
     labels = {op_name(stats.node_name): m for _, stats in rows if (m := _LABEL.match(stats.timeline_label))}
     for k, (event, _) in enumerate(rows):
         label = labels.get(op_name(event.name))
         if label is None or event.fixed:
             continue
-        for reference in filter(None, (part.strip() for part in label["inputs"].split(","))):
+        for reference in filter(None, (reference_text.strip() for reference_text in label["inputs"].split(","))):
             name, _, slot = reference.lstrip("^").partition(":")
             number = -1 if reference.startswith("^") else int(slot) if slot.isascii() and slot.isdecimal() else 0
-            found |= _read(rows, entries, k, name, number)
-    return found
+            any_label |= _read(rows, entries, k, name, number)
+    return any_label
 
 
 def _variables(rows: list[_Row]) -> None:
@@ -169,8 +191,8 @@ def _variables(rows: list[_Row]) -> None:
         label = _LABEL.match(stats.timeline_label)
         read = [
             handles[x]
-            for part in (label["inputs"].split(",") if label else ())
-            if (x := op_name(part.strip())) in handles
+            for reference_text in (label["inputs"].split(",") if label else ())
+            if (x := op_name(reference_text.strip())) in handles
         ]
         if len({h.name for h in read}) == 1:
             event.group = read[0].group = read[0].name
@@ -180,7 +202,7 @@ def _variables(rows: list[_Row]) -> None:
 
 def _by_cost_graph(rows: list[_Row], graph: Any) -> bool:
     """Dependencies from the cost graph; False where there are none."""
-    entries, found = _latest(rows), False
+    entries, any_cost = _latest(rows), False
     nodes = {node.id: node for node in graph.node}
     by_name = {node.name: node for node in graph.node}
     for k, (event, _) in enumerate(rows):
@@ -190,8 +212,8 @@ def _by_cost_graph(rows: list[_Row], graph: Any) -> bool:
         pairs = [(i.preceding_node, i.preceding_port) for i in node.input_info] + [(c, -1) for c in node.control_input]
         for source, port in pairs:
             if source in nodes:
-                found |= _read(rows, entries, k, nodes[source].name, port)
-    return found
+                any_cost |= _read(rows, entries, k, nodes[source].name, port)
+    return any_cost
 
 
 def _output_bytes(stats: Any, slot: int) -> int:

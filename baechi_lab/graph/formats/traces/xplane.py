@@ -47,15 +47,15 @@ def graph_from_xplane(data: bytes, name: str) -> Recording:
     """
     space = parsed(messages(SCHEMA)["XSpace"], data, "an XSpace")
     origin = min((line.timestamp_ns for plane in space.planes for line in plane.lines if line.events), default=0)
-    found = [row for plane in space.planes for row in _rows(plane, origin)]
-    if not found:
+    rows = [row for plane in space.planes for row in _rows(plane, origin)]
+    if not rows:
         raise FormatError(
             "the profile has no op: its planes hold neither events `op:Type` on the host nor streams of a device"
         )
-    events = [event for event, _ in found]
+    events = [event for event, _ in rows]
     note = chain(events)
-    launched = {key: k for k, (event, keys) in enumerate(found) if event.kind == "cpu" for key in keys}
-    for event, keys in found:
+    launched = {key: k for k, (event, keys) in enumerate(rows) if event.kind == "cpu" for key in keys}
+    for event, keys in rows:
         if event.kind == "cpu":
             continue
         for k in {launched[key] for key in keys if key in launched}:
@@ -74,27 +74,29 @@ def _rows(plane: Any, origin: int) -> Iterator[tuple[Event, list[str]]]:
     for line in plane.lines:
         if device and not (line.name.startswith("Stream") or line.name == "XLA Ops"):
             continue
-        where = f"{device['kind']}:{device['number']}/{line.name}" if device else f"CPU/{line.name}"
+        lane = f"{device['kind']}:{device['number']}/{line.name}" if device else f"CPU/{line.name}"
         kind = device["kind"].lower() if device else "cpu"
         for event, metadata in _innermost(
             [(e, names[e.metadata_id]) for e in line.events if e.metadata_id in names], bool(device)
         ):
-            said = {stats.get(s.metadata_id, ""): s for s in event.stats}
+            stat_of = {stats.get(s.metadata_id, ""): s for s in event.stats}
             op, _, op_type = metadata.name.rpartition(":") if not device else (metadata.name, "", "kernel")
-            begin = (line.timestamp_ns - origin) / 1e3 + event.offset_ps / 1e6
+            start = (line.timestamp_ns - origin) / 1e3 + event.offset_ps / 1e6
             keys = [
-                f"#{s.uint64_value or s.int64_value}" for key in ("correlation_id",) if (s := said.get(key)) is not None
+                f"#{s.uint64_value or s.int64_value}"
+                for key in ("correlation_id",)
+                if (s := stat_of.get(key)) is not None
             ]
-            keys += [op] if not device else [_text(said["tf_op"], stats).split(":")[0]] if "tf_op" in said else []
-            yield Event(op or metadata.name, op_type, where, begin, begin + max(event.duration_ps, 0) / 1e6, kind), keys
+            keys += [op] if not device else [_text(stat_of["tf_op"], stats).split(":")[0]] if "tf_op" in stat_of else []
+            yield Event(op or metadata.name, op_type, lane, start, start + max(event.duration_ps, 0) / 1e6, kind), keys
 
 
 def _innermost(rows: list[Any], device: bool) -> Iterator[Any]:
     """On the host, the ops that hold no other op: a call of a function is as long as what it calls."""
-    kept = rows if device else [row for row in rows if _HOST_OP.match(row[1].name)]
-    kept.sort(key=lambda row: (row[0].offset_ps, -row[0].duration_ps))
-    for k, (event, metadata) in enumerate(kept):
-        following = kept[k + 1][0] if k + 1 < len(kept) else None
+    ops = rows if device else [row for row in rows if _HOST_OP.match(row[1].name)]
+    ops.sort(key=lambda row: (row[0].offset_ps, -row[0].duration_ps))
+    for k, (event, metadata) in enumerate(ops):
+        following = ops[k + 1][0] if k + 1 < len(ops) else None
         if device or following is None or following.offset_ps >= event.offset_ps + max(event.duration_ps, 1):
             yield event, metadata
 

@@ -116,8 +116,8 @@ def too_coarse(graph: OpGraph, coarse: OpGraph, cluster: Cluster) -> bool:
     if coarse is graph or cluster.n == 1:
         return False
     few = GROUPS_PER_DEVICE * cluster.n
-    left, had = len(group_work(coarse)), len(group_work(graph))
-    return left <= few < had or largest_share(coarse) > LARGEST_SHARE >= largest_share(graph)
+    groups_after, groups_before = len(group_work(coarse)), len(group_work(graph))
+    return groups_after <= few < groups_before or largest_share(coarse) > LARGEST_SHARE >= largest_share(graph)
 
 
 def coarse_in_words(coarse: OpGraph) -> str:
@@ -140,19 +140,19 @@ def notes_on(table: pandas.DataFrame, graph: OpGraph, placed: OpGraph, cluster: 
         cluster: the devices.
     """
     split = table[(table["placer"] != "single") & table["feasible"].astype(bool)]
-    done = (table["gap"] < AT_THE_BOUND) | (table["makespan_us"] <= WELL_DIVIDED * table["one_device_us"])
-    coarse = too_coarse(graph, placed, cluster) and not bool((done & table["feasible"].astype(bool)).any())
-    said = [f"{coarse_in_words(placed)} (fewer passes=, --no-optimize place smaller parts)"] if coarse else []
+    well_divided = (table["gap"] < AT_THE_BOUND) | (table["makespan_us"] <= WELL_DIVIDED * table["one_device_us"])
+    coarse = too_coarse(graph, placed, cluster) and not bool((well_divided & table["feasible"].astype(bool)).any())
+    notes = [f"{coarse_in_words(placed)} (fewer passes=, --no-optimize place smaller parts)"] if coarse else []
     if len(split) == 0 or cluster.n == 1:
-        return tuple(said)
+        return tuple(notes)
     best, one = float(split["makespan_us"].min()), float(split["one_device_us"].iloc[0])
     if not math.isnan(one) and best > SLOWER * one:
         advice = "; ops were placed one by one: place groups of them (passes=, --optimize)" if placed is graph else ""
-        said.append(
+        notes.append(
             f"one device alone takes {format_us(one)}: even the best split here is "
             f"{against_one_device(best, one)}{advice}"
         )
-    return tuple(said)
+    return tuple(notes)
 
 
 def note_on_native(placed: pandas.DataFrame, native: pandas.DataFrame) -> tuple[str, ...]:
@@ -160,15 +160,17 @@ def note_on_native(placed: pandas.DataFrame, native: pandas.DataFrame) -> tuple[
 
     Both tables have the columns `placer` and `measured_us`, as `bl.compare` makes them.
     """
-    best, whole = (rows.dropna(subset=["measured_us"]).sort_values("measured_us")[:1] for rows in (placed, native))
-    if not len(best) or not len(whole):
+    fastest_placed, fastest_native = (
+        rows.dropna(subset=["measured_us"]).sort_values("measured_us")[:1] for rows in (placed, native)
+    )
+    if not len(fastest_placed) or not len(fastest_native):
         return ()
-    ratio = float(best["measured_us"].iloc[0]) / float(whole["measured_us"].iloc[0])
-    ran = f"{1 / ratio:.3g} times faster" if ratio < 1 else f"{ratio:.3g} times slower"
-    name = str(whole["placer"].iloc[0])
+    ratio = float(fastest_placed["measured_us"].iloc[0]) / float(fastest_native["measured_us"].iloc[0])
+    comparison_text = f"{1 / ratio:.3g} times faster" if ratio < 1 else f"{ratio:.3g} times slower"
+    name = str(fastest_native["placer"].iloc[0])
     return (
-        f"{name}, undivided on one device, measured {format_us(float(whole['measured_us'].iloc[0]))}: "
-        f"the fastest placement, {best['placer'].iloc[0]}, is {ran}",
+        f"{name}, undivided on one device, measured {format_us(float(fastest_native['measured_us'].iloc[0]))}: "
+        f"the fastest placement, {fastest_placed['placer'].iloc[0]}, is {comparison_text}",
     )
 
 
@@ -195,11 +197,11 @@ def note_on_bound(placed: pandas.DataFrame, graph: OpGraph) -> tuple[str, ...]:
 
     The table has the columns `placer`, `measured_us` and `lower_bound_us`, as `bl.compare` makes them.
     """
-    ran = placed.dropna(subset=["measured_us", "lower_bound_us"]).sort_values("measured_us")[:1]
-    if not len(ran):
+    measured = placed.dropna(subset=["measured_us", "lower_bound_us"]).sort_values("measured_us")[:1]
+    if not len(measured):
         return ()
-    said = below_bound(float(ran["measured_us"].iloc[0]), float(ran["lower_bound_us"].iloc[0]), graph)
-    return (f"{ran['placer'].iloc[0]} {said}",) if said else ()
+    sentence = below_bound(float(measured["measured_us"].iloc[0]), float(measured["lower_bound_us"].iloc[0]), graph)
+    return (f"{measured['placer'].iloc[0]} {sentence}",) if sentence else ()
 
 
 def finer(passes: Sequence[str]) -> list[tuple[str, ...]]:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 
-class Travelling:
+class Picklable:
     """Mixin for frozen dataclasses with read-only mappings, which Python does not send by itself.
 
     What arrives is checked like any other record.
@@ -17,10 +17,11 @@ class Travelling:
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}  # type: ignore[arg-type]
-        return _record_of, (
-            type(self), {k: dict(v) if isinstance(v, MappingProxyType) else v for k, v in values.items()}
-        )  # fmt: skip
+        return _make_record, (
+            type(self),
+            {k: dict(v) if isinstance(v, MappingProxyType) else v for k, v in values.items()},
+        )
 
 
-def _record_of(record: Any, values: dict[str, Any]) -> Any:
+def _make_record(record: Any, values: dict[str, Any]) -> Any:
     return record(**values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import plotly.graph_objects as go
 
 from ..errors import InvalidInput
-from ..fitting.record import Fit, Way, fullest
+from ..fitting.record import Fit, FitOption, fullest_device_bytes
 from ..graph.units import format_limit
 from .colors import LIMIT, series_colors
 from .layout import BYTES, LEGEND, annotated, scale, styled
@@ -16,10 +16,10 @@ FAR = 3
 """A limit so many times above the largest peak is not drawn: the points would be one."""
 
 
-def ways(answer: Fit, *, title: str = "Ways to fit: time against memory") -> go.Figure:
+def fit_options(answer: Fit, *, title: str = "Ways to fit: time against memory") -> go.Figure:
     """A point per way that was simulated, hollow where it does not fit; the line joins those that no other one beats.
 
-    `customdata` of every point is its position in `answer.ways`.
+    `customdata` of every point is its position in `answer.options`.
 
     >>> from baechi_lab import Cluster, OpGraph, fit
     >>> [trace.name for trace in ways(fit(OpGraph.from_edges([5.0]), Cluster.uniform(1))).data]
@@ -27,20 +27,23 @@ def ways(answer: Fit, *, title: str = "Ways to fit: time against memory") -> go.
     """
     if not isinstance(answer, Fit):
         raise InvalidInput(f"ways draws what bl.fit returned, not a {type(answer).__name__}")
-    shown = [k for k, way in enumerate(answer.ways) if way.timeline is not None]
-    factor, unit = scale(max((answer.ways[k].time_per_sample_us for k in shown), default=1.0))
-    capacity_bytes, largest_peak = answer.room_bytes, max([*(fullest(answer.ways[k]) for k in shown), 1])
+    shown = [k for k, option in enumerate(answer.options) if option.timeline is not None]
+    factor, unit = scale(max((answer.options[k].time_per_sample_us for k in shown), default=1.0))
+    capacity_bytes, largest_peak = (
+        answer.room_bytes,
+        max([*(fullest_device_bytes(answer.options[k]) for k in shown), 1]),
+    )
     near = capacity_bytes <= FAR * largest_peak
     size, name = scale(max(largest_peak, capacity_bytes) if near else largest_peak, BYTES)
     figure = go.Figure()
     front = answer.pareto()
     if len(front) > 1:
-        x, y = [fullest(w) / size for w in front], [w.time_per_sample_us / factor for w in front]
+        x, y = [fullest_device_bytes(w) / size for w in front], [w.time_per_sample_us / factor for w in front]
         line = {"color": "#999999", "dash": "dot", "width": 1.5}
         figure.add_trace(go.Scatter(x=x, y=y, mode="lines", line=line, name="no other beats", hoverinfo="skip"))
-    kinds = list(dict.fromkeys(answer.ways[k].way for k in shown))
+    kinds = list(dict.fromkeys(answer.options[k].kind for k in shown))
     for kind, color in zip(kinds, series_colors(len(kinds)), strict=True):
-        of_kind = [k for k in shown if answer.ways[k].way == kind]
+        of_kind = [k for k in shown if answer.options[k].kind == kind]
         figure.add_trace(_points(answer, of_kind, color, factor, size))
     if near:
         figure.add_vline(
@@ -49,7 +52,7 @@ def ways(answer: Fit, *, title: str = "Ways to fit: time against memory") -> go.
             annotation={"text": "memory of a device", "font": {"color": LIMIT}},
         )
     figure.update_xaxes(title_text=peak_axis(capacity_bytes, near, name), rangemode="tozero")
-    per = "sample" if any(answer.ways[k].batch_size for k in shown) else "step"
+    per = "sample" if any(answer.options[k].batch_size for k in shown) else "step"
     figure.update_yaxes(title_text=f"time per {per} ({unit})", rangemode="tozero")
     styled(figure, title, 420, legend=LEGEND)
     if len(shown) > NAMED:
@@ -67,19 +70,19 @@ def peak_axis(capacity_bytes: int, near: bool, unit: str) -> str:
 
 
 def _points(answer: Fit, indices: list[int], color: str, factor: float, size: float) -> go.Scatter:
-    options = [answer.ways[k] for k in indices]
+    options = [answer.options[k] for k in indices]
     return go.Scatter(
-        x=[fullest(w) / size for w in options],
+        x=[fullest_device_bytes(w) / size for w in options],
         y=[w.time_per_sample_us / factor for w in options],
         mode="markers",
-        name=options[0].way,
+        name=options[0].kind,
         customdata=indices,
-        text=[_words(w) for w in options],
+        text=[_hover_text(w) for w in options],
         hovertemplate="%{text}<extra></extra>",
         marker={"size": 12, "color": color, "symbol": ["circle" if w.fits else "circle-open" for w in options]},
     )
 
 
-def _words(way: Way) -> str:
-    texts = way.texts()
-    return f"<b>{way.way}</b>: {way.choice}<br>{texts[3]} per step, peak {texts[5]}<br>gives up {texts[6]}"
+def _hover_text(option: FitOption) -> str:
+    texts = option.texts()
+    return f"<b>{option.kind}</b>: {option.choice}<br>{texts[3]} per step, peak {texts[5]}<br>gives up {texts[6]}"

@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 
-class Here(Executor):
+class InlineExecutor(Executor):
     """`submit` runs the function at once.
 
     >>> Here().submit(max, 1, 2).result()

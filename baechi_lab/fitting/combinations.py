@@ -1,0 +1,117 @@
+"""Two ways together, where neither of them fits alone: recomputation with a smaller batch, with micro-batches, with offloading.
+
+Each pair is the same as its parts with one of them made first: what is recomputed is the graph of a smaller batch or of one
+micro-batch, and what is offloaded is the graph that recomputes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+
+from ..errors import BaechiLabError
+from ..graph import Cluster
+from ..placers.giving_up.placing import Placing
+from ..placers.giving_up.recomputing import choices, words_of
+from .attempt import count_computing, has_only_hosts
+from .options import micro_batch_counts, try_micro_batch_count, try_offloading, try_recomputation
+from .proof import Proof, proof_of
+from .record import FitOption
+from .subject import Subject
+
+SMALLER_BATCH = "smaller batch + recomputation"
+MICRO_BATCHES = "micro-batches + recomputation"
+OFFLOADING = "recomputation + offloading"
+
+
+def try_combinations(
+    subject: Subject,
+    cluster: Cluster,
+    placing: Placing,
+    alone: Sequence[FitOption],
+    tell: Callable[[str], object],
+    proof: Proof,
+    allowed: Collection[str],
+) -> Iterator[FitOption]:
+    """The pairs of `allowed` ways of which neither fits alone, but for what `proof` says is in vain."""
+    fitting_kinds = {option.kind for option in alone if option.fits}
+    for name, try_pair in (
+        (SMALLER_BATCH, _recompute_smaller_batches),
+        (MICRO_BATCHES, _recompute_micro_batches),
+        (OFFLOADING, _recompute_and_offload),
+    ):
+        pair_kinds = set(name.split(" + "))
+        if (
+            pair_kinds <= set(allowed)
+            and not fitting_kinds & pair_kinds
+            and not (name == OFFLOADING and proof.whatever)
+        ):
+            tell(name)
+            yield from try_pair(subject, cluster, placing)
+
+
+def _recompute_smaller_batches(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
+    """Half the batch, a quarter, ... recomputed, until one fits."""
+    size = subject.batch_size or 0
+    while subject.rebuild is not None and (size := size // 2) >= 1:
+        try:
+            small = subject.at(size)
+        except BaechiLabError:
+            continue
+        if proof_of(small, cluster).whatever:
+            continue
+        reduced_batch = f"a batch of {subject.batch_size}"
+        options = list(try_recomputation(Subject(small, size, None, subject.code_at(size)), cluster, placing))
+        yield from (
+            replace(
+                w,
+                kind=SMALLER_BATCH,
+                choice=f"batch {size}, {w.choice}",
+                gives_up=", ".join(x for x in (reduced_batch, w.gives_up) if x),
+            )
+            for w in options
+        )
+        if any(option.fits for option in options):
+            return
+
+
+def _recompute_micro_batches(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
+    """Twice as many micro-batches, each recomputed, until one fits; the fastest choice of what is recomputed."""
+    counts = micro_batch_counts(subject.batch_size) if subject.rebuild is not None and subject.batch_size else []
+    for count in counts:
+        size = subject.batch_size // count  # type: ignore[operator]
+        options: list[FitOption] = []
+        try:
+            for keyword, small in choices(subject.at(size), cluster, count_computing(cluster)):
+                code = f"bl.recompute({subject.code_at(size)}, {words_of(keyword)})"
+                option = try_micro_batch_count(subject, cluster, placing, count, small, code)
+                options.append(replace(option, kind=MICRO_BATCHES, choice=f"{option.choice}, {words_of(keyword)}"))
+        except BaechiLabError:
+            continue
+        if options:
+            yield min(options, key=lambda option: (not option.fits, option.time_per_sample_us))
+        if any(option.fits for option in options):
+            return
+
+
+def _recompute_and_offload(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
+    """What recomputes, and then offloads; the fastest of all choices, else the one that needs least."""
+    options: list[FitOption] = []
+    if has_only_hosts(cluster):
+        return
+    try:
+        for keyword, recomputed in choices(subject.graph, cluster, count_computing(cluster)):
+            code = f"bl.recompute({subject.original}, {words_of(keyword)})"
+            for option in try_offloading(Subject(recomputed, subject.batch_size, None, code), cluster, placing):
+                options.append(replace(option, kind=OFFLOADING, choice=f"{words_of(keyword)}, {option.choice}"))
+    except BaechiLabError as error:
+        yield FitOption(OFFLOADING, "any", error=str(error))
+        return
+    if options:
+        yield min(
+            options,
+            key=lambda option: (
+                not option.fits,
+                option.time_per_sample_us if option.fits else max(option.peak_bytes, default=0),
+            ),
+        )

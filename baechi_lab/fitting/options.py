@@ -1,0 +1,219 @@
+"""Ways to make a step fit besides more devices: a smaller batch, micro-batches, recomputation, offloading."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from ..errors import BaechiLabError
+from ..graph import HOST, Cluster, OpGraph
+from ..graph.device import Device
+from ..graph.units import format_bytes
+from ..memory_saving.offload import host_of, offloaded_placement
+from ..placers.giving_up.offloading import ways_to_offload
+from ..placers.giving_up.placing import Placing, code_of, code_of_over
+from ..placers.giving_up.recomputing import Joint, recompute_and_place, words_of
+from ..simulator import simulate
+from .attempt import count_computing, has_only_hosts, place_option
+from .record import FitOption
+from .subject import NO_OTHER_BATCH, Subject
+
+MAX_MICRO_BATCHES = 16
+
+
+def try_smaller_batches(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
+    """Half the batch, a quarter, ... until one fits."""
+    if subject.rebuild is None or subject.batch_size is None:
+        yield FitOption("smaller batch", "any", error=NO_OTHER_BATCH)
+        return
+    size = subject.batch_size // 2
+    while size >= 1:
+        template = FitOption("smaller batch", f"batch {size}", f"a batch of {subject.batch_size}", batch_size=size)
+        try:
+            option = place_option(template, subject.at(size), cluster, placing, subject.code_at(size))
+        except BaechiLabError as error:
+            option = replace(template, error=str(error))
+        yield option
+        if option.fits:
+            return
+        size //= 2
+
+
+def try_micro_batches(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
+    """Twice as many micro-batches until the step fits."""
+    if subject.rebuild is None or subject.batch_size is None:
+        yield FitOption("micro-batches", "any", error=NO_OTHER_BATCH)
+        return
+    for count in micro_batch_counts(subject.batch_size):
+        option = try_micro_batch_count(subject, cluster, placing, count)
+        yield option
+        if option.fits:
+            return
+
+
+def micro_batch_counts(batch_size: int) -> list[int]:
+    """Powers of two that divide the batch, up to `MAX_MICRO_BATCHES`."""
+    return [1 << k for k in range(1, MAX_MICRO_BATCHES.bit_length()) if batch_size % (1 << k) == 0]
+
+
+def try_micro_batch_count(
+    subject: Subject,
+    cluster: Cluster,
+    placing: Placing,
+    count: int,
+    small: OpGraph | None = None,
+    code_of_small: str = "",
+) -> FitOption:
+    """The step in `count` micro-batches; `small` is the graph of one and `code_of_small` its code, by default the model's."""
+    size = subject.batch_size // count  # type: ignore[operator]
+    option = FitOption(
+        "micro-batches", f"{count} of {size}", "nothing but time", batch_size=subject.batch_size, cluster=cluster
+    )
+    try:
+        small, code_of_small = (
+            (small, code_of_small) if small is not None else (subject.at(size), subject.code_at(size))
+        )
+        fastest, why = placing.fastest(small, cluster)
+        if fastest is None:
+            return replace(option, graph=small, error=why)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            timeline = simulate(small, cluster, fastest[0], micro_batches=count, schedule="1f1b")
+    except BaechiLabError as error:
+        return replace(option, error=str(error))
+    if any("statistics" in str(w.message) for w in caught):
+        option = replace(option, gives_up="statistics of the whole batch")
+    placed = code_of("small", "cluster", fastest[0], count_computing(cluster))
+    code = f"bl.simulate(small := {code_of_small}, cluster, {placed}, micro_batches={count}, schedule='1f1b')"
+    broken = timeline.violations[0].message if timeline.violations else ""
+    return replace(option, graph=small, placement=fastest[0], timeline=timeline, command=code, error=broken)
+
+
+def try_recomputation(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
+    """The fastest of all choices and of turns between recomputing and placing."""
+    template = FitOption("recomputation", "any", batch_size=subject.batch_size, cluster=cluster)
+    try:
+        joints = recompute_and_place(subject.graph, cluster, placing, count_computing(cluster))
+    except BaechiLabError as error:
+        yield replace(template, error=str(error))
+        return
+    if not joints:
+        yield replace(template, error="no choice of ops to compute again fits, in any placement that was found")
+        return
+    shown: set[object] = set()
+    least = float("inf")
+    # The fastest first: a larger budget that is slower is no choice, nor is the same step once more.
+    for joint in joints:
+        budget = joint.keyword.get("budget", 0)
+        costs = (joint.timeline.makespan_us, *joint.timeline.peak_bytes.tolist())
+        if not {joint.what, costs} & shown and budget <= least:
+            shown |= {joint.what, costs}
+            least = min(least, budget or least)
+            yield _recomputation_option(template, subject, joint, count_computing(cluster))
+
+
+def _recomputation_option(template: FitOption, subject: Subject, joint: Joint, devices: int) -> FitOption:
+    before = float(subject.graph.duration_us.sum())
+    added_share = (float(joint.graph.duration_us.sum()) - before) / max(before, 1e-9)
+    keyword = words_of(joint.keyword)
+    short = keyword if len(keyword) < 200 else "drop=names  # names: the forward_of of the copies"
+    code = f"bl.recompute({subject.original}, {short})"
+    command = code_of(code, "cluster", joint.placement, devices)
+    return replace(
+        template,
+        choice=joint.what,
+        gives_up=_added_computation_text(added_share),
+        command=command,
+        graph=joint.graph,
+        placement=joint.placement,
+        timeline=joint.timeline,
+    )
+
+
+def _added_computation_text(share: float) -> str:
+    """What is computed again, as a share of the step.
+
+    >>> _added_computation_text(0.212), _added_computation_text(0.0001), _added_computation_text(0.0)
+    ('21.2% more computation', 'less than 0.1% more computation', 'nothing')
+    """
+    if share <= 0.0:
+        return "nothing"
+    return f"{share:.1%} more computation" if share >= 0.001 else "less than 0.1% more computation"
+
+
+def try_offloading(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
+    """Outputs by shares, optimizer state, and both, until the step fits."""
+    if has_only_hosts(cluster):
+        yield FitOption(
+            "offloading", "any", error="all devices are of kind 'host', which then compute: none is beside them"
+        )
+        return
+    assumed = not any(device.kind == HOST for device in cluster.devices)
+    capacity_bytes = _assumed_host_bytes(cluster)
+    cluster = _with_host(cluster, capacity_bytes) if assumed else cluster
+    host = cluster.names[host_of(cluster)] if sum(d.kind == HOST for d in cluster.devices) == 1 else None
+    host = host or next(d.name for d in cluster.devices if d.kind == HOST)
+    at = f"cluster.with_host({capacity_bytes}, name={host!r})" if assumed else "cluster"
+    least_over, placing = placing.least_over(subject.graph, cluster), replace(placing, repairs=False)
+    last: FitOption | None = None
+    for keyword, offloaded in ways_to_offload(subject.graph, cluster, host):
+        words = _offloading_text(keyword["share"], keyword["state"])
+        template = FitOption("offloading", words, batch_size=subject.batch_size, graph=offloaded, cluster=cluster)
+        code = f"bl.offload({subject.original}, {at}, {words_of(keyword)})"
+        last = _offloading_option(template, offloaded, cluster, placing, least_over, (subject.original, at, code))
+        if last.timeline is not None:
+            needs = int(last.timeline.peak_bytes[cluster.index(host)])
+            assumes = ", assumed behind the devices' link" if assumed else ""
+            last = replace(last, gives_up=f"{format_bytes(needs)} of a host{assumes}")
+        if last.fits:
+            break
+    yield last or FitOption(
+        "offloading", "any", error="no output waits longer than two transfers, and no optimizer state is known"
+    )
+
+
+def _offloading_option(
+    template: FitOption,
+    offloaded: OpGraph,
+    cluster: Cluster,
+    placing: Placing,
+    least_over: Any,
+    code: tuple[str, str, str],
+) -> FitOption:
+    """Under the placement of the step as it is; where that does not fit, or all of it moved, placed again."""
+    original, at, offload_code = code
+    reused = replace(template, error="no placement of the step as it is was found")
+    if least_over is not None:
+        placed = offloaded_placement(least_over[0], offloaded, cluster)
+        timeline = simulate(offloaded, cluster, placed)
+        error = timeline.violations[0].message if timeline.violations else ""
+        command = f"bl.offloaded_placement({code_of_over(original, at, least_over[0])}, {offload_code}, {at})"
+        reused = replace(template, placement=placed, timeline=timeline, error=error, command=command)
+    if reused.fits or (count_computing(cluster) > 1 and "100%" not in template.choice):
+        return reused
+    placed_again = place_option(template, offloaded, cluster, placing, offload_code, at)
+    return placed_again if placed_again.fits else reused
+
+
+def _offloading_text(share: float, state: bool) -> str:
+    outputs = f"{share:.0%} of the outputs that wait" if share else ""
+    return " and ".join(x for x in (outputs, "optimizer state" if state else "") if x)
+
+
+def _assumed_host_bytes(cluster: Cluster) -> int:
+    """Bytes of the host that is assumed: of all devices, four times, as far as they can be counted."""
+    device_bytes = int(cluster.memory_bytes.sum())
+    return min(4 * device_bytes, (1 << 62) - device_bytes)
+
+
+def _with_host(cluster: Cluster, capacity_bytes: int) -> Cluster:
+    name = "host"
+    while name in cluster.names:
+        name += "'"
+    return (
+        cluster.with_host(capacity_bytes, name=name)
+        if capacity_bytes > 0
+        else cluster.replace(devices=(*cluster.devices, Device(name, HOST, 0)))
+    )
